@@ -1,0 +1,19 @@
+"""What can go wrong outside of the numbers.
+
+A numerical mismatch is never an exception: it is a `assay.verdicts.Verdict`.
+Each room derives its own errors from these two and words them itself.
+"""
+
+
+class AssayError(Exception):
+    """Anything that stops a command before a verdict. The command line exits with 2."""
+
+    exit_code = 2
+
+
+class UsageError(AssayError):
+    """The caller asked for something that cannot be: a wrong option, file or model."""
+
+
+class MachineError(AssayError):
+    """The machine cannot do what was asked: an absent device, a full disk, a dead process."""

@@ -1,0 +1,110 @@
+"""Addresses of tensors: where in a run a value was made, whatever recorded it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Phase = Literal[
+    "inputs", "forward", "backward", "reduce", "clip", "optimizer", "checkpoint", "sampler"
+]
+
+# Path segments that wrappers add: torch.compile, DDP and DeepSpeed, FSDP1, activation
+# checkpointing. peft puts the whole model under base_model.model.
+_WRAPPER_SEGMENTS = re.compile(
+    r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$)"
+)
+_WRAPPER_PREFIXES = ("module.", "base_model.model.")
+
+
+def unwrapped_path(path: str) -> str:
+    """The module path that the unwrapped Hugging Face model gives to `path`.
+
+    >>> unwrapped_path("module._orig_mod.model.layers.0._checkpoint_wrapped_module.mlp")
+    'model.layers.0.mlp'
+    """
+    path = _WRAPPER_SEGMENTS.sub("", path).rstrip(".")
+    while path.startswith(_WRAPPER_PREFIXES):
+        path = path.removeprefix("module.").removeprefix("base_model.model.")
+    return "" if path == "module" else path
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CallSite:
+    """The address of one call of one module (or of one training stage).
+
+    step: generation: 0 is the prefill, n the n-th decode step; training: the optimizer step.
+    call: how often this module was called before within the same step.
+    module: path in the unwrapped Hugging Face model; "" is the model itself.
+    """
+
+    step: int
+    module: str
+    call: int = 0
+    phase: Phase = "forward"
+    micro_batch: int = 0
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Site:
+    """The address of one tensor: a call and one of its ports.
+
+    Ports: `input.NAME` (NAME from the forward signature), `output`, `changed.NAME`
+    (an argument that the call changed, such as a cache). Nested structures append their keys:
+    `output.0`, `input.position_embeddings.1`, `changed.past_key_values.3.keys`.
+    Ports inside a module, recorded by operation: `op.INDEX.NAME.output`.
+    """
+
+    at: CallSite
+    port: str
+
+    def __str__(self) -> str:
+        at = self.at
+        text = f"{at.module or '(model)'}:{self.port} {at.phase} step {at.step}"
+        for name, value in (("call", at.call), ("micro-batch", at.micro_batch), ("rank", at.rank)):
+            text += f" {name} {value}" if value else ""
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class RowMap:
+    """Which prompt and which positions the rows of a call's tensors belong to.
+
+    prompts: the prompt number of each batch row, shape (B,).
+    positions: for each batch row the position in its prompt of every token of the call, -1 for
+        padding, shape (B, T): what is -1 takes no part in any comparison.
+    """
+
+    prompts: tuple[int, ...]
+    positions: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def length(self) -> int:
+        """Tokens of each row in this call, T."""
+        return len(self.positions[0]) if self.positions else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One finished call: where, what made it, which ports its tensors have.
+
+    caller: path of the module whose code called this one (its inputs were made there);
+        None for the root call.
+    order: number of the call in order of its start, over the whole trace.
+    constants: arguments that are no tensors, by port, as JSON values.
+    placements: by port, how the tensor is laid out over ranks; absent means whole.
+    """
+
+    site: CallSite
+    class_name: str
+    caller: str | None
+    order: int
+    ports: tuple[str, ...] = ()
+    rows: RowMap | None = None
+    constants: Mapping[str, object] = field(default_factory=dict)
+    placements: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,87 @@
+"""Stages: the pieces of a run that are re-run from the reference's inputs and judged alike.
+
+In the forward pass a stage is the code of one module outside of its children: what a module
+hands to a child was made by the module, what the child returns was made by the child. Fed the
+reference's values at every one of these borders, an error stays in the stage that makes it.
+Training adds stages of the other phases; a trainer says which of them can be observed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from assay.sites import Call, Phase
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Stage:
+    """The code of `module` in `phase`, outside of its children."""
+
+    module: str
+    phase: Phase = "forward"
+
+    def __str__(self) -> str:
+        return self.module or "(model)"
+
+
+def stage_that_made(call: Call, port: str) -> Stage:
+    """The stage whose code computed the tensor at `port` of `call`.
+
+    An input was made by the caller's code, for the root call by the generation loop
+    (phase `inputs`); an output or a changed argument by the called module's own code.
+    """
+    if not port.startswith("input."):
+        return Stage(call.site.module, call.site.phase)
+    if call.caller is None:
+        return Stage(call.site.module, "inputs")
+    return Stage(call.caller, call.site.phase)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """What a trainer is to do: enough to build the same run on any device and mesh."""
+
+    model: str
+    run: str
+    steps: int = 3
+    micro_batches: int = 2
+    resume_at: int | None = None
+    seed: int = 0
+    learning_rate: float = 1e-3
+    max_grad_norm: float = 1.0
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    features: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one optimizer step says of itself.
+
+    loss: mean over the unmasked label tokens of the whole step, nats.
+    grad_norm: global norm before clipping; nan where the trainer cannot observe it.
+    """
+
+    step: int
+    loss: float
+    num_tokens: int
+    grad_norm: float
+    learning_rate: float
+
+
+class Trainer(Protocol):
+    """One way to train a model for a few steps; see the contract for the meaning of each call."""
+
+    model: "torch.nn.Module"
+    optimizer: "torch.optim.Optimizer"
+
+    def setup(self, plan: TrainingPlan) -> None: ...
+    def step(self, batch: Any) -> StepReport: ...  # noqa: ANN401 - micro-batches of any trainer
+    def save(self, folder: Path) -> None: ...
+    def load(self, folder: Path) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def teardown(self) -> None: ...

@@ -1,0 +1,167 @@
+"""What every command returns: one verdict with three values, and the measurements beside it."""
+
+import math
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+from assay.sites import Phase
+
+SCHEMA = 1
+
+
+class Outcome(StrEnum):
+    """The three values of a verdict, and of each of its levels."""
+
+    PASS = "PASS"  # noqa: S105 - a verdict, no password
+    FAIL = "FAIL"
+    NOT_COMPARED = "NOT_COMPARED"
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code that the command line gives for it."""
+        return {Outcome.PASS: 0, Outcome.FAIL: 1, Outcome.NOT_COMPARED: 3}[self]
+
+
+def _to_json(value: float) -> float | str:
+    if math.isnan(value):
+        return "nan"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return value
+
+
+# JSON has no infinity and no NaN: they are written as the strings "inf", "-inf" and "nan".
+Number = Annotated[
+    float,
+    BeforeValidator(lambda value: float(value) if isinstance(value, str) else value),
+    PlainSerializer(_to_json, return_type=float | str, when_used="json"),
+]
+
+Diagnosis = Literal[
+    "module-error", "non-finite", "inputs-differ", "weight-mismatch", "sampler", "loss-scale",
+    "missing-reduction", "untied-parameters", "optimizer-update", "clip-norm",
+    "frozen-parameters", "rng-state", "replica-divergence", "checkpoint-mismatch",
+    "adapter-mismatch", "nondeterminism", "near-tie", "representation-difference",
+    "below-resolution",
+]  # fmt: skip
+
+
+class Record(BaseModel):
+    """Base of everything that is written as JSON: unknown keys are an error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Location(Record):
+    """The place of an error."""
+
+    phase: Phase
+    step: int = 0
+    rank: int = 0
+    module: str | None = None
+    op: str | None = None
+    parameter: str | None = None
+
+
+class TokenPosition(Record):
+    """A token of a prompt and its continuation."""
+
+    prompt: int
+    position: int
+    phase: Literal["prefill", "decode"]
+
+
+class Suspect(Record):
+    """A stage over its limit. Suspects are ranked by ratio / limit, worst first."""
+
+    location: Location
+    statistic: str
+    noise_ratio: Number
+    limit: Number
+
+
+class Level(Record):
+    """What one rung of the ladder found; `verdict` is null where it was not run."""
+
+    model_config = ConfigDict(extra="allow")
+
+    verdict: Outcome | None
+    reason: str | None = None
+    compared: int = 0
+
+
+class Unmatched(Record):
+    """Tensors without a partner. Expected ones forbid PASS; extra actual ones are only listed."""
+
+    expected: list[str] = Field(default_factory=list)
+    actual: list[str] = Field(default_factory=list)
+
+
+class Verdict(Record):
+    """Schema 1 of verdict.json."""
+
+    schema_: int = Field(default=SCHEMA, alias="schema")
+    verdict: Outcome
+    command: list[str] = Field(default_factory=list)
+    environment: dict[str, Any] = Field(default_factory=dict)
+    model: dict[str, Any] = Field(default_factory=dict)
+    reference: dict[str, Any] = Field(default_factory=dict)
+    candidate: dict[str, Any] = Field(default_factory=dict)
+    levels: dict[str, Level] = Field(default_factory=dict)
+    first_bad_token: TokenPosition | None = None
+    location: Location | None = None
+    suspects: list[Suspect] = Field(default_factory=list)
+    diagnosis: Diagnosis | None = None
+    notes: list[str] = Field(default_factory=list)
+    noise_ratio: Number | None = None
+    limit: Number | None = None
+    statistic: str | None = None
+    resolution: Number | None = None
+    compared: int = 0
+    unmatched: Unmatched = Field(default_factory=Unmatched)
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything that was promised was compared and agrees."""
+        return self.verdict is Outcome.PASS
+
+    def to_json(self) -> str:
+        """The text of verdict.json."""
+        return self.model_dump_json(by_alias=True, indent=1)
+
+
+class Measurement(Record):
+    """One row of measurements.jsonl: one statistic at one stage, and token where it has one.
+
+    actual: error of the candidate; expected: error of the noise run (both against the
+    yardstick); ratio: actual / max(expected, floor), as judged.
+    order: position of the stage in the forward pass, for pictures along the depth.
+    """
+
+    level: str
+    module: str
+    port: str
+    phase: Phase = "forward"
+    step: int = 0
+    rank: int = 0
+    order: int = 0
+    statistic: str
+    actual: Number
+    expected: Number
+    ratio: Number
+    limit: Number | None = None
+    prompt: int | None = None
+    position: int | None = None
+
+
+def overall_outcome(outcomes: list[Outcome]) -> Outcome:
+    """FAIL if any failed, else NOT_COMPARED if any was not or if there is none, else PASS."""
+    if Outcome.FAIL in outcomes:
+        return Outcome.FAIL
+    if not outcomes or Outcome.NOT_COMPARED in outcomes:
+        return Outcome.NOT_COMPARED
+    return Outcome.PASS
