@@ -1,0 +1,92 @@
+"""Every source becomes a local Hugging Face folder, so that there is one way to load."""
+
+import hashlib
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from assay.errors import MachineError, UsageError
+from assay.models.checkpoint import read_json
+from assay.models.micro import PROVENANCE, Recipe
+from assay.models.sources import ModelSource
+
+RemoteCode = Literal["refuse", "trust"]
+
+_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+
+
+@contextmanager
+def local_folder(source: ModelSource, remote_code: RemoteCode) -> Iterator[Path]:
+    """The folder with configuration, weights and tokenizer of `source`, while in use."""
+    if source.kind == "folder" and source.folder is not None:
+        yield source.folder
+    elif source.recipe is None:
+        yield _download(source.reference, remote_code)
+    elif source.trained:
+        yield _verified_folder(source.recipe)
+    else:
+        with tempfile.TemporaryDirectory(prefix="assay-micro-") as scratch:
+            write_untrained(source.recipe, source.seed, Path(scratch))
+            yield Path(scratch)
+
+
+def _verified_folder(recipe: Recipe) -> Path:
+    """The shipped folder of a recipe. Raises: MachineError where it is damaged."""
+    if not (recipe.folder / PROVENANCE).is_file():
+        raise MachineError(
+            f"the weights of micro:{recipe.name} are not installed ({recipe.folder});"
+            f" `assay models build {recipe.name}` trains them anew,"
+            f" micro:{recipe.name}?trained=0 needs none"
+        )
+    for name, expected in read_json(recipe.folder / PROVENANCE)["sha256"].items():
+        file = recipe.folder / name
+        actual = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "no file"
+        if actual != expected:
+            raise MachineError(
+                f"{file} is not the file that was shipped: sha256 {actual}, expected {expected};"
+                " reinstall assay-core"
+            )
+    return recipe.folder
+
+
+def write_untrained(recipe: Recipe, seed: int, folder: Path) -> None:
+    """Write a folder with random weights; those of norms vary around their usual value."""
+    import torch  # noqa: PLC0415 - this module is imported without torch
+
+    from assay.models.assembling import new_model, save_model  # noqa: PLC0415
+
+    model = new_model(recipe, seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, parameter in sorted(model.named_parameters()):
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    save_model(model, folder)
+
+
+def _download(name: str, remote_code: RemoteCode) -> Path:
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - slow to import
+    from huggingface_hub.errors import (  # noqa: PLC0415
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    patterns = _PATTERNS + (["*.py"] if remote_code == "trust" else [])
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
+        if not any(folder.glob("*.safetensors")):
+            snapshot_download(name, allow_patterns=["*.bin"], ignore_patterns=["*/*"])
+    except (RepositoryNotFoundError, GatedRepoError) as error:
+        raise UsageError(
+            f"model {name!r}: no such folder here, and the hub says: {error.__class__.__name__}"
+        ) from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise MachineError(
+            f"model {name!r}: no such folder here, not in the local hub cache, and the hub cannot"
+            f" be reached ({error.__class__.__name__})"
+        ) from error
+    return folder

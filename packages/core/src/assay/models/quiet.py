@@ -1,0 +1,23 @@
+"""transformers without its progress bars and reports: what matters is said by our errors."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Only errors of transformers are logged, and no bar is drawn, while this is open."""
+    from transformers.utils import logging as untyped_logging  # noqa: PLC0415 - slow to import
+
+    logging: Any = untyped_logging
+    verbosity = logging.get_verbosity()
+    had_bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bars:
+            logging.enable_progress_bar()

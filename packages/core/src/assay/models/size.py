@@ -1,0 +1,76 @@
+"""How large a model is, found out before anything large is loaded."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.errors import UsageError
+from assay.models.checkpoint import read_json, read_tensors, weight_files
+from assay.models.quiet import quiet_transformers
+from assay.models.sources import ModelSource, resolve_model
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """Parameters of a model, and the bytes of its weight files."""
+
+    num_parameters: int
+    checkpoint_bytes: int
+
+    def bytes_in(self, element_bytes: int) -> int:
+        """What the parameters take up in a dtype of `element_bytes`."""
+        return self.num_parameters * element_bytes
+
+
+def estimate_size(model: ModelSource | str) -> ModelSize:
+    """The size of `model`, from the headers of its files or else from its configuration."""
+    source = resolve_model(model) if isinstance(model, str) else model
+    folder = source.recipe.folder if source.recipe and source.trained else source.folder
+    if folder is not None:
+        tensors = read_tensors(folder)
+        if tensors is not None:
+            return ModelSize(
+                sum(tensor.num_elements for tensor in tensors),
+                sum(tensor.size_bytes for tensor in tensors),
+            )
+    num_parameters, element_bytes = _count_on_meta(source)
+    if folder is not None:
+        return ModelSize(num_parameters, sum(file.stat().st_size for file in weight_files(folder)))
+    return ModelSize(num_parameters, num_parameters * element_bytes)
+
+
+def _count_on_meta(source: ModelSource) -> tuple[int, int]:
+    import torch  # noqa: PLC0415 - reading headers needs no torch
+    import transformers  # noqa: PLC0415 - its classes are found by name
+
+    from assay.models.assembling import new_config  # noqa: PLC0415
+
+    with quiet_transformers(), torch.device("meta"):
+        if source.recipe is not None:
+            config = new_config(source.recipe)
+            config.dtype = torch.bfloat16
+        else:
+            config = transformers.AutoConfig.from_pretrained(_config_folder(source))
+        auto_model: Any = transformers.AutoModel
+        model_class = getattr(transformers, (config.architectures or [""])[0], None)
+        model: torch.nn.Module = (
+            model_class(config) if model_class else auto_model.from_config(config)
+        )
+    return sum(value.numel() for value in model.parameters()), (
+        config.dtype or torch.float32
+    ).itemsize
+
+
+def _config_folder(source: ModelSource) -> Path:
+    if source.folder is not None:
+        read_json(source.folder / "config.json")
+        return source.folder
+    from huggingface_hub import hf_hub_download  # noqa: PLC0415 - slow to import
+
+    try:
+        return Path(hf_hub_download(source.reference, "config.json")).parent
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"model {source.reference!r}: no such folder, and no config.json on the hub"
+            f" ({error.__class__.__name__})"
+        ) from error

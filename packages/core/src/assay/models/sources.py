@@ -1,0 +1,79 @@
+"""What a MODEL argument names, found out without importing torch."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import parse_qsl
+
+from assay.errors import UsageError
+from assay.models.micro import RECIPES, Recipe
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
+_TRUTH = {"0": False, "1": True}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a model comes from.
+
+    reference: as the user wrote it.
+    folder: of kind `folder` only.
+    recipe, trained, seed: of kind `micro` only; the seed is that of untrained weights.
+    """
+
+    reference: str
+    kind: Literal["micro", "folder", "hub"]
+    folder: Path | None = None
+    recipe: Recipe | None = None
+    trained: bool = True
+    seed: int = 0
+
+
+def resolve_model(reference: str) -> ModelSource:
+    """What `reference` names: `micro:RECIPE[?trained=0&seed=1]`, a folder, or a hub name.
+
+    Raises: UsageError if it is none of these.
+    """
+    if reference.startswith("micro:"):
+        return _resolve_recipe(reference)
+    folder = Path(reference).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UsageError(f"model folder {folder} has no config.json")
+        return ModelSource(reference, "folder", folder=folder.resolve())
+    if folder.exists():
+        raise UsageError(f"model {reference} is a file; a folder with a config.json is needed")
+    if reference.startswith((".", "~", "/")) or not _HUB_NAME.fullmatch(reference):
+        raise UsageError(
+            f"model {reference!r}: no such folder, and no name that a hub could have;"
+            f" the recipes are {_recipe_list()}"
+        )
+    return ModelSource(reference, "hub")
+
+
+def _resolve_recipe(reference: str) -> ModelSource:
+    name, _, query = reference.removeprefix("micro:").partition("?")
+    if name not in RECIPES:
+        raise UsageError(f"model {reference!r}: no recipe {name!r}; there are {_recipe_list()}")
+    try:
+        options = dict(parse_qsl(query, strict_parsing=True, keep_blank_values=True))
+    except ValueError:
+        options = {} if not query else {query: ""}
+    unknown = sorted(options.keys() - {"trained", "seed"})
+    if unknown:
+        raise UsageError(
+            f"model {reference!r}: unknown option {unknown[0]!r}; known: trained=0|1, seed=N"
+        )
+    trained, seed = options.get("trained", "1"), options.get("seed", "0")
+    if trained not in _TRUTH or not seed.isdecimal():
+        raise UsageError(f"model {reference!r}: options are trained=0|1 and seed=N")
+    if _TRUTH[trained] and "seed" in options:
+        raise UsageError(f"model {reference!r}: a seed needs trained=0, trained weights are fixed")
+    return ModelSource(
+        reference, "micro", recipe=RECIPES[name], trained=_TRUTH[trained], seed=int(seed)
+    )
+
+
+def _recipe_list() -> str:
+    return ", ".join(f"micro:{name}" for name in RECIPES)
