@@ -1,0 +1,1 @@
+"""Language-model evaluations and performance benchmarks, and the judgement of regressions."""

@@ -1,0 +1,1 @@
+"""Abbreviated setup, step and checkpoint cycles of a training run."""
