@@ -1,0 +1,1 @@
+"""The environments that nox sessions share, and which torch goes into them."""

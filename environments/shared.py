@@ -1,0 +1,261 @@
+"""Virtual environments that several sessions share, made once and reused while nothing changed.
+
+nox gives every session an environment of its own; here the sessions that need torch share one
+(`.nox/torch`) and those that do not another (`.nox/tools`). A stamp in the environment names what
+it was made of: the same stamp means that pip need not run at all.
+"""
+
+import hashlib
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import nox
+from nox.command import CommandFailed
+
+from environments.machine import Accelerator, read_vendors, visible_accelerators
+from environments.torch_choice import (
+    TorchBuild,
+    TorchChoice,
+    TorchUnavailableError,
+    choose_torch,
+    find_machine_torch,
+    probe_torch,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("core", "expectations", "smoke", "bench")
+
+_CONSTRAINTS = ROOT / "constraints.txt"
+_MANIFESTS = (ROOT / "pyproject.toml", *(ROOT / f"packages/{p}/pyproject.toml" for p in PACKAGES))
+_EDITABLE = tuple(f"--editable=packages/{name}" for name in PACKAGES)
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A virtual environment below `.nox`."""
+
+    folder: Path
+
+    @property
+    def python(self) -> str:
+        """Its Python."""
+        return str(self.folder / "bin" / "python")
+
+    def run(
+        self, session: nox.Session, *arguments: str, success_codes: Iterable[int] = (0,)
+    ) -> None:
+        """Run `python -m ARGUMENTS` with the environment's programs first on the path."""
+        session.run(
+            self.python,
+            "-m",
+            *arguments,
+            env={
+                "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
+                "VIRTUAL_ENV": str(self.folder),
+            },
+            success_codes=success_codes,
+        )
+
+    def install(self, session: nox.Session, *arguments: str) -> None:
+        """Run `pip install ARGUMENTS`."""
+        session.run_install(
+            self.python,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            *arguments,
+        )
+
+    def is_made_of(self, foundation: str) -> bool:
+        """Whether it exists and was made on this foundation."""
+        return self._read_stamp().get("foundation") == foundation
+
+    def is_current(self, foundation: str, packages: str) -> bool:
+        """Whether it was made on this foundation, and holds these packages."""
+        return self._read_stamp() == {"foundation": foundation, "packages": packages}
+
+    def write_stamp(self, foundation: str, packages: str) -> None:
+        """Note what it was made of, once everything is there."""
+        self._stamp.write_text(f"foundation {foundation}\npackages {packages}\n", encoding="utf-8")
+
+    @property
+    def _stamp(self) -> Path:
+        return self.folder / "assay-stamp"
+
+    def _read_stamp(self) -> dict[str, str]:
+        if not self._stamp.is_file() or not Path(self.python).exists():
+            return {}
+        lines = self._stamp.read_text(encoding="utf-8").splitlines()
+        return dict(line.split(" ", 1) for line in lines)
+
+
+def tools_environment(session: nox.Session) -> Environment:
+    """The environment without torch: linters, and what reads the repository."""
+    environment = Environment(ROOT / ".nox" / "tools")
+    foundation, packages = _digest(_python_identity()), _digest(_manifest_texts())
+    if environment.is_current(foundation, packages):
+        return environment
+    if not environment.is_made_of(foundation):
+        _create(session, environment)
+    environment.install(
+        session, f"--constraint={_CONSTRAINTS}", *_group("build", "lint", "repo", "test")
+    )
+    # Without dependencies: the command line must answer for itself before torch is there.
+    environment.install(session, "--no-deps", "--no-build-isolation", *_EDITABLE)
+    environment.write_stamp(foundation, packages)
+    return environment
+
+
+def torch_environment(session: nox.Session) -> Environment:
+    """The environment with torch, all packages and all test tools.
+
+    Ends nox with exit code 2 where no torch can be had that does what `ASSAY_TORCH` asks.
+    """
+    try:
+        return _torch_environment(session)
+    except TorchUnavailableError as error:
+        session.warn(str(error))
+        raise SystemExit(2) from error
+
+
+def _torch_environment(session: nox.Session) -> Environment:
+    environment = Environment(ROOT / ".nox" / "torch")
+    request = os.environ.get("ASSAY_TORCH", "auto")
+    accelerators = visible_accelerators(Path("/"), read_vendors(ROOT / "runners" / "runners.toml"))
+    foundation = _digest([*_python_identity(), request, *map(str, accelerators), _torch_pin()])
+    packages = _digest(_manifest_texts())
+    if environment.is_current(foundation, packages):
+        return environment
+    choice = choose_torch(request, accelerators, lambda: find_machine_torch(accelerators))
+    session.log(f"torch: {choice.build} ({choice.reason})")
+    if not environment.is_made_of(foundation):
+        _create_with_torch(session, environment, choice, accelerators)
+    _install_packages(session, environment, choice)
+    environment.write_stamp(foundation, packages)
+    return environment
+
+
+def _create_with_torch(
+    session: nox.Session,
+    environment: Environment,
+    choice: TorchChoice,
+    accelerators: list[Accelerator],
+) -> None:
+    match choice.build:
+        case TorchBuild.MACHINE:
+            _create(session, environment, "--system-site-packages")
+            _see_packages_of_nox(environment)
+        case TorchBuild.REGISTRY:
+            _create(session, environment)
+            environment.install(session, *_index_options(), _torch_pin())
+        case TorchBuild.CPU:
+            _create(session, environment)
+            _install_cpu_build(session, environment)
+    torch = probe_torch(environment.python, accelerators)
+    if torch is None:
+        raise TorchUnavailableError(f"torch cannot be imported in {environment.folder}.")
+    if choice.vendor and not torch.accelerator:
+        raise TorchUnavailableError(
+            f"torch {torch.version} in {environment.folder} cannot use the {choice.vendor}.\n"
+            "Its driver may be older than this build needs: install a newer driver, or a torch that "
+            "fits this one for the Python that runs nox;\nor set ASSAY_TORCH=cpu."
+        )
+    # Whatever is installed from now on, this very torch stays.
+    _torch_constraint(environment).write_text(f"torch=={torch.version}\n", encoding="utf-8")
+
+
+def _install_cpu_build(session: nox.Session, environment: Environment) -> None:
+    """Install the CPU build where pip finds one, else what the registry has for this system.
+
+    On Linux the registry's build also runs on the CPU, but carries several gigabytes of libraries
+    for one vendor's devices.
+    """
+    try:
+        environment.install(session, *_index_options(), f"{_torch_pin()}+cpu")
+    except CommandFailed:
+        session.warn(
+            "pip finds no CPU build of torch (ASSAY_TORCH_INDEX can name the index that has it); "
+            "taking the registry's build."
+        )
+        environment.install(session, *_index_options(), _torch_pin())
+
+
+def _install_packages(session: nox.Session, environment: Environment, choice: TorchChoice) -> None:
+    # A machine with a torch of its own comes with versions that fit it: pip keeps what satisfies
+    # the packages, instead of moving everything to the versions that CI runs.
+    pins = [] if choice.build is TorchBuild.MACHINE else [f"--constraint={_CONSTRAINTS}"]
+    pins.append(f"--constraint={_torch_constraint(environment)}")
+    environment.install(session, *pins, *_group("build"))
+    environment.install(
+        session,
+        "--no-build-isolation",
+        *pins,
+        *(f"{option}[tables]" if option.endswith("/core") else option for option in _EDITABLE),
+        *_group("test", "types"),
+    )
+
+
+def _create(session: nox.Session, environment: Environment, *options: str) -> None:
+    # virtualenv comes with nox; unlike venv it brings its own pip, which Debian's Python lacks.
+    session.run_install(
+        sys.executable,
+        "-m",
+        "virtualenv",
+        "--quiet",
+        "--clear",
+        "--no-periodic-update",
+        *options,
+        str(environment.folder),
+    )
+
+
+def _see_packages_of_nox(environment: Environment) -> None:
+    """Let the environment see the packages of the Python that runs nox if that is virtual, too.
+
+    --system-site-packages reaches only the Python that a virtual environment was made from, but
+    vendors ship their torch in virtual environments.
+    """
+    if sys.prefix == sys.base_prefix:
+        return
+    scheme = {"base": str(environment.folder), "platbase": str(environment.folder)}
+    purelib = Path(sysconfig.get_path("purelib", "venv", vars=scheme))
+    folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    lines = [f"import site; site.addsitedir({folder!r})\n" for folder in sorted(folders)]
+    (purelib / "packages_of_nox.pth").write_text("".join(lines), encoding="utf-8")
+
+
+def _torch_constraint(environment: Environment) -> Path:
+    return environment.folder / "torch-constraint.txt"
+
+
+def _torch_pin() -> str:
+    lines = _CONSTRAINTS.read_text(encoding="utf-8").splitlines()
+    return next(line for line in lines if line.startswith("torch=="))
+
+
+def _index_options() -> list[str]:
+    index = os.environ.get("ASSAY_TORCH_INDEX", "")
+    return [f"--extra-index-url={index}"] if index else []
+
+
+def _group(*names: str) -> list[str]:
+    manifest = nox.project.load_toml(ROOT / "pyproject.toml")
+    return list(nox.project.dependency_groups(manifest, *names))
+
+
+def _python_identity() -> list[str]:
+    return [str(ROOT), sys.base_prefix, sys.prefix, sys.version]
+
+
+def _manifest_texts() -> list[str]:
+    return [path.read_text(encoding="utf-8") for path in (*_MANIFESTS, _CONSTRAINTS)]
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

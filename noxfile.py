@@ -1,0 +1,139 @@
+"""What can be run on assay; `nox --list` shows it. Sessions only compose: the work is elsewhere."""
+
+import json
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import nox
+
+# nox runs this file by its path, which does not make its folder importable.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from environments.shared import PACKAGES, ROOT, tools_environment, torch_environment
+
+nox.needs_version = ">=2025.2"
+nox.options.sessions = ["lint", "types", "unit", "subsystem", "repo"]
+# Sessions share the environments of environments/shared.py.
+nox.options.default_venv_backend = "none"
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, formatting, and the security and schema of the workflows."""
+    tools = tools_environment(session)
+    workflows = [str(path.relative_to(ROOT)) for path in _workflows()]
+    tools.run(session, "ruff", "check")
+    tools.run(session, "ruff", "format", "--check")
+    tools.run(session, "zizmor", "--offline", *workflows)
+    tools.run(
+        session, "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows
+    )
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the types of all packages, tests and tools."""
+    torch_environment(session).run(session, "mypy", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
+def unit(session: nox.Session, package: str) -> None:
+    """Test each room of a package on its own, without an accelerator."""
+    torch_environment(session).run(
+        session, "pytest", f"packages/{package}/tests/unit", *session.posargs
+    )
+
+
+@nox.session
+def subsystem(session: nox.Session) -> None:
+    """Test rooms together: whole commands, processes and reports on micro models."""
+    folders = [str(path) for path in sorted(Path("packages").glob("*/tests/subsystem"))]
+    torch_environment(session).run(session, "pytest", *folders, *session.posargs)
+
+
+@nox.session
+def repo(session: nox.Session) -> None:
+    """Check the repository itself: import floors, workflows, README commands, links."""
+    tools_environment(session).run(session, "pytest", "tests/repo", *session.posargs)
+
+
+@nox.session(default=False)
+def check(session: nox.Session) -> None:
+    """Check a model on the best device here, then show how a planted fault is found."""
+    environment = torch_environment(session)
+    candidate, *_ = [*session.posargs, "sim/bfloat16"]
+    started = f"{datetime.now():%Y%m%d-%H%M%S}"  # noqa: DTZ005 - a folder name, in local time
+    command = ["assay.cli", "check", "generate", "micro:llama", "--reference", "cpu/float32"]
+    command += ["--candidate", candidate]
+    environment.run(session, *command, "--output", f"runs/{started}-clean")
+
+    session.log("Now with a planted fault: this one has to FAIL.")
+    planted = Path("runs") / f"{started}-planted"
+    setup = "examples/down_proj_scaled.py:plant"
+    environment.run(
+        session,
+        *command,
+        "--candidate-setup",
+        setup,
+        "--output",
+        str(planted),
+        success_codes=[1],
+    )
+    verdict = json.loads((planted / "verdict.json").read_text(encoding="utf-8"))
+    if verdict["location"]["module"] != "model.layers.1.mlp.down_proj":
+        session.error(f"the planted fault was found at the wrong place: {verdict['location']}")
+
+
+@nox.session(default=False)
+def faults(session: nox.Session) -> None:
+    """Plant every known fault in the forward pass and print which are found, and where."""
+    _run_heavy_tests(session, "faults")
+
+
+@nox.session(name="false-alarms", default=False)
+def false_alarms(session: nox.Session) -> None:
+    """Run correct variants that differ in their numbers: none may fail."""
+    _run_heavy_tests(session, "false_alarms")
+
+
+@nox.session(default=False)
+def perf(session: nox.Session) -> None:
+    """Measure the cost of recording, metrics and the whole check, as ratios."""
+    _run_heavy_tests(session, "perf")
+
+
+@nox.session(default=False)
+def smoke(session: nox.Session) -> None:
+    """Train a micro model through setup, steps, checkpoint and resume."""
+    torch_environment(session).run(session, "assay.cli", "smoke", "run", *session.posargs)
+
+
+@nox.session(default=False)
+def expectations(session: nox.Session) -> None:
+    """Verify the captured expectations of this device."""
+    torch_environment(session).run(session, "assay.cli", "expect", "verify", *session.posargs)
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Evaluate a micro model with lm-eval, offline."""
+    torch_environment(session).run(session, "assay.cli", "bench", "run", *session.posargs)
+
+
+def _run_heavy_tests(session: nox.Session, folder: str) -> None:
+    # Tables are what these sessions are run for: they are printed, not captured. One test may
+    # take as long as a whole tier does elsewhere.
+    torch_environment(session).run(
+        session,
+        "pytest",
+        f"packages/core/tests/{folder}",
+        "--capture=no",
+        "--timeout=3600",
+        *session.posargs,
+    )
+
+
+def _workflows() -> list[Path]:
+    return sorted(ROOT.glob(".github/workflows/*.yml"))
