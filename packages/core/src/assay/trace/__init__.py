@@ -1,0 +1,23 @@
+"""The store on disk: every tensor of a run by its Site, crash-safe, each value once, no pickle.
+
+A trace is one folder: `manifest.json` (what was run), `index.jsonl` (append-only; one line for
+every flush names the calls that were finished and where their tensors lie),
+`shard-NNNNNN.safetensors` (one or more for each flush) and `attachments/` (named tensors and JSON
+beside the calls). What the index names survives a kill of the writer.
+"""
+
+from assay.trace.errors import StorageError, TraceError
+from assay.trace.index import StoredTensor
+from assay.trace.jsontext import Json
+from assay.trace.reader import Summary, Trace
+from assay.trace.writer import TraceWriter
+
+__all__ = [
+    "Json",
+    "StorageError",
+    "StoredTensor",
+    "Summary",
+    "Trace",
+    "TraceError",
+    "TraceWriter",
+]

@@ -1,0 +1,187 @@
+"""The one place where a trace touches files: a local folder, written crash-safe, mapped to read.
+
+Everything above speaks of names inside of a `Folder`, so that storage behind a URL (fsspec) can
+take its place: it has to create exclusively, replace a file as a whole, append a line, stream a
+new file, and hand out bytes of a range.
+
+No fsync: a trace survives the death of its writer (the kernel has the pages), not of the machine.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from assay.trace.errors import StorageError, TraceError
+
+if TYPE_CHECKING:
+    import torch
+
+_TEMPORARY = ".part"
+
+
+@contextmanager
+def _refusals(path: Path, action: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError.refused(path, action, error) from error
+
+
+class OutStream:
+    """A new file that appears under its name only when it is whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._temporary = path.with_name(path.name + _TEMPORARY)
+        with _refusals(path, "create"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(
+                self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666
+            )
+
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        """Write `data` there. The caller may change its memory afterwards."""
+        view = memoryview(data)
+        with _refusals(self.path, "write"):
+            while view:
+                written = os.pwrite(self._descriptor, view, offset)
+                view, offset = view[written:], offset + written
+
+    def commit(self) -> None:
+        """Close the file and give it its name."""
+        with _refusals(self.path, "write"):
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+            self._temporary.replace(self.path)
+
+    def discard(self) -> None:
+        """Drop the file unless it was committed. Never raises: another error may be on its way."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            with suppress(OSError):
+                os.close(descriptor)
+            with suppress(OSError):
+                self._temporary.unlink()
+
+
+class LineFile:
+    """An append-only text file whose every line is whole, or the last and ignored."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with _refusals(path, "create"):
+            self._descriptor = os.open(
+                path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666
+            )
+
+    def append(self, line: str) -> None:
+        """Append one line; on an error the file is as it was before."""
+        size = os.fstat(self._descriptor).st_size
+        view = memoryview(line.encode() + b"\n")
+        with _refusals(self._path, "append to"):
+            try:
+                while view:
+                    view = view[os.write(self._descriptor, view) :]
+            except OSError:
+                os.ftruncate(self._descriptor, size)
+                raise
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(OSError):
+            os.close(self._descriptor)
+
+
+class Folder:
+    """A folder of a trace; every name stays inside of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, folder: str | Path) -> "Folder":
+        """Make an empty folder for a new trace.
+
+        Raises: TraceError if it holds anything or is a URL, StorageError if it cannot be made.
+        """
+        if "://" in str(folder):
+            raise TraceError(f"{folder}: traces are written to local folders only")
+        path = Path(folder)
+        with _refusals(path, "create the folder"):
+            path.mkdir(parents=True, exist_ok=True)
+            names = os.listdir(path)  # noqa: PTH208 - names only
+        if names:
+            raise TraceError.not_empty(path, names)
+        return cls(path)
+
+    def create_exclusive(self, name: str, text: str) -> None:
+        """Write a file that must not be there.
+
+        Raises: TraceError if it is: another writer was faster.
+        """
+        path = self.path / name
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            raise TraceError.taken(self.path) from None
+        except OSError as error:
+            raise StorageError.refused(path, "create", error) from error
+        with _refusals(path, "write"), os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def stream(self, name: str) -> OutStream:
+        """A new file, visible once committed."""
+        return OutStream(self.path / name)
+
+    def replace(self, name: str, text: str) -> int:
+        """Write a file as a whole. Returns its size in bytes."""
+        stream = self.stream(name)
+        data = text.encode()
+        try:
+            stream.write_at(0, data)
+            stream.commit()
+        except StorageError:
+            stream.discard()
+            raise
+        return len(data)
+
+    def lines(self, name: str) -> LineFile:
+        """A new append-only file."""
+        return LineFile(self.path / name)
+
+    def existing(self, name: str) -> Path:
+        """The path of a file that is there.
+
+        Raises: TraceError if it is missing or lies, through a link, outside of the folder.
+        """
+        path = self.path / name
+        try:
+            resolved = path.resolve(strict=True)
+        except (OSError, RuntimeError):
+            raise TraceError.damaged(path, "", "the file is missing") from None
+        if not resolved.is_relative_to(self.path.resolve()):
+            raise TraceError.damaged(path, "", f"the file lies outside of the trace ({resolved})")
+        if not resolved.is_file():
+            raise TraceError.damaged(path, "", "not a file")
+        return path
+
+    def size_bytes(self, name: str) -> int:
+        """The size of a file that is there."""
+        return self.existing(name).stat().st_size
+
+    def read(self, name: str, size_bytes: int = -1) -> bytes:
+        """The first bytes of a file, by default all."""
+        path = self.existing(name)
+        with _refusals(path, "read"), path.open("rb") as file:
+            return file.read(size_bytes)
+
+    def map(self, name: str, size_bytes: int) -> "torch.UntypedStorage":
+        """The file as memory of its own: pages are read when touched, changes stay private."""
+        import torch
+
+        storage = torch.UntypedStorage.from_file(
+            str(self.existing(name)), shared=False, nbytes=size_bytes
+        )
+        return cast("torch.UntypedStorage", storage)  # the stub names its base classes

@@ -1,0 +1,219 @@
+"""The lines of index.jsonl: finished calls and attachments as JSON, and back.
+
+One line is one flush. It names the shards that this flush wrote with their sizes, the row maps of
+its calls (each once), and its calls with, for every port, the shard, key, content hash, dtype and
+shape of the tensor. Shards go by number: no line can name a path.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, get_args
+
+from assay.sites import Call, CallSite, Phase, RowMap
+from assay.trace.jsontext import to_text
+from assay.trace.layout import dtype_called, dtype_name
+
+MANIFEST = "manifest.json"
+INDEX = "index.jsonl"
+SCHEMA = 1
+FORMAT = "assay-trace"
+
+_PHASES = frozenset(get_args(Phase))
+
+
+class StoredTensor(NamedTuple):
+    """Where the tensor of one port lies, and what it is; `digest` is the xxh3-128 of its bytes."""
+
+    shard: int
+    key: str
+    digest: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A file beside the calls."""
+
+    name: str
+    kind: Literal["tensors", "json"]
+    size_bytes: int
+
+    @property
+    def file(self) -> str:
+        """Its name inside of the folder."""
+        return attachment_file(self.name, self.kind)
+
+    def to_text(self) -> str:
+        """Its line."""
+        return to_text({"attached": self.name, "kind": self.kind, "size": self.size_bytes})
+
+
+@dataclass(slots=True)
+class Flush:
+    """The content of one line, as read."""
+
+    shards: dict[int, int] = field(default_factory=dict)
+    calls: list[tuple[Call, dict[str, StoredTensor]]] = field(default_factory=list)
+    attached: Attached | None = None
+
+
+class Line:
+    """One line in the making. Each call becomes text at once, so that nothing changes it later."""
+
+    def __init__(self) -> None:
+        self.shards: dict[int, int] = {}
+        self._calls: list[str] = []
+        self._rows: list[RowMap] = []
+        self._rows_number: dict[int, int] = {}
+
+    @property
+    def num_calls(self) -> int:
+        """Calls so far."""
+        return len(self._calls)
+
+    def add(self, call: Call, stored: Mapping[str, StoredTensor]) -> None:
+        """Append a call.
+
+        Raises: TypeError if its constants are no JSON.
+        """
+        record = _call_to_json(call, stored)
+        if call.rows is not None:
+            record["rows"] = self._number_of(call.rows)
+        self._calls.append(to_text(record))
+
+    def _number_of(self, rows: RowMap) -> int:
+        # By identity first: a root call hands one object to all of its calls, and to compare its
+        # positions for each of them would cost more than the rest of the line. The object is kept
+        # in _rows or equals one there; in the second case its id is not remembered, since another
+        # object may get it.
+        number = self._rows_number.get(id(rows))
+        if number is None:
+            if rows in self._rows:
+                return self._rows.index(rows)
+            number = self._rows_number[id(rows)] = len(self._rows)
+            self._rows.append(rows)
+        return number
+
+    def to_text(self) -> str:
+        """The line."""
+        rows = [{"prompts": rows.prompts, "positions": rows.positions} for rows in self._rows]
+        start = to_text({"shards": list(self.shards.items()), "rows": rows})
+        return f'{start[:-1]},"calls":[{",".join(self._calls)}]}}'
+
+
+def shard_file(number: int) -> str:
+    """The file name of a shard."""
+    return f"shard-{number:06d}.safetensors"
+
+
+def attachment_file(name: str, kind: Literal["tensors", "json"]) -> str:
+    """The file name of an attachment."""
+    return f"attachments/{name}.{'safetensors' if kind == 'tensors' else 'json'}"
+
+
+def _call_to_json(call: Call, stored: Mapping[str, StoredTensor]) -> dict[str, Any]:
+    site = call.site
+    record: dict[str, Any] = {
+        "order": call.order,
+        "module": site.module,
+        "class": call.class_name,
+        "caller": call.caller,
+        "step": site.step,
+        "ports": stored,
+    }
+    if site.phase != "forward":
+        record["phase"] = site.phase
+    optional = {
+        "call": site.call,
+        "micro_batch": site.micro_batch,
+        "rank": site.rank,
+        "constants": dict(call.constants),
+        "placements": dict(call.placements),
+    }
+    return record | {name: value for name, value in optional.items() if value}
+
+
+def flush_from_json(line: object, seen: dict[StoredTensor, StoredTensor]) -> Flush:
+    """The content of one line; equal StoredTensors become the one in `seen`.
+
+    Raises: ValueError, TypeError, KeyError, IndexError or AttributeError for any other content.
+    """
+    if not isinstance(line, dict):
+        raise TypeError("not an object")
+    if "attached" in line:
+        if line["kind"] not in ("tensors", "json"):
+            raise ValueError(f"an attachment of kind {line['kind']!r}")
+        attached = Attached(str(line["attached"]), line["kind"], _natural(line["size"]))
+        return Flush(attached=attached)
+    rows = [
+        RowMap(
+            tuple(_whole(number) for number in record["prompts"]),
+            tuple(tuple(_whole(number) for number in row) for row in record["positions"]),
+        )
+        for record in line["rows"]
+    ]
+    return Flush(
+        shards={_natural(number): _natural(size) for number, size in line["shards"]},
+        calls=[_call_from_json(record, rows, seen) for record in line["calls"]],
+    )
+
+
+def _call_from_json(
+    record: dict[str, Any], rows: list[RowMap], seen: dict[StoredTensor, StoredTensor]
+) -> tuple[Call, dict[str, StoredTensor]]:
+    stored = {}
+    for port, (shard, key, digest, dtype, shape) in record["ports"].items():
+        entry = StoredTensor(
+            _natural(shard),
+            _text(key),
+            _text(digest),
+            dtype_name(dtype_called(dtype)),
+            tuple(_natural(number) for number in shape),
+        )
+        stored[sys.intern(port)] = seen.setdefault(entry, entry)
+    site = CallSite(
+        step=_whole(record["step"]),
+        module=sys.intern(_text(record["module"])),
+        call=_natural(record.get("call", 0)),
+        phase=_phase(record.get("phase", "forward")),
+        micro_batch=_natural(record.get("micro_batch", 0)),
+        rank=_natural(record.get("rank", 0)),
+    )
+    caller = record["caller"]
+    return Call(
+        site=site,
+        class_name=sys.intern(_text(record["class"])),
+        caller=None if caller is None else sys.intern(_text(caller)),
+        order=_whole(record["order"]),
+        ports=tuple(stored),
+        constants=dict(record.get("constants", {})),
+        rows=rows[_natural(record["rows"])] if "rows" in record else None,
+        placements={port: _text(how) for port, how in record.get("placements", {}).items()},
+    ), stored
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
+def _natural(value: object) -> int:
+    number = _whole(value)
+    if number < 0:
+        raise ValueError(f"{number} is negative")
+    return number
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _phase(value: object) -> Phase:
+    if value not in _PHASES:
+        raise ValueError(f"unknown phase {value!r}")
+    return value  # type: ignore[return-value]  # the line above checks it

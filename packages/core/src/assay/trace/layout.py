@@ -1,0 +1,220 @@
+"""One safetensors file, written as a stream and read by memory mapping.
+
+Source: the format description in the README of huggingface/safetensors: 8 bytes little-endian
+length of the header, a JSON header that may be padded with spaces, then the data without holes.
+
+The header stands first but is known last, so room for it is left and filled in at the end: a
+tensor is written straight from the memory that the model computed it in, with no copy in between.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from assay.trace.errors import TraceError
+from assay.trace.files import Folder, OutStream
+
+# Memory that torch allocates is aligned to 64 bytes, and the kernels of some libraries take
+# another path, with other rounding, for memory that is not. A replay has to be bit-exact, so
+# every tensor is aligned alike; padding is stored as tensors since the format forbids holes.
+_ALIGNMENT = 64
+_PADDING = "__pad__"
+_LENGTH_BYTES = 8
+
+# safetensors itself refuses headers over 100 MB.
+_LARGEST_HEADER = 100_000_000
+
+_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
+    torch.bool: "BOOL",
+}  # fmt: skip
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+# Formats that not every safetensors reader knows are stored as bytes, with one more dimension;
+# this key of the header's metadata says what they are.
+_DTYPES_AS_BYTES = "torch_dtypes"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a header says of one tensor; begin and end count from the start of the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype without its module, such as bfloat16."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_called(name: object) -> torch.dtype:
+    """The dtype of that name.
+
+    Raises: ValueError if torch has none.
+    """
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"unknown dtype {name!r}")  # noqa: TRY004 - the name is data, not a type
+    return dtype
+
+
+def host_bytes(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor in row-major order, without a copy where it already lies so.
+
+    Raises: TypeError for what has no plain bytes: sparse, quantised, meta.
+    """
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise TypeError(f"a {tensor.layout} {dtype_name(tensor.dtype)} tensor on {tensor.device}")
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    if plain.numel() == 0:
+        return memoryview(b"")
+    return plain.reshape(-1).view(torch.uint8).numpy().data
+
+
+class ShardWriter:
+    """A safetensors file that grows tensor by tensor."""
+
+    def __init__(self, stream: OutStream, header_bytes: int) -> None:
+        self._stream = stream
+        self._data_start = -(-header_bytes // _ALIGNMENT) * _ALIGNMENT
+        self._entries: list[tuple[str, int]] = []  # text of the header, end of the data
+        self._header_length = 0
+        self._as_bytes: dict[str, str] = {}
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of data written so far."""
+        return self._entries[-1][1] if self._entries else 0
+
+    @property
+    def header_bytes(self) -> int:
+        """Bytes that the header needs so far."""
+        return _LENGTH_BYTES + len(self._header())
+
+    def has_room_for(self, key: str, tensor: torch.Tensor) -> bool:
+        """Whether the header can name one more tensor."""
+        needed = header_bytes_for(key, tensor)
+        if self._as_bytes:
+            needed += len(self._metadata())
+        return _LENGTH_BYTES + self._header_length + needed <= self._data_start
+
+    def append(self, key: str, tensor: torch.Tensor, data: memoryview) -> None:
+        """Write one tensor whose bytes are `data`."""
+        if padding := -self.data_bytes % _ALIGNMENT:
+            name = f"{_PADDING}{len(self._entries)}"
+            self._write(name, "U8", [padding], memoryview(bytes(padding)))
+        stored_as, shape = _NAMES.get(tensor.dtype), list(tensor.shape)
+        if stored_as is None:
+            stored_as, shape = "U8", [*shape, tensor.dtype.itemsize]
+            self._as_bytes[key] = dtype_name(tensor.dtype)
+        self._write(key, stored_as, shape, data)
+
+    def _write(self, key: str, stored_as: str, shape: list[int], data: memoryview) -> None:
+        begin = self.data_bytes
+        end = begin + len(data)
+        self._stream.write_at(self._data_start + begin, data)
+        entry = {"dtype": stored_as, "shape": shape, "data_offsets": [begin, end]}
+        text = f"{json.dumps(key)}:{json.dumps(entry, separators=(',', ':'))}"
+        self._header_length += len(text) + 1
+        self._entries.append((text, end))
+
+    def _metadata(self) -> str:
+        return f'"__metadata__":{json.dumps({_DTYPES_AS_BYTES: json.dumps(self._as_bytes)})}'
+
+    def _header(self) -> bytes:
+        entries = [text for text, _ in self._entries]
+        if self._as_bytes:
+            entries.insert(0, self._metadata())
+        return ("{" + ",".join(entries) + "}").encode()
+
+    def finish(self) -> int:
+        """Write the header and give the file its name. Returns its size in bytes."""
+        header = self._header().ljust(self._data_start - _LENGTH_BYTES)
+        self._stream.write_at(0, len(header).to_bytes(_LENGTH_BYTES, "little") + header)
+        self._stream.commit()
+        return self._data_start + self.data_bytes
+
+    def discard(self) -> None:
+        """Drop the file."""
+        self._stream.discard()
+
+
+def header_bytes_for(key: str, tensor: torch.Tensor) -> int:
+    """At least the bytes that one tensor adds to a header.
+
+    That is an entry (96 bytes of names, punctuation and two numbers beside key and shape), an
+    entry of padding, and the key twice more, escaped again, where the metadata names its dtype.
+    """
+    return 5 * len(json.dumps(key)) + 24 * tensor.dim() + 2 * 96 + 64
+
+
+def read_header(folder: Folder, name: str) -> dict[str, Entry]:
+    """The tensors of a safetensors file, from its header alone.
+
+    Raises: TraceError naming the file, and the key where there is one.
+    """
+    path = folder.path / name
+    size = folder.size_bytes(name)
+    length = int.from_bytes(folder.read(name, _LENGTH_BYTES), "little")
+    data_start = _LENGTH_BYTES + length
+    if size < data_start or length > _LARGEST_HEADER:
+        raise TraceError.damaged(path, "", f"a header of {length} bytes in a file of {size}")
+    try:
+        header = json.loads(folder.read(name, data_start)[_LENGTH_BYTES:])
+        metadata = header.pop("__metadata__", {})
+        as_bytes = json.loads(metadata.get(_DTYPES_AS_BYTES, "{}"))
+        described = dict(header.items())
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        raise TraceError.damaged(path, "", "no safetensors header") from None
+    entries = {}
+    for key, fields in described.items():
+        if key.startswith(_PADDING):
+            continue
+        try:
+            entries[key] = _entry(fields, as_bytes.get(key), data_start, size)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TraceError.damaged(path, key, f"the header makes no sense ({error})") from None
+    return entries
+
+
+def _entry(fields: Any, really: object, data_start: int, file_size: int) -> Entry:  # noqa: ANN401
+    stored_as, shape, (begin, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
+    if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+        raise ValueError("a size that is no natural number")
+    dtype = _DTYPES[stored_as]
+    if math.prod(shape) * dtype.itemsize != end - begin:
+        raise ValueError(f"{stored_as} {shape} in {end - begin} bytes")
+    if data_start + end > file_size:
+        raise ValueError(f"the tensor ends at byte {data_start + end} of {file_size}")
+    if really is not None:
+        dtype = dtype_called(really)
+        if stored_as != "U8" or not shape or shape.pop() != dtype.itemsize:
+            raise ValueError(f"no bytes of {really}")
+    return Entry(dtype, tuple(shape), data_start + begin, data_start + end)
+
+
+def map_tensor(folder: Folder, name: str, entry: Entry) -> torch.Tensor:
+    """The tensor, memory-mapped; nothing is read before it is used.
+
+    Changing it in place changes neither the file nor what a later call returns.
+    """
+    if entry.begin == entry.end:
+        return torch.empty(entry.shape, dtype=entry.dtype)
+    size = folder.size_bytes(name)
+    if entry.end > size:
+        raise TraceError.damaged(folder.path / name, "", f"the file shrank to {size} bytes")
+    data = torch.empty(0, dtype=torch.uint8).set_(
+        folder.map(name, size), entry.begin, (entry.end - entry.begin,), (1,)
+    )
+    if entry.begin % entry.dtype.itemsize:
+        data = data.clone()
+    return data.view(entry.dtype).reshape(entry.shape)

@@ -1,0 +1,272 @@
+"""Reading a trace: the index in memory, the tensors mapped where they lie."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from assay.sites import Call, CallSite, Site
+from assay.trace.errors import TraceError
+from assay.trace.files import Folder
+from assay.trace.index import (
+    FORMAT,
+    INDEX,
+    MANIFEST,
+    SCHEMA,
+    Attached,
+    Flush,
+    StoredTensor,
+    flush_from_json,
+    shard_file,
+)
+from assay.trace.jsontext import Json, from_text
+from assay.trace.layout import Entry, dtype_called, dtype_name, map_tensor, read_header
+
+# Headers kept: a step of generation reads from its own shard and a few before it.
+_CACHED_HEADERS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a trace holds. total_bytes counts a tensor at every port, unique_bytes once."""
+
+    modules: int
+    calls: int
+    tensors: int
+    total_bytes: int
+    unique_bytes: int
+    complete: bool
+
+
+class Trace:
+    """A trace on disk. Its index is in memory, its tensors are mapped one by one.
+
+    Attributes:
+        folder: where it is.
+        manifest: what its writer said about the run.
+        complete: whether its writer closed it; if not, it holds the calls flushed until then.
+        calls: in order of their start.
+        attachments: names of what lies beside the calls.
+    """
+
+    def __init__(self, folder: Folder, manifest: dict[str, Any], flushes: list[Flush]) -> None:
+        self._folder = folder
+        self.folder: Path = folder.path
+        self.manifest: dict[str, Any] = manifest["manifest"]
+        self.complete: bool = manifest["complete"]
+        self._shards = {number: size for flush in flushes for number, size in flush.shards.items()}
+        self._stored: dict[CallSite, dict[str, StoredTensor]] = {}
+        self._call_at: dict[CallSite, Call] = {}
+        self._by_module: dict[str, list[Call]] = {}
+        for call, stored in sorted(
+            (pair for flush in flushes for pair in flush.calls), key=lambda pair: pair[0].order
+        ):
+            if call.site in self._call_at:
+                raise TraceError.damaged(self.folder / INDEX, str(call.site), "indexed twice")
+            self._call_at[call.site] = call
+            self._stored[call.site] = stored
+            self._by_module.setdefault(call.site.module, []).append(call)
+        self.calls = tuple(self._call_at.values())
+        self._attached = {f.attached.name: f.attached for f in flushes if f.attached is not None}
+        self.attachments = tuple(self._attached)
+        self._headers: OrderedDict[str, dict[str, Entry]] = OrderedDict()
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Trace":
+        """Read the index, and check that every file it names is there and whole.
+
+        Raises: TraceError, naming file and key, for anything that is no usable trace.
+        """
+        opened = Folder(Path(folder))
+        if not opened.path.is_dir():
+            raise TraceError(f"{folder} is no trace: there is no such folder")
+        manifest = _read_manifest(opened)
+        trace = cls(opened, manifest, _read_index(opened, manifest))
+        trace._check_files()
+        return trace
+
+    def _check_files(self) -> None:
+        first_key: dict[int, str] = {}
+        for stored in self._stored.values():
+            for tensor in stored.values():
+                first_key.setdefault(tensor.shard, tensor.key)
+                if tensor.shard not in self._shards:
+                    path = self.folder / shard_file(tensor.shard)
+                    raise TraceError.damaged(path, tensor.key, "the index does not list the file")
+        for number, size in self._shards.items():
+            self._check_file(shard_file(number), size, first_key.get(number, ""))
+        for attached in self._attached.values():
+            self._check_file(attached.file, attached.size_bytes, attached.name)
+
+    def _check_file(self, name: str, expected: int, key: str) -> None:
+        path = self.folder / name
+        try:
+            actual = self._folder.size_bytes(name)
+        except TraceError as error:
+            raise TraceError(f"{error} (needed for {key!r})") from None
+        if actual != expected:
+            what = f"the file has {actual} bytes, the index says {expected}"
+            raise TraceError.damaged(path, key, what)
+
+    def calls_of(self, module: str) -> tuple[Call, ...]:
+        """All calls of a module, in order of their start; none if it was never called."""
+        return tuple(self._by_module.get(module, ()))
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Paths of all modules that were called, in order of their first call."""
+        return tuple(self._by_module)
+
+    def find(self, site: CallSite) -> Call | None:
+        """The call at `site`, if it was recorded."""
+        return self._call_at.get(site)
+
+    def sites(self) -> Iterator[Site]:
+        """The address of every tensor, call by call."""
+        for site, stored in self._stored.items():
+            for port in stored:
+                yield Site(site, port)
+
+    def stored(self, call: Call, port: str) -> StoredTensor:
+        """Dtype, shape and content hash of a tensor, from the index alone.
+
+        Raises: TraceError if the trace has no such call or port.
+        """
+        ports = self._stored.get(call.site)
+        if ports is None:
+            calls = [str(Site(one.site, "*")) for one in self.calls_of(call.site.module)]
+            raise TraceError.absent(self.folder, f"call {call.site}", calls)
+        if port not in ports:
+            raise TraceError.absent(self.folder, f"{Site(call.site, port)}", list(ports))
+        return ports[port]
+
+    def tensor(self, call: Call, port: str) -> torch.Tensor:
+        """The tensor at a port of a call, memory-mapped.
+
+        The caller may change it in place: neither the file nor a later answer changes.
+
+        Raises: TraceError if the trace has no such call or port, or the shard is damaged.
+        """
+        stored = self.stored(call, port)
+        name = shard_file(stored.shard)
+        entry = self._header(name).get(stored.key)
+        if entry is None:
+            raise TraceError.damaged(self.folder / name, stored.key, "the shard has no such key")
+        if (dtype_name(entry.dtype), entry.shape) != (stored.dtype, stored.shape):
+            what = (
+                f"the shard holds {dtype_name(entry.dtype)} {list(entry.shape)}, "
+                f"the index says {stored.dtype} {list(stored.shape)}"
+            )
+            raise TraceError.damaged(self.folder / name, stored.key, what)
+        return map_tensor(self._folder, name, entry)
+
+    def _header(self, name: str) -> dict[str, Entry]:
+        header = self._headers.get(name)
+        if header is None:
+            header = self._headers[name] = read_header(self._folder, name)
+            if len(self._headers) > _CACHED_HEADERS:
+                self._headers.popitem(last=False)
+        else:
+            self._headers.move_to_end(name)
+        return header
+
+    def attachment(self, name: str) -> dict[str, torch.Tensor]:
+        """The tensors attached under `name`, memory-mapped.
+
+        Raises: TraceError if there is no such attachment or it is damaged.
+        """
+        file = self._attachment(name, "tensors").file
+        entries = read_header(self._folder, file).items()
+        return {key: map_tensor(self._folder, file, entry) for key, entry in entries}
+
+    def attachment_json(self, name: str) -> Json:
+        """The JSON value attached under `name`.
+
+        Raises: TraceError if there is no such attachment or it is damaged.
+        """
+        file = self._attachment(name, "json").file
+        try:
+            value: Json = from_text(self._folder.read(file).decode())
+        except (ValueError, RecursionError) as error:
+            raise TraceError.damaged(self.folder / file, name, f"not JSON ({error})") from None
+        return value
+
+    def _attachment(self, name: str, kind: str) -> Attached:
+        attached = self._attached.get(name)
+        if attached is None or attached.kind != kind:
+            present = [f"{one.name} ({one.kind})" for one in self._attached.values()]
+            raise TraceError.absent(self.folder, f"attachment {name!r} ({kind})", present)
+        return attached
+
+    def inputs_hash(self) -> str:
+        """A hash over all that the root calls were given: equal means the same run of inputs."""
+        hasher = xxhash.xxh3_128()
+        for call in self.calls:
+            if call.caller is None:
+                for port, stored in sorted(self._stored[call.site].items()):
+                    if port.startswith("input."):
+                        text = f"{call.site} {port} {stored.dtype} {stored.shape} {stored.digest}\n"
+                        hasher.update(text.encode())
+        return hasher.hexdigest()
+
+    def describe(self) -> Summary:
+        """Counts and sizes, from the index alone."""
+        total = [tensor for stored in self._stored.values() for tensor in stored.values()]
+        return Summary(
+            modules=len(self._by_module),
+            calls=len(self.calls),
+            tensors=len(total),
+            total_bytes=sum(map(_size_bytes, total)),
+            unique_bytes=sum(map(_size_bytes, set(total))),
+            complete=self.complete,
+        )
+
+
+def _size_bytes(stored: StoredTensor) -> int:
+    size = dtype_called(stored.dtype).itemsize
+    for length in stored.shape:
+        size *= length
+    return size
+
+
+def _read_manifest(folder: Folder) -> dict[str, Any]:
+    path = folder.path / MANIFEST
+    if not path.exists():
+        raise TraceError(f"{folder.path} is no trace: it has no {MANIFEST}")
+    try:
+        manifest = from_text(folder.read(MANIFEST).decode())
+    except (ValueError, RecursionError) as error:
+        raise TraceError.damaged(path, "", f"not JSON ({error})") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise TraceError(f"{folder.path} is no trace: {MANIFEST} does not say {FORMAT!r}")
+    if manifest.get("schema") != SCHEMA:
+        raise TraceError(
+            f"{path}: schema {manifest.get('schema')!r}, this version of assay reads {SCHEMA}: "
+            "capture the trace anew, or use the version that wrote it"
+        )
+    if not isinstance(manifest.get("manifest"), dict) or type(manifest.get("complete")) is not bool:
+        raise TraceError.damaged(path, "manifest", "the fields of a manifest are missing")
+    return manifest
+
+
+def _read_index(folder: Folder, manifest: dict[str, Any]) -> list[Flush]:
+    path = folder.path / INDEX
+    if not path.exists() and not manifest["complete"]:
+        return []
+    # What follows the last newline was being written when the writer died.
+    lines = folder.read(INDEX).split(b"\n")[:-1]
+    if manifest["complete"] and len(lines) != manifest.get("lines"):
+        what = f"{len(lines)} lines, the manifest says {manifest.get('lines')}"
+        raise TraceError.damaged(path, "", what)
+    flushes = []
+    seen: dict[StoredTensor, StoredTensor] = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            flushes.append(flush_from_json(from_text(line.decode()), seen))
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as e:
+            raise TraceError.damaged(path, f"line {number}", f"{type(e).__name__}: {e}") from None
+    return flushes

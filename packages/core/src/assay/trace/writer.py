@@ -1,0 +1,264 @@
+"""Writing a trace while a model runs."""
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+import xxhash
+
+from assay.sites import Call, CallSite
+from assay.trace.errors import StorageError, TraceError
+from assay.trace.files import Folder
+from assay.trace.index import (
+    FORMAT,
+    INDEX,
+    MANIFEST,
+    SCHEMA,
+    Attached,
+    Line,
+    StoredTensor,
+    attachment_file,
+    shard_file,
+)
+from assay.trace.jsontext import Json, to_text
+from assay.trace.layout import ShardWriter, dtype_name, header_bytes_for, host_bytes
+
+DEFAULT_SHARD_BYTES = 1 << 30
+
+# Contents remembered to store each once: about 20 MB of memory. A trace with more distinct tensors
+# forgets the one that was not seen for longest, and may then store it again.
+_REMEMBERED_CONTENTS = 1 << 16
+
+# Room for a header: what the last one needed and a quarter more. One that fills up ends its shard.
+_FIRST_HEADER_BYTES = 1 << 16
+_SMALLEST_HEADER_BYTES = 1 << 12
+
+_ATTACHMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
+
+
+class TraceWriter:
+    """Writes one trace. Use it as a context manager, or call `close`.
+
+    A tensor is written the moment that it is added, from the memory it lies in: what the model
+    does to it afterwards, declared or not, cannot change the record, and no memory is held.
+
+    Left by an exception, the trace keeps the calls that were added and stays incomplete.
+
+    Args:
+        folder: a local folder, new or empty.
+        manifest: what was run: JSON values.
+        shard_bytes: a flush is made at the latest when a shard has grown to this.
+
+    Raises: TraceError if the folder is not empty or taken, StorageError if it cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        manifest: Mapping[str, Json],
+        *,
+        shard_bytes: int = DEFAULT_SHARD_BYTES,
+    ) -> None:
+        self._manifest = dict(manifest)
+        self._folder = Folder.create(folder)
+        self._folder.create_exclusive(MANIFEST, self._manifest_text(None))
+        self._index = self._folder.lines(INDEX)
+        self._shard_bytes = shard_bytes
+        self._num_lines = 0
+        self._num_shards = 0
+        self._header_bytes = _FIRST_HEADER_BYTES
+        self._shard: ShardWriter | None = None
+        self._line = Line()
+        self._sites: set[CallSite] = set()
+        self._contents: OrderedDict[tuple[bytes, torch.dtype, torch.Size], StoredTensor]
+        self._contents = OrderedDict()
+        self._attachments: set[str] = set()
+        self._closed: StorageError | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where the trace is."""
+        return self._folder.path
+
+    def add(self, call: Call, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Record one finished call.
+
+        Args:
+            call: read back as given, but for `ports`, which are those of `tensors`.
+            tensors: by port; any strided tensor on any device.
+
+        Raises: TraceError if the call was added before, its constants are no JSON or a tensor has
+            no plain bytes; StorageError if the disk is full.
+        """
+        with self._writing():
+            if call.site in self._sites:
+                raise TraceError(f"{call.site} was recorded twice")
+            stored = {port: self._store(call, port, tensor) for port, tensor in tensors.items()}
+            try:
+                self._line.add(call, stored)
+            except TypeError as error:
+                raise TraceError(f"{call.site}: its constants are no JSON: {error}") from None
+            self._sites.add(call.site)
+            if self._shard is not None and self._shard.data_bytes >= self._shard_bytes:
+                self._finish_line()
+
+    def flush(self) -> None:
+        """Make everything added so far survive a kill. Call it after each root forward call."""
+        with self._writing():
+            self._finish_line()
+
+    def _store(self, call: Call, port: str, tensor: torch.Tensor) -> StoredTensor:
+        try:
+            data = host_bytes(tensor)
+        except TypeError as error:
+            raise TraceError(f"{call.site}, {port}: cannot record {error}") from None
+        # By content, not by storage and version counter: kernels that change their argument
+        # without declaring it exist, and the hash (28 GB/s measured) costs less than the write.
+        digest = xxhash.xxh3_128_digest(data)
+        content = (digest, tensor.dtype, tensor.shape)
+        stored = self._contents.get(content)
+        if stored is not None:
+            self._contents.move_to_end(content)
+            return stored
+        key = f"{call.order}:{port}"
+        self._shard_for(key, tensor).append(key, tensor, data)
+        stored = StoredTensor(
+            self._num_shards, key, digest.hex(), dtype_name(tensor.dtype), tuple(tensor.shape)
+        )
+        self._contents[content] = stored
+        if len(self._contents) > _REMEMBERED_CONTENTS:
+            self._contents.popitem(last=False)
+        return stored
+
+    def _shard_for(self, key: str, tensor: torch.Tensor) -> ShardWriter:
+        if self._shard is not None and not self._shard.has_room_for(key, tensor):
+            self._finish_shard()
+            self._header_bytes *= 2
+        if self._shard is None:
+            stream = self._folder.stream(shard_file(self._num_shards))
+            room = max(self._header_bytes, 64 + header_bytes_for(key, tensor))
+            self._shard = ShardWriter(stream, room)
+        return self._shard
+
+    def _finish_shard(self) -> None:
+        if self._shard is not None:
+            needed = self._shard.header_bytes
+            self._line.shards[self._num_shards] = self._shard.finish()
+            self._shard = None
+            self._num_shards += 1
+            self._header_bytes = max(_SMALLEST_HEADER_BYTES, needed + needed // 4)
+
+    def _finish_line(self) -> None:
+        self._finish_shard()
+        if self._line.num_calls:
+            self._append(self._line.to_text())
+            self._line = Line()
+
+    def _append(self, line: str) -> None:
+        self._index.append(line)
+        self._num_lines += 1
+
+    def attach(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Store named tensors beside the calls, at once.
+
+        Raises: TraceError if the name is taken or is no plain file name, or a tensor has no plain
+            bytes; StorageError if the disk is full.
+        """
+        with self._writing():
+            file = self._new_attachment(name, "tensors")
+            room = 64 + sum(header_bytes_for(key, tensor) for key, tensor in tensors.items())
+            shard = ShardWriter(self._folder.stream(file), room)
+            try:
+                for key, tensor in tensors.items():
+                    shard.append(key, tensor, host_bytes(tensor))
+                size = shard.finish()
+            except TypeError as error:
+                raise TraceError(f"attachment {name!r}: cannot record {error}") from None
+            finally:
+                shard.discard()
+            self._append(Attached(name, "tensors", size).to_text())
+
+    def attach_json(self, name: str, value: Json) -> None:
+        """Store a JSON value beside the calls, at once.
+
+        Raises: TraceError if the name is taken or is no plain file name, or `value` is no JSON;
+            StorageError if the disk is full.
+        """
+        with self._writing():
+            try:
+                text = to_text(value)
+            except TypeError as error:
+                raise TraceError(f"attachment {name!r} is no JSON: {error}") from None
+            size = self._folder.replace(self._new_attachment(name, "json"), text)
+            self._append(Attached(name, "json", size).to_text())
+
+    def _new_attachment(self, name: str, kind: Literal["tensors", "json"]) -> str:
+        if not _ATTACHMENT_NAME.fullmatch(name):
+            raise TraceError(f"{name!r} cannot name an attachment: use letters, digits, . _ -")
+        if name in self._attachments:
+            raise TraceError(f"{self.folder} has an attachment {name!r} already")
+        self._attachments.add(name)
+        return attachment_file(name, kind)
+
+    def close(self) -> None:
+        """Flush, and mark the trace as complete. Closing twice is closing once."""
+        if self._closed is None:
+            with self._writing():
+                self._finish_line()
+                self._folder.replace(MANIFEST, self._manifest_text(self._num_lines))
+            self._stop(StorageError(f"{self.folder} is closed: nothing more can be recorded"))
+
+    def _manifest_text(self, num_lines: int | None) -> str:
+        content: dict[str, Any] = {"format": FORMAT, "schema": SCHEMA}
+        content |= {"complete": num_lines is not None, "lines": num_lines}
+        try:
+            return to_text(content | {"manifest": self._manifest}) + "\n"
+        except TypeError as error:
+            raise TraceError(f"the manifest of a trace has to be JSON: {error}") from None
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Close the trace, incomplete, if writing is broken off half-way by whatever error."""
+        if self._closed is not None:
+            raise StorageError(str(self._closed))
+        try:
+            yield
+        except TraceError:
+            raise
+        except StorageError as error:
+            self._stop(error)
+            raise
+        except BaseException:
+            self._stop(StorageError(f"{self.folder}: writing was interrupted"))
+            raise
+
+    def _stop(self, reason: StorageError) -> None:
+        self._closed = reason
+        if self._shard is not None:
+            self._shard.discard()
+            self._shard = None
+        self._index.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        elif self._closed is None:
+            try:
+                self.flush()
+            except StorageError as second:
+                error.add_note(str(second))
+            else:
+                self._stop(StorageError(f"{self.folder} is closed after an error"))
