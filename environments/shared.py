@@ -202,6 +202,7 @@ def _install_packages(session: nox.Session, environment: Environment, choice: To
 
 
 def _create(session: nox.Session, environment: Environment, *options: str) -> None:
+    session.log(f"making {environment.folder}: a minute or two, once")
     # virtualenv comes with nox; unlike venv it brings its own pip, which Debian's Python lacks.
     session.run_install(
         sys.executable,
