@@ -1,0 +1,193 @@
+"""What every device can say and do. A vendor's adapter is one class that keeps this protocol.
+
+Importing this file costs nothing: no torch, no vendor module.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from assay.errors import MachineError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Vendor:
+    """What is known of a maker's devices before any of them is found.
+
+    distributed_backend: name for `torch.distributed.init_process_group`.
+    compile_backend: name for `torch.compile(backend=...)`.
+    runner_labels: labels of the CI runners that carry such a device.
+    """
+
+    name: str
+    title: str
+    distributed_backend: str
+    compile_backend: str
+    runner_labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """Whether this machine has a vendor's devices.
+
+    products: the product name of each device found, in the order of their indices.
+    missing: what is missing before one can be used; "" if there is at least one.
+    variants: what may follow the colon in a device name, such as "1" or "fp8".
+    """
+
+    vendor: Vendor
+    products: tuple[str, ...] = ()
+    missing: str = ""
+    variants: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if bool(self.products) == bool(self.missing):
+            raise ValueError(
+                f"a detection of {self.vendor.name} must name either devices or what is missing, "
+                f"not {self.products!r} and {self.missing!r}"
+            )
+
+    @property
+    def present(self) -> bool:
+        """Whether a run on it can be tried."""
+        return not self.missing
+
+    @property
+    def count(self) -> int:
+        """Number of devices found."""
+        return len(self.products)
+
+
+@runtime_checkable
+class Device(Protocol):
+    """One opened device; the class is what an entry point of `assay.devices` names.
+
+    The constructor takes the variant, the part of the name after the colon ("" if there is
+    none): an index or the name of a mode. It raises `AbsentDeviceError` for an index that this
+    machine lacks and `UnknownVariantError` for anything else that it does not know.
+    """
+
+    def __init__(self, variant: str = "") -> None: ...
+
+    @classmethod
+    def detect(cls) -> tuple[Detection, ...]:
+        """What this machine has, one entry for each vendor that the adapter serves.
+
+        May import vendor modules and ask drivers: whoever only wants to know calls
+        `assay.devices.registry`, which does it in another process under a timeout.
+        """
+        ...
+
+    @property
+    def name(self) -> str:
+        """The device part of a RUN, such as "cuda:1" or "sim:fp8"."""
+        ...
+
+    @property
+    def vendor(self) -> Vendor:
+        """Who made it, and what goes with that."""
+        ...
+
+    @property
+    def torch_device(self) -> str:
+        """What `torch.device` takes, such as "cuda:1"; the simulated device lives on "cpu"."""
+        ...
+
+    def count(self) -> int:
+        """How many devices of this kind this process can use."""
+        ...
+
+    def product(self) -> str:
+        """Name of the product, such as "NVIDIA H200"."""
+        ...
+
+    def architecture(self) -> str:
+        """What its kernels are built for, such as "sm_90": expectations are keyed by it."""
+        ...
+
+    def supported_dtypes(self) -> tuple[str, ...]:
+        """Names of the dtypes that a model can run in, as in `assay.dtypes.FORMATS`."""
+        ...
+
+    def effective_precision(self, dtype: str) -> str:
+        """The format to which operands of matrix products in `dtype` are rounded.
+
+        Returns: `dtype` itself, or what the present settings make of it ("tf32", "hf32").
+        """
+        ...
+
+    def seed(self, seed: int) -> None:
+        """Seed every generator that a run on this device draws from."""
+        ...
+
+    def deterministic(self) -> AbstractContextManager[None]:
+        """Inside, operations with a deterministic kernel use it; settings are restored."""
+        ...
+
+    def execution(self) -> AbstractContextManager[None]:
+        """Inside, model code runs as this device runs it; does nothing on real devices."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until everything that was asked for is computed."""
+        ...
+
+    def reset_peak_memory(self) -> None:
+        """Start measuring the memory peak anew."""
+        ...
+
+    def peak_memory_bytes(self) -> int:
+        """Most memory in use at one time since the last reset."""
+        ...
+
+    def free_memory_bytes(self) -> int:
+        """Memory that can be allocated now."""
+        ...
+
+    def versions(self) -> Mapping[str, str]:
+        """Versions of what decides numbers: torch, driver, runtime, libraries."""
+        ...
+
+
+class AbsentDeviceError(MachineError):
+    """The device exists, but not on this machine."""
+
+    @classmethod
+    def of(cls, name: str, missing: str, available: str) -> "AbsentDeviceError":
+        """`missing`: what this machine lacks; `available`: names of devices that it has."""
+        return cls(f"device {name!r} is absent: {missing}. This machine has: {available}")
+
+
+class UnknownVariantError(UsageError):
+    """No such index or mode of a known kind of device."""
+
+    @classmethod
+    def of(cls, kind: str, variant: str, known: tuple[str, ...]) -> "UnknownVariantError":
+        """`known`: the variants that there are."""
+        names = ", ".join((kind, *(f"{kind}:{name}" for name in known)))
+        return cls(f"unknown device '{kind}:{variant}'; there is: {names}")
+
+
+_thread = threading.local()
+
+
+def execution_suspended() -> bool:
+    """Whether this thread is inside of `suspend_execution`."""
+    return getattr(_thread, "suspended", False)
+
+
+@contextmanager
+def suspend_execution() -> Iterator[None]:
+    """Inside, this thread computes as the host does, also within `Device.execution`.
+
+    Whoever measures a run from within (hooks in a forward pass) does so here, or a simulated
+    device would round the measurement as well.
+    """
+    outer = execution_suspended()
+    _thread.suspended = True
+    try:
+        yield
+    finally:
+        _thread.suspended = outer

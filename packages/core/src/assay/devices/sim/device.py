@@ -1,0 +1,58 @@
+"""The simulated accelerator as a device."""
+
+from contextlib import AbstractContextManager
+
+from assay.devices.base import Detection, Vendor
+from assay.devices.cpu import CpuDevice
+from assay.devices.sim.arithmetic import Arithmetic
+from assay.devices.sim.mode import simulated_execution
+from assay.devices.sim.numerics import DEFAULT_VARIANT, VARIANTS, numerics_of
+
+SIM = Vendor(
+    name="sim",
+    title="simulated accelerator",
+    distributed_backend="gloo",
+    compile_backend="eager",
+    runner_labels=("assay-cpu",),
+)
+
+
+class SimDevice(CpuDevice):
+    """The host's processor, with sums made as `assay.devices.sim.numerics` says.
+
+    Memory, seeds and versions are the host's. Compiled code would fuse away the operations that
+    are simulated, so the compile backend is torch's "eager": the graph is traced and then run
+    operation by operation.
+    """
+
+    vendor = SIM
+
+    def __init__(self, variant: str = "") -> None:
+        self._numerics = numerics_of(variant)
+        self._variant = variant or DEFAULT_VARIANT
+        self.name = f"sim:{variant}" if variant else "sim"
+
+    @classmethod
+    def detect(cls) -> tuple[Detection, ...]:
+        """Always present, in every variant."""
+        return (Detection(SIM, products=("simulated on the CPU",), variants=tuple(VARIANTS)),)
+
+    def product(self) -> str:
+        """The variant, and what it is simulated on."""
+        return f"{self._variant} on {super().product()}"
+
+    def architecture(self) -> str:
+        """The variant: its numbers depend on little else."""
+        return f"sim-{self._variant}"
+
+    def supported_dtypes(self) -> tuple[str, ...]:
+        """No float64, like most accelerators; fewer where the variant is about few."""
+        return self._numerics.dtypes
+
+    def effective_precision(self, dtype: str) -> str:
+        """The format of rounded operands where the variant rounds them."""
+        return self._numerics.operands_in(dtype)
+
+    def execution(self) -> AbstractContextManager[None]:
+        """Inside, products and sums are the variant's, forward and backward."""
+        return simulated_execution(Arithmetic(self._numerics))

@@ -1,0 +1,81 @@
+r"""What the variants of the simulated accelerator compute.
+
+Let s = sum_k a_k b_k be one element of a matrix product with K terms, S = sum_k |a_k b_k|,
+u the unit roundoff of the dtype (`assay.dtypes`), v = 2^-24 that of float32, and fl the value
+that comes out. Sums inside of a part are made in float32 (\|error\| <= K v S), so for every
+variant |fl - s| is at most K v S plus, to first order,
+
+| name | what happens | bound |
+|---|---|---|
+| `split4` (also plain `sim`), `split2` | K is cut into P parts; the sum of each is rounded to the dtype and they are added one after the other in the dtype | P u S |
+| `truncate` | the sum is rounded toward zero; its mean error is half a unit in the last place | 2 u \|s\| |
+| `tf32` | float32 operands are rounded to TF32 | 2^-10 S + u \|s\| |
+| `fp16acc` | 16 terms at a time are added to an accumulator in float16, which overflows at 65,520 | ceil(K/16) u S |
+| `fp8` | operands in 16 bits are rounded to e4m3 with one power-of-two scale for each tensor | 2^-3 S + u \|s\|, and for operands under 2^-14 of their tensor's largest, 2^-17 of that largest for each |
+
+Common to all: products, sums and means of float32, bfloat16 and float16 on the CPU are changed,
+float64 and integers are not. A product with K = 1 adds nothing up and stays as it is (rotary
+phases are made so). A bias is added to the finished product and rounded once more. In float32,
+`fp16acc` and `fp8` leave products alone, as accelerators do; `truncate` adds up in float64.
+Sums and means follow `split2`, `split4` and `truncate` only. Attention called as
+`scaled_dot_product_attention` runs in float32 inside, with its two products in the above way,
+and is rounded once, as fused kernels do. Norms, softmax and convolutions are torch's own.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from assay.devices.base import UnknownVariantError
+
+DEFAULT_VARIANT = "split4"
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """How one variant adds up.
+
+    dtypes: those that a model can run in.
+    num_parts: parts that a sum is cut into, unless `part_length` says how many terms each has;
+        parts are rounded to the dtype of the operation and added in it.
+    operands: format to which operands of products are rounded.
+    """
+
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    num_parts: int = 1
+    part_length: int | None = None
+    operands: Literal["tf32", "float8_e4m3fn"] | None = None
+    rounding: Literal["nearest", "zero"] = "nearest"
+
+    def length_of_part(self, num_terms: int) -> int:
+        """Terms in each part of a sum of `num_terms`; the last part may have fewer."""
+        return self.part_length or max(1, -(-num_terms // self.num_parts))
+
+    def operands_in(self, dtype: str) -> str:
+        """The format that operands of a product in `dtype` are rounded to.
+
+        TF32 is a way to multiply float32, e4m3 one to multiply 16-bit numbers.
+        """
+        is_float32 = dtype == "float32"
+        rounds = self.operands is not None and (self.operands == "tf32") == is_float32
+        return self.operands if rounds and self.operands else dtype
+
+
+VARIANTS = {
+    "split2": Numerics(num_parts=2),
+    "split4": Numerics(num_parts=4),
+    "truncate": Numerics(rounding="zero"),
+    "tf32": Numerics(operands="tf32"),
+    "fp16acc": Numerics(dtypes=("float16",), part_length=16),
+    "fp8": Numerics(dtypes=("bfloat16", "float16"), operands="float8_e4m3fn"),
+}
+
+
+def numerics_of(variant: str) -> Numerics:
+    """The numerics called `variant`, the default for "".
+
+    Raises: UnknownVariantError for any other name.
+    """
+    try:
+        return VARIANTS[variant or DEFAULT_VARIANT]
+    except KeyError:
+        raise UnknownVariantError.of("sim", variant, tuple(VARIANTS)) from None

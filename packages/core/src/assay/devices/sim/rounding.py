@@ -1,0 +1,57 @@
+"""Rounding to formats narrower than the one at hand, in ways that torch's casts do not offer."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from assay.dtypes import float_format
+
+_INTEGER_OF = {
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float32: torch.int32,
+}
+_E4M3_LARGEST = float_format("float8_e4m3fn").largest
+
+# float32 has 23 stored significand bits, TF32 the upper 10 of them.
+_TF32_DROPPED_BITS = 13
+
+
+def round_toward_zero(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """`values` in the narrower `dtype`, never larger in magnitude.
+
+    A magnitude over the largest number becomes that number; infinities and NaN stay.
+    """
+    nearest = values.to(dtype)
+    grew = nearest.to(values.dtype).abs() > values.abs()
+    # In sign-magnitude formats the next smaller magnitude is the next smaller integer.
+    bits = nearest.view(_INTEGER_OF[dtype])
+    return (bits - grew.to(bits.dtype)).view(dtype)
+
+
+def round_to_tf32(values: Tensor) -> Tensor:
+    """float32 `values` rounded to the 11 significand bits of TF32, ties to even."""
+    bits = values.view(torch.int32)
+    half = (1 << (_TF32_DROPPED_BITS - 1)) - 1
+    odd = (bits >> _TF32_DROPPED_BITS) & 1
+    rounded = (bits + half + odd) & -(1 << _TF32_DROPPED_BITS)
+    return torch.where(values.isfinite(), rounded.view(torch.float32), values)
+
+
+def round_to_scaled_e4m3(values: Tensor) -> Tensor:
+    """`values` as e4m3 numbers times one power of two for the whole tensor, in float32.
+
+    The scale is the smallest power of two that brings the largest finite magnitude to at most
+    448, so the rounding is idempotent. What is not finite stays as it is.
+    """
+    values = values.float()
+    finite = values.isfinite()
+    largest = float(torch.where(finite, values, 0.0).abs().max()) if values.numel() else 0.0
+    if not largest:
+        return values
+    fraction, exponent = math.frexp(largest / _E4M3_LARGEST)
+    # frexp returns a fraction in [0.5, 1): 0.5 means that it is a power of two already.
+    scale = math.ldexp(1.0, exponent - (fraction == 0.5))  # noqa: PLR2004
+    scaled = (values.double() / scale).to(torch.float8_e4m3fn).double() * scale
+    return torch.where(finite, scaled.float(), values)
