@@ -167,21 +167,18 @@ class Folder:
             raise TraceError.damaged(path, "", "not a file")
         return path
 
-    def size_bytes(self, name: str) -> int:
-        """The size of a file that is there."""
-        return self.existing(name).stat().st_size
-
-    def read(self, name: str, size_bytes: int = -1) -> bytes:
-        """The first bytes of a file, by default all."""
-        path = self.existing(name)
+    def read(self, path: Path, size_bytes: int = -1) -> bytes:
+        """The first bytes of an `existing` file, by default all."""
         with _refusals(path, "read"), path.open("rb") as file:
             return file.read(size_bytes)
 
-    def map(self, name: str, size_bytes: int) -> "torch.UntypedStorage":
-        """The file as memory of its own: pages are read when touched, changes stay private."""
+    def map(self, path: Path, size_bytes: int) -> "torch.UntypedStorage":
+        """An `existing` file as memory of its own: read when touched, changes stay private."""
         import torch
 
-        storage = torch.UntypedStorage.from_file(
-            str(self.existing(name)), shared=False, nbytes=size_bytes
-        )
+        try:
+            storage = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=size_bytes)
+        except RuntimeError as error:  # torch words the operating system's errors itself
+            what = f"it can no longer be mapped ({error})"
+            raise TraceError.damaged(path, "", what) from None
         return cast("torch.UntypedStorage", storage)  # the stub names its base classes

@@ -157,33 +157,59 @@ def header_bytes_for(key: str, tensor: torch.Tensor) -> int:
     return 5 * len(json.dumps(key)) + 24 * tensor.dim() + 2 * 96 + 64
 
 
-def read_header(folder: Folder, name: str) -> dict[str, Entry]:
-    """The tensors of a safetensors file, from its header alone.
+class ShardReader:
+    """A safetensors file whose tensors are mapped one by one; the file is not kept open.
 
-    Raises: TraceError naming the file, and the key where there is one.
+    Raises: TraceError naming the file, and the key where there is one, if it is none.
     """
-    path = folder.path / name
-    size = folder.size_bytes(name)
-    length = int.from_bytes(folder.read(name, _LENGTH_BYTES), "little")
-    data_start = _LENGTH_BYTES + length
-    if size < data_start or length > _LARGEST_HEADER:
-        raise TraceError.damaged(path, "", f"a header of {length} bytes in a file of {size}")
-    try:
-        header = json.loads(folder.read(name, data_start)[_LENGTH_BYTES:])
-        metadata = header.pop("__metadata__", {})
-        as_bytes = json.loads(metadata.get(_DTYPES_AS_BYTES, "{}"))
-        described = dict(header.items())
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        raise TraceError.damaged(path, "", "no safetensors header") from None
-    entries = {}
-    for key, fields in described.items():
-        if key.startswith(_PADDING):
-            continue
+
+    def __init__(self, folder: Folder, name: str) -> None:
+        self._folder = folder
+        self._path = folder.existing(name)
+        self._size_bytes = self._path.stat().st_size
+        self.entries = self._read_header()
+
+    def _read_header(self) -> dict[str, Entry]:
+        length = int.from_bytes(self._folder.read(self._path, _LENGTH_BYTES), "little")
+        data_start = _LENGTH_BYTES + length
+        if self._size_bytes < data_start or length > _LARGEST_HEADER:
+            what = f"a header of {length} bytes in a file of {self._size_bytes}"
+            raise TraceError.damaged(self._path, "", what)
         try:
-            entries[key] = _entry(fields, as_bytes.get(key), data_start, size)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TraceError.damaged(path, key, f"the header makes no sense ({error})") from None
-    return entries
+            header = json.loads(self._folder.read(self._path, data_start)[_LENGTH_BYTES:])
+            metadata = header.pop("__metadata__", {})
+            as_bytes = dict(json.loads(metadata.get(_DTYPES_AS_BYTES, "{}")))
+            described = dict(header)
+        except (ValueError, AttributeError, TypeError, RecursionError):
+            raise TraceError.damaged(self._path, "", "no safetensors header") from None
+        entries = {}
+        for key, fields in described.items():
+            if key.startswith(_PADDING):
+                continue
+            try:
+                entries[key] = _entry(fields, as_bytes.get(key), data_start, self._size_bytes)
+            except (ValueError, KeyError, TypeError) as error:
+                what = f"the header makes no sense ({error})"
+                raise TraceError.damaged(self._path, key, what) from None
+        return entries
+
+    def tensor(self, key: str) -> torch.Tensor:
+        """The tensor, memory-mapped; nothing is read before it is used.
+
+        Changing it in place changes neither the file nor what a later call returns.
+        """
+        entry = self.entries[key]
+        if entry.begin == entry.end:
+            return torch.empty(entry.shape, dtype=entry.dtype)
+        data = torch.empty(0, dtype=torch.uint8).set_(
+            self._folder.map(self._path, self._size_bytes),
+            entry.begin,
+            (entry.end - entry.begin,),
+            (1,),
+        )
+        if entry.begin % entry.dtype.itemsize:
+            data = data.clone()
+        return data.view(entry.dtype).reshape(entry.shape)
 
 
 def _entry(fields: Any, really: object, data_start: int, file_size: int) -> Entry:  # noqa: ANN401
@@ -200,21 +226,3 @@ def _entry(fields: Any, really: object, data_start: int, file_size: int) -> Entr
         if stored_as != "U8" or not shape or shape.pop() != dtype.itemsize:
             raise ValueError(f"no bytes of {really}")
     return Entry(dtype, tuple(shape), data_start + begin, data_start + end)
-
-
-def map_tensor(folder: Folder, name: str, entry: Entry) -> torch.Tensor:
-    """The tensor, memory-mapped; nothing is read before it is used.
-
-    Changing it in place changes neither the file nor what a later call returns.
-    """
-    if entry.begin == entry.end:
-        return torch.empty(entry.shape, dtype=entry.dtype)
-    size = folder.size_bytes(name)
-    if entry.end > size:
-        raise TraceError.damaged(folder.path / name, "", f"the file shrank to {size} bytes")
-    data = torch.empty(0, dtype=torch.uint8).set_(
-        folder.map(name, size), entry.begin, (entry.end - entry.begin,), (1,)
-    )
-    if entry.begin % entry.dtype.itemsize:
-        data = data.clone()
-    return data.view(entry.dtype).reshape(entry.shape)

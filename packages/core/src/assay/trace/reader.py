@@ -24,10 +24,10 @@ from assay.trace.index import (
     shard_file,
 )
 from assay.trace.jsontext import Json, from_text
-from assay.trace.layout import Entry, dtype_called, dtype_name, map_tensor, read_header
+from assay.trace.layout import ShardReader, dtype_called, dtype_name
 
-# Headers kept: a step of generation reads from its own shard and a few before it.
-_CACHED_HEADERS = 32
+# Headers kept in memory: a step of generation reads from its own shard and a few before it.
+_OPEN_SHARDS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Trace:
         self.calls = tuple(self._call_at.values())
         self._attached = {f.attached.name: f.attached for f in flushes if f.attached is not None}
         self.attachments = tuple(self._attached)
-        self._headers: OrderedDict[str, dict[str, Entry]] = OrderedDict()
+        self._open_shards: OrderedDict[str, ShardReader] = OrderedDict()
 
     @classmethod
     def open(cls, folder: str | Path) -> "Trace":
@@ -105,7 +105,7 @@ class Trace:
     def _check_file(self, name: str, expected: int, key: str) -> None:
         path = self.folder / name
         try:
-            actual = self._folder.size_bytes(name)
+            actual = self._folder.existing(name).stat().st_size
         except TraceError as error:
             raise TraceError(f"{error} (needed for {key!r})") from None
         if actual != expected:
@@ -153,7 +153,8 @@ class Trace:
         """
         stored = self.stored(call, port)
         name = shard_file(stored.shard)
-        entry = self._header(name).get(stored.key)
+        shard = self._shard(name)
+        entry = shard.entries.get(stored.key)
         if entry is None:
             raise TraceError.damaged(self.folder / name, stored.key, "the shard has no such key")
         if (dtype_name(entry.dtype), entry.shape) != (stored.dtype, stored.shape):
@@ -162,17 +163,17 @@ class Trace:
                 f"the index says {stored.dtype} {list(stored.shape)}"
             )
             raise TraceError.damaged(self.folder / name, stored.key, what)
-        return map_tensor(self._folder, name, entry)
+        return shard.tensor(stored.key)
 
-    def _header(self, name: str) -> dict[str, Entry]:
-        header = self._headers.get(name)
-        if header is None:
-            header = self._headers[name] = read_header(self._folder, name)
-            if len(self._headers) > _CACHED_HEADERS:
-                self._headers.popitem(last=False)
+    def _shard(self, name: str) -> ShardReader:
+        shard = self._open_shards.get(name)
+        if shard is None:
+            shard = self._open_shards[name] = ShardReader(self._folder, name)
+            if len(self._open_shards) > _OPEN_SHARDS:
+                self._open_shards.popitem(last=False)
         else:
-            self._headers.move_to_end(name)
-        return header
+            self._open_shards.move_to_end(name)
+        return shard
 
     def attachment(self, name: str) -> dict[str, torch.Tensor]:
         """The tensors attached under `name`, memory-mapped.
@@ -180,8 +181,8 @@ class Trace:
         Raises: TraceError if there is no such attachment or it is damaged.
         """
         file = self._attachment(name, "tensors").file
-        entries = read_header(self._folder, file).items()
-        return {key: map_tensor(self._folder, file, entry) for key, entry in entries}
+        shard = ShardReader(self._folder, file)
+        return {key: shard.tensor(key) for key in shard.entries}
 
     def attachment_json(self, name: str) -> Json:
         """The JSON value attached under `name`.
@@ -190,7 +191,7 @@ class Trace:
         """
         file = self._attachment(name, "json").file
         try:
-            value: Json = from_text(self._folder.read(file).decode())
+            value: Json = from_text(self._folder.read(self._folder.existing(file)).decode())
         except (ValueError, RecursionError) as error:
             raise TraceError.damaged(self.folder / file, name, f"not JSON ({error})") from None
         return value
@@ -238,7 +239,7 @@ def _read_manifest(folder: Folder) -> dict[str, Any]:
     if not path.exists():
         raise TraceError(f"{folder.path} is no trace: it has no {MANIFEST}")
     try:
-        manifest = from_text(folder.read(MANIFEST).decode())
+        manifest = from_text(folder.read(folder.existing(MANIFEST)).decode())
     except (ValueError, RecursionError) as error:
         raise TraceError.damaged(path, "", f"not JSON ({error})") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -258,7 +259,7 @@ def _read_index(folder: Folder, manifest: dict[str, Any]) -> list[Flush]:
     if not path.exists() and not manifest["complete"]:
         return []
     # What follows the last newline was being written when the writer died.
-    lines = folder.read(INDEX).split(b"\n")[:-1]
+    lines = folder.read(folder.existing(INDEX)).split(b"\n")[:-1]
     if manifest["complete"] and len(lines) != manifest.get("lines"):
         what = f"{len(lines)} lines, the manifest says {manifest.get('lines')}"
         raise TraceError.damaged(path, "", what)
