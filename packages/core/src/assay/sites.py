@@ -33,7 +33,9 @@ def unwrapped_path(path: str) -> str:
 class CallSite:
     """The address of one call of one module (or of one training stage).
 
-    step: generation: 0 is the prefill, n the n-th decode step; training: the optimizer step.
+    step: generation: number of the model's forward call, 0 is the prefill (or its first chunk);
+        training: number of the optimizer step.
+    micro_batch: generation: number of the batch of prompts; training: of the micro-batch.
     call: how often this module was called before within the same step.
     module: path in the unwrapped Hugging Face model; "" is the model itself.
     """

@@ -1,0 +1,148 @@
+"""From measured sums to ratios, from ratios to the stage that is wrong."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from assay.comparing.limits import Limits
+from assay.comparing.results import PortResult, ReplayResults
+from assay.dtypes import FORMATS, float_format
+from assay.noise import (
+    Ratio,
+    bins_ratio,
+    channel_ratio,
+    row_ratio,
+    share_ratio,
+    slope_ratio,
+    tensor_ratio,
+)
+from assay.stages import Stage
+
+# A stage is where the error is made if its severity is within this factor of the worst one; of
+# several, the first in the forward pass. One wrong mask gave 1e6 at its place and 3.9 elsewhere.
+SEVERITY_RANGE = 10.0
+
+# Where the noise run rounds more of its elements wrongly than this, an operation of the stage adds
+# in some order, and the share says nothing.
+PURE_ROUNDING_SHARE = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One statistic at one port, judged."""
+
+    port: PortResult
+    ratio: Ratio
+    limit: float
+
+    @property
+    def severity(self) -> float:
+        """How many times over its limit; inf for what must be exact and is not."""
+        value = self.ratio.value
+        if self.limit == 0:
+            return math.inf if value > 0 else 0.0
+        return value / self.limit
+
+    @property
+    def failed(self) -> bool:
+        """Whether the ratio is over the limit."""
+        return self.severity > 1
+
+    @property
+    def resolution(self) -> float:
+        """The smallest relative error that would have failed here."""
+        return self.limit * self.ratio.expected
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBias:
+    """A slope that all matrix products share: how the device rounds, not where it is wrong."""
+
+    slope: float
+    num_modules: int
+
+
+def judge_replay(
+    candidate: ReplayResults, noise: ReplayResults, limits: Limits
+) -> tuple[list[Judged], DeviceBias | None]:
+    """Every statistic of every port, in the order of the forward pass."""
+    bias = _device_bias(candidate, noise)
+    judged = []
+    for key, port in candidate.ports.items():
+        reference = noise.ports.get(key)
+        for ratio in _ratios(port, reference, bias.slope if bias else 0.0):
+            judged.append(Judged(port, ratio, limits.of(ratio.statistic)))
+    return judged, bias
+
+
+def _ratios(port: PortResult, noise: PortResult | None, common: float) -> Iterable[Ratio]:
+    if port.exact.num_compared:
+        yield Ratio("exact", port.exact.num_different / port.exact.num_compared, 0.0)
+    sums = port.sums
+    if not sums.num_elements:
+        return
+    if sums.num_nan or sums.num_inf:
+        yield Ratio("non-finite", math.nan, 0.0)
+        return
+    unit = _unit_roundoff(port, noise)
+    reference = noise.sums if noise is not None and noise.sums.num_elements else None
+    yield tensor_ratio(sums, reference, unit)
+    yield row_ratio(sums, reference, unit)
+    yield slope_ratio(sums, reference, unit, common)
+    yield bins_ratio(sums, reference, unit)
+    yield channel_ratio(sums, reference, unit)
+    noise_share = reference.misrounded_share if reference is not None else 0.0
+    if port.elementwise and noise_share <= PURE_ROUNDING_SHARE:
+        yield share_ratio(sums, reference)
+
+
+def _unit_roundoff(port: PortResult, noise: PortResult | None) -> float:
+    dtype = noise.dtype if noise is not None else port.dtype
+    return float_format(dtype if dtype in FORMATS else "float32").unit_roundoff
+
+
+def _device_bias(candidate: ReplayResults, noise: ReplayResults) -> DeviceBias | None:
+    """The median slope of matrix products, if nearly all shrink alike.
+
+    Truncated sums shrink every product by up to one unit roundoff, see `sim:truncate`. What
+    differs from the median by more than chance is judged as if there were no bias; what grows, or
+    shrinks more than truncation can, is not the device's arithmetic.
+    """
+    products = [
+        (port.sums, noise.ports[key].sums, _unit_roundoff(port, noise.ports[key]))
+        for key, port in candidate.ports.items()
+        if key in noise.ports and "Linear" in port.kind and port.sums.num_elements
+    ]
+    if len(products) < 4:
+        return None
+    slopes = [actual.slope for actual, _, _ in products]
+    middle = median(slopes)
+    chance = max(3 * actual.slope_standard_error for actual, _, _ in products)
+    unit = max(unit for _, _, unit in products)
+    alike = sum(0.5 * middle >= slope >= 2 * middle for slope in slopes)
+    if middle < 0 and abs(middle) > chance and abs(middle) <= unit and alike >= 0.9 * len(slopes):
+        return DeviceBias(middle, len(slopes))
+    return None
+
+
+def rank_stages(judged: Iterable[Judged]) -> list[Judged]:
+    """The worst failed statistic of each stage, worst stage first."""
+    worst: dict[Stage, Judged] = {}
+    for item in judged:
+        if item.failed:
+            stage = item.port.stage
+            if stage not in worst or item.severity > worst[stage].severity:
+                worst[stage] = item
+    return sorted(worst.values(), key=lambda item: (-item.severity, item.port.order))
+
+
+def find_origin(ranked: list[Judged]) -> Judged | None:
+    """The stage where the error is made: the first of those that are about as bad as the worst."""
+    if not ranked:
+        return None
+    threshold = ranked[0].severity / SEVERITY_RANGE
+    return min(
+        (item for item in ranked if item.severity >= threshold), key=lambda item: item.port.order
+    )
+

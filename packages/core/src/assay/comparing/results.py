@@ -1,0 +1,163 @@
+"""What a replay measured, port by port; written by the process that ran, read by the one that judges."""
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Self
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from assay.metrics import PairSums, RowErrors, WorstElement
+from assay.sites import CallSite
+from assay.stages import Stage
+
+_SUM_FIELDS = (
+    "num_elements", "num_calls", "dd", "ee", "de", "dede", "num_nan", "num_inf",
+    "num_misrounded", "channel_rows",
+)  # fmt: skip
+_ROW_FIELDS = tuple(item.name for item in fields(RowErrors))
+
+
+@dataclass(slots=True)
+class ExactCount:
+    """Comparison of values that are not rounded: indices, positions, masks, cache history."""
+
+    num_compared: int = 0
+    num_different: int = 0
+    num_near_ties: int = 0
+    first: tuple[int, int] = (-1, -1)  # prompt, position
+
+    def add(self, num_compared: int, num_different: int) -> None:
+        """Count one more comparison."""
+        self.num_compared += num_compared
+        self.num_different += num_different
+
+
+@dataclass(slots=True)
+class PortResult:
+    """Everything measured at one port of one module, over all its calls.
+
+    stage: the stage whose code made these values.
+    order: number of the port in the order in which ports were first met.
+    dtype: of the values as they were made.
+    kind: class of the stage's module.
+    elementwise: one floating input, one output of its shape, no parameters, no children.
+    """
+
+    module: str
+    port: str
+    stage: Stage
+    order: int
+    dtype: str
+    kind: str
+    elementwise: bool = False
+    sums: PairSums = field(default_factory=PairSums)
+    exact: ExactCount = field(default_factory=ExactCount)
+
+
+@dataclass(slots=True)
+class ReplayResults:
+    """All ports of a replay, and what found no partner.
+
+    identical: ports whose values were, every time, the very object handed on before.
+    covered: expected calls inside a module that was called, but not by that module's new code.
+    """
+
+    ports: dict[tuple[str, str], PortResult] = field(default_factory=dict)
+    num_identical: int = 0
+    covered: list[str] = field(default_factory=list)
+    unmatched_expected: list[str] = field(default_factory=list)
+    unmatched_actual: list[str] = field(default_factory=list)
+
+    def note_extra_call(self, site: CallSite) -> None:
+        """The model makes a call that the trace does not have."""
+        _append_new(self.unmatched_actual, site.module or "(model)")
+
+    def note_extra_port(self, module: str, port: str) -> None:
+        """The model has a tensor that the trace does not have."""
+        _append_new(self.unmatched_actual, f"{module or '(model)'}:{port}")
+
+    def note_missing_port(self, site: CallSite, port: str) -> None:
+        """The trace has a tensor that the model's call does not have."""
+        _append_new(self.unmatched_expected, f"{site.module or '(model)'}:{port}")
+
+    def note_missing_call(self, site: CallSite, *, covered: bool) -> None:
+        """The trace has a call that the model does not make."""
+        _append_new(self.covered if covered else self.unmatched_expected, site.module or "(model)")
+
+    def save(self, folder: Path, name: str) -> None:
+        """Write `name.json` and `name.safetensors` into `folder`."""
+        tensors: dict[str, Tensor] = {}
+        table = []
+        for number, result in enumerate(self.ports.values()):
+            sums = result.sums
+            rows = RowErrors.concatenate(sums.rows)
+            tensors[f"{number}.bins"] = sums.bins
+            if sums.channel is not None:
+                tensors[f"{number}.channel"] = sums.channel
+            for item in _ROW_FIELDS:
+                tensors[f"{number}.rows.{item}"] = getattr(rows, item).contiguous()
+            table.append(
+                {
+                    "module": result.module,
+                    "port": result.port,
+                    "stage": asdict(result.stage),
+                    "order": result.order,
+                    "dtype": result.dtype,
+                    "kind": result.kind,
+                    "elementwise": result.elementwise,
+                    "exact": asdict(result.exact),
+                    "sums": {item: getattr(sums, item) for item in _SUM_FIELDS},
+                    "worst": asdict(sums.worst),
+                }
+            )
+        text = json.dumps(
+            {
+                "ports": table,
+                "num_identical": self.num_identical,
+                "covered": self.covered,
+                "unmatched_expected": self.unmatched_expected,
+                "unmatched_actual": self.unmatched_actual,
+            }
+        )
+        save_file(tensors, folder / f"{name}.safetensors")
+        (folder / f"{name}.json").write_text(text)
+
+    @classmethod
+    def load(cls, folder: Path, name: str) -> Self:
+        """Read what `save` wrote."""
+        data = json.loads((folder / f"{name}.json").read_text())
+        tensors = load_file(folder / f"{name}.safetensors")
+        results = cls(
+            {},
+            data["num_identical"],
+            data["covered"],
+            data["unmatched_expected"],
+            data["unmatched_actual"],
+        )
+        for number, row in enumerate(data["ports"]):
+            rows = RowErrors(*(tensors[f"{number}.rows.{item}"] for item in _ROW_FIELDS))
+            exact = row["exact"] | {"first": tuple(row["exact"]["first"])}
+            worst = row["worst"] | {"index": tuple(row["worst"]["index"])}
+            sums = PairSums(
+                **row["sums"],
+                channel=tensors.get(f"{number}.channel"),
+                bins=tensors[f"{number}.bins"],
+                rows=[rows],
+                worst=WorstElement(**worst),
+            )
+            result = PortResult(
+                row["module"], row["port"], Stage(**row["stage"]), row["order"], row["dtype"],
+                row["kind"], row["elementwise"], sums, ExactCount(**exact),
+            )  # fmt: skip
+            results.ports[result.module, result.port] = result
+        return results
+
+
+
+
+def _append_new(names: list[str], name: str) -> None:
+    if name not in names:
+        names.append(name)

@@ -1,0 +1,1 @@
+"""`assay check generate`: does a model generate here as it does on the reference?"""

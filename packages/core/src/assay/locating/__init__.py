@@ -1,0 +1,1 @@
+"""Which stage made an error, and which operation in it."""

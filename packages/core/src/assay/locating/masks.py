@@ -1,0 +1,57 @@
+"""Attention masks by what they allow, whatever form an attention implementation gives them."""
+
+import torch
+from torch import Tensor
+
+from assay.sites import RowMap
+
+# Attention implementations whose masks say all there is: others (flash, flex) get the padding and
+# the window by other ways, their masks are left as they are and judged by what attention returns.
+COMPARABLE_IMPLEMENTATIONS = frozenset({"eager", "sdpa"})
+
+
+def is_attention_mask(port: str, expected: Tensor) -> bool:
+    """Whether the tensor at `port` says for each query which keys it may see."""
+    return port.rpartition(".")[2].endswith("mask") and expected.ndim == 4
+
+
+def allowed(mask: Tensor) -> Tensor:
+    """Which columns each row of an additive or boolean mask lets through."""
+    if mask.dtype is torch.bool:
+        return mask
+    if not mask.is_floating_point():
+        return mask != 0
+    return mask > torch.finfo(mask.dtype).min / 2
+
+
+def count_differences(actual: Tensor | None, expected: Tensor, rows: RowMap | None) -> tuple[int, int]:
+    """How many valid (query, key) pairs were compared and how many differ.
+
+    actual: a mask, or None for an implementation's own causal mask.
+    expected: the mask that the reference made, (B, 1, T, S).
+    Rows of padding queries take no part.
+    """
+    expected_BT1S = allowed(expected)
+    batch, _, length, num_keys = expected_BT1S.shape
+    if actual is None:
+        causal = torch.ones(length, num_keys, dtype=torch.bool).tril(num_keys - length)
+        actual_BT1S = causal.expand(batch, 1, length, num_keys)
+    else:
+        actual_BT1S = allowed(actual.detach().cpu())
+    valid = torch.ones(batch, length, dtype=torch.bool)
+    if rows is not None and (rows.num_rows, rows.length) == (batch, length):
+        valid = torch.tensor(rows.positions) >= 0
+    num_compared = int(valid.sum()) * num_keys
+    try:
+        different = actual_BT1S.broadcast_to(expected_BT1S.shape) != expected_BT1S
+    except RuntimeError:  # another shape: no pair agrees
+        return num_compared, num_compared
+    return num_compared, int(different[valid[:, None, :, None].expand_as(different)].sum())
+
+
+def in_form_of(actual: Tensor, expected: Tensor) -> Tensor:
+    """`expected` as a mask of the kind and dtype of `actual`."""
+    if actual.dtype is torch.bool:
+        return allowed(expected)
+    lowest = torch.finfo(actual.dtype).min
+    return torch.zeros_like(expected, dtype=actual.dtype).masked_fill(~allowed(expected), lowest)

@@ -1,0 +1,307 @@
+"""One pass over the reference's calls: every stage is fed the reference's inputs and measured.
+
+What the running model's own code hands to a child, or returns from one, is compared with what
+the reference recorded there, and then replaced by it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.comparing.results import PortResult, ReplayResults
+from assay.locating.masks import (
+    COMPARABLE_IMPLEMENTATIONS,
+    count_differences,
+    in_form_of,
+    is_attention_mask,
+)
+from assay.locating.routing import find_scores, near_tie_rows
+from assay.recording.caches import CacheWatch
+from assay.recording.hooks import Entry
+from assay.recording.nested import iterate_leaves, iterate_tensors, map_tensors
+from assay.recording.rounding import Border
+from assay.recording.timeline import RowLayout, flatten_rows
+from assay.sites import Call, CallSite, RowMap
+from assay.stages import stage_that_made
+from assay.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSource:
+    """Where in the trace the running batch is found.
+
+    batch: number of the trace's batch; row: the only row of it that is run, None for all.
+    """
+
+    batch: int
+    row: int | None = None
+
+    def select_rows(self, rows: RowMap | None) -> RowMap | None:
+        """The row map of what is run."""
+        if self.row is None or rows is None:
+            return rows
+        return RowMap((rows.prompts[self.row],), (rows.positions[self.row],))
+
+    def select(self, tensor: Tensor, rows: RowMap | None) -> Tensor:
+        """The part of a recorded tensor that belongs to what is run."""
+        if self.row is None or rows is None:
+            return tensor
+        layout = RowLayout.of_shape(tensor.shape, rows)
+        if layout.batch_dim is None:
+            return tensor
+        size = rows.length if layout.flattened else 1
+        return tensor[self.row * size : (self.row + 1) * size]
+
+
+@dataclass(slots=True)
+class _Matched:
+    """A call under way and its partner in the trace."""
+
+    call: Call
+    rows: RowMap | None
+    caches: dict[Any, Any]
+    seen: set[str] = field(default_factory=set)
+    excluded: Tensor | None = None  # rows of a router whose choice is a near tie
+
+
+@dataclass
+class Replayer:
+    """A listener that measures a model against `trace` and feeds it the trace's values.
+
+    attention: the attention implementation of the model that runs.
+    """
+
+    trace: Trace
+    border: Border
+    attention: str = "eager"
+    results: ReplayResults = field(default_factory=ReplayResults)
+    source: BatchSource = field(default_factory=lambda: BatchSource(0))
+    _handed_on: dict[int, tuple[Tensor, str]] = field(default_factory=dict)
+    _caches: CacheWatch = field(default_factory=CacheWatch)
+    _called: set[CallSite] = field(default_factory=set)
+
+    def enter(self, entry: Entry) -> None:
+        """Compare and replace the arguments of a call that the trace knows."""
+        if entry.call.caller is None:
+            self._caches.begin_root()
+            self._handed_on.clear()
+        expected = self._partner(entry)
+        if expected is None:
+            self.results.note_extra_call(entry.call.site)
+            return
+        self._called.add(expected.site)
+        matched = _Matched(expected, self.source.select_rows(expected.rows), {})
+        entry.state = matched
+        for name, value in entry.arguments.items():
+            entry.arguments[name] = map_tensors(
+                value, f"input.{name}", lambda port, tensor: self._meet(entry, port, tensor)
+            )
+        self._supply_masks(entry)
+        matched.caches = self._caches.snapshot(entry.arguments)
+
+    def leave(self, entry: Entry, output: Any) -> Any:  # noqa: ANN401 - see Listener
+        """Compare and replace the results of a call that the trace knows."""
+        matched: _Matched | None = entry.state
+        if matched is None:
+            return output
+        matched.excluded = self._near_ties(entry, output)
+        output = map_tensors(
+            output, "output", lambda port, tensor: self._meet(entry, port, tensor)
+        )
+        length = matched.rows.length if matched.rows is not None else None
+        for addition in self._caches.additions(entry.arguments, matched.caches, length):
+            fed = self._meet(entry, addition.port, addition.tensor)
+            if fed is not addition.tensor:
+                addition.tensor.copy_(fed)
+            result = self._result(entry, addition.port, addition.tensor)
+            result.exact.add(1, int(addition.history_changed))
+        self._note_missing_ports(entry, output)
+        return output
+
+    def finish_root(self, entry: Entry) -> None:
+        """Nothing is kept over root calls but the sums."""
+        del entry
+        self._handed_on.clear()
+
+    def finish(self) -> ReplayResults:
+        """The results, with every expected call that was not made."""
+        made = {(site.step, site.micro_batch, site.module) for site in self._called}
+        for call in self.trace.calls:
+            if call.site not in self._called:
+                at = call.site
+                covered = any(
+                    (at.step, at.micro_batch, parent) in made for parent in _ancestors(at.module)
+                )
+                self.results.note_missing_call(at, covered=covered)
+        return self.results
+
+    def _partner(self, entry: Entry) -> Call | None:
+        site = entry.call.site
+        expected = self.trace.find(
+            CallSite(site.step, site.module, site.call, micro_batch=self.source.batch)
+        )
+        if expected is None:
+            return None
+        for name, value in entry.arguments.items():
+            for port, tensor in iterate_tensors(value, f"input.{name}"):
+                if port in expected.ports and tensor.is_floating_point() and tensor.ndim != 4:
+                    recorded = self.source.select(self.trace.tensor(expected, port), expected.rows)
+                    if recorded.shape != tensor.shape:
+                        return None
+        return expected
+
+    def _meet(self, entry: Entry, port: str, actual: Tensor) -> Tensor:
+        """Measure `actual` and return what takes its place."""
+        matched: _Matched = entry.state
+        if port not in matched.call.ports:
+            self.results.note_extra_port(entry.call.site.module, port)
+            return actual
+        matched.seen.add(port)
+        key = self.trace.stored(matched.call, port).digest
+        known = self._handed_on.get(id(actual))
+        if known is not None and known[1] == key:
+            self.results.num_identical += 1
+            return actual
+        expected = self.source.select(self.trace.tensor(matched.call, port), matched.call.rows)
+        result = self._result(entry, port, actual)
+        if is_attention_mask(port, expected):
+            return self._meet_mask(result, matched, actual, expected)
+        value = actual.detach().cpu()
+        if value.shape != expected.shape:
+            result.exact.add(expected.numel(), expected.numel())
+            return actual
+        self._measure(result, matched, value, expected)
+        fed = self.border.hand_on(expected, actual.dtype).to(actual.device)
+        self._handed_on[id(fed)] = (fed, key)
+        return fed
+
+    def _measure(
+        self, result: PortResult, matched: _Matched, actual: Tensor, expected: Tensor
+    ) -> None:
+        layout = RowLayout.of_shape(expected.shape, matched.rows)
+        actual_RC, prompt, position = flatten_rows(actual, layout, matched.rows)
+        expected_RC, _, _ = flatten_rows(expected, layout, matched.rows)
+        if matched.excluded is not None and len(matched.excluded) == expected.shape[0]:
+            keep = ~flatten_rows(matched.excluded[:, None], layout, matched.rows)[0][:, 0]
+            result.exact.num_near_ties += int((~keep).sum())
+            actual_RC, expected_RC = actual_RC[keep], expected_RC[keep]
+            prompt, position = prompt[keep], position[keep]
+        if expected.is_floating_point():
+            if actual.dtype is torch.float64:
+                actual_RC = actual_RC.to(expected.dtype)  # the yardstick, as it was stored
+            result.sums.add(actual_RC, expected_RC, prompt, position)
+            return
+        different = (actual_RC != expected_RC).any(-1)
+        result.exact.add(len(different), int(different.sum()))
+        if bool(different.any()) and result.exact.first == (-1, -1):
+            first = int(different.nonzero()[0])
+            result.exact.first = (int(prompt[first]), int(position[first]))
+
+    def _meet_mask(
+        self, result: PortResult, matched: _Matched, actual: Tensor, expected: Tensor
+    ) -> Tensor:
+        if self.attention not in COMPARABLE_IMPLEMENTATIONS:
+            return actual
+        compared, different = count_differences(actual, expected, matched.rows)
+        result.exact.add(compared, different)
+        if actual.shape[-2:] != expected.shape[-2:]:
+            return actual
+        return in_form_of(actual, expected).to(actual.device)
+
+    def _supply_masks(self, entry: Entry) -> None:
+        """Where the reference has a mask and the model none, it must mean the causal one."""
+        matched: _Matched = entry.state
+        if self.attention not in COMPARABLE_IMPLEMENTATIONS:
+            return
+        for name, value in entry.arguments.items():
+            port = f"input.{name}"
+            if value is not None or port not in matched.call.ports:
+                continue
+            expected = self.source.select(
+                self.trace.tensor(matched.call, port), matched.call.rows
+            )
+            if not is_attention_mask(port, expected):
+                continue
+            matched.seen.add(port)
+            compared, different = count_differences(None, expected, matched.rows)
+            self._result(entry, port, expected).exact.add(compared, different)
+            if different:
+                dtype = next(
+                    (p.dtype for p in entry.module.parameters() if p.is_floating_point()),
+                    torch.float32,
+                )
+                device = next((p.device for p in entry.module.parameters()), expected.device)
+                entry.arguments[name] = in_form_of(torch.zeros(0, dtype=dtype), expected).to(device)
+
+    def _near_ties(self, entry: Entry, output: Any) -> Tensor | None:  # noqa: ANN401
+        matched: _Matched = entry.state
+        tensors = {
+            port: tensor.detach().cpu()
+            for port, tensor in iterate_tensors(output, "output")
+            if port in matched.call.ports and tensor.ndim == 2
+        }
+        choices = {port: t for port, t in tensors.items() if not t.is_floating_point()}
+        if not choices or len(choices) == len(tensors):
+            return None
+        recorded = {
+            port: self.source.select(self.trace.tensor(matched.call, port), matched.call.rows)
+            for port in tensors
+        }
+        for port, actual in choices.items():
+            scores = find_scores(recorded[port], {p: recorded[p] for p in tensors if p != port})
+            if scores is not None and actual.shape == recorded[port].shape:
+                return near_tie_rows(actual, recorded[port], recorded[scores], tensors[scores])
+        return None
+
+    def _result(self, entry: Entry, port: str, value: Tensor) -> PortResult:
+        key = (entry.call.site.module, port)
+        result = self.results.ports.get(key)
+        if result is None:
+            stage = stage_that_made(entry.call, port)
+            made_here = not port.startswith("input.")
+            result = PortResult(
+                *key,
+                stage,
+                len(self.results.ports),
+                str(value.dtype).removeprefix("torch."),
+                entry.call.class_name if made_here else "",
+                elementwise=made_here and _is_elementwise(entry, value),
+            )
+            self.results.ports[key] = result
+        return result
+
+    def _note_missing_ports(self, entry: Entry, output: Any) -> None:  # noqa: ANN401
+        matched: _Matched = entry.state
+        absent = set(matched.call.ports) - matched.seen
+        if not absent:
+            return
+        offered_none = {
+            port
+            for name, value in [*entry.arguments.items(), ("", output)]
+            for port, leaf in iterate_leaves(value, f"input.{name}" if name else "output")
+            if leaf is None
+        }
+        for port in absent - offered_none:
+            if port.startswith("input.") and port.split(".")[1] not in entry.arguments:
+                offered_none.add(port)  # an optional argument that this code does not use
+        for port in sorted(absent - offered_none):
+            self.results.note_missing_port(entry.call.site, port)
+
+
+def _is_elementwise(entry: Entry, output: Tensor) -> bool:
+    module = entry.module
+    if next(module.children(), None) is not None or next(module.parameters(), None) is not None:
+        return False
+    inputs = [
+        tensor
+        for name, value in entry.arguments.items()
+        for _, tensor in iterate_tensors(value, name)
+    ]
+    return len(inputs) == 1 and inputs[0].shape == output.shape and inputs[0].is_floating_point()
+
+
+def _ancestors(module: str) -> list[str]:
+    parts = module.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]

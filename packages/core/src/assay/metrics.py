@@ -1,0 +1,280 @@
+"""The numbers between two tensors, in one pass over both.
+
+`PairSums` pools every call of one port: sums over elements, over channels (the last dim) and over
+bins of the expected value. All statistics by which a stage is judged are functions of these sums,
+so the process that runs the candidate only adds, and the process that judges only divides.
+
+Shape legend: R rows (tokens), C channels (last dim), K bins.
+"""
+
+import math
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from assay.errors import UsageError
+
+# Elements handled at a time: what fits the caches of one core. Measured by `nox -s perf`.
+CHUNK_ELEMENTS = 1 << 16
+
+# Of each call at most this many elements take part in the bins: binning costs ten times a sum.
+BINNED_ELEMENTS = 1 << 14
+
+# Bins of the expected value in units of its root mean square: the quantiles n/24 of a normal
+# distribution, and tails, where saturating functions (softcaps, activations) act.
+_CENTRE = [NormalDist().inv_cdf(n / 24) for n in range(1, 24)]
+_TAIL = [2.5, 3.5, 5.0, 8.0]
+BIN_EDGES = tuple([-edge for edge in reversed(_TAIL)] + _CENTRE + _TAIL)
+NUM_BINS = len(BIN_EDGES) + 1
+
+# A row counts with at least this share of the root mean square row norm, so that a nearly zero
+# row does not turn rounding into a large relative error.
+ROW_FLOOR = 0.1
+
+
+class ShapeMismatchError(UsageError):
+    """Two tensors that should be compared have different shapes."""
+
+    @classmethod
+    def of(cls, actual: Tensor, expected: Tensor) -> Self:
+        """The error for this pair."""
+        return cls(f"actual has shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a difference from a value of `dtype` is taken exactly enough.
+
+    Low-precision values differ from the expected ones by 2**-12 and more, float32 resolves that
+    to 2**-12 again; the differences of float32 values need float64.
+    """
+    return torch.float64 if dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def _zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float64)
+
+
+@dataclass(slots=True)
+class RowErrors:
+    """Error norms of single rows, each with the prompt and position that it belongs to.
+
+    Shapes: all (R,); `error` and `expected` are Euclidean norms, `scale` is the root mean square
+    of the expected row norms of the same call.
+    """
+
+    prompt: Tensor
+    position: Tensor
+    error: Tensor
+    expected: Tensor
+    scale: Tensor
+
+    @classmethod
+    def concatenate(cls, parts: "list[RowErrors]") -> "RowErrors":
+        """All rows of `parts`, in order."""
+        names = cls.__slots__
+        if not parts:
+            return cls(*(torch.zeros(0) for _ in names))
+        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+
+    def relative(self) -> Tensor:
+        """Relative error of each row, (R,); nan where the actual row holds a NaN."""
+        floor = ROW_FLOOR * self.scale
+        denominator = torch.maximum(self.expected, floor)
+        ratio = self.error / denominator
+        ratio[(self.error == 0) & (denominator == 0)] = 0.0
+        return ratio
+
+
+@dataclass(slots=True)
+class WorstElement:
+    """The element with the largest absolute error."""
+
+    difference: float = -1.0
+    actual: float = math.nan
+    expected: float = math.nan
+    index: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class PairSums:
+    """Sums over all compared pairs of one port; d = actual - expected, e = expected."""
+
+    num_elements: int = 0
+    num_calls: int = 0
+    dd: float = 0.0
+    ee: float = 0.0
+    de: float = 0.0
+    dede: float = 0.0  # of (d e)**2: the variance of `de` under independent errors
+    num_nan: int = 0  # of actual where expected is finite
+    num_inf: int = 0
+    num_misrounded: int = 0
+    channel_rows: int = 0
+    channel: Tensor | None = None  # (4, C): sums of d, d e, e e, d d
+    bins: Tensor = field(default_factory=lambda: _zeros(3, NUM_BINS))  # count, d, d d; d over rms
+    rows: list[RowErrors] = field(default_factory=list)
+    worst: WorstElement = field(default_factory=WorstElement)
+
+    def add(self, actual_RC: Tensor, expected_RC: Tensor, prompt: Tensor, position: Tensor) -> None:
+        """Add one call.
+
+        Shapes: actual and expected (R, C); prompt and position (R,).
+        Non-finite values are counted and left out of the sums; their rows have error nan.
+        Raises: ShapeMismatchError if the shapes differ.
+        """
+        if actual_RC.shape != expected_RC.shape:
+            raise ShapeMismatchError.of(actual_RC, expected_RC)
+        self.num_calls += 1
+        if actual_RC.numel() == 0:
+            return
+        dtype = compute_dtype(actual_RC.dtype)
+        num_rows, num_channels = actual_RC.shape
+        if self.channel is None:
+            self.channel = _zeros(4, num_channels)
+        channel = self.channel if self.channel.shape[1] == num_channels else None
+        row_dd, row_ee = _zeros(num_rows), _zeros(num_rows)
+        step = max(1, CHUNK_ELEMENTS // num_channels)
+        for start in range(0, num_rows, step):
+            rows = slice(start, start + step)
+            actual, expected = actual_RC[rows], expected_RC[rows].to(dtype)
+            difference = actual.to(dtype) - expected
+            bad = None
+            if not math.isfinite(float(difference.sum())):
+                bad = self._count_nonfinite(actual, expected, difference)
+            self._find_worst(difference, actual, expected, start)
+            row_dd[rows], row_ee[rows] = self._add_chunk(difference, expected, channel)
+            if bad is not None:
+                row_dd[rows][bad] = math.nan
+            self.num_misrounded += int((expected.to(actual.dtype) != actual).sum())
+        self.num_elements += actual_RC.numel()
+        if channel is not None:
+            self.channel_rows += num_rows
+        self.ee += float(row_ee.sum())
+        self.dd += float(row_dd.nansum())
+        scale = math.sqrt(float(row_ee.mean()))
+        self._add_bins(actual_RC, expected_RC, scale / math.sqrt(num_channels), dtype)
+        self.rows.append(
+            RowErrors(
+                prompt, position, row_dd.sqrt(), row_ee.sqrt(), torch.full_like(row_ee, scale)
+            )
+        )
+
+    def _count_nonfinite(self, actual: Tensor, expected: Tensor, difference: Tensor) -> Tensor:
+        """Count, set the differences there to zero, and return which rows were hit, (R,)."""
+        wrong = ~actual.isfinite() & expected.isfinite()
+        self.num_nan += int((actual.isnan() & wrong).sum())
+        self.num_inf += int((actual.isinf() & wrong).sum())
+        # Two infinities of one sign agree: an additive mask holds them.
+        same = (actual == expected) | (actual.isnan() & expected.isnan())
+        rows_hit: Tensor = (~difference.isfinite() & ~same).any(dim=1)
+        difference.masked_fill_(~difference.isfinite(), 0.0)
+        expected.masked_fill_(~expected.isfinite(), 0.0)
+        return rows_hit
+
+    def _find_worst(self, d: Tensor, actual: Tensor, expected: Tensor, start: int) -> None:
+        low, high = torch.aminmax(d)
+        largest = max(-float(low), float(high))
+        if largest > self.worst.difference:
+            flat = int(d.abs().argmax())
+            row, column = divmod(flat, d.shape[1])
+            self.worst = WorstElement(
+                largest, float(actual[row, column]), float(expected[row, column]), (start + row, column)
+            )
+
+    def _add_chunk(self, d: Tensor, e: Tensor, channel: Tensor | None) -> tuple[Tensor, Tensor]:
+        de, dd, ee = d * e, d * d, e * e
+        if channel is not None:
+            channel[0] += d.sum(0)
+            channel[1] += de.sum(0)
+            channel[2] += ee.sum(0)
+            channel[3] += dd.sum(0)
+        self.de += float(de.sum())
+        self.dede += float((de * de).sum())
+        return dd.sum(1).double(), ee.sum(1).double()
+
+    def _add_bins(self, actual: Tensor, expected: Tensor, rms: float, dtype: torch.dtype) -> None:
+        if not rms > 0 or not math.isfinite(rms):
+            return
+        stride = -(-actual.numel() // BINNED_ELEMENTS)
+        # An odd stride: an even one would see only some of the channels.
+        stride += 1 - stride % 2
+        e = expected.reshape(-1)[::stride].to(dtype)
+        d = actual.reshape(-1)[::stride].to(dtype) - e
+        finite = d.isfinite()
+        e, d = e[finite] / rms, d[finite].double() / rms
+        index = torch.bucketize(e, torch.tensor(BIN_EDGES, dtype=dtype))
+        self.bins[0] += torch.bincount(index, minlength=NUM_BINS)
+        self.bins[1] += torch.bincount(index, weights=d, minlength=NUM_BINS)
+        self.bins[2] += torch.bincount(index, weights=d * d, minlength=NUM_BINS)
+
+    # Statistics: each a function of the sums alone.
+
+    @property
+    def relative_error(self) -> float:
+        """||d|| / ||e||, dimensionless; inf if only e is zero, nan if a value was not finite.
+
+        Source: Golub & Van Loan, Matrix Computations, 2.3 (norms).
+        """
+        if self.num_nan or self.num_inf:
+            return math.nan
+        if self.ee == 0:
+            return math.inf if self.dd > 0 else 0.0
+        return math.sqrt(self.dd / self.ee)
+
+    @property
+    def slope(self) -> float:
+        """Least-squares slope of d on e through the origin: the relative error of a scale."""
+        return self.de / self.ee if self.ee else 0.0
+
+    @property
+    def slope_standard_error(self) -> float:
+        """Standard error of `slope` under independent errors of unequal variance.
+
+        Source: White, Econometrica 48 (1980) 817, for one regressor.
+        """
+        return math.sqrt(self.dede) / self.ee if self.ee else 0.0
+
+    @property
+    def misrounded_share(self) -> float:
+        """Share of elements that are not the expected value rounded to the actual dtype."""
+        return self.num_misrounded / self.num_elements if self.num_elements else 0.0
+
+    def bin_bias(self) -> tuple[float, float]:
+        """Root mean square over the bins of the mean error, and what chance alone gives.
+
+        Both in units of the root mean square of e. Bins with under 16 elements are left out.
+        """
+        count, total, square = self.bins
+        used = count >= 16
+        if not bool(used.any()):
+            return 0.0, 0.0
+        n, mean = count[used], total[used] / count[used]
+        variance = (square[used] / n - mean * mean).clamp(min=0)
+        return float((mean**2).mean().sqrt()), float((variance / n).mean().sqrt())
+
+    def channel_scores(self) -> Tensor:
+        """For each channel how many standard errors its slope and its mean error are from zero.
+
+        Shape: (2, C); empty if there are under 32 rows or the ports had different widths.
+        """
+        if self.channel is None or self.channel_rows < 32 or self.channel_rows * self.channel.shape[1] != self.num_elements:
+            return _zeros(2, 0)
+        n = self.channel_rows
+        d, de, ee, dd = self.channel
+        noise = (dd / n).sqrt()
+        slope = (de.abs() / ee.sqrt().clamp(min=1e-300)) / noise.clamp(min=1e-300)
+        bias = (d / n).abs() * math.sqrt(n) / noise.clamp(min=1e-300)
+        scores = torch.stack([slope, bias])
+        scores[:, dd == 0] = 0.0
+        return scores
+
+    def worst_row(self) -> tuple[float, int, int]:
+        """Largest relative error of a row, with its prompt and position; nan counts as largest."""
+        rows = RowErrors.concatenate(self.rows)
+        if rows.error.numel() == 0:
+            return 0.0, -1, -1
+        relative = rows.relative()
+        index = int(torch.where(relative.isnan(), torch.inf, relative).argmax())
+        return float(relative[index]), int(rows.prompt[index]), int(rows.position[index])

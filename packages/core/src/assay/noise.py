@@ -1,0 +1,146 @@
+"""Noise ratios: by how much a candidate's error exceeds that of a healthy run in its dtype.
+
+Each statistic is a pair of numbers of the same kind, one of the candidate and one of the noise
+run (trusted device, candidate's dtype), both against the yardstick. The ratio is judged by a limit
+that was calibrated for this statistic (docs/noise.md).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from assay.metrics import PairSums
+
+Statistic = Literal[
+    "replay-tensor", "replay-row", "replay-slope", "replay-bins", "replay-channel", "replay-share",
+    "exact", "non-finite",
+    "logits-kl", "logits-kl-worst", "logits-error", "logits-worst",
+]  # fmt: skip
+
+# Floors of the noise, in unit roundoffs of the values' dtype: less than this no rounded
+# computation can be held to. Half a unit for single values; means over many values are known
+# better, measured on trained models in bfloat16: slopes to 1/1000, bin means to 1/200.
+TENSOR_FLOOR = 1 / 2
+SLOPE_FLOOR = 1 / 1000
+BINS_FLOOR = 1 / 200
+
+# A slope within three standard errors of zero is chance.
+SLOPE_STANDARD_ERRORS = 3.0
+
+# Where operations round one by one, so many elements may still be rounded the wrong way: an
+# accurate float32 function rounded to bfloat16 gives under 0.01%, the wrong GELU 8.7%.
+SHARE_FLOOR = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """One statistic at one place.
+
+    actual, expected: error of the candidate and of the noise run, as they are judged; both are
+        relative errors, so that limit * expected is the smallest error that would have failed.
+    """
+
+    statistic: Statistic
+    actual: float
+    expected: float
+
+    @property
+    def value(self) -> float:
+        """actual / expected; inf where the candidate's error is not a number."""
+        if math.isnan(self.actual):
+            return math.inf
+        if self.actual == 0:
+            return 0.0
+        return self.actual / self.expected if self.expected > 0 else math.inf
+
+
+def tensor_ratio(actual: PairSums, noise: PairSums | None, unit_roundoff: float) -> Ratio:
+    """Relative error of the whole tensor, pooled over calls."""
+    expected = noise.relative_error if noise is not None else 0.0
+    return Ratio(
+        "replay-tensor", actual.relative_error, max(expected, TENSOR_FLOOR * unit_roundoff)
+    )
+
+
+def row_ratio(actual: PairSums, noise: PairSums | None, unit_roundoff: float) -> Ratio:
+    """Worst row against the worst row: a fault in a few tokens drowns in the average."""
+    expected = noise.worst_row()[0] if noise is not None else 0.0
+    return Ratio(
+        "replay-row", actual.worst_row()[0], max(expected, TENSOR_FLOOR * unit_roundoff)
+    )
+
+
+def slope_ratio(
+    actual: PairSums, noise: PairSums | None, unit_roundoff: float, common: float = 0.0
+) -> Ratio:
+    """Slope of the error on the yardstick: a wrong scale, far below the rounding noise.
+
+    common: a slope that all stages of this device share; it is the device's arithmetic.
+    """
+    chance = max(
+        sums.slope_standard_error for sums in (actual, noise) if sums is not None
+    )
+    expected = max(
+        abs(noise.slope) if noise is not None else 0.0,
+        SLOPE_STANDARD_ERRORS * chance,
+        SLOPE_FLOOR * unit_roundoff,
+    )
+    return Ratio("replay-slope", abs(actual.slope - common), expected)
+
+
+def bins_ratio(actual: PairSums, noise: PairSums | None, unit_roundoff: float) -> Ratio:
+    """Mean error by size of the value: a function of another shape."""
+    bias, chance = actual.bin_bias()
+    noise_bias, noise_chance = noise.bin_bias() if noise is not None else (0.0, 0.0)
+    return Ratio(
+        "replay-bins", bias, max(noise_bias, chance, noise_chance, BINS_FLOOR * unit_roundoff)
+    )
+
+
+def channel_ratio(actual: PairSums, noise: PairSums | None, unit_roundoff: float) -> Ratio:
+    """The worst channel's slope or mean error, in standard errors of the noise run's errors.
+
+    Given as relative errors of a channel: the score times the noise of a channel's mean.
+    """
+    scale = channel_noise(actual, noise, unit_roundoff)
+    if scale is None:
+        return Ratio("replay-channel", 0.0, 1.0)
+    score = _largest_score(actual, scale)
+    num_channels = scale.numel()
+    # The largest of 2 C normal variables: sqrt(2 ln 2C) (Cramer, Mathematical Methods, 28.6).
+    chance = math.sqrt(2 * math.log(2 * num_channels))
+    noise_score = _largest_score(noise, scale) if noise is not None else 0.0
+    unit = float(scale.mean()) / math.sqrt(max(actual.ee / actual.num_elements, 1e-300))
+    unit /= math.sqrt(actual.channel_rows)
+    return Ratio("replay-channel", score * unit, max(noise_score, chance) * unit)
+
+
+def channel_noise(
+    actual: PairSums, noise: PairSums | None, unit_roundoff: float
+) -> torch.Tensor | None:
+    """Root mean square error of each channel in the noise run, at least half a unit, (C,)."""
+    if actual.channel is None or actual.channel_scores().numel() == 0:
+        return None
+    floor = TENSOR_FLOOR * unit_roundoff * (actual.channel[2] / actual.channel_rows).sqrt()
+    floor = floor.clamp(min=TENSOR_FLOOR * unit_roundoff * math.sqrt(actual.ee / actual.num_elements))
+    if noise is None or noise.channel is None or noise.channel.shape != actual.channel.shape:
+        return floor
+    return torch.maximum(floor, (noise.channel[3] / max(noise.channel_rows, 1)).sqrt())
+
+
+def _largest_score(sums: PairSums, scale: torch.Tensor) -> float:
+    if sums.channel is None or sums.channel_rows == 0:
+        return 0.0
+    d, de, ee, _ = sums.channel
+    rows = math.sqrt(sums.channel_rows)
+    slope = de.abs() / ee.sqrt().clamp(min=1e-300) / scale.clamp(min=1e-300)
+    bias = d.abs() / rows / scale.clamp(min=1e-300)
+    return float(torch.maximum(slope, bias).max())
+
+
+def share_ratio(actual: PairSums, noise: PairSums | None) -> Ratio:
+    """Share of wrongly rounded elements, where every operation rounds one by one."""
+    expected = noise.misrounded_share if noise is not None else 0.0
+    return Ratio("replay-share", actual.misrounded_share, max(expected, SHARE_FLOOR))

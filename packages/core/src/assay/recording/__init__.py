@@ -1,0 +1,1 @@
+"""What happens in a run: hooks on modules, caches, operations, exact double precision."""

@@ -1,0 +1,193 @@
+"""Hooks on every module of a model, told as one story: who calls whom, with what, in which order."""
+
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from assay.recording.modes import is_suspended, suspended
+from assay.recording.timeline import Timeline
+from assay.sites import Call, CallSite, RowMap, unwrapped_path
+
+
+@dataclass(slots=True)
+class Entry:
+    """One call that is under way. `arguments` are named by the forward signature."""
+
+    call: Call
+    module: nn.Module
+    arguments: dict[str, Any]
+    state: Any = None  # what the listener wants to find again when the call ends
+
+
+class Listener(Protocol):
+    """What a run is watched for. Both methods may replace what passes the border."""
+
+    def enter(self, entry: Entry) -> None:
+        """A module was called; may change `entry.arguments` in place."""
+
+    def leave(self, entry: Entry, output: Any) -> Any:  # noqa: ANN401 - whatever modules return
+        """The module returns `output`; returns what its caller shall see."""
+
+    def finish_root(self, entry: Entry) -> None:
+        """The root call has ended."""
+
+
+@dataclass
+class Watch:
+    """Tells a listener every module call of a model.
+
+    timeline: rows of the batch that is being run; None if nothing is known of them.
+    """
+
+    listener: Listener
+    batch: int = 0
+    timeline: Timeline | None = None
+    step: int = -1
+    order: int = 0
+    _column: int = 0
+    _stack: list[Entry] = field(default_factory=list)
+    _counts: Counter[str] = field(default_factory=Counter)
+    _rows: RowMap | None = None
+
+    def begin_batch(self, number: int, timeline: Timeline | None) -> None:
+        """The next root call is the first of this batch."""
+        self.batch, self.timeline = number, timeline
+        self.step, self._column = -1, 0
+
+    @property
+    def current(self) -> str | None:
+        """Path of the module whose code is running, None outside of the model."""
+        return self._stack[-1].call.site.module if self._stack else None
+
+    @property
+    def current_call(self) -> tuple[str, int, int] | None:
+        """Path, step and call of the module whose code is running."""
+        if not self._stack:
+            return None
+        site = self._stack[-1].call.site
+        return site.module, site.step, site.call
+
+    @contextmanager
+    def attached(self, model: nn.Module) -> Iterator[None]:
+        """Watch `model` inside this context."""
+        handles = []
+        for path, module in model.named_modules():
+            name = unwrapped_path(path)
+            if module is not model and not name:
+                continue  # a wrapper's inside: the wrapped model is the root already
+            pre = self._pre_hook(name, _Signature(module))
+            post = self._post_hook()
+            handles.append(module.register_forward_pre_hook(pre, with_kwargs=True))
+            handles.append(module.register_forward_hook(post, with_kwargs=True))
+        _forget_compiled_graphs()
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            _forget_compiled_graphs()
+
+    def _pre_hook(self, name: str, signature: "_Signature") -> Callable[..., Any]:
+        @torch.compiler.disable
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+            if is_suspended():
+                return None
+            with suspended():
+                arguments = signature.bind(args, kwargs)
+                if not self._stack:
+                    self._begin_root(arguments)
+                site = CallSite(
+                    self.step, name, self._counts[name], micro_batch=self.batch
+                )
+                self._counts[name] += 1
+                caller = self._stack[-1].call.site.module if self._stack else None
+                call = Call(site, type(module).__name__, caller, self.order, rows=self._rows)
+                self.order += 1
+                entry = Entry(call, module, arguments)
+                self._stack.append(entry)
+                self.listener.enter(entry)
+                return signature.unbind(entry.arguments, len(args))
+
+        return enter
+
+    def _post_hook(self) -> Callable[..., Any]:
+        @torch.compiler.disable
+        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:  # noqa: ANN401
+            del args, kwargs
+            if is_suspended():
+                return None
+            with suspended():
+                while self._stack and self._stack[-1].module is not module:
+                    self._stack.pop()  # a callee that left by an exception its caller caught
+                entry = self._stack.pop()
+                output = self.listener.leave(entry, output)
+                if not self._stack:
+                    self.listener.finish_root(entry)
+                return output
+
+        return leave
+
+    def _begin_root(self, arguments: dict[str, Any]) -> None:
+        self.step += 1
+        self._counts.clear()
+        length = _sequence_length(arguments)
+        if self.timeline is None or length is None:
+            self._rows = None
+            return
+        self._rows = self.timeline.rows(self._column, length)
+        self._column += length
+
+
+def _sequence_length(arguments: dict[str, Any]) -> int | None:
+    for name in ("input_ids", "inputs_embeds", "decoder_input_ids"):
+        tensor = arguments.get(name)
+        if isinstance(tensor, torch.Tensor) and tensor.ndim >= 2:
+            return tensor.shape[1]
+    return None
+
+
+def _forget_compiled_graphs() -> None:
+    """Make torch.compile trace again: graphs made without hooks do not call them."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+
+
+class _Signature:
+    """Arguments of a forward method by name, and back to how it was called.
+
+    What came by position goes back by position: wrappers of Hugging Face look into keywords only.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._names = []
+        self._rest = "args"
+        for parameter in inspect.signature(module.forward).parameters.values():
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+                self._names.append(parameter.name)
+            elif parameter.kind is parameter.VAR_POSITIONAL:
+                self._rest = parameter.name
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """All arguments by name; positional ones beyond the names as one tuple."""
+        arguments: dict[str, Any] = dict(zip(self._names, args, strict=False))
+        if len(args) > len(self._names):
+            arguments[self._rest] = args[len(self._names) :]
+        return arguments | kwargs
+
+    def unbind(
+        self, arguments: dict[str, Any], num_positional: int
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """`arguments` in the form of a call that had `num_positional` positional ones."""
+        names = self._names[:num_positional]
+        args = tuple(arguments[name] for name in names)
+        if num_positional > len(self._names):
+            args += tuple(arguments[self._rest])
+            names = [*names, self._rest]
+        return args, {name: value for name, value in arguments.items() if name not in names}

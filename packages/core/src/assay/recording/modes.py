@@ -1,0 +1,25 @@
+"""Suspending what watches or changes torch functions while our own code computes."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from assay.devices.base import suspend_execution
+
+_state = threading.local()
+
+
+def is_suspended() -> bool:
+    """Whether the calling thread is inside `suspended()`."""
+    return getattr(_state, "depth", 0) > 0
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Run our own arithmetic: no precision mode, no operation recorder, no simulated device."""
+    _state.depth = getattr(_state, "depth", 0) + 1
+    try:
+        with suspend_execution():
+            yield
+    finally:
+        _state.depth -= 1

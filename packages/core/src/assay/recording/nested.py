@@ -1,0 +1,83 @@
+"""Ports of nested arguments and results: which tensors a structure holds, and under which names."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Leaf = tuple[str, Any]
+
+_CONSTANTS = (bool, int, float, str, type(None))
+
+
+def iterate_leaves(value: Any, port: str) -> Iterator[Leaf]:  # noqa: ANN401 - any structure
+    """Every tensor, cache and constant in `value` with its port, in a fixed order.
+
+    Dictionaries (ModelOutput too), lists, tuples and dataclasses are entered; what is unknown is
+    yielded as it is.
+    """
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from iterate_leaves(item, f"{port}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from iterate_leaves(item, f"{port}.{index}")
+    elif is_dataclass(value) and not isinstance(value, type):
+        for item in fields(value):
+            yield from iterate_leaves(getattr(value, item.name), f"{port}.{item.name}")
+    else:
+        yield port, value
+
+
+def iterate_tensors(value: Any, port: str) -> Iterator[tuple[str, Tensor]]:  # noqa: ANN401
+    """The tensors among the leaves of `value`."""
+    for name, leaf in iterate_leaves(value, port):
+        if isinstance(leaf, Tensor):
+            yield name, leaf
+
+
+def constants(value: Any, port: str) -> dict[str, object]:  # noqa: ANN401
+    """The leaves of `value` that JSON can hold, by port."""
+    return {
+        name: leaf
+        for name, leaf in iterate_leaves(value, port)
+        if isinstance(leaf, _CONSTANTS)
+    }
+
+
+def map_tensors(value: Any, port: str, change: Callable[[str, Tensor], Tensor]) -> Any:  # noqa: ANN401
+    """`value` with every tensor replaced by `change(port, tensor)`.
+
+    A structure in which nothing changed is returned itself, so that identity is kept; another is
+    rebuilt in its own type.
+    """
+    if isinstance(value, Tensor):
+        return change(port, value)
+    if isinstance(value, Mapping):
+        items = {key: map_tensors(item, f"{port}.{key}", change) for key, item in value.items()}
+        if all(items[key] is value[key] for key in items):
+            return value
+        if type(value) is dict:
+            return items
+        return type(value)(**items) if is_dataclass(value) else type(value)(items)  # type: ignore[call-arg]
+    if isinstance(value, list | tuple):
+        parts = [map_tensors(item, f"{port}.{index}", change) for index, item in enumerate(value)]
+        if all(new is old for new, old in zip(parts, value, strict=True)):
+            return value
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if is_dataclass(value) and not isinstance(value, type):
+        changes = {}
+        for item in fields(value):
+            old = getattr(value, item.name)
+            new = map_tensors(old, f"{port}.{item.name}", change)
+            if new is not old:
+                changes[item.name] = new
+        return replace(value, **changes) if changes else value
+    return value
+
+
+def is_floating(tensor: Tensor) -> bool:
+    """Whether arithmetic on `tensor` rounds."""
+    return tensor.is_floating_point() and tensor.dtype is not torch.bool

@@ -1,0 +1,116 @@
+"""Which prompt and position the rows of each forward call belong to."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from assay.sites import RowMap
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Positions of all columns of one batch, prompts and generated tokens.
+
+    prompts: prompt number of each batch row, (B,).
+    positions: (B, columns), -1 for padding.
+    """
+
+    prompts: tuple[int, ...]
+    positions: Tensor
+
+    @classmethod
+    def of_batch(
+        cls, prompts: tuple[int, ...], attention_mask_BT: Tensor, num_new_tokens: int
+    ) -> Self:
+        """The timeline of a left-padded batch that generates `num_new_tokens`."""
+        new = torch.ones(len(prompts), num_new_tokens, dtype=attention_mask_BT.dtype)
+        mask = torch.cat([attention_mask_BT, new], dim=1)
+        return cls(prompts, (mask.cumsum(1) - 1).masked_fill(mask == 0, -1))
+
+    def rows(self, start: int, length: int) -> RowMap:
+        """The row map of a forward call over the columns from `start`."""
+        part = self.positions[:, start : start + length]
+        return RowMap(self.prompts, tuple(tuple(row) for row in part.tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """How the rows of a tensor map to batch rows and tokens.
+
+    batch_dim, token_dim: dims of size B and T; None where the tensor has no such dim.
+    flattened: dim 0 is B * T.
+    tail: the token dim is shorter than the call and holds its last tokens.
+    """
+
+    batch_dim: int | None
+    token_dim: int | None
+    flattened: bool = False
+    tail: bool = False
+
+    @classmethod
+    def of_shape(cls, shape: torch.Size | tuple[int, ...], rows: RowMap | None) -> "RowLayout":
+        """The layout of a tensor of this shape in a call over `rows`.
+
+        Hugging Face modules put the batch first; tokens come second, or third behind the heads.
+        """
+        unknown = cls(None, None)
+        if rows is None or len(shape) < 2:
+            return unknown
+        num_rows, length = rows.num_rows, rows.length
+        token_dims = (2, 1) if len(shape) == 4 else (1,)
+        if shape[0] in (num_rows, 1):
+            batch_dim = 0 if shape[0] == num_rows else None
+            for dim in token_dims:
+                if dim < len(shape) and shape[dim] == length:
+                    return cls(batch_dim, dim)
+            if len(shape) >= 3 and shape[token_dims[0]] < length:
+                return cls(batch_dim, token_dims[0], tail=True)
+            return cls(batch_dim, None)
+        if shape[0] == num_rows * length:
+            return cls(0, None, flattened=True)
+        return unknown
+
+
+def flatten_rows(tensor: Tensor, layout: RowLayout, rows: RowMap | None) -> tuple[Tensor, Tensor, Tensor]:
+    """`tensor` as (R, C) with the prompt and position of each row, padding left out.
+
+    Rows whose prompt is not known have prompt and position -1 and are all kept.
+    """
+    channels = tensor.shape[-1] if tensor.ndim else 1
+    flat = tensor.reshape(-1, channels) if tensor.numel() else tensor.reshape(0, max(channels, 1))
+    prompt, position = _row_addresses(tuple(tensor.shape[:-1]), layout, rows)
+    if layout.token_dim is None and not layout.flattened:
+        return flat, prompt, position
+    valid = position >= 0
+    if bool(valid.all()):
+        return flat, prompt, position
+    return flat[valid], prompt[valid], position[valid]
+
+
+def _row_addresses(
+    leading: tuple[int, ...], layout: RowLayout, rows: RowMap | None
+) -> tuple[Tensor, Tensor]:
+    unknown = torch.full(leading or (1,), -1, dtype=torch.long)
+    if rows is None or (layout.batch_dim is None and layout.token_dim is None):
+        return unknown.reshape(-1), unknown.reshape(-1)
+    prompts_B = torch.tensor(rows.prompts)
+    positions_BT = torch.tensor(rows.positions)
+    if layout.flattened:
+        prompt = prompts_B[:, None].expand_as(positions_BT)
+        return prompt.reshape(-1), positions_BT.reshape(-1)
+    if layout.tail and layout.token_dim is not None:
+        positions_BT = positions_BT[:, -leading[layout.token_dim] :]
+    if layout.batch_dim is None:
+        # One row for all prompts: valid where any prompt has a token there.
+        positions_BT = positions_BT.amax(0, keepdim=True)
+        prompts_B = torch.full((1,), -1)
+    shape = [1] * len(leading)
+    shape[0] = prompts_B.shape[0]
+    prompt = prompts_B.reshape(shape).expand(leading)
+    if layout.token_dim is None or layout.token_dim >= len(leading):
+        return prompt.reshape(-1), torch.zeros(leading, dtype=torch.long).reshape(-1)
+    shape[layout.token_dim] = positions_BT.shape[1]
+    position = positions_BT.reshape(shape).expand(leading)
+    return prompt.reshape(-1), position.reshape(-1)
