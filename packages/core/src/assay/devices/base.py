@@ -157,7 +157,7 @@ class AbsentDeviceError(MachineError):
     @classmethod
     def of(cls, name: str, missing: str, available: str) -> "AbsentDeviceError":
         """`missing`: what this machine lacks; `available`: names of devices that it has."""
-        return cls(f"device {name!r} is absent: {missing}. This machine has: {available}")
+        return cls(f"device {name!r} is absent; missing: {missing}. This machine has: {available}")
 
 
 class UnknownVariantError(UsageError):

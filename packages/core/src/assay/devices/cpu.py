@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from assay.devices.base import Detection, UnknownVariantError, Vendor
+from assay.devices.float32_precision import float32_operand_format
 from assay.devices.host_memory import (
     available_bytes,
     peak_resident_bytes,
@@ -56,11 +57,10 @@ class CpuDevice:
         return ("float64", "float32", "bfloat16", "float16")
 
     def effective_precision(self, dtype: str) -> str:
-        """What `torch.set_float32_matmul_precision` lets oneDNN make of float32 operands."""
+        """What oneDNN is allowed to make of float32 operands; the dtype itself by default."""
         if dtype != "float32":
             return dtype
-        precision = torch.get_float32_matmul_precision()
-        return {"highest": "float32", "high": "tf32", "medium": "bfloat16"}[precision]
+        return float32_operand_format(getattr(torch.backends.mkldnn, "matmul", None))
 
     def seed(self, seed: int) -> None:
         """Seed Python's, NumPy's and torch's generators."""

@@ -1,0 +1,177 @@
+"""What every adapter must show before its verdicts mean anything. Vendors run it, too:
+
+from assay.devices import registry
+from assay.devices.conformance import check_device_protocol
+
+def test_the_device_keeps_the_protocol():
+    check_device_protocol(registry.open_device("npu"))
+"""
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from assay.devices.base import Device, Vendor
+from assay.devices.run_string import RUN_DTYPES, parse_device
+from assay.dtypes import float_format
+from assay.errors import AssayError
+
+# Small integers: their products and sums are exact in every format, however they are added up,
+# and in e4m3 operands as well.
+_LEFT = ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
+_RIGHT = ((1.0, 0.0), (2.0, 1.0), (0.0, 4.0))
+_PRODUCT = [[5.0, 14.0], [14.0, 29.0]]
+
+_ALLOCATED_BYTES = 4 << 20
+
+
+class ConformanceError(AssayError):
+    """An adapter does not do what the protocol says."""
+
+    @classmethod
+    def of(cls, device: Device, problems: list[str]) -> "ConformanceError":
+        """All that was found wrong."""
+        lines = "".join(f"\n  {problem}" for problem in problems)
+        return cls(f"{type(device).__name__} does not keep the device protocol:{lines}")
+
+
+def check_device_protocol(device: Device) -> None:
+    """Check an opened device on its hardware.
+
+    Raises: ConformanceError naming every point that fails.
+    """
+    problems: list[str] = []
+    for check in _CHECKS:
+        try:
+            problems += check(device)
+        except Exception as error:  # noqa: BLE001 - a check that raises is a point that fails
+            problems.append(f"{check.__name__.strip('_')}: {type(error).__name__}: {error}")
+    if problems:
+        raise ConformanceError.of(device, problems)
+
+
+def _names(device: Device) -> list[str]:
+    problems = []
+    parse_device(device.name)
+    torch.device(device.torch_device)
+    for attribute in ("product", "architecture"):
+        if not getattr(device, attribute)():
+            problems.append(f"{attribute}() is empty")
+    if device.count() < 1:
+        problems.append(f"count() is {device.count()}, but the device was opened")
+    versions = device.versions()
+    if versions.get("torch") != torch.__version__:
+        problems.append(f"versions() has no torch {torch.__version__}: {dict(versions)}")
+    return problems
+
+
+def _vendor(device: Device) -> list[str]:
+    if not isinstance(device.vendor, Vendor):
+        return [f"vendor is {device.vendor!r}, not a Vendor"]
+    problems = [
+        f"vendor.{field} is empty"
+        for field in ("name", "title", "distributed_backend", "compile_backend", "runner_labels")
+        if not getattr(device.vendor, field)
+    ]
+    detected = {found.vendor.name for found in device.detect() if found.present}
+    if device.vendor.name not in detected:
+        problems.append(f"detect() finds {sorted(detected)}, but this is {device.vendor.name}")
+    return problems
+
+
+def _dtypes(device: Device) -> list[str]:
+    """A device that says it has a dtype must multiply in it."""
+    problems = []
+    dtypes = device.supported_dtypes()
+    if not dtypes:
+        problems.append("supported_dtypes() is empty")
+    for name in dtypes:
+        if name not in RUN_DTYPES:
+            problems.append(f"supported_dtypes() names {name!r}, which no run can have")
+            continue
+        problem = _product_problem(device, name)
+        if problem:
+            problems.append(f"supported_dtypes() names {name}, but {problem}")
+    return problems
+
+
+def _product_problem(device: Device, name: str) -> str:
+    dtype: torch.dtype = getattr(torch, name)
+    try:
+        with torch.inference_mode(), device.execution():
+            left = torch.tensor(_LEFT, dtype=dtype).to(device.torch_device)
+            right = torch.tensor(_RIGHT, dtype=dtype).to(device.torch_device)
+            product = left @ right
+            device.synchronize()
+    except Exception as error:  # noqa: BLE001 - whatever the device does not like about it
+        return f"a product in it raises {type(error).__name__}: {error}"
+    if product.dtype is not dtype:
+        return f"a product in it is {product.dtype}"
+    if product.to("cpu", torch.float64).tolist() != _PRODUCT:
+        return f"a product in it is {product.tolist()}, not {_PRODUCT}"
+    return ""
+
+
+def _precision(device: Device) -> list[str]:
+    """A precision is a format that has no more bits than the dtype, by its name."""
+    problems = []
+    for dtype in device.supported_dtypes():
+        precision = device.effective_precision(dtype)
+        has, shown = float_format(dtype), float_format(precision)
+        if shown.significand_bits > has.significand_bits:
+            problems.append(f"effective_precision({dtype!r}) is {precision!r}, which is wider")
+    return problems
+
+
+def _seed(device: Device) -> list[str]:
+    draws = []
+    for seed in (7, 7, 8):
+        device.seed(seed)
+        on_device = torch.rand(4, device=device.torch_device).tolist()
+        host = (random.random(), float(np.random.rand()))  # noqa: NPY002, S311
+        draws.append((on_device, host))
+    problems = [] if draws[0] == draws[1] else ["seed() twice with one number gives two sequences"]
+    # Each generator on its own: one that ignores its seed must not hide behind another.
+    for generator, first, other in zip(("torch", "host"), draws[1], draws[2], strict=True):
+        if first == other:
+            problems.append(f"seed() does not change what the {generator} generator draws")
+    return problems
+
+
+def _determinism(device: Device) -> list[str]:
+    before = torch.are_deterministic_algorithms_enabled()
+    with device.deterministic():
+        inside = torch.are_deterministic_algorithms_enabled()
+    after = torch.are_deterministic_algorithms_enabled()
+    problems = [] if inside else ["deterministic() does not ask torch for deterministic kernels"]
+    if after != before:
+        problems.append("deterministic() does not restore torch's setting")
+    return problems
+
+
+def _memory(device: Device) -> list[str]:
+    problems = []
+    device.reset_peak_memory()
+    before = device.peak_memory_bytes()
+    block = torch.ones(_ALLOCATED_BYTES, dtype=torch.uint8, device=device.torch_device)
+    device.synchronize()
+    after = device.peak_memory_bytes()
+    del block
+    if before < 0 or after < before:
+        problems.append(f"peak_memory_bytes() is {before} and then {after}")
+    if device.free_memory_bytes() <= 0:
+        problems.append(f"free_memory_bytes() is {device.free_memory_bytes()}")
+    return problems
+
+
+_CHECKS: tuple[Callable[[Device], list[str]], ...] = (
+    _names,
+    _vendor,
+    _dtypes,
+    _precision,
+    _seed,
+    _determinism,
+    _memory,
+)

@@ -1,0 +1,89 @@
+"""What accelerators share that torch reaches by a module of their own, such as `torch.cuda`.
+
+torch asks of such modules the functions of `torch.cuda` by the same names; a vendor whose module
+follows has little more to write than its name and its dtypes.
+"""
+
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+
+from assay.devices.base import AbsentDeviceError, UnknownVariantError
+from assay.devices.reproducibility import deterministic_algorithms, seed_generators
+
+
+class TorchBackendDevice:
+    """Base of adapters over `torch.get_device_module(kind)`.
+
+    A subclass sets `kind` and adds what differs from vendor to vendor: `detect`, `vendor`,
+    `architecture`, `supported_dtypes`, `effective_precision` and `versions`.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, variant: str = "") -> None:
+        if variant and not variant.isdecimal():
+            raise UnknownVariantError.of(self.kind, variant, self.indices())
+        self.name = f"{self.kind}:{variant}" if variant else self.kind
+        self._index = int(variant or 0)
+        if self._index >= self.count():
+            here = ", ".join(f"{self.kind}:{index}" for index in self.indices())
+            raise AbsentDeviceError.of(self.name, f"there are {self.count()}", here or "none")
+
+    @classmethod
+    def module(cls) -> Any:  # noqa: ANN401 - each vendor's module has its own type
+        """The module that torch has for this kind of device."""
+        return torch.get_device_module(cls.kind)
+
+    @classmethod
+    def indices(cls) -> tuple[str, ...]:
+        """The index of every device that this process can use."""
+        return tuple(str(index) for index in range(cls.module().device_count()))
+
+    @classmethod
+    def products(cls) -> tuple[str, ...]:
+        """The product name of every device that this process can use."""
+        return tuple(str(cls.module().get_device_name(int(index))) for index in cls.indices())
+
+    @property
+    def torch_device(self) -> str:
+        """Always with its index, so that it does not follow the current device."""
+        return f"{self.kind}:{self._index}"
+
+    def count(self) -> int:
+        """How many devices of this kind this process can use."""
+        return int(self.module().device_count())
+
+    def product(self) -> str:
+        """Name of the product, as the driver gives it."""
+        return str(self.module().get_device_name(self._index))
+
+    def seed(self, seed: int) -> None:
+        """Seed Python's, NumPy's and torch's generators, those of all devices included."""
+        seed_generators(seed)
+
+    def deterministic(self) -> AbstractContextManager[None]:
+        """Deterministic kernels where torch has them."""
+        return deterministic_algorithms()
+
+    def execution(self) -> AbstractContextManager[None]:
+        """Inside, this device is the current one of its kind."""
+        current: AbstractContextManager[None] = self.module().device(self._index)
+        return current
+
+    def synchronize(self) -> None:
+        """Wait for all streams of this device."""
+        self.module().synchronize(self._index)
+
+    def reset_peak_memory(self) -> None:
+        """Start the peak of torch's allocator anew."""
+        self.module().reset_peak_memory_stats(self._index)
+
+    def peak_memory_bytes(self) -> int:
+        """Most memory that torch's allocator had given to tensors at one time."""
+        return int(self.module().max_memory_allocated(self._index))
+
+    def free_memory_bytes(self) -> int:
+        """What the driver says is free, other processes counted."""
+        return int(self.module().mem_get_info(self._index)[0])
