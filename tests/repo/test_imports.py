@@ -1,0 +1,179 @@
+"""Imports go down the floors, and between packages in one direction: docs/architecture.md."""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+# `assay` itself and `python -m assay` offer what all floors have.
+EDGES = ("__init__", "__main__")
+
+
+@dataclass(frozen=True)
+class Floors:
+    """The floor of every room, and the order of the rooms on floors that have one."""
+
+    floor_of: Mapping[str, int]
+    orders: tuple[tuple[str, ...], ...]
+
+    def allows(self, importer: str, imported: str) -> bool:
+        if importer in (*EDGES, imported):
+            return True
+        if imported in EDGES:
+            return False
+        higher, lower = self.floor_of[importer], self.floor_of[imported]
+        if higher != lower:
+            return higher > lower
+        return any(
+            importer in order and imported in order[: order.index(importer)]
+            for order in self.orders
+        )
+
+
+def read_floors(architecture: str) -> Floors:
+    section = architecture.split("## Floors of core")[1].split("\n## ", maxsplit=1)[0]
+    rows = re.findall(r"^\| (\d) \| ([^|]+) \|", section, re.MULTILINE)
+    floor_of = {
+        room.rstrip("/"): int(floor)
+        for floor, rooms in rows
+        for room in re.findall(r"`([^`]+)`", rooms)
+    }
+    sentences = re.findall(r"in the order\s+`([^`]+)`", section)
+    return Floors(floor_of, tuple(tuple(s.replace(",", " ").split()) for s in sentences))
+
+
+def imported_modules(path: Path, package: str) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything that `path` imports from `package`, lazily or not."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative imports are banned"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from ((node.lineno, name) for name in names if f"{name}.".startswith(f"{package}."))
+
+
+def room_of(dotted_name: str, source: Path) -> str:
+    """The room that "assay.ROOM.more" lies in; "__init__" for what `assay` itself defines."""
+    room = dotted_name.split(".")[1] if "." in dotted_name else ""
+    is_room = (source / room).is_dir() or (source / f"{room}.py").is_file()
+    return room if room and is_room else "__init__"
+
+
+def forbidden_imports(source: Path, floors: Floors) -> list[str]:
+    findings = []
+    for path in sorted(source.rglob("*.py")):
+        importer = path.relative_to(source).parts[0].removesuffix(".py")
+        for line, name in imported_modules(path, "assay"):
+            imported = room_of(name, source)
+            unknown = {importer, imported} - {*floors.floor_of, *EDGES}
+            if unknown:
+                findings.append(f"{path}:{line}: {', '.join(sorted(unknown))} is on no floor")
+            elif not floors.allows(importer, imported):
+                findings.append(f"{path}:{line}: {importer} must not import {imported}")
+    return findings
+
+
+@pytest.fixture(scope="module")
+def architecture(root: Path) -> str:
+    return (root / "docs/architecture.md").read_text(encoding="utf-8")
+
+
+def test_core_imports_only_downward(root: Path, architecture: str) -> None:
+    source = root / "packages/core/src/assay"
+    assert forbidden_imports(source, read_floors(architecture)) == []
+
+
+def test_the_floors_are_read_from_the_document(architecture: str) -> None:
+    floors = read_floors(architecture)
+    assert floors.floor_of["errors"] == 0
+    assert floors.floor_of["trace"] == 1
+    assert floors.floor_of["cli"] == 5
+    assert floors.orders[0][:3] == ("errors", "dtypes", "sites")
+
+
+@pytest.mark.parametrize(
+    ("file", "statement", "finding"),
+    [
+        ("errors.py", "import assay.report", "errors must not import report"),
+        ("errors.py", "from assay import report", "errors must not import report"),
+        ("errors.py", "from assay.report import html", "errors must not import report"),
+        ("errors.py", "def f():\n    import assay.report.html", "errors must not import report"),
+        ("trace/store.py", "from assay.devices import base", "trace must not import devices"),
+        ("trace/store.py", "from assay import capture", "trace must not import __init__"),
+        ("errors.py", "import assay.dtypes", "errors must not import dtypes"),
+        ("tools/x.py", "import assay.errors", "tools is on no floor"),
+    ],
+)
+def test_a_planted_import_is_found(
+    tmp_path: Path, architecture: str, file: str, statement: str, finding: str
+) -> None:
+    for room in ("errors", "dtypes", "trace", "devices", "report"):
+        (tmp_path / room).mkdir()
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(statement, encoding="utf-8")
+    (found,) = forbidden_imports(tmp_path, read_floors(architecture))
+    assert found.endswith(finding)
+
+
+@pytest.mark.parametrize(
+    ("file", "statement"),
+    [
+        ("dtypes.py", "from assay.errors import UsageError"),
+        ("trace/store.py", "import assay.trace.layout"),
+        ("trace/store.py", "from assay.errors import AssayError"),
+        ("report/html.py", "from assay import trace"),
+        ("__init__.py", "from assay.report import html"),
+        ("trace/store.py", "import assaying"),
+    ],
+)
+def test_an_import_that_goes_down_is_allowed(
+    tmp_path: Path, architecture: str, file: str, statement: str
+) -> None:
+    for room in ("errors", "dtypes", "trace", "report"):
+        (tmp_path / room).mkdir()
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(statement, encoding="utf-8")
+    assert forbidden_imports(tmp_path, read_floors(architecture)) == []
+
+
+def read_package_directions(architecture: str) -> dict[str, set[str]]:
+    """Import name of every package, and of those that it may import."""
+    rows = re.findall(
+        r"^\| `packages/(\w+)` \| `(\w+)` \| [^|]+ \| ([^|]+) \|$", architecture, re.MULTILINE
+    )
+    names = {folder: name for folder, name, _ in rows}
+    return {
+        name: {names[folder] for folder in re.findall(r"\w+", allowed)} for _, name, allowed in rows
+    }
+
+
+def forbidden_packages(source: Path, package: str, allowed: set[str], known: set[str]) -> list[str]:
+    return [
+        f"{path}:{line}: {package} must not import {name}"
+        for other in sorted(known - allowed - {package})
+        for path in sorted(source.rglob("*.py"))
+        for line, name in imported_modules(path, other)
+    ]
+
+
+def test_packages_import_in_one_direction(root: Path, architecture: str) -> None:
+    directions = read_package_directions(architecture)
+    assert directions["assay_smoke"] == {"assay", "assay_expectations"}
+    assert directions["assay"] == set()
+    findings = []
+    for package, allowed in directions.items():
+        (source,) = root.glob(f"packages/*/src/{package}")
+        findings += forbidden_packages(source, package, allowed, set(directions))
+    assert findings == []
+
+
+def test_a_planted_import_between_packages_is_found(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("import assay_bench.jobs", encoding="utf-8")
+    (found,) = forbidden_packages(tmp_path, "assay", set(), {"assay", "assay_bench"})
+    assert found.endswith("x.py:1: assay must not import assay_bench.jobs")
