@@ -10,7 +10,7 @@ from assay.devices.sim.numerics import DEFAULT_VARIANT, VARIANTS, numerics_of
 
 SIM = Vendor(
     name="sim",
-    title="simulated accelerator",
+    title="simulated device",
     distributed_backend="gloo",
     compile_backend="eager",
     runner_labels=("assay-cpu",),
