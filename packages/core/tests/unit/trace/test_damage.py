@@ -1,0 +1,289 @@
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from assay.errors import UsageError
+from assay.sites import Call
+from assay.trace import Trace, TraceError, TraceWriter
+
+SHARD = "shard-000001.safetensors"
+
+
+def set_line(folder: Path, number: int, change: Callable[[dict[str, Any]], object]) -> None:
+    lines = [json.loads(line) for line in (folder / "index.jsonl").read_text().splitlines()]
+    change(lines[number])
+    (folder / "index.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def set_header(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Another header of the same length, so that the size of the file stays."""
+    content = (folder / SHARD).read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    change(header)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    (folder / SHARD).write_bytes(content[:8] + text.ljust(length) + content[8 + length :])
+
+
+def read_all(folder: Path) -> None:
+    trace = Trace.open(folder)
+    for call in trace.calls:
+        for port in call.ports:
+            trace.tensor(call, port)
+    trace.attachment("noise")
+    trace.attachment_json("tokens")
+
+
+def test_an_undamaged_trace_reads(two_steps: Path) -> None:
+    read_all(two_steps)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 8, 60, 65_567])
+def test_a_truncated_shard_is_named_with_its_key(two_steps: Path, kept: int) -> None:
+    size = (two_steps / SHARD).stat().st_size
+    os.truncate(two_steps / SHARD, kept)
+    message = rf"{SHARD}: '2:output': the file has {kept} bytes, the index says {size}"
+    with pytest.raises(UsageError, match=message):
+        Trace.open(two_steps)
+
+
+def test_a_missing_shard_is_named_with_its_key(two_steps: Path) -> None:
+    (two_steps / SHARD).unlink()
+    with pytest.raises(TraceError, match=rf"{SHARD}: the file is missing.*'2:output'"):
+        Trace.open(two_steps)
+
+
+def test_a_shard_that_shrinks_while_the_trace_is_open_is_no_crash(two_steps: Path) -> None:
+    trace = Trace.open(two_steps)
+    trace.tensor(trace.calls[1], "output")
+    os.truncate(two_steps / SHARD, 100)
+    with pytest.raises(TraceError, match=rf"{SHARD}: it can no longer be mapped"):
+        trace.tensor(trace.calls[1], "output")
+
+
+def test_a_shard_behind_a_link_out_of_the_folder_is_refused(
+    two_steps: Path, tmp_path: Path
+) -> None:
+    (two_steps / SHARD).rename(tmp_path / "elsewhere")
+    (two_steps / SHARD).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(TraceError, match=rf"{SHARD}: the file lies outside of the trace"):
+        Trace.open(two_steps)
+
+
+def test_a_link_to_itself_is_no_endless_loop(two_steps: Path) -> None:
+    (two_steps / SHARD).unlink()
+    (two_steps / SHARD).symlink_to(SHARD)
+    with pytest.raises(TraceError, match=rf"{SHARD}: the file is missing"):
+        Trace.open(two_steps)
+
+
+def test_a_folder_in_place_of_a_shard_is_refused(two_steps: Path) -> None:
+    (two_steps / SHARD).unlink()
+    (two_steps / SHARD).mkdir()
+    with pytest.raises(TraceError, match=rf"{SHARD}: not a file"):
+        Trace.open(two_steps)
+
+
+def test_an_attachment_that_leaves_the_folder_is_refused(two_steps: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text("1")
+    set_line(two_steps, 3, lambda line: line.update(attached="../../secret", size=1))
+    with pytest.raises(TraceError, match=r"secret\.json: the file lies outside of the trace"):
+        Trace.open(two_steps)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda h: h["2:output"].update(dtype="I32"), "int32 [8], the index says float32 [8]"),
+        (lambda h: h["2:output"].update(shape=[2, 4]), "float32 [2, 4], the index says float32 [8]"),
+        (lambda h: h.update({"other": h.pop("2:output")}), "the shard has no such key"),
+        (lambda h: h["2:output"].update(shape=[9]), "F32 [9] in 32 bytes"),
+        (lambda h: h["2:output"].update(shape=[-2, -4]), "a size that is no natural number"),
+        (lambda h: h["2:output"].update(shape=[8.0]), "a size that is no natural number"),
+        (lambda h: h["2:output"].update(dtype="F31"), "'F31'"),
+        (lambda h: h["2:output"].update(dtype=[1]), "unhashable"),
+        (lambda h: h["2:output"].update(data_offsets=[32, 64]), "the tensor ends at byte"),
+        (lambda h: h["2:output"].update(data_offsets=[0, 1 << 60], shape=[1 << 58]), "ends at byte"),
+        (lambda h: h["2:output"].update(data_offsets=[0]), "not enough values"),
+        (lambda h: h["2:output"].pop("shape"), "'shape'"),
+        (lambda h: h.update({"2:output": 3}), "not subscriptable"),
+        (
+            lambda h: h.update(__metadata__={"torch_dtypes": '{"2:output":"complex128"}'}),
+            "no bytes of complex128",
+        ),
+        (
+            lambda h: h.update(__metadata__={"torch_dtypes": '{"2:output":"nn"}'}),
+            "unknown dtype 'nn'",
+        ),
+    ],
+)  # fmt: skip
+def test_a_header_that_disagrees_is_named_with_its_key(
+    two_steps: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    set_header(two_steps, change)
+    trace = Trace.open(two_steps)
+    with pytest.raises(UsageError, match=rf"{SHARD}: '2:output': .*{re.escape(message)}"):
+        trace.tensor(trace.calls[1], "output")
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        ((1 << 62).to_bytes(8, "little"), "a header of 4611686018427387904 bytes in a file of"),
+        (bytes(8), "no safetensors header"),
+        (b"\x02" + bytes(7) + b"[]", "no safetensors header"),
+        (b"\x04" + bytes(7) + b"null", "no safetensors header"),
+        (b"\x02" + bytes(7) + b"\xff\xff", "no safetensors header"),
+        ((4000).to_bytes(8, "little") + b"[" * 4000, "no safetensors header"),
+        (b"\x14" + bytes(7) + b'{"__metadata__":"a"}', "no safetensors header"),
+        (b"\x24" + bytes(7) + b'{"__metadata__":{"torch_dtypes":[]}}', "no safetensors header"),
+    ],
+    ids=["10 EB", "empty", "list", "null", "not UTF-8", "deep", "metadata", "dtypes"],
+)
+def test_a_hostile_header_is_one_clear_error(two_steps: Path, start: bytes, message: str) -> None:
+    content = (two_steps / SHARD).read_bytes()
+    (two_steps / SHARD).write_bytes(start + content[len(start) :])
+    trace = Trace.open(two_steps)
+    with pytest.raises(TraceError, match=rf"{SHARD}: {message}"):
+        trace.tensor(trace.calls[1], "output")
+
+
+def set_port(place: int, value: object) -> Callable[[dict[str, Any]], object]:
+    def change(line: dict[str, Any]) -> None:
+        line["calls"][0]["ports"]["output"][place] = value
+
+    return change
+
+
+def set_call(name: str, value: object) -> Callable[[dict[str, Any]], object]:
+    return lambda line: line["calls"][0].update({name: value})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        set_port(0, -1), set_port(0, "../../etc/passwd"), set_port(1, 5), set_port(3, "float31"),
+        set_port(3, "nn"), set_port(3, []), set_port(4, [-8]), set_port(4, 8), set_port(4, [True]),
+        set_call("order", "0"), set_call("phase", "sideways"), set_call("phase", []),
+        set_call("module", None), set_call("rows", 5), set_call("rows", -1), set_call("ports", []),
+        set_call("constants", 1), set_call("placements", [1]), set_call("rank", -1),
+        lambda line: line["calls"][0].pop("class"),
+        lambda line: line.pop("calls"),
+        lambda line: line.update(calls=3),
+        lambda line: line.update(shards=[[0]]),
+        lambda line: line.update(rows=[{"prompts": [0], "positions": [["x"]]}]),
+        lambda line: line.update(attached="a", kind="pickle", size=1),
+        lambda line: line.update(attached="a", kind="json", size=-1),
+    ],
+)  # fmt: skip
+def test_a_line_that_makes_no_sense_is_named(
+    two_steps: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    set_line(two_steps, 1, change)
+    with pytest.raises(TraceError, match=r"index\.jsonl: 'line 2': "):
+        Trace.open(two_steps)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "\xff", "[" * 100_000])
+def test_a_line_that_is_no_object_is_named(two_steps: Path, text: str) -> None:
+    lines = (two_steps / "index.jsonl").read_bytes().splitlines()
+    lines[1] = text.encode("latin-1")
+    (two_steps / "index.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    with pytest.raises(TraceError, match=r"index\.jsonl: 'line 2': "):
+        Trace.open(two_steps)
+
+
+def test_a_shard_that_no_line_lists_is_refused(two_steps: Path) -> None:
+    set_line(two_steps, 1, set_port(0, 9))
+    with pytest.raises(TraceError, match=r"shard-000009\.safetensors: '2:output': the index does"):
+        Trace.open(two_steps)
+
+
+def test_a_call_in_two_lines_is_refused(two_steps: Path) -> None:
+    set_line(two_steps, 1, set_call("step", 0))
+    with pytest.raises(TraceError, match=r"index\.jsonl: .*module='a'.*: indexed twice"):
+        Trace.open(two_steps)
+
+
+def test_a_complete_trace_that_lost_lines_is_refused(two_steps: Path) -> None:
+    lines = (two_steps / "index.jsonl").read_bytes().splitlines(keepends=True)
+    (two_steps / "index.jsonl").write_bytes(b"".join(lines[:-1]))
+    with pytest.raises(TraceError, match=r"index\.jsonl: 3 lines, the manifest says 4"):
+        Trace.open(two_steps)
+    (two_steps / "index.jsonl").unlink()
+    with pytest.raises(TraceError, match=r"index\.jsonl: the file is missing"):
+        Trace.open(two_steps)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("format", '"other"', "is no trace: manifest.json does not say 'assay-trace'"),
+        ("schema", "2", "manifest.json: schema 2, this version of assay reads 1: capture"),
+        ("schema", "null", "manifest.json: schema None, this version"),
+        ("complete", '"yes"', "manifest.json: 'manifest': the fields of a manifest are missing"),
+        ("manifest", "[]", "manifest.json: 'manifest': the fields of a manifest are missing"),
+    ],
+)
+def test_a_foreign_manifest_is_refused(two_steps: Path, name: str, text: str, message: str) -> None:
+    content = json.loads((two_steps / "manifest.json").read_text())
+    content[name] = json.loads(text)
+    (two_steps / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(TraceError, match=re.escape(message)):
+        Trace.open(two_steps)
+
+
+def test_what_is_no_trace_is_said_to_be_none(two_steps: Path, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"absent is no trace: there is no such folder"):
+        Trace.open(tmp_path / "absent")
+    with pytest.raises(TraceError, match=r"manifest\.json is no trace: there is no such folder"):
+        Trace.open(two_steps / "manifest.json")
+    (two_steps / "manifest.json").write_text("{")
+    with pytest.raises(TraceError, match=r"manifest\.json: not JSON"):
+        Trace.open(two_steps)
+    (two_steps / "manifest.json").unlink()
+    with pytest.raises(TraceError, match=r"is no trace: it has no manifest\.json"):
+        Trace.open(two_steps)
+
+
+def test_a_damaged_attachment_is_named(two_steps: Path) -> None:
+    file = two_steps / "attachments/tokens.json"
+    file.write_text("[" * file.stat().st_size)
+    with pytest.raises(TraceError, match=r"tokens\.json: 'tokens': not JSON"):
+        Trace.open(two_steps).attachment_json("tokens")
+    file.write_text("[]")
+    with pytest.raises(TraceError, match=r"tokens\.json: 'tokens': the file has 2 bytes"):
+        Trace.open(two_steps)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+def test_reading_needs_memory_for_one_tensor_not_for_the_trace(
+    tmp_path: Path, call_at: Callable[..., Call]
+) -> None:
+    size, num_shards = 4 << 20, 40
+    with TraceWriter(tmp_path / "t", {}) as writer:
+        for step in range(num_shards):
+            values = torch.full((size // 4,), float(step))
+            writer.add(call_at(step, "m", step), {"output": values})
+            writer.flush()
+    trace = Trace.open(tmp_path / "t")
+
+    before, largest = resident_bytes(), 0
+    for step, call in enumerate(trace.calls):
+        tensor = trace.tensor(call, "output")
+        assert tensor.max().item() == step
+        largest = max(largest, resident_bytes())
+        del tensor
+
+    # Of the 160 MB, one tensor at a time and the headers.
+    assert largest - before < 6 * size
