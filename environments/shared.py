@@ -6,6 +6,7 @@ it was made of: the same stamp means that pip need not run at all.
 """
 
 import hashlib
+import json
 import os
 import sys
 import sysconfig
@@ -98,7 +99,7 @@ class Environment:
 def tools_environment(session: nox.Session) -> Environment:
     """The environment without torch: linters, and what reads the repository."""
     environment = Environment(ROOT / ".nox" / "tools")
-    foundation, packages = _digest(_python_identity()), _digest(_manifest_texts())
+    foundation, packages = _digest(_python_identity()), _digest(_package_identity())
     if environment.is_current(foundation, packages):
         return environment
     if not environment.is_made_of(foundation):
@@ -129,7 +130,7 @@ def _torch_environment(session: nox.Session) -> Environment:
     request = os.environ.get("ASSAY_TORCH", "auto")
     accelerators = visible_accelerators(Path("/"), read_vendors(ROOT / "runners" / "runners.toml"))
     foundation = _digest([*_python_identity(), request, *map(str, accelerators), _torch_pin()])
-    packages = _digest(_manifest_texts())
+    packages = _digest(_package_identity())
     if environment.is_current(foundation, packages):
         return environment
     choice = choose_torch(request, accelerators, lambda: find_machine_torch(accelerators))
@@ -254,8 +255,14 @@ def _python_identity() -> list[str]:
     return [str(ROOT), sys.base_prefix, sys.prefix, sys.version]
 
 
-def _manifest_texts() -> list[str]:
-    return [path.read_text(encoding="utf-8") for path in (*_MANIFESTS, _CONSTRAINTS)]
+def _package_identity() -> list[str]:
+    """What pip would read; the settings of linters and of pytest change no environment."""
+    manifests = [nox.project.load_toml(path) for path in _MANIFESTS]
+    tables = [
+        {name: table for name, table in manifest.items() if name != "tool"}
+        for manifest in manifests
+    ]
+    return [json.dumps(tables, sort_keys=True), _CONSTRAINTS.read_text(encoding="utf-8")]
 
 
 def _digest(parts: Iterable[str]) -> str:
