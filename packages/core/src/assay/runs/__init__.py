@@ -1,0 +1,25 @@
+"""What surrounds the numbers of a run: its folder, provenance, progress and processes.
+
+Imports neither torch nor transformers.
+"""
+
+from assay.runs.errors import DiskError, FolderError, ProcessError
+from assay.runs.folders import RunFolder
+from assay.runs.processes import Answer, run_process
+from assay.runs.progress import LineProgress, Progress, SilentProgress, Task, open_progress
+from assay.runs.provenance import provenance
+
+__all__ = [
+    "Answer",
+    "DiskError",
+    "FolderError",
+    "LineProgress",
+    "ProcessError",
+    "Progress",
+    "RunFolder",
+    "SilentProgress",
+    "Task",
+    "open_progress",
+    "provenance",
+    "run_process",
+]

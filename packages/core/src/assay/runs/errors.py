@@ -1,0 +1,67 @@
+"""What can go wrong around a run, and how it is said."""
+
+import signal
+from pathlib import Path
+
+from assay.errors import MachineError, UsageError
+
+# Enough for the end of a traceback; the whole text is in the log.
+_TAIL_LINES = 20
+
+
+class FolderError(UsageError):
+    """A folder that is not for this run."""
+
+    @classmethod
+    def not_empty(cls, folder: Path, names: list[str]) -> "FolderError":
+        """The output folder holds something already."""
+        held = "another run" if "run.json" in names else ", ".join(sorted(names)[:4])
+        return cls(f"{folder} is not empty (it holds {held}): name a new folder with --output")
+
+    @classmethod
+    def taken(cls, folder: Path) -> "FolderError":
+        """A second run lost the race for a folder."""
+        return cls(f"{folder} was just taken by another run: name a new folder with --output")
+
+
+class DiskError(MachineError):
+    """The file system refused a file of the run."""
+
+    @classmethod
+    def refused(cls, path: Path, error: OSError) -> "DiskError":
+        """The operating system's reason."""
+        return cls(f"cannot write {path}: {error.strerror or error}")
+
+
+class ProcessError(MachineError):
+    """A process of the run ended without an answer."""
+
+    @classmethod
+    def died(cls, name: str, exit_code: int, log: Path) -> "ProcessError":
+        """How it ended, and the last that it said."""
+        if exit_code == -signal.SIGKILL:
+            how = "was killed (SIGKILL): the machine may have run out of memory"
+        elif exit_code < 0:
+            how = f"was ended by {_signal_name(-exit_code)}"
+        elif exit_code:
+            how = f"ended with exit code {exit_code} and no result"
+        else:
+            how = "ended without a result"
+        return cls(f"the {name} process {how}.{_last_words(log)}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last_words(log: Path) -> str:
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    if not lines:
+        return f" It said nothing ({log} is empty)."
+    return "\n".join([f" Its last lines ({log}):", *(f"  {line}" for line in lines[-_TAIL_LINES:])])

@@ -1,0 +1,81 @@
+"""Where a run writes: one new folder each."""
+
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+
+from assay.runs.errors import DiskError, FolderError
+from assay.runs.provenance import provenance
+
+MARK = "run.json"
+
+
+class RunFolder:
+    """The folder of one run. It exists, and holds `run.json`: the provenance of the run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, command: str, output: str | Path | None = None) -> "RunFolder":
+        """Make the folder `output`, by default runs/<time>-<command>, and take it.
+
+        Args:
+            command: words of the command without options, such as "check generate".
+            output: a folder that is empty or does not exist.
+
+        Raises: FolderError if it holds anything, DiskError if it cannot be written.
+        """
+        path = _default_path(command) if output is None else Path(output)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            names = os.listdir(path)  # noqa: PTH208 - names only
+        except OSError as error:
+            raise DiskError.refused(path, error) from error
+        if names:
+            raise FolderError.not_empty(path, names)
+        text = json.dumps({"run": command} | provenance(), indent=1) + "\n"
+        try:
+            with (path / MARK).open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            raise FolderError.taken(path) from None
+        except OSError as error:
+            raise DiskError.refused(path / MARK, error) from error
+        return cls(path)
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Write a file that appears only when it is whole. Returns its path.
+
+        Raises: DiskError if it cannot be written.
+        """
+        return write_whole(self.path / name, text)
+
+    def write_json(self, name: str, value: object) -> Path:
+        """Write a JSON file that appears only when it is whole. Returns its path."""
+        return self.write_text(name, json.dumps(value, indent=1) + "\n")
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Write `path` under another name and rename it: a reader sees the old file or the new.
+
+    Raises: DiskError if it cannot be written.
+    """
+    temporary = path.with_name(path.name + ".part")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise DiskError.refused(path, error) from error
+    return path
+
+
+def _default_path(command: str) -> Path:
+    name = f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{'-'.join(command.split())}"
+    path, number = Path("runs", name), 1
+    while path.exists():
+        number += 1
+        path = Path("runs", f"{name}-{number}")
+    return path

@@ -1,0 +1,206 @@
+"""How far a run is: bars on a terminal, plain lines elsewhere, across processes.
+
+Everything goes to standard error. A child process says it in lines that its parent shows.
+"""
+
+import json
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol, TextIO
+
+# A line of a child that tells progress. It may follow on text without a newline, such as another
+# library's progress bar, so it begins with a character that no such text holds.
+_WIRE_MARK = "\x1eassay "
+
+# As often as an eye can follow, respectively as a log can bear.
+_WIRE_SECONDS = 0.1
+_LINE_SECONDS = 5.0
+
+
+class Task(Protocol):
+    """One thing that is being done."""
+
+    def advance(self, amount: float = 1) -> None:
+        """`amount` more is done."""
+
+
+class Progress(ABC):
+    """Shows tasks."""
+
+    @abstractmethod
+    def task(self, description: str, total: float | None) -> AbstractContextManager[Task]:
+        """Begin a task of `total` parts, None if that is not known; the with ends it."""
+
+    @abstractmethod
+    def note(self, text: str) -> None:
+        """Show one line."""
+
+    def step(self, description: str) -> AbstractContextManager[Task]:
+        """Begin a task that does not say how far it is."""
+        return self.task(description, None)
+
+
+class _Counter(ABC):
+    """A task that shows how much is done, but not more often than every few seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.done = 0.0
+        self._seconds = seconds
+        self._shown = time.monotonic()
+
+    def advance(self, amount: float = 1) -> None:
+        self.done += amount
+        if time.monotonic() - self._shown >= self._seconds:
+            self._shown = time.monotonic()
+            self.show()
+
+    @abstractmethod
+    def show(self) -> None: ...
+
+
+class _LineTask(_Counter):
+    def __init__(self, progress: "LineProgress", description: str, total: float | None) -> None:
+        super().__init__(_LINE_SECONDS)
+        self._progress, self._description, self._total = progress, description, total
+        self._started = time.monotonic()
+        progress.note(f"{description} ...")
+
+    def show(self) -> None:
+        self._progress.note(f"{self._description}: {self._so_far()}")
+
+    def end(self) -> None:
+        counted = f"{self._so_far()} in " if self.done or self._total else ""
+        seconds = time.monotonic() - self._started
+        self._progress.note(f"{self._description}: {counted}{seconds:.1f} s")
+
+    def _so_far(self) -> str:
+        return f"{self.done:g}" if self._total is None else f"{self.done:g} of {self._total:g}"
+
+
+class LineProgress(Progress):
+    """Plain lines, for logs: at the begin and end of a task, and every few seconds between."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    @contextmanager
+    def task(self, description: str, total: float | None) -> Iterator[Task]:
+        """See Progress."""
+        task = _LineTask(self, description, total)
+        try:
+            yield task
+        finally:
+            task.end()
+
+    def note(self, text: str) -> None:
+        """See Progress."""
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+
+class SilentProgress(Progress):
+    """Shows nothing: for use as a library."""
+
+    @contextmanager
+    def task(self, description: str, total: float | None) -> Iterator[Task]:  # noqa: ARG002
+        """See Progress."""
+        yield _SilentTask()
+
+    def note(self, text: str) -> None:
+        """See Progress."""
+
+
+class _SilentTask:
+    def advance(self, amount: float = 1) -> None:
+        pass
+
+
+class _WireTask(_Counter):
+    def __init__(self, wire: "WireProgress", key: str) -> None:
+        super().__init__(_WIRE_SECONDS)
+        self._wire, self._key = wire, key
+
+    def show(self) -> None:
+        self._wire.send({"task": self._key, "done": self.done})
+
+
+class WireProgress(Progress):
+    """Lines for the parent process, on the descriptor of a pipe."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._num_tasks = 0
+
+    @contextmanager
+    def task(self, description: str, total: float | None) -> Iterator[Task]:
+        """See Progress."""
+        self._num_tasks += 1
+        key = f"{os.getpid()}.{self._num_tasks}"
+        self.send({"task": key, "begin": description, "total": total})
+        task = _WireTask(self, key)
+        try:
+            yield task
+        finally:
+            task.show()
+            self.send({"task": key, "end": True})
+
+    def note(self, text: str) -> None:
+        """See Progress."""
+        os.write(self._descriptor, (text + "\n").encode())
+
+    def send(self, event: dict[str, Any]) -> None:
+        """Write one event in one piece: several processes may share the pipe."""
+        os.write(self._descriptor, f"{_WIRE_MARK}{json.dumps(event)}\n".encode())
+
+
+class WireReader:
+    """Shows on `progress` what the lines of a child tell."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, tuple[AbstractContextManager[Task], Task, float]] = {}
+
+    def feed(self, line: str) -> str:
+        """Take one line. Returns what of it is not progress."""
+        text, mark, event = line.partition(_WIRE_MARK)
+        if mark:
+            try:
+                self._show(json.loads(event))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                return line
+        return text
+
+    def _show(self, event: dict[str, Any]) -> None:
+        key = event["task"]
+        if "begin" in event:
+            context = self._progress.task(str(event["begin"]), event["total"])
+            self._tasks[key] = (context, context.__enter__(), 0.0)
+        elif "done" in event:
+            context, task, before = self._tasks[key]
+            task.advance(event["done"] - before)
+            self._tasks[key] = (context, task, event["done"])
+        else:
+            self._tasks.pop(key)[0].__exit__(None, None, None)
+
+    def close(self) -> None:
+        """End the tasks that the child left open."""
+        for context, _, _ in self._tasks.values():
+            context.__exit__(None, None, None)
+        self._tasks.clear()
+
+
+@contextmanager
+def open_progress(stream: TextIO | None = None) -> Iterator[Progress]:
+    """Bars where `stream` (by default standard error) is a terminal, else plain lines."""
+    stream = sys.stderr if stream is None else stream
+    if not stream.isatty():
+        yield LineProgress(stream)
+        return
+    from assay.runs.bars import BarProgress
+
+    with BarProgress(stream) as bars:
+        yield bars
