@@ -4,6 +4,7 @@ import json
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import nox
 
@@ -63,7 +64,8 @@ def repo(session: nox.Session) -> None:
 def check(session: nox.Session) -> None:
     """Check a model on the best device here, then show how a planted fault is found."""
     environment = torch_environment(session)
-    candidate, *_ = [*session.posargs, "sim/bfloat16"]
+    devices = environment.read(session, "assay.cli", "devices", "--json")
+    candidate = best_candidate(json.loads(devices)["devices"])
     started = f"{datetime.now():%Y%m%d-%H%M%S}"  # noqa: DTZ005 - a folder name, in local time
     command = ["assay.cli", "check", "generate", "micro:llama", "--reference", "cpu/float32"]
     command += ["--candidate", candidate]
@@ -120,6 +122,13 @@ def expectations(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Evaluate a micro model with lm-eval, offline."""
     torch_environment(session).run(session, "assay.cli", "bench", "run", *session.posargs)
+
+
+def best_candidate(devices: list[dict[str, Any]]) -> str:
+    """The RUN to check on a machine whose `assay devices --json` lists `devices`."""
+    present = [device["device"] for device in devices if device["status"] == "present"]
+    accelerators = [name for name in present if name not in ("cpu", "sim")]
+    return f"{[*accelerators, 'sim'][0]}/bfloat16"
 
 
 def _run_heavy_tests(session: nox.Session, folder: str) -> None:

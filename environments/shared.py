@@ -50,16 +50,14 @@ class Environment:
         self, session: nox.Session, *arguments: str, success_codes: Iterable[int] = (0,)
     ) -> None:
         """Run `python -m ARGUMENTS` with the environment's programs first on the path."""
-        session.run(
-            self.python,
-            "-m",
-            *arguments,
-            env={
-                "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
-                "VIRTUAL_ENV": str(self.folder),
-            },
-            success_codes=success_codes,
+        session.run(self.python, "-m", *arguments, env=self._variables, success_codes=success_codes)
+
+    def read(self, session: nox.Session, *arguments: str) -> str:
+        """What `python -m ARGUMENTS` prints to standard output."""
+        printed = session.run(
+            self.python, "-m", *arguments, env=self._variables, silent=True, stderr=None
         )
+        return printed or ""
 
     def install(self, session: nox.Session, *arguments: str) -> None:
         """Run `pip install ARGUMENTS`."""
@@ -84,6 +82,12 @@ class Environment:
     def write_stamp(self, foundation: str, packages: str) -> None:
         """Note what it was made of, once everything is there."""
         self._stamp.write_text(f"foundation {foundation}\npackages {packages}\n", encoding="utf-8")
+
+    @property
+    def _variables(self) -> dict[str, str]:
+        programs = self.folder / "bin"
+        path = f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"
+        return {"PATH": path, "VIRTUAL_ENV": str(self.folder)}
 
     @property
     def _stamp(self) -> Path:
