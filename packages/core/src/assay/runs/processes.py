@@ -91,22 +91,27 @@ def run_process(
         finally:
             _end_group(process)
             listener.join(GRACE_SECONDS)
-    return _read_answer(answer_file, name, exit_code, log_file, time.monotonic() - started)
+    answer = _read_answer(answer_file, name, exit_code, log_file, time.monotonic() - started)
+    if exit_code:
+        # Drivers crash when they are torn down; the answer was whole before.
+        progress.note(f"{name}: ended with exit code {exit_code} after it had answered")
+    return answer
 
 
 def _listen(
     process: subprocess.Popen[bytes], log: IO[bytes], name: str, progress: Progress
 ) -> None:
-    reader = WireReader(progress)
+    def take_text(text: str) -> None:
+        with suppress(OSError):  # a full disk must not stop the process that is heard
+            log.write(text.encode() + b"\n")
+        # Of a bar that another library redraws in one line, the last state.
+        progress.note(f"{name}: {text.rpartition(chr(13))[2]}")
+
+    reader = WireReader(progress, take_text)
     stream = cast("IO[bytes]", process.stdout)
     try:
         while line := stream.readline(_LONGEST_LINE_BYTES):
-            text = reader.feed(line.decode(errors="replace").rstrip("\r\n"))
-            if text:
-                with suppress(OSError):  # a full disk must not stop the process that is heard
-                    log.write(text.encode() + b"\n")
-                # Of a bar that another library redraws in one line, the last state.
-                progress.note(f"{name}: {text.rpartition(chr(13))[2]}")
+            reader.feed(line.decode(errors="replace").rstrip("\r\n"))
     except ValueError:  # the log is closed: a process that left the group still holds the pipe
         pass
     finally:

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TextIO
 
@@ -158,21 +158,22 @@ class WireProgress(Progress):
 
 
 class WireReader:
-    """Shows on `progress` what the lines of a child tell."""
+    """Shows on `progress` what the lines of a child tell; `take_text` gets all that is no progress."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self, progress: Progress, take_text: Callable[[str], None]) -> None:
+        self._progress, self._take_text = progress, take_text
         self._tasks: dict[str, tuple[AbstractContextManager[Task], Task, float]] = {}
 
-    def feed(self, line: str) -> str:
-        """Take one line. Returns what of it is not progress."""
+    def feed(self, line: str) -> None:
+        """Take one line, without its end."""
         text, mark, event = line.partition(_WIRE_MARK)
+        if text:
+            self._take_text(text.rstrip("\r"))
         if mark:
             try:
                 self._show(json.loads(event))
             except (ValueError, KeyError, TypeError, AttributeError):
-                return line
-        return text
+                self._take_text(mark + event)
 
     def _show(self, event: dict[str, Any]) -> None:
         key = event["task"]

@@ -35,7 +35,8 @@ def serve(work: Work) -> None:
     """
     envelope = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     signal.signal(signal.SIGTERM, _interrupt)
-    if os.getppid() == envelope["parent"]:
+    # Not when it is started by hand, from its request file: then the group is not its own.
+    if os.getppid() == envelope["parent"] and os.getpgrp() == os.getpid():
         threading.Thread(target=_end_with_parent, daemon=True).start()
     answer: dict[str, Any]
     try:

@@ -1,0 +1,90 @@
+"""What the child processes of test_processes.py do: the function that the request names."""
+
+import atexit
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from assay.errors import MachineError, UsageError
+from assay.runs.progress import Progress
+from assay.runs.worker import serve
+
+Result = dict[str, Any]
+
+
+class WorkerUsageError(UsageError):
+    """A room's own error."""
+
+
+def echo(request: dict[str, Any], _: Progress) -> Result:
+    return {"echo": request, "variable": os.environ.get("ASSAY_TEST_VARIABLE")}
+
+
+def usage(_: dict[str, Any], __: Progress) -> Result:
+    raise WorkerUsageError("no such model: 'x'\nsecond line")
+
+
+def machine(_: dict[str, Any], __: Progress) -> Result:
+    raise MachineError("no such device")
+
+
+def crash(_: dict[str, Any], __: Progress) -> Result:
+    sys.stderr.write("about to fail\n")
+    raise ZeroDivisionError("boom")
+
+
+def crash_after_answer(_: dict[str, Any], __: Progress) -> Result:
+    atexit.register(os._exit, 139)
+    return {"done": True}
+
+
+def kill(_: dict[str, Any], __: Progress) -> Result:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+def leave(request: dict[str, Any], _: Progress) -> Result:
+    os._exit(int(request["code"]))
+
+
+def talk(__: dict[str, Any], progress: Progress) -> Result:
+    sys.stdout.write("to stdout\n")
+    sys.stdout.flush()
+    sys.stderr.write("10%\r20%\r")
+    sys.stderr.flush()
+    with progress.task("work", 3) as task:
+        for _ in range(3):
+            task.advance()
+    with progress.step("more"):
+        pass
+    sys.stderr.write("no newline at the end")
+    return {}
+
+
+def allocate(request: dict[str, Any], _: Progress) -> Result:
+    return {"allocated": len(b"x" * int(request["size_bytes"]))}
+
+
+def hang(request: dict[str, Any], progress: Progress) -> Result:
+    grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    progress.note("hanging")
+    try:
+        Path(request["pids"]).write_text(f"{os.getpid()} {grandchild.pid}\n")
+        time.sleep(600)
+    except KeyboardInterrupt:
+        Path(request["cleaned"]).write_text("flushed")
+        raise
+    return {}
+
+
+def work(request: dict[str, Any], progress: Progress) -> Result:
+    result: Result = globals()[request["act"]](request, progress)
+    return result
+
+
+if __name__ == "__main__":
+    serve(work)

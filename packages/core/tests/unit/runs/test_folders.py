@@ -1,0 +1,115 @@
+import errno
+import json
+import os
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.errors import MachineError, UsageError
+from assay.runs import DiskError, FolderError, RunFolder
+
+
+def test_the_default_folder_names_time_and_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = RunFolder.create("check generate")
+    assert re.fullmatch(r"runs/\d{8}-\d{6}-check-generate", str(first.path))
+    assert json.loads((first.path / "run.json").read_text())["run"] == "check generate"
+
+
+def test_runs_of_the_same_second_get_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folders = {RunFolder.create("compare").path for _ in range(5)}
+    assert len(folders) == 5
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_new_or_empty_folder_is_taken(tmp_path: Path, existing: bool) -> None:
+    folder = tmp_path / "a/b"
+    if existing:
+        folder.mkdir(parents=True)
+    assert RunFolder.create("compare", folder).path == folder
+
+
+def test_a_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(UsageError, match=r"is not empty \(it holds notes.txt\).*--output"):
+        RunFolder.create("compare", tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
+    RunFolder.create("compare", tmp_path / "run")
+    with pytest.raises(FolderError, match=r"is not empty \(it holds another run\)"):
+        RunFolder.create("compare", tmp_path / "run")
+
+
+def test_of_two_runs_into_one_folder_one_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Barrier(6)
+    won: list[RunFolder] = []
+    lost: list[FolderError] = []
+
+    def create() -> None:
+        start.wait()
+        try:
+            won.append(RunFolder.create("compare", tmp_path / "run"))
+        except FolderError as error:
+            lost.append(error)
+
+    # All look before the first writes.
+    monkeypatch.setattr(os, "listdir", lambda _: [])
+    threads = [threading.Thread(target=create) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(won) == 1
+    assert len(lost) == 5
+    assert str(lost[0]).endswith("was just taken by another run: name a new folder with --output")
+
+
+def test_a_folder_below_a_file_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError, match=r"cannot write .*file/run: Not a directory"):
+        RunFolder.create("compare", tmp_path / "file/run")
+
+
+def test_a_read_only_folder_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The superuser, whom containers run tests as, may write anywhere: so the refusal is planted.
+    real_open = Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name != "run.json":
+            return real_open(path, *arguments, **options)
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(DiskError, match=r"cannot write .*run\.json: Read-only file system"):
+        RunFolder.create("compare", tmp_path / "run")
+
+
+def test_files_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder.create("compare", tmp_path / "run")
+    assert folder.write_json("verdict.json", {"a": 1}).read_text() == '{\n "a": 1\n}\n'
+    real_write = Path.write_text
+
+    def half_then_full(path: Path, text: str, encoding: str) -> int:
+        real_write(path, text[:3], encoding)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", half_then_full)
+    with pytest.raises(DiskError, match=r"cannot write .*verdict\.json: No space left on device"):
+        folder.write_json("verdict.json", {"a": 2})
+    assert (folder.path / "verdict.json").read_text() == '{\n "a": 1\n}\n'
+    assert sorted(file.name for file in folder.path.iterdir()) == ["run.json", "verdict.json"]

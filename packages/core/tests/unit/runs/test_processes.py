@@ -1,0 +1,221 @@
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.errors import MachineError, UsageError
+from assay.runs import (
+    Answer,
+    DiskError,
+    LineProgress,
+    ProcessError,
+    SilentProgress,
+    run_process,
+)
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def importable_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
+
+
+def run(folder: Path, **request: Any) -> Answer:
+    return run_process("child_work", request, folder, name="candidate", progress=SilentProgress())
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 20
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"still alive: {pids}"
+        time.sleep(0.02)
+
+
+def wait_for_pids(file: Path) -> list[int]:
+    deadline = time.monotonic() + 20
+    while not (file.exists() and file.read_text().endswith("\n")):
+        assert time.monotonic() < deadline, "the child did not start"
+        time.sleep(0.02)
+    return [int(pid) for pid in file.read_text().split()]
+
+
+def test_the_result_comes_back(tmp_path: Path) -> None:
+    answer = run_process(
+        "child_work",
+        {"act": "echo", "number": 1.5},
+        tmp_path,
+        name="candidate",
+        progress=SilentProgress(),
+        environment={"ASSAY_TEST_VARIABLE": "set"},
+    )
+    assert answer.result == {"echo": {"act": "echo", "number": 1.5}, "variable": "set"}
+    assert answer.wall_seconds > 0
+    assert (tmp_path / "candidate.log").read_text() == ""
+
+
+def test_peak_memory_is_that_of_the_child(tmp_path: Path) -> None:
+    # The parent has more: fork and exec carry ru_maxrss, the obvious measure, over to the child.
+    block = b"x" * (200 << 20)
+    small = run(tmp_path, act="echo")
+    large = run(tmp_path, act="allocate", size_bytes=64 << 20)
+    assert len(block) == 200 << 20
+    assert small.peak_rss_bytes < 100 << 20
+    assert 60 << 20 < large.peak_rss_bytes - small.peak_rss_bytes < 70 << 20
+
+
+def test_a_usage_error_of_the_child_is_raised_in_its_words(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        run(tmp_path, act="usage")
+    assert str(caught.value) == "no such model: 'x'\nsecond line"
+
+
+def test_a_machine_error_of_the_child_is_raised_in_its_words(tmp_path: Path) -> None:
+    with pytest.raises(MachineError) as caught:
+        run(tmp_path, act="machine")
+    assert str(caught.value) == "no such device"
+    assert not isinstance(caught.value, ProcessError)
+
+
+def test_another_exception_ends_in_an_error_with_the_traceback(tmp_path: Path) -> None:
+    with pytest.raises(ProcessError) as caught:
+        run(tmp_path, act="crash")
+    message = str(caught.value)
+    assert message.startswith("the candidate process ended with exit code 1 and no result.")
+    assert f"Its last lines ({tmp_path / 'candidate.log'}):" in message
+    assert "  about to fail\n" in message
+    assert message.endswith("  ZeroDivisionError: boom")
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "how"),
+    [
+        ({"act": "kill"}, "was killed (SIGKILL): the machine may have run out of memory."),
+        ({"act": "leave", "code": 3}, "ended with exit code 3 and no result."),
+        ({"act": "leave", "code": 0}, "ended without a result."),
+    ],
+)
+def test_a_silent_death_is_a_clear_error(
+    tmp_path: Path, request_fields: dict[str, Any], how: str
+) -> None:
+    with pytest.raises(ProcessError) as caught:
+        run(tmp_path, **request_fields)
+    log = tmp_path / "candidate.log"
+    assert str(caught.value) == f"the candidate process {how} It said nothing ({log} is empty)."
+
+
+def test_an_answer_counts_though_the_process_crashed_at_its_end(tmp_path: Path) -> None:
+    # Drivers of accelerators do that when they are torn down.
+    progress = LineProgress(stream := io.StringIO())
+    request = {"act": "crash_after_answer"}
+    answer = run_process("child_work", request, tmp_path, name="candidate", progress=progress)
+    assert answer.result == {"done": True}
+    assert stream.getvalue() == "candidate: ended with exit code 139 after it had answered\n"
+
+
+def test_an_answer_of_an_earlier_run_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "candidate.answer.json").write_text('{"result": {}, "peak_rss_bytes": 1}')
+    with pytest.raises(ProcessError):
+        run(tmp_path, act="leave", code=0)
+
+
+def test_a_module_that_is_missing_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ProcessError, match="No module named no_such_module"):
+        run_process("no_such_module", {}, tmp_path, name="x", progress=SilentProgress())
+
+
+def test_a_file_in_the_working_directory_replaces_no_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise RuntimeError('shadowed')")
+    monkeypatch.chdir(tmp_path)
+    assert run(tmp_path, act="echo").result["echo"] == {"act": "echo"}
+
+
+def test_progress_and_lines_of_the_child_are_shown_and_logged(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stream = io.StringIO()
+    run_process(
+        "child_work", {"act": "talk"}, tmp_path, name="candidate", progress=LineProgress(stream)
+    )
+    assert re.sub(r"\d+\.\d s", "T s", stream.getvalue()).splitlines() == [
+        "candidate: to stdout",
+        "candidate: 20%",
+        "work ...",
+        "work: 3 of 3 in T s",
+        "more ...",
+        "more: T s",
+        "candidate: no newline at the end",
+    ]
+    assert (tmp_path / "candidate.log").read_bytes() == (
+        b"to stdout\n10%\r20%\nno newline at the end\n"
+    )
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match=r"cannot write .*candidate\.request\.json: No such file"):
+        run(tmp_path / "absent", act="echo")
+
+
+def test_ctrl_c_ends_the_child_and_its_children_and_lets_them_flush(tmp_path: Path) -> None:
+    pids_file = tmp_path / "pids"
+    pids: list[int] = []
+
+    def interrupt() -> None:
+        pids.extend(wait_for_pids(pids_file))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, act="hang", pids=str(pids_file), cleaned=str(tmp_path / "cleaned"))
+    thread.join()
+
+    assert len(pids) == 2
+    wait_until_gone(pids)
+    assert (tmp_path / "cleaned").read_text() == "flushed"
+
+
+def test_the_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    script = f"""
+from pathlib import Path
+from assay.runs import SilentProgress, run_process
+request = {{"act": "hang", "pids": {str(tmp_path / "pids")!r}, "cleaned": {str(tmp_path / "c")!r}}}
+run_process("child_work", request, Path({str(tmp_path)!r}), name="x", progress=SilentProgress())
+"""
+    with subprocess.Popen([sys.executable, "-c", script]) as parent:
+        pids = wait_for_pids(tmp_path / "pids")
+        parent.kill()
+    wait_until_gone(pids)
+    assert (tmp_path / "c").read_text() == "flushed"
+
+
+def test_a_worker_can_be_started_by_hand_from_its_request(tmp_path: Path) -> None:
+    # By this very process, in its group, which the worker must not end on an empty stdin.
+    run(tmp_path, act="echo")
+    (tmp_path / "candidate.answer.json").unlink()
+    subprocess.run(
+        [sys.executable, "-m", "child_work", tmp_path / "candidate.request.json"],
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    answer = json.loads((tmp_path / "candidate.answer.json").read_text())
+    assert answer["result"]["echo"] == {"act": "echo"}

@@ -1,0 +1,89 @@
+import json
+import platform
+import subprocess
+import sys
+from datetime import datetime, timedelta
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from assay.runs import provenance
+
+
+def test_it_is_json_and_says_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/assay", "compare", "a", "b"])
+    facts = json.loads(json.dumps(provenance()))
+    assert facts["command"] == ["assay", "compare", "a", "b"]
+    assert facts["python"] == platform.python_version()
+    assert facts["versions"]["numpy"] == metadata.version("numpy")
+    assert facts["num_cpus"] >= 1
+    assert facts["cpu"]
+    age = datetime.now().astimezone() - datetime.fromisoformat(facts["date"])
+    assert timedelta(0) <= age < timedelta(minutes=1)
+
+
+def test_settings_are_told_and_secrets_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASSAY_TORCH", "cpu")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("ANY_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("PASSWORD", "secret")
+    variables = provenance()["variables"]
+    assert variables["ASSAY_TORCH"] == "cpu"
+    assert variables["OMP_NUM_THREADS"] == "1"
+    assert variables["ANY_VISIBLE_DEVICES"] == "0"
+    assert "secret" not in variables.values()
+
+
+def test_the_commit_of_the_working_directory_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*arguments: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        done = subprocess.run(
+            ["git", *identity, *arguments],
+            cwd=tmp_path, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return done.stdout.strip()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert provenance()["git"] is None
+    git("init", "-q")
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "-q", "-m", "first")
+    assert provenance()["git"] == {"commit": git("rev-parse", "HEAD"), "changed": False}
+    (tmp_path / "file").write_text("two")
+    assert provenance()["git"]["changed"] is True
+
+
+def test_a_machine_without_git_has_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert provenance()["git"] is None
+
+
+def test_a_distribution_that_is_absent_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", absent)
+    assert set(provenance()["versions"].values()) == {None}
+
+
+def test_neither_the_room_nor_its_facts_load_torch() -> None:
+    script = (
+        "import sys, assay.runs, assay.runs.worker\n"
+        "facts = assay.runs.provenance()\n"
+        "assert not {'torch', 'transformers', 'rich'} & set(sys.modules)\n"
+        "assert facts['num_threads'] is None and facts['versions']['torch']\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_threads_are_told_once_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = SimpleNamespace(get_num_threads=lambda: 7)
+    monkeypatch.setitem(sys.modules, "torch", loaded)
+    assert provenance()["num_threads"] == 7
