@@ -1,0 +1,25 @@
+"""Prompts and batches that reach the cases where generation goes wrong.
+
+Importing this package imports no torch: tensors are made when a batch is asked for them.
+"""
+
+from assay.inputs.batches import Batch, InputPlan
+from assay.inputs.limits import ModelLimits, limits_of
+from assay.inputs.planning import LengthRange, PlanOptions, parse_lengths, plan_batches
+from assay.inputs.prompts import Prompt, built_in_texts, load_prompts
+from assay.inputs.reach import describe_reach
+
+__all__ = [
+    "Batch",
+    "InputPlan",
+    "LengthRange",
+    "ModelLimits",
+    "PlanOptions",
+    "Prompt",
+    "built_in_texts",
+    "describe_reach",
+    "limits_of",
+    "load_prompts",
+    "parse_lengths",
+    "plan_batches",
+]

@@ -1,0 +1,191 @@
+"""Which batches a check runs, from its options and the model's limits."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from assay.errors import UsageError
+from assay.inputs.batches import Batch, InputPlan
+from assay.inputs.limits import ModelLimits
+from assay.inputs.prompts import Encode, Prompt, built_in_texts
+
+# RoPE phases computed in bfloat16 differ by 3 times the noise below position 128 and by 190
+# times at 1,000 (transformers#29285): one prompt has to reach beyond that.
+LONG_LENGTH = 1040
+LONG_NEW_TOKENS = 4
+LONG_PREFILL_CHUNK = 256
+# Windows up to this length are exceeded by making the long prompt longer; beyond it the one
+# prompt would cost more than all others.
+LONGEST = 2048
+_BEYOND_WINDOW = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LengthRange:
+    """Prompt lengths in tokens, both ends included."""
+
+    low: int
+    high: int
+
+
+DEFAULT_LENGTHS = LengthRange(32, 96)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """How to plan.
+
+    lengths: None: built-in prompts in `DEFAULT_LENGTHS`, given prompts as they are;
+        otherwise given prompts are cut where they are longer.
+    num_prompts: how many of the built-in set are used; the seed says which.
+    """
+
+    lengths: LengthRange | None = None
+    batch_size: int = 4
+    max_new_tokens: int = 32
+    num_prompts: int = 8
+    seed: int = 0
+
+
+def parse_lengths(text: str) -> LengthRange:
+    """`64` or `32:96` as a range. Raises: UsageError."""
+    low, separator, high = text.partition(":")
+    if not low.isdecimal() or (separator and not high.isdecimal()):
+        raise UsageError(f"prompt length {text!r} is neither a number nor a range such as 32:96")
+    lengths = LengthRange(int(low), int(high or low))
+    if not 1 <= lengths.low <= lengths.high:
+        raise UsageError(f"prompt length {text!r}: needs 1 <= first <= last")
+    return lengths
+
+
+def plan_batches(
+    limits: ModelLimits,
+    options: PlanOptions,
+    encode: Encode,
+    prompts: Sequence[Prompt] | None = None,
+) -> InputPlan:
+    """The batches for `prompts`, or for built-in ones and one long prompt in chunks.
+
+    Raises: UsageError if the model cannot take them.
+    """
+    if options.batch_size < 1 or options.max_new_tokens < 0 or options.num_prompts < 1:
+        raise UsageError("batch size and prompts must be at least 1, new tokens at least 0")
+    new_tokens = options.max_new_tokens if limits.can_generate else 0
+    rng = random.Random(options.seed)  # noqa: S311 - a reproducible choice, no secret
+    if prompts is None:
+        lengths, notes = _clipped(options.lengths or DEFAULT_LENGTHS, limits, new_tokens)
+        prompts = _built_in_prompts(lengths, options, encode, rng)
+        long_length, more_notes = _long_length(limits)
+        notes += more_notes
+        texts = rng.sample(built_in_texts(), len(built_in_texts()))
+        long_prompt = _prompt_of(texts, 0, long_length, encode) if long_length else None
+    else:
+        notes = []
+        prompts = _cut(prompts, options, rng)
+        long_prompt = None
+    for number, prompt in enumerate(prompts):
+        limits.check_ids(prompt.ids, new_tokens, f"prompt {number}")
+    if long_prompt is not None:
+        limits.check_ids(long_prompt.ids, LONG_NEW_TOKENS, "the long prompt")
+    batches: list[Batch] = []
+    for start in range(0, len(prompts), options.batch_size):
+        members = prompts[start : start + options.batch_size]
+        numbers = tuple(range(start, start + len(members)))
+        rows = tuple(prompt.ids for prompt in members)
+        batches.append(Batch(len(batches), rows, numbers, limits.pad_token_id, new_tokens))
+    if long_prompt is not None:
+        batches.append(_long_batch(len(batches), len(prompts), long_prompt, limits))
+        prompts = [*prompts, long_prompt]
+    return InputPlan(tuple(batches), tuple(prompts), tuple(notes))
+
+
+def _clipped(
+    lengths: LengthRange, limits: ModelLimits, new_tokens: int
+) -> tuple[LengthRange, list[str]]:
+    """The range as far as the model's context allows, and what to say where it does not."""
+    if limits.max_positions is None:
+        return lengths, []
+    room = limits.max_positions - new_tokens
+    if room < 1:
+        raise UsageError(
+            f"{new_tokens} new tokens leave no room for a prompt in the model's context of"
+            f" {limits.max_positions}"
+        )
+    if lengths.high <= room:
+        return lengths, []
+    note = (
+        f"prompts are cut to {room} tokens: the model's context is {limits.max_positions},"
+        f" {new_tokens} of it for new tokens"
+    )
+    return LengthRange(min(lengths.low, room), room), [note]
+
+
+def _built_in_prompts(
+    lengths: LengthRange, options: PlanOptions, encode: Encode, rng: random.Random
+) -> list[Prompt]:
+    texts = rng.sample(built_in_texts(), len(built_in_texts()))
+    sizes = _draw_lengths(lengths, options.num_prompts, options.batch_size, rng)
+    return [_prompt_of(texts, start, size, encode) for start, size in enumerate(sizes)]
+
+
+def _draw_lengths(
+    lengths: LengthRange, count: int, batch_size: int, rng: random.Random
+) -> list[int]:
+    """Lengths in the range; no batch of two or more gets equal ones if the range allows."""
+    sizes = [rng.randint(lengths.low, lengths.high) for _ in range(count)]
+    for start in range(0, count, batch_size):
+        batch = sizes[start : start + batch_size]
+        if len(batch) > 1 and len(set(batch)) == 1 and lengths.low < lengths.high:
+            sizes[start] = lengths.low if batch[0] == lengths.high else lengths.high
+    return sizes
+
+
+def _prompt_of(texts: Sequence[str], start: int, size: int, encode: Encode) -> Prompt:
+    """Texts from `start` on, joined until they reach `size` tokens, and cut there."""
+    text = texts[start % len(texts)]
+    ids = encode(text)
+    following = start + 1
+    while len(ids) < size:
+        text += "\n\n" + texts[following % len(texts)]
+        ids = encode(text)
+        following += 1
+    return Prompt(text, tuple(ids[:size]))
+
+
+def _cut(prompts: Sequence[Prompt], options: PlanOptions, rng: random.Random) -> list[Prompt]:
+    if options.lengths is None:
+        return list(prompts)
+    sizes = _draw_lengths(options.lengths, len(prompts), options.batch_size, rng)
+    return [
+        Prompt(prompt.text, prompt.ids[:size]) for prompt, size in zip(prompts, sizes, strict=True)
+    ]
+
+
+def _long_length(limits: ModelLimits) -> tuple[int, list[str]]:
+    """Tokens of the long prompt, 0 for none, and what to say where it is too short."""
+    size, notes = LONG_LENGTH, []
+    if limits.sliding_window is not None:
+        beyond = limits.sliding_window + _BEYOND_WINDOW
+        if beyond <= LONGEST:
+            size = max(size, beyond)
+        else:
+            notes.append(f"no prompt is longer than the sliding window of {limits.sliding_window}")
+    if limits.max_positions is not None and size + LONG_NEW_TOKENS > limits.max_positions:
+        wanted, size = size, max(0, limits.max_positions - LONG_NEW_TOKENS)
+        notes.append(
+            f"the long prompt has {size} instead of {wanted} tokens: the model's context is"
+            f" {limits.max_positions}"
+        )
+    return size, notes
+
+
+def _long_batch(number: int, prompt_number: int, prompt: Prompt, limits: ModelLimits) -> Batch:
+    in_chunks = limits.can_generate and len(prompt.ids) > LONG_PREFILL_CHUNK
+    return Batch(
+        number,
+        (prompt.ids,),
+        (prompt_number,),
+        limits.pad_token_id,
+        LONG_NEW_TOKENS if limits.can_generate else 0,
+        LONG_PREFILL_CHUNK if in_chunks else None,
+    )

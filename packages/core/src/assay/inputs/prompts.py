@@ -1,0 +1,104 @@
+"""Prompts: our own set, and those of a JSONL file."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from assay.errors import UsageError
+from assay.inputs.limits import ModelLimits
+
+Encode = Callable[[str], list[int]]
+EncodeChat = Callable[[Sequence[Mapping[str, str]]], list[int]]
+
+_BUILT_IN = Path(__file__).parent / "prompts.jsonl"
+_KEYS = ("prompt", "text", "ids", "messages")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt; text is what the ids were made from, in full where they were cut."""
+
+    text: str | None
+    ids: tuple[int, ...]
+
+
+@cache
+def built_in_texts() -> tuple[str, ...]:
+    """Our own prompts: prose, code, other languages and scripts, digits, emoji."""
+    lines = _BUILT_IN.read_text(encoding="utf-8").splitlines()
+    return tuple(json.loads(line)["text"] for line in lines)
+
+
+def load_prompts(
+    path: Path,
+    encode: Encode,
+    limits: ModelLimits,
+    *,
+    max_new_tokens: int,
+    encode_chat: EncodeChat | None = None,
+) -> list[Prompt]:
+    """The prompts of a JSONL file, each line an object with one of the keys of `_KEYS`.
+
+    `prompt` and `text` are strings, `ids` token ids, `messages` a chat.
+    encode_chat: given, every text is sent as the message of a user, through the template.
+    Raises: UsageError naming file and line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"prompts {path} cannot be read: {error}") from None
+    prompts = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            where = f"{path}:{number}"
+            prompt = _read_prompt(line, where, encode, encode_chat)
+            limits.check_ids(prompt.ids, max_new_tokens, where)
+            prompts.append(prompt)
+    if not prompts:
+        raise UsageError(f"prompts {path}: the file is empty")
+    return prompts
+
+
+def _read_prompt(line: str, where: str, encode: Encode, encode_chat: EncodeChat | None) -> Prompt:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
+    keys = [key for key in _KEYS if isinstance(record, dict) and key in record]
+    if len(keys) != 1:
+        raise UsageError(f"{where}: needs an object with one of the keys {', '.join(_KEYS)}")
+    value = record[keys[0]]
+    if keys[0] == "ids":
+        return Prompt(None, _as_ids(value, where))
+    if keys[0] == "messages":
+        if encode_chat is None:
+            raise UsageError(f"{where}: messages need --chat and a model with a chat template")
+        messages = _as_messages(value, where)
+        return Prompt(messages[-1]["content"], tuple(encode_chat(messages)))
+    if not isinstance(value, str):
+        raise UsageError(f"{where}: {keys[0]} must be a string, not {type(value).__name__}")
+    if not value:
+        raise UsageError(f"{where}: the prompt is empty")
+    if encode_chat is not None:
+        return Prompt(value, tuple(encode_chat([{"role": "user", "content": value}])))
+    return Prompt(value, tuple(encode(value)))
+
+
+def _as_ids(value: Any, where: str) -> tuple[int, ...]:  # noqa: ANN401 - as it was in the file
+    if not isinstance(value, list) or not all(type(id_) is int for id_ in value):
+        raise UsageError(f"{where}: ids must be a list of whole numbers")
+    return tuple(value)
+
+
+def _as_messages(value: Any, where: str) -> list[dict[str, str]]:  # noqa: ANN401 - see above
+    if not isinstance(value, list) or not value:
+        raise UsageError(f"{where}: messages must be a list of at least one message")
+    for message in value:
+        if not isinstance(message, dict) or not all(
+            isinstance(message.get(key), str) for key in ("role", "content")
+        ):
+            raise UsageError(f"{where}: each message needs a role and a content, both strings")
+    return value
