@@ -1,0 +1,30 @@
+"""`assay explain`: what a diagnosis means, its usual causes, and what to do."""
+
+from typing import Annotated
+
+import typer
+
+
+def explain(
+    diagnosis: Annotated[
+        str | None, typer.Argument(help="A diagnosis of verdict.json; without it, all are listed.")
+    ] = None,
+) -> None:
+    """Say what a diagnosis means, what usually causes it, and what to do next."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from assay.comparing.diagnoses import describe_diagnosis, list_diagnoses
+
+    console = Console()
+    if diagnosis is not None:
+        console.print(Text(describe_diagnosis(diagnosis)))
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, verdict, summary in list_diagnoses():
+        table.add_row(name, verdict, summary)
+    console.print(table)

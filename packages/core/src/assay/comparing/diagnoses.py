@@ -1,0 +1,61 @@
+"""What each diagnosis means: `diagnoses.toml`, read and worded."""
+
+import difflib
+import tomllib
+from functools import cache
+from pathlib import Path
+
+from assay.errors import UsageError
+from assay.verdicts import Outcome, Record
+
+
+class DiagnosisEntry(Record):
+    """What `assay explain` knows of one diagnosis."""
+
+    verdict: Outcome
+    summary: str
+    meaning: str
+    causes: list[str]
+    advice: str
+    command: str | None = None
+
+
+@cache
+def load_diagnoses() -> dict[str, DiagnosisEntry]:
+    """Every diagnosis of the contract, by name."""
+    text = Path(__file__).with_name("diagnoses.toml").read_text(encoding="utf-8")
+    return {
+        name: DiagnosisEntry.model_validate(entry) for name, entry in tomllib.loads(text).items()
+    }
+
+
+def find_diagnosis(name: str) -> DiagnosisEntry:
+    """The entry of diagnosis `name`.
+
+    Raises: UsageError for a name that is none, with the nearest one.
+    """
+    diagnoses = load_diagnoses()
+    if name in diagnoses:
+        return diagnoses[name]
+    near = difflib.get_close_matches(name, diagnoses, n=1)
+    hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(diagnoses)}"
+    raise UsageError(f"unknown diagnosis {name!r}{hint}")
+
+
+def describe_diagnosis(name: str) -> str:
+    """What `assay explain` says of one diagnosis, in paragraphs.
+
+    Raises: UsageError for a name that is none.
+    """
+    entry = find_diagnosis(name)
+    return "\n\n".join([
+        f"{name} ({entry.verdict.value}): {entry.summary}.",
+        entry.meaning.strip(),
+        f"Typical causes: {'; '.join(entry.causes)}.",
+        f"What to do next: {entry.advice.strip()}",
+    ])  # fmt: skip
+
+
+def list_diagnoses() -> list[tuple[str, str, str]]:
+    """Name, verdict and summary of every diagnosis."""
+    return [(name, entry.verdict.value, entry.summary) for name, entry in load_diagnoses().items()]

@@ -1,0 +1,235 @@
+"""A verdict in words. Faces colour and arrange them; none adds its own."""
+
+import math
+import shlex
+from dataclasses import dataclass
+from typing import Literal
+
+from assay.comparing.diagnoses import load_diagnoses
+from assay.comparing.evidence import Evidence
+from assay.comparing.numerals import format_against, format_number
+from assay.comparing.phrases import (
+    describe_first_bad_token,
+    describe_place,
+    describe_resolution,
+    describe_sides,
+    describe_statistic,
+    one_line,
+)
+from assay.sites import Phase
+from assay.verdicts import Location, Measurement, Outcome, Verdict
+
+MAX_LISTED = 5  # names of a longer list that a message prints
+
+# No noise excuses these: their limit is 0.
+_ABSOLUTE = {
+    "exact": "values that must be equal (integers, indices, masks) differ",
+    "non-finite": "NaN or infinity where the reference is finite",
+}
+
+_PLURAL_SUBJECTS: frozenset[Phase] = frozenset({"inputs"})
+
+_MADE_HERE: dict[Phase, str] = {
+    "inputs": "no module has run yet: the error is made by the loop around the model",
+    "forward": "its inputs agree (they are the reference's own): the error is made here",
+    "backward": "its inputs and output gradients are the reference's own: the error is made here",
+    "reduce": "the gradients before it agree: the error is made here",
+    "clip": "the gradients before it agree: the error is made here",
+    "optimizer": "it was fed the reference's gradients: the error is made here",
+    "checkpoint": "what was saved agrees with the reference: the error is made by saving or loading",
+    "sampler": "it was fed the reference's logits: the error is made here",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A verdict in words.
+
+    title: the verdict itself, in one line; headline: what differs or agrees;
+    details: one fact each; next_command: what to type next.
+    """
+
+    outcome: Outcome
+    title: str
+    headline: str
+    details: tuple[str, ...] = ()
+    next_command: str | None = None
+
+    @property
+    def message(self) -> str:
+        """Headline, details and next command, as a failing test shows them."""
+        lines = [self.headline, *(f"  {detail}" for detail in self.details)]
+        if self.next_command:
+            lines.append(f"Next: {self.next_command}")
+        return "\n".join(lines)
+
+
+def explain_verdict(verdict: Verdict, evidence: Evidence, folder: str) -> Explanation:
+    """The words for `verdict`, whose files lie in `folder`."""
+    if verdict.verdict is Outcome.FAIL:
+        headline, details = _explain_failure(verdict, evidence)
+    elif verdict.verdict is Outcome.PASS:
+        headline, details = (
+            "The candidate agrees with the reference.",
+            _explain_pass(verdict, evidence),
+        )
+    else:
+        headline = "Not everything that was promised could be compared: this is not a pass."
+        details = _explain_not_compared(verdict)
+    return Explanation(
+        verdict.verdict,
+        f"{verdict.verdict.value}: {describe_sides(verdict)}",
+        one_line(headline),
+        tuple(one_line(detail) for detail in details),
+        _next_command(verdict, folder) if verdict.verdict is Outcome.FAIL else None,
+    )
+
+
+def _explain_pass(verdict: Verdict, evidence: Evidence) -> list[str]:
+    details = [_describe_compared(verdict)]
+    skipped = [
+        f"{name} ({level.reason or 'no reason was given'})"
+        for name, level in verdict.levels.items()
+        if level.verdict is None
+    ]
+    if skipped:
+        details.append(f"not run: {', '.join(skipped)}")
+    if verdict.noise_ratio is not None and verdict.limit:
+        where = f" at {evidence.deciding.module or '(model)'}" if evidence.deciding else ""
+        details.append(f"worst{where}: {_describe_ratio(verdict, evidence)}")
+    details.append(
+        describe_resolution(verdict) or "no resolution is known: how small an error it saw is open"
+    )
+    if verdict.diagnosis:
+        details.append(_describe_diagnosis(verdict.diagnosis))
+    return details
+
+
+def _explain_failure(verdict: Verdict, evidence: Evidence) -> tuple[str, list[str]]:
+    location = verdict.location
+    details: list[str | None] = []
+    if verdict.noise_ratio is not None:
+        details.append(_describe_ratio(verdict, evidence))
+    details += [_describe_worst(evidence), describe_first_bad_token(verdict)]
+    if location:
+        details.append(_MADE_HERE[location.phase])
+    if verdict.diagnosis:
+        details.append(_describe_diagnosis(verdict.diagnosis))
+    return _failure_headline(verdict, location), [detail for detail in details if detail]
+
+
+def _explain_not_compared(verdict: Verdict) -> list[str]:
+    details = [_describe_compared(verdict)]
+    details += [
+        f"{name} was not compared: {level.reason or 'no reason was given'}"
+        for name, level in verdict.levels.items()
+        if level.verdict is Outcome.NOT_COMPARED
+    ]
+    missing = verdict.unmatched.expected
+    if missing:
+        details.append(f"expected and not found ({len(missing):,}): {_listed(missing)}")
+    return details
+
+
+def _failure_headline(verdict: Verdict, location: Location | None) -> str:
+    if location is None:
+        failed = [name for name, level in verdict.levels.items() if level.verdict is Outcome.FAIL]
+        at = f" in {_joined(failed)}" if failed else ""
+        return f"The candidate differs from the reference{at}; no single place explains it."
+    where = f"{location.phase}, step {location.step}"
+    if location.rank:
+        where += f", rank {location.rank}"
+    plural = not location.module and location.phase in _PLURAL_SUBJECTS
+    verb: Literal["differ", "differs"] = "differ" if plural else "differs"
+    return f"{describe_place(location)} ({where}) {verb} from the reference."
+
+
+def _describe_ratio(verdict: Verdict, evidence: Evidence) -> str:
+    ratio, limit = verdict.noise_ratio, verdict.limit
+    if ratio is None:
+        return ""
+    row = evidence.deciding
+    if verdict.statistic in _ABSOLUTE:
+        return _ABSOLUTE[verdict.statistic]
+    what = describe_statistic(verdict.statistic or "error")
+    if row:
+        what += f" {format_number(row.actual)}"
+    if not math.isfinite(ratio):
+        return f"{what}: no noise explains it (ratio {ratio}{_describe_limit(limit, evidence)})"
+    shown, shown_limit = format_number(ratio), format_number(limit) if limit is not None else None
+    if limit is not None:
+        shown, shown_limit = format_against(ratio, limit)
+    source = f", {evidence.limits_origin}" if evidence.limits_origin else ""
+    end = f" (limit {shown_limit}x{source})" if shown_limit else ""
+    return f"{what} = {shown}x the {_describe_noise(verdict, row)}{end}"
+
+
+def _describe_limit(limit: float | None, evidence: Evidence) -> str:
+    if limit is None:
+        return ""
+    source = f", {evidence.limits_origin}" if evidence.limits_origin else ""
+    return f", limit {format_number(limit)}x{source}"
+
+
+def _describe_noise(verdict: Verdict, row: Measurement | None) -> str:
+    run = str(verdict.candidate.get("run") or "")
+    dtype = run.rpartition("/")[2]
+    noise = f"{dtype} noise" if dtype else "noise"
+    same = {"logits": "token", "tokens": "token"}.get(row.level, "module") if row else "place"
+    if row and _floor_decided(row):
+        return f"{noise} floor (the noise run of the same {same} is below it)"
+    return f"{noise} of the same {same}"
+
+
+def _floor_decided(row: Measurement) -> bool:
+    """Whether the ratio was taken to the floor, as the noise run's error was smaller."""
+    return row.ratio > 0 and row.actual / row.ratio > 1.01 * row.expected
+
+
+def _describe_worst(evidence: Evidence) -> str | None:
+    parts: list[str] = []
+    row, element = evidence.worst_token, evidence.worst_element
+    if row:
+        parts.append(
+            f"worst row: prompt {row.prompt}, token {row.position}, "
+            f"{format_number(row.ratio)}x its noise"
+        )
+    if element:
+        index = ", ".join(map(str, element.index))
+        actual, expected = format_against(element.actual, element.expected)
+        parts.append(f"worst element ({index}): actual {actual}, expected {expected}")
+    return "; ".join(parts) or None
+
+
+def _describe_compared(verdict: Verdict) -> str:
+    by_level = ", ".join(
+        f"{name} {level.compared:,}" for name, level in verdict.levels.items() if level.compared
+    )
+    text = f"compared {verdict.compared:,} tensor pair{'' if verdict.compared == 1 else 's'}"
+    return f"{text} ({by_level})" if by_level else text
+
+
+def _next_command(verdict: Verdict, folder: str) -> str | None:
+    if verdict.diagnosis is None:
+        return None
+    template = load_diagnoses()[verdict.diagnosis].command
+    location = verdict.location
+    if template is None or location is None or not location.module or location.op:
+        return f"assay explain {verdict.diagnosis}"
+    return one_line(
+        template.format(folder=shlex.quote(folder), module=shlex.quote(location.module))
+    )
+
+
+def _describe_diagnosis(name: str) -> str:
+    return f"diagnosis {name}: {load_diagnoses()[name].summary}"
+
+
+def _joined(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _listed(names: list[str]) -> str:
+    rest = len(names) - MAX_LISTED
+    text = ", ".join(names[:MAX_LISTED])
+    return f"{text} and {rest:,} more" if rest > 0 else text

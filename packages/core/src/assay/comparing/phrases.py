@@ -1,0 +1,185 @@
+"""The phrases that messages, tables and pictures are put together from."""
+
+from collections import Counter
+
+from assay.comparing.numerals import format_against, format_number
+from assay.sites import Phase
+from assay.verdicts import Level, Location, Outcome, Verdict
+
+# A sign beside the word, for those who do not see the colour.
+OUTCOME_SIGNS = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.NOT_COMPARED: "?"}
+
+LEVEL_QUESTIONS = {
+    "inputs": "Is the model called with the same inputs?",
+    "tokens": "Are the same tokens generated?",
+    "logits": "Are the distributions the same under teacher forcing?",
+    "modules": "Does every part compute the same from the same inputs?",
+    "sampler": "Does the sampler choose the same from the same logits?",
+    "loss": "Is the loss the same?",
+    "activations": "Does every part compute the same in the forward pass?",
+    "gradients": "Are the gradients the same?",
+    "updates": "Does the optimizer change the parameters alike?",
+    "replicas": "Do all ranks hold the same parameters?",
+    "checkpoint": "Is what was saved what is loaded?",
+}
+
+# What the value of a statistic is called in a sentence.
+_STATISTICS = {
+    "replay-tensor": "relative error",
+    "replay-row": "relative error of the worst row",
+    "replay-slope": "systematic scale error",
+    "replay-channel": "systematic error of the worst channel",
+    "replay-bins": "systematic error by size of the value",
+    "replay-share": "share of wrongly rounded elements",
+    "accumulated": "accumulated relative error",
+    "token": "relative error of the row",
+    "exact": "share of values that must be equal and differ",
+    "non-finite": "NaN or infinity where the reference is finite",
+    "kl": "KL divergence of the token",
+    "logits-kl": "mean KL divergence",
+    "logits-kl-worst": "KL divergence of the worst token",
+    "logits-error": "relative error of the logits",
+    "logits-worst": "relative error of the worst token's logits",
+    "top1-agreement": "agreement of the most likely token",
+    "max-abs": "largest absolute difference of logits",
+    "first-difference": "first token that differs",
+}
+
+_SUBJECTS: dict[Phase, str] = {
+    "inputs": "The inputs of the model",
+    "sampler": "The sampler",
+    "reduce": "The reduction of gradients",
+    "clip": "The clipping of gradients",
+    "optimizer": "The optimizer step",
+    "checkpoint": "The checkpoint",
+}
+
+READ_MEASUREMENTS = (
+    "Every measurement, with all digits, is in measurements.jsonl beside this report."
+)
+TOKENS_ARE_NOT_JUDGED = (
+    "Error of each token's row relative to the noise run's, each module fed the reference's own "
+    "inputs. Single cells are shown and not judged: clean ones scatter, up to 20 times. "
+    "A fault stands out as a line."
+)
+DEPTH_MEANING = (
+    "Accumulated error drifts down the depth and hides where it began. Replayed error is what each "
+    "stage adds by itself: there a fault is a single peak."
+)
+KL_MEANING = (
+    "How far the candidate's distribution over the whole vocabulary is from the reference's at "
+    "each token, beside the same for the noise run."
+)
+
+
+def one_line(text: str) -> str:
+    """`text` with whatever would move the cursor or the writing direction made visible.
+
+    Names come from models and files of other people.
+
+    >>> one_line("a" + chr(10) + "b") == "a" + chr(92) + "nb"
+    True
+    """
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
+        for letter in text
+    )
+
+
+def describe_sides(verdict: Verdict) -> str:
+    """Which model ran where, and against what."""
+    name = verdict.model.get("name") or "the model"
+    candidate = verdict.candidate.get("run") or "the candidate"
+    reference = verdict.reference.get("run") or "the reference"
+    return one_line(f"{name} on {candidate} against {reference}")
+
+
+def describe_place(location: Location) -> str:
+    """The module, operation or parameter of `location`."""
+    place = location.module or _SUBJECTS.get(location.phase, "(model)")
+    if location.op:
+        place += f", operation {location.op}"
+    if location.parameter:
+        place += f", parameter {location.parameter}"
+    return one_line(place)
+
+
+def describe_stage(module: str, phase: Phase) -> str:
+    """The name of a stage in tables and pictures."""
+    name = module or "(model)"
+    return one_line(name if phase == "forward" else f"{name} ({phase})")
+
+
+def describe_step(step: int, phase: Phase) -> str:
+    """What a step number means: a forward pass of generation, or an optimizer step."""
+    if phase not in ("inputs", "forward", "sampler"):
+        return f"step {step}"
+    return "prefill" if step == 0 else f"decode step {step}"
+
+
+def describe_tokens(prompt: int, first: int, last: int) -> str:
+    """A token of a prompt, or several that are neighbours."""
+    tokens = f"token {first}" if first == last else f"tokens {first} to {last}"
+    return f"prompt {prompt}, {tokens}"
+
+
+def describe_statistic(statistic: str) -> str:
+    """What the value of `statistic` is."""
+    return _STATISTICS.get(statistic, statistic)
+
+
+def describe_resolution(verdict: Verdict) -> str | None:
+    """What the run could not have seen."""
+    if verdict.resolution is None:
+        return None
+    return (
+        f"resolution {format_number(verdict.resolution)}: "
+        "a smaller relative error could not have been seen"
+    )
+
+
+def describe_level(level: Level) -> str:
+    """The word for what a level found."""
+    return level.verdict.value if level.verdict else "not run"
+
+
+def describe_first_bad_token(verdict: Verdict) -> str | None:
+    """Where the text goes wrong first."""
+    token = verdict.first_bad_token
+    if token is None:
+        return None
+    return f"first bad token: prompt {token.prompt}, position {token.position} ({token.phase})"
+
+
+def describe_left_out(kept: int, total: int, things: str, worst: float) -> str:
+    """What a table or picture leaves out to stay small."""
+    return (
+        f"{kept:,} of {total:,} {things} are shown, those with the highest ratios; "
+        f"the highest ratio left out is {format_number(worst)}x."
+    )
+
+
+def describe_measurements_left_out(kept: int, total: int, worst: float) -> str:
+    """The same for the table of measurements."""
+    return (
+        f"{kept:,} of {total:,} measurements are listed: those that were judged, then those with "
+        f"the highest ratios; the highest ratio left out is {format_number(worst)}x."
+    )
+
+
+def describe_judged(ratio: float, limit: float) -> str:
+    """A ratio beside the limit that it was judged by."""
+    shown, shown_limit = format_against(ratio, limit)
+    return f"{shown}x / {shown_limit}x" if limit else f"{shown} / 0"
+
+
+def describe_counts(outcomes: list[Outcome]) -> str:
+    """How many of several runs ended how, worst first."""
+    counts = Counter(outcomes)
+    order = (Outcome.FAIL, Outcome.NOT_COMPARED, Outcome.PASS)
+    return ", ".join(f"{counts[outcome]:,} {outcome.value}" for outcome in order if counts[outcome])
+
+
+def describe_pooling(width: int) -> str:
+    """What one place of a picture is, where it is more than one token."""
+    return f"One place is the worst of up to {width} neighbouring tokens."

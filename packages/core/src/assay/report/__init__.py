@@ -1,0 +1,1 @@
+"""One model of a finished run, three faces: terminal, HTML, Markdown for job summaries."""

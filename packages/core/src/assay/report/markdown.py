@@ -1,0 +1,77 @@
+"""The Markdown face, for job summaries of GitHub."""
+
+import re
+import shlex
+
+from assay.comparing.phrases import (
+    OUTCOME_SIGNS,
+    describe_judged,
+    describe_level,
+    describe_place,
+    describe_resolution,
+    describe_statistic,
+)
+from assay.report.model import Report
+from assay.verdicts import Outcome
+
+
+def render_markdown(report: Report) -> str:
+    """A short summary of `report`."""
+    verdict, words = report.verdict, report.explanation
+    blocks = [
+        f"## {OUTCOME_SIGNS[verdict.verdict]} {_escaped(words.title)}",
+        _code_block(words.message),
+        _ladder(report),
+    ]
+    if len(verdict.suspects) > 1:
+        blocks.append(_suspects(report))
+    blocks += ["\n".join(f"- {_escaped(note)}" for note in report.notes)]
+    resolution = describe_resolution(verdict)
+    if resolution and verdict.verdict is Outcome.FAIL:
+        blocks.append(_escaped(resolution))
+    if verdict.command:
+        blocks.append("To repeat it:\n\n" + _code_block(shlex.join(verdict.command)))
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _ladder(report: Report) -> str:
+    lines = ["| level | verdict | compared | ratio / limit | worst |", "|---|---|--:|--:|---|"]
+    for rung in report.ladder:
+        level, row = rung.level, rung.worst
+        judged = describe_judged(row.ratio, row.limit) if row and row.limit is not None else ""
+        worst = describe_statistic(row.statistic) if row else ""
+        cells = [
+            rung.name,
+            describe_level(level),
+            f"{level.compared:,}" if level.compared else "",
+            judged,
+            level.reason or worst,
+        ]
+        lines.append(f"| {' | '.join(_escaped(cell) for cell in cells)} |")
+    return "\n".join(lines) if report.ladder else ""
+
+
+def _suspects(report: Report) -> str:
+    lines = ["| suspect | what | ratio / limit |", "|---|---|--:|"]
+    for suspect in report.top_suspects:
+        cells = [
+            describe_place(suspect.location),
+            describe_statistic(suspect.statistic),
+            describe_judged(suspect.noise_ratio, suspect.limit),
+        ]
+        lines.append(f"| {' | '.join(_escaped(cell) for cell in cells)} |")
+    left_out = len(report.verdict.suspects) - len(report.top_suspects)
+    return "\n".join(lines) + (f"\n\n{left_out:,} more are in verdict.json." if left_out else "")
+
+
+def _escaped(text: str) -> str:
+    """`text` on one line, without any meaning to Markdown or HTML."""
+    one_line = " ".join(text.split())
+    escaped = re.sub(r"([\\`*_{}\[\]#|~@])", r"\\\1", one_line)
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _code_block(text: str) -> str:
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}"

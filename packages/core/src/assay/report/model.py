@@ -1,0 +1,181 @@
+"""What every face of a report renders. Selection and order only: no number is made here."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import ValidationError
+
+from assay.comparing.evidence import TOKEN_STATISTIC, find_evidence, over_limit
+from assay.comparing.explain import Explanation, explain_verdict
+from assay.comparing.phrases import describe_stage
+from assay.errors import UsageError
+from assay.sites import Phase
+from assay.verdicts import Level, Measurement, Suspect, Verdict
+
+VERDICT_FILE = "verdict.json"
+MEASUREMENTS_FILE = "measurements.jsonl"
+
+TOP_SUSPECTS = 5  # faces without room for all of them show so many
+
+
+class UnreadableRunError(UsageError):
+    """A folder does not hold the files of a finished run."""
+
+    @classmethod
+    def absent(cls, folder: Path) -> Self:
+        """There is no verdict in `folder`."""
+        return cls(f"{folder} holds no {VERDICT_FILE}: it is not the folder of a finished run")
+
+    @classmethod
+    def damaged(cls, path: Path, line: int | None, cause: Exception) -> Self:
+        """`path` does not follow the schema."""
+        where = f"{path}, line {line}" if line else str(path)
+        first = cause.errors()[0] if isinstance(cause, ValidationError) else None
+        field_path = ".".join(map(str, first["loc"])) if first else ""
+        why = f"{field_path}: {first['msg']}".removeprefix(": ") if first else str(cause)
+        return cls(f"{where} cannot be read: {why}")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StageKey:
+    """One line of the pictures, in the order of the forward pass."""
+
+    order: int
+    module: str
+    phase: Phase
+
+    @property
+    def label(self) -> str:
+        """Its name in tables and pictures."""
+        return describe_stage(self.module, self.phase)
+
+
+@dataclass(frozen=True, slots=True)
+class LadderRung:
+    """One level of the ladder and its worst judged measurement."""
+
+    name: str
+    level: Level
+    worst: Measurement | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """A finished run."""
+
+    folder: Path
+    verdict: Verdict
+    measurements: list[Measurement] = field(default_factory=list)
+    complaints: tuple[str, ...] = ()
+
+    @cached_property
+    def explanation(self) -> Explanation:
+        """The verdict in words."""
+        evidence = find_evidence(self.verdict, self.measurements)
+        return explain_verdict(self.verdict, evidence, str(self.folder))
+
+    @cached_property
+    def ladder(self) -> list[LadderRung]:
+        """The levels in the order in which they ran."""
+        worst: dict[str, Measurement] = {}
+        for row in self.measurements:
+            if row.limit is None:
+                continue
+            known = worst.get(row.level)
+            if known is None or over_limit(row) > over_limit(known):
+                worst[row.level] = row
+        return [
+            LadderRung(name, level, worst.get(name)) for name, level in self.verdict.levels.items()
+        ]
+
+    @property
+    def top_suspects(self) -> list[Suspect]:
+        """The worst suspects, worst first."""
+        return self.verdict.suspects[:TOP_SUSPECTS]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the verdict notes, and what is wrong with the files."""
+        return [*self.verdict.notes, *self.complaints]
+
+    @cached_property
+    def stages(self) -> dict[tuple[str, Phase], StageKey]:
+        """Every stage of the modules level, by module and phase."""
+        first: dict[tuple[str, Phase], int] = {}
+        for row in self.measurements:
+            if row.level == "modules":
+                key = (row.module, row.phase)
+                first[key] = min(row.order, first.get(key, row.order))
+        return {key: StageKey(order, *key) for key, order in first.items()}
+
+    @property
+    def token_measurements(self) -> Iterator[Measurement]:
+        """The cells of the heat map."""
+        return (
+            row
+            for row in self.measurements
+            if row.level == "modules"
+            and row.statistic == TOKEN_STATISTIC
+            and row.prompt is not None
+            and row.position is not None
+        )
+
+    @property
+    def facts(self) -> dict[str, list[tuple[str, str]]]:
+        """What was run, where, and with what."""
+        verdict = self.verdict
+        groups = {
+            "Model": verdict.model,
+            "Reference": verdict.reference,
+            "Candidate": verdict.candidate,
+            "Environment": verdict.environment,
+        }
+        return {title: _flatten(facts) for title, facts in groups.items() if facts}
+
+
+def read_report(folder: Path) -> Report:
+    """The run in `folder`.
+
+    A last measurement that was cut short, or absent measurements, become a complaint.
+    Raises: UnreadableRunError if there is no verdict, or a file does not follow the schema.
+    """
+    path = folder / VERDICT_FILE
+    try:
+        verdict = Verdict.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        raise UnreadableRunError.absent(folder) from None
+    except ValidationError as error:
+        raise UnreadableRunError.damaged(path, None, error) from None
+    measurements, complaints = _read_measurements(folder / MEASUREMENTS_FILE)
+    return Report(folder, verdict, measurements, tuple(complaints))
+
+
+def _read_measurements(path: Path) -> tuple[list[Measurement], list[str]]:
+    if not path.is_file():
+        return [], [f"{path.name} is absent: tables and pictures that are drawn from it are empty"]
+    rows: list[Measurement] = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                rows.append(Measurement.model_validate_json(line))
+            except ValidationError as error:
+                if not line.endswith(b"\n"):
+                    return rows, [f"{path.name} was cut short after {len(rows):,} measurements"]
+                raise UnreadableRunError.damaged(path, number, error) from None
+    return rows, []
+
+
+def _flatten(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for name, value in facts.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, dict):
+            pairs += _flatten(value, f"{path}.")
+        elif isinstance(value, list):
+            pairs.append((path, ", ".join(map(str, value))))
+        else:
+            pairs.append((path, str(value)))
+    return pairs

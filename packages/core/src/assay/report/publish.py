@@ -1,0 +1,48 @@
+"""Where pages are written."""
+
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+from assay.report.html import INDEX_FILE, REPORT_FILE, render_html, render_index
+from assay.report.model import Report
+from assay.runs.errors import DiskError
+from assay.runs.folders import RunFolder, write_whole
+from assay.verdicts import Outcome
+
+_WORST_FIRST = (Outcome.FAIL, Outcome.NOT_COMPARED, Outcome.PASS)
+
+
+def publish_one(report: Report, output: Path | None = None) -> Path:
+    """Writes the page of `report` into the new folder `output`, or beside the run's own files.
+
+    Raises: FolderError if `output` holds anything, DiskError if it cannot be written.
+    """
+    folder = RunFolder.create("report", output).path if output else report.folder
+    return write_whole(folder / REPORT_FILE, render_html(report))
+
+
+def publish_several(reports: list[Report], output: Path | None = None) -> Path:
+    """Writes each run's page beside its files, and an index of all into a new folder.
+
+    Raises: FolderError if `output` holds anything, DiskError if it cannot be written.
+    """
+    folder = RunFolder.create("report", output)
+    link_of = {}
+    for report in reports:
+        page = publish_one(report)
+        link_of[report.folder] = quote(Path(os.path.relpath(page, folder.path)).as_posix())
+    worst_first = sorted(reports, key=lambda report: _WORST_FIRST.index(report.verdict.verdict))
+    return folder.write_text(INDEX_FILE, render_index(worst_first, link_of))
+
+
+def append_summary(path: Path, text: str) -> None:
+    """Adds `text` to a job summary.
+
+    Raises: DiskError if it cannot be written.
+    """
+    try:
+        with path.open("a", encoding="utf-8") as summary:
+            summary.write(text)
+    except OSError as error:
+        raise DiskError.refused(path, error) from error

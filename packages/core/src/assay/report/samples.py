@@ -1,0 +1,264 @@
+"""Run folders as `assay check generate` writes them, made up: for tests of the faces and for docs.
+
+The errors follow what was measured on trained bfloat16 models: replayed error 0.003 in every
+stage, accumulated error growing to 0.012, single rows scattering by a factor of up to 20.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from assay.verdicts import (
+    Level,
+    Location,
+    Measurement,
+    Outcome,
+    Suspect,
+    TokenPosition,
+    Unmatched,
+    Verdict,
+)
+
+LIMIT = 3.0
+KL_LIMIT = 4.0
+WORST_KL_RATIO = 2.5
+NOISE = 2.8e-3  # replayed relative error of a bfloat16 linear
+FAULTY_RATIO = 14.6
+CLEAN_RATIO = 1.31
+FAULTY_TOKEN = (1, 17)
+FAULTY_TOKEN_RATIO = 91.0
+
+_LAYER = (
+    "", "input_layernorm", "self_attn", "self_attn.q_proj", "self_attn.k_proj",
+    "self_attn.v_proj", "self_attn.o_proj", "post_attention_layernorm", "mlp", "mlp.gate_proj",
+    "mlp.up_proj", "mlp.act_fn", "mlp.down_proj",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The size of a made-up run, and the module at fault (None: a clean run)."""
+
+    num_layers: int = 4
+    num_prompts: int = 4
+    prompt_length: int = 24
+    num_new_tokens: int = 8
+    faulty_module: str | None = "model.layers.2.mlp.down_proj"
+    seed: int = 0
+
+    @property
+    def modules(self) -> list[str]:
+        """Module paths in the order of the forward pass."""
+        layers = [
+            f"model.layers.{layer}.{name}".rstrip(".")
+            for layer in range(self.num_layers)
+            for name in _LAYER
+        ]
+        return ["", "model", "model.embed_tokens", "model.rotary_emb", *layers, "model.norm",
+                "lm_head"]  # fmt: skip
+
+    @property
+    def positions(self) -> range:
+        """Positions of a prompt and its continuation."""
+        return range(self.prompt_length + self.num_new_tokens)
+
+    def step_of(self, position: int) -> int:
+        """The forward pass that computes `position`: 0 is the prefill."""
+        return max(0, position - self.prompt_length + 1)
+
+
+def write_sample(folder: Path, sample: Sample) -> Path:
+    """Writes verdict.json and measurements.jsonl of `sample` into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = sample_measurements(sample)
+    text = "".join(row.model_dump_json() + "\n" for row in rows)
+    (folder / "measurements.jsonl").write_text(text, encoding="utf-8")
+    (folder / "verdict.json").write_text(sample_verdict(sample).to_json(), encoding="utf-8")
+    return folder
+
+
+def sample_measurements(sample: Sample) -> list[Measurement]:
+    """Every row of `sample`: stages, tokens by stages, logits, tokens."""
+    rng = np.random.default_rng(sample.seed)
+    return [*_stage_rows(sample, rng), *_cell_rows(sample, rng), *_logits_rows(sample, rng)]
+
+
+def sample_verdict(sample: Sample) -> Verdict:
+    """The verdict of `sample`."""
+    failed = sample.faulty_module is not None
+    tokens = sample.num_prompts * len(sample.positions)
+    modules = 2 * len(sample.modules)
+    levels = {
+        "inputs": Level(verdict=Outcome.PASS, compared=3 * (1 + sample.num_new_tokens)),
+        "tokens": Level(verdict=Outcome.PASS, compared=sample.num_prompts),
+        "logits": Level(verdict=Outcome.PASS, compared=tokens),
+        "modules": Level.model_validate({
+            "verdict": Outcome.FAIL if failed else Outcome.PASS,
+            "compared": modules,
+            "limits_origin": "calibrated on 312 clean runs",
+        }),
+        "sampler": Level(verdict=None, reason="greedy decoding has no sampler"),
+    }  # fmt: skip
+    location = Location(phase="forward", module=sample.faulty_module) if failed else None
+    return Verdict(
+        verdict=Outcome.FAIL if failed else Outcome.PASS,
+        command=["assay", "check", "generate", "micro:llama", "--reference", "cpu/float32",
+                 "--candidate", "cpu/bfloat16"],
+        environment={"assay": "0.1.0", "torch": "2.13.0", "threads": 2,
+                     "cpu": {"name": "a laptop", "features": ["avx2", "amx_bf16"]}},
+        model={"name": "micro:llama", "parameters": 430_000},
+        reference={"run": "cpu/float32", "yardstick": "float64"},
+        candidate={"run": "cpu/bfloat16", "attention": "sdpa"},
+        levels=levels,
+        first_bad_token=TokenPosition(prompt=0, position=3, phase="prefill") if failed else None,
+        location=location,
+        suspects=_suspects(location),
+        diagnosis="module-error" if failed else None,
+        noise_ratio=FAULTY_RATIO if failed else CLEAN_RATIO,
+        limit=LIMIT,
+        statistic="replay-tensor",
+        resolution=LIMIT * NOISE,
+        compared=sum(level.compared for level in levels.values()),
+        unmatched=Unmatched(),
+    )  # fmt: skip
+
+
+def _suspects(location: Location | None) -> list[Suspect]:
+    if location is None:
+        return []
+    layer = location.module.rpartition(".")[0] if location.module else ""
+    places = {
+        location.module: ("replay-tensor", FAULTY_RATIO, LIMIT),
+        layer: ("replay-slope", 9.0, 7.0),
+        "lm_head": ("replay-bins", 5.2, 5.0),
+    }
+    return [
+        Suspect(
+            location=Location(phase="forward", module=module),
+            statistic=statistic,
+            noise_ratio=ratio,
+            limit=limit,
+        )
+        for module, (statistic, ratio, limit) in places.items()
+    ]
+
+
+def _stage_rows(sample: Sample, rng: np.random.Generator) -> list[Measurement]:
+    rows = []
+    excess = 0.0  # what the fault adds to the accumulated error fades with the depth
+    for order, module in enumerate(sample.modules):
+        faulty = module == sample.faulty_module
+        excess = 0.9 if faulty else 0.95 * excess
+        noise, ratio = NOISE * float(rng.uniform(0.8, 1.2)), float(rng.uniform(0.95, 1.25))
+        if faulty:
+            noise, ratio = NOISE, FAULTY_RATIO
+        elif order == 0 and sample.faulty_module is None:
+            noise, ratio = NOISE, CLEAN_RATIO
+        drift = NOISE + 2e-4 * order
+        for statistic, expected, of_noise, limit in (
+            ("replay-tensor", noise, ratio, LIMIT),
+            ("replay-slope", 3e-6, 32.0 if faulty else 1.0, 7.0),
+            ("replay-bins", 2e-5, 17.5 if faulty else 1.0, 5.0),
+            ("accumulated", drift, 1 + excess, None),
+        ):
+            rows.append(
+                Measurement(
+                    level="modules",
+                    module=module,
+                    port="output",
+                    order=order,
+                    statistic=statistic,
+                    actual=of_noise * expected,
+                    expected=expected,
+                    ratio=of_noise,
+                    limit=limit,
+                )
+            )
+    return rows
+
+
+def _cell_rows(sample: Sample, rng: np.random.Generator) -> list[Measurement]:
+    shape = (len(sample.modules), sample.num_prompts, len(sample.positions))
+    noise = NOISE * np.exp(rng.normal(0, 0.3, shape))
+    ratio = np.exp(rng.normal(0, 0.35, shape))
+    if sample.faulty_module is not None:
+        faulty = sample.modules.index(sample.faulty_module)
+        ratio[faulty] *= FAULTY_RATIO
+        ratio[faulty] = np.minimum(ratio[faulty], FAULTY_TOKEN_RATIO / 2)
+        ratio[(faulty, *FAULTY_TOKEN)] = FAULTY_TOKEN_RATIO
+    return [
+        Measurement(
+            level="modules",
+            module=module,
+            port="output",
+            order=order,
+            statistic="token",
+            step=sample.step_of(position),
+            prompt=prompt,
+            position=position,
+            actual=float(ratio[order, prompt, position] * noise[order, prompt, position]),
+            expected=float(noise[order, prompt, position]),
+            ratio=float(ratio[order, prompt, position]),
+        )
+        for order, module in enumerate(sample.modules)
+        for prompt in range(sample.num_prompts)
+        for position in sample.positions
+    ]
+
+
+def _logits_rows(sample: Sample, rng: np.random.Generator) -> list[Measurement]:
+    rows = []
+    for prompt in range(sample.num_prompts):
+        for position in sample.positions:
+            noise = 1e-4 * float(np.exp(rng.normal(0, 0.8)))
+            ratio = min(float(np.exp(rng.normal(0.1, 0.25))), WORST_KL_RATIO)
+            ratio = WORST_KL_RATIO if (prompt, position) == (0, 0) else ratio
+            rows += [
+                Measurement(
+                    level="logits",
+                    module="",
+                    port="output.logits",
+                    order=len(sample.modules),
+                    step=sample.step_of(position),
+                    statistic=statistic,
+                    prompt=prompt,
+                    position=position,
+                    actual=actual,
+                    expected=expected,
+                    ratio=of_noise,
+                    limit=limit,
+                )
+                for statistic, actual, expected, of_noise, limit in (
+                    ("kl", ratio * noise, noise, ratio, KL_LIMIT),
+                    ("max-abs", 0.03 * ratio, 0.03, ratio, None),
+                )
+            ]
+        rows.append(
+            Measurement(
+                level="tokens",
+                module="",
+                port="tokens",
+                statistic="first-difference",
+                prompt=prompt,
+                actual=len(sample.positions),
+                expected=len(sample.positions),
+                ratio=0.0,
+                limit=1.0,
+            )
+        )
+    return rows
+
+
+def write_hostile_sample(folder: Path, text: str) -> Path:
+    """A failed run in which every free text is `text`."""
+    sample = Sample(num_layers=1, faulty_module="model.layers.0.mlp.down_proj")
+    write_sample(folder, sample)
+    for name in ("verdict.json", "measurements.jsonl"):
+        path = folder / name
+        replaced = path.read_text(encoding="utf-8")
+        for known in ("model.layers.0.mlp.down_proj", "micro:llama", "a laptop", "output.logits"):
+            replaced = replaced.replace(json.dumps(known), json.dumps(text))
+        path.write_text(replaced, encoding="utf-8")
+    return folder

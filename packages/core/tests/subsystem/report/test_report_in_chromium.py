@@ -1,0 +1,258 @@
+"""The HTML report in a real browser: opened from disk, without a network."""
+
+import math
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from assay.comparing.numerals import format_number
+from assay.report.model import Report, read_report
+from assay.report.publish import publish_one, publish_several
+from assay.report.samples import Sample, write_hostile_sample, write_sample
+from assay.verdicts import Measurement, Outcome, Verdict
+
+FAULTY = "model.layers.2.mlp.down_proj"
+FAULTY_LINE = 4 + 2 * 13 + 12  # model, embedding and so on; two layers; last of the third
+MAX_BYTES = 3_000_000
+HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='hacked = 1'>\"&"
+
+
+class OpenedPage(Protocol):
+    page: Page
+    complaints: list[str]
+    requests: list[str]
+
+
+class Chromium(Protocol):
+    def open(self, path: Path, *, width: int = 1280, dark: bool = False) -> OpenedPage: ...
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_sample(tmp_path_factory.mktemp("failed"), Sample(faulty_module=FAULTY))
+    return publish_one(read_report(folder))
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sample = Sample(15, 5, 80, 20, "model.layers.7.mlp.down_proj")  # 201 modules, 500 tokens
+    return publish_one(read_report(write_sample(tmp_path_factory.mktemp("large"), sample)))
+
+
+def tip_at(page: Page, x: float, y: float) -> list[str]:
+    page.mouse.move(x, y)
+    return page.locator("#tip").inner_text().splitlines()
+
+
+def middle_of(page: Page, selector: str) -> tuple[float, float]:
+    found = page.locator(selector)
+    found.scroll_into_view_if_needed()
+    box = found.bounding_box()
+    assert box is not None
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def colour_of(page: Page, line: int, column: int) -> list[int]:
+    colour: list[int] = page.evaluate(
+        "([x, y]) => [...document.querySelector('#heat-map canvas')"
+        ".getContext('2d').getImageData(x, y, 1, 1).data]",
+        [column, line],
+    )
+    return colour
+
+
+def is_wider_than_its_window(page: Page) -> bool:
+    wider: bool = page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
+    return wider
+
+
+def test_it_opens_from_disk_without_a_request_or_a_complaint(
+    chromium: Chromium, failed: Path
+) -> None:
+    opened = chromium.open(failed)
+    assert opened.page.locator("h1").inner_text().startswith("✗ FAIL")
+    assert opened.requests == [failed.as_uri()]
+    assert opened.complaints == []
+    assert failed.stat().st_size < MAX_BYTES
+
+
+def test_the_worst_cell_of_the_heat_map_is_the_planted_fault(
+    chromium: Chromium, failed: Path
+) -> None:
+    page = chromium.open(failed).page
+    faulty = page.evaluate("JSON.parse(document.getElementById('data').textContent).heatMap")
+    num_stages, num_columns = len(faulty["stages"]), len(faulty["columns"])
+    assert (num_stages, num_columns) == (58, 128)
+    size = page.evaluate("(c => [c.height, c.width])(document.querySelector('#heat-map canvas'))")
+    assert size == [num_stages, num_columns]
+    planted = read_report(failed.parent)
+    worst = next(
+        row
+        for row in planted.measurements
+        if (row.statistic, row.module, row.prompt, row.position) == ("token", FAULTY, 1, 17)
+    )
+    assert tip_at(page, *middle_of(page, "#worst-cell")) == [
+        FAULTY,
+        "prompt 1, token 17 (prefill)",
+        "91.0x the noise of this row",
+        f"candidate {format_number(worst.actual)}, noise run {format_number(worst.expected)}",
+        "output",
+    ]
+
+
+def test_the_line_of_the_fault_is_marked_and_in_view(chromium: Chromium, failed: Path) -> None:
+    page = chromium.open(failed).page
+    assert page.locator("#heat-map .located").inner_text() == FAULTY
+    inside = page.evaluate(
+        "(() => { const line = document.querySelector('#heat-map .located').getBoundingClientRect();"
+        "const map = document.getElementById('heat-map').getBoundingClientRect();"
+        "return line.top >= map.top && line.bottom <= map.bottom; })()"
+    )
+    assert inside is True
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_worst_cell_has_the_strongest_colour(
+    chromium: Chromium, failed: Path, *, dark: bool
+) -> None:
+    page = chromium.open(failed, dark=dark).page
+    line, column = FAULTY_LINE, 32 + 17  # prompt 1, token 17; a prompt has 32
+    assert page.locator("#heat-map .labels div").nth(line).inner_text() == FAULTY
+    strongest = [255, 248, 214, 255] if dark else [23, 7, 34, 255]
+    assert colour_of(page, line, column) == strongest
+    assert colour_of(page, line - 1, column) != strongest
+
+
+def test_a_clean_run_has_no_strong_colour(chromium: Chromium, tmp_path: Path) -> None:
+    folder = write_sample(tmp_path, Sample(faulty_module=None))
+    opened = chromium.open(publish_one(read_report(folder)))
+    assert opened.page.locator("h1").inner_text().startswith("✓ PASS")
+    assert opened.page.locator("#heat-map .located").count() == 0
+    # Green falls along the ramp and is 40 at two thirds of it, the ratio 10 ** (2 / 3) = 4.6.
+    strong: int = opened.page.evaluate(
+        "(c => { const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
+        "let n = 0; for (let i = 0; i < d.length; i += 4) n += d[i + 1] < 40; return n; })"
+        "(document.querySelector('#heat-map canvas'))"
+    )
+    assert strong == 0
+    assert opened.complaints == []
+
+
+def test_cells_are_read_with_the_keyboard(chromium: Chromium, failed: Path) -> None:
+    page = chromium.open(failed).page
+    page.locator("#heat-map").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowUp")
+    lines = page.locator("#tip").inner_text().splitlines()
+    assert lines[:2] == ["model.layers.2.mlp.act_fn", "prompt 1, token 18 (prefill)"]
+    page.keyboard.press("Tab")
+    assert page.locator("#tip").is_hidden()
+
+
+def test_curves_show_their_values_under_the_pointer(chromium: Chromium, failed: Path) -> None:
+    page = chromium.open(failed).page
+    plot = page.locator("[data-chart=depth] .plot")
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    assert box is not None
+    place = box["x"] + box["width"] * (FAULTY_LINE + 0.5) / 58
+    lines = tip_at(page, place, box["y"] + 10)
+    assert lines[0] == FAULTY
+    assert lines[3:] == ["replayed, candidate: 4.09e-2", "replayed, noise run: 2.8e-3"]
+    assert page.locator("[data-chart=kl] .plot svg").count() == 1
+
+
+def test_names_of_a_run_do_nothing_but_appear(chromium: Chromium, tmp_path: Path) -> None:
+    folder = write_hostile_sample(tmp_path, HOSTILE)
+    opened = chromium.open(publish_one(read_report(folder)))
+    assert opened.page.evaluate("window.hacked") is None
+    assert opened.complaints == []
+    assert len(opened.requests) == 1
+    assert HOSTILE in opened.page.locator("h1").inner_text()
+    assert tip_at(opened.page, *middle_of(opened.page, "#worst-cell"))[0] == HOSTILE
+
+
+def test_a_large_run_is_small_and_quick(chromium: Chromium, large: Path) -> None:
+    assert large.stat().st_size < MAX_BYTES
+    began = time.perf_counter()
+    opened = chromium.open(large)
+    assert time.perf_counter() - began < 10  # 0.4 s on a laptop
+    lines = tip_at(opened.page, *middle_of(opened.page, "#worst-cell"))
+    assert lines[:3] == [
+        "model.layers.7.mlp.down_proj",
+        "prompt 1, token 17 (prefill)",
+        "91.0x the noise of this row",
+    ]
+    assert "20,000 of 102,309 measurements are listed" in opened.page.locator("main").inner_text()
+    assert opened.complaints == []
+
+
+def test_the_table_scrolls_through_all_of_its_rows(chromium: Chromium, large: Path) -> None:
+    page = chromium.open(large).page
+    table = page.locator("#table")
+    table.scroll_into_view_if_needed()
+    assert page.locator("#filter-count").inner_text() == "20,000 rows"
+    assert table.locator("tbody tr").count() < 100
+    table.evaluate("element => { element.scrollTop = element.scrollHeight; }")
+    last = table.locator("tbody tr:not(.spacer)").last.locator("td")
+    expect(last.nth(3)).to_have_text("first-difference")  # of ratio 0, and judged
+    expect(last.nth(4)).to_have_text("0")
+
+
+def test_the_table_is_sorted_and_filtered(chromium: Chromium, failed: Path) -> None:
+    page = chromium.open(failed).page
+    page.locator("#filter").fill("replay-slope")
+    assert page.locator("#filter-count").inner_text() == "58 rows"
+    first = page.locator("#table tbody tr:not(.spacer)").first
+    assert first.locator("td").nth(1).inner_text() == FAULTY
+    page.get_by_role("button", name="module").click()
+    assert first.locator("td").nth(1).inner_text() == "(model)"
+    page.get_by_role("button", name="module").click()
+    assert first.locator("td").nth(1).inner_text() == "model.rotary_emb"
+
+
+NUMBERS = [
+    0.0, 1e-29, 4.1e-2, 0.0999, 0.09999, 0.1, 0.5, 1.0, 3.0, 1.364, 9.995, 10.0, 14.62, 99.96,
+    100.0, 518.4, 9994.0, 9999.0, 1.234e6, -0.25, -3e-5, math.inf, -math.inf, math.nan,
+]  # fmt: skip
+
+
+def test_the_page_writes_numbers_like_every_other_face(chromium: Chromium, tmp_path: Path) -> None:
+    rows = [
+        Measurement(
+            level="logits",
+            module=str(number),
+            port="output",
+            statistic="max-abs",
+            actual=value,
+            expected=1.0,
+            ratio=1.0,
+        )
+        for number, value in enumerate(NUMBERS)
+    ]
+    path = publish_one(Report(tmp_path, Verdict(verdict=Outcome.PASS), rows))
+    cells = chromium.open(path).page.locator("#table tbody tr:not(.spacer) td:nth-child(7)")
+    assert cells.all_inner_texts() == [format_number(value) for value in NUMBERS]
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_a_page_fits_its_window(chromium: Chromium, failed: Path, width: int) -> None:
+    assert not is_wider_than_its_window(chromium.open(failed, width=width).page)
+
+
+def test_an_index_of_runs_opens_and_leads_to_a_run(chromium: Chromium, tmp_path: Path) -> None:
+    runs = [
+        read_report(write_sample(tmp_path / "clean", Sample(faulty_module=None))),
+        read_report(write_sample(tmp_path / "failed", Sample())),
+    ]
+    opened = chromium.open(publish_several(runs, tmp_path / "all"), width=400)
+    assert opened.page.locator("h1").inner_text() == "1 FAIL, 1 PASS"
+    words: Any = opened.page.locator(".runs tbody .word").all_inner_texts()
+    assert words == ["✗ FAIL", "✓ PASS"]
+    assert not is_wider_than_its_window(opened.page)
+    opened.page.get_by_role("link", name="failed").last.click()
+    assert opened.page.locator("h1").inner_text().startswith("✗ FAIL")
+    assert opened.complaints == []

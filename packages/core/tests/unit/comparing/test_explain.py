@@ -1,0 +1,293 @@
+"""The messages of verdicts, whole."""
+
+import math
+from typing import Any
+
+import pytest
+
+from assay.comparing.evidence import Evidence, find_evidence
+from assay.comparing.explain import explain_verdict
+from assay.comparing.phrases import describe_judged, one_line
+from assay.sites import Phase
+from assay.verdicts import (
+    Level,
+    Location,
+    Measurement,
+    Outcome,
+    TokenPosition,
+    Unmatched,
+    Verdict,
+)
+
+DOWN_PROJ = "model.layers.3.mlp.down_proj"
+
+
+def failed_verdict(**changes: Any) -> Verdict:
+    facts: dict[str, Any] = {
+        "verdict": Outcome.FAIL,
+        "model": {"name": "micro:llama"},
+        "reference": {"run": "cpu/float32"},
+        "candidate": {"run": "cpu/bfloat16"},
+        "levels": {
+            "modules": Level.model_validate({
+                "verdict": "FAIL",
+                "compared": 60,
+                "limits_origin": "calibrated on 312 clean runs",
+                "worst_element": {"index": [1, 17, 902], "actual": 3.14, "expected": 2.97},
+            })
+        },
+        "location": Location(phase="forward", module=DOWN_PROJ),
+        "diagnosis": "module-error",
+        "noise_ratio": 14.6,
+        "limit": 3.0,
+        "statistic": "replay-tensor",
+        "compared": 60,
+    }  # fmt: skip
+    return Verdict(**{**facts, **changes})
+
+
+def measured(**changes: Any) -> Measurement:
+    facts: dict[str, Any] = {
+        "level": "modules",
+        "module": DOWN_PROJ,
+        "port": "output",
+        "statistic": "replay-tensor",
+        "actual": 0.041,
+        "expected": 0.0028,
+        "ratio": 14.6,
+        "limit": 3.0,
+    }
+    return Measurement(**{**facts, **changes})
+
+
+TOKEN = measured(statistic="token", ratio=21.3, limit=None, prompt=1, position=17)
+
+
+def message(verdict: Verdict, *rows: Measurement, folder: str = "runs/0412") -> str:
+    return explain_verdict(verdict, find_evidence(verdict, rows), folder).message
+
+
+def test_a_module_error_is_told_whole() -> None:
+    verdict = failed_verdict(
+        location=Location(phase="forward", module=DOWN_PROJ, rank=2),
+        first_bad_token=TokenPosition(prompt=0, position=3, phase="decode"),
+    )
+    assert message(verdict, measured(), TOKEN) == (
+        "model.layers.3.mlp.down_proj (forward, step 0, rank 2) differs from the reference.\n"
+        "  relative error 4.1e-2 = 14.6x the bfloat16 noise of the same module "
+        "(limit 3.0x, calibrated on 312 clean runs)\n"
+        "  worst row: prompt 1, token 17, 21.3x its noise; "
+        "worst element (1, 17, 902): actual 3.14, expected 2.97\n"
+        "  first bad token: prompt 0, position 3 (decode)\n"
+        "  its inputs agree (they are the reference's own): the error is made here\n"
+        "  diagnosis module-error: one module computes something else from the same inputs\n"
+        "Next: assay locate runs/0412 --module model.layers.3.mlp.down_proj --ops"
+    )
+
+
+def test_a_failure_without_any_measurement_still_names_place_ratio_and_limit() -> None:
+    verdict = failed_verdict(levels={})
+    assert message(verdict) == (
+        "model.layers.3.mlp.down_proj (forward, step 0) differs from the reference.\n"
+        "  relative error = 14.6x the bfloat16 noise of the same place (limit 3.0x)\n"
+        "  its inputs agree (they are the reference's own): the error is made here\n"
+        "  diagnosis module-error: one module computes something else from the same inputs\n"
+        "Next: assay locate runs/0412 --module model.layers.3.mlp.down_proj --ops"
+    )
+
+
+def test_an_error_is_printed_only_beside_the_ratio_that_was_judged() -> None:
+    verdict = failed_verdict(levels={})
+    other = measured(actual=0.9, ratio=320.0)
+    assert "relative error = 14.6x" in message(verdict, other)
+
+
+def test_wrong_inputs_are_not_blamed_on_a_module() -> None:
+    verdict = failed_verdict(
+        levels={},
+        location=Location(phase="inputs", step=3),
+        diagnosis="inputs-differ",
+        statistic="exact",
+        noise_ratio=math.inf,
+        limit=0.0,
+    )
+    row = measured(
+        module="", port="input.position_ids", phase="inputs", step=3, statistic="exact",
+        actual=5.0, expected=0.0, ratio=math.inf, limit=0.0,
+    )  # fmt: skip
+    assert message(verdict, row) == (
+        "The inputs of the model (inputs, step 3) differ from the reference.\n"
+        "  values that must be equal (integers, indices, masks) differ\n"
+        "  no module has run yet: the error is made by the loop around the model\n"
+        "  diagnosis inputs-differ: the model is called with other inputs than in the reference\n"
+        "Next: assay explain inputs-differ"
+    )
+
+
+def test_nan_is_a_failure_that_no_noise_explains() -> None:
+    verdict = failed_verdict(diagnosis="non-finite", noise_ratio=math.nan)
+    row = measured(actual=math.nan, ratio=math.nan)
+    assert message(verdict, row).splitlines()[1] == (
+        "  relative error nan: no noise explains it "
+        "(ratio nan, limit 3.0x, calibrated on 312 clean runs)"
+    )
+
+
+def test_non_finite_values_are_named_without_a_ratio() -> None:
+    verdict = failed_verdict(statistic="non-finite", noise_ratio=math.inf, limit=0.0, levels={})
+    row = measured(statistic="non-finite", actual=math.nan, expected=0.0, ratio=math.inf, limit=0.0)
+    assert message(verdict, row).splitlines()[1] == (
+        "  NaN or infinity where the reference is finite"
+    )
+
+
+def test_values_of_the_worst_element_are_told_apart() -> None:
+    element = {"index": [0], "actual": 1.00001, "expected": 1.0}
+    level = Level.model_validate({"verdict": "FAIL", "worst_element": element})
+    assert message(failed_verdict(levels={"modules": level})).splitlines()[2] == (
+        "  worst element (0): actual 1.00001, expected 1.0"
+    )
+
+
+def test_a_ratio_of_what_must_be_exact_has_no_noise_unit() -> None:
+    assert describe_judged(math.inf, 0.0) == "inf / 0"
+    assert describe_judged(14.62, 3.0) == "14.6x / 3.0x"
+
+
+def test_a_named_operation_is_not_looked_for_again() -> None:
+    location = Location(phase="forward", module=DOWN_PROJ, op="linear")
+    lines = message(failed_verdict(location=location), measured()).splitlines()
+    assert lines[0] == (
+        "model.layers.3.mlp.down_proj, operation linear (forward, step 0) "
+        "differs from the reference."
+    )
+    assert lines[-1] == "Next: assay explain module-error"
+
+
+def test_a_failure_without_a_place_names_the_levels() -> None:
+    verdict = failed_verdict(
+        levels={
+            "tokens": Level(verdict=Outcome.FAIL),
+            "logits": Level(verdict=Outcome.FAIL),
+            "modules": Level(verdict=Outcome.PASS),
+        },
+        location=None, diagnosis=None, noise_ratio=None, limit=None, statistic=None,
+    )  # fmt: skip
+    assert message(verdict) == (
+        "The candidate differs from the reference in tokens and logits; "
+        "no single place explains it."
+    )
+
+
+def test_a_noise_run_below_the_floor_is_called_the_floor() -> None:
+    verdict = failed_verdict(levels={})
+    row = measured(actual=0.0146, expected=1e-6, ratio=14.6)
+    assert message(verdict, row).splitlines()[1] == (
+        "  relative error 1.46e-2 = 14.6x the bfloat16 noise floor "
+        "(the noise run of the same module is below it) (limit 3.0x)"
+    )
+
+
+def test_a_systematic_statistic_is_called_what_it_is() -> None:
+    verdict = failed_verdict(levels={}, statistic="replay-slope", noise_ratio=16.0, limit=7.0)
+    row = measured(statistic="replay-slope", actual=1e-3, expected=6.25e-5, ratio=16.0, limit=7.0)
+    assert message(verdict, row).splitlines()[1] == (
+        "  systematic scale error 1e-3 = 16.0x the bfloat16 noise of the same module (limit 7.0x)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "subject"),
+    [
+        ("sampler", "The sampler"),
+        ("reduce", "The reduction of gradients"),
+        ("clip", "The clipping of gradients"),
+        ("optimizer", "The optimizer step"),
+        ("checkpoint", "The checkpoint"),
+        ("forward", "(model)"),
+        ("backward", "(model)"),
+    ],
+)
+def test_every_phase_has_a_subject(phase: Phase, subject: str) -> None:
+    verdict = failed_verdict(location=Location(phase=phase, step=1), diagnosis=None)
+    headline = explain_verdict(verdict, Evidence(), "runs/1").headline
+    assert headline == f"{subject} ({phase}, step 1) differs from the reference."
+
+
+def test_names_are_quoted_for_the_shell() -> None:
+    verdict = failed_verdict(location=Location(phase="forward", module="a; rm -rf b"))
+    assert message(verdict, folder="my runs/1").splitlines()[-1] == (
+        "Next: assay locate 'my runs/1' --module 'a; rm -rf b' --ops"
+    )
+
+
+def test_names_cannot_forge_a_line_of_the_message() -> None:
+    verdict = failed_verdict(
+        location=Location(phase="forward", module="a\nPASS\x1b[2J"), diagnosis=None
+    )
+    assert message(verdict).splitlines()[0] == (
+        r"a\nPASS\x1b[2J (forward, step 0) differs from the reference."
+    )
+    assert one_line("a\u202eb") == r"a\u202eb"
+
+
+def test_a_pass_says_what_was_compared_and_what_it_could_not_see() -> None:
+    verdict = Verdict(
+        verdict=Outcome.PASS,
+        model={"name": "micro:llama"},
+        reference={"run": "cpu/float32"},
+        candidate={"run": "cpu/bfloat16"},
+        levels={
+            "inputs": Level(verdict=Outcome.PASS, compared=24),
+            "modules": Level.model_validate(
+                {"verdict": "PASS", "compared": 1255, "limits_origin": "calibrated on 312 runs"}
+            ),
+            "sampler": Level(verdict=None, reason="greedy decoding has no sampler"),
+        },
+        noise_ratio=1.31,
+        limit=3.0,
+        statistic="replay-tensor",
+        resolution=0.0084,
+        compared=1279,
+    )
+    row = measured(actual=0.003668, expected=0.0028, ratio=1.31)
+    explanation = explain_verdict(verdict, find_evidence(verdict, [row]), "runs/1")
+    assert explanation.title == "PASS: micro:llama on cpu/bfloat16 against cpu/float32"
+    assert explanation.message == (
+        "The candidate agrees with the reference.\n"
+        "  compared 1,279 tensor pairs (inputs 24, modules 1,255)\n"
+        "  not run: sampler (greedy decoding has no sampler)\n"
+        "  worst at model.layers.3.mlp.down_proj: relative error 3.67e-3 = 1.31x the bfloat16 "
+        "noise of the same module (limit 3.0x, calibrated on 312 runs)\n"
+        "  resolution 8.4e-3: a smaller relative error could not have been seen"
+    )
+
+
+def test_a_pass_without_a_resolution_admits_it() -> None:
+    verdict = Verdict(verdict=Outcome.PASS, compared=1)
+    assert message(verdict) == (
+        "The candidate agrees with the reference.\n"
+        "  compared 1 tensor pair\n"
+        "  no resolution is known: how small an error it saw is open"
+    )
+
+
+def test_what_was_not_compared_is_named() -> None:
+    verdict = Verdict(
+        verdict=Outcome.NOT_COMPARED,
+        levels={
+            "logits": Level(verdict=Outcome.PASS, compared=4),
+            "modules": Level(verdict=Outcome.NOT_COMPARED, reason="2 modules were never called"),
+        },
+        unmatched=Unmatched(expected=[f"layers.{n}:output" for n in range(7)]),
+        compared=4,
+    )
+    explanation = explain_verdict(verdict, Evidence(), "runs/1")
+    assert explanation.title == "NOT_COMPARED: the model on the candidate against the reference"
+    assert explanation.message == (
+        "Not everything that was promised could be compared: this is not a pass.\n"
+        "  compared 4 tensor pairs (logits 4)\n"
+        "  modules was not compared: 2 modules were never called\n"
+        "  expected and not found (7): layers.0:output, layers.1:output, layers.2:output, "
+        "layers.3:output, layers.4:output and 2 more"
+    )

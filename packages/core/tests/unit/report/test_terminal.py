@@ -1,0 +1,145 @@
+"""The terminal face, whole."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from assay.report.model import Report, read_report
+from assay.report.samples import Sample, write_hostile_sample, write_sample
+from assay.report.terminal import print_index, print_report
+from assay.verdicts import Level, Outcome, Unmatched, Verdict
+
+FAILED = Sample(1, 2, 18, 2, "model.layers.0.mlp.down_proj")
+CLEAN = Sample(1, 2, 18, 2, None)
+
+
+@pytest.fixture(autouse=True)
+def inside_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def printed(report: Report, width: int = 100) -> str:
+    stream = io.StringIO()
+    print_report(report, Console(file=stream, width=width), Path("runs/0412/report.html"))
+    return "".join(line.rstrip() + "\n" for line in stream.getvalue().splitlines())
+
+
+def test_a_failure_is_printed_whole() -> None:
+    report = read_report(write_sample(Path("runs/0412"), FAILED))
+    assert printed(report) == (
+        "✗ FAIL: micro:llama on cpu/bfloat16 against cpu/float32\n"
+        "model.layers.0.mlp.down_proj (forward, step 0) differs from the reference.\n"
+        "  relative error 4.09e-2 = 14.6x the bfloat16 noise of the same module "
+        "(limit 3.0x, calibrated on 312 clean runs)\n"
+        "  worst row: prompt 1, token 17, 91.0x its noise\n"
+        "  first bad token: prompt 0, position 3 (prefill)\n"
+        "  its inputs agree (they are the reference's own): the error is made here\n"
+        "  diagnosis module-error: one module computes something else from the same inputs\n"
+        "Next: assay locate runs/0412 --module model.layers.0.mlp.down_proj --ops\n"
+        "\n"
+        "  level    verdict  compared  ratio / limit  worst\n"
+        "  inputs   PASS            9\n"
+        "  tokens   PASS            2      0x / 1.0x  first token that differs\n"
+        "  logits   PASS           40    2.5x / 4.0x  KL divergence of the token\n"
+        "  modules  FAIL           38   14.6x / 3.0x  relative error\n"
+        "  sampler  not run                           greedy decoding has no sampler\n"
+        "\n"
+        "Suspects, worst first (3 of 3):\n"
+        "  where                         what                                   ratio / limit\n"
+        "  model.layers.0.mlp.down_proj  relative error                          14.6x / 3.0x\n"
+        "  model.layers.0.mlp            systematic scale error                   9.0x / 7.0x\n"
+        "  lm_head                       systematic error by size of the value    5.2x / 5.0x\n"
+        "resolution 8.4e-3: a smaller relative error could not have been seen\n"
+        "report: runs/0412/report.html\n"
+    )
+
+
+def test_a_pass_is_short_and_states_its_resolution() -> None:
+    report = read_report(write_sample(Path("runs/0412"), CLEAN))
+    assert printed(report) == (
+        "✓ PASS: micro:llama on cpu/bfloat16 against cpu/float32\n"
+        "The candidate agrees with the reference.\n"
+        "  compared 89 tensor pairs (inputs 9, tokens 2, logits 40, modules 38)\n"
+        "  not run: sampler (greedy decoding has no sampler)\n"
+        "  worst at (model): relative error 3.67e-3 = 1.31x the bfloat16 noise of the same "
+        "module (limit 3.0x, calibrated on 312 clean runs)\n"
+        "  resolution 8.4e-3: a smaller relative error could not have been seen\n"
+        "report: runs/0412/report.html\n"
+    )
+
+
+def test_what_was_not_compared_is_printed_whole() -> None:
+    verdict = Verdict(
+        verdict=Outcome.NOT_COMPARED,
+        model={"name": "micro:llama"},
+        levels={
+            "inputs": Level(verdict=Outcome.PASS, compared=9),
+            "modules": Level(verdict=Outcome.NOT_COMPARED, reason="the candidate calls no module"),
+        },
+        unmatched=Unmatched(expected=["model.norm:output"]),
+        notes=["the reference is not deterministic"],
+        compared=9,
+    )
+    assert printed(Report(Path("runs/0412"), verdict)) == (
+        "? NOT_COMPARED: micro:llama on the candidate against the reference\n"
+        "Not everything that was promised could be compared: this is not a pass.\n"
+        "  compared 9 tensor pairs (inputs 9)\n"
+        "  modules was not compared: the candidate calls no module\n"
+        "  expected and not found (1): model.norm:output\n"
+        "\n"
+        "  level    verdict       compared  ratio / limit  worst\n"
+        "  inputs   PASS                 9\n"
+        "  modules  NOT_COMPARED                           the candidate calls no module\n"
+        "note: the reference is not deterministic\n"
+        "report: runs/0412/report.html\n"
+    )
+
+
+def test_a_narrow_terminal_gets_every_number_whole() -> None:
+    report = read_report(write_sample(Path("runs/0412"), FAILED))
+    text = printed(report, width=60)
+    assert "14.6x / 3.0x" in text
+    table = [line for line in text.splitlines() if line.startswith("  modules")]
+    assert len(table) == 1
+    assert max(len(line) for line in table) <= 60
+
+
+def test_commands_are_not_broken_into_lines() -> None:
+    report = read_report(write_sample(Path("runs/0412"), FAILED))
+    command = "Next: assay locate runs/0412 --module model.layers.0.mlp.down_proj --ops"
+    assert command in printed(report, width=40).splitlines()
+
+
+def test_names_are_neither_markup_nor_control_sequences() -> None:
+    folder = write_hostile_sample(Path("runs/0412"), "[red]x[/red]\x1b[2J")
+    text = printed(read_report(folder))
+    assert r"[red]x[/red]\x1b[2J (forward, step 0) differs from the reference." in text
+    assert "\x1b" not in text
+
+
+def test_colours_are_for_terminals_only() -> None:
+    report = Report(Path("run"), Verdict(verdict=Outcome.PASS, compared=1))
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, color_system="standard", width=80)
+    print_report(report, console)
+    assert "\x1b[1;34mPASS\x1b[0m" in stream.getvalue()
+    assert "\x1b" not in printed(report)
+
+
+def test_several_runs_are_listed_in_one_table() -> None:
+    failed = read_report(write_sample(Path("runs/1"), FAILED))
+    passed = Report(Path("runs/2"), Verdict(verdict=Outcome.PASS, compared=1))
+    stream = io.StringIO()
+    console = Console(file=stream, width=120)
+    sides = "micro:llama on cpu/bfloat16 against cpu/float32"
+    print_index([failed, passed], console, Path("runs/3/index.html"))
+    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+    assert lines == [
+        "1 FAIL, 1 PASS",
+        f"verdict  run{'':47}where{'':25}ratio / limit",
+        f"FAIL     {sides:<48}  model.layers.0.mlp.down_proj   14.6x / 3.0x",
+        "PASS     the model on the candidate against the reference",
+        "report: runs/3/index.html",
+    ]
