@@ -137,7 +137,7 @@ class CudaDevice(TorchBackendDevice):
 
 
 def _cudnn_version() -> int | None:
-    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    version: int | None = torch.backends.cudnn.version()
     return version
 
 

@@ -22,17 +22,17 @@ def seed_generators(seed: int) -> None:
 def deterministic_algorithms() -> Iterator[None]:
     """Inside, torch takes deterministic kernels where it has them, and the rest as they are.
 
-    An operation without one must not stop a run that is judged by its numbers anyhow.
-    Fresh memory is not filled, which torch otherwise does here: it would be a write for each tensor.
+    An operation without one must not stop a run that is judged by its numbers anyhow. Fresh
+    memory is not filled, which torch otherwise does here: it would be a write for each tensor.
     """
-    enabled = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     settings: Any = torch.utils.deterministic
     fill = settings.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    # The same setting as torch.use_deterministic_algorithms, which takes a second to import.
+    mode = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")
     settings.fill_uninitialized_memory = False
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(mode=enabled, warn_only=warn_only)
+        torch.set_deterministic_debug_mode(mode)
         settings.fill_uninitialized_memory = fill

@@ -14,7 +14,7 @@ from assay.devices.reproducibility import deterministic_algorithms, seed_generat
 
 
 class TorchBackendDevice:
-    """Base of adapters over `torch.get_device_module(kind)`.
+    """Base of adapters over torch's module called `kind`.
 
     A subclass sets `kind` and adds what differs from vendor to vendor: `detect`, `vendor`,
     `architecture`, `supported_dtypes`, `effective_precision` and `versions`.
@@ -34,7 +34,7 @@ class TorchBackendDevice:
     @classmethod
     def module(cls) -> Any:  # noqa: ANN401 - each vendor's module has its own type
         """The module that torch has for this kind of device."""
-        return torch.get_device_module(cls.kind)
+        return getattr(torch, cls.kind)
 
     @classmethod
     def indices(cls) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from assay.devices.sim.arithmetic import Arithmetic
 
 
-def grouped_multiply(  # noqa: PLR0913, PLR0917 - the signature of aten::_grouped_mm
+def grouped_multiply(
     arithmetic: Arithmetic,
     left: Tensor,
     right: Tensor,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,7 +28,7 @@ def simulated_execution(arithmetic: Arithmetic) -> Iterator[None]:
         yield
 
 
-class _SimulatedExecution(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _SimulatedExecution(TorchDispatchMode):
     """Replaces what `_operations` lists, below autograd, so gradients are simulated as well."""
 
     def __init__(self, arithmetic: Arithmetic) -> None:
@@ -42,10 +43,11 @@ class _SimulatedExecution(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - whatever the operation returns
         kwargs = kwargs or {}
-        if execution_suspended():
+        # Fake tensors only ask for shapes, as DTensor does to plan a product.
+        if execution_suspended() or FakeTensor in types:
             return func(*args, **kwargs)
         if any(_has_own_dispatch(kind) for kind in types):
-            # A tensor subclass (DTensor, FakeTensor) comes here again with what it holds.
+            # A tensor subclass comes here again with what it holds.
             return NotImplemented
         operation = self._operations.get(_name(func))
         if operation is not None and _is_simulated(args):
@@ -69,7 +71,7 @@ _COMPOSITE_WITHOUT_SUMS = frozenset(
 
 @functools.cache
 def _name(func: torch._ops.OpOverload) -> str:
-    return str(func.name())  # type: ignore[no-untyped-call]
+    return str(func.name())
 
 
 @functools.cache

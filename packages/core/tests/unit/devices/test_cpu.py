@@ -1,0 +1,144 @@
+"""The host's processor, and what adapters over torch share."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from assay.devices import host_memory
+from assay.devices.base import UnknownVariantError
+from assay.devices.conformance import check_device_protocol
+from assay.devices.cpu import CpuDevice
+from assay.devices.float32_precision import float32_operand_format
+from assay.devices.reproducibility import deterministic_algorithms, seed_generators
+
+
+def test_the_cpu_keeps_the_protocol() -> None:
+    check_device_protocol(CpuDevice())
+
+
+def test_the_cpu_has_no_variants() -> None:
+    with pytest.raises(UnknownVariantError, match="unknown device 'cpu:1'; there is: cpu"):
+        CpuDevice("1")
+
+
+def test_float32_products_are_float32_by_default() -> None:
+    assert CpuDevice().effective_precision("float32") == "float32"
+
+
+class NewerSettings:
+    """What `torch.backends.*.matmul` is since torch 2.9."""
+
+    def __init__(self, fp32_precision: str) -> None:
+        self.fp32_precision = fp32_precision
+
+
+@pytest.mark.parametrize(
+    ("setting", "operands"),
+    [("none", "float32"), ("ieee", "float32"), ("tf32", "tf32"), ("bf16", "bfloat16")],
+)
+def test_the_precision_of_float32_products_is_read_from_torch(setting: str, operands: str) -> None:
+    assert float32_operand_format(NewerSettings(setting)) == operands
+
+
+@pytest.mark.parametrize(
+    ("setting", "operands"), [("highest", "float32"), ("high", "tf32"), ("medium", "bfloat16")]
+)
+def test_the_precision_of_float32_products_is_read_from_older_torch(
+    monkeypatch: pytest.MonkeyPatch, setting: str, operands: str
+) -> None:
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: setting)
+    assert float32_operand_format(None) == operands
+
+
+def test_lower_precision_of_float32_products_leaves_other_dtypes_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "matmul", NewerSettings("bf16"), raising=False)
+    assert CpuDevice().effective_precision("float32") == "bfloat16"
+    assert CpuDevice().effective_precision("float64") == "float64"
+
+
+def test_a_seed_repeats_all_three_generators() -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002, S311
+
+    seed_generators(3)
+    first = draw()
+    assert draw() != first
+    seed_generators(3)
+    assert draw() == first
+
+
+def test_a_seed_may_be_larger_than_numpy_takes() -> None:
+    seed_generators(2**40)
+
+
+def test_determinism_is_restored_after_an_exception() -> None:
+    def settings() -> tuple[bool, bool, bool]:
+        memory: Any = torch.utils.deterministic
+        return (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            memory.fill_uninitialized_memory,
+        )
+
+    inside = []
+
+    def look_and_fail() -> None:
+        inside.append(settings())
+        raise RuntimeError
+
+    before = settings()
+    with pytest.raises(RuntimeError), deterministic_algorithms():
+        look_and_fail()
+    assert inside == [(True, True, False)]
+    assert settings() == before
+
+
+def test_the_memory_peak_falls_with_a_reset_and_grows_with_a_block() -> None:
+    size = 64 << 20
+    device = CpuDevice()
+    block = torch.ones(size, dtype=torch.uint8)
+    with_block = device.peak_memory_bytes()
+    del block
+    device.reset_peak_memory()
+    without = device.peak_memory_bytes()
+    block = torch.ones(size, dtype=torch.uint8)
+    again = device.peak_memory_bytes()
+    del block
+    if without == with_block:
+        pytest.skip("this system cannot reset the resident peak: no /proc/self/clear_refs")
+    assert with_block - without > size // 2
+    assert again - without > size // 2
+
+
+def test_free_memory_is_bounded_by_the_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    monkeypatch.setattr(host_memory, "_CGROUP", tmp_path)
+    assert host_memory.available_bytes() == 600_000
+
+
+def test_a_control_group_without_a_limit_bounds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_memory, "_CGROUP", tmp_path / "absent")
+    free = host_memory.available_bytes()
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    monkeypatch.setattr(host_memory, "_CGROUP", tmp_path)
+    assert host_memory.available_bytes() == pytest.approx(free, rel=0.2)
+
+
+def test_memory_is_known_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "_PROC", tmp_path)
+    monkeypatch.setattr(host_memory, "_CGROUP", tmp_path)
+    host_memory.reset_peak_resident_bytes()
+    assert host_memory.peak_resident_bytes() > 1 << 20
+    assert host_memory.available_bytes() > 1 << 20

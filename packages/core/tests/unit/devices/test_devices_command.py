@@ -1,0 +1,75 @@
+"""`assay devices` prints what `list_devices` finds, for people and for programs."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from assay.cli.devices import devices
+from assay.devices import listing
+from assay.devices.base import Vendor
+from assay.devices.listing import ListedDevice
+
+ACME = Vendor("acme", "Acme Rocket", "gloo", "eager", ("assay-acme", "assay-fast"))
+LINES = (
+    ListedDevice("acme", "present", ACME, ("Rocket", "Rocket", "Pad"), ("0", "1", "2")),
+    ListedDevice("npu", "absent", Vendor("ascend", "Huawei Ascend", "hccl", "npu", ("l",)), missing="a chip"),
+    ListedDevice("bad", "broken", missing="the adapter for 'bad' is broken: [red]boom[/red]"),
+)  # fmt: skip
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
+    monkeypatch.setattr(listing, "list_devices", lambda: LINES)
+    monkeypatch.setenv("COLUMNS", "100")
+    app = typer.Typer()
+    app.command()(devices)
+    return app
+
+
+def test_json_is_all_that_is_printed(app: typer.Typer) -> None:
+    result = CliRunner().invoke(app, ["--json"])
+    assert result.exit_code == 0
+    printed = json.loads(result.output)
+    assert printed["schema"] == 1
+    assert [line["device"] for line in printed["devices"]] == ["acme", "npu", "bad"]
+    assert printed["devices"][0] == {
+        "device": "acme",
+        "status": "present",
+        "vendor": "acme",
+        "title": "Acme Rocket",
+        "count": 3,
+        "products": ["Rocket", "Rocket", "Pad"],
+        "variants": ["0", "1", "2"],
+        "missing": "",
+        "distributed_backend": "gloo",
+        "compile_backend": "eager",
+        "runner_labels": ["assay-acme", "assay-fast"],
+    }
+    assert printed["devices"][2]["vendor"] is None
+
+
+def test_the_table_shows_names_to_use_and_what_is_missing(app: typer.Typer) -> None:
+    result = CliRunner().invoke(app, [])
+    assert result.exit_code == 0
+    printed = [" ".join(line.split()) for line in result.output.splitlines()]
+    assert printed == [
+        "DEVICE VENDOR STATUS DISTRIBUTED COMPILE RUNNER LABELS",
+        "acme Acme Rocket present gloo eager assay-acme, assay-fast",
+        "npu Huawei Ascend absent hccl npu l",
+        "bad ? broken ? ? ?",
+        "",
+        "VENDOR FOUND OR MISSING",
+        "Acme Rocket 2 x Rocket, Pad: acme:0 acme:1 acme:2",
+        "Huawei Ascend a chip",
+        "bad the adapter for 'bad' is broken: [red]boom[/red]",
+    ]
+
+
+def test_the_command_is_loaded_without_torch() -> None:
+    code = "import sys, assay.cli.devices; print('torch' in sys.modules, 'rich' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[0] == "False"
