@@ -116,6 +116,31 @@ class PairSums:
     bins: Tensor = field(default_factory=lambda: _zeros(3, NUM_BINS))  # count, d, d d; d over rms
     rows: list[RowErrors] = field(default_factory=list)
     worst: WorstElement = field(default_factory=WorstElement)
+    _waiting: list[tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=list)
+    _num_waiting: int = 0
+
+    def add_later(
+        self, actual_RC: Tensor, expected_RC: Tensor, prompt: Tensor, position: Tensor
+    ) -> None:
+        """Like `add`, but small calls are put together: a decode step has few rows.
+
+        The tensors must not change until `flush`.
+        """
+        if actual_RC.shape != expected_RC.shape:
+            raise ShapeMismatchError.of(actual_RC, expected_RC)
+        if self._waiting and self._waiting[0][0].shape[1:] != actual_RC.shape[1:]:
+            self.flush()
+        self._waiting.append((actual_RC, expected_RC, prompt, position))
+        self._num_waiting += actual_RC.numel()
+        if self._num_waiting >= CHUNK_ELEMENTS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Add what waits."""
+        if self._waiting:
+            waiting, self._waiting, self._num_waiting = self._waiting, [], 0
+            self.add(*(torch.cat(parts) for parts in zip(*waiting, strict=True)))
+            self.num_calls += len(waiting) - 1
 
     def add(self, actual_RC: Tensor, expected_RC: Tensor, prompt: Tensor, position: Tensor) -> None:
         """Add one call.

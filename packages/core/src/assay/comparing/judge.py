@@ -93,7 +93,7 @@ def _ratios(port: PortResult, noise: PortResult | None, common: float) -> Iterab
     yield bins_ratio(sums, reference, unit)
     yield channel_ratio(sums, reference, unit)
     noise_share = reference.misrounded_share if reference is not None else 0.0
-    if port.elementwise and noise_share <= PURE_ROUNDING_SHARE:
+    if noise is not None and noise.pointwise and noise_share <= PURE_ROUNDING_SHARE:
         yield share_ratio(sums, reference)
 
 

@@ -1,12 +1,9 @@
 """What a replay measured, port by port; written by the process that ran, read by the one that judges."""
 
-import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from assay.metrics import PairSums, RowErrors, WorstElement
@@ -17,6 +14,7 @@ _SUM_FIELDS = (
     "num_elements", "num_calls", "dd", "ee", "de", "dede", "num_nan", "num_inf",
     "num_misrounded", "channel_rows",
 )  # fmt: skip
+_LIST_FIELDS = ("covered", "unmatched_expected", "unmatched_actual")
 _ROW_FIELDS = tuple(item.name for item in fields(RowErrors))
 
 
@@ -43,7 +41,7 @@ class PortResult:
     order: number of the port in the order in which ports were first met.
     dtype: of the values as they were made.
     kind: class of the stage's module.
-    elementwise: one floating input, one output of its shape, no parameters, no children.
+    pointwise: no operation of the stage adds anything up; each rounds element by element.
     """
 
     module: str
@@ -52,7 +50,7 @@ class PortResult:
     order: int
     dtype: str
     kind: str
-    elementwise: bool = False
+    pointwise: bool = False
     sums: PairSums = field(default_factory=PairSums)
     exact: ExactCount = field(default_factory=ExactCount)
 
@@ -87,8 +85,8 @@ class ReplayResults:
         """The trace has a call that the model does not make."""
         _append_new(self.covered if covered else self.unmatched_expected, site.module or "(model)")
 
-    def save(self, folder: Path, name: str) -> None:
-        """Write `name.json` and `name.safetensors` into `folder`."""
+    def to_parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """As JSON values and named tensors."""
         tensors: dict[str, Tensor] = {}
         table = []
         for number, result in enumerate(self.ports.values()):
@@ -98,7 +96,7 @@ class ReplayResults:
             if sums.channel is not None:
                 tensors[f"{number}.channel"] = sums.channel
             for item in _ROW_FIELDS:
-                tensors[f"{number}.rows.{item}"] = getattr(rows, item).contiguous()
+                tensors[f"{number}.rows.{item}"] = getattr(rows, item)
             table.append(
                 {
                     "module": result.module,
@@ -107,55 +105,35 @@ class ReplayResults:
                     "order": result.order,
                     "dtype": result.dtype,
                     "kind": result.kind,
-                    "elementwise": result.elementwise,
+                    "pointwise": result.pointwise,
                     "exact": asdict(result.exact),
                     "sums": {item: getattr(sums, item) for item in _SUM_FIELDS},
                     "worst": asdict(sums.worst),
                 }
             )
-        text = json.dumps(
-            {
-                "ports": table,
-                "num_identical": self.num_identical,
-                "covered": self.covered,
-                "unmatched_expected": self.unmatched_expected,
-                "unmatched_actual": self.unmatched_actual,
-            }
-        )
-        save_file(tensors, folder / f"{name}.safetensors")
-        (folder / f"{name}.json").write_text(text)
+        lists = {item: getattr(self, item) for item in _LIST_FIELDS}
+        return {"ports": table, "num_identical": self.num_identical, **lists}, tensors
 
     @classmethod
-    def load(cls, folder: Path, name: str) -> Self:
-        """Read what `save` wrote."""
-        data = json.loads((folder / f"{name}.json").read_text())
-        tensors = load_file(folder / f"{name}.safetensors")
-        results = cls(
-            {},
-            data["num_identical"],
-            data["covered"],
-            data["unmatched_expected"],
-            data["unmatched_actual"],
-        )
+    def from_parts(cls, data: dict[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        """What `to_parts` gave."""
+        results = cls({}, data["num_identical"], **{item: data[item] for item in _LIST_FIELDS})
         for number, row in enumerate(data["ports"]):
             rows = RowErrors(*(tensors[f"{number}.rows.{item}"] for item in _ROW_FIELDS))
-            exact = row["exact"] | {"first": tuple(row["exact"]["first"])}
-            worst = row["worst"] | {"index": tuple(row["worst"]["index"])}
             sums = PairSums(
                 **row["sums"],
                 channel=tensors.get(f"{number}.channel"),
                 bins=tensors[f"{number}.bins"],
                 rows=[rows],
-                worst=WorstElement(**worst),
+                worst=WorstElement(**row["worst"] | {"index": tuple(row["worst"]["index"])}),
             )
+            exact = ExactCount(**row["exact"] | {"first": tuple(row["exact"]["first"])})
             result = PortResult(
                 row["module"], row["port"], Stage(**row["stage"]), row["order"], row["dtype"],
-                row["kind"], row["elementwise"], sums, ExactCount(**exact),
+                row["kind"], row["pointwise"], sums, exact,
             )  # fmt: skip
             results.ports[result.module, result.port] = result
         return results
-
-
 
 
 def _append_new(names: list[str], name: str) -> None:

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from assay.inputs import Batch
 from assay.models import LoadedModel
 from assay.recording.timeline import Timeline
+
+
+GREEDY: dict[str, Any] = {"do_sample": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,29 @@ def timeline_of(batch: Batch) -> Timeline:
 
 def generate(loaded: LoadedModel, batch: Batch, sampling: dict[str, Any] | None = None) -> Generated:
     """Let the model choose its tokens: greedily, or as `sampling` (generation options) says."""
-    return _run(loaded, batch, LogitsProcessorList(), sampling or {"do_sample": False})
+    return _run(loaded, batch, LogitsProcessorList(), sampling or GREEDY)
 
 
 def generate_forced(loaded: LoadedModel, batch: Batch, tokens_BN: Tensor) -> Generated:
     """Give the model its tokens, (B, N), and see which logits it had for each."""
     force = _Force(tokens_BN, batch.input_ids.shape[1])
-    return _run(loaded, batch, LogitsProcessorList([force]), {"do_sample": False})
+    return _run(loaded, batch, LogitsProcessorList([force]), GREEDY)
+
+
+def generation_options(
+    loaded: LoadedModel, batch: Batch, sampling: dict[str, Any]
+) -> GenerationConfig:
+    """Options of `model.generate` for this batch."""
+    return GenerationConfig(
+        max_new_tokens=batch.max_new_tokens,
+        # A check needs tokens, not answers: the end of the text is never chosen.
+        min_new_tokens=batch.max_new_tokens if loaded.eos_token_ids else None,
+        pad_token_id=loaded.pad_token_id,
+        prefill_chunk_size=batch.prefill_chunk,
+        return_dict_in_generate=True,
+        output_logits=True,
+        **(sampling or GREEDY),
+    )
 
 
 @torch.no_grad()
@@ -70,17 +89,8 @@ def _run(
         output = model(input_ids=input_ids, attention_mask=attention_mask)
         logits = output["logits"] if isinstance(output, dict) else output[0]
         return Generated(torch.zeros(len(batch.prompts), 0, dtype=torch.long), logits.cpu())
-    config = GenerationConfig(
-        max_new_tokens=batch.max_new_tokens,
-        # A check needs tokens, not answers: the end of the text is never chosen.
-        min_new_tokens=batch.max_new_tokens if loaded.eos_token_ids else None,
-        pad_token_id=loaded.pad_token_id,
-        prefill_chunk_size=batch.prefill_chunk,
-        return_dict_in_generate=True,
-        output_logits=True,
-        **sampling,
-    )
-    result = _generating_module(model).generate(
+    config = generation_options(loaded, batch, sampling)
+    result = model.generate(
         input_ids,
         attention_mask=attention_mask,
         generation_config=config,
@@ -88,11 +98,6 @@ def _run(
     )
     tokens = result.sequences[:, input_ids.shape[1] :].cpu()
     return Generated(tokens, _stack(list(result.logits)))
-
-
-def _generating_module(model: nn.Module) -> Any:  # noqa: ANN401 - anything with `generate`
-    # torch.compile wraps a model without changing what `generate` calls: go through the wrapper.
-    return model
 
 
 def _stack(steps: list[Tensor]) -> Tensor:

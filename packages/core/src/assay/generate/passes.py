@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -13,10 +14,11 @@ from assay.inputs import Batch
 from assay.locating.replay import BatchSource, Replayer
 from assay.models import LoadedModel
 from assay.recording.capture import Recorder
-from assay.recording.hooks import Watch
+from assay.recording.hooks import Bystander, Watch
+from assay.recording.operations import PointwiseStages
 from assay.recording.precision import ExactDouble
 from assay.recording.rounding import Border
-from assay.trace import Trace, TraceWriter
+from assay.trace import TraceWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +46,23 @@ class Work:
     source: BatchSource
 
 
-def plan_work(batches: Sequence[Batch], batch_size: int | None) -> list[Work]:
-    """The reference's batches as they are, or cut into single rows.
+def whole_batches(batches: Sequence[Batch]) -> list[Work]:
+    """The reference's batches as they are."""
+    return [Work(batch, BatchSource(batch.number)) for batch in batches]
+
+
+def single_rows(batches: Sequence[Batch]) -> list[Work]:
+    """The reference's batches cut into single rows.
 
     Rows keep the padding of their batch: every tensor then has a partner of the same shape.
     """
-    if batch_size is None:
-        return [Work(batch, BatchSource(batch.number)) for batch in batches]
     return [
         Work(
             replace(
                 batch,
-                input_ids=batch.input_ids[row : row + 1],
-                attention_mask=batch.attention_mask[row : row + 1],
+                rows=batch.rows[row : row + 1],
                 prompts=batch.prompts[row : row + 1],
+                padded_to=batch.length,
             ),
             BatchSource(batch.number, row),
         )
@@ -66,10 +71,10 @@ def plan_work(batches: Sequence[Batch], batch_size: int | None) -> list[Work]:
     ]
 
 
-def run_free(side: Side, work: Work) -> Tensor:
+def run_free(side: Side, work: Work, sampling: dict[str, Any]) -> Tensor:
     """The tokens that the model chooses, (B, N)."""
     with side.running():
-        return generate(side.loaded, work.batch).tokens
+        return generate(side.loaded, work.batch, sampling).tokens
 
 
 def run_forced(side: Side, work: Work, tokens_BN: Tensor) -> Generated:
@@ -89,12 +94,20 @@ def record(
             run_forced(side, work, tokens_BN)
 
 
+def find_pointwise(side: Side, work: Work) -> frozenset[str]:
+    """Modules whose own code, in the first forward call, only rounds element by element."""
+    batch = replace(work.batch, max_new_tokens=1)
+    watch = Watch(Bystander())
+    stages = PointwiseStages(watch)
+    with watch.attached(side.loaded.model), stages:
+        generate(side.loaded, batch)
+    return stages.modules
+
+
 def replay(
-    side: Side, works: Sequence[Work], tokens: Sequence[Tensor], trace: Trace, border: Border
+    side: Side, works: Sequence[Work], tokens: Sequence[Tensor], replayer: Replayer
 ) -> ReplayResults:
     """Measure every stage of a model against a recorded run, fed the recorded values."""
-    attention = getattr(side.loaded.model.config, "_attn_implementation", "eager")
-    replayer = Replayer(trace, border, attention)
     watch = Watch(replayer)
     with watch.attached(side.loaded.model):
         for work, tokens_BN in zip(works, tokens, strict=True):
@@ -102,3 +115,8 @@ def replay(
             watch.begin_batch(work.batch.number, timeline_of(work.batch))
             run_forced(side, work, tokens_BN)
     return replayer.finish()
+
+
+def attention_of(loaded: LoadedModel) -> str:
+    """Name of the attention implementation that the model uses."""
+    return str(getattr(loaded.config, "_attn_implementation", None) or "eager")

@@ -43,7 +43,7 @@ class Batch:
     @property
     def input_ids(self) -> "torch.Tensor":
         """Token ids (B, T) in int64, padded on the left."""
-        import torch  # noqa: PLC0415 - planning needs no torch
+        import torch
 
         length, pad = self.length, self.pad_token_id
         return torch.tensor([[pad] * (length - len(row)) + list(row) for row in self.rows])
@@ -51,7 +51,7 @@ class Batch:
     @property
     def attention_mask(self) -> "torch.Tensor":
         """1 for a token and 0 for padding (B, T), int64."""
-        import torch  # noqa: PLC0415 - planning needs no torch
+        import torch
 
         length = self.length
         return torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in self.rows])

@@ -22,7 +22,7 @@ from assay.recording.caches import CacheWatch
 from assay.recording.hooks import Entry
 from assay.recording.nested import iterate_leaves, iterate_tensors, map_tensors
 from assay.recording.rounding import Border
-from assay.recording.timeline import RowLayout, flatten_rows
+from assay.recording.timeline import RowIndex, RowLayout
 from assay.sites import Call, CallSite, RowMap
 from assay.stages import stage_that_made
 from assay.trace import Trace
@@ -54,6 +54,15 @@ class BatchSource:
         size = rows.length if layout.flattened else 1
         return tensor[self.row * size : (self.row + 1) * size]
 
+    def selected_shape(self, shape: tuple[int, ...], rows: RowMap | None) -> tuple[int, ...]:
+        """The shape of what `select` returns."""
+        if self.row is None or rows is None:
+            return shape
+        layout = RowLayout.of_shape(shape, rows)
+        if layout.batch_dim is None:
+            return shape
+        return (rows.length if layout.flattened else 1, *shape[1:])
+
 
 @dataclass(slots=True)
 class _Matched:
@@ -71,15 +80,18 @@ class Replayer:
     """A listener that measures a model against `trace` and feeds it the trace's values.
 
     attention: the attention implementation of the model that runs.
+    pointwise: modules whose own code only rounds element by element.
     """
 
     trace: Trace
     border: Border
     attention: str = "eager"
+    pointwise: frozenset[str] = frozenset()
     results: ReplayResults = field(default_factory=ReplayResults)
     source: BatchSource = field(default_factory=lambda: BatchSource(0))
     _handed_on: dict[int, tuple[Tensor, str]] = field(default_factory=dict)
     _caches: CacheWatch = field(default_factory=CacheWatch)
+    _index: RowIndex = field(default_factory=lambda: RowIndex(None))
     _called: set[CallSite] = field(default_factory=set)
 
     def enter(self, entry: Entry) -> None:
@@ -87,16 +99,21 @@ class Replayer:
         if entry.call.caller is None:
             self._caches.begin_root()
             self._handed_on.clear()
+            self._index = RowIndex(None)
         expected = self._partner(entry)
         if expected is None:
             self.results.note_extra_call(entry.call.site)
             return
         self._called.add(expected.site)
         matched = _Matched(expected, self.source.select_rows(expected.rows), {})
+        if entry.call.caller is None:
+            self._index = RowIndex(matched.rows)
         entry.state = matched
+        names = _recorded_names(entry, expected)
         for name, value in entry.arguments.items():
+            port = f"input.{names[name]}"
             entry.arguments[name] = map_tensors(
-                value, f"input.{name}", lambda port, tensor: self._meet(entry, port, tensor)
+                value, port, lambda port, tensor: self._meet(entry, port, tensor)
             )
         self._supply_masks(entry)
         matched.caches = self._caches.snapshot(entry.arguments)
@@ -112,8 +129,10 @@ class Replayer:
         )
         length = matched.rows.length if matched.rows is not None else None
         for addition in self._caches.additions(entry.arguments, matched.caches, length):
-            fed = self._meet(entry, addition.port, addition.tensor)
-            if fed is not addition.tensor:
+            # Measured later: the cache itself is about to be overwritten.
+            added = addition.tensor.clone()
+            fed = self._meet(entry, addition.port, added)
+            if fed is not added:
                 addition.tensor.copy_(fed)
             result = self._result(entry, addition.port, addition.tensor)
             result.exact.add(1, int(addition.history_changed))
@@ -127,6 +146,8 @@ class Replayer:
 
     def finish(self) -> ReplayResults:
         """The results, with every expected call that was not made."""
+        for result in self.results.ports.values():
+            result.sums.flush()
         made = {(site.step, site.micro_batch, site.module) for site in self._called}
         for call in self.trace.calls:
             if call.site not in self._called:
@@ -144,11 +165,12 @@ class Replayer:
         )
         if expected is None:
             return None
+        names = _recorded_names(entry, expected)
         for name, value in entry.arguments.items():
-            for port, tensor in iterate_tensors(value, f"input.{name}"):
+            for port, tensor in iterate_tensors(value, f"input.{names[name]}"):
                 if port in expected.ports and tensor.is_floating_point() and tensor.ndim != 4:
-                    recorded = self.source.select(self.trace.tensor(expected, port), expected.rows)
-                    if recorded.shape != tensor.shape:
+                    recorded = self.trace.stored(expected, port).shape
+                    if self.source.selected_shape(recorded, expected.rows) != tensor.shape:
                         return None
         return expected
 
@@ -180,18 +202,17 @@ class Replayer:
     def _measure(
         self, result: PortResult, matched: _Matched, actual: Tensor, expected: Tensor
     ) -> None:
-        layout = RowLayout.of_shape(expected.shape, matched.rows)
-        actual_RC, prompt, position = flatten_rows(actual, layout, matched.rows)
-        expected_RC, _, _ = flatten_rows(expected, layout, matched.rows)
+        (actual_RC, expected_RC), prompt, position = self._index.flatten(actual, expected)
         if matched.excluded is not None and len(matched.excluded) == expected.shape[0]:
-            keep = ~flatten_rows(matched.excluded[:, None], layout, matched.rows)[0][:, 0]
+            excluded = matched.excluded[:, None].expand(expected.shape)
+            keep = ~self._index.flatten(excluded)[0][0][:, 0]
             result.exact.num_near_ties += int((~keep).sum())
             actual_RC, expected_RC = actual_RC[keep], expected_RC[keep]
             prompt, position = prompt[keep], position[keep]
         if expected.is_floating_point():
             if actual.dtype is torch.float64:
                 actual_RC = actual_RC.to(expected.dtype)  # the yardstick, as it was stored
-            result.sums.add(actual_RC, expected_RC, prompt, position)
+            result.sums.add_later(actual_RC, expected_RC, prompt, position)
             return
         different = (actual_RC != expected_RC).any(-1)
         result.exact.add(len(different), int(different.sum()))
@@ -267,7 +288,7 @@ class Replayer:
                 len(self.results.ports),
                 str(value.dtype).removeprefix("torch."),
                 entry.call.class_name if made_here else "",
-                elementwise=made_here and _is_elementwise(entry, value),
+                pointwise=stage.module in self.pointwise,
             )
             self.results.ports[key] = result
         return result
@@ -277,31 +298,40 @@ class Replayer:
         absent = set(matched.call.ports) - matched.seen
         if not absent:
             return
+        # An optional argument that this code does not use, and results that it does not give.
+        given = {f"input.{name}" for name in _recorded_names(entry, matched.call).values()}
         offered_none = {
             port
             for name, value in [*entry.arguments.items(), ("", output)]
             for port, leaf in iterate_leaves(value, f"input.{name}" if name else "output")
             if leaf is None
+        } | {
+            port
+            for port in absent
+            if port.startswith("input.") and ".".join(port.split(".")[:2]) not in given
         }
-        for port in absent - offered_none:
-            if port.startswith("input.") and port.split(".")[1] not in entry.arguments:
-                offered_none.add(port)  # an optional argument that this code does not use
         for port in sorted(absent - offered_none):
             self.results.note_missing_port(entry.call.site, port)
 
 
-def _is_elementwise(entry: Entry, output: Tensor) -> bool:
-    module = entry.module
-    if next(module.children(), None) is not None or next(module.parameters(), None) is not None:
-        return False
-    inputs = [
-        tensor
+def _recorded_names(entry: Entry, expected: Call) -> dict[str, str]:
+    """For each argument the name that it has in the trace: another class may use another one."""
+    recorded = list(
+        dict.fromkeys(port.split(".")[1] for port in expected.ports if port.startswith("input."))
+    )
+    names = {name: name for name in entry.arguments}
+    ours = [
+        name
         for name, value in entry.arguments.items()
-        for _, tensor in iterate_tensors(value, name)
+        if name not in recorded and any(iterate_tensors(value, name))
     ]
-    return len(inputs) == 1 and inputs[0].shape == output.shape and inputs[0].is_floating_point()
+    theirs = [name for name in recorded if name not in entry.arguments]
+    if len(ours) == len(theirs):
+        names.update(zip(ours, theirs, strict=True))
+    return names
 
 
 def _ancestors(module: str) -> list[str]:
+    """Paths of the modules around `module`, the model itself ("") first."""
     parts = module.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts))]
+    return [".".join(parts[:count]) for count in range(len(parts))] if module else []

@@ -39,6 +39,21 @@ class Listener(Protocol):
         """The root call has ended."""
 
 
+class Bystander:
+    """A listener that changes nothing and keeps nothing."""
+
+    def enter(self, entry: Entry) -> None:
+        """Nothing."""
+
+    def leave(self, entry: Entry, output: Any) -> Any:  # noqa: ANN401 - see Listener
+        """The output as it is."""
+        del entry
+        return output
+
+    def finish_root(self, entry: Entry) -> None:
+        """Nothing."""
+
+
 @dataclass
 class Watch:
     """Tells a listener every module call of a model.
@@ -168,7 +183,9 @@ class _Signature:
     def __init__(self, module: nn.Module) -> None:
         self._names = []
         self._rest = "args"
-        for parameter in inspect.signature(module.forward).parameters.values():
+        # Of the class: a setup function may have put another callable on the instance.
+        parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
+        for parameter in parameters:
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
                 self._names.append(parameter.name)
             elif parameter.kind is parameter.VAR_POSITIONAL:

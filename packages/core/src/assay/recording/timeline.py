@@ -73,20 +73,38 @@ class RowLayout:
         return unknown
 
 
-def flatten_rows(tensor: Tensor, layout: RowLayout, rows: RowMap | None) -> tuple[Tensor, Tensor, Tensor]:
-    """`tensor` as (R, C) with the prompt and position of each row, padding left out.
+class RowIndex:
+    """Addresses of the rows of all tensors of one root call; each form is worked out once."""
 
-    Rows whose prompt is not known have prompt and position -1 and are all kept.
-    """
-    channels = tensor.shape[-1] if tensor.ndim else 1
-    flat = tensor.reshape(-1, channels) if tensor.numel() else tensor.reshape(0, max(channels, 1))
-    prompt, position = _row_addresses(tuple(tensor.shape[:-1]), layout, rows)
-    if layout.token_dim is None and not layout.flattened:
+    def __init__(self, rows: RowMap | None) -> None:
+        self.rows = rows
+        self._known: dict[tuple[int, ...], tuple[RowLayout, Tensor, Tensor, Tensor | None]] = {}
+
+    def flatten(self, *tensors: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Tensors of one shape as (R, C), with prompt and position of each row, without padding.
+
+        Rows whose prompt is not known have prompt and position -1 and are all kept.
+        """
+        shape = tuple(tensors[0].shape)
+        known = self._known.get(shape)
+        if known is None:
+            known = self._known[shape] = self._address(shape)
+        _, prompt, position, valid = known
+        channels = shape[-1] if shape else 1
+        flat = [tensor.reshape(len(position) if valid is None else len(valid), channels) for tensor in tensors]
+        if valid is not None:
+            flat = [tensor[valid] for tensor in flat]
         return flat, prompt, position
-    valid = position >= 0
-    if bool(valid.all()):
-        return flat, prompt, position
-    return flat[valid], prompt[valid], position[valid]
+
+    def _address(
+        self, shape: tuple[int, ...]
+    ) -> tuple[RowLayout, Tensor, Tensor, Tensor | None]:
+        layout = RowLayout.of_shape(shape, self.rows)
+        prompt, position = _row_addresses(shape[:-1], layout, self.rows)
+        valid = position >= 0
+        if layout.token_dim is None and not layout.flattened or bool(valid.all()):
+            return layout, prompt, position, None
+        return layout, prompt[valid], position[valid], valid
 
 
 def _row_addresses(

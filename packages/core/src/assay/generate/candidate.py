@@ -1,0 +1,218 @@
+"""The candidate process: runs the model as it is to be judged, and writes what it saw.
+
+It never judges: a setup function may have patched anything in this process.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.devices.registry import open_run
+from assay.devices.run_string import parse_run
+from assay.errors import UsageError
+from assay.generate.driving import Generated
+from assay.generate.golden import GoldenSection, read_golden
+from assay.generate.options import CandidateOptions, choose_threads
+from assay.generate.passes import (
+    Side,
+    attention_of,
+    replay,
+    run_forced,
+    run_free,
+    single_rows,
+    whole_batches,
+)
+from assay.generate.requests import CandidateReport, CandidateRequest, GoldenManifest
+from assay.generate.sampler import processed_scores
+from assay.locating.replay import Replayer
+from assay.models import LoadedModel, load_model, weight_hashes
+from assay.plugins import load_object
+from assay.runs import Progress
+from assay.trace import TraceWriter
+
+_NAMES_SHOWN = 200
+
+
+class SetupError(UsageError):
+    """The user's setup function failed."""
+
+
+def run_candidate(request: CandidateRequest, progress: Progress) -> CandidateReport:
+    """Run the candidate and write its results as a trace into `request.folder`."""
+    golden = read_golden(Path(request.golden))
+    run = parse_run(request.candidate)
+    device = open_run(run)
+    section = GoldenSection.open(Path(request.golden), run.dtype)
+    options = CandidateOptions.parse(request.options)
+    choose_threads(golden.model.num_parameters)
+    options.apply_to_process()
+    with progress.step(f"candidate: loads {request.model} on {run}"):
+        loaded = load_model(
+            request.model,
+            dtype=run.dtype,
+            device=device.torch_device,
+            attention=options.attention,
+            experts=options.experts,
+            remote_code="trust" if request.trust_remote_code else "refuse",
+        )
+        check_same_model(golden, loaded)
+        if request.setup is not None:
+            loaded = set_up(loaded, load_object(request.setup), request.setup)
+        different = _different_weights(section, loaded.model)
+    candidate = _Candidate(Side(options.compiled(loaded, device), device), golden, section, options)
+    with TraceWriter(request.folder, {"run": str(run)}) as writer:
+        deterministic, spread = candidate.write(writer, progress)
+    return CandidateReport(
+        run={
+            "run": str(run),
+            "device": device.product(),
+            "architecture": device.architecture(),
+            "effective_precision": device.effective_precision(run.dtype),
+            "attention": attention_of(loaded),
+            "setup": request.setup,
+            "options": request.options,
+            "versions": dict(device.versions()),
+        },
+        deterministic=deterministic,
+        spread=spread,
+        weights_different=different[:_NAMES_SHOWN],
+        untied=_untied(section, loaded.model),
+        notes=list(loaded.notes),
+        peak_memory_bytes=device.peak_memory_bytes(),
+    )
+
+
+def check_same_model(golden: GoldenManifest, loaded: LoadedModel) -> None:
+    """Raise UsageError if the golden was made of another model."""
+    for what, expected, actual in (
+        ("weights", golden.model.weights_hash, loaded.weights_hash),
+        ("tokenizer", golden.model.tokenizer_hash, loaded.tokenizer_hash),
+    ):
+        if expected != actual:
+            raise UsageError(
+                f"the golden is of another model: its {what} (of {golden.model.name}) have the"
+                f" hash {expected}, those of {loaded.source.reference} have {actual}"
+            )
+
+
+def set_up(loaded: LoadedModel, function: Callable[[nn.Module], Any], name: str) -> LoadedModel:
+    """The model after the user's setup function, which may change it or return another."""
+    from dataclasses import replace  # noqa: PLC0415
+
+    try:
+        result = function(loaded.model)
+    except Exception as error:
+        raise SetupError(f"{name} raised {type(error).__name__}: {error}") from error
+    if result is None:
+        return loaded
+    if not isinstance(result, nn.Module):
+        raise SetupError(
+            f"{name} returned {type(result).__name__}; it must return a module, or nothing"
+        )
+    return replace(loaded, model=result)
+
+
+class _Candidate:
+    def __init__(
+        self,
+        side: Side,
+        golden: GoldenManifest,
+        section: GoldenSection,
+        options: CandidateOptions,
+    ) -> None:
+        self._side = side
+        self._golden = golden
+        self._section = section
+        self._works = (
+            whole_batches(section.batches)
+            if options.batch_size is None
+            else single_rows(section.batches)
+        )
+
+    def write(self, writer: TraceWriter, progress: Progress) -> tuple[bool, float]:
+        """All passes; returns whether two runs agree bit for bit, and by how much they differ."""
+        tokens = self._expected("tokens")
+        with progress.step("candidate: generates"):
+            free = [
+                run_free(self._side, work, self._golden.inputs.sampling) for work in self._works
+            ]
+            self._attach(writer, "tokens", free)
+        with progress.step("candidate: reference's tokens are forced"):
+            forced = self._forced(tokens)
+            again = run_forced(self._side, self._works[0], tokens[0]).logits
+        self._attach(writer, "logits", [item.logits for item in forced])
+        if self._golden.model.can_generate:
+            logits = self._expected("logits")
+            scores = [
+                processed_scores(self._side, work, *pair, self._golden.inputs.sampling)
+                for work, *pair in zip(self._works, tokens, logits, strict=True)
+            ]
+            self._attach(writer, "scores", scores)
+        if self._golden.level == "modules":
+            with progress.step("candidate: every module is measured"):
+                replayer = Replayer(
+                    self._section.trace, self._section.border, attention_of(self._side.loaded)
+                )
+                results = replay(self._side, self._works, tokens, replayer)
+                data, sums = results.to_parts()
+                writer.attach_json("replay", data)
+                writer.attach("replay-sums", sums)
+        return _compare_runs(again, forced[0].logits)
+
+    def _forced(self, tokens: list[Tensor]) -> list[Generated]:
+        return [
+            run_forced(self._side, work, row)
+            for work, row in zip(self._works, tokens, strict=True)
+        ]
+
+    def _expected(self, name: str) -> list[Tensor]:
+        """The golden's tensors, cut as the work is cut."""
+        by_batch = {
+            batch.number: tensor
+            for batch, tensor in zip(self._section.batches, self._section.tensors(name), strict=True)
+        }
+        return [
+            tensor if work.source.row is None else tensor[work.source.row : work.source.row + 1]
+            for work in self._works
+            for tensor in (by_batch[work.source.batch],)
+        ]
+
+    def _attach(self, writer: TraceWriter, name: str, tensors: list[Tensor]) -> None:
+        """Store results by batch of the golden, rows put together again."""
+        by_batch: dict[str, list[Tensor]] = {}
+        for work, tensor in zip(self._works, tensors, strict=True):
+            by_batch.setdefault(str(work.source.batch), []).append(tensor)
+        writer.attach(name, {number: torch.cat(rows) for number, rows in by_batch.items()})
+
+
+def _compare_runs(again: Tensor, first: Tensor) -> tuple[bool, float]:
+    if torch.equal(again, first):
+        return True, 0.0
+    scale = first.double().norm().clamp(min=1e-300)
+    return False, float((again.double() - first.double()).norm() / scale)
+
+
+def _different_weights(section: GoldenSection, model: nn.Module) -> list[str]:
+    expected = section.weights()
+    actual = {_plain(name): value for name, value in weight_hashes(model).items()}
+    return sorted(
+        name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name)
+    )
+
+
+def _untied(section: GoldenSection, model: nn.Module) -> list[str]:
+    """Parameters that are one tensor in the reference and several in the candidate."""
+    expected = section.weights()
+    ids = {_plain(n): id(p) for n, p in model.named_parameters(remove_duplicate=False)}
+    embedding = next((n for n in expected if n.endswith("embed_tokens.weight")), None)
+    if embedding is None or embedding not in ids or "lm_head.weight" not in ids:
+        return []
+    tied = expected.get("lm_head.weight") == expected[embedding]
+    return ["lm_head.weight"] if tied and ids["lm_head.weight"] != ids[embedding] else []
+
+
+def _plain(name: str) -> str:
+    return name.replace("_orig_mod.", "")

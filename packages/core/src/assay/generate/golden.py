@@ -1,0 +1,293 @@
+"""Goldens: what the trusted process leaves for any number of candidates.
+
+A golden is a folder: `golden.json`, and one trace for each dtype that candidates may have. The
+trace holds the yardstick's calls; attached to it are the inputs, the yardstick's tokens and
+logits, and what the noise run in this dtype measured.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from assay.comparing.results import ReplayResults
+from assay.devices.base import Device
+from assay.devices.registry import open_run
+from assay.devices.run_string import parse_run
+from assay.errors import UsageError
+from assay.generate.options import choose_threads
+from assay.generate.passes import (
+    Side,
+    Work,
+    attention_of,
+    find_pointwise,
+    record,
+    replay,
+    run_forced,
+    run_free,
+    whole_batches,
+)
+from assay.generate.requests import (
+    CaptureRequest,
+    GoldenManifest,
+    InputOptions,
+    ModelIdentity,
+    Section,
+)
+from assay.generate.sampler import processed_scores
+from assay.inputs import (
+    Batch,
+    InputPlan,
+    PlanOptions,
+    limits_of,
+    load_prompts,
+    parse_lengths,
+    plan_batches,
+)
+from assay.locating.replay import Replayer
+from assay.models import LoadedModel, estimate_size, load_model, weight_hashes
+from assay.recording.rounding import Border
+from assay.runs import Progress, provenance
+from assay.trace import Trace, TraceWriter
+
+MANIFEST = "golden.json"
+
+# Up to this size the yardstick is computed in float64, twice the memory of float32; above it costs
+# more than it tells. Source: the contract of `--reference`.
+FLOAT64_PARAMETERS = 2_000_000_000
+
+
+class GoldenError(UsageError):
+    """A golden that cannot be used for what was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenSection:
+    """One dtype of a golden, opened."""
+
+    trace: Trace
+    batches: tuple[Batch, ...]
+    border: Border
+
+    @classmethod
+    def open(cls, folder: Path, dtype: str) -> Self:
+        """Open the part of the golden in `folder` that serves candidates in `dtype`."""
+        trace = Trace.open(folder / dtype)
+        plan = InputPlan.from_json(trace.attachment_json("inputs"))  # type: ignore[arg-type]
+        return cls(trace, plan.batches, Border.exact_inputs_for(getattr(torch, dtype)))
+
+    def tensors(self, name: str) -> list[Tensor]:
+        """What is attached under `name` for each batch: tokens, logits, noise-logits, scores."""
+        stored = self.trace.attachment(name)
+        return [stored[str(batch.number)] for batch in self.batches]
+
+    def noise(self) -> ReplayResults:
+        """What the noise run measured."""
+        data = self.trace.attachment_json("noise")
+        return ReplayResults.from_parts(data, self.trace.attachment("noise-sums"))  # type: ignore[arg-type]
+
+    def weights(self) -> dict[str, str]:
+        """Hashes of the noise run's weights."""
+        return dict(self.trace.attachment_json("weights"))  # type: ignore[arg-type]
+
+
+def read_golden(folder: Path) -> GoldenManifest:
+    """The manifest of the golden in `folder`.
+
+    Raises: GoldenError if there is none, or it was not finished.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        begun = any(folder.glob("*/manifest.json")) if folder.is_dir() else False
+        why = "its capture did not finish" if begun else f"it has no {MANIFEST}"
+        raise GoldenError(f"{folder} is no golden: {why}")
+    try:
+        return GoldenManifest.model_validate_json(path.read_text())
+    except ValidationError as error:
+        raise GoldenError(f"{path}: {error}") from None
+
+
+def capture_golden(request: CaptureRequest, progress: Progress) -> GoldenManifest:
+    """Run the reference and write the golden into `request.folder`."""
+    folder = Path(request.folder)
+    run = parse_run(request.reference)
+    device = open_run(run)
+    size = estimate_size(request.model)
+    choose_threads(size.num_parameters)
+    yardstick_dtype = _yardstick_dtype(device, size.num_parameters)
+    plan: InputPlan | None = None
+    sections = {}
+    identity: ModelIdentity | None = None
+    notes: list[str] = []
+    for dtype in request.noise_for:
+        with progress.step(f"reference: yardstick in {yardstick_dtype} for {dtype}"):
+            yardstick = _load(request, device, yardstick_dtype, dtype)
+        if plan is None or identity is None:
+            identity = identify(yardstick)
+            plan = plan_inputs(request.inputs, yardstick)
+            notes = [*plan.notes, *yardstick.notes]
+        with TraceWriter(folder / dtype, {"model": identity.name, "dtype": dtype}) as writer:
+            section = _Capture(request, device, writer, plan, dtype, progress)
+            section.run_yardstick(Side(yardstick, device))
+            del yardstick
+            sections[dtype] = section.run_noise(yardstick_dtype)
+    if identity is None or plan is None:
+        raise UsageError("a golden needs at least one dtype")
+    manifest = GoldenManifest(
+        schema=1,
+        model=identity,
+        reference={
+            "run": str(run),
+            "device": device.product(),
+            "architecture": device.architecture(),
+            "versions": dict(device.versions()),
+        },
+        inputs=request.inputs,
+        inputs_hash=plan.content_hash,
+        level=request.level,
+        sections=sections,
+        notes=notes,
+        environment=provenance(),
+    )
+    partial = folder / f"{MANIFEST}.partial"
+    partial.write_text(manifest.model_dump_json(by_alias=True, indent=1))
+    partial.replace(folder / MANIFEST)
+    return manifest
+
+
+def plan_inputs(options: InputOptions, loaded: LoadedModel) -> InputPlan:
+    """The batches that `options` ask for, for this model."""
+    limits = limits_of(loaded)
+    prompts = None
+    if options.chat and loaded.encode_chat is None:
+        raise UsageError(f"--chat: {loaded.source.reference} has no chat template")
+    if options.prompts is not None:
+        prompts = load_prompts(
+            Path(options.prompts),
+            loaded.encode,
+            limits,
+            max_new_tokens=options.max_new_tokens,
+            encode_chat=loaded.encode_chat if options.chat else None,
+        )
+    lengths = parse_lengths(options.prompt_length) if options.prompt_length else None
+    plan_options = PlanOptions(
+        lengths=lengths,
+        batch_size=options.batch_size,
+        max_new_tokens=options.max_new_tokens,
+        seed=options.seed,
+    )
+    return plan_batches(limits, plan_options, loaded.encode, prompts)
+
+
+def identify(loaded: LoadedModel) -> ModelIdentity:
+    """Which model this is, by content."""
+    return ModelIdentity(
+        name=loaded.source.reference,
+        architecture=type(loaded.model).__name__,
+        weights_hash=loaded.weights_hash,
+        tokenizer_hash=loaded.tokenizer_hash,
+        checkpoint_dtype=loaded.checkpoint_dtype,
+        vocab_size=loaded.vocab_size,
+        num_parameters=sum(p.numel() for p in loaded.model.parameters()),
+        max_positions=loaded.max_positions,
+        can_generate=loaded.can_generate,
+    )
+
+
+def _yardstick_dtype(device: Device, num_parameters: int) -> str:
+    small = num_parameters <= FLOAT64_PARAMETERS
+    return "float64" if small and "float64" in device.supported_dtypes() else "float32"
+
+
+def _load(
+    request: CaptureRequest, device: Device, dtype: str, rounded_to: str | None
+) -> LoadedModel:
+    # Eager attention: sdpa gets masks in forms that differ from version to version.
+    return load_model(
+        request.model,
+        dtype=dtype,
+        device=device.torch_device,
+        attention="eager",
+        rounded_to=rounded_to,
+        remote_code="trust" if request.trust_remote_code else "refuse",
+    )
+
+
+@dataclass
+class _Capture:
+    """The two runs behind one dtype of a golden."""
+
+    request: CaptureRequest
+    device: Device
+    writer: TraceWriter
+    plan: InputPlan
+    dtype: str
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self.works: list[Work] = whole_batches(self.plan.batches)
+        self.border = Border.exact_inputs_for(getattr(torch, self.dtype))
+        self.tokens: list[Tensor] = []
+        self.logits: list[Tensor] = []
+
+    def run_yardstick(self, side: Side) -> None:
+        """Free generation, teacher-forced logits, and the replayable pass."""
+        with self.progress.step("reference: generates"):
+            self.tokens = [run_free(side, work, self.request.inputs.sampling) for work in self.works]
+            self.logits = [
+                run_forced(side, work, tokens).logits
+                for work, tokens in zip(self.works, self.tokens, strict=True)
+            ]
+        if self.request.level == "modules":
+            with self.progress.step("reference: every module is recorded"):
+                record(side, self.works, self.tokens, self.writer, self.border)
+        self.writer.attach_json("inputs", self.plan.to_json())
+        self._attach("tokens", self.tokens)
+        self._attach("logits", self.logits)
+        if side.loaded.can_generate:
+            self._attach("scores", self._scores(side))
+
+    def run_noise(self, yardstick_dtype: str) -> Section:
+        """The same work in the candidate's dtype, measured against the yardstick."""
+        with self.progress.step(f"noise run in {self.dtype}"):
+            side = Side(_load(self.request, self.device, self.dtype, None), self.device)
+            logits = [
+                run_forced(side, work, tokens).logits
+                for work, tokens in zip(self.works, self.tokens, strict=True)
+            ]
+            again = run_forced(side, self.works[0], self.tokens[0]).logits
+        self._attach("noise-logits", logits)
+        self.writer.attach_json("weights", weight_hashes(side.loaded.model))
+        num_calls = 0
+        if self.request.level == "modules":
+            with self.progress.step("noise run: every module is measured"):
+                trace = Trace.open(self.writer.folder)
+                num_calls = len(trace.calls)
+                pointwise = find_pointwise(side, self.works[0])
+                attention = attention_of(side.loaded)
+                replayer = Replayer(trace, self.border, attention, pointwise)
+                results = replay(side, self.works, self.tokens, replayer)
+                data, sums = results.to_parts()
+                self.writer.attach_json("noise", data)
+                self.writer.attach("noise-sums", sums)
+        return Section(
+            dtype=self.dtype,
+            yardstick_dtype=yardstick_dtype,
+            reference_deterministic=bool(torch.equal(again, logits[0])),
+            num_calls=num_calls,
+        )
+
+    def _scores(self, side: Side) -> list[Tensor]:
+        sampling = self.request.inputs.sampling
+        return [
+            processed_scores(side, work, tokens, logits, sampling)
+            for work, tokens, logits in zip(self.works, self.tokens, self.logits, strict=True)
+        ]
+
+    def _attach(self, name: str, tensors: Sequence[Tensor]) -> None:
+        numbered = {str(work.batch.number): t for work, t in zip(self.works, tensors, strict=True)}
+        self.writer.attach(name, numbered)

@@ -1,0 +1,95 @@
+"""`--candidate-option NAME=VALUE`: how the candidate runs, apart from device and dtype."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+
+from assay.devices.base import Device
+from assay.errors import UsageError
+from assay.models import LoadedModel
+
+# Below this a second thread costs more than it gives: every operation is a few microseconds.
+_SMALL_MODEL_PARAMETERS = 20_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateOptions:
+    """Options by name. None leaves the choice to the libraries.
+
+    batch_size: 1: every prompt alone, with the padding that it has in its batch.
+    """
+
+    threads: int | None = None
+    attention: str | None = None
+    experts: str | None = None
+    batch_size: int | None = None
+    compile: bool = False
+
+    @classmethod
+    def parse(cls, options: dict[str, str]) -> Self:
+        """From NAME=VALUE pairs. Raises: UsageError for an unknown name or value."""
+        known = {
+            "threads": lambda text: {"threads": _positive(text)},
+            "attention": lambda text: {"attention": text},
+            "experts": lambda text: {"experts": text},
+            "batch-size": lambda text: {"batch_size": _one(text)},
+            "compile": lambda text: {"compile": _truth(text)},
+            "padding": lambda text: _left(text),
+        }
+        values: dict[str, object] = {}
+        for name, text in options.items():
+            if name not in known:
+                raise UsageError(
+                    f"unknown candidate option {name!r}; there are: {', '.join(sorted(known))}"
+                )
+            try:
+                values |= known[name](text)
+            except ValueError as error:
+                raise UsageError(f"candidate option {name}={text}: {error}") from None
+        return cls(**values)  # type: ignore[arg-type]
+
+    def apply_to_process(self) -> None:
+        """Set what holds for the whole process."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+
+    def compiled(self, loaded: LoadedModel, device: Device) -> LoadedModel:
+        """The model as the options want it compiled."""
+        if not self.compile:
+            return loaded
+        loaded.model.forward = torch.compile(  # type: ignore[method-assign]
+            loaded.model.forward, backend=device.vendor.compile_backend, dynamic=True
+        )
+        return replace(loaded)
+
+
+def choose_threads(num_parameters: int) -> None:
+    """One thread for small models, torch's own choice for others."""
+    if num_parameters < _SMALL_MODEL_PARAMETERS:
+        torch.set_num_threads(1)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError("must be at least 1")
+    return value
+
+
+def _one(text: str) -> int:
+    if text != "1":
+        raise ValueError("only 1 is possible: each prompt alone")
+    return 1
+
+
+def _truth(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("must be 0 or 1")
+    return text == "1"
+
+
+def _left(text: str) -> dict[str, object]:
+    if text != "left":
+        raise ValueError("batches are padded on the left, as generation needs it")
+    return {}

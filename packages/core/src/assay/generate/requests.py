@@ -1,0 +1,94 @@
+"""What the two processes of a check are asked for, and what they answer, as JSON."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from assay.verdicts import Record
+
+Level = Literal["tokens", "logits", "modules"]
+
+
+class InputOptions(Record):
+    """Which prompts are run, and how many tokens are generated."""
+
+    prompts: str | None = None
+    prompt_length: str | None = None
+    batch_size: int = 4
+    max_new_tokens: int = 32
+    chat: bool = False
+    seed: int = 0
+    sampling: dict[str, Any] = Field(default_factory=dict)
+
+
+class CaptureRequest(Record):
+    """The trusted process: run the reference and keep what a candidate is judged by."""
+
+    model: str
+    reference: str
+    noise_for: list[str]
+    inputs: InputOptions = Field(default_factory=InputOptions)
+    level: Level = "modules"
+    folder: str
+    trust_remote_code: bool = False
+
+
+class CandidateRequest(Record):
+    """The candidate process: run the model as it is to be judged, against a golden."""
+
+    model: str
+    candidate: str
+    golden: str
+    folder: str
+    setup: str | None = None
+    options: dict[str, str] = Field(default_factory=dict)
+    trust_remote_code: bool = False
+
+
+class ModelIdentity(Record):
+    """Which model it was, by content."""
+
+    name: str
+    architecture: str
+    weights_hash: str
+    tokenizer_hash: str
+    checkpoint_dtype: str
+    vocab_size: int
+    num_parameters: int
+    max_positions: int | None = None
+    can_generate: bool = True
+
+
+class Section(Record):
+    """One dtype of a golden. The yardstick and the noise run of this dtype."""
+
+    dtype: str
+    yardstick_dtype: str
+    reference_deterministic: bool
+    num_calls: int = 0
+
+
+class GoldenManifest(Record):
+    """golden.json: what was captured, and where."""
+
+    schema_: int = Field(default=1, alias="schema")
+    model: ModelIdentity
+    reference: dict[str, Any]
+    inputs: InputOptions
+    inputs_hash: str
+    level: Level
+    sections: dict[str, Section]
+    notes: list[str] = Field(default_factory=list)
+    environment: dict[str, Any] = Field(default_factory=dict)
+
+
+class CandidateReport(Record):
+    """What the candidate process says of itself, beside its measurements."""
+
+    run: dict[str, Any]
+    deterministic: bool
+    spread: float
+    weights_different: list[str]
+    untied: list[str] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
+    peak_memory_bytes: int = 0

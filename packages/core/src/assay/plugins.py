@@ -1,0 +1,42 @@
+"""Code of users: `FILE.py:NAME`, imported only where it is to run."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from assay.errors import UsageError
+
+
+class PluginError(UsageError):
+    """A FILE.py:NAME that cannot be used."""
+
+
+def load_object(reference: str) -> Callable[..., Any]:
+    """The function or class that `FILE.py:NAME` names.
+
+    Raises: PluginError if the file is missing, raises while it is imported, or lacks the name.
+    """
+    file, separator, name = reference.rpartition(":")
+    if not separator or not name or not file.endswith(".py"):
+        raise PluginError(f"{reference!r} is not of the form FILE.py:NAME")
+    path = Path(file).expanduser().resolve()
+    if not path.is_file():
+        raise PluginError(f"{reference}: there is no file {path}")
+    spec = importlib.util.spec_from_file_location(f"assay_plugin_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"{reference}: {path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise PluginError(
+            f"{reference}: importing {path} raised {type(error).__name__}: {error}"
+        ) from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        names = sorted(key for key, value in vars(module).items() if callable(value))
+        raise PluginError(f"{reference}: {path} has no function {name}; it has: {', '.join(names)}")
+    return found
