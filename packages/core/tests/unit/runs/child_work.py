@@ -81,6 +81,19 @@ def hang(request: dict[str, Any], progress: Progress) -> Result:
     return {}
 
 
+def nap(_: dict[str, Any], __: Progress) -> Result:
+    time.sleep(0.3)
+    return {}
+
+
+def leave_child_behind(_: dict[str, Any], __: Progress) -> Result:
+    script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(); "
+    child = subprocess.Popen(
+        [sys.executable, "-c", script + "time.sleep(600)"], stderr=subprocess.PIPE
+    )
+    return {"pid": child.pid}
+
+
 def work(request: dict[str, Any], progress: Progress) -> Result:
     result: Result = globals()[request["act"]](request, progress)
     return result

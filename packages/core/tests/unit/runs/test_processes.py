@@ -208,14 +208,23 @@ run_process("child_work", request, Path({str(tmp_path)!r}), name="x", progress=S
     assert (tmp_path / "c").read_text() == "flushed"
 
 
+def test_a_child_that_the_process_left_behind_ends_with_it(tmp_path: Path) -> None:
+    answer = run(tmp_path, act="leave_child_behind")
+    wait_until_gone([answer.result["pid"]])
+    assert answer.wall_seconds < 4
+
+
 def test_a_worker_can_be_started_by_hand_from_its_request(tmp_path: Path) -> None:
-    # By this very process, in its group, which the worker must not end on an empty stdin.
-    run(tmp_path, act="echo")
+    # By a process whose group it shares and must not end, with nothing on standard input.
+    run(tmp_path, act="nap")
     (tmp_path / "candidate.answer.json").unlink()
-    subprocess.run(
-        [sys.executable, "-m", "child_work", tmp_path / "candidate.request.json"],
-        check=True,
-        stdin=subprocess.DEVNULL,
-    )
-    answer = json.loads((tmp_path / "candidate.answer.json").read_text())
-    assert answer["result"]["echo"] == {"act": "echo"}
+    request_file = tmp_path / "candidate.request.json"
+    script = f"""
+import json, os, subprocess, sys
+from pathlib import Path
+file = Path({str(request_file)!r})
+file.write_text(json.dumps(json.loads(file.read_text()) | {{"parent": os.getpid()}}))
+subprocess.run([sys.executable, "-m", "child_work", file], stdin=subprocess.DEVNULL, check=True)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, start_new_session=True)
+    assert json.loads((tmp_path / "candidate.answer.json").read_text())["result"] == {}

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from assay.errors import UsageError
 from assay.sites import Call
 from assay.trace import Trace, TraceError, TraceWriter
+from assay.trace.files import Folder
+from assay.trace.layout import ShardReader
 
 SHARD = "shard-000001.safetensors"
 
@@ -152,6 +155,23 @@ def test_a_hostile_header_is_one_clear_error(two_steps: Path, start: bytes, mess
     trace = Trace.open(two_steps)
     with pytest.raises(TraceError, match=rf"{SHARD}: {message}"):
         trace.tensor(trace.calls[1], "output")
+
+
+def test_a_header_too_large_to_be_one_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "x.safetensors").open("wb") as file:
+        file.write((200_000_000).to_bytes(8, "little"))
+        file.truncate(300_000_000)  # takes no room on the disk
+    with pytest.raises(TraceError, match="a header of 200000000 bytes in a file of 300000000"):
+        ShardReader(Folder(tmp_path), "x.safetensors")
+
+
+def test_a_tensor_at_an_odd_offset_is_read(tmp_path: Path) -> None:
+    header = b'{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+    header += b" " * (1 - len(header) % 2)
+    content = len(header).to_bytes(8, "little") + header + struct.pack("<2f", 1.5, -2.0)
+    (tmp_path / "x.safetensors").write_bytes(content)
+    assert len(header) % 2 == 1
+    assert ShardReader(Folder(tmp_path), "x.safetensors").tensor("x").tolist() == [1.5, -2.0]
 
 
 def set_port(place: int, value: object) -> Callable[[dict[str, Any]], object]:

@@ -54,10 +54,11 @@ def test_every_bit_of_every_dtype_survives(
         torch.empty(2, 0, dtype=torch.bool),
         torch.tensor([1 + 2j, 3 - 1j]).conj(),
         torch.tensor([1 + 2j, 3 - 1j]).conj().imag,
+        torch._neg_view(torch.arange(3.0)),
         torch.ones(2, requires_grad=True),
         torch.nn.Parameter(torch.ones(3)),
     ],
-    ids=["transposed", "expanded", "sliced", "0-d", "empty", "empty bool", "conjugate", "negated",
+    ids=["transposed", "expanded", "sliced", "0-d", "empty", "empty bool", "conjugate", "conjugate's part", "negated",
          "with gradient", "parameter"],
 )  # fmt: skip
 def test_any_layout_is_read_back_as_its_values(
@@ -243,6 +244,16 @@ def test_a_full_header_starts_a_new_shard(tmp_path: Path, call_at: Callable[...,
     assert len(list((tmp_path / "t").glob("shard-*"))) > 1
     trace = Trace.open(tmp_path / "t")
     assert [trace.tensor(call_at(0), port).item() for port in ports] == list(range(2000))
+
+
+def test_a_header_full_of_dtypes_that_safetensors_has_not_starts_a_new_shard(
+    tmp_path: Path, call_at: Callable[..., Call]
+) -> None:
+    ports = {f"p{n}": torch.tensor([n], dtype=torch.complex128) for n in range(800)}
+    with TraceWriter(tmp_path / "t", {}) as writer:
+        writer.add(call_at(0), ports)
+    trace = Trace.open(tmp_path / "t")
+    assert [trace.tensor(call_at(0), port).item() for port in ports] == list(range(800))
 
 
 def test_names_of_any_length_and_alphabet_fit(tmp_path: Path, call_at: Callable[..., Call]) -> None:
