@@ -205,7 +205,10 @@ class PairSums:
             flat = int(d.abs().argmax())
             row, column = divmod(flat, d.shape[1])
             self.worst = WorstElement(
-                largest, float(actual[row, column]), float(expected[row, column]), (start + row, column)
+                largest,
+                float(actual[row, column]),
+                float(expected[row, column]),
+                (start + row, column),
             )
 
     def _add_chunk(self, d: Tensor, e: Tensor, channel: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -284,7 +287,11 @@ class PairSums:
 
         Shape: (2, C); empty if there are under 32 rows or the ports had different widths.
         """
-        if self.channel is None or self.channel_rows < 32 or self.channel_rows * self.channel.shape[1] != self.num_elements:
+        if (
+            self.channel is None
+            or self.channel_rows < 32
+            or self.channel_rows * self.channel.shape[1] != self.num_elements
+        ):
             return _zeros(2, 0)
         n = self.channel_rows
         d, de, ee, dd = self.channel

@@ -48,7 +48,7 @@ class Ratio:
 
     @property
     def value(self) -> float:
-        """actual / expected; inf where the candidate's error is not a number."""
+        """Ratio of the two errors; inf where the candidate's is not a number."""
         if math.isnan(self.actual):
             return math.inf
         if self.actual == 0:
@@ -67,9 +67,7 @@ def tensor_ratio(actual: PairSums, noise: PairSums | None, unit_roundoff: float)
 def row_ratio(actual: PairSums, noise: PairSums | None, unit_roundoff: float) -> Ratio:
     """Worst row against the worst row: a fault in a few tokens drowns in the average."""
     expected = noise.worst_row()[0] if noise is not None else 0.0
-    return Ratio(
-        "replay-row", actual.worst_row()[0], max(expected, TENSOR_FLOOR * unit_roundoff)
-    )
+    return Ratio("replay-row", actual.worst_row()[0], max(expected, TENSOR_FLOOR * unit_roundoff))
 
 
 def slope_ratio(
@@ -79,9 +77,7 @@ def slope_ratio(
 
     common: a slope that all stages of this device share; it is the device's arithmetic.
     """
-    chance = max(
-        sums.slope_standard_error for sums in (actual, noise) if sums is not None
-    )
+    chance = max(sums.slope_standard_error for sums in (actual, noise) if sums is not None)
     expected = max(
         abs(noise.slope) if noise is not None else 0.0,
         SLOPE_STANDARD_ERRORS * chance,
@@ -124,7 +120,9 @@ def channel_noise(
     if actual.channel is None or actual.channel_scores().numel() == 0:
         return None
     floor = TENSOR_FLOOR * unit_roundoff * (actual.channel[2] / actual.channel_rows).sqrt()
-    floor = floor.clamp(min=TENSOR_FLOOR * unit_roundoff * math.sqrt(actual.ee / actual.num_elements))
+    floor = floor.clamp(
+        min=TENSOR_FLOOR * unit_roundoff * math.sqrt(actual.ee / actual.num_elements)
+    )
     if noise is None or noise.channel is None or noise.channel.shape != actual.channel.shape:
         return floor
     return torch.maximum(floor, (noise.channel[3] / max(noise.channel_rows, 1)).sqrt())

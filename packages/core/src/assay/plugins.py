@@ -35,7 +35,7 @@ def load_object(reference: str) -> Callable[..., Any]:
         raise PluginError(
             f"{reference}: importing {path} raised {type(error).__name__}: {error}"
         ) from error
-    found = getattr(module, name, None)
+    found: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(found):
         names = sorted(key for key, value in vars(module).items() if callable(value))
         raise PluginError(f"{reference}: {path} has no function {name}; it has: {', '.join(names)}")

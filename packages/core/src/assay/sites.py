@@ -83,6 +83,7 @@ class RowMap:
 
     @property
     def num_rows(self) -> int:
+        """Rows of the batch, B."""
         return len(self.prompts)
 
     @property

@@ -78,10 +78,24 @@ class Trainer(Protocol):
     model: "torch.nn.Module"
     optimizer: "torch.optim.Optimizer"
 
-    def setup(self, plan: TrainingPlan) -> None: ...
-    def step(self, batch: Any) -> StepReport: ...  # noqa: ANN401 - micro-batches of any trainer
-    def save(self, folder: Path) -> None: ...
-    def load(self, folder: Path) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-    def teardown(self) -> None: ...
+    def setup(self, plan: TrainingPlan) -> None:
+        """Build what `plan` asks for."""
+
+    def step(self, batch: Any) -> StepReport:  # noqa: ANN401 - micro-batches of any trainer
+        """One optimizer step on `batch`."""
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint from which `load` resumes."""
+
+    def load(self, folder: Path) -> None:
+        """Resume from what `save` wrote."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimizer and random-number states, whole and unsharded."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+
+    def teardown(self) -> None:
+        """Give back devices and process groups."""

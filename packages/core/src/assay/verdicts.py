@@ -100,7 +100,10 @@ class Unmatched(Record):
 
 
 class Verdict(Record):
-    """Schema 1 of verdict.json."""
+    """Schema 1 of verdict.json.
+
+    limits: where the limits come from, in one line.
+    """
 
     schema_: int = Field(default=SCHEMA, alias="schema")
     verdict: Outcome
@@ -119,6 +122,7 @@ class Verdict(Record):
     limit: Number | None = None
     statistic: str | None = None
     resolution: Number | None = None
+    limits: str | None = None
     compared: int = 0
     unmatched: Unmatched = Field(default_factory=Unmatched)
 

@@ -110,7 +110,6 @@ class Watch:
             _forget_compiled_graphs()
 
     def _pre_hook(self, name: str, signature: "_Signature") -> Callable[..., Any]:
-        @torch.compiler.disable
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
             if is_suspended():
                 return None
@@ -118,9 +117,7 @@ class Watch:
                 arguments = signature.bind(args, kwargs)
                 if not self._stack:
                     self._begin_root(arguments)
-                site = CallSite(
-                    self.step, name, self._counts[name], micro_batch=self.batch
-                )
+                site = CallSite(self.step, name, self._counts[name], micro_batch=self.batch)
                 self._counts[name] += 1
                 caller = self._stack[-1].call.site.module if self._stack else None
                 call = Call(site, type(module).__name__, caller, self.order, rows=self._rows)
@@ -130,10 +127,10 @@ class Watch:
                 self.listener.enter(entry)
                 return signature.unbind(entry.arguments, len(args))
 
-        return enter
+        hook: Callable[..., Any] = torch.compiler.disable(enter)
+        return hook
 
     def _post_hook(self) -> Callable[..., Any]:
-        @torch.compiler.disable
         def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:  # noqa: ANN401
             del args, kwargs
             if is_suspended():
@@ -147,7 +144,8 @@ class Watch:
                     self.listener.finish_root(entry)
                 return output
 
-        return leave
+        hook: Callable[..., Any] = torch.compiler.disable(leave)
+        return hook
 
     def _begin_root(self, arguments: dict[str, Any]) -> None:
         self.step += 1

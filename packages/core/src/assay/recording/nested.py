@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 Leaf = tuple[str, Any]
@@ -41,13 +40,15 @@ def iterate_tensors(value: Any, port: str) -> Iterator[tuple[str, Tensor]]:  # n
 def constants(value: Any, port: str) -> dict[str, object]:  # noqa: ANN401
     """The leaves of `value` that JSON can hold, by port."""
     return {
-        name: leaf
-        for name, leaf in iterate_leaves(value, port)
-        if isinstance(leaf, _CONSTANTS)
+        name: leaf for name, leaf in iterate_leaves(value, port) if isinstance(leaf, _CONSTANTS)
     }
 
 
-def map_tensors(value: Any, port: str, change: Callable[[str, Tensor], Tensor]) -> Any:  # noqa: ANN401
+def map_tensors(  # noqa: PLR0911 - one for each kind of structure
+    value: Any,  # noqa: ANN401
+    port: str,
+    change: Callable[[str, Tensor], Tensor],
+) -> Any:  # noqa: ANN401
     """`value` with every tensor replaced by `change(port, tensor)`.
 
     A structure in which nothing changed is returned itself, so that identity is kept; another is
@@ -59,9 +60,7 @@ def map_tensors(value: Any, port: str, change: Callable[[str, Tensor], Tensor]) 
         items = {key: map_tensors(item, f"{port}.{key}", change) for key, item in value.items()}
         if all(items[key] is value[key] for key in items):
             return value
-        if type(value) is dict:
-            return items
-        return type(value)(**items) if is_dataclass(value) else type(value)(items)  # type: ignore[call-arg]
+        return _rebuild_mapping(value, items)
     if isinstance(value, list | tuple):
         parts = [map_tensors(item, f"{port}.{index}", change) for index, item in enumerate(value)]
         if all(new is old for new, old in zip(parts, value, strict=True)):
@@ -78,6 +77,9 @@ def map_tensors(value: Any, port: str, change: Callable[[str, Tensor], Tensor]) 
     return value
 
 
-def is_floating(tensor: Tensor) -> bool:
-    """Whether arithmetic on `tensor` rounds."""
-    return tensor.is_floating_point() and tensor.dtype is not torch.bool
+def _rebuild_mapping(value: Any, items: dict[Any, Any]) -> Any:  # noqa: ANN401
+    if type(value) is dict:
+        return items
+    # A ModelOutput is a mapping and a dataclass: it takes its items by name.
+    kind: Callable[..., Any] = type(value)
+    return kind(**items) if is_dataclass(value) else kind(items)

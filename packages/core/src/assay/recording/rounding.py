@@ -20,7 +20,12 @@ def cast_within_range(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         # Not written as "is larger": a NaN leaves the values as they are.
         if -low > limit or high > limit:
             infinite = tensor.isinf()
-            return tensor.clamp(-limit, limit).masked_fill(infinite, torch.inf).copysign(tensor).to(dtype)
+            return (
+                tensor.clamp(-limit, limit)
+                .masked_fill(infinite, torch.inf)
+                .copysign(tensor)
+                .to(dtype)
+            )
     return tensor.to(dtype)
 
 

@@ -91,18 +91,19 @@ class RowIndex:
             known = self._known[shape] = self._address(shape)
         _, prompt, position, valid = known
         channels = shape[-1] if shape else 1
-        flat = [tensor.reshape(len(position) if valid is None else len(valid), channels) for tensor in tensors]
+        flat = [
+            tensor.reshape(len(position) if valid is None else len(valid), channels)
+            for tensor in tensors
+        ]
         if valid is not None:
             flat = [tensor[valid] for tensor in flat]
         return flat, prompt, position
 
-    def _address(
-        self, shape: tuple[int, ...]
-    ) -> tuple[RowLayout, Tensor, Tensor, Tensor | None]:
+    def _address(self, shape: tuple[int, ...]) -> tuple[RowLayout, Tensor, Tensor, Tensor | None]:
         layout = RowLayout.of_shape(shape, self.rows)
         prompt, position = _row_addresses(shape[:-1], layout, self.rows)
         valid = position >= 0
-        if layout.token_dim is None and not layout.flattened or bool(valid.all()):
+        if (layout.token_dim is None and not layout.flattened) or bool(valid.all()):
             return layout, prompt, position, None
         return layout, prompt[valid], position[valid], valid
 
