@@ -11,16 +11,17 @@ _FAR = 1000
 def describe_reach(batches: Sequence[Batch], limits: ModelLimits) -> dict[str, bool | None]:
     """For each hard case whether `batches` reach it; None where the model cannot meet it."""
     generates = limits.can_generate
-    ends = [len(row) + batch.max_new_tokens for batch in batches for row in batch.rows]
+    # The last new token is never fed to the model.
+    fed = [len(row) + max(0, batch.max_new_tokens - 1) for batch in batches for row in batch.rows]
     window = limits.sliding_window
     far_possible = limits.max_positions is None or limits.max_positions > _FAR + 1
     return {
         "left padding": any(len({len(row) for row in batch.rows}) > 1 for batch in batches),
         "sequence longer than the sliding window": (
-            None if window is None else any(end > window for end in ends)
+            None if window is None else any(length > window for length in fed)
         ),
         # The last of n tokens has position n - 1.
-        "positions over 1,000": any(end - 1 > _FAR for end in ends) if far_possible else None,
+        "positions over 1,000": any(length - 1 > _FAR for length in fed) if far_possible else None,
         "chunked prefill": (
             any(
                 batch.prefill_chunk is not None and batch.length > batch.prefill_chunk

@@ -19,7 +19,7 @@ def new_config(recipe: Recipe) -> Any:  # noqa: ANN401 - one class for each mode
 
 def new_model(recipe: Recipe, seed: int) -> PreTrainedModel:
     """A freshly initialised float32 model; the global random state stays as it was."""
-    import transformers  # noqa: PLC0415 - its classes are found by name
+    import transformers
 
     model_class = getattr(transformers, recipe.architecture)
     with torch.random.fork_rng(devices=[]), quiet_transformers():

@@ -21,7 +21,7 @@ from assay.errors import UsageError
 from assay.models.assembling import new_model, save_model
 from assay.models.corpus import standard_library_text
 from assay.models.loading import load_model
-from assay.models.micro import BOS_ID, MASK_ID, PROVENANCE, RECIPES, Recipe
+from assay.models.micro import BOS_ID, MASK_ID, PROVENANCE, Recipe, find_recipe
 
 Progress = Callable[[int, int, float], None]
 
@@ -30,6 +30,7 @@ _ROWS, _TOKENS = 16, 256
 _LONG_EVERY, _LONG_ROWS, _LONG_TOKENS = 8, 2, 1088
 _WARM_UP_SHARE = 0.06
 _MASKED_SHARE = 0.15
+_HELD_OUT_BYTES = 2**16
 _BALANCE_WEIGHT = 0.02  # of the loss that spreads tokens over experts
 _IGNORED = -100
 
@@ -41,6 +42,7 @@ class BuildReport:
     folder: Path
     held_out_loss: float
     held_out_loss_long: float
+    loss_unit: str
     num_parameters: int
     seconds: float
 
@@ -54,12 +56,10 @@ def build_model(
     progress: called with the step, the number of steps and the training loss.
     Raises: UsageError if there is no such recipe or the folder is not empty.
     """
-    if recipe_name not in RECIPES:
-        raise UsageError(f"no recipe {recipe_name!r}; there are {', '.join(RECIPES)}")
+    recipe = find_recipe(recipe_name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty")
     folder.mkdir(parents=True, exist_ok=True)
-    recipe = RECIPES[recipe_name]
     training, held_out = (
         torch.frombuffer(bytearray(text), dtype=torch.uint8) for text in standard_library_text()
     )
@@ -75,6 +75,7 @@ def build_model(
         folder,
         loss,
         loss_long,
+        "nats per masked byte" if recipe.masked else "nats per byte",
         sum(parameter.numel() for parameter in rounded.parameters()),
         time.perf_counter() - start,
     )
@@ -146,9 +147,9 @@ def _loss(
 
 @torch.no_grad()
 def _held_out_loss(model: nn.Module, recipe: Recipe, text: Tensor, num_tokens: int) -> float:
-    """Mean nats per byte over about 65,000 held-out bytes (of BERT: over the masked ones)."""
+    """Mean nats per byte over `_HELD_OUT_BYTES` (of BERT: over the masked ones)."""
     generator = torch.Generator().manual_seed(0)
-    num_rows = 2**16 // num_tokens
+    num_rows = _HELD_OUT_BYTES // num_tokens
     starts = torch.linspace(0, len(text) - num_tokens, num_rows).long()
     losses = [
         _loss(model, recipe, _windows(text, chunk, num_tokens), generator)[0].item() * len(chunk)
@@ -166,7 +167,7 @@ def _write_provenance(report: BuildReport, recipe: Recipe, *, seed: int, num_thr
         "steps": recipe.steps,
         "held_out_loss": round(report.held_out_loss, 4),
         "held_out_loss_long": round(report.held_out_loss_long, 4),
-        "loss_unit": "nats per masked byte" if recipe.masked else "nats per byte",
+        "loss_unit": report.loss_unit,
         "num_parameters": report.num_parameters,
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from assay.errors import MachineError, UsageError
-from assay.models.checkpoint import read_json
-from assay.models.micro import PROVENANCE, Recipe
+from assay.models.micro import Recipe, read_provenance
 from assay.models.sources import ModelSource
 
 RemoteCode = Literal["refuse", "trust"]
@@ -34,13 +33,14 @@ def local_folder(source: ModelSource, remote_code: RemoteCode) -> Iterator[Path]
 
 def _verified_folder(recipe: Recipe) -> Path:
     """The shipped folder of a recipe. Raises: MachineError where it is damaged."""
-    if not (recipe.folder / PROVENANCE).is_file():
+    provenance = read_provenance(recipe)
+    if provenance is None:
         raise MachineError(
             f"the weights of micro:{recipe.name} are not installed ({recipe.folder});"
             f" `assay models build {recipe.name}` trains them anew,"
             f" micro:{recipe.name}?trained=0 needs none"
         )
-    for name, expected in read_json(recipe.folder / PROVENANCE)["sha256"].items():
+    for name, expected in provenance["sha256"].items():
         file = recipe.folder / name
         actual = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "no file"
         if actual != expected:
@@ -53,9 +53,9 @@ def _verified_folder(recipe: Recipe) -> Path:
 
 def write_untrained(recipe: Recipe, seed: int, folder: Path) -> None:
     """Write a folder with random weights; those of norms vary around their usual value."""
-    import torch  # noqa: PLC0415 - this module is imported without torch
+    import torch
 
-    from assay.models.assembling import new_model, save_model  # noqa: PLC0415
+    from assay.models.assembling import new_model, save_model
 
     model = new_model(recipe, seed)
     generator = torch.Generator().manual_seed(seed)
@@ -67,8 +67,8 @@ def write_untrained(recipe: Recipe, seed: int, folder: Path) -> None:
 
 
 def _download(name: str, remote_code: RemoteCode) -> Path:
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 - slow to import
-    from huggingface_hub.errors import (  # noqa: PLC0415
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
         LocalEntryNotFoundError,

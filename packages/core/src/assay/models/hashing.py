@@ -28,7 +28,7 @@ def combine_hashes(hashes: Mapping[str, str]) -> str:
 
 def weight_hashes(model: "torch.nn.Module") -> dict[str, str]:
     """The hash of each parameter and buffer by its name; tied ones stand under every name."""
-    import torch  # noqa: PLC0415 - this package is imported without torch
+    import torch
 
     hashes: dict[str, str] = {}
     known: dict[int, str] = {}

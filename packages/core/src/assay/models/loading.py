@@ -102,7 +102,7 @@ def load_model(
             source.reference,
             vocab_size=text_config.vocab_size,
             bos_token_id=getattr(text_config, "bos_token_id", None),
-            trust=remote_code == "trust",
+            remote_code=remote_code,
         )
         if tokenizing.kind == "bytes" and source.kind != "micro":
             notes.append("no tokenizer files: text is encoded as the bytes of UTF-8")
@@ -131,7 +131,7 @@ def load_model(
 
 
 def _load_config(folder: Path, remote_code: RemoteCode) -> Any:  # noqa: ANN401 - any model's
-    from transformers import CONFIG_MAPPING, AutoConfig  # noqa: PLC0415 - found by name
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     path = folder / "config.json"
     if not path.is_file():
@@ -157,7 +157,7 @@ def _load_config(folder: Path, remote_code: RemoteCode) -> Any:  # noqa: ANN401 
 
 
 def _model_class(folder: Path, config: Any, remote_code: RemoteCode) -> Any:  # noqa: ANN401
-    import transformers  # noqa: PLC0415 - its classes are found by name
+    import transformers
 
     if getattr(config, "auto_map", None) and remote_code == "trust":
         masked = "AutoModelForMaskedLM" in config.auto_map

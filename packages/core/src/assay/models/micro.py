@@ -5,9 +5,13 @@ within seconds, trained so that their distributions are peaked like those of rea
 read and write bytes; see `assay.models.tokenizing`. `assay models build` trains one anew.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from assay.errors import UsageError
 
 WEIGHTS = Path(__file__).parent / "weights"
 PROVENANCE = "provenance.json"
@@ -121,3 +125,19 @@ RECIPES: Mapping[str, Recipe] = {
         ),
     )
 }
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe called `name`. Raises: UsageError if there is none."""
+    if name not in RECIPES:
+        raise UsageError(f"no recipe {name!r}; there are {', '.join(RECIPES)}")
+    return RECIPES[name]
+
+
+def read_provenance(recipe: Recipe) -> dict[str, Any] | None:
+    """How the shipped weights of `recipe` were made; None where they are not installed."""
+    path = recipe.folder / PROVENANCE
+    if not path.is_file():
+        return None
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record

@@ -8,7 +8,7 @@ from typing import Any
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Only errors of transformers are logged, and no bar is drawn, while this is open."""
-    from transformers.utils import logging as untyped_logging  # noqa: PLC0415 - slow to import
+    from transformers.utils import logging as untyped_logging
 
     logging: Any = untyped_logging
     verbosity = logging.get_verbosity()

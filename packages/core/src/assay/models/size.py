@@ -40,10 +40,10 @@ def estimate_size(model: ModelSource | str) -> ModelSize:
 
 
 def _count_on_meta(source: ModelSource) -> tuple[int, int]:
-    import torch  # noqa: PLC0415 - reading headers needs no torch
-    import transformers  # noqa: PLC0415 - its classes are found by name
+    import torch
+    import transformers
 
-    from assay.models.assembling import new_config  # noqa: PLC0415
+    from assay.models.assembling import new_config
 
     with quiet_transformers(), torch.device("meta"):
         if source.recipe is not None:
@@ -65,7 +65,7 @@ def _config_folder(source: ModelSource) -> Path:
     if source.folder is not None:
         read_json(source.folder / "config.json")
         return source.folder
-    from huggingface_hub import hf_hub_download  # noqa: PLC0415 - slow to import
+    from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(source.reference, "config.json")).parent

@@ -7,7 +7,7 @@ from typing import Literal
 from urllib.parse import parse_qsl
 
 from assay.errors import UsageError
-from assay.models.micro import RECIPES, Recipe
+from assay.models.micro import RECIPES, Recipe, find_recipe
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 _TRUTH = {"0": False, "1": True}
@@ -38,11 +38,11 @@ def resolve_model(reference: str) -> ModelSource:
     if reference.startswith("micro:"):
         return _resolve_recipe(reference)
     folder = Path(reference).expanduser()
-    if folder.is_dir():
+    if reference and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise UsageError(f"model folder {folder} has no config.json")
         return ModelSource(reference, "folder", folder=folder.resolve())
-    if folder.exists():
+    if reference and folder.exists():
         raise UsageError(f"model {reference} is a file; a folder with a config.json is needed")
     if reference.startswith((".", "~", "/")) or not _HUB_NAME.fullmatch(reference):
         raise UsageError(
@@ -54,8 +54,7 @@ def resolve_model(reference: str) -> ModelSource:
 
 def _resolve_recipe(reference: str) -> ModelSource:
     name, _, query = reference.removeprefix("micro:").partition("?")
-    if name not in RECIPES:
-        raise UsageError(f"model {reference!r}: no recipe {name!r}; there are {_recipe_list()}")
+    recipe = find_recipe(name)
     try:
         options = dict(parse_qsl(query, strict_parsing=True, keep_blank_values=True))
     except ValueError:
@@ -70,9 +69,7 @@ def _resolve_recipe(reference: str) -> ModelSource:
         raise UsageError(f"model {reference!r}: options are trained=0|1 and seed=N")
     if _TRUTH[trained] and "seed" in options:
         raise UsageError(f"model {reference!r}: a seed needs trained=0, trained weights are fixed")
-    return ModelSource(
-        reference, "micro", recipe=RECIPES[name], trained=_TRUTH[trained], seed=int(seed)
-    )
+    return ModelSource(reference, "micro", recipe=recipe, trained=_TRUTH[trained], seed=int(seed))
 
 
 def _recipe_list() -> str:

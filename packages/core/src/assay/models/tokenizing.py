@@ -9,6 +9,7 @@ import xxhash
 
 from assay.errors import UsageError
 from assay.models.checkpoint import files_hash
+from assay.models.folders import RemoteCode
 from assay.models.micro import BOS_ID
 
 Message = Mapping[str, str]
@@ -47,12 +48,12 @@ class Tokenizing:
 
 
 def find_tokenizing(
-    folder: Path, name: str, *, vocab_size: int, bos_token_id: int | None, trust: bool
+    folder: Path, name: str, *, vocab_size: int, bos_token_id: int | None, remote_code: RemoteCode
 ) -> Tokenizing:
     """The way to tokenize for the model in `folder`; `name` is what messages call it."""
     files = {name: folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()}
     if files:
-        return _own_tokenizer(folder, files, trust=trust)
+        return _own_tokenizer(folder, files, remote_code)
     if vocab_size >= _NUM_BYTES:
         return byte_tokenizer(starts_with_bos=bos_token_id == BOS_ID)
     return _no_tokenizer(name, vocab_size)
@@ -72,12 +73,12 @@ def byte_tokenizer(*, starts_with_bos: bool) -> Tokenizing:
     return Tokenizing("bytes", encode, decode, None, xxhash.xxh3_128_hexdigest(kind.encode()))
 
 
-def _own_tokenizer(folder: Path, files: Mapping[str, Path], *, trust: bool) -> Tokenizing:
-    from transformers import AutoTokenizer  # noqa: PLC0415 - costs seconds
+def _own_tokenizer(folder: Path, files: Mapping[str, Path], remote_code: RemoteCode) -> Tokenizing:
+    from transformers import AutoTokenizer
 
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=trust, local_files_only=True
+            folder, trust_remote_code=remote_code == "trust", local_files_only=True
         )
     except Exception as error:  # any: each tokenizer class has its own ways to fail
         raise UsageError(

@@ -1,0 +1,150 @@
+"""Which batches are planned."""
+
+import dataclasses
+
+import pytest
+
+from assay.errors import UsageError
+from assay.inputs import (
+    InputPlan,
+    LengthRange,
+    ModelLimits,
+    PlanOptions,
+    Prompt,
+    parse_lengths,
+    plan_batches,
+)
+
+LIMITS = ModelLimits(vocab_size=260, max_positions=2048, sliding_window=32, pad_token_id=258)
+
+
+def encode(text: str) -> list[int]:
+    return [256, *text.encode()]
+
+
+def plan(limits: ModelLimits = LIMITS, **options: object) -> InputPlan:
+    return plan_batches(limits, PlanOptions(**options), encode)  # type: ignore[arg-type]
+
+
+def lengths_of(planned: InputPlan) -> list[list[int]]:
+    return [[len(row) for row in batch.rows] for batch in planned.batches]
+
+
+def test_defaults_are_two_batches_of_four_and_a_long_prompt_in_chunks() -> None:
+    planned = plan()
+    assert [len(batch.rows) for batch in planned.batches] == [4, 4, 1]
+    assert [batch.max_new_tokens for batch in planned.batches] == [32, 32, 4]
+    assert [batch.prefill_chunk for batch in planned.batches] == [None, None, 256]
+    assert lengths_of(planned)[2] == [1040]
+    assert all(32 <= length <= 96 for batch in lengths_of(planned)[:2] for length in batch)
+    assert planned.notes == ()
+
+
+def test_prompts_are_numbered_over_all_batches() -> None:
+    planned = plan(num_prompts=5, batch_size=2)
+    assert [batch.number for batch in planned.batches] == [0, 1, 2, 3]
+    assert [batch.prompts for batch in planned.batches] == [(0, 1), (2, 3), (4,), (5,)]
+    rows = [row for batch in planned.batches for row in batch.rows]
+    assert rows == [prompt.ids for prompt in planned.prompts]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_batch_of_a_range_has_unequal_lengths(seed: int) -> None:
+    planned = plan(seed=seed, batch_size=2, lengths=LengthRange(40, 41))
+    for batch in lengths_of(planned)[:-1]:
+        assert sorted(batch) == [40, 41] or len(set(batch)) == 2
+
+
+def test_a_fixed_length_is_kept() -> None:
+    assert lengths_of(plan(lengths=LengthRange(64, 64)))[:2] == [[64] * 4] * 2
+
+
+def test_the_seed_decides_texts_and_lengths() -> None:
+    assert plan(seed=3) == plan(seed=3)
+    assert plan(seed=3).content_hash != plan(seed=4).content_hash
+
+
+def test_only_the_first_token_of_a_joined_prompt_begins_a_text() -> None:
+    long_ids = plan().batches[-1].rows[0]
+    assert long_ids[0] == 256
+    assert 256 not in long_ids[1:]
+
+
+def test_a_wider_window_makes_the_long_prompt_longer() -> None:
+    limits = dataclasses.replace(LIMITS, sliding_window=1500)
+    assert lengths_of(plan(limits))[-1] == [1516]
+
+
+def test_a_window_too_wide_to_exceed_is_noted() -> None:
+    limits = ModelLimits(vocab_size=260, sliding_window=4096)
+    planned = plan(limits)
+    assert lengths_of(planned)[-1] == [1040]
+    assert planned.notes == ("no prompt is longer than the sliding window of 4096",)
+
+
+def test_a_short_context_cuts_the_prompts_and_says_so() -> None:
+    planned = plan(ModelLimits(vocab_size=260, max_positions=64))
+    assert lengths_of(planned) == [[32] * 4, [32] * 4, [60]]
+    assert planned.batches[-1].prefill_chunk is None
+    assert planned.notes == (
+        "prompts are cut to 32 tokens: the model's context is 64, 32 of it for new tokens",
+        "the long prompt has 60 instead of 1040 tokens: the model's context is 64",
+    )
+
+
+def test_a_context_without_room_for_a_prompt_is_refused() -> None:
+    with pytest.raises(UsageError, match="32 new tokens leave no room"):
+        plan(ModelLimits(vocab_size=260, max_positions=32))
+
+
+def test_a_model_that_generates_nothing_gets_no_new_tokens_and_no_chunks() -> None:
+    planned = plan(dataclasses.replace(LIMITS, can_generate=False))
+    assert {batch.max_new_tokens for batch in planned.batches} == {0}
+    assert {batch.prefill_chunk for batch in planned.batches} == {None}
+    assert lengths_of(planned)[-1] == [1040]
+
+
+def test_given_prompts_are_taken_as_they_are() -> None:
+    given = [Prompt(None, (1, 2, 3)), Prompt(None, (4,)), Prompt(None, (5, 6))]
+    planned = plan_batches(LIMITS, PlanOptions(batch_size=2), encode, given)
+    assert [batch.rows for batch in planned.batches] == [((1, 2, 3), (4,)), ((5, 6),)]
+    assert planned.prompts == tuple(given)
+
+
+def test_given_prompts_are_cut_to_lengths_that_are_asked_for() -> None:
+    given = [Prompt(None, tuple(range(10))), Prompt(None, (1, 2))]
+    options = PlanOptions(lengths=LengthRange(4, 4))
+    planned = plan_batches(LIMITS, options, encode, given)
+    assert planned.batches[0].rows == ((0, 1, 2, 3), (1, 2))
+
+
+def test_given_prompts_must_fit_the_model() -> None:
+    options = PlanOptions()
+    with pytest.raises(UsageError, match="prompt 1: token id 260 at position 0 is outside"):
+        plan_batches(LIMITS, options, encode, [Prompt(None, (1,)), Prompt(None, (260,))])
+    with pytest.raises(UsageError, match="prompt 0: 2017 tokens and 32 new ones are over"):
+        plan_batches(LIMITS, options, encode, [Prompt(None, (1,) * 2017)])
+
+
+def test_a_vocabulary_too_small_for_the_tokenizer_is_refused() -> None:
+    with pytest.raises(UsageError, match="outside of the vocabulary of 200"):
+        plan(ModelLimits(vocab_size=200))
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 0}, {"max_new_tokens": -1}, {"num_prompts": 0}])
+def test_options_without_meaning_are_refused(options: PlanOptions) -> None:
+    with pytest.raises(UsageError, match="must be at least"):
+        plan_batches(LIMITS, options, encode)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("64", LengthRange(64, 64)), ("32:96", LengthRange(32, 96))]
+)
+def test_lengths_are_a_number_or_a_range(text: str, expected: LengthRange) -> None:
+    assert parse_lengths(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "96:32", "32:", ":96", "-1", "1.5", "1:2:3"])
+def test_other_lengths_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="prompt length"):
+        parse_lengths(text)

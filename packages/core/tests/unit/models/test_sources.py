@@ -1,0 +1,71 @@
+"""What a MODEL argument names."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay.errors import UsageError
+from assay.models import resolve_model
+
+
+def test_a_recipe_is_trained_unless_told_otherwise() -> None:
+    source = resolve_model("micro:llama")
+    assert (source.kind, source.trained, source.seed) == ("micro", True, 0)
+    assert source.recipe is not None
+    assert source.recipe.name == "llama"
+
+
+def test_an_untrained_recipe_takes_a_seed() -> None:
+    source = resolve_model("micro:bert?trained=0&seed=17")
+    assert (source.trained, source.seed) == (False, 17)
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("micro:lama", "no recipe 'lama'; there are llama, mistral"),
+        ("micro:", "no recipe ''"),
+        ("micro:llama?size=9", "unknown option 'size'"),
+        ("micro:llama?trained", "trained=0|1"),
+        ("micro:llama?trained=yes", "trained=0|1"),
+        ("micro:llama?trained=0&seed=-1", "seed=N"),
+        ("micro:llama?seed=1", "a seed needs trained=0"),
+        ("./nowhere", "no such folder"),
+        ("/nowhere", "no such folder"),
+        ("a/b/c", "no such folder"),
+        ("", "no such folder"),
+    ],
+)
+def test_what_names_nothing_is_a_usage_error(reference: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve_model(reference)
+    assert said in str(caught.value)
+
+
+def test_a_folder_is_found_by_its_configuration(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"has no config\.json"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve_model(str(tmp_path)).folder == tmp_path
+
+
+def test_a_file_is_no_model(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    with pytest.raises(UsageError, match="is a file"):
+        resolve_model(str(file))
+
+
+def test_what_is_neither_recipe_nor_folder_may_be_a_hub_name() -> None:
+    source = resolve_model("some-owner/some.model-7B")
+    assert (source.kind, source.folder, source.recipe) == ("hub", None, None)
+
+
+def test_resolving_loads_no_torch() -> None:
+    code = (
+        "import sys, assay.models, assay.inputs; assay.models.resolve_model('micro:llama');"
+        " sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
