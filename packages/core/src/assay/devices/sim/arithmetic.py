@@ -59,7 +59,8 @@ class Arithmetic:
         kept = [dim for dim in range(values.ndim) if dim not in dims]
         shape = [1 if dim in dims else size for dim, size in enumerate(values.shape)]
         num_terms = math.prod(values.shape[dim] for dim in dims)
-        rows = values.permute(*kept, *dims).reshape(*(values.shape[dim] for dim in kept), num_terms)
+        rows = values.permute([*kept, *dims])
+        rows = rows.reshape([*(values.shape[dim] for dim in kept), num_terms])
         wide = self._wide_dtype(dtype)
         length = self._length_of_part(num_terms, dtype)
         parts = (

@@ -20,9 +20,8 @@ SIM = Vendor(
 class SimDevice(CpuDevice):
     """The host's processor, with sums made as `assay.devices.sim.numerics` says.
 
-    Memory, seeds and versions are the host's. Compiled code would fuse away the operations that
-    are simulated, so the compile backend is torch's "eager": the graph is traced and then run
-    operation by operation.
+    Memory, seeds and versions are the host's. Code that is compiled would fuse the operations
+    that are simulated, so the compile backend is the one that compiles nothing.
     """
 
     vendor = SIM

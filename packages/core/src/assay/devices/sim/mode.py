@@ -1,7 +1,7 @@
 """The mode that puts a variant's products and sums in the place of the host's."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,7 +50,7 @@ class _SimulatedExecution(TorchDispatchMode):
             # A tensor subclass comes here again with what it holds.
             return NotImplemented
         operation = self._operations.get(_name(func))
-        if operation is not None and _is_simulated(args):
+        if operation is not None and _is_simulated(args, kwargs):
             return operation(*args, **kwargs)
         if _hides_products(func):
             with self:
@@ -91,14 +91,17 @@ def _has_own_dispatch(kind: type) -> bool:
     )
 
 
-def _is_simulated(args: Sequence[Any]) -> bool:
+def _is_simulated(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether all numbers are on the host and of one simulated dtype, and the result, too."""
     tensors = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
-    return all(
-        tensor.dtype is tensors[0].dtype
-        and tensor.dtype in SIMULATED_DTYPES
-        and tensor.device.type == "cpu"
-        for tensor in tensors
-    ) and bool(tensors)
+    dtypes = {tensor.dtype for tensor in tensors}
+    wanted = kwargs.get("dtype") or next(iter(dtypes), None)
+    return (
+        len(dtypes) == 1
+        and dtypes <= SIMULATED_DTYPES
+        and wanted in SIMULATED_DTYPES
+        and all(tensor.device.type == "cpu" for tensor in tensors)
+    )
 
 
 def _operations(arithmetic: Arithmetic) -> dict[str, Operation]:
@@ -111,7 +114,7 @@ def _operations(arithmetic: Arithmetic) -> dict[str, Operation]:
         "aten::addmm": multiply_add,
         "aten::baddbmm": multiply_add,
         "aten::addmv": lambda bias, left, right, **scales: multiply_add(
-            bias, left, right[:, None], **scales
+            bias[..., None], left, right[:, None], **scales
         )[:, 0],
         "aten::_grouped_mm": functools.partial(grouped_multiply, arithmetic),
         "transformers::grouped_mm_fallback": functools.partial(grouped_multiply, arithmetic),

@@ -11,7 +11,7 @@ variant |fl - s| is at most K v S plus, to first order,
 | `truncate` | the sum is rounded toward zero; its mean error is half a unit in the last place | 2 u \|s\| |
 | `tf32` | float32 operands are rounded to TF32 | 2^-10 S + u \|s\| |
 | `fp16acc` | 16 terms at a time are added to an accumulator in float16, which overflows at 65,520 | ceil(K/16) u S |
-| `fp8` | operands in 16 bits are rounded to e4m3 with one power-of-two scale for each tensor | 2^-3 S + u \|s\|, and for operands under 2^-14 of their tensor's largest, 2^-17 of that largest for each |
+| `fp8` | operands in 16 bits are rounded to e4m3, times one power of two for each tensor | 2^-3 S + u \|s\|; an operand under 2^-13 of its tensor's largest is itself off by up to 2^-17 of that |
 
 Common to all: products, sums and means of float32, bfloat16 and float16 on the CPU are changed,
 float64 and integers are not. A product with K = 1 adds nothing up and stays as it is (rotary
@@ -20,6 +20,7 @@ phases are made so). A bias is added to the finished product and rounded once mo
 Sums and means follow `split2`, `split4` and `truncate` only. Attention called as
 `scaled_dot_product_attention` runs in float32 inside, with its two products in the above way,
 and is rounded once, as fused kernels do. Norms, softmax and convolutions are torch's own.
+torch compiles nothing inside: a compiled model runs operation by operation there.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,225 @@
+"""The simulated device, as model code meets it."""
+
+import copy
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody calls it
+from torch import Tensor
+
+from assay.devices.base import suspend_execution
+from assay.devices.conformance import check_device_protocol
+from assay.devices.cpu import CpuDevice
+from assay.devices.sim import SimDevice
+from assay.devices.sim.numerics import VARIANTS
+
+GRADIENT_MODES = (torch.enable_grad, torch.no_grad, torch.inference_mode)
+
+# 256 and four ones: 260 in one rounding, 256 in four parts, as test_arithmetic.py works out.
+ROW = torch.tensor([[256, 1, 0, 1, 1, 0, 1, 0]], dtype=torch.bfloat16)
+ONES = torch.ones(8, 1, dtype=torch.bfloat16)
+WHOLE, BY_PARTS = 260.0, 256.0
+
+
+@pytest.mark.parametrize("variant", ["", *VARIANTS])
+def test_every_variant_keeps_the_protocol(variant: str) -> None:
+    check_device_protocol(SimDevice(variant))
+
+
+def test_a_simulated_device_lives_on_the_host_under_its_own_name() -> None:
+    assert (SimDevice().name, SimDevice().torch_device) == ("sim", "cpu")
+    assert SimDevice("fp8").name == "sim:fp8"
+    assert SimDevice().architecture() == SimDevice("split4").architecture() == "sim-split4"
+    assert SimDevice().vendor.name == "sim"
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtypes"),
+    [
+        ("split4", ("float32", "bfloat16", "float16")),
+        ("fp8", ("bfloat16", "float16")),
+        ("fp16acc", ("float16",)),
+    ],
+)
+def test_no_variant_has_float64(variant: str, dtypes: tuple[str, ...]) -> None:
+    assert SimDevice(variant).supported_dtypes() == dtypes
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype", "precision"),
+    [
+        ("tf32", "float32", "tf32"),
+        ("tf32", "bfloat16", "bfloat16"),
+        ("fp8", "bfloat16", "float8_e4m3fn"),
+        ("fp8", "float16", "float8_e4m3fn"),
+        ("split4", "float32", "float32"),
+        ("truncate", "bfloat16", "bfloat16"),
+    ],
+)
+def test_the_precision_of_operands_is_reported(variant: str, dtype: str, precision: str) -> None:
+    assert SimDevice(variant).effective_precision(dtype) == precision
+
+
+PRODUCTS: dict[str, Callable[[], Tensor]] = {
+    "matmul": lambda: ROW @ ONES,
+    "matmul of vectors": lambda: ROW[0] @ ONES[:, 0],
+    "matrix times vector": lambda: ROW @ ONES[:, 0],
+    "batched": lambda: ROW.expand(2, 1, 8) @ ONES,
+    "many batches": lambda: ROW.expand(2, 3, 1, 8) @ ONES.expand(2, 3, 8, 1),
+    "linear": lambda: F.linear(ROW.expand(2, 3, 8), ONES.T),
+    "linear with a bias": lambda: F.linear(ROW, ONES.T, torch.zeros(1, dtype=torch.bfloat16)),
+    "addmv": lambda: torch.addmv(torch.zeros(3, dtype=torch.bfloat16), ROW.expand(3, 8), ONES[:, 0]),
+    "baddbmm": lambda: torch.baddbmm(
+        torch.zeros(1, 1, 1, dtype=torch.bfloat16), ROW[None], ONES[None], beta=0
+    ),
+    "einsum": lambda: torch.einsum("bk,kn->bn", ROW, ONES),
+    "inner": lambda: torch.inner(ROW, ONES.T),
+    "sum": ROW.sum,
+    "sum over a dim": lambda: ROW.sum(-1),
+    "mean": lambda: ROW.mean() * 8,
+    "mean over a dim": lambda: ROW.mean(1, keepdim=True) * 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("gradient_mode", GRADIENT_MODES)
+@pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS.keys())
+def test_model_code_adds_up_by_parts_inside_and_as_before_outside(
+    product: Callable[[], Tensor], gradient_mode: Callable[[], AbstractContextManager[None]]
+) -> None:
+    plain = product()
+    with gradient_mode(), SimDevice("split4").execution():
+        simulated = product()
+    assert set(simulated.flatten().tolist()) == {BY_PARTS}
+    assert simulated.shape == plain.shape
+    assert simulated.dtype == plain.dtype
+    assert set(plain.flatten().tolist()) == {WHOLE}
+    assert set(product().flatten().tolist()) == {WHOLE}
+
+
+@pytest.mark.skipif(
+    not hasattr(F, "grouped_mm"), reason="torch.nn.functional.grouped_mm came with torch 2.10"
+)
+@pytest.mark.parametrize("gradient_mode", GRADIENT_MODES)
+def test_grouped_products_add_up_by_parts(
+    gradient_mode: Callable[[], AbstractContextManager[None]],
+) -> None:
+    offsets = torch.tensor([2, 3], dtype=torch.int32)
+    weights = torch.ones(2, 8, 8, dtype=torch.bfloat16)
+    with gradient_mode(), SimDevice("split4").execution():
+        product = F.grouped_mm(ROW.expand(3, 8).contiguous(), weights, offs=offsets)
+    assert set(product.flatten().tolist()) == {BY_PARTS}
+
+
+def test_gradients_are_simulated_as_well() -> None:
+    """The gradient of the left operand is a product with the right one: 256 + 1 + ... again."""
+    left = torch.ones(1, 1, dtype=torch.bfloat16).repeat(1, 2).requires_grad_()
+    right = ROW.repeat(2, 1)
+    with SimDevice("split4").execution():
+        (left @ right).backward(ONES.T)
+    assert left.grad is not None
+    assert left.grad.tolist() == [[BY_PARTS, BY_PARTS]]
+
+
+def test_each_row_gets_its_own_bias() -> None:
+    bias = torch.tensor([0, 256, 512], dtype=torch.bfloat16)
+    with SimDevice("split4").execution():
+        vector = torch.addmv(bias, ROW.expand(3, 8), ONES[:, 0])
+        matrix = torch.addmm(bias, ROW.expand(2, 8), ONES.expand(8, 3))
+    assert vector.tolist() == [256, 512, 768]
+    assert matrix.tolist() == [[256, 512, 768]] * 2
+
+
+def test_a_sum_in_another_dtype_is_made_there() -> None:
+    with SimDevice("split4").execution():
+        assert float(ROW.sum(dtype=torch.float32)) == WHOLE
+        # The first part, 2^24 + 1, is beyond float32.
+        large = torch.tensor([2.0**24, 1, 0, 0, 0, 0, 0, 0])
+        assert float(large.sum(dtype=torch.float64)) == 2.0**24 + 1
+        assert float(large.sum()) == 2.0**24
+
+
+def test_float64_and_integers_are_left_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    left = torch.randn(8, 32, dtype=torch.float64, generator=generator)
+    plain = (left @ left.T, left.sum(), left.mean(0))
+    with SimDevice("split4").execution():
+        simulated = (left @ left.T, left.sum(), left.mean(0))
+        assert int(torch.tensor([2**40, 1]).sum()) == 2**40 + 1
+        assert int(torch.tensor([True, True]).sum()) == 2
+    for actual, expected in zip(simulated, plain, strict=True):
+        assert torch.equal(actual, expected)
+
+
+def test_attention_is_made_of_simulated_products() -> None:
+    """One query and one key: the softmax is 1, so the output is the value; with two equal keys
+    it is their mean, a product of two terms that tf32 rounds first.
+    """
+    query = torch.ones(1, 1, 1, 4)
+    key = torch.ones(1, 1, 2, 4)
+    value = torch.full((1, 1, 2, 4), 1 + 2**-11)
+    plain = F.scaled_dot_product_attention(query, key, value)
+    for gradient_mode in GRADIENT_MODES:
+        with gradient_mode(), SimDevice("tf32").execution():
+            simulated = F.scaled_dot_product_attention(query, key, value)
+        assert set(simulated.flatten().tolist()) == {1.0}
+    assert set(plain.flatten().tolist()) == {1 + 2**-11}
+
+
+def test_attention_kernels_are_allowed_again_afterwards() -> None:
+    before = torch.backends.cuda.flash_sdp_enabled()
+    with pytest.raises(RuntimeError), SimDevice().execution():
+        raise RuntimeError
+    assert torch.backends.cuda.flash_sdp_enabled() == before
+    assert float(ROW @ ONES) == WHOLE
+
+
+def test_a_measurement_within_a_run_is_not_simulated() -> None:
+    seen = []
+
+    def measure(module: torch.nn.Module, arguments: tuple[Tensor], output: Tensor) -> None:
+        with suspend_execution():
+            seen.append(float(arguments[0].sum()))
+            thread = threading.Thread(target=lambda: seen.append(float(ROW.sum())))
+            thread.start()
+            thread.join()
+        seen.append(float(output))
+
+    layer = torch.nn.Linear(8, 1, bias=False, dtype=torch.bfloat16)
+    torch.nn.init.ones_(layer.weight)
+    layer.register_forward_hook(measure)
+    with torch.inference_mode(), SimDevice("split4").execution():
+        after = float(layer(ROW) + ROW.sum())
+    assert seen == [WHOLE, WHOLE, BY_PARTS]
+    assert after == 2 * BY_PARTS
+
+
+def test_a_run_repeats_to_the_last_bit() -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.LayerNorm(128), torch.nn.Linear(128, 32)
+    )
+    inputs = torch.randn(16, 64, generator=generator)
+    for dtype in (torch.float32, torch.bfloat16):
+        candidate = copy.deepcopy(model).to(dtype)
+        with torch.inference_mode(), SimDevice().execution():
+            first, second = candidate(inputs.to(dtype)), candidate(inputs.to(dtype))
+            plain = CpuDevice()
+        with torch.inference_mode(), plain.execution():
+            host = candidate(inputs.to(dtype))
+        assert torch.equal(first, second)
+        assert not torch.equal(first, host)
+
+
+@pytest.mark.parametrize("compile_backend", ["eager"])
+def test_a_compiled_model_is_simulated(compile_backend: str) -> None:
+    assert SimDevice().vendor.compile_backend == compile_backend
+
+    @torch.compile(backend=compile_backend)
+    def add_up(row: Tensor) -> Tensor:
+        return row @ ONES
+
+    with torch.no_grad(), SimDevice("split4").execution():
+        assert float(add_up(ROW)) == BY_PARTS
