@@ -131,7 +131,10 @@ def test_a_vocabulary_too_small_for_the_tokenizer_is_refused() -> None:
         plan(ModelLimits(vocab_size=200))
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 0}, {"max_new_tokens": -1}, {"num_prompts": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [PlanOptions(batch_size=0), PlanOptions(max_new_tokens=-1), PlanOptions(num_prompts=0)],
+)
 def test_options_without_meaning_are_refused(options: PlanOptions) -> None:
     with pytest.raises(UsageError, match="must be at least"):
         plan_batches(LIMITS, options, encode)
