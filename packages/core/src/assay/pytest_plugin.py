@@ -1,0 +1,191 @@
+"""The pytest plugin: hooks only, what they decide stands in `assay.testing`. Imports no torch."""
+
+import os
+import time
+from collections.abc import Generator
+from functools import cached_property
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+
+from assay.devices.run_string import Run, parse_run
+from assay.errors import AssayError, UsageError
+from assay.testing.hardware import REQUIRE_HARDWARE, hardware_policy, missing_accelerators
+from assay.testing.marks import AcceleratorMark, WorldMark, read_budget, read_tier
+
+if TYPE_CHECKING:
+    from assay.devices.base import Device
+    from assay.devices.listing import ListedDevice
+
+_MARKERS = (
+    'accelerator(vendor, count=1): the test needs so many devices of one vendor ("nvidia").',
+    "world(dp=2, tp=2): the test runs on every rank of such a mesh.",
+    'tier(name): the tier that the test belongs to, such as "smoke"; see --assay-tier.',
+    "budget(seconds): the test fails when its body takes longer.",
+)
+
+
+class Session:
+    """What one pytest process knows: its options, the machine, and what ran."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        run: str | None = config.getoption("assay_device")
+        self.run = None if run is None else parse_run(run)
+        self.world: int = config.getoption("assay_world")
+        self.tier: str | None = config.getoption("assay_tier")
+        self.policy = hardware_policy(os.environ)
+        if self.world < 1:
+            raise UsageError(f"--assay-world is {self.world}; a world has at least 1 rank")
+
+    @cached_property
+    def listed(self) -> "tuple[ListedDevice, ...]":
+        """The devices of this machine."""
+        from assay.devices.listing import list_devices
+
+        return list_devices()
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Skip the test, or fail it where the hardware is required."""
+        if self.policy == "fail":
+            pytest.fail(f"{reason} ({REQUIRE_HARDWARE}=1)", pytrace=False)
+        # Its location is the test's, not this line's, as for a skip by marker.
+        raise pytest.skip.Exception(reason, _use_item_location=True)
+
+
+SESSION = pytest.StashKey[Session]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("assay", "tests of models on accelerators")
+    group.addoption(
+        "--assay-device", metavar="RUN", help="Device under test, as DEVICE/DTYPE: cpu/float32."
+    )
+    group.addoption(
+        "--assay-world", metavar="N", type=int, default=1, help="Ranks of tests marked world."
+    )
+    group.addoption("--assay-tier", metavar="NAME", help="Run only the tests marked tier(NAME).")
+    group.addoption(
+        "--capture-expectation",
+        action="store_true",
+        help="Capture what the fixture golden compares with; such a test fails until run without.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Read the options and name the markers."""
+    for marker in _MARKERS:
+        config.addinivalue_line("markers", marker)
+    try:
+        session = config.stash[SESSION] = Session(config)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
+    # A worker of xdist sees a part of the reports; its controller sees them all.
+    is_worker = hasattr(config, "workerinput")
+    if session.policy == "fail" and not is_worker and not config.option.collectonly:
+        config.pluginmanager.register(RequiredHardware(), "assay-required-hardware")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say what is tested, where that was asked for."""
+    session = config.stash[SESSION]
+    facts = [f"device {session.run}"] if session.run else []
+    facts += [f"tier {session.tier}"] if session.tier else []
+    facts += ["hardware required"] if session.policy == "fail" else []
+    return f"assay: {', '.join(facts)}" if facts else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of the tier that was asked for."""
+    tier = config.stash[SESSION].tier
+    if tier is None:
+        return
+    others = [item for item in items if tier not in _tiers(item)]
+    items[:] = [item for item in items if tier in _tiers(item)]
+    config.hook.pytest_deselected(items=others)
+
+
+def _tiers(item: pytest.Item) -> set[str]:
+    return {read_tier(mark.args, mark.kwargs) for mark in item.iter_markers("tier")}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip or fail a test that this machine cannot run."""
+    session = item.config.stash[SESSION]
+    for mark in item.iter_markers("world"):
+        world = WorldMark.read(mark.args, mark.kwargs)
+        if world.size > 1:
+            session.refuse(f"needs {world}: worlds of ranks are not there yet")
+    for mark in item.iter_markers("accelerator"):
+        accelerators = AcceleratorMark.read(mark.args, mark.kwargs)
+        missing = missing_accelerators(accelerators, session.listed)
+        if missing:
+            session.refuse(f"needs {accelerators}; {missing}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Fail a test that took longer than its budget."""
+    started = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - started
+    for mark in item.iter_markers("budget"):
+        budget = read_budget(mark.args, mark.kwargs)
+        if seconds > budget:
+            pytest.fail(f"took {seconds:.3g} s; its budget is {budget:g} s", pytrace=False)
+
+
+class RequiredHardware:
+    """Under ASSAY_REQUIRE_HARDWARE=1 a session in which no test ran is a failure."""
+
+    def __init__(self) -> None:
+        self._num_ran = 0
+        self._failed = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count the tests whose body ran; an expected failure is one."""
+        if report.when == "call" and (not report.skipped or hasattr(report, "wasxfail")):
+            self._num_ran += 1
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Turn an empty success into a failure."""
+        empty = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+        if empty and not self._num_ran:
+            self._failed = True
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say why."""
+        if self._failed:
+            terminalreporter.write_line(
+                f"assay: 0 tests ran; under {REQUIRE_HARDWARE}=1 that is a failure", red=True
+            )
+
+
+@pytest.fixture(scope="session")
+def assay_run(request: pytest.FixtureRequest) -> Run:
+    """The RUN under test: --assay-device, by default cpu/float32."""
+    session = request.config.stash[SESSION]
+    if session.run is None and session.policy == "fail":
+        pytest.fail(
+            f"{REQUIRE_HARDWARE}=1, but --assay-device does not say which device is tested",
+            pytrace=False,
+        )
+    return session.run or Run("cpu", "float32")
+
+
+@pytest.fixture(scope="session")
+def device(assay_run: Run) -> "Device":
+    """The device under test, opened."""
+    from assay.devices.registry import open_run
+
+    try:
+        return open_run(assay_run)
+    except AssayError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture
+def mesh() -> None:
+    """The mesh of ranks that a test marked world runs on."""
+    pytest.fail("the fixture mesh needs worlds of ranks, which are not there yet", pytrace=False)

@@ -1,0 +1,59 @@
+"""Whether this machine has what a test needs, and whether it may be without."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from assay.errors import UsageError
+from assay.testing.marks import AcceleratorMark, MarkError
+
+if TYPE_CHECKING:
+    from assay.devices.listing import ListedDevice
+
+REQUIRE_HARDWARE = "ASSAY_REQUIRE_HARDWARE"
+
+Policy = Literal["skip", "fail"]
+
+
+def hardware_policy(environment: Mapping[str, str]) -> Policy:
+    """What becomes of a test whose hardware is absent.
+
+    Raises: UsageError for a value that is neither 0 nor 1: taken for 0 it would hide that
+        nothing was tested.
+    """
+    value = environment.get(REQUIRE_HARDWARE, "")
+    if value not in ("", "0", "1"):
+        raise UsageError(f"{REQUIRE_HARDWARE} is {value!r}; it must be 1, 0 or unset")
+    return "fail" if value == "1" else "skip"
+
+
+def missing_accelerators(mark: AcceleratorMark, listed: "Sequence[ListedDevice]") -> str:
+    """What `listed`, the devices of this machine, lack; "" if a test so marked can run.
+
+    Raises: MarkError for a vendor that no line is about: the test would never run anywhere.
+    """
+    if mark.vendor is None:
+        lines = [line for line in listed if line.vendor is None or not _is_host(line)]
+    else:
+        lines = [line for line in listed if line.vendor and line.vendor.name == mark.vendor]
+        if not lines:
+            known = ", ".join(sorted({line.vendor.name for line in listed if line.vendor}))
+            raise MarkError.of(
+                "accelerator",
+                'accelerator("nvidia", count=4)',
+                f"unknown vendor {mark.vendor!r} (there is: {known})",
+            )
+    if any(line.status == "present" and len(line.products) >= mark.count for line in lines):
+        return ""
+    present = [line for line in lines if line.status == "present"]
+    if present:
+        found = "; ".join(f"{len(line.products)} x {line.products[0]}" for line in present)
+        return f"this machine has {found}"
+    if mark.vendor is None:
+        return "this machine has none"
+    return "missing: " + "; or ".join(line.missing for line in lines)
+
+
+def _is_host(line: "ListedDevice") -> bool:
+    from assay.devices.registry import is_host_adapter
+
+    return line.status == "present" and is_host_adapter(line.device)
