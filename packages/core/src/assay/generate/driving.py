@@ -15,7 +15,6 @@ from assay.inputs import Batch
 from assay.models import LoadedModel
 from assay.recording.timeline import Timeline
 
-
 GREEDY: dict[str, Any] = {"do_sample": False}
 
 
@@ -50,7 +49,9 @@ def timeline_of(batch: Batch) -> Timeline:
     return Timeline.of_batch(batch.prompts, batch.attention_mask, batch.max_new_tokens)
 
 
-def generate(loaded: LoadedModel, batch: Batch, sampling: dict[str, Any] | None = None) -> Generated:
+def generate(
+    loaded: LoadedModel, batch: Batch, sampling: dict[str, Any] | None = None
+) -> Generated:
     """Let the model choose its tokens: greedily, or as `sampling` (generation options) says."""
     return _run(loaded, batch, LogitsProcessorList(), sampling or GREEDY)
 
@@ -81,7 +82,7 @@ def generation_options(
 def _run(
     loaded: LoadedModel, batch: Batch, processors: LogitsProcessorList, sampling: dict[str, Any]
 ) -> Generated:
-    model = loaded.model
+    model: Any = loaded.model
     device = next(model.parameters()).device
     input_ids = batch.input_ids.to(device)
     attention_mask = batch.attention_mask.to(device)

@@ -48,7 +48,7 @@ class TokenMetrics:
 
     @property
     def relative_error(self) -> Tensor:
-        """error / scale of each token."""
+        """Error over scale of each token."""
         return self.error / self.scale.clamp(min=1e-300)
 
 
@@ -81,10 +81,10 @@ def _compare_chunk(actual_TV: Tensor, expected_TV: Tensor, k: int) -> tuple[Tens
     scale = spread.pow(2).mean(-1).sqrt()
     cosine = torch.cosine_similarity(q, p, dim=-1)
     top = p.topk(k, dim=-1)
-    q_top = q.gather(-1, top.indices)
-    P, Q = top.values.softmax(-1), q_top.softmax(-1)
-    log_P = top.values.log_softmax(-1)
-    ratio = P / Q
+    log_p_top = top.values.log_softmax(-1)
+    log_q_top = q.gather(-1, top.indices).log_softmax(-1)
+    p_top, q_top = log_p_top.exp(), log_q_top.exp()
+    ratio = p_top / q_top
     std = ratio.std(-1) if k > 1 else torch.zeros_like(kl)
     chosen = torch.where(finite[:, None], q, -torch.inf).topk(k, dim=-1).indices
     common = (chosen[:, :, None] == top.indices[:, None, :]).any(-1).double().mean(-1)
@@ -93,8 +93,8 @@ def _compare_chunk(actual_TV: Tensor, expected_TV: Tensor, k: int) -> tuple[Tens
     return (
         kl, error, scale, difference.abs().amax(-1), cosine,
         torch.where(finite, top1, nan), torch.where(finite, common, nan),
-        -(Q * log_P).sum(-1), -(Q * q_top.log_softmax(-1)).sum(-1),
-        ratio.mean(-1) - 1, std, (P - Q).abs().mean(-1),
+        -(q_top * log_p_top).sum(-1), -(q_top * log_q_top).sum(-1),
+        ratio.mean(-1) - 1, std, (p_top - q_top).abs().mean(-1),
     )  # fmt: skip
 
 

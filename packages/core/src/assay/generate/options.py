@@ -1,13 +1,16 @@
 """`--candidate-option NAME=VALUE`: how the candidate runs, apart from device and dtype."""
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from assay.devices.base import Device
 from assay.errors import UsageError
 from assay.models import LoadedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Below this a second thread costs more than it gives: every operation is a few microseconds.
 _SMALL_MODEL_PARAMETERS = 20_000_000
@@ -29,15 +32,15 @@ class CandidateOptions:
     @classmethod
     def parse(cls, options: dict[str, str]) -> Self:
         """From NAME=VALUE pairs. Raises: UsageError for an unknown name or value."""
-        known = {
+        known: dict[str, Callable[[str], dict[str, Any]]] = {
             "threads": lambda text: {"threads": _positive(text)},
             "attention": lambda text: {"attention": text},
             "experts": lambda text: {"experts": text},
             "batch-size": lambda text: {"batch_size": _one(text)},
             "compile": lambda text: {"compile": _truth(text)},
-            "padding": lambda text: _left(text),
+            "padding": _left,
         }
-        values: dict[str, object] = {}
+        values: dict[str, Any] = {}
         for name, text in options.items():
             if name not in known:
                 raise UsageError(
@@ -47,7 +50,7 @@ class CandidateOptions:
                 values |= known[name](text)
             except ValueError as error:
                 raise UsageError(f"candidate option {name}={text}: {error}") from None
-        return cls(**values)  # type: ignore[arg-type]
+        return cls(**values)
 
     def apply_to_process(self) -> None:
         """Set what holds for the whole process."""
@@ -58,7 +61,7 @@ class CandidateOptions:
         """The model as the options want it compiled."""
         if not self.compile:
             return loaded
-        loaded.model.forward = torch.compile(  # type: ignore[method-assign]
+        loaded.model.forward = torch.compile(
             loaded.model.forward, backend=device.vendor.compile_backend, dynamic=True
         )
         return replace(loaded)

@@ -4,7 +4,7 @@ The processors (temperature, top-k, top-p, penalties, minimum length) are those 
 own `generate` prepares; they are given the reference's logits and tokens at every step.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,10 +23,16 @@ def processed_scores(
     side: Side, work: Work, tokens_BN: Tensor, logits_BNV: Tensor, sampling: dict[str, Any]
 ) -> Tensor:
     """Scores after all processors, (B, N, V) float32, for given tokens and logits."""
+    model: Any = side.loaded.model
     scores_BNV = torch.empty(logits_BNV.shape, dtype=torch.float32)
-    device = next(side.loaded.model.parameters()).device
+    device = next(model.parameters()).device
 
-    def instead_of_sampling(model: Any, input_ids: Tensor, logits_processor: Any, **rest: Any) -> Tensor:  # noqa: ANN401, E501
+    def instead_of_sampling(
+        model: Any,  # noqa: ANN401 - as transformers calls it
+        input_ids: Tensor,
+        logits_processor: Any,  # noqa: ANN401
+        **rest: Any,  # noqa: ANN401
+    ) -> Tensor:
         del model, rest
         sequence = torch.cat([input_ids, tokens_BN.to(input_ids.device)], dim=1)
         start = input_ids.shape[1]
@@ -37,10 +43,10 @@ def processed_scores(
 
     batch = work.batch
     with side.device.execution():
-        side.loaded.model.generate(
+        model.generate(
             batch.input_ids.to(device),
             attention_mask=batch.attention_mask.to(device),
-            generation_config=generation_options(side.loaded, replace(batch), sampling),
+            generation_config=generation_options(side.loaded, batch, sampling),
             custom_generate=instead_of_sampling,
         )
     return scores_BNV
