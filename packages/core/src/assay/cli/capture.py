@@ -64,7 +64,7 @@ def capture(  # noqa: PLR0913 - the options of the contract
         inputs=inputs,
         level="logits" if level is CaptureLevel.LOGITS else "modules",
         folder=str(folder.path),
-        trust_remote_code=trust_remote_code,
+        remote_code="trust" if trust_remote_code else "refuse",
     )
     with open_progress() as progress:
         capture_golden(request, folder.path, progress)

@@ -109,7 +109,7 @@ def generate(  # noqa: PLR0913 - the options of the contract
         setup=candidate_setup,
         options=_pairs(candidate_option or []),
         limits=limits,
-        trust_remote_code=trust_remote_code,
+        remote_code="trust" if trust_remote_code else "refuse",
     )
     folder = RunFolder.create("check generate", output)
     with open_progress() as progress:

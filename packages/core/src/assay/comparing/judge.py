@@ -10,6 +10,7 @@ from assay.comparing.results import PortResult, ReplayResults
 from assay.dtypes import FORMATS, float_format
 from assay.noise import (
     Ratio,
+    Statistic,
     bins_ratio,
     channel_ratio,
     row_ratio,
@@ -71,8 +72,11 @@ def judge_replay(
     judged = []
     for key, port in candidate.ports.items():
         reference = noise.ports.get(key)
-        for ratio in _ratios(port, reference, bias.slope if bias else 0.0):
-            judged.append(Judged(port, ratio, limits.of(ratio.statistic)))
+        common = bias.slope if bias else 0.0
+        judged += [
+            Judged(port, ratio, limits.of(ratio.statistic))
+            for ratio in _ratios(port, reference, common)
+        ]
     return judged, bias
 
 
@@ -126,23 +130,49 @@ def _device_bias(candidate: ReplayResults, noise: ReplayResults) -> DeviceBias |
     return None
 
 
-def rank_stages(judged: Iterable[Judged]) -> list[Judged]:
-    """The worst failed statistic of each stage, worst stage first."""
-    worst: dict[Stage, Judged] = {}
+# Of several statistics over their limits the one that is easiest to read is told first.
+_TOLD_FIRST: tuple[Statistic, ...] = (
+    "non-finite", "exact", "replay-tensor", "replay-row", "replay-slope", "replay-bins",
+    "replay-channel", "replay-share",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStage:
+    """A stage with at least one statistic over its limit.
+
+    told: the statistic that the stage is reported by; severity: that of its worst one.
+    """
+
+    stage: Stage
+    told: Judged
+    severity: float
+    order: int
+
+
+def rank_stages(judged: Iterable[Judged]) -> list[FailedStage]:
+    """All failed stages, worst first."""
+    by_stage: dict[Stage, list[Judged]] = {}
     for item in judged:
         if item.failed:
-            stage = item.port.stage
-            if stage not in worst or item.severity > worst[stage].severity:
-                worst[stage] = item
-    return sorted(worst.values(), key=lambda item: (-item.severity, item.port.order))
+            by_stage.setdefault(item.port.stage, []).append(item)
+    ranked = [
+        FailedStage(
+            stage,
+            min(items, key=lambda item: (_TOLD_FIRST.index(item.ratio.statistic), -item.severity)),
+            max(item.severity for item in items),
+            min(item.port.order for item in items),
+        )
+        for stage, items in by_stage.items()
+    ]
+    return sorted(ranked, key=lambda item: (-item.severity, item.order))
 
 
-def find_origin(ranked: list[Judged]) -> Judged | None:
+def find_origin(ranked: list[FailedStage]) -> FailedStage | None:
     """The stage where the error is made: the first of those that are about as bad as the worst."""
     if not ranked:
         return None
     threshold = ranked[0].severity / SEVERITY_RANGE
     return min(
-        (item for item in ranked if item.severity >= threshold), key=lambda item: item.port.order
+        (item for item in ranked if item.severity >= threshold), key=lambda item: item.order
     )
-

@@ -40,29 +40,39 @@ class SetupError(UsageError):
     """The user's setup function failed."""
 
 
+def load_candidate(
+    request: CandidateRequest, golden: GoldenManifest, section: GoldenSection
+) -> tuple[Side, list[str]]:
+    """The candidate's model, set up as asked, and the names of weights that differ."""
+    run = parse_run(request.candidate)
+    device = open_run(run)
+    options = CandidateOptions.parse(request.options)
+    choose_threads(golden.model.num_parameters)
+    options.apply_to_process()
+    loaded = load_model(
+        request.model,
+        dtype=run.dtype,
+        device=device.torch_device,
+        attention=options.attention,
+        experts=options.experts,
+        remote_code=request.remote_code,
+    )
+    check_same_model(golden, loaded)
+    if request.setup is not None:
+        loaded = set_up(loaded, load_object(request.setup), request.setup)
+    different = _different_weights(section, loaded.model)
+    return Side(options.compiled(loaded, device), device), different
+
+
 def run_candidate(request: CandidateRequest, progress: Progress) -> CandidateReport:
     """Run the candidate and write its results as a trace into `request.folder`."""
     golden = read_golden(Path(request.golden))
     run = parse_run(request.candidate)
-    device = open_run(run)
     section = GoldenSection.open(Path(request.golden), run.dtype)
-    options = CandidateOptions.parse(request.options)
-    choose_threads(golden.model.num_parameters)
-    options.apply_to_process()
     with progress.step(f"candidate: loads {request.model} on {run}"):
-        loaded = load_model(
-            request.model,
-            dtype=run.dtype,
-            device=device.torch_device,
-            attention=options.attention,
-            experts=options.experts,
-            remote_code="trust" if request.trust_remote_code else "refuse",
-        )
-        check_same_model(golden, loaded)
-        if request.setup is not None:
-            loaded = set_up(loaded, load_object(request.setup), request.setup)
-        different = _different_weights(section, loaded.model)
-    candidate = _Candidate(Side(options.compiled(loaded, device), device), golden, section, options)
+        side, different = load_candidate(request, golden, section)
+    loaded, device = side.loaded, side.device
+    candidate = _Candidate(side, golden, section, CandidateOptions.parse(request.options))
     with TraceWriter(request.folder, {"run": str(run)}) as writer:
         deterministic, spread = candidate.write(writer, progress)
     return CandidateReport(
@@ -100,7 +110,7 @@ def check_same_model(golden: GoldenManifest, loaded: LoadedModel) -> None:
 
 def set_up(loaded: LoadedModel, function: Callable[[nn.Module], Any], name: str) -> LoadedModel:
     """The model after the user's setup function, which may change it or return another."""
-    from dataclasses import replace  # noqa: PLC0415
+    from dataclasses import replace
 
     try:
         result = function(loaded.model)
@@ -164,15 +174,16 @@ class _Candidate:
 
     def _forced(self, tokens: list[Tensor]) -> list[Generated]:
         return [
-            run_forced(self._side, work, row)
-            for work, row in zip(self._works, tokens, strict=True)
+            run_forced(self._side, work, row) for work, row in zip(self._works, tokens, strict=True)
         ]
 
     def _expected(self, name: str) -> list[Tensor]:
         """The golden's tensors, cut as the work is cut."""
         by_batch = {
             batch.number: tensor
-            for batch, tensor in zip(self._section.batches, self._section.tensors(name), strict=True)
+            for batch, tensor in zip(
+                self._section.batches, self._section.tensors(name), strict=True
+            )
         }
         return [
             tensor if work.source.row is None else tensor[work.source.row : work.source.row + 1]

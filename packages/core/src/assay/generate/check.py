@@ -4,12 +4,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from assay.errors import UsageError
-from assay.generate.requests import CandidateRequest, CaptureRequest, InputOptions, Level
+from assay.generate.requests import CandidateRequest, CaptureRequest, CloserRequest, InputOptions, Level, RemoteCode
 from assay.runs import Answer, Progress, provenance, run_process
 from assay.runs.folders import write_whole
 from assay.verdicts import Measurement, Verdict
+
+if TYPE_CHECKING:
+    from assay.generate.judging import Judgement
 
 WORKER = "assay.generate.worker"
 VERDICT_FILE = "verdict.json"
@@ -29,7 +33,7 @@ class GenerateCheck:
     setup: str | None = None
     options: dict[str, str] = field(default_factory=dict)
     limits: str = "noise"
-    trust_remote_code: bool = False
+    remote_code: RemoteCode = "refuse"
 
 
 def capture(request: CaptureRequest, folder: Path, progress: Progress) -> Answer:
@@ -53,7 +57,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
             inputs=check.inputs,
             level=check.level,
             folder=str(golden),
-            trust_remote_code=check.trust_remote_code,
+            remote_code=check.remote_code,
         )
         capture(request, folder, progress)
     candidate = CandidateRequest(
@@ -63,7 +67,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         folder=str(folder / "candidate"),
         setup=check.setup,
         options=check.options,
-        trust_remote_code=check.trust_remote_code,
+        remote_code=check.remote_code,
     )
     answer = run_process(
         WORKER,
@@ -72,31 +76,84 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         name="candidate",
         progress=progress,
     )
-    verdict, measurements = judge(golden, candidate_dtype, folder / "candidate", answer, check.limits)
+    judgement = judge(golden, candidate_dtype, folder / "candidate", answer, check.limits)
+    verdict = judgement.verdict
+    if judgement.origin is not None and judgement.call is not None:
+        operation = find_operation(check, golden, candidate, judgement, folder, progress)
+        if operation is not None and verdict.location is not None:
+            location = verdict.location.model_copy(update={"op": operation})
+            verdict = verdict.model_copy(update={"location": location})
     verdict = verdict.model_copy(update={"command": sys.argv, "environment": provenance()})
-    write_measurements(folder / MEASUREMENTS_FILE, measurements)
+    write_measurements(folder / MEASUREMENTS_FILE, judgement.measurements)
     write_whole(folder / VERDICT_FILE, verdict.to_json())
     return verdict
 
 
+def find_operation(
+    check: GenerateCheck,
+    golden: Path,
+    candidate: CandidateRequest,
+    judgement: "Judgement",
+    folder: Path,
+    progress: Progress,
+) -> str | None:
+    """The first wrong operation of the stage that made the error, if one can be told."""
+    from assay.comparing.limits import load_limits
+    from assay.dtypes import float_format
+    from assay.generate.closer import read_operations
+    from assay.locating.operations import find_wrong_operation
+    from assay.trace import Trace
+
+    batch, step = judgement.call or (0, 0)
+    dtype = candidate.candidate.rpartition("/")[2]
+    sides = {}
+    for name, request in (("reference", None), ("candidate", candidate)):
+        closer = CloserRequest(
+            model=check.model,
+            golden=str(golden),
+            dtype=dtype,
+            folder=str(folder / f"operations-{name}"),
+            module=judgement.verdict.location.module or "",  # type: ignore[union-attr]
+            batch=batch,
+            step=step,
+            candidate=request,
+            remote_code=check.remote_code,
+        )
+        wrapped = {"kind": "closer", "request": closer.model_dump()}
+        run_process(WORKER, wrapped, folder, name=f"operations-{name}", progress=progress)
+        trace = Trace.open(closer.folder)
+        for part in ("candidate",) if request else ("yardstick", "noise"):
+            names = trace.attachment_json(f"{part}-names")
+            sides[part] = read_operations(names, trace.attachment(part))  # type: ignore[arg-type]
+    wrong = find_wrong_operation(
+        sides["candidate"],
+        sides["yardstick"],
+        sides["noise"],
+        load_limits(check.limits),
+        float_format(dtype).unit_roundoff,
+    )
+    return wrong.name if wrong is not None else None
+
+
 def judge(
     golden: Path, dtype: str, candidate: Path, answer: Answer, limits: str
-) -> tuple[Verdict, list[Measurement]]:
-    """The verdict over a candidate's results, and the measurements behind it."""
-    from assay.comparing.limits import load_limits  # noqa: PLC0415 - torch, but not for --help
-    from assay.generate.golden import GoldenSection, read_golden  # noqa: PLC0415
-    from assay.generate.judging import Judgement  # noqa: PLC0415
-    from assay.generate.requests import CandidateReport  # noqa: PLC0415
-    from assay.trace import Trace  # noqa: PLC0415
+) -> "Judgement":
+    """The judgement over a candidate's results."""
+    from assay.comparing.limits import load_limits  # torch is not needed for --help
+    from assay.generate.evidence import Evidence
+    from assay.generate.golden import GoldenSection, read_golden
+    from assay.generate.judging import judge_generation
+    from assay.generate.requests import CandidateReport
+    from assay.trace import Trace
 
-    judgement = Judgement(
+    evidence = Evidence(
         read_golden(golden),
         GoldenSection.open(golden, dtype),
         Trace.open(candidate),
         CandidateReport.model_validate(answer.result),
         load_limits(limits),
     )
-    return judgement.judge(), judgement.measurements
+    return judge_generation(evidence)
 
 
 def write_measurements(path: Path, measurements: Sequence[Measurement]) -> None:

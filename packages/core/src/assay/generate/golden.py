@@ -50,6 +50,7 @@ from assay.inputs import (
 )
 from assay.locating.replay import Replayer
 from assay.models import LoadedModel, estimate_size, load_model, weight_hashes
+from assay.models.folders import RemoteCode
 from assay.recording.rounding import Border
 from assay.runs import Progress, provenance
 from assay.trace import Trace, TraceWriter
@@ -125,7 +126,9 @@ def capture_golden(request: CaptureRequest, progress: Progress) -> GoldenManifes
     notes: list[str] = []
     for dtype in request.noise_for:
         with progress.step(f"reference: yardstick in {yardstick_dtype} for {dtype}"):
-            yardstick = _load(request, device, yardstick_dtype, dtype)
+            yardstick = load_reference(
+                request.model, device, yardstick_dtype, dtype, request.remote_code
+            )
         if plan is None or identity is None:
             identity = identify(yardstick)
             plan = plan_inputs(request.inputs, yardstick)
@@ -203,17 +206,20 @@ def _yardstick_dtype(device: Device, num_parameters: int) -> str:
     return "float64" if small and "float64" in device.supported_dtypes() else "float32"
 
 
-def _load(
-    request: CaptureRequest, device: Device, dtype: str, rounded_to: str | None
+def load_reference(
+    model: str, device: Device, dtype: str, rounded_to: str | None, remote_code: RemoteCode
 ) -> LoadedModel:
-    # Eager attention: sdpa gets masks in forms that differ from version to version.
+    """The trusted model.
+
+    Its attention is eager: sdpa gets masks in forms that differ from version to version.
+    """
     return load_model(
-        request.model,
+        model,
         dtype=dtype,
         device=device.torch_device,
         attention="eager",
         rounded_to=rounded_to,
-        remote_code="trust" if request.trust_remote_code else "refuse",
+        remote_code=remote_code,
     )
 
 
@@ -237,7 +243,9 @@ class _Capture:
     def run_yardstick(self, side: Side) -> None:
         """Free generation, teacher-forced logits, and the replayable pass."""
         with self.progress.step("reference: generates"):
-            self.tokens = [run_free(side, work, self.request.inputs.sampling) for work in self.works]
+            self.tokens = [
+                run_free(side, work, self.request.inputs.sampling) for work in self.works
+            ]
             self.logits = [
                 run_forced(side, work, tokens).logits
                 for work, tokens in zip(self.works, self.tokens, strict=True)
@@ -254,7 +262,14 @@ class _Capture:
     def run_noise(self, yardstick_dtype: str) -> Section:
         """The same work in the candidate's dtype, measured against the yardstick."""
         with self.progress.step(f"noise run in {self.dtype}"):
-            side = Side(_load(self.request, self.device, self.dtype, None), self.device)
+            loaded = load_reference(
+                self.request.model,
+                self.device,
+                self.dtype,
+                None,
+                self.request.remote_code,
+            )
+            side = Side(loaded, self.device)
             logits = [
                 run_forced(side, work, tokens).logits
                 for work, tokens in zip(self.works, self.tokens, strict=True)

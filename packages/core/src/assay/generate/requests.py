@@ -7,6 +7,7 @@ from pydantic import Field
 from assay.verdicts import Record
 
 Level = Literal["tokens", "logits", "modules"]
+RemoteCode = Literal["refuse", "trust"]
 
 
 class InputOptions(Record):
@@ -30,7 +31,7 @@ class CaptureRequest(Record):
     inputs: InputOptions = Field(default_factory=InputOptions)
     level: Level = "modules"
     folder: str
-    trust_remote_code: bool = False
+    remote_code: RemoteCode = "refuse"
 
 
 class CandidateRequest(Record):
@@ -42,7 +43,25 @@ class CandidateRequest(Record):
     folder: str
     setup: str | None = None
     options: dict[str, str] = Field(default_factory=dict)
-    trust_remote_code: bool = False
+    remote_code: RemoteCode = "refuse"
+
+
+class CloserRequest(Record):
+    """Either side: the operations of one call of one stage.
+
+    candidate: None for the trusted side, which runs yardstick and noise run.
+    """
+
+    model: str
+    golden: str
+    dtype: str
+    folder: str
+    module: str
+    batch: int
+    step: int
+    call: int = 0
+    candidate: CandidateRequest | None = None
+    remote_code: RemoteCode = "refuse"
 
 
 class ModelIdentity(Record):

@@ -7,14 +7,17 @@ from assay.runs.worker import serve
 
 
 def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Capture a golden or run a candidate, as `request["kind"]` says."""
-    from assay.generate.candidate import run_candidate  # noqa: PLC0415 - torch, transformers
-    from assay.generate.golden import capture_golden  # noqa: PLC0415
-    from assay.generate.requests import CandidateRequest, CaptureRequest  # noqa: PLC0415
+    """Capture a golden, run a candidate, or look closer at one stage, as `request["kind"]` says."""
+    from assay.generate.candidate import run_candidate
+    from assay.generate.closer import look_closer
+    from assay.generate.golden import capture_golden
+    from assay.generate.requests import CandidateRequest, CaptureRequest, CloserRequest
 
     if request["kind"] == "capture":
         capture = CaptureRequest.model_validate(request["request"])
         return capture_golden(capture, progress).model_dump(mode="json", by_alias=True)
+    if request["kind"] == "closer":
+        return look_closer(CloserRequest.model_validate(request["request"]), progress)
     candidate = CandidateRequest.model_validate(request["request"])
     return run_candidate(candidate, progress).model_dump(mode="json")
 

@@ -1,0 +1,1 @@
+"""assay: does this model train and generate on this accelerator as it does on the reference?"""

@@ -1,0 +1,133 @@
+"""Which operation of a stage is the first that is wrong.
+
+The stage is run three times on the same inputs: yardstick, noise run, candidate. Their operations
+are aligned by name, and compared as the ports of stages are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+import torch
+from torch import Tensor
+
+from assay.comparing.limits import Limits
+from assay.metrics import PairSums
+from assay.noise import (
+    Ratio,
+    bins_ratio,
+    channel_ratio,
+    row_ratio,
+    slope_ratio,
+    tensor_ratio,
+)
+from assay.recording.operations import Operation
+
+# Casts follow from the dtype that a run computes in; they are no step of the computation.
+_CASTS = frozenset({"_to_copy", "to", "copy", "clone", "contiguous"})
+
+
+@dataclass(frozen=True, slots=True)
+class WrongOperation:
+    """The first operation that is wrong.
+
+    ratio: None where the reference has no such operation at all.
+    """
+
+    name: str
+    number: int
+    ratio: Ratio | None
+
+
+def find_wrong_operation(
+    actual: Sequence[Operation],
+    expected: Sequence[Operation],
+    noise: Sequence[Operation],
+    limits: Limits,
+    unit_roundoff: float,
+) -> WrongOperation | None:
+    """The first operation over a limit; else the first that the reference does not have.
+
+    Returns: None if all operations have partners within the limits.
+    """
+    actual, expected, noise = (_without_casts(side) for side in (actual, expected, noise))
+    partners = _align(actual, expected)
+    noise_partners = {j: i for i, j in _align(noise, expected).items()}
+    for number, operation in enumerate(actual):
+        partner = partners.get(number)
+        if partner is None:
+            continue
+        noise_number = noise_partners.get(partner)
+        reference = noise[noise_number] if noise_number is not None else None
+        ratio = _worst_ratio(operation, expected[partner], reference, limits, unit_roundoff)
+        if ratio is not None and ratio.value > limits.of(ratio.statistic):
+            return WrongOperation(operation.name, number, ratio)
+    extra = [number for number in range(len(actual)) if number not in partners]
+    return WrongOperation(actual[extra[0]].name, extra[0], None) if extra else None
+
+
+def _without_casts(operations: Sequence[Operation]) -> list[Operation]:
+    return [operation for operation in operations if operation.name not in _CASTS]
+
+
+def _align(actual: Sequence[Operation], expected: Sequence[Operation]) -> dict[int, int]:
+    """Number of each operation -> number of its partner, in order."""
+    matcher = SequenceMatcher(
+        None, [item.name for item in actual], [item.name for item in expected], autojunk=False
+    )
+    partners = {
+        block.a + offset: block.b + offset
+        for block in matcher.get_matching_blocks()
+        for offset in range(block.size)
+    }
+    partners = {
+        i: j for i, j in partners.items() if _sizes(actual[i]) == _sizes(expected[j])
+    }
+    # A fused operation has the result of the last one that it stands for.
+    if actual and expected and len(actual) - 1 not in partners:
+        last = len(expected) - 1
+        if last not in partners.values() and _sizes(actual[-1])[:1] == _sizes(expected[last])[:1]:
+            partners[len(actual) - 1] = last
+    return partners
+
+
+def _sizes(operation: Operation) -> list[int]:
+    return [tensor.numel() for tensor in operation.outputs]
+
+
+def _worst_ratio(
+    actual: Operation,
+    expected: Operation,
+    noise: Operation | None,
+    limits: Limits,
+    unit_roundoff: float,
+) -> Ratio | None:
+    worst: Ratio | None = None
+    for number, tensor in enumerate(actual.outputs[: len(expected.outputs)]):
+        reference = expected.outputs[number]
+        sums = _sums(tensor, reference)
+        noise_sums = None
+        if noise is not None and number < len(noise.outputs):
+            noise_sums = _sums(noise.outputs[number], reference)
+        if sums.num_nan or sums.num_inf:
+            return Ratio("non-finite", float("nan"), 0.0)
+        for ratio in (
+            tensor_ratio(sums, noise_sums, unit_roundoff),
+            row_ratio(sums, noise_sums, unit_roundoff),
+            slope_ratio(sums, noise_sums, unit_roundoff),
+            bins_ratio(sums, noise_sums, unit_roundoff),
+            channel_ratio(sums, noise_sums, unit_roundoff),
+        ):
+            severity = ratio.value / limits.of(ratio.statistic)
+            if worst is None or severity > worst.value / limits.of(worst.statistic):
+                worst = ratio
+    return worst
+
+
+def _sums(actual: Tensor, expected: Tensor) -> PairSums:
+    channels = expected.shape[-1] if expected.ndim else 1
+    actual_RC = actual.reshape(-1, channels)
+    unknown = torch.full((actual_RC.shape[0],), -1)
+    sums = PairSums()
+    sums.add(actual_RC, expected.reshape(-1, channels), unknown, unknown)
+    return sums
