@@ -4,7 +4,7 @@ Imports neither torch nor transformers.
 """
 
 from assay.runs.errors import DiskError, FolderError, ProcessError
-from assay.runs.folders import RunFolder
+from assay.runs.folders import RunFolder, write_whole
 from assay.runs.processes import Answer, run_process
 from assay.runs.progress import LineProgress, Progress, SilentProgress, Task, open_progress
 from assay.runs.provenance import provenance
@@ -22,4 +22,5 @@ __all__ = [
     "open_progress",
     "provenance",
     "run_process",
+    "write_whole",
 ]
