@@ -1,17 +1,15 @@
 import json
 import warnings
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.sites import Call, CallSite, RowMap, Site
-from assay.trace import Summary, Trace, TraceError, TraceWriter
+from assay.trace import Trace, TraceWriter
 
 DTYPES = [
     "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
@@ -157,198 +155,6 @@ def test_row_maps_are_written_once_for_each_flush(
     (line,) = (tmp_path / "t/index.jsonl").read_text().splitlines()
     assert len(json.loads(line)["rows"]) == 2
     assert [call.rows for call in Trace.open(tmp_path / "t").calls] == [first, first, first, other]
-
-
-def test_identical_tensors_are_stored_once_in_the_whole_trace(
-    tmp_path: Path, call_at: Callable[..., Call]
-) -> None:
-    same = torch.arange(1000.0)
-    with TraceWriter(tmp_path / "t", {}) as writer:
-        writer.add(call_at(0, "a"), {"output": same})
-        writer.add(call_at(1, "b"), {"input.x": same, "output": same.clone()})
-        writer.flush()
-        writer.add(call_at(2, "c"), {"input.x": same.clone(), "output": same + 1})
-
-    trace = Trace.open(tmp_path / "t")
-
-    assert trace.describe() == Summary(
-        modules=3, calls=3, tensors=5, total_bytes=20_000, unique_bytes=8_000, complete=True
-    )
-    shards = [file.stat().st_size for file in (tmp_path / "t").glob("shard-*")]
-    assert len(shards) == 2
-    assert sum(shards) < 8_000 + (1 << 16) + (1 << 13)  # data and the room left for two headers
-    assert trace.tensor(trace.calls[2], "input.x").tolist() == same.tolist()
-
-
-def test_equal_bytes_of_another_dtype_or_shape_stay_apart(
-    tmp_path: Path, call_at: Callable[..., Call]
-) -> None:
-    zeros = torch.zeros(6)
-    with TraceWriter(tmp_path / "t", {}) as writer:
-        ports = {"a": zeros, "b": zeros.int(), "c": zeros.reshape(2, 3)}
-        writer.add(call_at(0), ports)
-    trace = Trace.open(tmp_path / "t")
-    assert {port: trace.tensor(call_at(0), port).dtype for port in "abc"} == {
-        "a": torch.float32, "b": torch.int32, "c": torch.float32,
-    }  # fmt: skip
-    assert trace.tensor(call_at(0), "c").shape == (2, 3)
-
-
-def test_what_happens_to_a_tensor_after_it_was_added_changes_nothing(
-    tmp_path: Path, call_at: Callable[..., Call]
-) -> None:
-    declared, undeclared = torch.ones(3), torch.full((3,), 2.0)
-    with TraceWriter(tmp_path / "t", {}) as writer:
-        writer.add(call_at(0, "a"), {"x": declared, "y": undeclared})
-        declared.add_(5)
-        undeclared.data.add_(5)  # leaves the version counter as it was
-        writer.add(call_at(1, "b"), {"x": declared, "y": undeclared})
-        declared.zero_()
-
-    trace = Trace.open(tmp_path / "t")
-    values = [[trace.tensor(call, port)[0].item() for port in "xy"] for call in trace.calls]
-    assert values == [[1, 2], [6, 7]]
-
-
-def test_the_writer_keeps_no_tensor_alive(tmp_path: Path, call_at: Callable[..., Call]) -> None:
-    with TraceWriter(tmp_path / "t", {}) as writer:
-        tensor = torch.ones(3)
-        alive = weakref.ref(tensor)
-        writer.add(call_at(0), {"output": tensor})
-        del tensor
-        assert alive() is None
-
-
-def test_a_tensor_that_was_read_can_be_changed_in_place(two_steps: Path) -> None:
-    trace = Trace.open(two_steps)
-    trace.tensor(trace.calls[0], "output").zero_()
-    assert trace.tensor(trace.calls[0], "output").tolist() == list(range(8))
-
-
-def test_tensors_are_aligned_as_torch_aligns_its_own(
-    tmp_path: Path, call_at: Callable[..., Call]
-) -> None:
-    ports = {f"p{n}": torch.ones(n, dtype=torch.int8) for n in range(1, 9)}
-    with TraceWriter(tmp_path / "t", {}) as writer:
-        writer.add(call_at(0), ports)
-    trace = Trace.open(tmp_path / "t")
-    assert [trace.tensor(call_at(0), port).data_ptr() % 64 for port in ports] == [0] * 8
-
-
-def test_a_full_header_starts_a_new_shard(tmp_path: Path, call_at: Callable[..., Call]) -> None:
-    # About 90 bytes of header each, in the 64 KiB of the first shard.
-    ports = {f"p{n}": torch.tensor([n]) for n in range(2000)}
-    with TraceWriter(tmp_path / "t", {}) as writer:
-        writer.add(call_at(0), ports)
-
-    assert len(list((tmp_path / "t").glob("shard-*"))) > 1
-    trace = Trace.open(tmp_path / "t")
-    assert [trace.tensor(call_at(0), port).item() for port in ports] == list(range(2000))
-
-
-def test_a_header_full_of_dtypes_that_safetensors_has_not_starts_a_new_shard(
-    tmp_path: Path, call_at: Callable[..., Call]
-) -> None:
-    ports = {f"p{n}": torch.tensor([n], dtype=torch.complex128) for n in range(800)}
-    with TraceWriter(tmp_path / "t", {}) as writer:
-        writer.add(call_at(0), ports)
-    trace = Trace.open(tmp_path / "t")
-    assert [trace.tensor(call_at(0), port).item() for port in ports] == list(range(800))
-
-
-def test_names_of_any_length_and_alphabet_fit(tmp_path: Path, call_at: Callable[..., Call]) -> None:
-    ports = {"x" * 70_000: torch.ones(1), '"\\é\n': torch.ones(2, dtype=torch.complex128)}
-    with TraceWriter(tmp_path / "t", {}) as writer:
-        writer.add(call_at(0), ports)
-        writer.attach("odd", ports)
-    trace = Trace.open(tmp_path / "t")
-    assert [trace.tensor(call_at(0), port).numel() for port in ports] == [1, 2]
-    assert {key: value.numel() for key, value in trace.attachment("odd").items()} == {
-        key: value.numel() for key, value in ports.items()
-    }
-
-
-def test_a_large_call_is_flushed_at_once(tmp_path: Path, call_at: Callable[..., Call]) -> None:
-    with TraceWriter(tmp_path / "t", {}, shard_bytes=4000) as writer:
-        writer.add(call_at(0, "a"), {"output": torch.zeros(500)})
-        assert Trace.open(tmp_path / "t").calls == ()
-        writer.add(call_at(1, "b"), {"output": torch.ones(500)})
-        assert len(Trace.open(tmp_path / "t").calls) == 2
-
-
-def test_a_flush_of_nothing_writes_nothing(tmp_path: Path) -> None:
-    with TraceWriter(tmp_path / "t", {}) as writer:
-        writer.flush()
-    trace = Trace.open(tmp_path / "t")
-    assert trace.complete
-    assert trace.calls == ()
-    assert sorted(file.name for file in (tmp_path / "t").iterdir()) == [
-        "index.jsonl",
-        "manifest.json",
-    ]
-
-
-def test_shards_are_plain_safetensors_for_other_readers(two_steps: Path) -> None:
-    tensors = safetensors.torch.load_file(two_steps / "shard-000001.safetensors")
-    assert tensors["2:output"].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
-
-
-def test_attachments_are_read_back(two_steps: Path) -> None:
-    trace = Trace.open(two_steps)
-    assert trace.attachments == ("noise", "tokens")
-    assert trace.attachment("noise")["a"].tolist() == [1.0, 2.0]
-    assert trace.attachment_json("tokens") == [[1, 2], [3]]
-    with pytest.raises(TraceError, match=r"holds no attachment 'logits' \(tensors\).*noise"):
-        trace.attachment("logits")
-    with pytest.raises(TraceError, match=r"holds no attachment 'noise' \(json\)"):
-        trace.attachment_json("noise")
-
-
-@pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "é"])
-def test_an_attachment_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
-    with (
-        TraceWriter(tmp_path / "t", {}) as writer,
-        pytest.raises(TraceError, match="cannot name an attachment"),
-    ):
-        writer.attach_json(name, 1)
-
-
-def test_an_attachment_is_written_once(tmp_path: Path) -> None:
-    with TraceWriter(tmp_path / "t", {}) as writer:
-        writer.attach_json("a", 1)
-        with pytest.raises(TraceError, match="has an attachment 'a' already"):
-            writer.attach("a", {})
-
-
-def test_what_has_no_plain_bytes_is_refused_and_the_trace_goes_on(
-    tmp_path: Path, call_at: Callable[..., Call]
-) -> None:
-    with TraceWriter(tmp_path / "t", {}) as writer:
-        with pytest.raises(TraceError, match=r"output: cannot record a torch.sparse_coo float32"):
-            writer.add(call_at(0, "a"), {"output": torch.ones(2).to_sparse()})
-        with pytest.raises(TraceError, match="tensor on meta"):
-            writer.attach("a", {"x": torch.ones(2, device="meta")})
-        with pytest.raises(TraceError, match=r"constants are no JSON: .*dtype"):
-            writer.add(call_at(1, "b", constants={"input.dtype": torch.float32}), {})
-        writer.add(call_at(2, "c"), {"output": torch.ones(2)})
-    assert [call.site.module for call in Trace.open(tmp_path / "t").calls] == ["c"]
-
-
-def test_a_call_is_recorded_once(tmp_path: Path, call_at: Callable[..., Call]) -> None:
-    with TraceWriter(tmp_path / "t", {}) as writer:
-        writer.add(call_at(0), {})
-        with pytest.raises(TraceError, match="recorded twice"):
-            writer.add(call_at(1), {})
-
-
-def test_what_the_trace_does_not_hold_is_named_with_what_it_holds(
-    two_steps: Path, call_at: Callable[..., Call]
-) -> None:
-    trace = Trace.open(two_steps)
-    with pytest.raises(TraceError, match=r"holds no a:input\.x forward step 0; it holds: output"):
-        trace.tensor(trace.calls[0], "input.x")
-    with pytest.raises(TraceError, match=r"holds no call .*it holds: a:\* forward step 0, "):
-        trace.tensor(call_at(0, "a", 9), "output")
 
 
 def test_inputs_hash_tells_other_inputs_and_nothing_else(
