@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from assay.generate.judging import Judgement
 
 WORKER = "assay.generate.worker"
+# What both sides import before they run: a check then pays for it once.
+PRELOAD = ("assay.generate.preload",)
 VERDICT_FILE = "verdict.json"
 MEASUREMENTS_FILE = "measurements.jsonl"
 
@@ -39,7 +41,7 @@ class GenerateCheck:
 def capture(request: CaptureRequest, folder: Path, progress: Progress) -> Answer:
     """Capture a golden in a process of its own; logs go to `folder`."""
     wrapped = {"kind": "capture", "request": request.model_dump()}
-    return run_process(WORKER, wrapped, folder, name="reference", progress=progress)
+    return run_process(WORKER, wrapped, folder, name="reference", progress=progress, preload=PRELOAD)
 
 
 def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Verdict:
@@ -75,6 +77,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         folder,
         name="candidate",
         progress=progress,
+        preload=PRELOAD,
     )
     judgement = judge(golden, candidate_dtype, folder / "candidate", answer, check.limits)
     verdict = judgement.verdict
@@ -120,7 +123,7 @@ def find_operation(
             remote_code=check.remote_code,
         )
         wrapped = {"kind": "closer", "request": closer.model_dump()}
-        run_process(WORKER, wrapped, folder, name=f"operations-{name}", progress=progress)
+        run_process(WORKER, wrapped, folder, name=f"operations-{name}", progress=progress, preload=PRELOAD)
         trace = Trace.open(closer.folder)
         for part in ("candidate",) if request else ("yardstick", "noise"):
             names = trace.attachment_json(f"{part}-names")

@@ -7,17 +7,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from assay.errors import MachineError, UsageError
 from assay.runs.errors import DiskError, ProcessError
 from assay.runs.folders import write_whole
 from assay.runs.progress import Progress, WireReader
 from assay.runs.worker import GRACE_SECONDS
+
+if TYPE_CHECKING:
+    from assay.runs.forking import ForkedProcess
+
+    _Process = subprocess.Popen[bytes] | ForkedProcess
 
 # Longer lines are cut: a process that writes no newline must not fill the memory of its parent.
 _LONGEST_LINE_BYTES = 1 << 16
@@ -40,6 +45,7 @@ def run_process(
     name: str,
     progress: Progress,
     environment: Mapping[str, str] | None = None,
+    preload: Sequence[str] = (),
 ) -> Answer:
     """Run `python -m module`, which calls `assay.runs.worker.serve`, and wait for its answer.
 
@@ -58,6 +64,8 @@ def run_process(
         name: what the process is to the user, such as "candidate".
         progress: shows how far the process is.
         environment: variables to set on top of this process's own.
+        preload: modules that take long to import. Given, the process is forked from one that
+            has imported them and done nothing else; later calls share it.
 
     Raises: UsageError or MachineError as the process raised it, in its words; ProcessError with
         the end of its log if it died; DiskError if the folder cannot be written.
@@ -73,15 +81,7 @@ def run_process(
         raise DiskError.refused(log_file, error) from error
     started = time.monotonic()
     with log:
-        process = subprocess.Popen(
-            # -P: files in the working directory must not stand in for modules of ours.
-            [sys.executable, "-P", "-m", module, str(request_file.resolve())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {})},
-            process_group=0,
-        )
+        process = _start(module, request_file, environment or {}, preload)
         listener = threading.Thread(
             target=_listen, args=(process, log, name, progress), daemon=True
         )
@@ -98,8 +98,26 @@ def run_process(
     return answer
 
 
+def _start(
+    module: str, request_file: Path, environment: Mapping[str, str], preload: Sequence[str]
+) -> "_Process":
+    if preload:
+        from assay.runs.forking import start_forked
+
+        return start_forked(module, str(request_file.resolve()), environment, preload)
+    return subprocess.Popen(
+        # -P: files in the working directory must not stand in for modules of ours.
+        [sys.executable, "-P", "-m", module, str(request_file.resolve())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **environment},
+        process_group=0,
+    )
+
+
 def _listen(
-    process: subprocess.Popen[bytes], log: IO[bytes], name: str, progress: Progress
+    process: "_Process", log: IO[bytes], name: str, progress: Progress
 ) -> None:
     def take_text(text: str) -> None:
         with suppress(OSError):  # a full disk must not stop the process that is heard
@@ -119,7 +137,7 @@ def _listen(
         stream.close()
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
+def _end_group(process: "_Process") -> None:
     """End the process if it still runs, and every child that it left behind."""
     try:
         if process.poll() is None:
@@ -133,7 +151,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
             process.stdin.close()
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def _signal_group(process: "_Process", number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 

@@ -145,7 +145,8 @@ class WireProgress(Progress):
         try:
             yield task
         finally:
-            task.show()
+            if task.done:
+                task.show()
             self.send({"task": key, "end": True})
 
     def note(self, text: str) -> None:

@@ -37,7 +37,7 @@ def serve(work: Work) -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     # Not when it is started by hand, from its request file: then the group is not its own.
     if os.getppid() == envelope["parent"] and os.getpgrp() == os.getpid():
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        threading.Thread(target=end_with_parent, daemon=True).start()
     answer: dict[str, Any]
     try:
         answer = {"result": work(envelope["request"], WireProgress(os.dup(sys.stderr.fileno())))}
@@ -69,7 +69,8 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Wait until the parent ends, then end this process group."""
     # The parent holds the other end of standard input and writes nothing. By descriptor: a thread
     # that is blocked inside of sys.stdin makes the interpreter abort when it ends.
     try:

@@ -1,0 +1,8 @@
+"""Imported by the fork server of a check: what both sides need, and nothing that runs."""
+
+import transformers.models.auto.modeling_auto
+import transformers.models.llama.modeling_llama  # what decoders have in common
+
+import assay.generate.candidate
+import assay.generate.closer
+import assay.generate.golden  # noqa: F401 - imported for those that are forked

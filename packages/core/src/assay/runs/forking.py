@@ -1,0 +1,100 @@
+"""Processes forked from one that has the slow imports behind it.
+
+Importing torch and transformers takes longer than a small check. A fork server imports them once;
+every process forked from it is as fresh as a new one, because nothing but imports ever ran there.
+"""
+
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.reduction import DupFd
+from typing import IO, Any, cast
+
+from assay.runs.worker import end_with_parent
+
+
+class ForkedProcess:
+    """A forked process with the members of `subprocess.Popen` that its owner uses."""
+
+    def __init__(
+        self, process: ForkServerProcess, stdin: IO[bytes], stdout: IO[bytes]
+    ) -> None:
+        self._process = process
+        self.pid = cast("int", process.pid)
+        self.stdin = stdin
+        self.stdout = stdout
+
+    def poll(self) -> int | None:
+        """The exit code, None while it runs; negative after a signal."""
+        self._process.join(0)
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end. Raises: subprocess.TimeoutExpired."""
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired(f"pid {self.pid}", timeout or 0.0)
+        return code
+
+
+def start_forked(
+    module: str, request_file: str, environment: Mapping[str, str], preload: Sequence[str]
+) -> ForkedProcess:
+    """Run `module` as `python -m` would, in a group of its own; both output streams are one pipe.
+
+    preload: modules that the fork server imports. The first caller decides.
+    """
+    context: ForkServerContext = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preload))
+    output, child_output = os.pipe()
+    child_input, stdin = os.pipe()
+    try:
+        process = context.Process(
+            target=_run,
+            args=(module, request_file, dict(environment), _Inherited(child_input, child_output)),
+            daemon=False,
+        )
+        process.start()
+    finally:
+        os.close(child_output)
+        os.close(child_input)
+    return ForkedProcess(process, os.fdopen(stdin, "wb"), os.fdopen(output, "rb"))
+
+
+class _Inherited:
+    """Two descriptors that travel to the child."""
+
+    def __init__(self, *descriptors: int) -> None:
+        self._descriptors = descriptors
+
+    def __getstate__(self) -> list[Any]:
+        return [DupFd(descriptor) for descriptor in self._descriptors]
+
+    def __setstate__(self, state: list[Any]) -> None:
+        self._descriptors = tuple(item.detach() for item in state)
+
+    def become_standard_streams(self) -> None:
+        """Standard input is the first, standard output and error are the second."""
+        source, sink = self._descriptors
+        os.dup2(source, 0)
+        os.dup2(sink, 1)
+        os.dup2(sink, 2)
+        for descriptor in {source, sink} - {0, 1, 2}:
+            os.close(descriptor)
+
+
+def _run(
+    module: str, request_file: str, environment: dict[str, str], streams: _Inherited
+) -> None:
+    os.setpgid(0, 0)
+    streams.become_standard_streams()
+    os.environ.update(environment)
+    sys.argv = [module, request_file]
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    runpy.run_module(module, run_name="__main__", alter_sys=False)
