@@ -4,7 +4,16 @@ import math
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from assay.sites import Phase
 
@@ -29,6 +38,22 @@ def _to_json(value: float) -> float | str:
         return "nan"
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
+    return value
+
+
+def _to_json_values(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    if isinstance(value, float):
+        return _to_json(value)
+    if isinstance(value, dict):
+        return {key: _to_json_values(item) for key, item in value.items()}
+    return value
+
+
+def _from_json_values(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    if isinstance(value, str) and value in ("inf", "-inf", "nan"):
+        return float(value)
+    if isinstance(value, dict):
+        return {key: _from_json_values(item) for key, item in value.items()}
     return value
 
 
@@ -90,6 +115,15 @@ class Level(Record):
     verdict: Outcome | None
     reason: str | None = None
     compared: int = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_details(cls, data: Any) -> Any:  # noqa: ANN401 - whatever is to be validated
+        return _from_json_values(data)
+
+    @model_serializer(mode="wrap", when_used="json")
+    def _write_details(self, write: SerializerFunctionWrapHandler) -> Any:  # noqa: ANN401 - JSON
+        return write(self) | _to_json_values(self.model_extra or {})
 
 
 class Unmatched(Record):
