@@ -19,7 +19,9 @@ from assay.locating.masks import (
 )
 from assay.locating.routing import find_scores, near_tie_rows
 from assay.recording.caches import CacheWatch
+from assay.recording.changes import ChangeWatch
 from assay.recording.hooks import Entry
+from assay.recording.identity import TensorMap
 from assay.recording.nested import iterate_leaves, iterate_tensors, map_tensors
 from assay.recording.rounding import Border
 from assay.recording.timeline import RowIndex, RowLayout
@@ -71,6 +73,7 @@ class _Matched:
     call: Call
     rows: RowMap | None
     caches: dict[Any, Any]
+    changes: ChangeWatch | None = None
     seen: set[str] = field(default_factory=set)
     excluded: Tensor | None = None  # rows of a router whose choice is a near tie
 
@@ -89,7 +92,7 @@ class Replayer:
     pointwise: frozenset[str] = frozenset()
     results: ReplayResults = field(default_factory=ReplayResults)
     source: BatchSource = field(default_factory=lambda: BatchSource(0))
-    _handed_on: dict[int, tuple[Tensor, str]] = field(default_factory=dict)
+    _handed_on: TensorMap[str] = field(default_factory=TensorMap)  # handed on -> its content
     _caches: CacheWatch = field(default_factory=CacheWatch)
     _index: RowIndex = field(default_factory=lambda: RowIndex(None))
     _called: set[CallSite] = field(default_factory=set)
@@ -117,12 +120,14 @@ class Replayer:
             )
         self._supply_masks(entry)
         matched.caches = self._caches.snapshot(entry.arguments)
+        matched.changes = ChangeWatch(entry.arguments)
 
     def leave(self, entry: Entry, output: Any) -> Any:  # noqa: ANN401 - see Listener
         """Compare and replace the results of a call that the trace knows."""
         matched: _Matched | None = entry.state
         if matched is None:
             return output
+        self._meet_changes(entry)
         matched.excluded = self._near_ties(entry, output)
         output = map_tensors(
             output, "output", lambda port, tensor: self._meet(entry, port, tensor)
@@ -182,8 +187,7 @@ class Replayer:
             return actual
         matched.seen.add(port)
         key = self.trace.stored(matched.call, port).digest
-        known = self._handed_on.get(id(actual))
-        if known is not None and known[1] == key:
+        if self._handed_on.get(actual) == key:
             self.results.num_identical += 1
             return actual
         expected = self.source.select(self.trace.tensor(matched.call, port), matched.call.rows)
@@ -196,8 +200,25 @@ class Replayer:
             return actual
         self._measure(result, matched, value, expected)
         fed = self.border.hand_on(expected, actual.dtype).to(actual.device)
-        self._handed_on[id(fed)] = (fed, key)
+        self._handed_on.put(fed, key)
         return fed
+
+    def _meet_changes(self, entry: Entry) -> None:
+        """Arguments changed in place: what is not changed in the reference must not be here."""
+        matched: _Matched = entry.state
+        if matched.changes is None:
+            return
+        for port, tensor in matched.changes.changed():
+            self._handed_on.forget(tensor)
+            value = tensor.clone()
+            name = f"changed.{port}"
+            if name not in matched.call.ports:
+                result = self._result(entry, name, value)
+                result.exact.add(value.numel(), value.numel())
+                continue
+            fed = self._meet(entry, name, value)
+            if fed is not value:
+                tensor.copy_(fed)
 
     def _measure(
         self, result: PortResult, matched: _Matched, actual: Tensor, expected: Tensor

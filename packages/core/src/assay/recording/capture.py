@@ -3,12 +3,16 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from assay.recording.caches import CacheWatch
+from assay.recording.changes import ChangeWatch
 from assay.recording.hooks import Entry
-from assay.recording.nested import constants, map_tensors
+from assay.recording.nested import constants, iterate_tensors, map_tensors
+from assay.recording.identity import TensorMap
 from assay.recording.rounding import Border
+from assay.sites import Call
 from assay.trace import TraceWriter
 
 
@@ -19,6 +23,7 @@ class _Pending:
     tensors: dict[str, Tensor]
     constants: dict[str, object]
     caches: dict[Any, Any]
+    changes: ChangeWatch
 
 
 @dataclass
@@ -27,7 +32,7 @@ class Recorder:
 
     writer: TraceWriter
     border: Border = field(default_factory=Border)
-    _known: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # handed on -> stored
+    _known: TensorMap[Tensor] = field(default_factory=TensorMap)  # handed on -> stored
     _caches: CacheWatch = field(default_factory=CacheWatch)
 
     def enter(self, entry: Entry) -> None:
@@ -43,6 +48,7 @@ class Recorder:
             tensors,
             constants(entry.arguments, "input"),
             self._caches.snapshot(entry.arguments),
+            ChangeWatch(entry.arguments),
         )
 
     def leave(self, entry: Entry, output: Any) -> Any:  # noqa: ANN401 - see Listener
@@ -56,6 +62,14 @@ class Recorder:
                 return tensor
             return self._pass(pending.tensors, port, tensor)
 
+        for port, tensor in pending.changes.changed():
+            if self.border.stored is None:
+                # What was kept is the tensor itself: its value before the call is lost.
+                pending.tensors.pop(f"input.{port}", None)
+            self._known.forget(tensor)
+            handed_on = self._pass(pending.tensors, f"changed.{port}", tensor)
+            if handed_on is not tensor:
+                tensor.copy_(handed_on)
         output = map_tensors(output, "output", pass_result)
         for addition in self._caches.additions(entry.arguments, pending.caches, length):
             handed_on = self._pass(pending.tensors, addition.port, addition.tensor)
@@ -72,16 +86,16 @@ class Recorder:
         self.writer.flush()
 
     def _pass(self, tensors: dict[str, Tensor], port: str, value: Tensor) -> Tensor:
-        known = self._known.get(id(value))
+        known = self._known.get(value)
         if known is not None:
-            tensors[port] = known[1]
+            tensors[port] = known
             return value
         stored = self.border.store(value.detach())
         tensors[port] = stored
         handed_on = value
         if self.border.rounded is not None and value.is_floating_point():
             handed_on = self.border.hand_on(stored, value.dtype)
-        self._known[id(handed_on)] = (handed_on, stored)
+        self._known.put(handed_on, stored)
         return handed_on
 
 
@@ -97,3 +111,51 @@ def _is_attention_table(port: str, tensor: Tensor, length: int | None) -> bool:
         and tensor.shape[2] == length
         and tensor.shape[3] >= tensor.shape[2]
     )
+
+
+@dataclass
+class StatisticsRecorder:
+    """Writes of every tensor minimum, maximum, mean and norm instead of its values.
+
+    One port each: `output` becomes `output.statistics`, float64 of shape (4,).
+    """
+
+    writer: TraceWriter
+    _known: TensorMap[Tensor] = field(default_factory=TensorMap)  # seen -> its statistics
+    _pending: list[tuple[Call, dict[str, Tensor]]] = field(default_factory=list)
+
+    def enter(self, entry: Entry) -> None:
+        """Measure the arguments."""
+        entry.state = {}
+        for name, value in entry.arguments.items():
+            for port, tensor in iterate_tensors(value, f"input.{name}"):
+                self._measure(entry.state, port, tensor)
+
+    def leave(self, entry: Entry, output: Any) -> Any:  # noqa: ANN401 - see Listener
+        """Measure the results."""
+        for port, tensor in iterate_tensors(output, "output"):
+            self._measure(entry.state, port, tensor)
+        self._pending.append((entry.call, entry.state))
+        return output
+
+    def finish_root(self, entry: Entry) -> None:
+        """Write what was measured."""
+        del entry
+        for call, tensors in self._pending:
+            self.writer.add(replace(call, ports=tuple(tensors)), tensors)
+        self._pending.clear()
+        self._known.clear()
+        self.writer.flush()
+
+    def _measure(self, tensors: dict[str, Tensor], port: str, value: Tensor) -> None:
+        if not value.is_floating_point() or not value.numel():
+            return
+        known = self._known.get(value)
+        if known is None:
+            flat = value.detach()
+            low, high = torch.aminmax(flat)
+            norm = torch.linalg.vector_norm(flat)
+            parts = torch.stack([low, high, flat.mean(), norm])
+            known = parts.double().cpu()
+            self._known.put(value, known)
+        tensors[f"{port}.statistics"] = known

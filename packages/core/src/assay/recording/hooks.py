@@ -150,19 +150,24 @@ class Watch:
     def _begin_root(self, arguments: dict[str, Any]) -> None:
         self.step += 1
         self._counts.clear()
-        length = _sequence_length(arguments)
-        if self.timeline is None or length is None:
+        ids = _sequence(arguments)
+        if ids is None:
             self._rows = None
             return
-        self._rows = self.timeline.rows(self._column, length)
-        self._column += length
+        timeline = self.timeline
+        if timeline is None:
+            timeline = Timeline.of_call(ids, arguments.get("attention_mask"))
+            self._column = timeline.positions.shape[1] - ids.shape[1]
+        self._rows = timeline.rows(self._column, ids.shape[1])
+        self._column += ids.shape[1]
 
 
-def _sequence_length(arguments: dict[str, Any]) -> int | None:
+def _sequence(arguments: dict[str, Any]) -> torch.Tensor | None:
+    """The argument that has the tokens of the call, (B, T) or (B, T, C)."""
     for name in ("input_ids", "inputs_embeds", "decoder_input_ids"):
         tensor = arguments.get(name)
         if isinstance(tensor, torch.Tensor) and tensor.ndim >= 2:
-            return tensor.shape[1]
+            return tensor
     return None
 
 

@@ -29,6 +29,20 @@ class Timeline:
         mask = torch.cat([attention_mask_BT, new], dim=1)
         return cls(prompts, (mask.cumsum(1) - 1).masked_fill(mask == 0, -1))
 
+    @classmethod
+    def of_call(cls, tokens: Tensor, attention_mask: object) -> Self:
+        """What a single forward call tells: its mask, if it has one of (B, past + T), or nothing.
+
+        tokens: (B, T) ids or (B, T, C) embeddings.
+        """
+        batch, length = tokens.shape[:2]
+        if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
+            mask = attention_mask.detach().cpu()
+            if mask.shape[0] == batch and mask.shape[1] >= length:
+                return cls.of_batch(tuple(range(batch)), mask.long(), 0)
+        positions = torch.arange(length).expand(batch, length)
+        return cls(tuple(range(batch)), positions)
+
     def rows(self, start: int, length: int) -> RowMap:
         """The row map of a forward call over the columns from `start`."""
         part = self.positions[:, start : start + length]
