@@ -31,7 +31,8 @@ def load_object(reference: str) -> Callable[..., Any]:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        del sys.modules[spec.name]
         raise PluginError(
             f"{reference}: importing {path} raised {type(error).__name__}: {error}"
         ) from error

@@ -15,6 +15,7 @@ _WRAPPER_SEGMENTS = re.compile(
     r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$)"
 )
 _WRAPPER_PREFIXES = ("module.", "base_model.model.")
+_WRAPPERS = ("module", "base_model", "base_model.model")
 
 
 def unwrapped_path(path: str) -> str:
@@ -26,7 +27,7 @@ def unwrapped_path(path: str) -> str:
     path = _WRAPPER_SEGMENTS.sub("", path).rstrip(".")
     while path.startswith(_WRAPPER_PREFIXES):
         path = path.removeprefix("module.").removeprefix("base_model.model.")
-    return "" if path == "module" else path
+    return "" if path in _WRAPPERS else path
 
 
 @dataclass(frozen=True, slots=True, order=True)

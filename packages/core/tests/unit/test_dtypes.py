@@ -1,0 +1,54 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from assay.dtypes import FORMATS, float_format
+from assay.errors import UsageError
+
+TORCH_NAMES = sorted(FORMATS.keys() - {"tf32"})
+
+
+@pytest.mark.parametrize("name", TORCH_NAMES)
+def test_formats_agree_with_torch_finfo(name: str) -> None:
+    info = torch.finfo(getattr(torch, name))
+    format_ = float_format(name)
+
+    assert format_.size_bytes * 8 == info.bits
+    assert format_.unit_roundoff == info.eps / 2
+    assert format_.smallest_normal == info.smallest_normal
+    assert format_.largest == info.max
+
+
+def test_tf32_has_the_range_of_float32_and_the_precision_of_float16() -> None:
+    tf32 = float_format("tf32")
+
+    assert tf32.unit_roundoff == 2.0**-11
+    assert tf32.smallest_normal == 2.0**-126
+    # 10 explicit fraction bits, largest exponent 127.
+    assert tf32.largest == (1 + 1023 / 1024) * 2.0**127
+
+
+@pytest.mark.parametrize("name", TORCH_NAMES)
+def test_unit_roundoff_bounds_the_error_of_rounding_and_is_reached_at_a_tie(name: str) -> None:
+    unit = float_format(name).unit_roundoff
+    if unit < 2.0**-53:
+        pytest.skip("no wider format to take the value from")
+    dtype = getattr(torch, name)
+    halfway = torch.tensor(1 + unit, dtype=torch.float64)
+
+    error = float(halfway.to(dtype).double() - halfway)
+
+    assert error == -unit if name != "float64" else error == 0.0
+
+
+def test_unknown_format_names_those_that_are_known() -> None:
+    with pytest.raises(UsageError, match="unknown dtype 'float12'; known: float64, float32, tf32"):
+        float_format("float12")
+
+
+def test_formats_need_no_torch() -> None:
+    code = "import sys, assay.dtypes, assay.sites, assay.verdicts; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

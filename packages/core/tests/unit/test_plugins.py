@@ -1,0 +1,96 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from assay.errors import UsageError
+from assay.plugins import PluginError, load_object
+
+
+WriteFile = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> WriteFile:
+    def write_file(text: str, name: str = "plugin.py") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write_file
+
+
+def test_function_of_a_file_is_found(write: WriteFile) -> None:
+    path = write("def twice(x):\n    return 2 * x\n")
+
+    assert load_object(f"{path}:twice")(21) == 42
+
+
+def test_classes_with_annotations_of_their_own_file_work(write: WriteFile) -> None:
+    path = write(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n\n"
+        "@dataclass\nclass Pair:\n    left: int\n    right: int\n"
+    )
+
+    assert load_object(f"{path}:Pair")(1, 2).right == 2
+
+
+def test_files_of_one_name_in_two_folders_are_two_modules(write: WriteFile) -> None:
+    first = load_object(f"{write('def f(): return g()', 'a/plugin.py')}:f")
+    source = "def g(): return 2\ndef f(): return g()"
+    second = load_object(f"{write(source, 'b/plugin.py')}:f")
+
+    assert second() == 2
+    with pytest.raises(NameError):
+        first()
+
+
+@pytest.mark.parametrize(
+    "reference", ["plugin.py", "plugin.py:", ":func", "plugin.txt:func", "func", ""]
+)
+def test_reference_of_another_form_is_refused(reference: str) -> None:
+    with pytest.raises(PluginError, match="is not of the form FILE.py:NAME"):
+        load_object(reference)
+
+
+def test_absent_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match="there is no file .*absent.py"):
+        load_object(f"{tmp_path / 'absent.py'}:f")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("1 / 0\n", "ZeroDivisionError: division by zero"),
+        ("def f(:\n", "SyntaxError: invalid syntax"),
+        ("import no_such_package_of_ours\n", "ModuleNotFoundError: No module named"),
+    ],
+    ids=["raises", "syntax", "import"],
+)
+def test_file_that_cannot_be_imported_says_why(write: WriteFile, text: str, error: str) -> None:
+    path = write(text)
+
+    with pytest.raises(PluginError, match=f"importing .*plugin.py raised {error}"):
+        load_object(f"{path}:f")
+
+
+def test_file_that_exits_is_an_error_and_does_not_end_the_process(write: WriteFile) -> None:
+    path = write("import sys\nsys.exit(0)\n")
+
+    with pytest.raises(PluginError, match="SystemExit"):
+        load_object(f"{path}:f")
+
+
+def test_lacking_function_lists_what_is_there(write: WriteFile) -> None:
+    path = write("def plant(model): ...\nlimit = 3\n")
+
+    with pytest.raises(PluginError, match="has no function plan; it has: plant$"):
+        load_object(f"{path}:plan")
+
+
+def test_value_that_cannot_be_called_is_refused(write: WriteFile) -> None:
+    path = write("limit = 3\n")
+
+    with pytest.raises(UsageError, match="limit"):
+        load_object(f"{path}:limit")
