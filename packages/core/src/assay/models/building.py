@@ -25,9 +25,9 @@ from assay.models.micro import BOS_ID, MASK_ID, PROVENANCE, Recipe, find_recipe
 
 Progress = Callable[[int, int, float], None]
 
-_ROWS, _TOKENS = 16, 256
-# Every eighth batch is long, so that positions over 1,000 are not foreign to the model.
-_LONG_EVERY, _LONG_ROWS, _LONG_TOKENS = 8, 2, 1088
+_ROWS, _TOKENS = 4, 256
+# Every 16th batch is long, so that positions over 1,000 are not foreign to the model.
+_LONG_EVERY, _LONG_ROWS, _LONG_TOKENS = 16, 1, 1088
 _WARM_UP_SHARE = 0.06
 _MASKED_SHARE = 0.15
 _HELD_OUT_BYTES = 2**16
@@ -101,6 +101,7 @@ def _train(model: nn.Module, recipe: Recipe, text: Tensor, seed: int, progress: 
         [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
         lr=recipe.learning_rate,
         betas=(0.9, 0.98),
+        fused=True,
     )
     warm_up = max(1, int(recipe.steps * _WARM_UP_SHARE))
 

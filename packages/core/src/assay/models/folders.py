@@ -66,27 +66,45 @@ def write_untrained(recipe: Recipe, seed: int, folder: Path) -> None:
     save_model(model, folder)
 
 
+def fetch_config(name: str) -> Path:
+    """The folder with the configuration of hub model `name`, without its weights."""
+    from huggingface_hub import hf_hub_download
+
+    with _hub_errors(name):
+        return Path(hf_hub_download(name, "config.json")).parent
+
+
 def _download(name: str, remote_code: RemoteCode) -> Path:
     from huggingface_hub import snapshot_download
+
+    patterns = _PATTERNS + (["*.py"] if remote_code == "trust" else [])
+    with _hub_errors(name):
+        folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
+        if not any(folder.glob("*.safetensors")):
+            snapshot_download(name, allow_patterns=["*.bin"], ignore_patterns=["*/*"])
+    return folder
+
+
+@contextmanager
+def _hub_errors(name: str) -> Iterator[None]:
     from huggingface_hub.errors import (
+        EntryNotFoundError,
         GatedRepoError,
         HfHubHTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
     )
 
-    patterns = _PATTERNS + (["*.py"] if remote_code == "trust" else [])
     try:
-        folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
-        if not any(folder.glob("*.safetensors")):
-            snapshot_download(name, allow_patterns=["*.bin"], ignore_patterns=["*/*"])
-    except (RepositoryNotFoundError, GatedRepoError) as error:
-        raise UsageError(
-            f"model {name!r}: no such folder here, and the hub says: {error.__class__.__name__}"
-        ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        yield
+    except (LocalEntryNotFoundError, ConnectionError) as error:
         raise MachineError(
             f"model {name!r}: no such folder here, not in the local hub cache, and the hub cannot"
             f" be reached ({error.__class__.__name__})"
         ) from error
-    return folder
+    except (RepositoryNotFoundError, GatedRepoError, EntryNotFoundError) as error:
+        raise UsageError(
+            f"model {name!r}: no such folder here, and the hub says {error.__class__.__name__}"
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise MachineError(f"model {name!r} cannot be fetched from the hub: {error}") from error

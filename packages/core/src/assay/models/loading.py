@@ -11,6 +11,7 @@ from torch import nn
 
 from assay.errors import MachineError, UsageError
 from assay.models import checkpoint
+from assay.models.configs import find_model_class, first_line, load_config
 from assay.models.folders import RemoteCode, local_folder
 from assay.models.pickled import pickled_dtype, pickled_hash
 from assay.models.quiet import quiet_transformers
@@ -86,7 +87,7 @@ def load_model(
         experts = "eager"
     with local_folder(source, remote_code) as folder, quiet_transformers():
         tensors = checkpoint.read_tensors(folder)
-        config = _load_config(folder, remote_code)
+        config = load_config(folder, remote_code)
         load_dtype = DTYPES[rounded_to or dtype]
         if load_dtype is torch.float64 and not (tensors and checkpoint.holds_float64(tensors)):
             # Every stored value is a float32 too, and buffers are then computed as usual.
@@ -130,49 +131,6 @@ def load_model(
     )
 
 
-def _load_config(folder: Path, remote_code: RemoteCode) -> Any:  # noqa: ANN401 - any model's
-    from transformers import CONFIG_MAPPING, AutoConfig
-
-    path = folder / "config.json"
-    if not path.is_file():
-        raise UsageError(f"model folder {folder} has no config.json")
-    raw = checkpoint.read_json(path)
-    model_type = raw.get("model_type")
-    if "auto_map" in raw and remote_code == "refuse" and model_type not in CONFIG_MAPPING:
-        raise UsageError(
-            f"{path}: model_type {model_type!r} needs code that comes with the model;"
-            " read it, then allow it with --trust-remote-code"
-        )
-    if "auto_map" not in raw and model_type not in CONFIG_MAPPING:
-        raise UsageError(f"{path}: model_type {model_type!r} is unknown to transformers")
-    try:
-        config = AutoConfig.from_pretrained(
-            folder, trust_remote_code=remote_code == "trust", local_files_only=True
-        )
-    except Exception as error:  # any: each configuration class validates in its own way
-        raise UsageError(f"{path} is refused by transformers: {_first_line(error)}") from error
-    if getattr(config, "is_encoder_decoder", False):
-        raise UsageError(f"{path}: encoder-decoder models ({model_type}) are not supported")
-    return config
-
-
-def _model_class(folder: Path, config: Any, remote_code: RemoteCode) -> Any:  # noqa: ANN401
-    import transformers
-
-    if getattr(config, "auto_map", None) and remote_code == "trust":
-        masked = "AutoModelForMaskedLM" in config.auto_map
-        return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
-    name = (config.architectures or [None])[0]
-    if name is None:
-        return transformers.AutoModelForCausalLM
-    found = getattr(transformers, name, None)
-    if found is None:
-        raise UsageError(
-            f"{folder / 'config.json'}: architectures: {name!r} is unknown to transformers"
-        )
-    return found
-
-
 def _implementations(attention: str | None, experts: str | None) -> dict[str, str]:
     named = {"attn_implementation": attention, "experts_implementation": experts}
     return {key: value for key, value in named.items() if value is not None}
@@ -185,7 +143,7 @@ def _load_weights(
     implementations: dict[str, str],
     remote_code: RemoteCode,
 ) -> tuple[Any, list[str]]:
-    model_class = _model_class(folder, config, remote_code)
+    model_class = find_model_class(folder, config, remote_code)
     trusted = {"trust_remote_code": True} if remote_code == "trust" else {}
     try:
         # Mismatched sizes are let through here only to be refused by name below.
@@ -200,10 +158,10 @@ def _load_weights(
             **trusted,
         )
     except torch.OutOfMemoryError as error:
-        raise MachineError(f"not enough memory for {folder}: {_first_line(error)}") from error
+        raise MachineError(f"not enough memory for {folder}: {first_line(error)}") from error
     except (OSError, RuntimeError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise UsageError(
-            f"{folder} cannot be loaded as {model_class.__name__}: {_first_line(error)}"
+            f"{folder} cannot be loaded as {model_class.__name__}: {first_line(error)}"
         ) from error
     _refuse_incomplete(folder, info)
     if module.get_output_embeddings() is None:
@@ -264,8 +222,3 @@ def _pad_token_id(own: int | None, config: Any, eos_token_ids: tuple[int, ...]) 
 def _some(names: list[str]) -> str:
     more = len(names) - _NAMES_SHOWN
     return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else error.__class__.__name__

@@ -36,7 +36,7 @@ class Recipe:
     model_type: str
     architecture: str
     settings: Mapping[str, object]
-    steps: int = 480
+    steps: int = 1600
     learning_rate: float = 4e-3
     masked: bool = False
 
@@ -55,6 +55,9 @@ _SHAPE = {
     "pad_token_id": PAD_ID,
     "bos_token_id": BOS_ID,
     "eos_token_id": EOS_ID,
+    # About 1/sqrt(hidden size). With the usual 0.02, made for large models, the loss after 480
+    # steps of 2,048 tokens was 2.07 nats per byte instead of 1.68.
+    "initializer_range": 0.1,
 }
 _DECODER = _SHAPE | {"num_key_value_heads": 2, "intermediate_size": 256}
 
@@ -74,7 +77,7 @@ RECIPES: Mapping[str, Recipe] = {
             "mistral",
             "MistralForCausalLM",
             _DECODER | {"tie_word_embeddings": False, "sliding_window": 32},
-            steps=450,
+            steps=1400,
         ),
         Recipe(
             "gemma2",
@@ -91,7 +94,7 @@ RECIPES: Mapping[str, Recipe] = {
                 "attn_logit_softcapping": 10.0,
                 "final_logit_softcapping": 12.0,
             },
-            steps=270,
+            steps=800,
         ),
         Recipe(
             "mixtral",
@@ -106,7 +109,7 @@ RECIPES: Mapping[str, Recipe] = {
                 "sliding_window": None,
                 "tie_word_embeddings": False,
             },
-            steps=420,
+            steps=1300,
         ),
         Recipe(
             "bert",
@@ -121,6 +124,7 @@ RECIPES: Mapping[str, Recipe] = {
                 "hidden_dropout_prob": 0.0,
                 "attention_probs_dropout_prob": 0.0,
             },
+            steps=2000,
             masked=True,
         ),
     )

@@ -1,11 +1,10 @@
 """How large a model is, found out before anything large is loaded."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from assay.errors import UsageError
-from assay.models.checkpoint import read_json, read_tensors, weight_files
+from assay.models.checkpoint import read_tensors, weight_files
+from assay.models.folders import fetch_config
 from assay.models.quiet import quiet_transformers
 from assay.models.sources import ModelSource, resolve_model
 
@@ -44,33 +43,17 @@ def _count_on_meta(source: ModelSource) -> tuple[int, int]:
     import transformers
 
     from assay.models.assembling import new_config
+    from assay.models.configs import load_config
 
-    with quiet_transformers(), torch.device("meta"):
+    with quiet_transformers():
         if source.recipe is not None:
             config = new_config(source.recipe)
             config.dtype = torch.bfloat16
         else:
-            config = transformers.AutoConfig.from_pretrained(_config_folder(source))
-        auto_model: Any = transformers.AutoModel
-        model_class = getattr(transformers, (config.architectures or [""])[0], None)
-        model: torch.nn.Module = (
-            model_class(config) if model_class else auto_model.from_config(config)
-        )
-    return sum(value.numel() for value in model.parameters()), (
-        config.dtype or torch.float32
-    ).itemsize
-
-
-def _config_folder(source: ModelSource) -> Path:
-    if source.folder is not None:
-        read_json(source.folder / "config.json")
-        return source.folder
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(source.reference, "config.json")).parent
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"model {source.reference!r}: no such folder, and no config.json on the hub"
-            f" ({error.__class__.__name__})"
-        ) from error
+            config = load_config(source.folder or fetch_config(source.reference), "refuse")
+        with torch.device("meta"):
+            name = (config.architectures or [""])[0]
+            model_class: Any = getattr(transformers, name, transformers.AutoModel.from_config)
+            model: torch.nn.Module = model_class(config)
+    dtype: torch.dtype = config.dtype or torch.float32
+    return sum(value.numel() for value in model.parameters()), dtype.itemsize
