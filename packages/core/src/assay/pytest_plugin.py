@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Generator
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
@@ -11,11 +12,12 @@ import pytest
 from assay.devices.run_string import Run, parse_run
 from assay.errors import AssayError, UsageError
 from assay.testing.hardware import REQUIRE_HARDWARE, hardware_policy, missing_accelerators
-from assay.testing.marks import AcceleratorMark, WorldMark, read_budget, read_tier
+from assay.testing.marks import AcceleratorMark, MarkError, WorldMark, read_budget, read_tier
 
 if TYPE_CHECKING:
     from assay.devices.base import Device
     from assay.devices.listing import ListedDevice
+    from assay.testing.golden import Golden, Mode
 
 _MARKERS = (
     'accelerator(vendor, count=1): the test needs so many devices of one vendor ("nvidia").',
@@ -33,7 +35,11 @@ class Session:
         self.run = None if run is None else parse_run(run)
         self.world: int = config.getoption("assay_world")
         self.tier: str | None = config.getoption("assay_tier")
+        self.mode: Mode = "capture" if config.getoption("capture_expectation") else "check"
         self.policy = hardware_policy(os.environ)
+        # By file, every collected test that uses the fixture golden. None where the command line
+        # names single tests: those that it leaves out are unknown.
+        self.golden_tests: dict[Path, list[str]] | None = None
         if self.world < 1:
             raise UsageError(f"--assay-world is {self.world}; a world has at least 1 rank")
 
@@ -68,7 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--capture-expectation",
         action="store_true",
-        help="Capture what the fixture golden compares with; such a test fails until run without.",
+        help="Capture what the fixture golden compares with, on a device that is trusted.",
     )
 
 
@@ -95,23 +101,47 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return f"assay: {', '.join(facts)}" if facts else None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of the tier that was asked for."""
-    tier = config.stash[SESSION].tier
+    """Keep the tests of the tier that was asked for; note all that have a golden."""
+    session = config.stash[SESSION]
+    if not any("::" in argument for argument in config.args):
+        session.golden_tests = {}
+        for item in items:
+            if "golden" in getattr(item, "fixturenames", ()):
+                session.golden_tests.setdefault(item.path, []).append(_test_name(item))
+    tier = session.tier
     if tier is None:
         return
-    others = [item for item in items if tier not in _tiers(item)]
-    items[:] = [item for item in items if tier in _tiers(item)]
+    others = [item for item in items if not _is_in_tier(item, tier)]
+    items[:] = [item for item in items if _is_in_tier(item, tier)]
     config.hook.pytest_deselected(items=others)
 
 
-def _tiers(item: pytest.Item) -> set[str]:
-    return {read_tier(mark.args, mark.kwargs) for mark in item.iter_markers("tier")}
+def _is_in_tier(item: pytest.Item, tier: str) -> bool:
+    try:
+        return any(read_tier(mark.args, mark.kwargs) == tier for mark in item.iter_markers("tier"))
+    except MarkError:  # kept, for its set-up to say so
+        return True
+
+
+def _test_name(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[2]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip or fail a test that this machine cannot run."""
-    session = item.config.stash[SESSION]
+    try:
+        _set_up(item, item.config.stash[SESSION])
+    except AssayError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+def _set_up(item: pytest.Item, session: Session) -> None:
+    for mark in item.iter_markers("tier"):
+        read_tier(mark.args, mark.kwargs)
+    for mark in item.iter_markers("budget"):
+        read_budget(mark.args, mark.kwargs)
     for mark in item.iter_markers("world"):
         world = WorldMark.read(mark.args, mark.kwargs)
         if world.size > 1:
@@ -183,6 +213,19 @@ def device(assay_run: Run) -> "Device":
         return open_run(assay_run)
     except AssayError as error:
         pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest, assay_run: Run, tmp_path: Path) -> "Golden":
+    """The golden of this test: `golden.check("micro:llama")`."""
+    from assay.testing.golden import Golden, golden_folder, refuse_stale_goldens
+
+    item: pytest.Item = request.node
+    session = request.config.stash[SESSION]
+    if session.mode == "check" and session.golden_tests is not None:
+        refuse_stale_goldens(item.path, session.golden_tests[item.path])
+    folder = golden_folder(item.path, _test_name(item))
+    return Golden(folder, tmp_path / "assay", assay_run, session.mode)
 
 
 @pytest.fixture

@@ -1,0 +1,129 @@
+"""The golden of a test: captured once on a trusted device, then what every device is held to."""
+
+import shlex
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NoReturn
+from urllib.parse import quote
+
+from assay.devices.run_string import Run
+from assay.errors import UsageError
+from assay.runs import SilentProgress
+from assay.testing.verdicts import assert_run_passed
+
+if TYPE_CHECKING:
+    from assay.generate.requests import InputOptions
+    from assay.verdicts import Verdict
+
+Mode = Literal["capture", "check"]
+
+
+class GoldenSaved(AssertionError):  # noqa: N818 - not an error: what a capturing test ends with
+    """A golden was captured: nothing was tested."""
+
+
+class GoldenError(UsageError):
+    """A golden that is not what a test asks for."""
+
+    @classmethod
+    def absent(cls, folder: Path) -> "GoldenError":
+        """It was never captured."""
+        return cls(
+            f"there is no golden in {folder}; capture it on a trusted device:"
+            " pytest --capture-expectation --assay-device cpu/float32"
+        )
+
+    @classmethod
+    def of_other_inputs(cls, folder: Path, captured: object, asked: object) -> "GoldenError":
+        """The test was changed since."""
+        return cls(
+            f"the golden in {folder} was captured with {captured}; the test asks for {asked}:"
+            " capture it again with --capture-expectation"
+        )
+
+    @classmethod
+    def stale(cls, folders: Sequence[Path]) -> "GoldenError":
+        """No test asks for those in `folders`."""
+        names = " ".join(shlex.quote(str(folder)) for folder in folders)
+        return cls(f"no test asks for these goldens; delete them: {names}")
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """What the fixture `golden` gives to a test.
+
+    folder: of the golden, kept with the test; scratch: of this run's files.
+    """
+
+    folder: Path
+    scratch: Path
+    run: Run
+    mode: Mode
+
+    def check(
+        self, model: str, *, noise_for: Sequence[str] = (), setup: str | None = None, **inputs: object
+    ) -> "Verdict":
+        """Does `model` generate on the device under test as the golden says?
+
+        noise_for: dtypes of the candidates to come, by default that of the RUN under test;
+            for the capture. setup: FILE.py:FUNC, called with the candidate's model.
+        inputs: as the options of `assay capture`: max_new_tokens=8, prompts="file.jsonl".
+        Raises: AssertionError with the explanation; GoldenSaved after a capture; AssayError if
+            there is no golden or it cannot be checked.
+        """
+        __tracebackhide__ = True
+        from assay.generate.check import GenerateCheck, check_generate
+        from assay.generate.golden import read_golden
+        from assay.generate.requests import InputOptions
+
+        asked = InputOptions.model_validate(inputs)
+        if self.mode == "capture":
+            self._capture(model, noise_for, asked)
+        if not self.folder.is_dir():
+            raise GoldenError.absent(self.folder)
+        captured = read_golden(self.folder).inputs
+        if captured != asked:
+            raise GoldenError.of_other_inputs(self.folder, captured, asked)
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        check = GenerateCheck(model=model, candidate=str(self.run), golden=self.folder, setup=setup)
+        check_generate(check, self.scratch, SilentProgress())
+        return assert_run_passed(self.scratch)
+
+    def _capture(self, model: str, noise_for: Sequence[str], inputs: "InputOptions") -> NoReturn:
+        __tracebackhide__ = True
+        from assay.generate.check import capture
+        from assay.generate.requests import CaptureRequest
+
+        captured = self.scratch / "golden"
+        captured.mkdir(parents=True)
+        request = CaptureRequest(
+            model=model,
+            reference=str(self.run),
+            noise_for=list(noise_for) or [self.run.dtype],
+            inputs=inputs,
+            folder=str(captured),
+        )
+        capture(request, self.scratch, SilentProgress())
+        # Only a whole golden replaces the one before.
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(captured, self.folder)
+        raise GoldenSaved(
+            f"the golden is saved in {self.folder}; run again without --capture-expectation"
+        )
+
+
+def golden_folder(file: Path, test: str) -> Path:
+    """Where the golden of `test` in `file` lies."""
+    return file.parent / "goldens" / file.stem / quote(test, safe="[]=,")
+
+
+def refuse_stale_goldens(file: Path, tests: Iterable[str]) -> None:
+    """Raise GoldenError if beside `file` lie goldens of tests that are not among `tests`."""
+    folder = file.parent / "goldens" / file.stem
+    asked_for = {golden_folder(file, test) for test in tests}
+    stale = sorted(set(folder.glob("*/")) - asked_for)
+    if stale:
+        raise GoldenError.stale(stale)

@@ -1,0 +1,33 @@
+"""A verdict inside of a test: a failed check is an AssertionError, and says what the faces say."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from assay.comparing.evidence import find_evidence
+from assay.comparing.explain import explain_verdict
+from assay.report.model import read_report
+from assay.verdicts import Measurement, Verdict
+
+
+def assert_passed(
+    verdict: Verdict, measurements: Sequence[Measurement] = (), folder: str = "."
+) -> None:
+    """Raise AssertionError with the explanation unless `verdict` is a PASS.
+
+    measurements: rows that the explanation is filled from; folder: where its files lie.
+    """
+    __tracebackhide__ = True
+    if not verdict.passed:
+        evidence = find_evidence(verdict, measurements)
+        raise AssertionError(explain_verdict(verdict, evidence, folder).message)
+
+
+def assert_run_passed(folder: Path) -> Verdict:
+    """As `assert_passed`, for the finished run in `folder`. Returns: its verdict.
+
+    Raises: UnreadableRunError if there is none.
+    """
+    __tracebackhide__ = True
+    report = read_report(folder)
+    assert_passed(report.verdict, report.measurements, str(folder))
+    return report.verdict

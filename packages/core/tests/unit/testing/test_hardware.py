@@ -1,0 +1,71 @@
+import pytest
+
+from assay.devices.base import Vendor
+from assay.devices.listing import ListedDevice
+from assay.errors import UsageError
+from assay.testing.hardware import hardware_policy, missing_accelerators
+from assay.testing.marks import AcceleratorMark, MarkError
+
+
+def vendor(name: str) -> Vendor:
+    return Vendor(name, name.title(), "gloo", "inductor", ())
+
+
+HOST = ListedDevice("cpu", "present", vendor("cpu"), ("a laptop",))
+TWO = ListedDevice("acme", "present", vendor("acme"), ("Acme 1", "Acme 1"))
+NONE = ListedDevice("acme", "absent", vendor("acme"), missing="the driver of Acme")
+BROKEN = ListedDevice("other", "broken", missing="the adapter for 'other' is broken")
+
+
+@pytest.mark.parametrize(
+    ("mark", "listed", "missing"),
+    [
+        (AcceleratorMark("acme", 2), [HOST, TWO], ""),
+        (AcceleratorMark("acme", 3), [HOST, TWO], "this machine has 2 x Acme 1"),
+        (AcceleratorMark("acme"), [HOST, NONE], "missing: the driver of Acme"),
+        (AcceleratorMark("cpu"), [HOST], ""),
+        (AcceleratorMark(), [HOST, NONE, BROKEN], "this machine has none"),
+        (AcceleratorMark(), [HOST], "this machine has none"),
+    ],
+)
+def test_what_is_missing_is_named(
+    mark: AcceleratorMark, listed: list[ListedDevice], missing: str
+) -> None:
+    assert missing_accelerators(mark, listed) == missing
+
+
+def test_any_accelerator_will_do_where_no_vendor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.devices.registry.is_host_adapter", lambda kind: kind == "cpu")
+    assert missing_accelerators(AcceleratorMark(), [HOST, TWO]) == ""
+    assert missing_accelerators(AcceleratorMark(count=3), [HOST, TWO]) == (
+        "this machine has 2 x Acme 1"
+    )
+
+
+def test_a_vendor_that_nobody_knows_is_an_error_and_no_skip() -> None:
+    with pytest.raises(MarkError) as raised:
+        missing_accelerators(AcceleratorMark("acmee"), [HOST, TWO, BROKEN])
+    assert str(raised.value) == (
+        "marker accelerator: unknown vendor 'acmee' (there is: acme, cpu); "
+        'write it as accelerator("nvidia", count=4)'
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "policy"),
+    [
+        ({}, "skip"),
+        ({"ASSAY_REQUIRE_HARDWARE": ""}, "skip"),
+        ({"ASSAY_REQUIRE_HARDWARE": "0"}, "skip"),
+        ({"ASSAY_REQUIRE_HARDWARE": "1"}, "fail"),
+    ],
+)
+def test_the_environment_says_whether_hardware_is_required(
+    environment: dict[str, str], policy: str
+) -> None:
+    assert hardware_policy(environment) == policy
+
+
+def test_a_value_that_may_mean_either_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^ASSAY_REQUIRE_HARDWARE is 'true'; it must be 1, 0 or"):
+        hardware_policy({"ASSAY_REQUIRE_HARDWARE": "true"})
