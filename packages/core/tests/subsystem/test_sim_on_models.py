@@ -3,11 +3,14 @@
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -146,3 +149,23 @@ def test_gradients_are_simulated_and_as_good_as_the_hosts(model: torch.nn.Module
     exact = gradients(copy.deepcopy(model).float(), nullcontext())
     assert not torch.equal(simulated, host)
     assert relative_error(simulated, exact) < 3 * relative_error(host, exact)
+
+
+def test_sharded_tensors_are_simulated_on_their_shards(tmp_path: Path) -> None:
+    """A DTensor plans its product with fake tensors and makes it with its own shards."""
+    left = torch.tensor([[256, 1, 0, 1, 1, 0, 1, 0]], dtype=torch.bfloat16)
+    right = torch.ones(8, 2, dtype=torch.bfloat16)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        whole = distribute_tensor(left, mesh, [Replicate()])
+        columns = distribute_tensor(right, mesh, [Shard(1)])
+        for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+            with mode(), SimDevice("split4").execution():
+                product: Any = whole @ columns
+            # 260 in one rounding, 256 in four parts: see test_arithmetic.py.
+            assert product.full_tensor().tolist() == [[256, 256]]
+    finally:
+        torch.distributed.destroy_process_group()

@@ -86,6 +86,14 @@ def test_fp16acc_rounds_after_every_sixteenth_term() -> None:
     assert product_of_terms("fp16acc", values) == 2052
     values[15], values[16] = 0, 1
     assert product_of_terms("fp16acc", values) == 2048
+    values[7], values[8], values[16] = 1, 1, 0
+    assert product_of_terms("fp16acc", values) == 2050  # 2048 + 1 + 1 in one part
+
+
+def test_fp16acc_leaves_float32_as_the_host_makes_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    left = torch.randn(8, 96, generator=generator)
+    assert torch.equal(arithmetic("fp16acc").multiply(left, left.T), left @ left.T)
 
 
 def test_fp16acc_overflows_where_float16_ends() -> None:
@@ -134,6 +142,7 @@ def test_a_bias_is_added_to_the_finished_product() -> None:
     right = torch.ones(2, 1, dtype=torch.bfloat16)
     bias = torch.ones(1, dtype=torch.bfloat16)
     assert float(arithmetic("truncate").multiply_add(bias, left, right)) == 256
+    assert float(arithmetic("truncate").multiply_add(bias * 3, left, right)) == 258
     assert float(arithmetic("split2").multiply_add(bias * 3, left, right)) == 260
     assert float(arithmetic("split2").multiply_add(bias, left, right, beta=4, alpha=0.5)) == 132
     no_bias = torch.full((1,), math.nan, dtype=torch.bfloat16)

@@ -91,6 +91,8 @@ def test_tf32_keeps_eleven_significand_bits(value: float, expected: float) -> No
 
 
 def test_tf32_keeps_nan_and_overflows_where_the_format_ends() -> None:
+    payload_in_the_dropped_bits = torch.tensor([0x7F800001], dtype=torch.int32)
+    assert round_to_tf32(payload_in_the_dropped_bits.view(torch.float32)).isnan().all()
     assert round_to_tf32(tensor(NAN)).isnan().all()
     largest = float_format("tf32").largest
     assert round_to_tf32(tensor(largest)).tolist() == [largest]
@@ -145,10 +147,11 @@ def test_e4m3_is_idempotent() -> None:
 
 
 def test_e4m3_keeps_what_is_not_finite_and_scales_by_the_rest() -> None:
-    rounded = round_to_scaled_e4m3(tensor(INF, -INF, NAN, 17.0, 448.0))
+    power = 2.0**20
+    rounded = round_to_scaled_e4m3(tensor(INF, -INF, NAN, 17.0 * power, 448.0 * power))
     assert rounded[:2].tolist() == [INF, -INF]
     assert rounded[2].isnan()
-    assert rounded[3:].tolist() == [16.0, 448.0]
+    assert rounded[3:].tolist() == [16.0 * power, 448.0 * power]
 
 
 @pytest.mark.parametrize("values", [tensor(), tensor(0.0, -0.0), tensor(INF, NAN)])
