@@ -74,7 +74,10 @@ def test_a_seed_repeats_all_three_generators() -> None:
 
 
 def test_a_seed_may_be_larger_than_numpy_takes() -> None:
-    seed_generators(2**40)
+    seed_generators(2**40 + 5)
+    large = float(np.random.rand())  # noqa: NPY002 - the generator that is seeded
+    seed_generators(5)
+    assert float(np.random.rand()) == large  # noqa: NPY002 - as above
 
 
 def test_determinism_is_restored_after_an_exception() -> None:
