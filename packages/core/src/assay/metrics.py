@@ -20,6 +20,14 @@ from assay.errors import UsageError
 # Elements handled at a time: what fits the caches of one core. Measured by `nox -s perf`.
 CHUNK_ELEMENTS = 1 << 16
 
+# Largest values of tensors whose sums of squared products neither overflow nor vanish in float32;
+# tensors of other size (gradients, logits masked by the lowest number) are summed in float64.
+USUAL_SIZE = (2.0**-20, 2.0**20)
+
+# Beyond every activation: a mask holds the lowest number of its dtype, which is another one in
+# every dtype and would drown the errors of all other values.
+MASKED_SIZE = 2.0**120
+
 # Of each call at most this many elements take part in the bins: binning costs ten times a sum.
 BINNED_ELEMENTS = 1 << 14
 
@@ -51,6 +59,22 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     to 2**-12 again; the differences of float32 values need float64.
     """
     return torch.float64 if dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def _largest_size(tensor: Tensor) -> float:
+    low, high = torch.aminmax(tensor)
+    return max(-float(low), float(high))
+
+
+def _mask_infinitely(actual: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+    """Both with infinities where they hold the lowest or the largest number of their dtype."""
+    masked = expected.abs() >= MASKED_SIZE
+    masked_alike = masked & (actual.abs() >= torch.finfo(actual.dtype).max / 2)
+    infinite = torch.tensor(torch.inf)
+    return (
+        torch.where(masked_alike, infinite.to(actual.dtype).copysign(actual), actual),
+        torch.where(masked, infinite.to(expected.dtype).copysign(expected), expected),
+    )
 
 
 def _zeros(*shape: int) -> Tensor:
@@ -155,6 +179,11 @@ class PairSums:
         if actual_RC.numel() == 0:
             return
         dtype = compute_dtype(actual_RC.dtype)
+        largest = _largest_size(expected_RC)
+        if not USUAL_SIZE[0] <= largest <= USUAL_SIZE[1]:
+            dtype = torch.float64
+        if largest >= MASKED_SIZE:
+            actual_RC, expected_RC = _mask_infinitely(actual_RC, expected_RC)
         num_rows, num_channels = actual_RC.shape
         if self.channel is None:
             self.channel = _zeros(4, num_channels)
@@ -168,6 +197,8 @@ class PairSums:
             bad = None
             if not math.isfinite(float(difference.sum())):
                 bad = self._count_nonfinite(actual, expected, difference)
+                difference = difference.masked_fill(~difference.isfinite(), 0.0)
+                expected = expected.masked_fill(~expected.isfinite(), 0.0)
             self._find_worst(difference, actual, expected, start)
             row_dd[rows], row_ee[rows] = self._add_chunk(difference, expected, channel)
             if bad is not None:
@@ -187,16 +218,13 @@ class PairSums:
         )
 
     def _count_nonfinite(self, actual: Tensor, expected: Tensor, difference: Tensor) -> Tensor:
-        """Count, set the differences there to zero, and return which rows were hit, (R,)."""
+        """Count, and return which rows were hit, (R,)."""
         wrong = ~actual.isfinite() & expected.isfinite()
         self.num_nan += int((actual.isnan() & wrong).sum())
         self.num_inf += int((actual.isinf() & wrong).sum())
         # Two infinities of one sign agree: an additive mask holds them.
         same = (actual == expected) | (actual.isnan() & expected.isnan())
-        rows_hit: Tensor = (~difference.isfinite() & ~same).any(dim=1)
-        difference.masked_fill_(~difference.isfinite(), 0.0)
-        expected.masked_fill_(~expected.isfinite(), 0.0)
-        return rows_hit
+        return (~difference.isfinite() & ~same).any(dim=1)
 
     def _find_worst(self, d: Tensor, actual: Tensor, expected: Tensor, start: int) -> None:
         low, high = torch.aminmax(d)
