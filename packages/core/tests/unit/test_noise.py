@@ -1,0 +1,234 @@
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.metrics import PairSums
+from assay.noise import (
+    SHARE_FLOOR,
+    Ratio,
+    bins_ratio,
+    channel_ratio,
+    row_ratio,
+    share_ratio,
+    slope_ratio,
+    tensor_ratio,
+)
+
+UNIT = 2.0**-8  # of bfloat16
+
+Judge = Callable[[PairSums, PairSums | None, float], Ratio]
+
+
+def sums_of(error: Tensor, expected: Tensor) -> PairSums:
+    address = torch.arange(len(expected))
+    sums = PairSums()
+    sums.add(expected + error, expected, torch.zeros_like(address), address)
+    return sums
+
+
+def ones(rows: int = 64, columns: int = 4) -> Tensor:
+    return torch.ones(rows, columns, dtype=torch.float64)
+
+
+def alternating(size: float, rows: int = 64, columns: int = 4) -> Tensor:
+    """Errors of one size whose mean is zero in every channel."""
+    return size * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(rows // 2)[:, None].expand(
+        rows, columns
+    )
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "value"),
+    [
+        (0.6, 0.2, 3.0),
+        (0.0, 0.2, 0.0),
+        (0.0, 0.0, 0.0),
+        (0.1, 0.0, math.inf),
+        (math.inf, 0.2, math.inf),
+        (math.nan, 0.2, math.inf),
+        (math.nan, math.nan, math.inf),
+        (0.1, math.nan, math.inf),
+    ],
+)
+def test_ratio_of_what_is_no_number_is_infinite(
+    actual: float, expected: float, value: float
+) -> None:
+    assert Ratio("replay-tensor", actual, expected).value == pytest.approx(value)
+
+
+def test_swapped_errors_give_the_inverse_ratio() -> None:
+    assert Ratio("replay-tensor", 0.5, 0.25).value == 2.0
+    assert Ratio("replay-tensor", 0.25, 0.5).value == 0.5
+
+
+@pytest.mark.parametrize("judge", [tensor_ratio, row_ratio])
+def test_error_is_judged_by_the_noise_of_the_same_place(judge: Judge) -> None:
+    actual, noise = sums_of(alternating(0.3), ones()), sums_of(alternating(0.1), ones())
+
+    ratio = judge(actual, noise, UNIT)
+
+    assert ratio.actual == pytest.approx(0.3)
+    assert ratio.expected == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("judge", [tensor_ratio, row_ratio])
+def test_lucky_noise_counts_as_half_a_unit(judge: Judge) -> None:
+    actual, lucky = sums_of(alternating(0.01), ones()), sums_of(alternating(0.0), ones())
+
+    assert judge(actual, lucky, UNIT).expected == UNIT / 2
+    assert judge(actual, None, UNIT).expected == UNIT / 2
+
+
+def test_fault_in_few_rows_shows_in_the_worst_row_alone() -> None:
+    error = alternating(0.01, rows=1000)
+    faulty = error.clone()
+    faulty[500] = 0.1
+    actual, noise = sums_of(faulty, ones(1000)), sums_of(error, ones(1000))
+
+    assert tensor_ratio(actual, noise, UNIT).value < 1.1
+    assert row_ratio(actual, noise, UNIT).value == pytest.approx(10.0)
+
+
+def test_scale_far_below_the_noise_shows_in_the_slope_alone() -> None:
+    # Noise of 1 %, a scale of 0.1 %.
+    noise_error = alternating(0.01, rows=4096)
+    actual = sums_of(noise_error + 0.001 * ones(4096), ones(4096))
+    noise = sums_of(noise_error, ones(4096))
+
+    assert tensor_ratio(actual, noise, UNIT).value < 1.01
+    ratio = slope_ratio(actual, noise, UNIT)
+    assert ratio.actual == pytest.approx(0.001)
+    # Three standard errors of 0.01 / sqrt(4096 * 4), which is more than u / 1000.
+    assert ratio.expected == pytest.approx(3 * 0.01 / 128, rel=0.01)
+    assert ratio.value > 4
+
+
+def test_slope_within_chance_is_no_slope() -> None:
+    # One of 64 errors has the other sign: a slope of 2 / 64 of the error, 2 / 8 standard errors.
+    error = alternating(0.01, columns=1).clone()
+    error[1] = 0.01
+
+    ratio = slope_ratio(sums_of(error, ones(columns=1)), None, UNIT)
+
+    assert ratio.value == pytest.approx(0.25 / 3)
+
+
+def test_slope_of_the_noise_run_is_not_held_against_the_candidate() -> None:
+    biased = sums_of(0.01 * ones(4096), ones(4096))
+
+    assert slope_ratio(biased, biased, UNIT).value == pytest.approx(1.0)
+
+
+def test_slope_that_the_device_has_everywhere_is_taken_off() -> None:
+    biased = sums_of(-0.002 * ones(4096), ones(4096))
+    exact = sums_of(0.0 * ones(4096), ones(4096))
+
+    assert slope_ratio(biased, exact, UNIT, common=-0.002).actual == pytest.approx(0.0, abs=1e-12)
+    assert slope_ratio(biased, exact, UNIT).actual == pytest.approx(0.002)
+
+
+def test_error_of_another_shape_shows_in_the_bins() -> None:
+    expected = torch.tensor([-3.0, -1.0, 1.0, 3.0], dtype=torch.float64).repeat(512, 1)
+    even = 0.001 * torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
+    noise = alternating(0.01, 512)
+
+    actual, reference = sums_of(noise + even, expected), sums_of(noise, expected)
+
+    assert slope_ratio(actual, reference, UNIT).value < 0.01
+    ratio = bins_ratio(actual, reference, UNIT)
+    assert ratio.actual == pytest.approx(0.001 / math.sqrt(5), rel=1e-3)
+    # Chance: 0.01 over the root of 512 values a bin.
+    assert ratio.expected == pytest.approx(0.01 / math.sqrt(5) / math.sqrt(512), rel=0.01)
+
+
+def test_bins_have_a_floor_where_nothing_rounds() -> None:
+    ratio = bins_ratio(sums_of(0 * ones(), ones()), sums_of(0 * ones(), ones()), UNIT)
+
+    assert (ratio.actual, ratio.expected) == (0.0, UNIT / 200)
+
+
+def test_bias_of_one_channel_shows_in_the_channels_alone() -> None:
+    rows, columns = 1024, 256
+    noise_error = alternating(0.01, rows, columns)
+    faulty = noise_error.clone()
+    faulty[:, 7] += 0.005
+    actual, noise = sums_of(faulty, ones(rows, columns)), sums_of(noise_error, ones(rows, columns))
+
+    assert tensor_ratio(actual, noise, UNIT).value < 1.01
+    assert slope_ratio(actual, noise, UNIT).value < 1.0
+    ratio = channel_ratio(actual, noise, UNIT)
+    # A mean error of 0.005 is 16 standard errors of 0.01 / sqrt(1024); chance gives sqrt(2 ln 512).
+    assert ratio.value == pytest.approx(16 / math.sqrt(2 * math.log(512)), rel=0.01)
+    assert ratio.actual == pytest.approx(0.005, rel=0.01)
+
+
+def test_channels_with_few_rows_are_not_judged() -> None:
+    short = sums_of(ones(16), ones(16))
+
+    assert channel_ratio(short, short, UNIT).value == 0.0
+
+
+def test_channel_without_noise_of_its_own_has_that_of_rounding() -> None:
+    rows = 1024
+    faulty = torch.zeros(rows, 4, dtype=torch.float64)
+    faulty[:, 2] = UNIT / 2
+    exact = sums_of(0 * faulty, ones(rows))
+
+    # The error is half a unit: 32 standard errors of the mean of 1024 roundings.
+    value = channel_ratio(sums_of(faulty, ones(rows)), exact, UNIT).value
+    assert value == pytest.approx(32 / math.sqrt(2 * math.log(8)), rel=1e-6)
+
+
+def test_share_of_wrongly_rounded_elements_has_a_floor() -> None:
+    expected = torch.ones(100, 4)
+    wrong = expected.bfloat16().clone()
+    wrong[:10] = 1.0078125  # the next number
+    address = torch.arange(100)
+    actual, exact = PairSums(), PairSums()
+    actual.add(wrong, expected, address, address)
+    exact.add(expected.bfloat16(), expected, address, address)
+
+    ratio = share_ratio(actual, exact)
+
+    assert (ratio.actual, ratio.expected) == (0.1, SHARE_FLOOR)
+    assert share_ratio(actual, None) == ratio
+
+
+EMPTY_JUDGES: list[Judge] = [tensor_ratio, row_ratio, slope_ratio, bins_ratio, channel_ratio]
+
+
+@pytest.mark.parametrize("judge", EMPTY_JUDGES)
+def test_nothing_compared_is_no_error(judge: Judge) -> None:
+    assert judge(PairSums(), PairSums(), UNIT).value == 0.0
+    assert judge(PairSums(), None, UNIT).value == 0.0
+
+
+@pytest.mark.parametrize("judge", [tensor_ratio, row_ratio])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_value_that_is_not_finite_is_over_every_limit(judge: Judge, value: float) -> None:
+    error = alternating(0.01).clone()
+    error[3, 1] = value
+    noise = sums_of(alternating(0.01), ones())
+
+    assert judge(sums_of(error, ones()), noise, UNIT).value == math.inf
+
+
+@pytest.mark.parametrize("judge", [tensor_ratio, row_ratio])
+def test_noise_that_is_not_finite_lets_nothing_pass(judge: Judge) -> None:
+    broken = alternating(0.01).clone()
+    broken[3, 1] = math.nan
+    actual = sums_of(alternating(0.01), ones())
+
+    assert judge(actual, sums_of(broken, ones()), UNIT).value == math.inf
+
+
+@pytest.mark.parametrize("judge", EMPTY_JUDGES)
+def test_same_sums_on_both_sides_have_a_ratio_of_at_most_one(judge: Judge) -> None:
+    generator = torch.Generator().manual_seed(0)
+    expected = torch.randn(256, 8, generator=generator)
+    sums = sums_of(expected.bfloat16().float() - expected, expected)
+
+    assert 0 < judge(sums, sums, UNIT).value <= 1.0
