@@ -39,6 +39,20 @@ def severity(value: float) -> float:
     return math.inf if math.isnan(value) else value
 
 
+def shown_ratio(measurement: Measurement) -> float | None:
+    """The ratio of a row; None for values that are only shown, and held against no noise."""
+    values = measurement.actual, measurement.expected
+    if math.isnan(measurement.ratio) and all(math.isfinite(value) for value in values):
+        return None
+    return measurement.ratio
+
+
+def rank_of(measurement: Measurement) -> float:
+    """A key that ranks rows, the worst highest; rows without a ratio come last."""
+    ratio = shown_ratio(measurement)
+    return -1.0 if ratio is None else severity(ratio)
+
+
 def over_limit(measurement: Measurement) -> float:
     """A key that ranks judged rows of different statistics: ratio / limit."""
     limit = measurement.limit

@@ -11,6 +11,7 @@ from assay.comparing.numerals import format_against, format_number
 from assay.comparing.phrases import (
     describe_first_bad_token,
     describe_place,
+    describe_ratio,
     describe_resolution,
     describe_sides,
     describe_statistic,
@@ -190,10 +191,10 @@ def _describe_worst(evidence: Evidence) -> str | None:
     parts: list[str] = []
     row, element = evidence.worst_token, evidence.worst_element
     if row:
-        parts.append(
-            f"worst row: prompt {row.prompt}, token {row.position}, "
-            f"{format_number(row.ratio)}x its noise"
-        )
+        beside = f"{describe_ratio(row.ratio)} its noise"
+        if not math.isfinite(row.ratio):
+            beside = f"error {format_number(row.actual)}"
+        parts.append(f"worst row: prompt {row.prompt}, token {row.position}, {beside}")
     if element:
         index = ", ".join(map(str, element.index))
         actual, expected = format_against(element.actual, element.expected)

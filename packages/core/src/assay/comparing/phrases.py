@@ -1,5 +1,6 @@
 """The phrases that messages, tables and pictures are put together from."""
 
+import math
 from collections import Counter
 
 from assay.comparing.numerals import format_against, format_number
@@ -42,7 +43,7 @@ _STATISTICS = {
     "logits-worst": "relative error of the worst token's logits",
     "top1-agreement": "agreement of the most likely token",
     "max-abs": "largest absolute difference of logits",
-    "first-difference": "first token that differs",
+    "first-difference": "logit gap where the tokens first differ",
 }
 
 _SUBJECTS: dict[Phase, str] = {
@@ -110,17 +111,11 @@ def describe_stage(module: str, phase: Phase) -> str:
     return one_line(name if phase == "forward" else f"{name} ({phase})")
 
 
-def describe_step(step: int, phase: Phase) -> str:
-    """What a step number means: a forward pass of generation, or an optimizer step."""
-    if phase not in ("inputs", "forward", "sampler"):
-        return f"step {step}"
-    return "prefill" if step == 0 else f"decode step {step}"
-
-
-def describe_tokens(prompt: int, first: int, last: int) -> str:
-    """A token of a prompt, or several that are neighbours."""
+def describe_tokens(prompt: int, first: int, last: int, step: int) -> str:
+    """A token of a prompt, or several that are neighbours, and the decode step if it is one."""
     tokens = f"token {first}" if first == last else f"tokens {first} to {last}"
-    return f"prompt {prompt}, {tokens}"
+    decode = f" (decode step {step})" if step else ""
+    return f"prompt {prompt}, {tokens}{decode}"
 
 
 def describe_statistic(statistic: str) -> str:
@@ -169,8 +164,15 @@ def describe_measurements_left_out(kept: int, total: int, worst: float) -> str:
 
 def describe_judged(ratio: float, limit: float) -> str:
     """A ratio beside the limit that it was judged by."""
+    if not limit or not math.isfinite(ratio):
+        return f"{describe_ratio(ratio)} / {format_number(limit)}"
     shown, shown_limit = format_against(ratio, limit)
-    return f"{shown}x / {shown_limit}x" if limit else f"{shown} / 0"
+    return f"{shown}x / {shown_limit}x"
+
+
+def describe_ratio(ratio: float) -> str:
+    """A ratio by itself."""
+    return f"{format_number(ratio)}x" if math.isfinite(ratio) and ratio else format_number(ratio)
 
 
 def describe_counts(outcomes: list[Outcome]) -> str:

@@ -109,7 +109,9 @@ def draw_kl(report: Report) -> Chart | None:
     kept: list[tuple[str, Measurement]] = []
     for group in _grouped(rows, width):
         first, last = group[0], group[-1]
-        title = describe_tokens(first.prompt or 0, first.position or 0, last.position or 0)
+        title = describe_tokens(
+            first.prompt or 0, first.position or 0, last.position or 0, first.step
+        )
         kept.append((title, max(group, key=lambda row: severity(row.actual))))
     places = [_Place(title, _both(row), row.prompt or 0) for title, row in kept]
     return _chart(
@@ -165,6 +167,7 @@ def _chart(
         _curve(name, kind, [(p.values[index], p.group) for p in places], axis)
         for index, (name, kind) in enumerate(series)
     ]
+    curves = [curve for curve in curves if curve.path]
     return Chart(curves, x_ticks, axis.ticks(), points, statements)
 
 

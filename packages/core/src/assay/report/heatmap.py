@@ -1,19 +1,19 @@
 """Tokens by modules: which rows of which stage are worse than the noise run's."""
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from assay.comparing.evidence import severity
+from assay.comparing.evidence import TOKEN_STATISTIC, severity
 from assay.comparing.phrases import (
     describe_left_out,
     describe_pooling,
-    describe_step,
     describe_tokens,
 )
 from assay.report.model import Report, StageKey
 from assay.report.packing import pack_labels, pack_numbers
+from assay.sites import Phase
 from assay.verdicts import Measurement
 
 # Three numbers and a port are 8 bytes a cell, 10.7 in base64: 1.3 MB of the 3 MB of a report.
@@ -27,6 +27,7 @@ MAX_PROMPTS = 200
 SMALLEST_TOP = 10.0
 
 Token = tuple[int, int]  # prompt and position
+StageName = tuple[str, Phase]
 _Key = TypeVar("_Key", bound=Hashable)
 
 
@@ -41,9 +42,8 @@ class Column:
 
     @property
     def label(self) -> str:
-        """Prompt, token and forward pass."""
-        tokens = describe_tokens(self.prompt, self.first, self.last)
-        return f"{tokens} ({describe_step(self.step, 'forward')})"
+        """Prompt, token, and decode step where it is one."""
+        return describe_tokens(self.prompt, self.first, self.last, self.step)
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class HeatMap:
             "stages": [stage.label for stage in self.stages],
             "columns": [column.label for column in self.columns],
             "prompts": [column.prompt for column in self.columns],
-            "ratio": pack_numbers(cell.ratio if cell else None for cell in self.cells),
-            "actual": pack_numbers(cell.actual if cell else None for cell in self.cells),
-            "expected": pack_numbers(cell.expected if cell else None for cell in self.cells),
+            "ratio": pack_numbers([cell.ratio if cell else None for cell in self.cells]),
+            "actual": pack_numbers([cell.actual if cell else None for cell in self.cells]),
+            "expected": pack_numbers([cell.expected if cell else None for cell in self.cells]),
             "port": pack_labels([cell.port if cell else None for cell in self.cells]),
             "located": self.located,
             "worst": self.worst,
@@ -92,35 +92,48 @@ def draw_heat_map(report: Report, max_cells: int = MAX_CELLS) -> HeatMap | None:
     What does not fit is left out, mildest modules and prompts first, then neighbouring tokens are
     pooled by their worst; statements say so.
     """
-    rows = [
-        (report.stages[row.module, row.phase], (row.prompt, row.position), row)
-        for row in report.token_measurements
-        if row.prompt is not None and row.position is not None
-    ]
-    if not rows:
+    of_stage: dict[StageName, float] = {}
+    of_prompt: dict[int, float] = {}
+    steps: dict[Token, int] = {}
+    for name, token, row in _cells(report):
+        worse = severity(row.ratio)
+        of_stage[name] = max(of_stage.get(name, 0.0), worse)
+        of_prompt[token[0]] = max(of_prompt.get(token[0], 0.0), worse)
+        steps[token] = row.step
+    if not steps:
         return None
     statements: list[str] = []
-    of_stage: dict[StageKey, float] = {}
-    of_prompt: dict[int, float] = {}
-    for stage, (prompt, _), row in rows:
-        of_stage[stage] = max(of_stage.get(stage, 0.0), severity(row.ratio))
-        of_prompt[prompt] = max(of_prompt.get(prompt, 0.0), severity(row.ratio))
-    stages = sorted(_keep_worst(of_stage, MAX_STAGES, "modules", statements))
+    names = _keep_worst(of_stage, MAX_STAGES, "modules", statements)
+    stages = sorted(report.stages[name] for name in names)
     prompts = set(_keep_worst(of_prompt, MAX_PROMPTS, "prompts", statements))
-    steps = {token: row.step for _, token, row in rows if token[0] in prompts}
     columns, column_of = _fit_columns(
-        dict(sorted(steps.items())), min(MAX_COLUMNS, max_cells // len(stages)), statements
+        {token: step for token, step in sorted(steps.items()) if token[0] in prompts},
+        min(MAX_COLUMNS, max_cells // len(stages)),
+        statements,
     )
-    line_of = {stage: line for line, stage in enumerate(stages)}
+    first_of_line = {
+        (stage.module, stage.phase): line * len(columns) for line, stage in enumerate(stages)
+    }
     cells: list[Measurement | None] = [None] * (len(stages) * len(columns))
-    for stage, token, row in rows:
-        if stage not in line_of or token not in column_of:
+    for name, token, row in _cells(report):
+        if name not in first_of_line or token not in column_of:
             continue
-        index = line_of[stage] * len(columns) + column_of[token]
+        index = first_of_line[name] + column_of[token]
         known = cells[index]
         if known is None or severity(row.ratio) > severity(known.ratio):
             cells[index] = row
-    return HeatMap(stages, columns, cells, _located(report, line_of), statements)
+    return HeatMap(stages, columns, cells, _located(report, stages), statements)
+
+
+def _cells(report: Report) -> Iterator[tuple[StageName, Token, Measurement]]:
+    for row in report.measurements:
+        if (
+            row.statistic == TOKEN_STATISTIC
+            and row.level == "modules"
+            and row.prompt is not None
+            and row.position is not None
+        ):
+            yield (row.module, row.phase), (row.prompt, row.position), row
 
 
 def _keep_worst(
@@ -163,9 +176,7 @@ def _columns(steps: dict[Token, int], width: int) -> tuple[list[Column], dict[To
     return columns, column_of
 
 
-def _located(report: Report, line_of: dict[StageKey, int]) -> int | None:
+def _located(report: Report, stages: list[StageKey]) -> int | None:
     location = report.verdict.location
-    if location is None:
-        return None
-    stage = report.stages.get((location.module or "", location.phase))
-    return line_of.get(stage) if stage else None
+    stage = location and report.stages.get((location.module or "", location.phase))
+    return stages.index(stage) if stage in stages else None

@@ -1,6 +1,6 @@
 """What every face of a report renders. Selection and order only: no number is made here."""
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -8,15 +8,19 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from assay.comparing.evidence import TOKEN_STATISTIC, find_evidence, over_limit
+from assay.comparing.evidence import find_evidence, over_limit
 from assay.comparing.explain import Explanation, explain_verdict
-from assay.comparing.phrases import describe_stage
+from assay.comparing.numerals import format_number
+from assay.comparing.phrases import LEVEL_QUESTIONS, describe_stage
 from assay.errors import UsageError
 from assay.sites import Phase
 from assay.verdicts import Level, Measurement, Suspect, Verdict
 
 VERDICT_FILE = "verdict.json"
 MEASUREMENTS_FILE = "measurements.jsonl"
+
+# Of what a level holds, these are part of the message and of the ladder's own columns.
+_SHOWN_ELSEWHERE = {"statistic", "noise_ratio", "limit", "limits_origin", "worst_element"}
 
 TOP_SUSPECTS = 5  # faces without room for all of them show so many
 
@@ -61,6 +65,12 @@ class LadderRung:
     level: Level
     worst: Measurement | None
 
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """What else the level found, beside the row that decided it."""
+        extra = self.level.model_extra or {}
+        return _flatten({name: extra[name] for name in extra if name not in _SHOWN_ELSEWHERE})
+
 
 @dataclass(frozen=True)
 class Report:
@@ -79,7 +89,7 @@ class Report:
 
     @cached_property
     def ladder(self) -> list[LadderRung]:
-        """The levels in the order in which they ran."""
+        """The levels from the bottom up."""
         worst: dict[str, Measurement] = {}
         for row in self.measurements:
             if row.limit is None:
@@ -87,9 +97,12 @@ class Report:
             known = worst.get(row.level)
             if known is None or over_limit(row) > over_limit(known):
                 worst[row.level] = row
-        return [
-            LadderRung(name, level, worst.get(name)) for name, level in self.verdict.levels.items()
-        ]
+        known_order = list(LEVEL_QUESTIONS)
+        levels = sorted(
+            self.verdict.levels.items(),
+            key=lambda item: known_order.index(item[0]) if item[0] in known_order else math.inf,
+        )
+        return [LadderRung(name, level, worst.get(name)) for name, level in levels]
 
     @property
     def top_suspects(self) -> list[Suspect]:
@@ -112,20 +125,8 @@ class Report:
         return {key: StageKey(order, *key) for key, order in first.items()}
 
     @property
-    def token_measurements(self) -> Iterator[Measurement]:
-        """The cells of the heat map."""
-        return (
-            row
-            for row in self.measurements
-            if row.level == "modules"
-            and row.statistic == TOKEN_STATISTIC
-            and row.prompt is not None
-            and row.position is not None
-        )
-
-    @property
     def facts(self) -> dict[str, list[tuple[str, str]]]:
-        """What was run, where, and with what."""
+        """What was run, where, and with what; the command is shown by itself."""
         verdict = self.verdict
         groups = {
             "Model": verdict.model,
@@ -133,7 +134,10 @@ class Report:
             "Candidate": verdict.candidate,
             "Environment": verdict.environment,
         }
-        return {title: _flatten(facts) for title, facts in groups.items() if facts}
+        flat = {title: _flatten(facts) for title, facts in groups.items() if facts}
+        return {
+            title: [fact for fact in facts if fact[0] != "command"] for title, facts in flat.items()
+        }
 
 
 def read_report(folder: Path) -> Report:
@@ -176,6 +180,8 @@ def _flatten(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
             pairs += _flatten(value, f"{path}.")
         elif isinstance(value, list):
             pairs.append((path, ", ".join(map(str, value))))
+        elif isinstance(value, float):
+            pairs.append((path, format_number(value)))
         else:
             pairs.append((path, str(value)))
     return pairs

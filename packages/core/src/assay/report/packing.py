@@ -7,7 +7,7 @@ beyond the 72 decades is shown as smaller or larger than the last one. `report.j
 
 import base64
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ CODES_PER_DECADE = 900
 _FIRST = TINY + 1
 LARGEST_EXPONENT = SMALLEST_EXPONENT + (HUGE - _FIRST) // CODES_PER_DECADE - 1
 MAX_LABELS = 1 << 16
+_CERTAIN = 0.5 - 1e-6
 
 
 def number_code(value: float) -> int:
@@ -40,16 +41,29 @@ def number_code(value: float) -> int:
     return _FIRST + (exponent - SMALLEST_EXPONENT) * CODES_PER_DECADE + mantissa - 100
 
 
-def pack_numbers(values: Iterable[float | None]) -> dict[str, object]:
+def pack_numbers(values: Sequence[float | None]) -> dict[str, object]:
     """Numbers as base64 of their codes, and which of them are negative; None is absent."""
-    known = list(values)
-    codes = np.fromiter(
-        (ABSENT if value is None else number_code(value) for value in known),
-        dtype=np.uint16,
-        count=len(known),
-    )
-    negative = [number for number, value in enumerate(known) if value is not None and value < 0]
-    return {"codes": _base64(codes), "negative": negative}
+    absent = np.fromiter((value is None for value in values), np.bool_, len(values))
+    known = np.fromiter((value or 0.0 for value in values), np.float64, len(values))
+    codes = number_codes(known)
+    codes[absent] = ABSENT
+    return {"codes": _base64(codes), "negative": np.flatnonzero(known < 0).tolist()}
+
+
+def number_codes(values: NDArray[np.float64]) -> NDArray[np.uint16]:
+    """`number_code` of many values: the same codes, about ten times as fast."""
+    sizes = np.abs(values)
+    plain = (sizes >= 10.0**SMALLEST_EXPONENT) & (sizes < 10.0**LARGEST_EXPONENT)
+    codes = np.zeros(sizes.shape, np.uint16)
+    exponents = np.floor(np.log10(sizes[plain]))
+    digits = sizes[plain] / 10.0 ** (exponents - 2)
+    rounded = np.rint(digits)
+    codes[plain] = _FIRST + (exponents - SMALLEST_EXPONENT) * CODES_PER_DECADE + rounded - 100
+    # Rounding of this division may decide where the digits end in about a half or reach 1000.
+    doubtful = ~plain
+    doubtful[plain] = (np.abs(digits - rounded) > _CERTAIN) | (rounded < 100) | (rounded > 999)
+    codes[doubtful] = [number_code(value) for value in sizes[doubtful].tolist()]
+    return codes
 
 
 def pack_labels(values: Sequence[str | int | None]) -> dict[str, object]:

@@ -5,6 +5,7 @@ stage, accumulated error growing to 0.012, single rows scattering by a factor of
 """
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from assay.verdicts import (
 )
 
 LIMIT = 3.0
-KL_LIMIT = 4.0
-WORST_KL_RATIO = 2.5
+KL_NOISE = 1e-4
+KL_RATIO = 1.2
+KL_LIMIT = 10.0
 NOISE = 2.8e-3  # replayed relative error of a bfloat16 linear
 FAULTY_RATIO = 14.6
 CLEAN_RATIO = 1.31
@@ -209,18 +211,39 @@ def _cell_rows(sample: Sample, rng: np.random.Generator) -> list[Measurement]:
 
 
 def _logits_rows(sample: Sample, rng: np.random.Generator) -> list[Measurement]:
-    rows = []
+    rows = [
+        Measurement(
+            level="logits",
+            module="",
+            port="logits",
+            statistic="logits-kl",
+            actual=KL_RATIO * KL_NOISE,
+            expected=KL_NOISE,
+            ratio=KL_RATIO,
+            limit=KL_LIMIT,
+        ),
+        Measurement(
+            level="tokens",
+            module="",
+            port="tokens",
+            statistic="first-difference",
+            actual=0.25,
+            expected=0.5,
+            ratio=0.5,
+            limit=6.0,
+            prompt=0,
+            position=sample.prompt_length,
+        ),
+    ]
     for prompt in range(sample.num_prompts):
         for position in sample.positions:
-            noise = 1e-4 * float(np.exp(rng.normal(0, 0.8)))
-            ratio = min(float(np.exp(rng.normal(0.1, 0.25))), WORST_KL_RATIO)
-            ratio = WORST_KL_RATIO if (prompt, position) == (0, 0) else ratio
+            noise = KL_NOISE * float(np.exp(rng.normal(0, 0.8)))
+            ratio = KL_RATIO * float(np.exp(rng.normal(0, 0.25)))
             rows += [
                 Measurement(
                     level="logits",
                     module="",
-                    port="output.logits",
-                    order=len(sample.modules),
+                    port="logits",
                     step=sample.step_of(position),
                     statistic=statistic,
                     prompt=prompt,
@@ -228,26 +251,12 @@ def _logits_rows(sample: Sample, rng: np.random.Generator) -> list[Measurement]:
                     actual=actual,
                     expected=expected,
                     ratio=of_noise,
-                    limit=limit,
                 )
-                for statistic, actual, expected, of_noise, limit in (
-                    ("kl", ratio * noise, noise, ratio, KL_LIMIT),
-                    ("max-abs", 0.03 * ratio, 0.03, ratio, None),
+                for statistic, actual, expected, of_noise in (
+                    ("kl", ratio * noise, noise, ratio),
+                    ("top1-agreement", 1.0, 1.0, math.nan),
                 )
             ]
-        rows.append(
-            Measurement(
-                level="tokens",
-                module="",
-                port="tokens",
-                statistic="first-difference",
-                prompt=prompt,
-                actual=len(sample.positions),
-                expected=len(sample.positions),
-                ratio=0.0,
-                limit=1.0,
-            )
-        )
     return rows
 
 
@@ -258,7 +267,7 @@ def write_hostile_sample(folder: Path, text: str) -> Path:
     for name in ("verdict.json", "measurements.jsonl"):
         path = folder / name
         replaced = path.read_text(encoding="utf-8")
-        for known in ("model.layers.0.mlp.down_proj", "micro:llama", "a laptop", "output.logits"):
+        for known in ("model.layers.0.mlp.down_proj", "micro:llama", "a laptop", "logits-kl"):
             replaced = replaced.replace(json.dumps(known), json.dumps(text))
         path.write_text(replaced, encoding="utf-8")
     return folder

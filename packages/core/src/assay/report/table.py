@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from assay.comparing.evidence import severity
+from assay.comparing.evidence import rank_of, shown_ratio
 from assay.comparing.phrases import describe_measurements_left_out
 from assay.report.model import Report
 from assay.report.packing import pack_labels, pack_numbers
@@ -27,10 +27,10 @@ class MeasurementTable:
             ("module", pack_labels([row.module or "(model)" for row in rows])),
             ("port", pack_labels([row.port for row in rows])),
             ("statistic", pack_labels([row.statistic for row in rows])),
-            ("ratio", pack_numbers(row.ratio for row in rows)),
-            ("limit", pack_numbers(row.limit for row in rows)),
-            ("candidate", pack_numbers(row.actual for row in rows)),
-            ("noise run", pack_numbers(row.expected for row in rows)),
+            ("ratio", pack_numbers([shown_ratio(row) for row in rows])),
+            ("limit", pack_numbers([row.limit for row in rows])),
+            ("candidate", pack_numbers([row.actual for row in rows])),
+            ("noise run", pack_numbers([row.expected for row in rows])),
             ("prompt", pack_labels([row.prompt for row in rows])),
             ("token", pack_labels([row.position for row in rows])),
             ("phase", pack_labels([row.phase for row in rows])),
@@ -47,13 +47,13 @@ def draw_table(report: Report, max_rows: int = MAX_ROWS) -> MeasurementTable:
     """The measurements that fit: judged ones first, then those with the highest ratios."""
     ranked = sorted(
         report.measurements,
-        key=lambda row: (row.limit is not None, severity(row.ratio)),
+        key=lambda row: (row.limit is not None, rank_of(row)),
         reverse=True,
     )
     kept, left_out = ranked[:max_rows], ranked[max_rows:]
     statements = []
     if left_out:
-        highest = max(severity(row.ratio) for row in left_out)
+        highest = max(rank_of(row) for row in left_out)
         statements.append(describe_measurements_left_out(len(kept), len(ranked), highest))
-    kept.sort(key=lambda row: severity(row.ratio), reverse=True)
+    kept.sort(key=rank_of, reverse=True)
     return MeasurementTable(kept, statements)

@@ -96,7 +96,7 @@ def test_the_worst_cell_of_the_heat_map_is_the_planted_fault(
     )
     assert tip_at(page, *middle_of(page, "#worst-cell")) == [
         FAULTY,
-        "prompt 1, token 17 (prefill)",
+        "prompt 1, token 17",
         "91.0x the noise of this row",
         f"candidate {format_number(worst.actual)}, noise run {format_number(worst.expected)}",
         "output",
@@ -141,13 +141,49 @@ def test_a_clean_run_has_no_strong_colour(chromium: Chromium, tmp_path: Path) ->
     assert opened.complaints == []
 
 
+def test_colours_follow_the_logarithm_and_nan_has_its_own(
+    chromium: Chromium, tmp_path: Path
+) -> None:
+    rows = [
+        Measurement(
+            level="modules",
+            module=module,
+            port="output",
+            order=order,
+            statistic="token",
+            prompt=0,
+            position=position,
+            actual=math.nan if broken else 0.01,
+            expected=0.01,
+            ratio=math.nan if broken else {3: 1.78}.get(position, 1.0),
+        )
+        for order, module in enumerate(("a", "b"))
+        for position in range(4)
+        if (broken := (module, position) == ("b", 2)) or (module, position) != ("a", 1)
+    ]
+    report = Report(tmp_path, Verdict(verdict=Outcome.FAIL), rows)
+    page = chromium.open(publish_one(report)).page
+    assert colour_of(page, 1, 2) == [0, 160, 138, 255]
+    assert colour_of(page, 0, 0) == [241, 244, 248, 255]
+    # log10(1.78) of six steps is 1.5: half way from the second colour to the third.
+    assert colour_of(page, 0, 3) == [237, 201, 144, 255]
+    assert colour_of(page, 0, 1) == [0, 0, 0, 0]  # not compared: what lies below shows through
+    assert tip_at(page, *middle_of(page, "#worst-cell")) == [
+        "b",
+        "prompt 0, token 2",
+        "not finite",
+        "candidate nan, noise run 1e-2",
+        "output",
+    ]
+
+
 def test_cells_are_read_with_the_keyboard(chromium: Chromium, failed: Path) -> None:
     page = chromium.open(failed).page
     page.locator("#heat-map").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowUp")
     lines = page.locator("#tip").inner_text().splitlines()
-    assert lines[:2] == ["model.layers.2.mlp.act_fn", "prompt 1, token 18 (prefill)"]
+    assert lines[:2] == ["model.layers.2.mlp.act_fn", "prompt 1, token 18"]
     page.keyboard.press("Tab")
     assert page.locator("#tip").is_hidden()
 
@@ -183,10 +219,10 @@ def test_a_large_run_is_small_and_quick(chromium: Chromium, large: Path) -> None
     lines = tip_at(opened.page, *middle_of(opened.page, "#worst-cell"))
     assert lines[:3] == [
         "model.layers.7.mlp.down_proj",
-        "prompt 1, token 17 (prefill)",
+        "prompt 1, token 17",
         "91.0x the noise of this row",
     ]
-    assert "20,000 of 102,309 measurements are listed" in opened.page.locator("main").inner_text()
+    assert "20,000 of 102,306 measurements are listed" in opened.page.locator("main").inner_text()
     assert opened.complaints == []
 
 
@@ -198,8 +234,8 @@ def test_the_table_scrolls_through_all_of_its_rows(chromium: Chromium, large: Pa
     assert table.locator("tbody tr").count() < 100
     table.evaluate("element => { element.scrollTop = element.scrollHeight; }")
     last = table.locator("tbody tr:not(.spacer)").last.locator("td")
-    expect(last.nth(3)).to_have_text("first-difference")  # of ratio 0, and judged
-    expect(last.nth(4)).to_have_text("0")
+    expect(last.nth(3)).to_have_text("first-difference")  # judged, and of the lowest ratio
+    expect(last.nth(4)).to_have_text("0.5")
 
 
 def test_the_table_is_sorted_and_filtered(chromium: Chromium, failed: Path) -> None:

@@ -133,6 +133,12 @@ def test_nan_is_a_failure_that_no_noise_explains() -> None:
     )
 
 
+def test_a_row_of_nan_is_told_by_its_error() -> None:
+    row = measured(statistic="token", actual=math.nan, ratio=math.nan, prompt=1, position=17)
+    verdict = failed_verdict(levels={})
+    assert message(verdict, row).splitlines()[2] == "  worst row: prompt 1, token 17, error nan"
+
+
 def test_non_finite_values_are_named_without_a_ratio() -> None:
     verdict = failed_verdict(statistic="non-finite", noise_ratio=math.inf, limit=0.0, levels={})
     row = measured(statistic="non-finite", actual=math.nan, expected=0.0, ratio=math.inf, limit=0.0)
@@ -151,6 +157,8 @@ def test_values_of_the_worst_element_are_told_apart() -> None:
 
 def test_a_ratio_of_what_must_be_exact_has_no_noise_unit() -> None:
     assert describe_judged(math.inf, 0.0) == "inf / 0"
+    assert describe_judged(0.0, 0.0) == "0 / 0"
+    assert describe_judged(math.nan, 3.0) == "nan / 3.0"
     assert describe_judged(14.62, 3.0) == "14.6x / 3.0x"
 
 

@@ -38,8 +38,8 @@ def test_lines_follow_the_forward_pass_and_columns_the_tokens() -> None:
     assert found is not None
     assert [stage.label for stage in found.stages] == ["a", "b"]
     assert [column.label for column in found.columns] == [
-        "prompt 0, token 0 (prefill)",
-        "prompt 0, token 1 (prefill)",
+        "prompt 0, token 0",
+        "prompt 0, token 1",
     ]
     assert ratios(found) == [[1.0, 2.0], [3.0, 4.0]]
 
@@ -87,7 +87,7 @@ def test_prompts_and_decode_steps_are_told_apart() -> None:
     assert found is not None
     assert [column.label for column in found.columns] == [
         "prompt 0, token 7 (decode step 3)",
-        "prompt 1, token 0 (prefill)",
+        "prompt 1, token 0",
     ]
 
 
@@ -98,9 +98,9 @@ def test_neighbours_of_one_prompt_are_pooled_by_their_worst_and_it_is_said() -> 
     assert found is not None
     assert ratios(found) == [[1.0, 3.0, 4.0, 9.0]]
     assert [column.label for column in found.columns][:3] == [
-        "prompt 0, tokens 0 to 1 (prefill)",
-        "prompt 0, tokens 2 to 3 (prefill)",
-        "prompt 0, token 4 (prefill)",
+        "prompt 0, tokens 0 to 1",
+        "prompt 0, tokens 2 to 3",
+        "prompt 0, token 4",
     ]
     assert found.statements == ["One place is the worst of up to 2 neighbouring tokens."]
 

@@ -102,10 +102,18 @@ def test_a_level_without_judged_measurements_has_no_worst() -> None:
     assert [(rung.name, rung.worst) for rung in report.ladder] == [("tokens", None)]
 
 
-def test_the_ladder_keeps_the_order_of_the_levels() -> None:
-    levels = {name: Level(verdict=None) for name in ("tokens", "inputs", "modules")}
+def test_the_ladder_stands_on_its_lowest_level() -> None:
+    levels = {name: Level(verdict=None) for name in ("mine", "sampler", "tokens", "inputs")}
     report = Report(Path("run"), Verdict(verdict=Outcome.FAIL, levels=levels), [])
-    assert [rung.name for rung in report.ladder] == ["tokens", "inputs", "modules"]
+    assert [rung.name for rung in report.ladder] == ["inputs", "tokens", "sampler", "mine"]
+
+
+def test_a_rung_holds_what_else_its_level_found() -> None:
+    level = Level.model_validate(
+        {"verdict": "PASS", "limit": 3.0, "kl_mean": 8.97e-7, "resolution": {"replay-row": 0.02}}
+    )
+    report = Report(Path("run"), Verdict(verdict=Outcome.PASS, levels={"logits": level}), [])
+    assert report.ladder[0].facts == [("kl_mean", "8.97e-7"), ("resolution.replay-row", "2e-2")]
 
 
 def test_five_suspects_are_shown_where_there_is_little_room() -> None:

@@ -5,9 +5,10 @@ import math
 import struct
 from typing import Any
 
+import numpy as np
 import pytest
 
-from assay.report.packing import number_code, pack_labels, pack_numbers
+from assay.report.packing import number_code, number_codes, pack_labels, pack_numbers
 
 
 def unpacked(packed: dict[str, Any]) -> list[int]:
@@ -36,6 +37,15 @@ def unpacked(packed: dict[str, Any]) -> list[int]:
 )
 def test_a_number_is_coded_by_its_three_digits_and_exponent(value: float, code: int) -> None:
     assert number_code(value) == code
+
+
+def test_many_numbers_are_coded_like_single_ones() -> None:
+    values = [0.0, 1e-31, 1e-30, 9.995, 9.985, 99.95, 0.9995, 999.5, 1e41, 9.99e41, 1e42, 1e300]
+    values += [10.0**exponent for exponent in range(-32, 44)]
+    values += [math.inf, math.nan, 5e-324]
+    values += [(number + 0.5) / 100 for number in range(100, 1000)]  # where rounding is close
+    codes = number_codes(np.array(values)).tolist()
+    assert codes == [number_code(value) for value in values]
 
 
 def test_signs_are_kept_beside_the_codes() -> None:

@@ -1,5 +1,6 @@
 """Which measurements the table lists."""
 
+import base64
 import math
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,18 @@ def report_of(*rows: Measurement) -> Report:
 
 
 def test_rows_begin_with_the_highest_ratio_and_nan() -> None:
-    table = draw_table(report_of(measured(1.0), measured(math.nan), measured(5.0)))
+    broken = measured(math.nan, actual=math.nan)
+    table = draw_table(report_of(measured(1.0), broken, measured(5.0)))
     assert [str(row.ratio) for row in table.rows] == ["nan", "5.0", "1.0"]
     assert table.statements == []
+
+
+def test_values_without_a_ratio_come_last_and_show_none() -> None:
+    table = draw_table(report_of(measured(math.nan), measured(1.0)))
+    assert [str(row.ratio) for row in table.rows] == ["1.0", "nan"]
+    columns: Any = table.packed()["columns"]
+    ratio = next(column for column in columns if column["title"] == "ratio")
+    assert base64.b64decode(ratio["codes"])[2:] == b"\xff\xff"  # absent
 
 
 def test_judged_rows_are_kept_before_higher_ones_that_were_not() -> None:

@@ -146,8 +146,9 @@
       cells.style.cssText = `width:${width * columns}px;height:${rowHeight * rows}px`;
       starts.forEach((start, number) => {
         const span = ((starts[number + 1] ?? columns) - start) * width;
-        headings[number].textContent = span > 70 ? `prompt ${map.prompts[start]}` : map.prompts[start];
-        headings[number].style.cssText = `left:${start * width}px;width:${span}px`;
+        const text = span > 70 ? `prompt ${map.prompts[start]}` : map.prompts[start];
+        headings[number].replaceChildren(make("b", "", text));
+        headings[number].style.width = `${span}px`;
         if (number) edges[number - 1].style.left = `${start * width}px`;
       });
       prompts.style.width = `${width * columns}px`;
@@ -159,7 +160,7 @@
       if (ratio[index] === ABSENT) return [...lines, "not compared"];
       return [
         ...lines,
-        `${numberText(ratio[index])}x the noise of this row`,
+        ratio[index] < INFINITE ? `${numberText(ratio[index])}x the noise of this row` : "not finite",
         `candidate ${numberText(actual[index])}, noise run ${numberText(expected[index])}`,
         map.port.labels[ports[index]],
       ];
