@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from assay.comparing import phrases
 from assay.comparing.numerals import format_number
@@ -99,8 +98,8 @@ def _render(template: str, **context: object) -> str:
     style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     return _environment().get_template(template).render(
-        style=Markup(style),  # noqa: S704 - our own file
-        script=Markup(script),  # noqa: S704 - our own file
+        style=style,
+        script=script,
         script_hash=digest,
         **context,
     )  # fmt: skip
