@@ -1,0 +1,91 @@
+"""LoRA adapters by peft, which comes with the package that trains with them."""
+
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from assay.errors import MachineError, UsageError
+
+ADAPTER_FILE = "adapter_model.safetensors"
+
+# Small, for a few steps of a small model; dropout is on so that a lost generator state shows.
+_RANK, _ALPHA, _DROPOUT = 4, 8, 0.1
+
+
+class AdapterError(MachineError):
+    """An adapter that cannot be loaded."""
+
+    @classmethod
+    def damaged(cls, path: Path, problem: object) -> "AdapterError":
+        """What is wrong with the file."""
+        return cls(f"the adapter in {path} cannot be loaded: {problem}")
+
+
+def add_lora(model: nn.Module) -> nn.Module:
+    """`model` with a trainable adapter on every linear layer but the head; the rest is frozen."""
+    peft = _import_peft()
+    config = peft.LoraConfig(
+        r=_RANK,
+        lora_alpha=_ALPHA,
+        lora_dropout=_DROPOUT,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    with warnings.catch_warnings():
+        # peft 0.21 asks transformers 5.23 for an attribute under its old name.
+        warnings.simplefilter("ignore", FutureWarning)
+        wrapped: nn.Module = peft.get_peft_model(model, config)
+    return wrapped
+
+
+def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The adapter of `model`, under the names that its file has."""
+    # Left to choose, peft asks the hub whether embeddings were resized.
+    tensors: dict[str, Tensor] = _import_peft().get_peft_model_state_dict(
+        model, save_embedding_layers=False
+    )
+    return tensors
+
+
+def save_adapter(model: Any, folder: Path) -> None:  # noqa: ANN401 - a model of peft's
+    """Write the adapter of `model` as peft's users find it."""
+    model.save_pretrained(folder, save_embedding_layers=False)
+
+
+def read_adapter(folder: Path) -> dict[str, Tensor]:
+    """The tensors that an adapter's file holds. Raises: AdapterError."""
+    path = folder / ADAPTER_FILE
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise AdapterError.damaged(path, error) from error
+
+
+def load_adapter(model: nn.Module, folder: Path) -> None:
+    """Put the adapter in `folder` into `model`.
+
+    Raises: AdapterError if the file does not hold just the tensors that the model has: peft
+        itself keeps the fresh ones for those that are missing.
+    """
+    found, wanted = read_adapter(folder), adapter_tensors(model)
+    for name in sorted(found.keys() | wanted.keys()):
+        shapes = [tuple(side[name].shape) if name in side else None for side in (found, wanted)]
+        if shapes[0] != shapes[1]:
+            problem = f"{name} has shape {shapes[0]}, the model's {shapes[1]}"
+            raise AdapterError.damaged(folder / ADAPTER_FILE, problem)
+    _import_peft().set_peft_model_state_dict(model, found)
+
+
+def _import_peft() -> ModuleType:
+    try:
+        import peft
+    except ImportError as error:
+        raise UsageError(
+            f"LoRA needs peft, which comes with assay-smoke: pip install assay-smoke ({error})"
+        ) from error
+    return peft

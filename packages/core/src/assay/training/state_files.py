@@ -1,0 +1,91 @@
+"""Nested states on disk without pickle: one safetensors file, and one JSON file for the rest."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from assay.errors import MachineError
+from assay.models.hashing import hash_values
+from assay.recording.nested import iterate_leaves
+from assay.runs.folders import write_whole
+
+
+class StateFileError(MachineError):
+    """A state that cannot be read back."""
+
+    @classmethod
+    def damaged(cls, path: Path, problem: object) -> "StateFileError":
+        """What is wrong with the file."""
+        return cls(f"the state in {path} cannot be read: {problem}")
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write `state` as PATH.safetensors and PATH.json.
+
+    state: dictionaries, lists and tuples of tensors and of what JSON knows.
+    """
+    tensors: dict[str, Tensor] = {}
+    structure = _to_json(state, tensors)
+    save_file(tensors, path.with_suffix(".safetensors"))
+    write_whole(path.with_suffix(".json"), json.dumps(structure))
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What `write_state` was given, with every tensor on the CPU. Raises: StateFileError."""
+    try:
+        structure = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        tensors = load_file(path.with_suffix(".safetensors"))
+        state: dict[str, Any] = _from_json(structure, tensors)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise StateFileError.damaged(path, error) from error
+    return state
+
+
+def fingerprint(state: Mapping[str, Any]) -> dict[str, str]:
+    """For each leaf of `state` its path and a hash of its value: equal exactly if all bits are."""
+    return {path.removeprefix("."): _hash(leaf) for path, leaf in iterate_leaves(state, "")}
+
+
+def _hash(leaf: object) -> str:
+    if not isinstance(leaf, Tensor):
+        return xxhash.xxh3_128_hexdigest(repr(leaf).encode())
+    flat = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    dtype = str(leaf.dtype).removeprefix("torch.")
+    return hash_values(dtype, tuple(leaf.shape), flat.numpy().data)
+
+
+# Three kinds of values that JSON lacks stand as an object with one of these keys; dictionaries,
+# whose keys may be numbers, as pairs.
+def _to_json(value: Any, tensors: dict[str, Tensor]) -> Any:  # noqa: ANN401 - any structure
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        # A copy: safetensors refuses tensors that share memory, as tied weights do.
+        tensors[name] = value.detach().cpu().clone().contiguous()
+        return {"tensor": name}
+    if isinstance(value, Mapping):
+        return {"pairs": [[key, _to_json(item, tensors)] for key, item in value.items()]}
+    if isinstance(value, tuple):
+        return {"tuple": [_to_json(item, tensors) for item in value]}
+    if isinstance(value, list):
+        return [_to_json(item, tensors) for item in value]
+    return value
+
+
+def _from_json(value: Any, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401 - as above
+    if isinstance(value, list):
+        return [_from_json(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "tuple":
+        return tuple(_from_json(item, tensors) for item in content)
+    return {key: _from_json(item, tensors) for key, item in content}
