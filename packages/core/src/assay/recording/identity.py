@@ -9,20 +9,23 @@ V = TypeVar("V")
 
 
 class TensorMap(Generic[V]):
-    """Values by tensor object (not by content). An entry goes when its tensor does."""
+    """Values by tensor object. An entry goes when its tensor does, or is changed in place."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, tuple[ref[Tensor], V]] = {}
+        self._entries: dict[int, tuple[ref[Tensor], int, V]] = {}
 
     def get(self, tensor: Tensor) -> V | None:
-        """What was put for this very object."""
-        entry = self._entries.get(id(tensor))
-        return entry[1] if entry is not None and entry[0]() is tensor else None
+        """What was put for this very object, if it has not been changed since."""
+        known, version, value = self._entries.get(id(tensor), (None, 0, None))
+        if known is None or known() is not tensor or version != _version(tensor):
+            return None
+        return value
 
     def put(self, tensor: Tensor, value: V) -> None:
         """Remember `value` while `tensor` lives."""
         key = id(tensor)
-        self._entries[key] = (ref(tensor, lambda _: self._entries.pop(key, None)), value)
+        known = ref(tensor, lambda _: self._entries.pop(key, None))
+        self._entries[key] = (known, _version(tensor), value)
 
     def forget(self, tensor: Tensor) -> None:
         """Remove the entry of this object, if there is one."""
@@ -31,3 +34,8 @@ class TensorMap(Generic[V]):
     def clear(self) -> None:
         """Remove all entries."""
         self._entries.clear()
+
+
+def _version(tensor: Tensor) -> int:
+    """How often `tensor` was changed in place; 0 where torch does not count."""
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 - no public name

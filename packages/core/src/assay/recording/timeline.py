@@ -134,7 +134,7 @@ def _row_addresses(
         prompt = prompts_B[:, None].expand_as(positions_BT)
         return prompt.reshape(-1), positions_BT.reshape(-1)
     if layout.tail and layout.token_dim is not None:
-        positions_BT = positions_BT[:, -leading[layout.token_dim] :]
+        positions_BT = positions_BT[:, rows.length - leading[layout.token_dim] :]
     if layout.batch_dim is None:
         # One row for all prompts: valid where any prompt has a token there.
         positions_BT = positions_BT.amax(0, keepdim=True)
@@ -143,7 +143,10 @@ def _row_addresses(
     shape[0] = prompts_B.shape[0]
     prompt = prompts_B.reshape(shape).expand(leading)
     if layout.token_dim is None or layout.token_dim >= len(leading):
-        return prompt.reshape(-1), torch.zeros(leading, dtype=torch.long).reshape(-1)
+        # One row a prompt: with a single token it is that token's, else nobody can tell.
+        positions_BT = positions_BT if rows.length == 1 else positions_BT[:, :1] * 0
+        position = positions_BT.reshape(shape).expand(leading)
+        return prompt.reshape(-1), position.reshape(-1)
     shape[layout.token_dim] = positions_BT.shape[1]
     position = positions_BT.reshape(shape).expand(leading)
     return prompt.reshape(-1), position.reshape(-1)
