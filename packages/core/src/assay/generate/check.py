@@ -1,13 +1,19 @@
-"""`assay check generate` from the outside: two processes, one verdict, files in a folder."""
+"""`assay check generate` from the outside: separate processes, one verdict, files in a folder."""
 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from assay.errors import UsageError
-from assay.generate.requests import CandidateRequest, CaptureRequest, CloserRequest, InputOptions, Level, RemoteCode
+from assay.generate.requests import (
+    CandidateRequest,
+    CaptureRequest,
+    InputOptions,
+    Level,
+    RemoteCode,
+)
 from assay.runs import Answer, Progress, provenance, run_process
 from assay.runs.folders import write_whole
 from assay.verdicts import Measurement, Verdict
@@ -37,31 +43,45 @@ class GenerateCheck:
     limits: str = "noise"
     remote_code: RemoteCode = "refuse"
 
+    @property
+    def dtype(self) -> str:
+        """The candidate's dtype."""
+        return self.candidate.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Runs work in processes of their own; their logs lie in `folder`."""
+
+    folder: Path
+    progress: Progress
+
+    def ask(
+        self,
+        kind: Literal["capture", "candidate", "closer", "equivalence"],
+        request: dict[str, Any],
+        name: str,
+    ) -> Answer:
+        """Have one piece of work done. Raises: as `run_process`."""
+        return run_process(
+            WORKER,
+            {"kind": kind, "request": request},
+            self.folder,
+            name=name,
+            progress=self.progress,
+            preload=PRELOAD,
+        )
+
 
 def capture(request: CaptureRequest, folder: Path, progress: Progress) -> Answer:
     """Capture a golden in a process of its own; logs go to `folder`."""
-    wrapped = {"kind": "capture", "request": request.model_dump()}
-    return run_process(WORKER, wrapped, folder, name="reference", progress=progress, preload=PRELOAD)
+    return Workers(folder, progress).ask("capture", request.model_dump(), "reference")
 
 
 def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Verdict:
     """Run both sides, judge, and write verdict.json and measurements.jsonl into `folder`."""
-    candidate_dtype = check.candidate.rpartition("/")[2]
-    golden = check.golden
-    if golden is None:
-        if check.reference is None:
-            raise UsageError("a check needs --reference RUN or --golden TRACE")
-        golden = folder / "golden"
-        request = CaptureRequest(
-            model=check.model,
-            reference=check.reference,
-            noise_for=[candidate_dtype],
-            inputs=check.inputs,
-            level=check.level,
-            folder=str(golden),
-            remote_code=check.remote_code,
-        )
-        capture(request, folder, progress)
+    workers = Workers(folder, progress)
+    golden = check.golden or _capture_golden(check, workers)
     candidate = CandidateRequest(
         model=check.model,
         candidate=check.candidate,
@@ -71,76 +91,38 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         options=check.options,
         remote_code=check.remote_code,
     )
-    answer = run_process(
-        WORKER,
-        {"kind": "candidate", "request": candidate.model_dump()},
-        folder,
-        name="candidate",
-        progress=progress,
-        preload=PRELOAD,
+    answer = workers.ask("candidate", candidate.model_dump(), "candidate")
+    judgement = judge(golden, check.dtype, folder / "candidate", answer, check.limits)
+    if judgement.origin is not None:
+        from assay.generate.followup import follow_up  # torch
+
+        judgement = follow_up(judgement, check, candidate, workers)
+    verdict = judgement.verdict.model_copy(
+        update={"command": sys.argv, "environment": provenance()}
     )
-    judgement = judge(golden, candidate_dtype, folder / "candidate", answer, check.limits)
-    verdict = judgement.verdict
-    if judgement.origin is not None and judgement.call is not None:
-        operation = find_operation(check, golden, candidate, judgement, folder, progress)
-        if operation is not None and verdict.location is not None:
-            location = verdict.location.model_copy(update={"op": operation})
-            verdict = verdict.model_copy(update={"location": location})
-    verdict = verdict.model_copy(update={"command": sys.argv, "environment": provenance()})
     write_measurements(folder / MEASUREMENTS_FILE, judgement.measurements)
     write_whole(folder / VERDICT_FILE, verdict.to_json())
     return verdict
 
 
-def find_operation(
-    check: GenerateCheck,
-    golden: Path,
-    candidate: CandidateRequest,
-    judgement: "Judgement",
-    folder: Path,
-    progress: Progress,
-) -> str | None:
-    """The first wrong operation of the stage that made the error, if one can be told."""
-    from assay.comparing.limits import load_limits
-    from assay.dtypes import float_format
-    from assay.generate.closer import read_operations
-    from assay.locating.operations import find_wrong_operation
-    from assay.trace import Trace
-
-    batch, step = judgement.call or (0, 0)
-    dtype = candidate.candidate.rpartition("/")[2]
-    sides = {}
-    for name, request in (("reference", None), ("candidate", candidate)):
-        closer = CloserRequest(
-            model=check.model,
-            golden=str(golden),
-            dtype=dtype,
-            folder=str(folder / f"operations-{name}"),
-            module=judgement.verdict.location.module or "",  # type: ignore[union-attr]
-            batch=batch,
-            step=step,
-            candidate=request,
-            remote_code=check.remote_code,
-        )
-        wrapped = {"kind": "closer", "request": closer.model_dump()}
-        run_process(WORKER, wrapped, folder, name=f"operations-{name}", progress=progress, preload=PRELOAD)
-        trace = Trace.open(closer.folder)
-        for part in ("candidate",) if request else ("yardstick", "noise"):
-            names = trace.attachment_json(f"{part}-names")
-            sides[part] = read_operations(names, trace.attachment(part))  # type: ignore[arg-type]
-    wrong = find_wrong_operation(
-        sides["candidate"],
-        sides["yardstick"],
-        sides["noise"],
-        load_limits(check.limits),
-        float_format(dtype).unit_roundoff,
+def _capture_golden(check: GenerateCheck, workers: Workers) -> Path:
+    if check.reference is None:
+        raise UsageError("a check needs --reference RUN or --golden TRACE")
+    golden = workers.folder / "golden"
+    request = CaptureRequest(
+        model=check.model,
+        reference=check.reference,
+        noise_for=[check.dtype],
+        inputs=check.inputs,
+        level=check.level,
+        folder=str(golden),
+        remote_code=check.remote_code,
     )
-    return wrong.name if wrong is not None else None
+    workers.ask("capture", request.model_dump(), "reference")
+    return golden
 
 
-def judge(
-    golden: Path, dtype: str, candidate: Path, answer: Answer, limits: str
-) -> "Judgement":
+def judge(golden: Path, dtype: str, candidate: Path, answer: Answer, limits: str) -> "Judgement":
     """The judgement over a candidate's results."""
     from assay.comparing.limits import load_limits  # torch is not needed for --help
     from assay.generate.evidence import Evidence

@@ -30,11 +30,13 @@ _NAMED = 5
 class Judgement:
     """A verdict, the measurements behind it, and where to look closer.
 
+    ranked: all failed stages, worst first; origin: where the error is made.
     call: batch and step in which the error is seen first.
     """
 
     verdict: Verdict
     measurements: list[Measurement]
+    ranked: list[FailedStage]
     origin: FailedStage | None
     call: tuple[int, int] | None = None
 
@@ -93,7 +95,7 @@ def judge_generation(evidence: Evidence) -> Judgement:
     call = None
     if verdict.first_bad_token is not None and replay.origin is not None:
         call = evidence.call_of(verdict.first_bad_token)
-    return Judgement(verdict, measurements, replay.origin, call)
+    return Judgement(verdict, measurements, replay.ranked, replay.origin, call)
 
 
 def _location(results: dict[str, LevelResult], origin: FailedStage | None) -> Location | None:

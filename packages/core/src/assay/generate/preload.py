@@ -5,4 +5,5 @@ import transformers.models.llama.modeling_llama  # what decoders have in common
 
 import assay.generate.candidate
 import assay.generate.closer
+import assay.generate.equivalence
 import assay.generate.golden  # noqa: F401 - imported for those that are forked

@@ -64,6 +64,17 @@ class CloserRequest(Record):
     remote_code: RemoteCode = "refuse"
 
 
+class EquivalenceRequest(Record):
+    """The candidate's code once more in float64, against the golden's part for `dtype`."""
+
+    model: str
+    golden: str
+    dtype: str
+    setup: str | None = None
+    options: dict[str, str] = Field(default_factory=dict)
+    remote_code: RemoteCode = "refuse"
+
+
 class ModelIdentity(Record):
     """Which model it was, by content."""
 

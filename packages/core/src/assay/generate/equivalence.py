@@ -1,0 +1,100 @@
+"""Is a difference one of representation: other values inside, the same model?
+
+Shifting all positions changes queries and keys and no logit. Such a difference shows in exact
+arithmetic as well: there the stages differ as much, and the logits not at all. An error of
+precision is the opposite: in exact arithmetic it is gone. So the candidate's code is run once more
+in float64 on the host.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+
+
+from assay.comparing.results import ReplayResults
+from assay.devices.registry import open_device
+from assay.generate.candidate import check_same_model, set_up
+from assay.generate.golden import GoldenSection, read_golden
+from assay.generate.options import CandidateOptions, choose_threads
+from assay.generate.passes import Side, attention_of, replay, run_forced, whole_batches
+from assay.generate.requests import EquivalenceRequest
+from assay.locating.replay import Replayer
+from assay.models import load_model
+from assay.plugins import load_object
+from assay.runs import Progress
+from assay.stages import Stage
+
+# Logits of one model computed in float64 in two ways differ by about 1e-13 of their norm; tables
+# that models keep in float32 are the same values on both sides. Halfway, on a log scale, to what
+# the smallest error seen in float32 does to logits (1e-5 at one linear gave 1.6e-6).
+EXACT_AGREEMENT = 1e-9
+
+# A stage whose error in float64 is at least this share of the one in the candidate's dtype differs
+# by what it computes, not by how precisely.
+SAME_ERROR = 0.5
+
+
+def run_equivalence(request: EquivalenceRequest, progress: Progress) -> dict[str, Any]:
+    """Run the candidate's code in float64 on the host: logits first, stages if they agree."""
+    golden = read_golden(Path(request.golden))
+    section = GoldenSection.open(Path(request.golden), request.dtype)
+    options = CandidateOptions.parse(request.options)
+    choose_threads(golden.model.num_parameters)
+    with progress.step("candidate's code in float64: is it the same model?"):
+        loaded = load_model(
+            request.model,
+            dtype="float64",
+            attention=options.attention,
+            experts=options.experts,
+            rounded_to=request.dtype,
+            remote_code=request.remote_code,
+        )
+        check_same_model(golden, loaded)
+        if request.setup is not None:
+            loaded = set_up(loaded, load_object(request.setup), request.setup)
+        side = Side(replace(loaded, dtype="float64"), open_device("cpu"))
+        works, tokens = whole_batches(section.batches), section.tensors("tokens")
+        difference = scale = 0.0
+        for work, forced, expected in zip(works, tokens, section.tensors("logits"), strict=True):
+            logits = run_forced(side, work, forced).logits.double()
+            difference += float((logits - expected.double()).pow(2).sum())
+            scale += float(expected.double().pow(2).sum())
+        # Written so that a NaN is no agreement.
+        if not difference <= EXACT_AGREEMENT**2 * scale:
+            return {"agrees": False, "stages": []}
+        replayer = Replayer(section.trace, section.border, attention_of(side.loaded))
+        results = replay(side, works, tokens, replayer)
+    return {"agrees": True, "stages": _errors(results)}
+
+
+def _errors(results: ReplayResults) -> list[dict[str, Any]]:
+    return [
+        {
+            "module": port.module,
+            "port": port.port,
+            "error": port.sums.relative_error,
+            "different": port.exact.num_different,
+        }
+        for port in results.ports.values()
+        if port.sums.relative_error > 0 or port.exact.num_different
+    ]
+
+
+def find_equivalent_stages(
+    candidate: ReplayResults, in_float64: list[dict[str, Any]], failed: set[Stage]
+) -> set[Stage]:
+    """Those of `failed` whose every differing port differs as much in float64."""
+    exact = {(row["module"], row["port"]): row for row in in_float64}
+    equivalent = set()
+    for stage in failed:
+        worst = max(
+            (port for port in candidate.ports.values() if port.stage == stage),
+            key=lambda port: (port.exact.num_different, port.sums.relative_error),
+        )
+        row = exact.get((worst.module, worst.port))
+        if row is None:
+            continue
+        if row["different"] or row["error"] >= SAME_ERROR * worst.sums.relative_error:
+            equivalent.add(stage)
+    return equivalent
