@@ -134,10 +134,7 @@ class Unmatched(Record):
 
 
 class Verdict(Record):
-    """Schema 1 of verdict.json.
-
-    limits: where the limits come from, in one line.
-    """
+    """Schema 1 of verdict.json."""
 
     schema_: int = Field(default=SCHEMA, alias="schema")
     verdict: Outcome
@@ -156,7 +153,6 @@ class Verdict(Record):
     limit: Number | None = None
     statistic: str | None = None
     resolution: Number | None = None
-    limits: str | None = None
     compared: int = 0
     unmatched: Unmatched = Field(default_factory=Unmatched)
 

@@ -21,12 +21,14 @@ from assay.generate.passes import (
     attention_of,
     replay,
     run_forced,
+    run_forced_measured,
     run_free,
     single_rows,
     whole_batches,
 )
 from assay.generate.requests import CandidateReport, CandidateRequest, GoldenManifest
 from assay.generate.sampler import processed_scores
+from assay.locating.drift import DriftMeter
 from assay.locating.replay import Replayer
 from assay.models import LoadedModel, load_model, weight_hashes
 from assay.plugins import load_object
@@ -136,6 +138,7 @@ class _Candidate:
         self._side = side
         self._golden = golden
         self._section = section
+        self._compiled = options.compile
         self._works = (
             whole_batches(section.batches)
             if options.batch_size is None
@@ -151,7 +154,7 @@ class _Candidate:
             ]
             self._attach(writer, "tokens", free)
         with progress.step("candidate: reference's tokens are forced"):
-            forced = self._forced(tokens)
+            forced = self._forced(tokens, writer)
             again = run_forced(self._side, self._works[0], tokens[0]).logits
         self._attach(writer, "logits", [item.logits for item in forced])
         if self._golden.model.can_generate:
@@ -172,10 +175,17 @@ class _Candidate:
                 writer.attach("replay-sums", sums)
         return _compare_runs(again, forced[0].logits)
 
-    def _forced(self, tokens: list[Tensor]) -> list[Generated]:
-        return [
-            run_forced(self._side, work, row) for work, row in zip(self._works, tokens, strict=True)
-        ]
+    def _forced(self, tokens: list[Tensor], writer: TraceWriter) -> list[Generated]:
+        if self._golden.level != "modules" or self._compiled:
+            # Hooks would cut a compiled model into pieces.
+            return [
+                run_forced(self._side, work, row)
+                for work, row in zip(self._works, tokens, strict=True)
+            ]
+        meter = DriftMeter(self._section.trace)
+        forced = run_forced_measured(self._side, self._works, tokens, meter)
+        writer.attach_json("drift", meter.relative_errors())
+        return forced
 
     def _expected(self, name: str) -> list[Tensor]:
         """The golden's tensors, cut as the work is cut."""

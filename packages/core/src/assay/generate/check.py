@@ -98,7 +98,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
 
         judgement = follow_up(judgement, check, candidate, workers)
     verdict = judgement.verdict.model_copy(
-        update={"command": sys.argv, "environment": provenance()}
+        update={"command": ["assay", *sys.argv[1:]], "environment": provenance()}
     )
     write_measurements(folder / MEASUREMENTS_FILE, judgement.measurements)
     write_whole(folder / VERDICT_FILE, verdict.to_json())

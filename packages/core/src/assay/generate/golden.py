@@ -28,6 +28,7 @@ from assay.generate.passes import (
     record,
     replay,
     run_forced,
+    run_forced_measured,
     run_free,
     whole_batches,
 )
@@ -48,6 +49,7 @@ from assay.inputs import (
     parse_lengths,
     plan_batches,
 )
+from assay.locating.drift import DriftMeter
 from assay.locating.replay import Replayer
 from assay.models import LoadedModel, estimate_size, load_model, weight_hashes
 from assay.models.folders import RemoteCode
@@ -270,10 +272,7 @@ class _Capture:
                 self.request.remote_code,
             )
             side = Side(loaded, self.device)
-            logits = [
-                run_forced(side, work, tokens).logits
-                for work, tokens in zip(self.works, self.tokens, strict=True)
-            ]
+            logits = self._noise_logits(side)
             again = run_forced(side, self.works[0], self.tokens[0]).logits
         self._attach("noise-logits", logits)
         self.writer.attach_json("weights", weight_hashes(side.loaded.model))
@@ -285,8 +284,7 @@ class _Capture:
                 pointwise = find_pointwise(side, self.works[0])
                 attention = attention_of(side.loaded)
                 replayer = Replayer(trace, self.border, attention, pointwise)
-                results = replay(side, self.works, self.tokens, replayer)
-                data, sums = results.to_parts()
+                data, sums = replay(side, self.works, self.tokens, replayer).to_parts()
                 self.writer.attach_json("noise", data)
                 self.writer.attach("noise-sums", sums)
         return Section(
@@ -295,6 +293,17 @@ class _Capture:
             reference_deterministic=bool(torch.equal(again, logits[0])),
             num_calls=num_calls,
         )
+
+    def _noise_logits(self, side: Side) -> list[Tensor]:
+        if self.request.level != "modules":
+            return [
+                run_forced(side, work, tokens).logits
+                for work, tokens in zip(self.works, self.tokens, strict=True)
+            ]
+        meter = DriftMeter(Trace.open(self.writer.folder))
+        forced = run_forced_measured(side, self.works, self.tokens, meter)
+        self.writer.attach_json("noise-drift", meter.relative_errors())
+        return [item.logits for item in forced]
 
     def _scores(self, side: Side) -> list[Tensor]:
         sampling = self.request.inputs.sampling

@@ -88,7 +88,6 @@ def judge_generation(evidence: Evidence) -> Judgement:
         notes=notes,
         compared=sum(level.compared for level in levels.values()),
         unmatched=replay.unmatched,
-        limits=evidence.limits.origin,
         **_deciding(results, replay.origin),  # type: ignore[arg-type]
     )
     measurements = [row for result in results.values() for row in result.measurements]

@@ -14,6 +14,7 @@ from assay.comparing.judge import (
 from assay.comparing.results import PortResult, ReplayResults
 from assay.generate.evidence import Evidence, LevelResult, outcome_of
 from assay.metrics import RowErrors
+from assay.stages import Stage
 from assay.verdicts import Level, Location, Measurement, Outcome, TokenPosition, Unmatched
 
 _LISTED = 50
@@ -53,12 +54,17 @@ def judge_module_levels(evidence: Evidence) -> ReplayJudgement:
     modules = [item for item in judged if item.port.stage.phase != "inputs"]
     judgement = ReplayJudgement(
         LevelResult(_level(inputs, Unmatched())),
-        LevelResult(_level(modules, unmatched), _rows(judged, noise, evidence)),
+        LevelResult(
+            _level(modules, unmatched),
+            _rows(judged, noise, evidence) + _drift_rows(judged, evidence),
+        ),
         rank_stages(judged),
         unmatched=unmatched,
     )
     judgement.modules.notes = _notes(replay, bias)
     judgement.origin = find_origin(judgement.ranked)
+    for level in (judgement.inputs.level, judgement.modules.level):
+        _describe_decision(level, judgement.origin, evidence)
     if judgement.origin is not None:
         judgement.modules.first_bad = _first_bad_token(judgement.origin.told, noise, evidence)
     return judgement
@@ -90,6 +96,20 @@ def _level(judged: list[Judged], unmatched: Unmatched) -> Level:
         "resolution": resolution,
     }
     return Level(verdict=outcome, compared=compared, **facts)
+
+
+def _describe_decision(level: Level, origin: FailedStage | None, evidence: Evidence) -> None:
+    facts: dict[str, Any] = {"limits_origin": evidence.limits.origin}
+    if origin is not None:
+        worst = origin.told.port.sums.worst
+        if worst.index:
+            facts["worst_element"] = {
+                "index": list(worst.index),
+                "actual": worst.actual,
+                "expected": worst.expected,
+            }
+    for name, value in facts.items():
+        setattr(level, name, value)
 
 
 def _notes(replay: ReplayResults, bias: DeviceBias | None) -> list[str]:
@@ -149,19 +169,56 @@ def _rows(judged: list[Judged], noise: ReplayResults, evidence: Evidence) -> lis
                 expected=item.ratio.expected, ratio=item.ratio.value, limit=item.limit,
             )
         )  # fmt: skip
+    return rows + _token_rows(ports, noise, evidence)
+
+
+def _token_rows(
+    ports: dict[tuple[str, str], PortResult], noise: ReplayResults, evidence: Evidence
+) -> list[Measurement]:
+    """For every stage and token the worst of its ports."""
     floor = evidence.unit_roundoff / 2
+    worst: dict[tuple[Stage, int, int], tuple[float, float, float, PortResult]] = {}
     for key, port in ports.items():
         reference = noise.ports.get(key)
         expected = _by_token(reference.sums.rows if reference is not None else [])
         for (prompt, position), error in _by_token(port.sums.rows).items():
             noise_error = expected.get((prompt, position), 0.0)
-            rows.append(
-                Measurement(
-                    **_place(port), statistic="token", actual=error, expected=noise_error,
-                    ratio=error / max(noise_error, floor), prompt=prompt, position=position,
-                )
-            )  # fmt: skip
-    return rows
+            ratio = error / max(noise_error, floor)
+            token = (port.stage, prompt, position)
+            if token not in worst or not ratio <= worst[token][0]:
+                worst[token] = (ratio, error, noise_error, port)
+    steps = {
+        (prompt, position): evidence.call_of(evidence.token(prompt, position))[1]
+        for _, prompt, position in worst
+    }
+    return [
+        Measurement(
+            **_place(port), statistic="token", actual=error, expected=noise_error, ratio=ratio,
+            prompt=prompt, position=position, step=steps[prompt, position],
+        )
+        for (_, prompt, position), (ratio, error, noise_error, port) in worst.items()
+    ]  # fmt: skip
+
+
+def _drift_rows(judged: list[Judged], evidence: Evidence) -> list[Measurement]:
+    """The error that accumulates along the depth in an ordinary run, of candidate and noise run."""
+    if "drift" not in evidence.candidate.attachments:
+        return []
+    actual: dict[str, float] = evidence.candidate.attachment_json("drift")  # type: ignore[assignment]
+    noise: dict[str, float] = evidence.section.trace.attachment_json("noise-drift")  # type: ignore[assignment]
+    floor = evidence.unit_roundoff / 2
+    order: dict[str, int] = {}
+    for item in judged:
+        order.setdefault(item.port.stage.module, item.port.order)
+    return [
+        Measurement(
+            level="modules", module=module, port="output", order=order[module],
+            statistic="accumulated", actual=error, expected=noise.get(module, 0.0),
+            ratio=error / max(noise.get(module, 0.0), floor),
+        )
+        for module, error in actual.items()
+        if module in order
+    ]  # fmt: skip
 
 
 def _place(port: PortResult) -> dict[str, Any]:

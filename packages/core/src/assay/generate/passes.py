@@ -11,6 +11,7 @@ from assay.comparing.results import ReplayResults
 from assay.devices.base import Device
 from assay.generate.driving import Generated, generate, generate_forced, timeline_of
 from assay.inputs import Batch
+from assay.locating.drift import DriftMeter
 from assay.locating.replay import BatchSource, Replayer
 from assay.models import LoadedModel
 from assay.recording.capture import Recorder
@@ -92,6 +93,20 @@ def record(
         for work, tokens_BN in zip(works, tokens, strict=True):
             watch.begin_batch(work.batch.number, timeline_of(work.batch))
             run_forced(side, work, tokens_BN)
+
+
+def run_forced_measured(
+    side: Side, works: Sequence[Work], tokens: Sequence[Tensor], meter: DriftMeter
+) -> list[Generated]:
+    """`run_forced` for all work, with the error that accumulates measured on the way."""
+    watch = Watch(meter)
+    results = []
+    with watch.attached(side.loaded.model):
+        for work, tokens_BN in zip(works, tokens, strict=True):
+            meter.source = work.source
+            watch.begin_batch(work.batch.number, timeline_of(work.batch))
+            results.append(run_forced(side, work, tokens_BN))
+    return results
 
 
 def find_pointwise(side: Side, work: Work) -> frozenset[str]:

@@ -46,6 +46,7 @@ def judge_logits_level(evidence: Evidence) -> LevelResult:
         "statistic": worst.statistic,
         "noise_ratio": worst.value,
         "limit": limit_of(worst.statistic),
+        "limits_origin": evidence.limits.origin,
         "resolution": {
             ratio.statistic: limit_of(ratio.statistic) * ratio.expected for ratio in ratios
         },
@@ -62,7 +63,7 @@ def judge_logits_level(evidence: Evidence) -> LevelResult:
     result = LevelResult(
         Level(verdict=outcome_of(count, list(failed)), compared=count, **facts),
         [_pooled_row(ratio, limit_of(ratio.statistic)) for ratio in ratios]
-        + _token_rows(metrics, noise_metrics, addresses, ratios[2].expected),
+        + _token_rows(evidence, metrics, noise_metrics, addresses, ratios[2].expected),
     )
     bad = (~(metrics.kl <= kl_limit)).nonzero()[:, 0].tolist() if failed else []
     if bad:
@@ -175,17 +176,30 @@ def _pooled_row(ratio: Ratio, limit: float) -> Measurement:
 
 
 def _token_rows(
-    metrics: TokenMetrics, noise: TokenMetrics, addresses: list[tuple[int, int]], kl_floor: float
+    evidence: Evidence,
+    metrics: TokenMetrics,
+    noise: TokenMetrics,
+    addresses: list[tuple[int, int]],
+    kl_floor: float,
 ) -> list[Measurement]:
+    # The logits of a token come from the call before it, whose input is the token at position - 1.
+    shift = 1 if evidence.golden.model.can_generate else 0
+    steps = [
+        evidence.call_of(evidence.token(prompt, position - shift))[1]
+        for prompt, position in addresses
+    ]
     rows = []
     for statistic, name in _COLUMNS.items():
-        actual, expected = getattr(metrics, name).tolist(), getattr(noise, name).tolist()
-        for (prompt, position), a, e in zip(addresses, actual, expected, strict=True):
-            ratio = a / max(e, kl_floor) if statistic == "kl" else math.nan
+        values = zip(
+            addresses, steps, getattr(metrics, name).tolist(), getattr(noise, name).tolist(),
+            strict=True,
+        )  # fmt: skip
+        for (prompt, position), step, actual, expected in values:
+            ratio = actual / max(expected, kl_floor) if statistic == "kl" else math.nan
             rows.append(
                 Measurement(
-                    level="logits", module="", port="logits", statistic=statistic, actual=a,
-                    expected=e, ratio=ratio, prompt=prompt, position=position,
+                    level="logits", module="", port="logits", statistic=statistic, actual=actual,
+                    expected=expected, ratio=ratio, prompt=prompt, position=position, step=step,
                 )
             )  # fmt: skip
     return rows
