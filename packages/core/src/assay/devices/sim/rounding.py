@@ -14,6 +14,9 @@ _INTEGER_OF = {
 }
 _E4M3_LARGEST = float_format("float8_e4m3fn").largest
 
+# The scale and its inverse must both be normal numbers of float32, or products would be lost.
+_SMALLEST_SCALE_EXPONENT = -126
+
 # float32 has 23 stored significand bits, TF32 the upper 10 of them.
 _TF32_DROPPED_BITS = 13
 
@@ -42,16 +45,16 @@ def round_to_tf32(values: Tensor) -> Tensor:
 def round_to_scaled_e4m3(values: Tensor) -> Tensor:
     """`values` as e4m3 numbers times one power of two for the whole tensor, in float32.
 
-    The scale is the smallest power of two that brings the largest finite magnitude to at most
-    448, so the rounding is idempotent. What is not finite stays as it is.
+    The scale is the smallest power of two from 2^-126 on that brings the largest finite
+    magnitude to at most 448, so the rounding is idempotent. What is not finite stays as it is.
     """
     values = values.float()
-    finite = values.isfinite()
-    largest = float(torch.where(finite, values, 0.0).abs().max()) if values.numel() else 0.0
-    if not largest:
-        return values
+    largest = float(values.abs().max()) if values.numel() else 0.0
+    if not math.isfinite(largest):
+        finite = values.isfinite()
+        return torch.where(finite, round_to_scaled_e4m3(values.where(finite, 0.0)), values)
     fraction, exponent = math.frexp(largest / _E4M3_LARGEST)
     # frexp returns a fraction in [0.5, 1): 0.5 means that it is a power of two already.
-    scale = math.ldexp(1.0, exponent - (fraction == 0.5))  # noqa: PLR2004
-    scaled = (values.double() / scale).to(torch.float8_e4m3fn).double() * scale
-    return torch.where(finite, scaled.float(), values)
+    exponent = max(exponent - (fraction == 0.5), _SMALLEST_SCALE_EXPONENT)  # noqa: PLR2004
+    scaled = (values * math.ldexp(1.0, -exponent)).to(torch.float8_e4m3fn)
+    return scaled.float() * math.ldexp(1.0, exponent)

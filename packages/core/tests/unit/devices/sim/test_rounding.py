@@ -137,6 +137,17 @@ def test_the_scale_is_the_smallest_that_fits() -> None:
     assert round_to_scaled_e4m3(tensor(3.5, 2**-16, 2**-18)).tolist() == [3.5, 2**-16, 0.0]
 
 
+def test_the_smallest_scale_leaves_the_smallest_bfloat16_alone() -> None:
+    """2^-133 is 2^-7 times 2^-126, a number of e4m3; 1.0625 of it is rounded to it."""
+    assert round_to_scaled_e4m3(tensor(2.0**-133)).tolist() == [2.0**-133]
+    assert round_to_scaled_e4m3(tensor(1.0625 * 2.0**-130)).tolist() == [2.0**-130]
+
+
+def test_the_largest_bfloat16_has_a_scale() -> None:
+    largest = torch.finfo(torch.bfloat16).max  # (2 - 2^-7) 2^127 is rounded to 2^128
+    assert round_to_scaled_e4m3(tensor(2.0**127, largest)).tolist() == [2.0**127, INF]
+
+
 def test_e4m3_is_idempotent() -> None:
     generator = torch.Generator().manual_seed(0)
     for exponent in range(-12, 12):
