@@ -9,11 +9,15 @@ from torch import Tensor
 from assay.recording.caches import CacheWatch
 from assay.recording.changes import ChangeWatch
 from assay.recording.hooks import Entry
-from assay.recording.nested import constants, iterate_tensors, map_tensors
 from assay.recording.identity import TensorMap
+from assay.recording.nested import constants, iterate_tensors, map_tensors
 from assay.recording.rounding import Border
 from assay.sites import Call
 from assay.trace import TraceWriter
+
+# How far a row of attention probabilities in bfloat16 is from one: at most a unit roundoff for
+# each of its roundings, far less than rows of anything else.
+PROBABILITY_TOLERANCE = 0.02
 
 
 @dataclass(slots=True)
@@ -110,7 +114,16 @@ def _is_attention_table(port: str, tensor: Tensor, length: int | None) -> bool:
         and tensor.ndim == 4
         and tensor.shape[2] == length
         and tensor.shape[3] >= tensor.shape[2]
+        and _holds_probabilities(tensor)
     )
+
+
+def _holds_probabilities(table_BHTS: Tensor) -> bool:
+    """Whether rows sum to one: rotated queries and keys have the same shape where S is small."""
+    if not table_BHTS.is_floating_point() or not table_BHTS.numel():
+        return False
+    row_S = table_BHTS[0, 0, -1].double()
+    return bool((row_S >= 0).all()) and abs(float(row_S.sum()) - 1) < PROBABILITY_TOLERANCE
 
 
 @dataclass
@@ -153,9 +166,10 @@ class StatisticsRecorder:
         known = self._known.get(value)
         if known is None:
             flat = value.detach()
+            dtype = torch.promote_types(flat.dtype, torch.float32)
             low, high = torch.aminmax(flat)
-            norm = torch.linalg.vector_norm(flat)
-            parts = torch.stack([low, high, flat.mean(), norm])
+            norm = torch.linalg.vector_norm(flat, dtype=dtype)
+            parts = torch.stack([low.to(dtype), high.to(dtype), flat.mean(dtype=dtype), norm])
             known = parts.double().cpu()
             self._known.put(value, known)
         tensors[f"{port}.statistics"] = known

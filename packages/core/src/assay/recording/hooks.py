@@ -114,6 +114,8 @@ class Watch:
             if is_suspended():
                 return None
             with suspended():
+                if not name:
+                    self._stack.clear()  # of a root call that ended by an exception
                 arguments = signature.bind(args, kwargs)
                 if not self._stack:
                     self._begin_root(arguments)

@@ -14,12 +14,13 @@ from assay.recording.modes import is_suspended, suspended
 
 # Operations that move or make values without computing: they do not round.
 _MOVING = frozenset(
+    # As text: forty names in quotes are hard to read.
     """view _unsafe_view reshape _reshape_alias t transpose permute expand slice select unsqueeze
     squeeze cat stack split split_with_sizes chunk unbind clone _to_copy copy_ copy detach alias
     lift_fresh contiguous index_select index gather embedding arange full zeros ones empty
     full_like zeros_like ones_like empty_like new_full new_zeros new_ones new_empty scalar_tensor
     empty_strided new_empty_strided fill_ fill zero_ narrow unfold repeat as_strided
-    """.split()
+    """.split()  # noqa: SIM905
 )
 
 # Names under which one computation arrives, by the name that a reader would look for.
@@ -44,7 +45,7 @@ _CANONICAL = {
 
 def operation_name(func: Any) -> str:  # noqa: ANN401 - torch._ops.OpOverload
     """The canonical name of an aten operation, without overload: `aten.mm.default` is linear."""
-    name = func._schema.name.rpartition("::")[2]  # noqa: SLF001 - the public name is the same text
+    name: str = func._schema.name.rpartition("::")[2]  # noqa: SLF001 - the public name is the same text
     name = name.rstrip("_") or name
     return _CANONICAL.get(name, name)
 
@@ -59,7 +60,7 @@ class PointwiseStages(TorchDispatchMode):
     """Finds the modules whose own code adds nothing up: all its operations are pointwise."""
 
     def __init__(self, watch: Watch) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
         self._pointwise: dict[str, bool] = defaultdict(lambda: True)
 
@@ -102,7 +103,7 @@ class OperationRecorder(TorchDispatchMode):
     operations: list[Operation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
 
     __hash__ = object.__hash__
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -26,10 +26,13 @@ def capture(
     >>> with assay.capture(model, "golden"):  # doctest: +SKIP
     ...     model.generate(...)
     """
-    manifest = {"model": type(model).__name__, "level": level, "environment": provenance()}
+    manifest: dict[str, Any] = {
+        "model": type(model).__name__,
+        "level": level,
+        "environment": provenance(),
+    }
     with TraceWriter(folder, manifest) as writer:
         kind = Recorder if level == "module" else StatisticsRecorder
         watch = Watch(kind(writer))
         with watch.attached(model):
             yield
-
