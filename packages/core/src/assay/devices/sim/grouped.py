@@ -57,6 +57,5 @@ def grouped_multiply_backward(
 def _groups(offsets_G: Tensor) -> Iterator[tuple[int, slice]]:
     start = 0
     for group, end in enumerate(offsets_G.tolist()):
-        if end > start:
-            yield group, slice(start, end)
-            start = end
+        yield group, slice(start, end)
+        start = end
