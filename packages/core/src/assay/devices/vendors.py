@@ -1,7 +1,8 @@
 """Makers whose devices assay knows of and has no adapter for yet.
 
 Whoever registers an adapter for one of them under `assay.devices` replaces its line here.
-Sources: the vendors' own documentation of their torch integration.
+Read in the vendors' own documents: the modules, "hccl" of both, "spyreccl" and Spyre's compile
+backend. Nobody has verified the other backends yet; whoever writes an adapter does.
 """
 
 import importlib.util
