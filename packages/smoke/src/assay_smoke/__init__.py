@@ -1,1 +1,1 @@
-"""Abbreviated setup, step and checkpoint cycles of a training run."""
+"""Abbreviated training runs: set-up, a few steps, checkpoint, tear-down, resume."""
