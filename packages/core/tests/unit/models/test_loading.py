@@ -1,12 +1,15 @@
 """Loading: exact values, or one clear error."""
 
 from collections.abc import Callable, Mapping
+from io import StringIO
+from logging import INFO, StreamHandler
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from assay.errors import UsageError
 from assay.models import load_model, weight_hashes
@@ -230,21 +233,29 @@ def test_pickled_weights_load_like_safetensors(llama_folder: Path) -> None:
 
 
 def test_loading_leaves_the_random_state_and_the_log_level_alone() -> None:
-    from transformers.utils import logging
-
     state, level = torch.get_rng_state(), logging.get_verbosity()
-    load_model("micro:llama?trained=0&seed=5", dtype="float32")
-    assert torch.equal(torch.get_rng_state(), state)
-    assert logging.get_verbosity() == level
+    logging.set_verbosity(INFO)
+    try:
+        load_model("micro:llama?trained=0&seed=5", dtype="float32")
+        assert torch.equal(torch.get_rng_state(), state)
+        assert logging.get_verbosity() == INFO
+    finally:
+        logging.set_verbosity(level)
 
 
-def test_loading_prints_nothing(
-    llama_folder: Path, capfd: pytest.CaptureFixture[str], edit_tensors: EditTensors
+def test_loading_prints_and_logs_nothing(
+    llama_folder: Path, edit_tensors: EditTensors, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    edit_tensors({"extra": torch.zeros(1)})
-    load_model(str(llama_folder), dtype="float32")
+    edit_tensors({"extra": torch.zeros(1)})  # transformers reports it as a warning
+    logged = StringIO()
+    handler = StreamHandler(logged)
+    logging.add_handler(handler)
+    try:
+        load_model(str(llama_folder), dtype="float32")
+    finally:
+        logging.remove_handler(handler)
     captured = capfd.readouterr()
-    assert (captured.out, captured.err) == ("", "")
+    assert (captured.out, captured.err, logged.getvalue()) == ("", "", "")
 
 
 def test_a_saved_copy_of_a_recipe_loads_as_the_recipe(tmp_path: Path) -> None:
