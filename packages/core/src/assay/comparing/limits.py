@@ -1,12 +1,17 @@
 """Limits of the noise ratios, by statistic: data with the runs that they come from."""
 
+import math
 import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING, get_args
 
 from assay.errors import UsageError
 from assay.noise import Statistic
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 CALIBRATED = "noise"
 
@@ -37,22 +42,32 @@ def load_limits(name: str = CALIBRATED) -> Limits:
 
     Raises: UsageError if there are none, or the file has not the form of `assay calibrate`.
     """
-    path = Path(name)
-    if path.suffix == ".toml":
-        if not path.is_file():
+    if name.endswith(".toml"):
+        file: Traversable = Path(name)
+        if not file.is_file():
             raise UsageError(f"no limits file {name}")
-        text = path.read_text()
     else:
-        shipped = files("assay.comparing") / "named_limits" / f"{name}.toml"
-        if not shipped.is_file():
+        file = files("assay.comparing") / "named_limits" / f"{name}.toml"
+        if not file.is_file():
             raise UsageError(f"no limits called {name!r}; shipped: {', '.join(shipped_limits())}")
-        text = shipped.read_text()
     try:
-        data = tomllib.loads(text)
-        values = {key: float(value) for key, value in data["limits"].items()}
-        return Limits(name, str(data["origin"]), values)
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
+        return _parse(name, file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise UsageError(f"limits {name}: {error}") from None
+
+
+def _parse(name: str, text: str) -> Limits:
+    data = tomllib.loads(text)
+    origin, table = data.get("origin"), data.get("limits")
+    if not isinstance(origin, str) or not isinstance(table, dict):
+        raise ValueError("needs a text `origin` and a table `limits`")  # noqa: TRY004 - of a file
+    for statistic, limit in table.items():
+        if statistic not in get_args(Statistic):
+            raise ValueError(f"unknown statistic {statistic!r}")
+        # By a NaN or an infinity nothing would ever fail.
+        if not isinstance(limit, int | float) or not 0 < limit < math.inf:
+            raise ValueError(f"the limit of {statistic} is {limit!r}, not a positive number")
+    return Limits(name, origin, {statistic: float(limit) for statistic, limit in table.items()})
 
 
 def shipped_limits() -> list[str]:

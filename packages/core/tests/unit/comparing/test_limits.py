@@ -1,0 +1,91 @@
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from assay.comparing.limits import Limits, load_limits, shipped_limits
+from assay.errors import UsageError
+from assay.noise import Statistic
+
+WHOLE = "origin = 'here'\n[limits]\nreplay-tensor = 2\n"
+
+
+@pytest.fixture
+def limits_file(tmp_path: Path) -> Path:
+    return tmp_path / "mine.toml"
+
+
+def test_shipped_limits_cover_every_statistic() -> None:
+    limits = load_limits()
+
+    for statistic in get_args(Statistic):
+        assert limits.of(statistic) >= 0
+
+
+def test_what_must_be_exact_has_the_limit_zero_whatever_a_file_says() -> None:
+    limits = Limits("x", "y", {"exact": 5.0, "non-finite": 5.0})
+
+    assert (limits.of("exact"), limits.of("non-finite")) == (0.0, 0.0)
+
+
+def test_limits_of_a_file_say_where_they_come_from(limits_file: Path) -> None:
+    limits_file.write_text(WHOLE)
+
+    limits = load_limits(str(limits_file))
+
+    assert limits.of("replay-tensor") == 2.0
+    assert (limits.name, limits.origin) == (str(limits_file), "here")
+
+
+def test_statistic_without_a_limit_is_an_error_and_never_a_pass(limits_file: Path) -> None:
+    limits_file.write_text(WHOLE)
+
+    with pytest.raises(UsageError, match="have none for replay-row"):
+        load_limits(str(limits_file)).of("replay-row")
+
+
+def test_every_shipped_file_can_be_read() -> None:
+    assert "noise" in shipped_limits()
+    for name in shipped_limits():
+        assert load_limits(name).origin
+
+
+def test_unknown_name_lists_those_that_are_shipped() -> None:
+    with pytest.raises(UsageError, match=r"no limits called 'strict'; shipped: .*noise"):
+        load_limits("strict")
+
+
+def test_absent_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no limits file .*absent\.toml"):
+        load_limits(str(tmp_path / "absent.toml"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "not toml",
+        "[limits]\nreplay-tensor = 2\n",
+        "origin = 'x'\n",
+        "origin = 'x'\nlimits = 3\n",
+        "origin = 'x'\n[limits]\nreplay-tensor = 'high'\n",
+        "origin = 'x'\n[limits]\nreplay-tensor = nan\n",
+        "origin = 'x'\n[limits]\nreplay-tensor = inf\n",
+        "origin = 'x'\n[limits]\nreplay-tensor = 0\n",
+        "origin = 'x'\n[limits]\nreplay-tensor = -1\n",
+        "origin = 'x'\n[limits]\nreplay-tenser = 3\n",
+    ],
+    ids=["syntax", "no origin", "no limits", "limits no table", "text", "nan", "inf", "zero",
+         "negative", "misspelt"],
+)  # fmt: skip
+def test_file_by_which_nothing_could_be_judged_is_refused(limits_file: Path, text: str) -> None:
+    limits_file.write_text(text)
+
+    with pytest.raises(UsageError, match=r"limits .*mine\.toml: "):
+        load_limits(str(limits_file))
+
+
+def test_file_that_is_no_text_is_refused(limits_file: Path) -> None:
+    limits_file.write_bytes(b"\xff\xfe\x00")
+
+    with pytest.raises(UsageError, match=r"limits .*mine\.toml"):
+        load_limits(str(limits_file))
