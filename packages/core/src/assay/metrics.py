@@ -136,8 +136,9 @@ class PairSums:
     num_inf: int = 0
     num_misrounded: int = 0
     channel_rows: int = 0
-    channel: Tensor | None = None  # (4, C): sums of d, d e, e e, d d
-    bins: Tensor = field(default_factory=lambda: _zeros(3, NUM_BINS))  # count, d, d d; d over rms
+    channel: Tensor | None = None  # (5, C): sums of d, d e, e e, d d, e
+    # (4, K): count, sums of d, d d, e; d and e over the root mean square of e
+    bins: Tensor = field(default_factory=lambda: _zeros(4, NUM_BINS))
     rows: list[RowErrors] = field(default_factory=list)
     worst: WorstElement = field(default_factory=WorstElement)
     _waiting: list[tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=list)
@@ -186,7 +187,7 @@ class PairSums:
             actual_RC, expected_RC = _mask_infinitely(actual_RC, expected_RC)
         num_rows, num_channels = actual_RC.shape
         if self.channel is None:
-            self.channel = _zeros(4, num_channels)
+            self.channel = _zeros(5, num_channels)
         channel = self.channel if self.channel.shape[1] == num_channels else None
         row_dd, row_ee = _zeros(num_rows), _zeros(num_rows)
         step = max(1, CHUNK_ELEMENTS // num_channels)
@@ -246,6 +247,7 @@ class PairSums:
             channel[1] += de.sum(0)
             channel[2] += ee.sum(0)
             channel[3] += dd.sum(0)
+            channel[4] += e.sum(0)
         self.de += float(de.sum())
         self.dede += float((de * de).sum())
         return dd.sum(1).double(), ee.sum(1).double()
@@ -264,6 +266,7 @@ class PairSums:
         self.bins[0] += torch.bincount(index, minlength=NUM_BINS)
         self.bins[1] += torch.bincount(index, weights=d, minlength=NUM_BINS)
         self.bins[2] += torch.bincount(index, weights=d * d, minlength=NUM_BINS)
+        self.bins[3] += torch.bincount(index, weights=e.double(), minlength=NUM_BINS)
 
     # Statistics: each a function of the sums alone.
 
@@ -292,23 +295,31 @@ class PairSums:
         """
         return math.sqrt(self.dede) / self.ee if self.ee else 0.0
 
+    def bin_spread(self) -> float:
+        """Root mean square over the bins of the mean of e, over the root mean square of e."""
+        count, _, _, size = self.bins
+        used = count >= 16
+        return float((size[used] / count[used]).pow(2).mean().sqrt()) if bool(used.any()) else 0.0
+
     @property
     def misrounded_share(self) -> float:
         """Share of elements that are not the expected value rounded to the actual dtype."""
         return self.num_misrounded / self.num_elements if self.num_elements else 0.0
 
-    def bin_bias(self) -> tuple[float, float]:
+    def bin_bias(self, allowed_slope: float = 0.0) -> tuple[float, float]:
         """Root mean square over the bins of the mean error, and what chance alone gives.
 
+        allowed_slope: a part of the error, this many times e, that does not count.
         Both in units of the root mean square of e. Bins with under 16 elements are left out.
         """
-        count, total, square = self.bins
+        count, total, square, size = self.bins
         used = count >= 16
         if not bool(used.any()):
             return 0.0, 0.0
         n, mean = count[used], total[used] / count[used]
         variance = (square[used] / n - mean * mean).clamp(min=0)
-        return float((mean**2).mean().sqrt()), float((variance / n).mean().sqrt())
+        bias = mean - allowed_slope * size[used] / n
+        return float((bias**2).mean().sqrt()), float((variance / n).mean().sqrt())
 
     def channel_scores(self) -> Tensor:
         """For each channel how many standard errors its slope and its mean error are from zero.
@@ -322,7 +333,7 @@ class PairSums:
         ):
             return _zeros(2, 0)
         n = self.channel_rows
-        d, de, ee, dd = self.channel
+        d, de, ee, dd, _ = self.channel
         noise = (dd / n).sqrt()
         slope = (de.abs() / ee.sqrt().clamp(min=1e-300)) / noise.clamp(min=1e-300)
         bias = (d / n).abs() * math.sqrt(n) / noise.clamp(min=1e-300)

@@ -29,6 +29,10 @@ BINS_FLOOR = 1 / 200
 # A slope within three standard errors of zero is chance.
 SLOPE_STANDARD_ERRORS = 3.0
 
+# Truncation loses between half a unit (large significands) and a whole one (small ones): about the
+# mean of ln 2 units, by this share of it more or less.
+TRUNCATION_SHAPE = 0.25
+
 # Where operations round one by one, so many elements may still be rounded the wrong way: an
 # accurate float32 function rounded to bfloat16 gives under 0.01%, the wrong GELU 8.7%.
 SHARE_FLOOR = 0.005
@@ -71,11 +75,11 @@ def row_ratio(actual: PairSums, noise: PairSums | None, unit_roundoff: float) ->
 
 
 def slope_ratio(
-    actual: PairSums, noise: PairSums | None, unit_roundoff: float, common: float = 0.0
+    actual: PairSums, noise: PairSums | None, unit_roundoff: float, allowed: float = 0.0
 ) -> Ratio:
     """Slope of the error on the yardstick: a wrong scale, far below the rounding noise.
 
-    common: a slope that all stages of this device share; it is the device's arithmetic.
+    allowed: a slope that is the device's arithmetic, see `allowed_slope`.
     """
     chance = max(sums.slope_standard_error for sums in (actual, noise) if sums is not None)
     expected = max(
@@ -83,19 +87,34 @@ def slope_ratio(
         SLOPE_STANDARD_ERRORS * chance,
         SLOPE_FLOOR * unit_roundoff,
     )
-    return Ratio("replay-slope", abs(actual.slope - common), expected)
+    return Ratio("replay-slope", abs(actual.slope - allowed), expected)
 
 
-def bins_ratio(actual: PairSums, noise: PairSums | None, unit_roundoff: float) -> Ratio:
+def allowed_slope(slope: float, common: float) -> float:
+    """The part of a stage's slope that its device's arithmetic explains.
+
+    common: what all matrix products of the device have. A stage of several products may have it
+    up to twice (attention), one without any has none of it, and one that divides by such a sum
+    (a norm) has it the other way round.
+    """
+    low, high = sorted((2.0 * common, -common))
+    return min(max(slope, low), high)
+
+
+def bins_ratio(
+    actual: PairSums, noise: PairSums | None, unit_roundoff: float, allowed: float = 0.0
+) -> Ratio:
     """Mean error by size of the value: a function of another shape."""
-    bias, chance = actual.bin_bias()
+    bias, chance = actual.bin_bias(allowed)
     noise_bias, noise_chance = noise.bin_bias() if noise is not None else (0.0, 0.0)
-    return Ratio(
-        "replay-bins", bias, max(noise_bias, chance, noise_chance, BINS_FLOOR * unit_roundoff)
-    )
+    shape = TRUNCATION_SHAPE * abs(allowed) * actual.bin_spread()
+    floor = max(shape, BINS_FLOOR * unit_roundoff)
+    return Ratio("replay-bins", bias, max(noise_bias, chance, noise_chance, floor))
 
 
-def channel_ratio(actual: PairSums, noise: PairSums | None, unit_roundoff: float) -> Ratio:
+def channel_ratio(
+    actual: PairSums, noise: PairSums | None, unit_roundoff: float, allowed: float = 0.0
+) -> Ratio:
     """The worst channel's slope or mean error, in standard errors of the noise run's errors.
 
     Given as relative errors of a channel: the score times the noise of a channel's mean.
@@ -103,7 +122,7 @@ def channel_ratio(actual: PairSums, noise: PairSums | None, unit_roundoff: float
     scale = channel_noise(actual, noise, unit_roundoff)
     if scale is None:
         return Ratio("replay-channel", 0.0, 1.0)
-    score = _largest_score(actual, scale)
+    score = _largest_score(actual, scale, allowed)
     num_channels = scale.numel()
     # The largest of 2 C normal variables: sqrt(2 ln 2C) (Cramer, Mathematical Methods, 28.6).
     chance = math.sqrt(2 * math.log(2 * num_channels))
@@ -128,10 +147,11 @@ def channel_noise(
     return torch.maximum(floor, (noise.channel[3] / max(noise.channel_rows, 1)).sqrt())
 
 
-def _largest_score(sums: PairSums, scale: torch.Tensor) -> float:
+def _largest_score(sums: PairSums, scale: torch.Tensor, allowed: float = 0.0) -> float:
     if sums.channel is None or sums.channel_rows == 0:
         return 0.0
-    d, de, ee, _ = sums.channel
+    d, de, ee, _, e = sums.channel
+    d, de = d - allowed * e, de - allowed * ee
     rows = math.sqrt(sums.channel_rows)
     slope = de.abs() / ee.sqrt().clamp(min=1e-300) / scale.clamp(min=1e-300)
     bias = d.abs() / rows / scale.clamp(min=1e-300)

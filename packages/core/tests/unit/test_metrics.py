@@ -53,8 +53,8 @@ def test_channel_sums_are_those_worked_out_by_hand() -> None:
     sums = sums_of(ACTUAL, EXPECTED)
 
     assert sums.channel is not None
-    # Rows: d, d e, e e, d d; channel 0 has d (0, -1) and e (1, 3), channel 1 d (1, 0), e (2, 4).
-    assert sums.channel.tolist() == [[-1, 1], [-3, 2], [10, 20], [1, 1]]
+    # Rows: d, d e, e e, d d, e; channel 0 has d (0, -1) and e (1, 3), channel 1 d (1, 0), e (2, 4).
+    assert sums.channel.tolist() == [[-1, 1], [-3, 2], [10, 20], [1, 1], [4, 6]]
     assert sums.channel_rows == 2
 
 

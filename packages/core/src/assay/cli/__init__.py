@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import typer
 
-from assay.cli import capture, check, devices, explain, report
+from assay.cli import calibrate, capture, check, devices, explain, models, report
 from assay.errors import AssayError
 
 app = typer.Typer(
@@ -19,7 +19,9 @@ app = typer.Typer(
 )
 app.add_typer(check.app, name="check")
 app.command("capture")(capture.capture)
+app.command("calibrate")(calibrate.calibrate)
 app.command("devices")(devices.devices)
+app.add_typer(models.app, name="models")
 app.command("report")(report.report)
 app.command("explain")(explain.explain)
 

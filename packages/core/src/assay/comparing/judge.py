@@ -11,6 +11,7 @@ from assay.dtypes import FORMATS, float_format
 from assay.noise import (
     Ratio,
     Statistic,
+    allowed_slope,
     bins_ratio,
     channel_ratio,
     row_ratio,
@@ -93,9 +94,10 @@ def _ratios(port: PortResult, noise: PortResult | None, common: float) -> Iterab
     reference = noise.sums if noise is not None and noise.sums.num_elements else None
     yield tensor_ratio(sums, reference, unit)
     yield row_ratio(sums, reference, unit)
-    yield slope_ratio(sums, reference, unit, common)
-    yield bins_ratio(sums, reference, unit)
-    yield channel_ratio(sums, reference, unit)
+    allowed = allowed_slope(sums.slope, common)
+    yield slope_ratio(sums, reference, unit, allowed)
+    yield bins_ratio(sums, reference, unit, allowed)
+    yield channel_ratio(sums, reference, unit, allowed)
     noise_share = reference.misrounded_share if reference is not None else 0.0
     if noise is not None and noise.pointwise and noise_share <= PURE_ROUNDING_SHARE:
         yield share_ratio(sums, reference)

@@ -1,0 +1,86 @@
+"""Limits from clean runs: the largest ratio that a correct variant gave, and a margin."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from assay.errors import UsageError
+from assay.verdicts import Measurement
+
+# A limit is this many times the largest clean ratio. The ratios of clean runs are maxima over
+# hundreds of places, whose tail is short: of 100 variants the largest was at most 1.3 times the
+# fifth largest for every statistic (docs/noise.md).
+MARGIN = 1.25
+
+# No limit is below this: a ratio of 2 is what two healthy ways to sum may differ by.
+SMALLEST_LIMIT = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class CleanRun:
+    """A correct variant and its largest ratio for each statistic."""
+
+    name: str
+    ratios: Mapping[str, float]
+
+
+def largest_ratios(measurements: Iterable[Measurement]) -> dict[str, float]:
+    """The largest judged ratio of each statistic; what must be exact has no ratio to calibrate."""
+    largest: dict[str, float] = {}
+    for row in measurements:
+        if row.limit and row.prompt is None and math.isfinite(row.ratio):
+            largest[row.statistic] = max(largest.get(row.statistic, 0.0), row.ratio)
+    return largest
+
+
+def calibrate_limits(runs: Iterable[CleanRun]) -> dict[str, float]:
+    """For each statistic `MARGIN` times the largest clean ratio, rounded up to two digits.
+
+    Raises: UsageError if there is no clean run.
+    """
+    runs = list(runs)
+    if not runs:
+        raise UsageError("no clean run to calibrate on")
+    names = sorted({name for run in runs for name in run.ratios})
+    return {
+        name: _round_up(
+            max(SMALLEST_LIMIT, MARGIN * max(run.ratios.get(name, 0.0) for run in runs))
+        )
+        for name in names
+    }
+
+
+def false_alarm_bound(num_runs: int) -> float:
+    """Upper bound, at 95%, of the share of clean runs that would fail, when none of these did.
+
+    Source: Hanley & Lippman-Hand, JAMA 249 (1983) 1743: the rule of three.
+    """
+    return min(1.0, 3.0 / num_runs)
+
+
+def limits_file(runs: Iterable[CleanRun], command: str) -> str:
+    """The text of a limits file, with the runs that it comes from."""
+    runs = list(runs)
+    limits = calibrate_limits(runs)
+    bound = false_alarm_bound(len(runs))
+    lines = [
+        f"# Made by: {command}",
+        f"# A limit is {MARGIN} times the largest ratio of {len(runs)} clean runs. None of them",
+        f"# fails; at 95% fewer than {bound:.1%} of such runs would.",
+        f'origin = "calibrated on {len(runs)} clean runs"',
+        "",
+        "[limits]",
+        *(f"{name} = {limit}" for name, limit in limits.items()),
+        "",
+        "# Largest ratio of each statistic, by run.",
+        "[runs]",
+    ]
+    for run in runs:
+        ratios = ", ".join(f"{name} = {value:.3g}" for name, value in sorted(run.ratios.items()))
+        lines.append(f'"{run.name}" = {{ {ratios} }}')
+    return "\n".join(lines) + "\n"
+
+
+def _round_up(value: float) -> float:
+    digits = 1 - math.floor(math.log10(value))
+    return math.ceil(value * 10**digits) / 10**digits
