@@ -43,9 +43,9 @@ def capture(  # noqa: PLR0913 - the options of the contract
 
     Example: assay capture micro:llama --run cpu/float32 --output golden --noise-for bfloat16
     """
-    from assay.generate.check import capture as capture_golden  # noqa: PLC0415
-    from assay.generate.requests import CaptureRequest, InputOptions  # noqa: PLC0415
-    from assay.runs import RunFolder, open_progress  # noqa: PLC0415
+    from assay.generate.check import capture as capture_golden
+    from assay.generate.requests import CaptureRequest, InputOptions
+    from assay.runs import RunFolder, open_progress
 
     inputs = InputOptions(
         prompts=prompts,

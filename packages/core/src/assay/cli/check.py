@@ -32,7 +32,7 @@ def generate(  # noqa: PLR0913 - the options of the contract
     ],
     *,
     candidate: Annotated[
-        str, typer.Option(metavar="RUN", help="What is judged, as DEVICE/DTYPE: cuda/bfloat16.")
+        str, typer.Option(metavar="RUN", help="What is judged, as DEVICE/DTYPE: DEVICE/DTYPE.")
     ],
     reference: Annotated[
         str | None, typer.Option(metavar="RUN", help="The trusted device: cpu/float32.")
@@ -43,7 +43,9 @@ def generate(  # noqa: PLR0913 - the options of the contract
     ] = None,
     candidate_setup: Annotated[
         str | None,
-        typer.Option(metavar="FILE.py:FUNC", help="Called with the candidate's model before it runs."),
+        typer.Option(
+            metavar="FILE.py:FUNC", help="Called with the candidate's model before it runs."
+        ),
     ] = None,
     candidate_option: Annotated[
         list[str] | None,
@@ -82,11 +84,11 @@ def generate(  # noqa: PLR0913 - the options of the contract
 
     Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 not everything could be compared.
     """
-    from assay.cli.verdict_faces import finish  # noqa: PLC0415 - what --help does not need
-    from assay.errors import UsageError  # noqa: PLC0415
-    from assay.generate.check import GenerateCheck, check_generate  # noqa: PLC0415
-    from assay.generate.requests import InputOptions  # noqa: PLC0415
-    from assay.runs import RunFolder, open_progress  # noqa: PLC0415
+    from assay.cli.verdict_faces import finish
+    from assay.errors import UsageError
+    from assay.generate.check import GenerateCheck, check_generate
+    from assay.generate.requests import InputOptions
+    from assay.runs import RunFolder, open_progress
 
     if (reference is None) == (golden is None):
         raise UsageError("give either --reference RUN or --golden TRACE")
@@ -118,7 +120,7 @@ def generate(  # noqa: PLR0913 - the options of the contract
 
 
 def _pairs(texts: list[str]) -> dict[str, str]:
-    from assay.errors import UsageError  # noqa: PLC0415
+    from assay.errors import UsageError
 
     pairs = {}
     for text in texts:

@@ -14,7 +14,9 @@ BatchSize = Annotated[int, typer.Option(min=1, help="Prompts that run together."
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Tokens to generate for each prompt.")]
 Chat = Annotated[bool, typer.Option("--chat", help="Send prompts through the chat template.")]
 Temperature = Annotated[float | None, typer.Option(min=0, help="Sample at this temperature.")]
-TopP = Annotated[float | None, typer.Option(min=0, max=1, help="Sample from this probability mass.")]
+TopP = Annotated[
+    float | None, typer.Option(min=0, max=1, help="Sample from this probability mass.")
+]
 TopK = Annotated[int | None, typer.Option(min=1, help="Sample from so many tokens.")]
 GenerationConfigFile = Annotated[
     str | None, typer.Option(metavar="FILE", help="Sampling options of a generation_config.json.")
@@ -43,10 +45,10 @@ def sampling_options(
 
 
 def _read_config(path: str) -> dict[str, Any]:
-    import json  # noqa: PLC0415
-    from pathlib import Path  # noqa: PLC0415
+    import json
+    from pathlib import Path
 
-    from assay.errors import UsageError  # noqa: PLC0415
+    from assay.errors import UsageError
 
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -7,11 +7,11 @@ import typer
 
 def finish(folder: Path, *, as_json: bool) -> None:
     """Show the run in `folder` and exit with its verdict's code."""
-    from rich.console import Console  # noqa: PLC0415 - what --help does not need
+    from rich.console import Console
 
-    from assay.report.model import read_report  # noqa: PLC0415
-    from assay.report.publish import publish_one  # noqa: PLC0415
-    from assay.report.terminal import print_report  # noqa: PLC0415
+    from assay.report.model import read_report
+    from assay.report.publish import publish_one
+    from assay.report.terminal import print_report
 
     report = read_report(folder)
     print_report(report, Console(stderr=as_json), publish_one(report))

@@ -83,4 +83,5 @@ def limits_file(runs: Iterable[CleanRun], command: str) -> str:
 
 def _round_up(value: float) -> float:
     digits = 1 - math.floor(math.log10(value))
-    return math.ceil(value * 10**digits) / 10**digits
+    scale = 10.0**digits
+    return math.ceil(value * scale) / scale

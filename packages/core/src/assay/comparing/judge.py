@@ -175,6 +175,4 @@ def find_origin(ranked: list[FailedStage]) -> FailedStage | None:
     if not ranked:
         return None
     threshold = ranked[0].severity / SEVERITY_RANGE
-    return min(
-        (item for item in ranked if item.severity >= threshold), key=lambda item: item.order
-    )
+    return min((item for item in ranked if item.severity >= threshold), key=lambda item: item.order)

@@ -154,14 +154,15 @@ class _Candidate:
             ]
             self._attach(writer, "tokens", free)
         with progress.step("candidate: reference's tokens are forced"):
-            forced = self._forced(tokens, writer)
+            outcomes = self._forced(tokens, writer)
             again = run_forced(self._side, self._works[0], tokens[0]).logits
-        self._attach(writer, "logits", [item.logits for item in forced])
+        self._attach(writer, "logits", [item.logits for item in outcomes])
         if self._golden.model.can_generate:
             logits = self._expected("logits")
+            sampling = self._golden.inputs.sampling
             scores = [
-                processed_scores(self._side, work, *pair, self._golden.inputs.sampling)
-                for work, *pair in zip(self._works, tokens, logits, strict=True)
+                processed_scores(self._side, work, forced, expected, sampling)
+                for work, forced, expected in zip(self._works, tokens, logits, strict=True)
             ]
             self._attach(writer, "scores", scores)
         if self._golden.level == "modules":
@@ -173,7 +174,7 @@ class _Candidate:
                 data, sums = results.to_parts()
                 writer.attach_json("replay", data)
                 writer.attach("replay-sums", sums)
-        return _compare_runs(again, forced[0].logits)
+        return _compare_runs(again, outcomes[0].logits)
 
     def _forced(self, tokens: list[Tensor], writer: TraceWriter) -> list[Generated]:
         if self._golden.level != "modules" or self._compiled:

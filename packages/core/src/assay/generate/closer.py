@@ -70,7 +70,9 @@ def _record(
     writer: TraceWriter,
     name: str,
 ) -> None:
-    replayer = Replayer(section.trace, section.border, attention_of(side.loaded), source=work.source)
+    replayer = Replayer(
+        section.trace, section.border, attention_of(side.loaded), source=work.source
+    )
     watch = Watch(replayer)
     recorder = OperationRecorder(watch, (request.module, request.step, request.call))
     tokens = section.tensors("tokens")[[b.number for b in section.batches].index(request.batch)]
@@ -79,7 +81,7 @@ def _record(
         with recorder:
             run_forced(side, work, tokens[:, : work.batch.max_new_tokens])
     names, tensors = store_operations(recorder.operations)
-    writer.attach_json(f"{name}-names", names)  # type: ignore[arg-type]
+    writer.attach_json(f"{name}-names", names)
     writer.attach(name, tensors)
 
 

@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-
-
 from assay.comparing.results import ReplayResults
 from assay.devices.registry import open_device
 from assay.generate.candidate import check_same_model, set_up

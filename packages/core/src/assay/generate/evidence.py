@@ -58,7 +58,6 @@ class Evidence:
             prompt=prompt, position=position, phase="prefill" if in_prompt else "decode"
         )
 
-
     def call_of(self, token: TokenPosition) -> tuple[int, int]:
         """Batch and step of the forward call in which a token was the input."""
         for batch in self.section.batches:

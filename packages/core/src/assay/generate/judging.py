@@ -88,7 +88,7 @@ def judge_generation(evidence: Evidence) -> Judgement:
         notes=notes,
         compared=sum(level.compared for level in levels.values()),
         unmatched=replay.unmatched,
-        **_deciding(results, replay.origin),  # type: ignore[arg-type]
+        **_deciding(results, replay.origin),
     )
     measurements = [row for result in results.values() for row in result.measurements]
     call = None
@@ -157,21 +157,28 @@ def _diagnose(
 def _diagnose_failure(
     evidence: Evidence, results: dict[str, LevelResult], origin: FailedStage | None
 ) -> Diagnosis:
-    report = evidence.report
-    logits = results["logits"].level.model_extra or {}
-    if origin is not None and origin.told.ratio.statistic == "non-finite":
+    unsteady = not evidence.report.deterministic and evidence.reference_deterministic
+    if origin is None:
+        logits = results["logits"].level.model_extra or {}
+        if math.isnan(logits.get("kl_mean", 0.0)):
+            return "non-finite"
+        if results["sampler"].level.verdict is Outcome.FAIL:
+            return "sampler"
+        return "nondeterminism" if unsteady else "module-error"
+    if origin.told.ratio.statistic == "non-finite":
         return "non-finite"
-    if origin is not None and origin.stage.phase == "inputs":
+    if origin.stage.phase == "inputs":
         return "inputs-differ"
-    if not report.deterministic and evidence.reference_deterministic:
-        return "nondeterminism"
-    if origin is not None:
-        owned = {name.rpartition(".")[0] for name in report.weights_different}
-        if origin.stage.module in {name.rpartition(".")[0] for name in report.untied}:
-            return "untied-parameters"
-        return "weight-mismatch" if origin.stage.module in owned else "module-error"
-    if math.isnan(logits.get("kl_mean", 0.0)):
-        return "non-finite"
-    if results["sampler"].level.verdict is Outcome.FAIL:
-        return "sampler"
+    return "nondeterminism" if unsteady else _diagnose_module(evidence, origin.stage.module)
+
+
+def _diagnose_module(evidence: Evidence, module: str) -> Diagnosis:
+    if module in _owners(evidence.report.untied):
+        return "untied-parameters"
+    if module in _owners(evidence.report.weights_different):
+        return "weight-mismatch"
     return "module-error"
+
+
+def _owners(parameters: list[str]) -> set[str]:
+    return {name.rpartition(".")[0] for name in parameters}

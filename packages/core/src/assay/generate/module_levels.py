@@ -1,7 +1,7 @@
 """The levels inputs and modules: what every stage made of the reference's inputs."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.comparing.judge import (
     DeviceBias,
@@ -14,8 +14,10 @@ from assay.comparing.judge import (
 from assay.comparing.results import PortResult, ReplayResults
 from assay.generate.evidence import Evidence, LevelResult, outcome_of
 from assay.metrics import RowErrors
-from assay.stages import Stage
 from assay.verdicts import Level, Location, Measurement, Outcome, TokenPosition, Unmatched
+
+if TYPE_CHECKING:
+    from assay.stages import Stage
 
 _LISTED = 50
 _NAMED = 5

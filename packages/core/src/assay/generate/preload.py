@@ -1,7 +1,7 @@
 """Imported by the fork server of a check: what both sides need, and nothing that runs."""
 
 import transformers.models.auto.modeling_auto
-import transformers.models.llama.modeling_llama  # what decoders have in common
+import transformers.models.llama.modeling_llama  # noqa: F401 - what decoders have in common
 
 import assay.generate.candidate
 import assay.generate.closer

@@ -24,7 +24,9 @@ def allowed(mask: Tensor) -> Tensor:
     return mask > torch.finfo(mask.dtype).min / 2
 
 
-def count_differences(actual: Tensor | None, expected: Tensor, rows: RowMap | None) -> tuple[int, int]:
+def count_differences(
+    actual: Tensor | None, expected: Tensor, rows: RowMap | None
+) -> tuple[int, int]:
     """How many valid (query, key) pairs were compared and how many differ.
 
     actual: a mask, or None for an implementation's own causal mask.

@@ -80,9 +80,7 @@ def _align(actual: Sequence[Operation], expected: Sequence[Operation]) -> dict[i
         for block in matcher.get_matching_blocks()
         for offset in range(block.size)
     }
-    partners = {
-        i: j for i, j in partners.items() if _sizes(actual[i]) == _sizes(expected[j])
-    }
+    partners = {i: j for i, j in partners.items() if _sizes(actual[i]) == _sizes(expected[j])}
     # A fused operation has the result of the last one that it stands for.
     if actual and expected and len(actual) - 1 not in partners:
         last = len(expected) - 1

@@ -129,9 +129,7 @@ class Replayer:
             return output
         self._meet_changes(entry)
         matched.excluded = self._near_ties(entry, output)
-        output = map_tensors(
-            output, "output", lambda port, tensor: self._meet(entry, port, tensor)
-        )
+        output = map_tensors(output, "output", lambda port, tensor: self._meet(entry, port, tensor))
         length = matched.rows.length if matched.rows is not None else None
         for addition in self._caches.additions(entry.arguments, matched.caches, length):
             # Measured later: the cache itself is about to be overwritten.
@@ -261,9 +259,7 @@ class Replayer:
             port = f"input.{name}"
             if value is not None or port not in matched.call.ports:
                 continue
-            expected = self.source.select(
-                self.trace.tensor(matched.call, port), matched.call.rows
-            )
+            expected = self.source.select(self.trace.tensor(matched.call, port), matched.call.rows)
             if not is_attention_mask(port, expected):
                 continue
             matched.seen.add(port)

@@ -8,8 +8,13 @@ from torch import Tensor
 # 18 of 2,144 rows and every flip of a clean run (docs/noise.md).
 TIE_MARGIN = 8.0
 
+# Indices are a choice by these scores if they are their largest in most rows.
+_MOSTLY = 0.5
 
-def near_tie_rows(actual: Tensor, expected: Tensor, scores: Tensor, actual_scores: Tensor) -> Tensor:
+
+def near_tie_rows(
+    actual: Tensor, expected: Tensor, scores: Tensor, actual_scores: Tensor
+) -> Tensor:
     """Rows whose choice differs only because the scores are nearly equal, (R,) bool.
 
     Shapes: actual and expected (R, k) indices; scores and actual_scores (R, E).
@@ -33,6 +38,6 @@ def find_scores(indices: Tensor, siblings: dict[str, Tensor]) -> str | None:
             num_rows, k = indices.shape
             if scores.shape[0] == num_rows and scores.shape[1] > k:
                 top = scores.double().topk(k, dim=-1).indices.sort(-1).values
-                if bool((top == indices.sort(-1).values).all(-1).float().mean() > 0.5):
+                if bool((top == indices.sort(-1).values).all(-1).float().mean() > _MOSTLY):
                     return name
     return None
