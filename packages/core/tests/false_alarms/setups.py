@@ -1,0 +1,102 @@
+"""Correct code that computes in another way: none of it may fail.
+
+Each function is given with `--candidate-setup`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def without_mkldnn(model: Any) -> None:
+    """Torch's own products instead of the vendor's library."""
+    del model
+    torch.backends.mkldnn.set_flags(_enabled=False)
+
+
+def attention_in_parts(model: Any) -> None:
+    """Scaled dot-product attention as two products and a softmax."""
+    del model
+    torch.backends.cuda.enable_flash_sdp(enabled=False)  # of the CPU as well
+    torch.backends.cuda.enable_mem_efficient_sdp(enabled=False)
+
+
+def fused_norms(model: Any) -> None:
+    """Norms as one operation, which rounds once."""
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.forward = _fused_norm(module)
+        elif hasattr(module, "_norm"):
+            module.forward = _fused_norm_with_offset(module)
+
+
+def exact_sums(model: Any) -> None:
+    """Projections in float64, rounded once."""
+    _replace_projections(model, _multiply_exactly)
+
+
+def sums_backwards(model: Any) -> None:
+    """Projections that add up in the opposite order."""
+    _replace_projections(model, lambda x, weight: functional.linear(x.flip(-1), weight.flip(-1)))
+
+
+def two_ranks(model: Any) -> None:
+    """Row-parallel projections on two ranks: two partial sums, each rounded, and their sum."""
+
+    def multiply(x: Tensor, weight: Tensor) -> Tensor:
+        parts = zip(x.chunk(2, -1), weight.chunk(2, -1), strict=True)
+        first, second = (functional.linear(*part) for part in parts)
+        return first + second
+
+    _replace_projections(model, multiply, ("o_proj", "down_proj"))
+
+
+def fused_gate_and_up(model: Any) -> None:
+    """The two first projections of a gated MLP as one product."""
+    for mlp in model.modules():
+        if isinstance(getattr(mlp, "gate_proj", None), nn.Linear):
+            mlp.forward = _fused_mlp(mlp)
+
+
+def window_of_8192(model: Any) -> None:
+    """Another window, both longer than any text."""
+    assert model.config.sliding_window > 2048
+    model.config.sliding_window = 8192
+
+
+def _fused_norm(norm: Any) -> Any:
+    shape = norm.weight.shape
+    return lambda hidden_states: functional.rms_norm(
+        hidden_states, shape, norm.weight, norm.variance_epsilon
+    )
+
+
+def _fused_norm_with_offset(norm: Any) -> Any:
+    weight = (1.0 + norm.weight.float()).detach()
+    return lambda x: functional.rms_norm(x.float(), weight.shape, weight, norm.eps).to(x.dtype)
+
+
+def _fused_mlp(mlp: Any) -> Any:
+    weight = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).detach()
+
+    def forward(x: Tensor) -> Any:
+        gate, up = functional.linear(x, weight).chunk(2, -1)
+        return mlp.down_proj(mlp.act_fn(gate) * up)
+
+    return forward
+
+
+def _multiply_exactly(x: Tensor, weight: Tensor) -> Tensor:
+    return functional.linear(x.double(), weight.double()).to(x.dtype)
+
+
+def _replace_projections(model: Any, multiply: Any, names: tuple[str, ...] = ("",)) -> None:
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Linear) and module.bias is None and path.endswith(names):
+            module.forward = _projection(module, multiply)
+
+
+def _projection(module: Any, multiply: Any) -> Any:
+    return lambda input: multiply(input, module.weight)  # noqa: A006

@@ -1,0 +1,91 @@
+"""Correct ways to run correct models, each against a golden of its own model, dtype and inputs."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from assay.generate.requests import InputOptions
+
+SETUPS = Path(__file__).parent / "setups.py"
+DTYPES = ("float32", "float16", "bfloat16")
+DECODERS = ("llama", "mistral", "gemma2", "mixtral")
+EAGER_ONLY = ("gemma2",)  # sdpa has no soft caps
+
+# The folder of a model that a test makes: a window that no text reaches.
+WIDE_WINDOW = "mistral-with-a-window-of-4096"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A candidate that is correct.
+
+    way: how it differs from the noise run; device: where it runs.
+    """
+
+    model: str
+    dtype: str
+    way: str
+    device: str = "cpu"
+    setup: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    inputs: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Unique among the variants."""
+        inputs = "".join(f", {name} {value}" for name, value in self.inputs)
+        return f"{self.model} {self.device}/{self.dtype}: {self.way}{inputs}"
+
+    @property
+    def input_options(self) -> InputOptions:
+        """What its golden is captured with."""
+        return InputOptions.model_validate(dict(self.inputs))
+
+
+def variants() -> Iterator[Variant]:
+    """All of them."""
+    for dtype in DTYPES:
+        for recipe in DECODERS:
+            model = f"micro:{recipe}"
+            yield Variant(model, dtype, "as it comes")
+            yield Variant(model, dtype, "each prompt alone", options={"batch-size": "1"})
+            yield Variant(model, dtype, "two threads", options={"threads": "2"})
+            for device in ("sim:split4", "sim:split2", "sim:truncate"):
+                yield Variant(model, dtype, "simulated", device)
+            for function in ("without_mkldnn", "fused_norms", "exact_sums", "two_ranks"):
+                yield _set_up(model, dtype, function)
+            if recipe not in EAGER_ONLY:
+                yield Variant(model, dtype, "eager attention", options={"attention": "eager"})
+                yield _set_up(model, dtype, "attention_in_parts")
+        for experts in ("eager", "batched_mm", "grouped_mm"):
+            yield Variant("micro:mixtral", dtype, f"{experts} experts", options={"experts": experts})
+        for function in ("sums_backwards", "fused_gate_and_up"):
+            yield _set_up("micro:llama", dtype, function)
+        for recipe in ("llama", "gemma2", "mixtral"):
+            for seed in (1, 2):
+                model = f"micro:{recipe}?trained=0&seed={seed}"
+                yield Variant(model, dtype, "random weights", "sim:split4")
+        for device in ("cpu", "sim:split4", "sim:truncate"):
+            yield Variant("micro:bert", dtype, "encoder", device)
+        yield from _on_other_inputs(dtype)
+        yield Variant(WIDE_WINDOW, dtype, "window longer than the text", "sim:split2")
+        yield Variant(
+            WIDE_WINDOW, dtype, "another window", setup=f"{SETUPS}:window_of_8192"
+        )
+    for dtype in ("float32", "bfloat16"):
+        yield Variant("micro:llama", dtype, "compiled", options={"compile": "1"})
+
+
+def _on_other_inputs(dtype: str) -> Iterator[Variant]:
+    for inputs in (
+        (("seed", 1),),
+        (("prompt_length", "64"),),  # of equal length: no padding
+        (("prompt_length", "5:20"), ("batch_size", 8)),
+        (("max_new_tokens", 4), ("batch_size", 1)),
+    ):
+        for recipe in ("llama", "gemma2"):
+            yield Variant(f"micro:{recipe}", dtype, "other inputs", "sim:split4", inputs=inputs)
+
+
+def _set_up(model: str, dtype: str, function: str) -> Variant:
+    return Variant(model, dtype, function.replace("_", " "), setup=f"{SETUPS}:{function}")

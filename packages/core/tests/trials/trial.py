@@ -1,0 +1,199 @@
+"""Many candidates against few goldens, each checked as `assay check generate --golden` does it."""
+
+import hashlib
+import json
+import math
+import multiprocessing
+import shutil
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from assay.generate.check import MEASUREMENTS_FILE, GenerateCheck, check_generate
+from assay.generate.check import capture as capture_golden
+from assay.generate.requests import CaptureRequest, InputOptions
+from assay.runs import SilentProgress
+from assay.stages import Stage
+from assay.trace import Trace
+from assay.verdicts import Verdict
+
+NUM_AT_A_TIME = 2
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A golden for candidates of one dtype, in `folder`."""
+
+    model: str
+    dtype: str
+    folder: Path
+    inputs: InputOptions = field(default_factory=InputOptions)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate.
+
+    watched: a stage whose readings are wanted, apart from the worst ones.
+    folder: of the check; it is removed when the trial is over.
+    """
+
+    name: str
+    golden: Golden
+    run: str
+    folder: Path
+    setup: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    watched: Stage | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One statistic at one place; `actual` is the candidate's error, `limit` that of `ratio`."""
+
+    statistic: str
+    stage: Stage
+    port: str
+    actual: float
+    ratio: float
+    limit: float
+
+    @property
+    def severity(self) -> float:
+        """How many times over its limit; a NaN is infinitely often."""
+        if math.isnan(self.ratio):
+            return math.inf
+        if self.limit == 0:
+            return math.inf if self.ratio > 0 else 0.0
+        return self.ratio / self.limit
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a trial.
+
+    worst: for each statistic the reading nearest to its limit, over all places.
+    watched: the same at the watched stage.
+    fingerprint: the same for two candidates only if they computed the same numbers.
+    """
+
+    verdict: Verdict
+    worst: Mapping[str, Reading]
+    watched: Mapping[str, Reading]
+    fingerprint: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A trial that came to no verdict."""
+
+    reason: str
+
+
+def run_each(
+    work: Callable[[Task], Result], tasks: Sequence[Task]
+) -> Iterator[tuple[Task, Result | Failure]]:
+    """`work` of every task, in their order, a few at a time.
+
+    The processes that do it live on from task to task: what a setup function patches lies in the
+    processes that they start for each candidate.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        NUM_AT_A_TIME, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        yield from zip(tasks, pool.map(partial(_attempt, work), tasks), strict=True)
+
+
+def _attempt(work: Callable[[Task], Result], task: Task) -> Result | Failure:
+    try:
+        return work(task)
+    except Exception:  # noqa: BLE001 - one task must not end the others
+        return Failure(traceback.format_exc())
+
+
+def capture(golden: Golden) -> float:
+    """Capture it, unless it is there; returns the seconds that it took."""
+    started = time.monotonic()
+    if not (golden.folder / "golden.json").is_file():
+        request = CaptureRequest(
+            model=golden.model,
+            reference="cpu/float32",
+            noise_for=[golden.dtype],
+            inputs=golden.inputs,
+            folder=str(golden.folder),
+        )
+        golden.folder.mkdir(parents=True)
+        capture_golden(request, golden.folder, SilentProgress())
+    return time.monotonic() - started
+
+
+def hold(trial: Trial) -> Outcome:
+    """Check the candidate."""
+    started = time.monotonic()
+    check = GenerateCheck(
+        model=trial.golden.model,
+        candidate=trial.run,
+        golden=trial.golden.folder,
+        setup=trial.setup,
+        options=dict(trial.options),
+    )
+    trial.folder.mkdir(parents=True)
+    verdict = check_generate(check, trial.folder, SilentProgress())
+    readings = _readings(trial.folder / MEASUREMENTS_FILE)
+    outcome = Outcome(
+        verdict,
+        _worst(readings),
+        _worst([reading for reading in readings if reading.stage == trial.watched]),
+        _fingerprint(Trace.open(trial.folder / "candidate")),
+        time.monotonic() - started,
+    )
+    shutil.rmtree(trial.folder)
+    return outcome
+
+
+def _readings(measurements: Path) -> list[Reading]:
+    """What was judged; rows of single tokens are only shown."""
+    rows: list[dict[str, Any]] = [
+        json.loads(line)
+        for line in measurements.read_text(encoding="utf-8").splitlines()
+        if '"prompt":null' in line
+    ]
+    return [
+        Reading(
+            row["statistic"],
+            Stage(row["module"], row["phase"]),
+            row["port"],
+            *(float(row[name]) for name in ("actual", "ratio", "limit")),
+        )
+        for row in rows
+        if row["limit"] is not None
+    ]
+
+
+def _worst(readings: Sequence[Reading]) -> dict[str, Reading]:
+    worst: dict[str, Reading] = {}
+    for reading in readings:
+        known = worst.get(reading.statistic)
+        if known is None or reading.severity > known.severity:
+            worst[reading.statistic] = reading
+    return worst
+
+
+def _fingerprint(candidate: Trace) -> str:
+    seen = json.dumps(candidate.attachment_json("replay"), sort_keys=True)
+    digest = hashlib.sha256(seen.encode())
+    for _, logits in sorted(candidate.attachment("logits").items()):
+        digest.update(logits.numpy().tobytes())
+    return digest.hexdigest()
