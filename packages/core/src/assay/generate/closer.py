@@ -78,8 +78,7 @@ def _record(
     tokens = section.tensors("tokens")[[b.number for b in section.batches].index(request.batch)]
     with watch.attached(side.loaded.model):
         watch.begin_batch(work.batch.number, timeline_of(work.batch))
-        with recorder:
-            run_forced(side, work, tokens[:, : work.batch.max_new_tokens])
+        run_forced(side, work, tokens[:, : work.batch.max_new_tokens], recorder)
     names, tensors = store_operations(recorder.operations)
     writer.attach_json(f"{name}-names", names)
     writer.attach(name, tensors)

@@ -98,14 +98,15 @@ def _run(
         logits_processor=processors,
     )
     tokens = result.sequences[:, input_ids.shape[1] :].cpu()
-    return Generated(tokens, _stack(list(result.logits)))
+    steps = list(result.logits)
+    del result  # holds every step's logits, and the cache
+    return Generated(tokens, _stack(steps))
 
 
 def _stack(steps: list[Tensor]) -> Tensor:
     """(B, N, V) of N times (B, V), each freed as soon as it is copied."""
-    first = steps[0]
-    logits = torch.empty(first.shape[0], len(steps), first.shape[1], dtype=first.dtype)
-    for number in range(len(steps)):
-        logits[:, number] = steps[number].cpu()
-        steps[number] = first[:0]
+    batch, vocabulary = steps[0].shape
+    logits = torch.empty(batch, len(steps), vocabulary, dtype=steps[0].dtype)
+    for number in reversed(range(len(steps))):
+        logits[:, number] = steps.pop().cpu()
     return logits

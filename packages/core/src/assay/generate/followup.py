@@ -10,9 +10,11 @@ from assay.dtypes import float_format
 from assay.generate.check import GenerateCheck, Workers
 from assay.generate.closer import read_operations
 from assay.generate.equivalence import find_equivalent_stages
+from assay.generate.golden import GoldenSection
 from assay.generate.judging import Judgement
 from assay.generate.requests import CandidateRequest, CloserRequest, EquivalenceRequest
 from assay.locating.operations import find_wrong_operation
+from assay.sites import CallSite
 from assay.trace import Trace
 from assay.verdicts import Outcome, overall_outcome
 
@@ -109,11 +111,15 @@ def _find_operation(
         for part in parts:
             names = trace.attachment_json(f"{part}-names")
             sides[part] = read_operations(names, trace.attachment(part))  # type: ignore[arg-type]
+    recorded = GoldenSection.open(Path(candidate.golden), check.dtype).trace.find(
+        CallSite(step, module, micro_batch=batch)
+    )
     wrong = find_wrong_operation(
         sides["candidate"],
         sides["yardstick"],
         sides["noise"],
         load_limits(check.limits),
         float_format(check.dtype).unit_roundoff,
+        recorded.rows if recorded is not None else None,
     )
     return wrong.name if wrong is not None else None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from assay.metrics import ShapeMismatchError
 from assay.noise import Ratio
 
 TOP_K = 20
@@ -57,7 +58,10 @@ def compare_logits(actual_BNV: Tensor, expected_BNV: Tensor, k: int = TOP_K) -> 
 
     Shapes: both (B, N, V).
     A NaN or infinity in `actual` makes every metric of its token NaN: it never passes a limit.
+    Raises: ShapeMismatchError if the shapes differ: the shorter side decides nothing.
     """
+    if actual_BNV.shape != expected_BNV.shape:
+        raise ShapeMismatchError.of(actual_BNV, expected_BNV)
     batch, length, vocabulary = expected_BNV.shape
     actual, expected = actual_BNV.reshape(-1, vocabulary), expected_BNV.reshape(-1, vocabulary)
     parts = [
@@ -72,9 +76,8 @@ def _compare_chunk(actual_TV: Tensor, expected_TV: Tensor, k: int) -> tuple[Tens
     q, p = actual_TV.double(), expected_TV.double()
     finite = q.isfinite().all(-1)
     q = torch.where(finite[:, None], q, torch.nan)
-    log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
-    kl = (log_p.exp() * (log_p - log_q)).sum(-1).clamp(min=0)
     difference = q - p
+    kl = _divergence(p, q, difference)
     centred = difference - difference.mean(-1, keepdim=True)
     spread = p - p.mean(-1, keepdim=True)
     error = centred.pow(2).mean(-1).sqrt()
@@ -96,6 +99,21 @@ def _compare_chunk(actual_TV: Tensor, expected_TV: Tensor, k: int) -> tuple[Tens
         -(q_top * log_p_top).sum(-1), -(q_top * log_q_top).sum(-1),
         ratio.mean(-1) - 1, std, (p_top - q_top).abs().mean(-1),
     )  # fmt: skip
+
+
+def _divergence(p_TV: Tensor, q_TV: Tensor, difference_TV: Tensor) -> Tensor:
+    """KL(P, Q) of two sets of logits, (T,).
+
+    With d the difference of the logits and E the mean under P it is ln E exp(d) - E d, which
+    keeps its accuracy where d is small: of two float64 runs sum P (ln P - ln Q) is only rounding.
+    """
+    weights = p_TV.softmax(-1)
+    d = difference_TV - (weights * difference_TV).sum(-1, keepdim=True)
+    kl = (weights * d.expm1()).sum(-1).log1p()
+    if not bool(kl.isfinite().all()):  # exp(d) overflows, or a value is not finite
+        log_p, log_q = p_TV.log_softmax(-1), q_TV.log_softmax(-1)
+        kl = torch.where(kl.isfinite(), kl, (weights * (log_p - log_q)).sum(-1))
+    return kl.clamp(min=0)
 
 
 def failure_rate(values: Tensor, threshold: float) -> float:

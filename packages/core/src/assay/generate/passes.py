@@ -1,7 +1,7 @@
 """The passes over a model that both sides of a check make: free, forced, replayed."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,9 +78,14 @@ def run_free(side: Side, work: Work, sampling: dict[str, Any]) -> Tensor:
         return generate(side.loaded, work.batch, sampling).tokens
 
 
-def run_forced(side: Side, work: Work, tokens_BN: Tensor) -> Generated:
-    """The logits that the model has for given tokens."""
-    with side.running():
+def run_forced(
+    side: Side, work: Work, tokens_BN: Tensor, inside: AbstractContextManager[Any] | None = None
+) -> Generated:
+    """The logits that the model has for given tokens.
+
+    inside: entered after the device: of two that watch operations the inner one sees them first.
+    """
+    with side.running(), inside or nullcontext():
         return generate_forced(side.loaded, work.batch, tokens_BN)
 
 

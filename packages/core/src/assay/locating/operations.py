@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-import torch
 from torch import Tensor
 
 from assay.comparing.limits import Limits
@@ -21,10 +20,9 @@ from assay.noise import (
     slope_ratio,
     tensor_ratio,
 )
-from assay.recording.operations import Operation
-
-# Casts follow from the dtype that a run computes in; they are no step of the computation.
-_CASTS = frozenset({"_to_copy", "to", "copy", "clone", "contiguous"})
+from assay.recording.operations import MOVING, Operation
+from assay.recording.timeline import RowIndex
+from assay.sites import RowMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +43,14 @@ def find_wrong_operation(
     noise: Sequence[Operation],
     limits: Limits,
     unit_roundoff: float,
+    rows: RowMap | None = None,
 ) -> WrongOperation | None:
     """The first operation over a limit; else the first that the reference does not have.
 
+    rows: of the call; padding takes no part.
     Returns: None if all operations have partners within the limits.
     """
-    actual, expected, noise = (_without_casts(side) for side in (actual, expected, noise))
+    actual, expected, noise = (_computing(side) for side in (actual, expected, noise))
     partners = _align(actual, expected)
     noise_partners = {j: i for i, j in _align(noise, expected).items()}
     for number, operation in enumerate(actual):
@@ -59,15 +59,19 @@ def find_wrong_operation(
             continue
         noise_number = noise_partners.get(partner)
         reference = noise[noise_number] if noise_number is not None else None
-        ratio = _worst_ratio(operation, expected[partner], reference, limits, unit_roundoff)
+        ratio = _worst_ratio(operation, expected[partner], reference, limits, unit_roundoff, rows)
         if ratio is not None and ratio.value > limits.of(ratio.statistic):
             return WrongOperation(operation.name, number, ratio)
     extra = [number for number in range(len(actual)) if number not in partners]
     return WrongOperation(actual[extra[0]].name, extra[0], None) if extra else None
 
 
-def _without_casts(operations: Sequence[Operation]) -> list[Operation]:
-    return [operation for operation in operations if operation.name not in _CASTS]
+def _computing(operations: Sequence[Operation]) -> list[Operation]:
+    """Casts and copies follow from a run's dtype and kernels: they are no step of the computation.
+
+    What they move wrongly shows in the next operation that computes.
+    """
+    return [operation for operation in operations if operation.name not in MOVING]
 
 
 def _align(actual: Sequence[Operation], expected: Sequence[Operation]) -> dict[int, int]:
@@ -99,14 +103,15 @@ def _worst_ratio(
     noise: Operation | None,
     limits: Limits,
     unit_roundoff: float,
+    rows: RowMap | None,
 ) -> Ratio | None:
     worst: Ratio | None = None
     for number, tensor in enumerate(actual.outputs[: len(expected.outputs)]):
         reference = expected.outputs[number]
-        sums = _sums(tensor, reference)
+        sums = _sums(tensor, reference, rows)
         noise_sums = None
         if noise is not None and number < len(noise.outputs):
-            noise_sums = _sums(noise.outputs[number], reference)
+            noise_sums = _sums(noise.outputs[number], reference, rows)
         if sums.num_nan or sums.num_inf:
             return Ratio("non-finite", float("nan"), 0.0)
         for ratio in (
@@ -122,10 +127,15 @@ def _worst_ratio(
     return worst
 
 
-def _sums(actual: Tensor, expected: Tensor) -> PairSums:
-    channels = expected.shape[-1] if expected.ndim else 1
-    actual_RC = actual.reshape(-1, channels)
-    unknown = torch.full((actual_RC.shape[0],), -1)
+def _sums(actual: Tensor, expected: Tensor, rows: RowMap | None) -> PairSums:
+    shape = tuple(actual.shape)
+    if rows is not None and len(shape) == 3 and shape[1] == rows.length:
+        heads, rest = divmod(shape[0], rows.num_rows)
+        if heads > 1 and not rest:  # batched products have batch and heads in one dim
+            shape = (rows.num_rows, heads, *shape[1:])
     sums = PairSums()
-    sums.add(actual_RC, expected.reshape(-1, channels), unknown, unknown)
+    (actual_RC, expected_RC), prompt, position = RowIndex(rows).flatten(
+        actual.reshape(shape), expected.reshape(shape)
+    )
+    sums.add(actual_RC, expected_RC, prompt, position)
     return sums

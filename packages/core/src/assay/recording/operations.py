@@ -13,7 +13,7 @@ from assay.recording.hooks import Watch
 from assay.recording.modes import is_suspended, suspended
 
 # Operations that move or make values without computing: they do not round.
-_MOVING = frozenset(
+MOVING = frozenset(
     # As text: forty names in quotes are hard to read.
     """view _unsafe_view reshape _reshape_alias t transpose permute expand slice select unsqueeze
     squeeze cat stack split split_with_sizes chunk unbind clone _to_copy copy_ copy detach alias
@@ -53,7 +53,7 @@ def operation_name(func: Any) -> str:  # noqa: ANN401 - torch._ops.OpOverload
 def is_pointwise(func: Any) -> bool:  # noqa: ANN401 - torch._ops.OpOverload
     """Whether every output element depends on one element of each input, and is rounded once."""
     name = func._schema.name.rpartition("::")[2]  # noqa: SLF001
-    return torch.Tag.pointwise in func.tags or name in _MOVING or func.is_view
+    return torch.Tag.pointwise in func.tags or name in MOVING or func.is_view
 
 
 class PointwiseStages(TorchDispatchMode):
