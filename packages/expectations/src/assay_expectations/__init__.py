@@ -1,1 +1,1 @@
-"""Goldens with thresholds and provenance, and the commands that capture and verify them."""
+"""What a model gave on a device, with limits and provenance, and whether it still does."""

@@ -1,0 +1,92 @@
+"""`assay expect`: capture what a model gives on a device, verify it later, compare two captures."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True, help="Capture what a model gives on a device, and verify it later."
+)
+
+_AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the verdict as JSON and nothing else.")
+]
+
+
+@app.command()
+def capture(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")
+    ],
+    *,
+    run: Annotated[
+        str, typer.Option(metavar="RUN", help="Device and dtype that are trusted: cuda/bfloat16.")
+    ],
+    output: Annotated[
+        Path, typer.Option(metavar="FILE.json|DIR", help="A DIR gets a file named by its key.")
+    ],
+) -> None:
+    """Write what MODEL gives on RUN as an expectation.
+
+    Example: assay expect capture micro:llama --run cpu/float32 --output expectations
+    """
+    from assay.runs import open_progress
+    from assay_expectations.verifying import capture_expectation
+
+    with open_progress() as progress:
+        typer.echo(capture_expectation(model, run, output, progress))
+
+
+@app.command()
+def verify(
+    expectations: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FILE.json|DIR]...", help="Default: those that are shipped."),
+    ] = None,
+    *,
+    run: Annotated[
+        str, typer.Option(metavar="RUN", help="Device and dtype to verify: cuda/bfloat16.")
+    ] = "cpu/float32",
+    candidate_setup: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.py:FUNC", help="Called with the model before it runs."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-expect-verify.")
+    ] = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Do the models still give what was captured on such a machine?
+
+    Exit code: 0 PASS; 1 FAIL, also for an expectation that nothing can meet any more;
+    2 usage or environment error; 3 no expectation was captured on such a machine and software.
+    """
+    from assay.cli.verdict_faces import finish
+    from assay.runs import RunFolder, open_progress
+    from assay_expectations.verifying import verify_expectations
+
+    folder = RunFolder.create("expect verify", output)
+    with open_progress() as progress:
+        verify_expectations(expectations or [], run, folder.path, progress, candidate_setup)
+    finish(folder.path, as_json=as_json)
+
+
+@app.command()
+def diff(
+    expected: Annotated[Path, typer.Argument(metavar="A", help="An expectation.")],
+    actual: Annotated[Path, typer.Argument(metavar="B", help="Another of the same model.")],
+    *,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-expect-diff.")
+    ] = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Does what was captured in B agree with A, by A's limits; and what differs in their keys?"""
+    from assay.cli.verdict_faces import finish
+    from assay.runs import RunFolder
+    from assay_expectations.verifying import diff_expectations
+
+    folder = RunFolder.create("expect diff", output)
+    diff_expectations(expected, actual, folder.path)
+    finish(folder.path, as_json=as_json)

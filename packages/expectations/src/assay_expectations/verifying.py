@@ -1,0 +1,100 @@
+"""Expectations from the outside: files, a process that runs the models, a folder with a verdict."""
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from assay.devices.run_string import parse_run
+from assay.errors import UsageError
+from assay.models.sources import resolve_model
+from assay.runs import Progress, provenance, run_process
+from assay.runs.folders import write_whole
+from assay.verdicts import Measurement, Verdict
+from assay_expectations.judging import LIMITS, LIMITS_ORIGIN
+from assay_expectations.records import Expectation, read_expectation, write_expectation
+from assay_expectations.requests import AllSeen, Captured, CaptureRequest, VerifyRequest
+from assay_expectations.verdicts import judge_pair, judge_seen
+
+WORKER = "assay_expectations.worker"
+SHIPPED = Path(str(files("assay_expectations") / "shipped"))
+
+
+def capture_expectation(model: str, run: str, output: Path, progress: Progress) -> Path:
+    """Capture what `model` gives on `run`. Returns: the file."""
+    parse_run(run)
+    resolve_model(model)
+    request = CaptureRequest(model=model, run=run)
+    with tempfile.TemporaryDirectory(prefix="assay-expect-") as scratch:
+        answer = run_process(
+            WORKER,
+            {"capture": request.model_dump()},
+            Path(scratch),
+            name="capture",
+            progress=progress,
+        )
+    captured = Captured.model_validate(answer.result)
+    expectation = Expectation(
+        schema=1,
+        model=model,
+        key=captured.key,
+        limits=LIMITS,
+        limits_origin=LIMITS_ORIGIN,
+        signature=captured.signature,
+        provenance=provenance(),
+    )
+    return write_expectation(expectation, output)
+
+
+def verify_expectations(
+    paths: Sequence[Path], run: str, folder: Path, progress: Progress, setup: str | None = None
+) -> Verdict:
+    """Hold the models of `paths`, by default of the shipped files, to what was captured."""
+    parse_run(run)
+    expectations = {file: read_expectation(file) for file in find_files(paths or [SHIPPED])}
+    _refuse_two_of_one_key(expectations)
+    request = VerifyRequest(files=[str(file) for file in expectations], run=run, setup=setup)
+    answer = run_process(
+        WORKER, {"verify": request.model_dump()}, folder, name="verify", progress=progress
+    )
+    seen = AllSeen.model_validate(answer.result).seen
+    verdict, rows = judge_seen(run, list(zip(expectations.values(), seen, strict=True)))
+    return _write(folder, verdict, rows)
+
+
+def diff_expectations(expected: Path, actual: Path, folder: Path) -> Verdict:
+    """Hold what was captured in one file to what was captured in the other."""
+    verdict, rows = judge_pair(read_expectation(expected), read_expectation(actual))
+    return _write(folder, verdict, rows)
+
+
+def find_files(paths: Sequence[Path]) -> list[Path]:
+    """The files among `paths` and in the folders among them.
+
+    Raises: UsageError for a path that is not there, or a folder without expectations.
+    """
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not inside or not inside[0].is_file():
+            raise UsageError(f"there is no expectation in {path}; `assay expect capture` makes one")
+        found += inside
+    return found
+
+
+def _refuse_two_of_one_key(expectations: dict[Path, Expectation]) -> None:
+    known: dict[str, Path] = {}
+    for file, expectation in expectations.items():
+        key = expectation.model + expectation.key.model_dump_json()
+        if key in known:
+            raise UsageError(f"{known[key]} and {file} have the same key; delete one")
+        known[key] = file
+
+
+def _write(folder: Path, verdict: Verdict, rows: list[Measurement]) -> Verdict:
+    verdict = verdict.model_copy(update={"command": sys.argv, "environment": provenance()})
+    text = "".join(row.model_dump_json() + "\n" for row in rows)
+    write_whole(folder / "measurements.jsonl", text)
+    write_whole(folder / "verdict.json", verdict.to_json())
+    return verdict

@@ -1,0 +1,146 @@
+"""`assay expect` as users type it."""
+
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from assay.models import RECIPES
+from assay_expectations.records import read_expectation
+from assay_expectations.verifying import SHIPPED
+
+BERT = "micro:bert?trained=0"
+
+FAULTS = """
+import torch
+
+def scale(model):
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight *= 1.0002
+    return model
+
+def poison(model):
+    with torch.no_grad():
+        model.lm_head.weight[5] = torch.nan
+    return model
+"""
+
+
+def assay(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "assay.cli", "expect", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def verify(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    done = assay("verify", *arguments, "--output", str(folder), "--json")
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("captured")
+    done = assay("capture", "micro:llama", "--run", "cpu/float32", "--output", str(folder))
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.strip())
+    assert path.parent == folder
+    return path
+
+
+def test_what_was_just_captured_is_met(captured: Path, tmp_path: Path) -> None:
+    code, verdict = verify(tmp_path / "run", str(captured))
+    assert (code, verdict["verdict"]) == (0, "PASS")
+    # Four prompts with 16 tokens each, and a long one with 4.
+    assert verdict["compared"] == 68
+    assert verdict["noise_ratio"] == pytest.approx(1.0, rel=0.3)
+
+
+def test_a_capture_holds_its_key_and_its_provenance(captured: Path) -> None:
+    expectation = read_expectation(captured)
+    machine = expectation.key.machine
+    assert (machine.vendor, machine.architecture) == ("cpu", platform.machine())
+    assert expectation.key.software == {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    assert expectation.provenance["versions"]["torch"] == torch.__version__
+    assert len(expectation.signature.top_ids[0][0][0]) == 8
+    assert len(expectation.signature.yardstick[0][0][0]) == 9
+
+
+@pytest.mark.parametrize(("fault", "diagnosis"), [("scale", None), ("poison", "non-finite")])
+def test_a_planted_fault_fails(
+    captured: Path, tmp_path: Path, fault: str, diagnosis: str | None
+) -> None:
+    setup = tmp_path / "faults.py"
+    setup.write_text(FAULTS)
+    code, verdict = verify(tmp_path / "run", str(captured), "--candidate-setup", f"{setup}:{fault}")
+    assert (code, verdict["verdict"], verdict["diagnosis"]) == (1, "FAIL", diagnosis)
+
+
+def test_other_weights_make_it_stale(captured: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(RECIPES["llama"].folder, model)
+    done = assay("capture", str(model), "--run", "cpu/float32", "--output", str(tmp_path / "e"))
+    assert done.returncode == 0, done.stderr
+    weights = next(model.glob("*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    code, verdict = verify(tmp_path / "run", str(tmp_path / "e"))
+    assert (code, verdict["verdict"]) == (1, "FAIL")
+    (level,) = verdict["levels"].values()
+    assert level["reason"].startswith("stale, nothing can meet it: weights_hash is ")
+
+
+def test_another_run_is_not_compared_and_says_why(captured: Path, tmp_path: Path) -> None:
+    code, verdict = verify(tmp_path / "run", str(captured), "--run", "cpu/bfloat16")
+    assert (code, verdict["verdict"], verdict["compared"]) == (3, "NOT_COMPARED", 0)
+    assert "dtype is bfloat16, expected float32" in verdict["levels"]["expectations"]["reason"]
+
+
+def test_the_shipped_expectation_is_met_or_says_what_differs(tmp_path: Path) -> None:
+    code, verdict = verify(tmp_path / "run")
+    (shipped,) = SHIPPED.glob("*.json")
+    key = read_expectation(shipped).key
+    here = {"torch": torch.__version__, "transformers": transformers.__version__}
+    if key.software == here and key.machine.architecture == platform.machine():
+        assert (code, verdict["verdict"]) == (0, "PASS")
+    else:
+        assert (code, verdict["verdict"]) == (3, "NOT_COMPARED")
+        (level,) = verdict["levels"].values()
+        assert ", expected " in level["reason"]
+
+
+def test_the_capture_here_agrees_with_the_shipped_one(captured: Path, tmp_path: Path) -> None:
+    (shipped,) = SHIPPED.glob("*.json")
+    done = assay("diff", str(shipped), str(captured), "--output", str(tmp_path / "run"), "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdict = json.loads(done.stdout)
+    assert verdict["compared"] == 68
+    assert verdict["noise_ratio"] < 2.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["capture", BERT, "--run", "cpu/float32", "--output", "x"], f"{BERT} generates nothing"),
+        (["capture", "micro:llama", "--run", "cpu", "--output", "x"], "'cpu' is no run"),
+        (["verify", "absent.json"], "there is no expectation in absent.json"),
+    ],
+)
+def test_what_cannot_be_done_exits_with_2_and_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = assay(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[-1].startswith(f"assay: {message}")

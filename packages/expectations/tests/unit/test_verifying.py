@@ -1,0 +1,29 @@
+from pathlib import Path
+
+import pytest
+
+from assay.errors import UsageError
+from assay.runs import SilentProgress
+from assay_expectations.verifying import SHIPPED, find_files, verify_expectations
+
+
+def test_expectations_are_found_in_folders(tmp_path: Path) -> None:
+    for name in ("b.json", "a.json", "notes.txt"):
+        (tmp_path / name).touch()
+    assert find_files([tmp_path]) == [tmp_path / "a.json", tmp_path / "b.json"]
+    assert find_files([tmp_path / "b.json"]) == [tmp_path / "b.json"]
+
+
+@pytest.mark.parametrize("name", ["", "absent.json", "absent"])
+def test_a_place_without_expectations_is_an_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"^there is no expectation in .*; `assay expect capture`"):
+        find_files([tmp_path / name])
+
+
+def test_two_expectations_of_one_key_are_refused(tmp_path: Path) -> None:
+    (shipped,) = find_files([SHIPPED])
+    copy = tmp_path / "copy.json"
+    copy.write_bytes(shipped.read_bytes())
+    with pytest.raises(UsageError) as raised:
+        verify_expectations([shipped, copy], "cpu/float32", tmp_path, SilentProgress())
+    assert str(raised.value) == f"{shipped} and {copy} have the same key; delete one"
