@@ -54,7 +54,9 @@ class Border:
         """What is kept of `value`; a tensor of its own if the border rounds."""
         if self.stored is None or not value.is_floating_point():
             return value
-        return cast_within_range(value, self.stored)
+        stored = cast_within_range(value, self.stored)
+        # What is handed on may be written over `value`, as into a cache.
+        return stored.clone() if self.rounded is not None and stored is value else stored
 
     def hand_on(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
         """The value that the next stage gets, in `dtype`, made from what was stored."""

@@ -132,6 +132,24 @@ def test_cache_is_recorded_by_what_each_call_adds_and_handed_on_rounded(tmp_path
     assert keys.unique().tolist() == [1.0]
 
 
+def test_cache_of_a_float32_candidate_is_recorded_before_it_is_rounded(tmp_path: Path) -> None:
+    class Attention(nn.Module):
+        def forward(self, x: Tensor, past_key_values: DynamicCache) -> Any:
+            keys = x[:, None, :, :]
+            past_key_values.update(keys + 2.0**-40, keys, 0)
+            return x
+
+    model, border = Attention(), Border.exact_inputs_for(torch.float32)
+    with (
+        TraceWriter(tmp_path / "t", {}) as writer,
+        Watch(Recorder(writer, border)).attached(model),
+    ):
+        model(torch.ones(1, 1, 1, dtype=torch.float64), DynamicCache())
+    trace = Trace.open(tmp_path / "t")
+
+    assert recorded(trace, "", "changed.past_key_values.0.keys") == [1.0 + 2.0**-40]
+
+
 def test_whole_numbers_and_constants_are_recorded_as_they_are(tmp_path: Path) -> None:
     class Embedding(nn.Module):
         def forward(self, ids: Tensor, use_cache: bool = True, mode: str = "x") -> Any:

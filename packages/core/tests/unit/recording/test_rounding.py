@@ -92,6 +92,17 @@ def test_value_handed_on_is_the_same_in_every_dtype_that_can_hold_it() -> None:
     assert torch.equal(border.hand_on(stored, torch.float32), in_bfloat16.float())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_stored_value_outlives_what_is_written_over_it(dtype: torch.dtype) -> None:
+    border = Border.exact_inputs_for(dtype)
+    value = value_of(1.5, border.stored or dtype)
+
+    stored = border.store(value)
+    value.fill_(7.0)
+
+    assert float(stored) == 1.5
+
+
 def test_border_without_dtypes_changes_nothing() -> None:
     value = value_of(0.1, torch.float64)
 
