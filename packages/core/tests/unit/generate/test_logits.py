@@ -345,6 +345,10 @@ def test_failure_rate_of_nothing_is_no_number() -> None:
     assert math.isnan(failure_rate(torch.zeros(0), 1.0))
 
 
+class Result(SimpleNamespace):
+    """Can be referred to weakly."""
+
+
 def test_result_of_generation_is_not_held_while_logits_are_stacked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -355,7 +359,7 @@ def test_result_of_generation_is_not_held_while_logits_are_stacked(
             self.result: Any = None
 
         def generate(self, input_ids: Tensor, **_options: Any) -> Any:
-            result = SimpleNamespace(
+            result = Result(
                 sequences=torch.cat([input_ids, input_ids], 1),
                 logits=(torch.zeros(1, 5), torch.zeros(1, 5)),
             )
