@@ -74,46 +74,69 @@ def row_ratio(actual: PairSums, noise: PairSums | None, unit_roundoff: float) ->
     return Ratio("replay-row", actual.worst_row()[0], max(expected, TENSOR_FLOOR * unit_roundoff))
 
 
-def slope_ratio(
-    actual: PairSums, noise: PairSums | None, unit_roundoff: float, allowed: float = 0.0
-) -> Ratio:
-    """Slope of the error on the yardstick: a wrong scale, far below the rounding noise.
+@dataclass(frozen=True, slots=True)
+class DeviceShare:
+    """The part of a stage's systematic error that is its device's arithmetic.
 
-    allowed: a slope that is the device's arithmetic, see `allowed_slope`.
+    slope: taken off the error; floor: what remains of it is not told from zero below this.
     """
+
+    slope: float = 0.0
+    floor: float = 0.0
+
+
+NO_SHARE = DeviceShare()
+
+
+def slope_ratio(
+    actual: PairSums,
+    noise: PairSums | None,
+    unit_roundoff: float,
+    share: DeviceShare = NO_SHARE,
+) -> Ratio:
+    """Slope of the error on the yardstick: a wrong scale, far below the rounding noise."""
     chance = max(sums.slope_standard_error for sums in (actual, noise) if sums is not None)
     expected = max(
         abs(noise.slope) if noise is not None else 0.0,
         SLOPE_STANDARD_ERRORS * chance,
         SLOPE_FLOOR * unit_roundoff,
+        share.floor,
     )
-    return Ratio("replay-slope", abs(actual.slope - allowed), expected)
+    return Ratio("replay-slope", abs(actual.slope - share.slope), expected)
 
 
-def allowed_slope(slope: float, common: float) -> float:
-    """The part of a stage's slope that its device's arithmetic explains.
+def device_share(slope: float, common: float, is_product: bool) -> DeviceShare:  # noqa: FBT001
+    """What the arithmetic of a device explains of a stage's slope.
 
-    common: what all matrix products of the device have. A stage of several products may have it
-    up to twice (attention), one without any has none of it, and one that divides by such a sum
-    (a norm) has it the other way round.
+    common: the slope that all matrix products of the device have.
+    is_product: whether the stage is one matrix product. Others may have it several times over
+        (attention, experts), not at all, or the other way round where they divide by a sum (norms),
+        and a function of a product (softmax) turns it into another shape: there an error is not
+        told from it below its size.
     """
     low, high = sorted((2.0 * common, -common))
-    return min(max(slope, low), high)
+    return DeviceShare(min(max(slope, low), high), 0.0 if is_product else abs(common))
 
 
 def bins_ratio(
-    actual: PairSums, noise: PairSums | None, unit_roundoff: float, allowed: float = 0.0
+    actual: PairSums,
+    noise: PairSums | None,
+    unit_roundoff: float,
+    share: DeviceShare = NO_SHARE,
 ) -> Ratio:
     """Mean error by size of the value: a function of another shape."""
-    bias, chance = actual.bin_bias(allowed)
+    bias, chance = actual.bin_bias(share.slope)
     noise_bias, noise_chance = noise.bin_bias() if noise is not None else (0.0, 0.0)
-    shape = TRUNCATION_SHAPE * abs(allowed) * actual.bin_spread()
-    floor = max(shape, BINS_FLOOR * unit_roundoff)
+    shape = TRUNCATION_SHAPE * abs(share.slope) * actual.bin_spread()
+    floor = max(shape, share.floor, BINS_FLOOR * unit_roundoff)
     return Ratio("replay-bins", bias, max(noise_bias, chance, noise_chance, floor))
 
 
 def channel_ratio(
-    actual: PairSums, noise: PairSums | None, unit_roundoff: float, allowed: float = 0.0
+    actual: PairSums,
+    noise: PairSums | None,
+    unit_roundoff: float,
+    share: DeviceShare = NO_SHARE,
 ) -> Ratio:
     """The worst channel's slope or mean error, in standard errors of the noise run's errors.
 
@@ -122,14 +145,14 @@ def channel_ratio(
     scale = channel_noise(actual, noise, unit_roundoff)
     if scale is None:
         return Ratio("replay-channel", 0.0, 1.0)
-    score = _largest_score(actual, scale, allowed)
+    score = _largest_score(actual, scale, share.slope)
     num_channels = scale.numel()
     # The largest of 2 C normal variables: sqrt(2 ln 2C) (Cramer, Mathematical Methods, 28.6).
     chance = math.sqrt(2 * math.log(2 * num_channels))
     noise_score = _largest_score(noise, scale) if noise is not None else 0.0
     unit = float(scale.mean()) / math.sqrt(max(actual.ee / actual.num_elements, 1e-300))
     unit /= math.sqrt(actual.channel_rows)
-    return Ratio("replay-channel", score * unit, max(noise_score, chance) * unit)
+    return Ratio("replay-channel", score * unit, max(max(noise_score, chance) * unit, share.floor))
 
 
 def channel_noise(

@@ -9,11 +9,12 @@ from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult, ReplayResults
 from assay.dtypes import FORMATS, float_format
 from assay.noise import (
+    NO_SHARE,
     Ratio,
     Statistic,
-    allowed_slope,
     bins_ratio,
     channel_ratio,
+    device_share,
     row_ratio,
     share_ratio,
     slope_ratio,
@@ -94,10 +95,10 @@ def _ratios(port: PortResult, noise: PortResult | None, common: float) -> Iterab
     reference = noise.sums if noise is not None and noise.sums.num_elements else None
     yield tensor_ratio(sums, reference, unit)
     yield row_ratio(sums, reference, unit)
-    allowed = allowed_slope(sums.slope, common)
-    yield slope_ratio(sums, reference, unit, allowed)
-    yield bins_ratio(sums, reference, unit, allowed)
-    yield channel_ratio(sums, reference, unit, allowed)
+    share = device_share(sums.slope, common, _is_product(port)) if common else NO_SHARE
+    yield slope_ratio(sums, reference, unit, share)
+    yield bins_ratio(sums, reference, unit, share)
+    yield channel_ratio(sums, reference, unit, share)
     noise_share = reference.misrounded_share if reference is not None else 0.0
     if noise is not None and noise.pointwise and noise_share <= PURE_ROUNDING_SHARE:
         yield share_ratio(sums, reference)
@@ -106,6 +107,10 @@ def _ratios(port: PortResult, noise: PortResult | None, common: float) -> Iterab
 def _unit_roundoff(port: PortResult, noise: PortResult | None) -> float:
     dtype = noise.dtype if noise is not None else port.dtype
     return float_format(dtype if dtype in FORMATS else "float32").unit_roundoff
+
+
+def _is_product(port: PortResult) -> bool:
+    return "Linear" in port.kind
 
 
 def _device_bias(candidate: ReplayResults, noise: ReplayResults) -> DeviceBias | None:
@@ -118,7 +123,7 @@ def _device_bias(candidate: ReplayResults, noise: ReplayResults) -> DeviceBias |
     products = [
         (port.sums, noise.ports[key].sums, _unit_roundoff(port, noise.ports[key]))
         for key, port in candidate.ports.items()
-        if key in noise.ports and "Linear" in port.kind and port.sums.num_elements
+        if key in noise.ports and _is_product(port) and port.sums.num_elements
     ]
     if len(products) < 4:
         return None

@@ -1,6 +1,5 @@
 """Choices between nearly equal scores: an expert router's ties are not errors."""
 
-import torch
 from torch import Tensor
 
 # A choice can flip where the margin is within this many times the rms error of the scores.
@@ -17,18 +16,17 @@ def near_tie_rows(
 ) -> Tensor:
     """Rows whose choice differs only because the scores are nearly equal, (R,) bool.
 
-    Shapes: actual and expected (R, k) indices; scores and actual_scores (R, E).
-    A row counts only if `expected` are in fact the k largest of `scores`.
+    Shapes: actual and expected (R, k) indices, best first; scores and actual_scores (R, E).
+    A row counts only if `expected` are in fact the k largest of `scores`, and if at every rank the
+    score of what was chosen is within the margin of the score of what should have been.
     """
-    k, num_choices = expected.shape[-1], scores.shape[-1]
-    differs = (actual.sort(-1).values != expected.sort(-1).values).any(-1)
-    if k >= num_choices:
-        return torch.zeros_like(differs)
-    ordered = scores.double().sort(-1, descending=True)
-    chosen = ordered.indices[:, :k].sort(-1).values == expected.sort(-1).values
-    margin = ordered.values[:, k - 1] - ordered.values[:, k]
-    error = (actual_scores.double() - scores.double()).pow(2).mean().sqrt()
-    return differs & chosen.all(-1) & (margin <= TIE_MARGIN * error)
+    scores = scores.double()
+    top = scores.topk(expected.shape[-1], dim=-1).indices.sort(-1).values
+    is_choice = (top == expected.sort(-1).values).all(-1)
+    gap = (scores.gather(-1, expected) - scores.gather(-1, actual)).abs().amax(-1)
+    error = (actual_scores.double() - scores).pow(2).mean().sqrt()
+    differs = (actual != expected).any(-1)
+    return differs & is_choice & (gap <= TIE_MARGIN * error)
 
 
 def find_scores(indices: Tensor, siblings: dict[str, Tensor]) -> str | None:

@@ -38,11 +38,17 @@ class Recorder:
     border: Border = field(default_factory=Border)
     _known: TensorMap[Tensor] = field(default_factory=TensorMap)  # handed on -> stored
     _caches: CacheWatch = field(default_factory=CacheWatch)
+    _opaque: set[str | None] = field(default_factory=set)
 
     def enter(self, entry: Entry) -> None:
         """Record the arguments and replace them by what the border hands on."""
         if entry.call.caller is None:
             self._caches.begin_root()
+            self._opaque.clear()
+        if entry.call.caller in self._opaque or routes_rows(entry.arguments):
+            self._opaque.add(entry.call.site.module)
+        if entry.call.caller in self._opaque:
+            return
         tensors: dict[str, Tensor] = {}
         for name, value in entry.arguments.items():
             entry.arguments[name] = map_tensors(
@@ -57,7 +63,9 @@ class Recorder:
 
     def leave(self, entry: Entry, output: Any) -> Any:  # noqa: ANN401 - see Listener
         """Record the results and what the call changed, then write the call."""
-        pending: _Pending = entry.state
+        pending: _Pending | None = entry.state
+        if pending is None:
+            return output
         rows = entry.call.rows
         length = rows.length if rows is not None else None
 
@@ -101,6 +109,17 @@ class Recorder:
             handed_on = self.border.hand_on(stored, value.dtype)
         self._known.put(handed_on, stored)
         return handed_on
+
+
+def routes_rows(arguments: dict[str, Any]) -> bool:
+    """Whether a module is told by indices which rows go where, as a group of experts is.
+
+    How its children are called then depends on the data and on how it is implemented (one call for
+    each expert, one for all): they have no partners elsewhere, and are part of its own code.
+    """
+    tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
+    rows = {t.shape[0] for t in tensors if t.ndim == 2 and t.is_floating_point()}
+    return any(t.ndim == 2 and not t.is_floating_point() and t.shape[0] in rows for t in tensors)
 
 
 def _is_attention_table(port: str, tensor: Tensor, length: int | None) -> bool:

@@ -19,7 +19,8 @@ MOVING = frozenset(
     squeeze cat stack split split_with_sizes chunk unbind clone _to_copy copy_ copy detach alias
     lift_fresh contiguous index_select index gather embedding arange full zeros ones empty
     full_like zeros_like ones_like empty_like new_full new_zeros new_ones new_empty scalar_tensor
-    empty_strided new_empty_strided fill_ fill zero_ narrow unfold repeat as_strided
+    empty_strided new_empty_strided fill_ fill zero_ narrow unfold repeat as_strided where
+    masked_fill masked_fill_
     """.split()  # noqa: SIM905
 )
 
