@@ -109,13 +109,18 @@ def device_share(slope: float, common: float, is_product: bool) -> DeviceShare: 
     """What the arithmetic of a device explains of a stage's slope.
 
     common: the slope that all matrix products of the device have.
-    is_product: whether the stage is one matrix product. Others may have it several times over
+    is_product: whether the stage is one matrix product: it has this slope, or rounds properly.
+        Others may have it several times over
         (attention, experts), not at all, or the other way round where they divide by a sum (norms),
         and a function of a product (softmax) turns it into another shape: there an error is not
         told from it below its size.
     """
+    if is_product:
+        low, high = sorted((1.25 * common, 0.75 * common))
+        nearest = min((0.0, min(max(slope, low), high)), key=lambda share: abs(slope - share))
+        return DeviceShare(nearest)
     low, high = sorted((2.0 * common, -common))
-    return DeviceShare(min(max(slope, low), high), 0.0 if is_product else abs(common))
+    return DeviceShare(min(max(slope, low), high), abs(common))
 
 
 def bins_ratio(

@@ -11,8 +11,13 @@ COMPARABLE_IMPLEMENTATIONS = frozenset({"eager", "sdpa"})
 
 
 def is_attention_mask(port: str, expected: Tensor) -> bool:
-    """Whether the tensor at `port` says for each query which keys it may see."""
-    return port.rpartition(".")[2].endswith("mask") and expected.ndim == 4
+    """Whether the tensor at `port` says for each query which keys it may see, and nothing else.
+
+    An additive one holds zeros and lowest numbers only; biases by distance are values.
+    """
+    if not port.rpartition(".")[2].endswith("mask") or expected.ndim != 4:
+        return False
+    return not expected.is_floating_point() or bool(((expected == 0) | ~allowed(expected)).all())
 
 
 def allowed(mask: Tensor) -> Tensor:
@@ -53,7 +58,7 @@ def count_differences(
 
 def in_form_of(actual: Tensor, expected: Tensor) -> Tensor:
     """`expected` as a mask of the kind and dtype of `actual`."""
-    if actual.dtype is torch.bool:
-        return allowed(expected)
+    if not actual.is_floating_point():
+        return allowed(expected).to(actual.dtype)
     lowest = torch.finfo(actual.dtype).min
     return torch.zeros_like(expected, dtype=actual.dtype).masked_fill(~allowed(expected), lowest)

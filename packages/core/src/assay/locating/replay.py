@@ -221,6 +221,9 @@ class Replayer:
     def _measure(
         self, result: PortResult, matched: _Matched, actual: Tensor, expected: Tensor
     ) -> None:
+        rows = matched.rows
+        if rows is not None and expected.shape == (rows.num_rows, rows.length):
+            actual, expected = actual[..., None], expected[..., None]  # one number for each token
         (actual_RC, expected_RC), prompt, position = self._index.flatten(actual, expected)
         if matched.excluded is not None and len(matched.excluded) == expected.shape[0]:
             excluded = matched.excluded[:, None].expand(expected.shape)

@@ -254,7 +254,6 @@ def test_same_garbage_in_a_token_is_an_error(llama_rig: Rig) -> None:
     assert llama_rig.failed(plant) == {path}
 
 
-@pytest.mark.xfail(reason="planned: leave padding out of positions, (B, T), as well")
 def test_rule_7_positions_of_padding_are_nobody_s_business(make_rig: Any, llama: nn.Module) -> None:
     at_padding = [0]
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
@@ -310,12 +309,12 @@ def experts_rig(make_rig: Any, tensor: Callable[..., Tensor]) -> Rig:
     return make_rig(Experts(), lambda model: model(tokens))
 
 
-@pytest.mark.xfail(reason="planned: a near tie may swap the order of two chosen experts, too")
 def test_rule_6_choices_that_rounding_flips_are_left_out_and_counted(experts_rig: Rig) -> None:
     results = experts_rig.replay()
 
     chosen = results.ports["router", "output.2"].exact
-    assert 0 < chosen.num_near_ties < 40
+    # Also rows whose two experts are only in the other order.
+    assert 0 < chosen.num_near_ties < 80
     assert (chosen.num_compared, chosen.num_different) == (4096 - chosen.num_near_ties, 0)
     weights = results.ports["router", "output.1"].sums
     assert weights.num_elements == 2 * chosen.num_compared

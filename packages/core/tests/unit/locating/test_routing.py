@@ -46,11 +46,13 @@ def test_exact_scores_allow_no_other_choice() -> None:
     assert ties(torch.tensor([[0, 1], [0, 2], [0, 1]]), 0 * ERROR) == [False, False, False]
 
 
-def test_choice_of_all_has_no_ties() -> None:
+def test_order_of_equal_scores_is_a_tie_and_that_of_clear_ones_is_not() -> None:
     everything = torch.tensor([[0, 1, 2, 3]])
-    scores = torch.zeros(1, 4)
+    equal, clear = torch.zeros(1, 4), torch.tensor([[4.0, 3.0, 2.0, 1.0]])
+    error = torch.full((1, 4), 1e-3)
 
-    assert not near_tie_rows(everything.flip(-1), everything, scores, scores + ERROR).any()
+    assert near_tie_rows(everything.flip(-1), everything, equal, equal + error).all()
+    assert not near_tie_rows(everything.flip(-1), everything, clear, clear + error).any()
 
 
 def test_rows_not_chosen_by_these_scores_are_not_excused() -> None:
