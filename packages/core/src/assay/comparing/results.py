@@ -6,7 +6,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from assay.metrics import PairSums, RowErrors, WorstElement
+from assay.blocks import WorstElement
+from assay.metrics import PairSums, RowErrors
 from assay.sites import CallSite
 from assay.stages import Stage
 
