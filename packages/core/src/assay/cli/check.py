@@ -27,12 +27,13 @@ def _check() -> None:
 
 @app.command()
 def generate(  # noqa: PLR0913 - the options of the contract
+    context: typer.Context,
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")
     ],
     *,
     candidate: Annotated[
-        str, typer.Option(metavar="RUN", help="What is judged, as DEVICE/DTYPE: DEVICE/DTYPE.")
+        str, typer.Option(metavar="RUN", help="What is judged, as DEVICE/DTYPE: sim/bfloat16.")
     ],
     reference: Annotated[
         str | None, typer.Option(metavar="RUN", help="The trusted device: cpu/float32.")
@@ -107,6 +108,7 @@ def generate(  # noqa: PLR0913 - the options of the contract
         reference=reference,
         golden=golden,
         inputs=inputs,
+        given=options.given_options(context),
         level="modules" if level is CheckLevel.AUTO else level.value,  # type: ignore[arg-type]
         setup=candidate_setup,
         options=_pairs(candidate_option or []),

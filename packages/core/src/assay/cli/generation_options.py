@@ -27,6 +27,24 @@ TrustRemoteCode = Annotated[
 ]
 
 
+# Options of the command line by the field of InputOptions that they set.
+_FIELDS = {
+    "prompts": "prompts", "prompt_length": "prompt_length", "batch_size": "batch_size",
+    "max_new_tokens": "max_new_tokens", "chat": "chat", "seed": "seed", "temperature": "sampling",
+    "top_p": "sampling", "top_k": "sampling", "generation_config": "sampling",
+}  # fmt: skip
+
+
+def given_options(context: typer.Context) -> frozenset[str]:
+    """Fields of InputOptions that the user set on the command line."""
+    return frozenset(
+        field
+        for name, field in _FIELDS.items()
+        if (source := context.get_parameter_source(name)) is not None
+        and source.name == "COMMANDLINE"
+    )
+
+
 def sampling_options(
     temperature: float | None, top_p: float | None, top_k: int | None, config_file: str | None
 ) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 It never judges: a setup function may have patched anything in this process.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.generate.driving import Generated
-from assay.generate.golden import GoldenSection, read_golden
+from assay.generate.golden import GoldenSection, plan_inputs, read_golden
 from assay.generate.options import CandidateOptions, choose_threads
 from assay.generate.passes import (
     Side,
@@ -60,6 +60,7 @@ def load_candidate(
         remote_code=request.remote_code,
     )
     check_same_model(golden, loaded)
+    check_same_inputs(golden, loaded, request.inputs)
     if request.setup is not None:
         loaded = set_up(loaded, load_object(request.setup), request.setup)
     different = _different_weights(section, loaded.model)
@@ -108,6 +109,24 @@ def check_same_model(golden: GoldenManifest, loaded: LoadedModel) -> None:
                 f"the golden is of another model: its {what} (of {golden.model.name}) have the"
                 f" hash {expected}, those of {loaded.source.reference} have {actual}"
             )
+
+
+def check_same_inputs(
+    golden: GoldenManifest, loaded: LoadedModel, given: Mapping[str, Any]
+) -> None:
+    """Raise UsageError if options that were given beside a golden ask for other inputs."""
+    if not given:
+        return
+    wanted = golden.inputs.model_copy(update=dict(given))
+    different = [name for name in given if getattr(golden.inputs, name) != getattr(wanted, name)]
+    same_plan = plan_inputs(wanted, loaded).content_hash == golden.inputs_hash
+    if same_plan and wanted.sampling == golden.inputs.sampling:
+        return
+    was = ", ".join(f"{name}={getattr(golden.inputs, name)!r}" for name in different or given)
+    raise UsageError(
+        f"the golden has other inputs: it was captured with {was}; leave these options out, or"
+        " capture a golden with them"
+    )
 
 
 def set_up(loaded: LoadedModel, function: Callable[[nn.Module], Any], name: str) -> LoadedModel:

@@ -30,13 +30,17 @@ MEASUREMENTS_FILE = "measurements.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class GenerateCheck:
-    """What is checked. Exactly one of `reference` and `golden` is given."""
+    """What is checked. Exactly one of `reference` and `golden` is given.
+
+    given: those options of `inputs` that were asked for; a golden must have been captured with them.
+    """
 
     model: str
     candidate: str
     reference: str | None = None
     golden: Path | None = None
     inputs: InputOptions = field(default_factory=InputOptions)
+    given: frozenset[str] = frozenset()
     level: Level = "modules"
     setup: str | None = None
     options: dict[str, str] = field(default_factory=dict)
@@ -89,6 +93,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         folder=str(folder / "candidate"),
         setup=check.setup,
         options=check.options,
+        inputs=check.inputs.model_dump(include=set(check.given)) if check.golden else {},
         remote_code=check.remote_code,
     )
     answer = workers.ask("candidate", candidate.model_dump(), "candidate")

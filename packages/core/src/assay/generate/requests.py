@@ -35,7 +35,10 @@ class CaptureRequest(Record):
 
 
 class CandidateRequest(Record):
-    """The candidate process: run the model as it is to be judged, against a golden."""
+    """The candidate process: run the model as it is to be judged, against a golden.
+
+    inputs: options of the inputs that the user gave beside the golden; they must be its own.
+    """
 
     model: str
     candidate: str
@@ -43,6 +46,7 @@ class CandidateRequest(Record):
     folder: str
     setup: str | None = None
     options: dict[str, str] = Field(default_factory=dict)
+    inputs: dict[str, Any] = Field(default_factory=dict)
     remote_code: RemoteCode = "refuse"
 
 
