@@ -21,9 +21,7 @@ from assay.runs.worker import end_with_parent
 class ForkedProcess:
     """A forked process with the members of `subprocess.Popen` that its owner uses."""
 
-    def __init__(
-        self, process: ForkServerProcess, stdin: IO[bytes], stdout: IO[bytes]
-    ) -> None:
+    def __init__(self, process: ForkServerProcess, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         self._process = process
         self.pid = cast("int", process.pid)
         self.stdin = stdin
@@ -89,9 +87,7 @@ class _Inherited:
             os.close(descriptor)
 
 
-def _run(
-    module: str, request_file: str, environment: dict[str, str], streams: _Inherited
-) -> None:
+def _run(module: str, request_file: str, environment: dict[str, str], streams: _Inherited) -> None:
     os.setpgid(0, 0)
     streams.become_standard_streams()
     os.environ.update(environment)

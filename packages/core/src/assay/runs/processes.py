@@ -116,9 +116,7 @@ def _start(
     )
 
 
-def _listen(
-    process: "_Process", log: IO[bytes], name: str, progress: Progress
-) -> None:
+def _listen(process: "_Process", log: IO[bytes], name: str, progress: Progress) -> None:
     def take_text(text: str) -> None:
         with suppress(OSError):  # a full disk must not stop the process that is heard
             log.write(text.encode() + b"\n")
