@@ -1,1 +1,1 @@
-"""Language-model evaluations and performance benchmarks, and the judgement of regressions."""
+"""What a model is worth on tasks, and whether that went down."""

@@ -21,7 +21,7 @@ def capture(
     ],
     *,
     run: Annotated[
-        str, typer.Option(metavar="RUN", help="Device and dtype that are trusted: cuda/bfloat16.")
+        str, typer.Option(metavar="RUN", help="Device and dtype that are trusted: cpu/bfloat16.")
     ],
     output: Annotated[
         Path, typer.Option(metavar="FILE.json|DIR", help="A DIR gets a file named by its key.")
@@ -46,7 +46,7 @@ def verify(
     ] = None,
     *,
     run: Annotated[
-        str, typer.Option(metavar="RUN", help="Device and dtype to verify: cuda/bfloat16.")
+        str, typer.Option(metavar="RUN", help="Device and dtype to verify: cpu/bfloat16.")
     ] = "cpu/float32",
     candidate_setup: Annotated[
         str | None,

@@ -10,7 +10,7 @@ app = typer.Typer(
 )
 
 _Device = Annotated[
-    str, typer.Option(metavar="RUN", help="Where to train, as DEVICE/DTYPE: cuda/bfloat16.")
+    str, typer.Option(metavar="RUN", help="Where to train, as DEVICE/DTYPE: cpu/bfloat16.")
 ]
 _Model = Annotated[str, typer.Option(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")]
 _Trainer = Annotated[
