@@ -67,9 +67,9 @@ def check(session: nox.Session) -> None:
     devices = environment.read(session, "assay.cli", "devices", "--json")
     candidate = best_candidate(json.loads(devices)["devices"])
     started = f"{datetime.now():%Y%m%d-%H%M%S}"  # noqa: DTZ005 - a folder name, in local time
-    command = ["assay.cli", "check", "generate", "micro:llama", "--reference", "cpu/float32"]
-    command += ["--candidate", candidate]
-    environment.run(session, *command, "--output", f"runs/{started}-clean")
+    command = ["assay.cli", "check", "generate", "micro:llama", "--candidate", candidate]
+    clean = f"runs/{started}-clean"
+    environment.run(session, *command, "--reference", "cpu/float32", "--output", clean)
 
     session.log("Now with a planted fault: this one has to FAIL.")
     planted = Path("runs") / f"{started}-planted"
@@ -77,6 +77,8 @@ def check(session: nox.Session) -> None:
     environment.run(
         session,
         *command,
+        "--golden",
+        f"{clean}/golden",
         "--candidate-setup",
         setup,
         "--output",

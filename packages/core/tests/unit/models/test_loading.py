@@ -21,7 +21,7 @@ EditConfig = Callable[..., None]
 UP = "model.layers.1.mlp.up_proj.weight"
 
 
-def refused(folder: Path, said: str) -> None:
+def assert_refused(folder: Path, said: str) -> None:
     with pytest.raises(UsageError) as caught:
         load_model(str(folder), dtype="float32")
     assert said in str(caught.value)
@@ -132,14 +132,14 @@ def test_a_dtype_that_models_do_not_run_in_is_a_usage_error(options: dict[str, s
 
 def test_a_missing_tensor_is_named(llama_folder: Path, edit_tensors: EditTensors) -> None:
     edit_tensors({UP: None})
-    refused(llama_folder, f"{llama_folder}: the weights lack {UP}")
+    assert_refused(llama_folder, f"{llama_folder}: the weights lack {UP}")
 
 
 def test_a_lost_head_is_refused_where_it_is_not_tied(
     llama_folder: Path, edit_tensors: EditTensors, edit_config: EditConfig
 ) -> None:
     edit_tensors({"lm_head.weight": None})
-    refused(llama_folder, "the weights lack lm_head.weight")
+    assert_refused(llama_folder, "the weights lack lm_head.weight")
     edit_config(tie_word_embeddings=True)
     tied = load_model(str(llama_folder), dtype="float32").model
     assert torch.equal(
@@ -151,18 +151,18 @@ def test_a_wrong_shape_is_named_with_both_shapes(
     llama_folder: Path, edit_tensors: EditTensors
 ) -> None:
     edit_tensors({UP: torch.zeros(24, 15)})
-    refused(llama_folder, f"{UP} has the shape [24, 15], the model needs [24, 16]")
+    assert_refused(llama_folder, f"{UP} has the shape [24, 15], the model needs [24, 16]")
 
 
 def test_a_truncated_file_is_refused(llama_folder: Path) -> None:
     file = llama_folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:5000])
-    refused(llama_folder, f"{file} is truncated")
+    assert_refused(llama_folder, f"{file} is truncated")
 
 
 def test_a_folder_without_weights_is_refused(llama_folder: Path) -> None:
     (llama_folder / "model.safetensors").unlink()
-    refused(llama_folder, f"model folder {llama_folder} has no weights")
+    assert_refused(llama_folder, f"model folder {llama_folder} has no weights")
 
 
 def test_a_tensor_that_the_model_does_not_use_is_noted(
@@ -175,7 +175,7 @@ def test_a_tensor_that_the_model_does_not_use_is_noted(
 
 def test_a_configuration_that_is_no_json_is_named(llama_folder: Path) -> None:
     (llama_folder / "config.json").write_text("{")
-    refused(llama_folder, f"{llama_folder / 'config.json'} cannot be read as JSON")
+    assert_refused(llama_folder, f"{llama_folder / 'config.json'} cannot be read as JSON")
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,8 @@ def test_a_configuration_that_names_no_known_model_is_refused(
     llama_folder: Path, settings: dict[str, object], said: str, edit_config: EditConfig
 ) -> None:
     edit_config(**settings)
-    refused(llama_folder, said)
-    refused(llama_folder, str(llama_folder))
+    assert_refused(llama_folder, said)
+    assert_refused(llama_folder, str(llama_folder))
 
 
 def test_a_folder_without_architectures_is_a_causal_language_model(
@@ -278,4 +278,4 @@ def test_a_sharded_checkpoint_with_one_damaged_shard_names_the_shard(llama_folde
     assert load_model(str(llama_folder), dtype="float32").weights_hash == loaded.weights_hash
     tensors = load_file(shards[-1])
     save_file({name: tensors[name] for name in list(tensors)[1:]}, shards[-1])
-    refused(llama_folder, f"{shards[-1]} lacks {next(iter(tensors))}")
+    assert_refused(llama_folder, f"{shards[-1]} lacks {next(iter(tensors))}")
