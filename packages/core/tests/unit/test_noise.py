@@ -8,8 +8,8 @@ from torch import Tensor
 from assay.metrics import PairSums
 from assay.noise import (
     SHARE_FLOOR,
-    Ratio,
     DeviceShare,
+    Ratio,
     bins_ratio,
     channel_ratio,
     row_ratio,
@@ -127,7 +127,9 @@ def test_slope_that_the_device_has_everywhere_is_taken_off() -> None:
     biased = sums_of(-0.002 * ones(4096), ones(4096))
     exact = sums_of(0.0 * ones(4096), ones(4096))
 
-    assert slope_ratio(biased, exact, UNIT, DeviceShare(-0.002)).actual == pytest.approx(0.0, abs=1e-12)
+    assert slope_ratio(biased, exact, UNIT, DeviceShare(-0.002)).actual == pytest.approx(
+        0.0, abs=1e-12
+    )
     assert slope_ratio(biased, exact, UNIT).actual == pytest.approx(0.002)
 
 

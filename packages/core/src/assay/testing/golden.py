@@ -63,7 +63,12 @@ class Golden:
     mode: Mode
 
     def check(
-        self, model: str, *, noise_for: Sequence[str] = (), setup: str | None = None, **inputs: object
+        self,
+        model: str,
+        *,
+        noise_for: Sequence[str] = (),
+        setup: str | None = None,
+        **inputs: object,
     ) -> "Verdict":
         """Does `model` generate on the device under test as the golden says?
 
