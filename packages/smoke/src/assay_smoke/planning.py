@@ -25,8 +25,6 @@ class Cycle(Record):
     resume_at: int = Field(ge=1)
     micro_batches: int = 2
     seed: int = 0
-    # Named by the budget of the tier: 30 minutes is what it aims at, over all cycles.
-    budget_seconds: int = 300
 
     @property
     def training_plan(self) -> TrainingPlan:
