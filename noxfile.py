@@ -1,6 +1,7 @@
 """What can be run on assay; `nox --list` shows it. Sessions only compose: the work is elsewhere."""
 
 import json
+import os
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -117,7 +118,16 @@ def smoke(session: nox.Session) -> None:
 @nox.session(default=False)
 def expectations(session: nox.Session) -> None:
     """Verify the captured expectations of this device."""
-    torch_environment(session).run(session, "assay.cli", "expect", "verify", *session.posargs)
+    # 3: nothing was captured on such a machine. A red light only where the hardware was promised.
+    promised = os.environ.get("ASSAY_REQUIRE_HARDWARE") == "1"
+    torch_environment(session).run(
+        session,
+        "assay.cli",
+        "expect",
+        "verify",
+        *session.posargs,
+        success_codes=[0] if promised else [0, 3],
+    )
 
 
 @nox.session(default=False)

@@ -17,7 +17,6 @@ class DiagnosisEntry(Record):
     meaning: str
     causes: list[str]
     advice: str
-    command: str | None = None
 
 
 @cache

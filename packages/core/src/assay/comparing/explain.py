@@ -1,7 +1,6 @@
 """A verdict in words. Faces colour and arrange them; none adds its own."""
 
 import math
-import shlex
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,8 +64,8 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain_verdict(verdict: Verdict, evidence: Evidence, folder: str) -> Explanation:
-    """The words for `verdict`, whose files lie in `folder`."""
+def explain_verdict(verdict: Verdict, evidence: Evidence) -> Explanation:
+    """The words for `verdict`."""
     if verdict.verdict is Outcome.FAIL:
         headline, details = _explain_failure(verdict, evidence)
     elif verdict.verdict is Outcome.PASS:
@@ -82,7 +81,7 @@ def explain_verdict(verdict: Verdict, evidence: Evidence, folder: str) -> Explan
         f"{verdict.verdict.value}: {describe_sides(verdict)}",
         one_line(headline),
         tuple(one_line(detail) for detail in details),
-        _next_command(verdict, folder) if verdict.verdict is Outcome.FAIL else None,
+        _next_command(verdict) if verdict.verdict is Outcome.FAIL else None,
     )
 
 
@@ -210,16 +209,8 @@ def _describe_compared(verdict: Verdict) -> str:
     return f"{text} ({by_level})" if by_level else text
 
 
-def _next_command(verdict: Verdict, folder: str) -> str | None:
-    if verdict.diagnosis is None:
-        return None
-    template = load_diagnoses()[verdict.diagnosis].command
-    location = verdict.location
-    if template is None or location is None or not location.module or location.op:
-        return f"assay explain {verdict.diagnosis}"
-    return one_line(
-        template.format(folder=shlex.quote(folder), module=shlex.quote(location.module))
-    )
+def _next_command(verdict: Verdict) -> str | None:
+    return None if verdict.diagnosis is None else f"assay explain {verdict.diagnosis}"
 
 
 def _describe_diagnosis(name: str) -> str:

@@ -85,7 +85,7 @@ class Report:
     def explanation(self) -> Explanation:
         """The verdict in words."""
         evidence = find_evidence(self.verdict, self.measurements)
-        return explain_verdict(self.verdict, evidence, str(self.folder))
+        return explain_verdict(self.verdict, evidence)
 
     @cached_property
     def ladder(self) -> list[LadderRung]:

@@ -9,17 +9,15 @@ from assay.report.model import read_report
 from assay.verdicts import Measurement, Verdict
 
 
-def assert_passed(
-    verdict: Verdict, measurements: Sequence[Measurement] = (), folder: str = "."
-) -> None:
+def assert_passed(verdict: Verdict, measurements: Sequence[Measurement] = ()) -> None:
     """Raise AssertionError with the explanation unless `verdict` is a PASS.
 
-    measurements: rows that the explanation is filled from; folder: where its files lie.
+    measurements: rows that the explanation is filled from.
     """
     __tracebackhide__ = True
     if not verdict.passed:
         evidence = find_evidence(verdict, measurements)
-        raise AssertionError(explain_verdict(verdict, evidence, folder).message)
+        raise AssertionError(explain_verdict(verdict, evidence).message)
 
 
 def assert_run_passed(folder: Path) -> Verdict:
@@ -29,5 +27,5 @@ def assert_run_passed(folder: Path) -> Verdict:
     """
     __tracebackhide__ = True
     report = read_report(folder)
-    assert_passed(report.verdict, report.measurements, str(folder))
+    assert_passed(report.verdict, report.measurements)
     return report.verdict

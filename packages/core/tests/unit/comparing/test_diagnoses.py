@@ -33,14 +33,6 @@ def test_each_entry_says_what_it_means_why_and_what_to_do() -> None:
             assert "\n" not in text.strip(), name
 
 
-def test_commands_name_only_what_a_message_can_fill_in() -> None:
-    commands = [entry.command for entry in load_diagnoses().values() if entry.command]
-    assert [command.format(folder="F", module="M") for command in commands] == [
-        "assay locate F --module M --ops",
-        "assay locate F --module M --ops",
-    ]
-
-
 def test_a_diagnosis_is_described_whole() -> None:
     assert describe_diagnosis("near-tie") == (
         "near-tie (PASS): another token was chosen between two that are equally likely.\n"

@@ -29,7 +29,7 @@ def test_a_failure_is_summarised_whole() -> None:
         "  first bad token: prompt 0, position 3 (prefill)\n"
         "  its inputs agree (they are the reference's own): the error is made here\n"
         "  diagnosis module-error: one module computes something else from the same inputs\n"
-        "Next: assay locate runs/0412 --module model.layers.0.mlp.down_proj --ops\n"
+        "Next: assay explain module-error\n"
         "```\n"
         "\n"
         "| level | verdict | compared | ratio / limit | worst |\n"

@@ -37,7 +37,7 @@ def test_a_failure_is_printed_whole() -> None:
         "  first bad token: prompt 0, position 3 (prefill)\n"
         "  its inputs agree (they are the reference's own): the error is made here\n"
         "  diagnosis module-error: one module computes something else from the same inputs\n"
-        "Next: assay locate runs/0412 --module model.layers.0.mlp.down_proj --ops\n"
+        "Next: assay explain module-error\n"
         "\n"
         "  level    verdict  compared  ratio / limit  worst\n"
         "  inputs   PASS            9\n"
@@ -108,7 +108,7 @@ def test_a_narrow_terminal_gets_every_number_whole() -> None:
 
 def test_commands_are_not_broken_into_lines() -> None:
     report = read_report(write_sample(Path("runs/0412"), FAILED))
-    command = "Next: assay locate runs/0412 --module model.layers.0.mlp.down_proj --ops"
+    command = "Next: assay explain module-error"
     assert command in printed(report, width=40).splitlines()
 
 

@@ -23,7 +23,7 @@ def test_a_failed_run_raises_the_whole_explanation(
         "  first bad token: prompt 0, position 3 (prefill)\n"
         "  its inputs agree (they are the reference's own): the error is made here\n"
         "  diagnosis module-error: one module computes something else from the same inputs\n"
-        "Next: assay locate run --module model.layers.0.mlp.down_proj --ops"
+        "Next: assay explain module-error"
     )
 
 
