@@ -4,12 +4,12 @@ Shape legend: R rows (tokens), C channels (last dim).
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ BLOCK_BYTES = 1 << 20
 SPAN_ELEMENTS = 1 << 20
 
 NUM_CHANNEL_SUMS = 5
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +121,16 @@ def sum_pair(actual_RC: Tensor, expected_RC: Tensor, dtype: torch.dtype) -> Bloc
         span = slice(start, start + height)
         return BlockSums.of(actual_RC[span], expected_RC[span], dtype)
 
-    starts = range(0, num_rows, height)
+    return _join(map_on_threads(sum_span, range(0, num_rows, height)), height)
+
+
+def map_on_threads(function: Callable[[int], Result], numbers: Sequence[int]) -> list[Result]:
+    """The results of `function` for each number, by as many threads as torch has."""
     with _threads_of_their_own() as num_threads:
-        if len(starts) == 1 or num_threads == 1:
-            parts = [sum_span(start) for start in starts]
-        else:
-            with ThreadPoolExecutor(num_threads) as pool:
-                parts = list(pool.map(sum_span, starts))
-        return _join(parts, height)
+        if len(numbers) == 1 or num_threads == 1:
+            return [function(number) for number in numbers]
+        with ThreadPoolExecutor(num_threads) as pool:
+            return list(pool.map(function, numbers))
 
 
 @contextmanager

@@ -4,17 +4,19 @@ Shape legend: B prompts, N generated tokens, V vocabulary, k largest reference l
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
+from assay.blocks import map_on_threads
+from assay.generate.distributions import WholeMetrics, compare_largest, compare_whole, largest
 from assay.metrics import ShapeMismatchError
 from assay.noise import Ratio
 
 TOP_K = 20
-# Tokens handled at a time, so that no copy of all logits is made.
-_CHUNK_TOKENS = 64
+# Logits handled at a time: what fits the caches of one core.
+_CHUNK_ELEMENTS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,56 +66,28 @@ def compare_logits(actual_BNV: Tensor, expected_BNV: Tensor, k: int = TOP_K) -> 
         raise ShapeMismatchError.of(actual_BNV, expected_BNV)
     batch, length, vocabulary = expected_BNV.shape
     actual, expected = actual_BNV.reshape(-1, vocabulary), expected_BNV.reshape(-1, vocabulary)
-    parts = [
-        _compare_chunk(a, e, min(k, vocabulary))
-        for a, e in zip(actual.split(_CHUNK_TOKENS), expected.split(_CHUNK_TOKENS), strict=True)
-    ]
-    columns = [torch.cat(column).reshape(batch, length) for column in zip(*parts, strict=True)]
-    return TokenMetrics(*columns)
+    num_tokens = max(1, _CHUNK_ELEMENTS // vocabulary)
 
+    def compare(start: int) -> tuple[WholeMetrics, Tensor, Tensor]:
+        tokens = slice(start, start + num_tokens)
+        a, e = actual[tokens], expected[tokens]
+        return compare_whole(a, e), largest(a, min(k, vocabulary)), largest(e, min(k, vocabulary))
 
-def _compare_chunk(actual_TV: Tensor, expected_TV: Tensor, k: int) -> tuple[Tensor, ...]:
-    q, p = actual_TV.double(), expected_TV.double()
-    finite = q.isfinite().all(-1)
-    q = torch.where(finite[:, None], q, torch.nan)
-    difference = q - p
-    kl = _divergence(p, q, difference)
-    centred = difference - difference.mean(-1, keepdim=True)
-    spread = p - p.mean(-1, keepdim=True)
-    error = centred.pow(2).mean(-1).sqrt()
-    scale = spread.pow(2).mean(-1).sqrt()
-    cosine = torch.cosine_similarity(q, p, dim=-1)
-    top = p.topk(k, dim=-1)
-    log_p_top = top.values.log_softmax(-1)
-    log_q_top = q.gather(-1, top.indices).log_softmax(-1)
-    p_top, q_top = log_p_top.exp(), log_q_top.exp()
-    ratio = p_top / q_top
-    std = ratio.std(-1) if k > 1 else torch.zeros_like(kl)
-    chosen = torch.where(finite[:, None], q, -torch.inf).topk(k, dim=-1).indices
-    common = (chosen[:, :, None] == top.indices[:, None, :]).any(-1).double().mean(-1)
-    top1 = (chosen[:, 0] == top.indices[:, 0]).double()
-    nan = torch.full_like(kl, math.nan)
-    return (
-        kl, error, scale, difference.abs().amax(-1), cosine,
-        torch.where(finite, top1, nan), torch.where(finite, common, nan),
-        -(q_top * log_p_top).sum(-1), -(q_top * log_q_top).sum(-1),
-        ratio.mean(-1) - 1, std, (p_top - q_top).abs().mean(-1),
-    )  # fmt: skip
-
-
-def _divergence(p_TV: Tensor, q_TV: Tensor, difference_TV: Tensor) -> Tensor:
-    """KL(P, Q) of two sets of logits, (T,).
-
-    With d the difference of the logits and E the mean under P it is ln E exp(d) - E d, which
-    keeps its accuracy where d is small: of two float64 runs sum P (ln P - ln Q) is only rounding.
-    """
-    weights = p_TV.softmax(-1)
-    d = difference_TV - (weights * difference_TV).sum(-1, keepdim=True)
-    kl = (weights * d.expm1()).sum(-1).log1p()
-    if not bool(kl.isfinite().all()):  # exp(d) overflows, or a value is not finite
-        log_p, log_q = p_TV.log_softmax(-1), q_TV.log_softmax(-1)
-        kl = torch.where(kl.isfinite(), kl, (weights * (log_p - log_q)).sum(-1))
-    return kl.clamp(min=0)
+    starts = range(0, max(1, len(expected)), num_tokens)
+    whole, chosen, top = zip(*map_on_threads(compare, starts), strict=True)
+    chosen_Tk, top_Tk = torch.cat(chosen), torch.cat(top)
+    columns = {
+        name: torch.cat([getattr(part, name) for part in whole]) for name in WholeMetrics.__slots__
+    } | asdict(compare_largest(actual, expected, top_Tk))
+    columns["top1"] = (chosen_Tk[:, 0] == top_Tk[:, 0]).double()
+    columns["top_k"] = (chosen_Tk[:, :, None] == top_Tk[:, None, :]).any(-1).double().mean(-1)
+    finite = columns["error"].isfinite()
+    return TokenMetrics(
+        **{
+            name: torch.where(finite, column, math.nan).reshape(batch, length)
+            for name, column in columns.items()
+        }
+    )
 
 
 def failure_rate(values: Tensor, threshold: float) -> float:
