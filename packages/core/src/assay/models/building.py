@@ -22,14 +22,15 @@ from assay.models.assembling import new_model, save_model
 from assay.models.corpus import standard_library_text
 from assay.models.loading import load_model
 from assay.models.micro import BOS_ID, MASK_ID, PROVENANCE, Recipe, find_recipe
+from assay.models.neighbours import attend_to_neighbours
 
 Progress = Callable[[int, int, float], None]
 
-_ROWS, _TOKENS = 4, 256
+_TOKENS = 256
 # Every 16th batch is long, so that positions over 1,000 are not foreign to the model.
 _LONG_EVERY, _LONG_ROWS, _LONG_TOKENS = 16, 1, 1088
 _WARM_UP_SHARE = 0.06
-_MASKED_SHARE = 0.15
+_MASKED_SHARE = 0.25
 _HELD_OUT_BYTES = 2**16
 _BALANCE_WEIGHT = 0.02  # of the loss that spreads tokens over experts
 _IGNORED = -100
@@ -66,6 +67,8 @@ def build_model(
     start = time.perf_counter()
     with _threads(num_threads):
         model = new_model(recipe, seed).train()
+        if recipe.masked:
+            attend_to_neighbours(model, model.config.num_attention_heads)
         _train(model, recipe, training, seed, progress)
         save_model(model, folder)
         rounded = load_model(str(folder), dtype="float32").model
@@ -111,7 +114,7 @@ def _train(model: nn.Module, recipe: Recipe, text: Tensor, seed: int, progress: 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
     for step in range(recipe.steps):
         long = step % _LONG_EVERY == _LONG_EVERY - 1
-        rows, tokens = (_LONG_ROWS, _LONG_TOKENS) if long else (_ROWS, _TOKENS)
+        rows, tokens = (_LONG_ROWS, _LONG_TOKENS) if long else (recipe.rows, _TOKENS)
         starts = torch.randint(0, len(text) - tokens, (rows,), generator=generator)
         loss, balance = _loss(model, recipe, _windows(text, starts, tokens), generator)
         optimizer.zero_grad()

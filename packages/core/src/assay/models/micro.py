@@ -27,7 +27,7 @@ class Recipe:
 
     model_type: as in config.json.
     settings: what differs from the Hugging Face defaults of that model type.
-    steps, learning_rate: of training, chosen to end within 90 seconds on two cores.
+    steps, rows, learning_rate: of training, chosen to end within 90 seconds on two cores.
     masked: trained to fill in masked bytes instead of predicting the next one.
     """
 
@@ -37,6 +37,7 @@ class Recipe:
     architecture: str
     settings: Mapping[str, object]
     steps: int = 1600
+    rows: int = 4
     learning_rate: float = 4e-3
     masked: bool = False
 
@@ -124,7 +125,9 @@ RECIPES: Mapping[str, Recipe] = {
                 "hidden_dropout_prob": 0.0,
                 "attention_probs_dropout_prob": 0.0,
             },
-            steps=2000,
+            steps=1200,
+            rows=8,
+            learning_rate=1e-3,
             masked=True,
         ),
     )

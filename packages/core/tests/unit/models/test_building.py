@@ -10,17 +10,18 @@ import torch
 
 from assay.errors import UsageError
 from assay.models import RECIPES, build_model, load_model
+from assay.models.assembling import new_model
 from assay.models.building import _windows
 from assay.models.corpus import standard_library_text
+from assay.models.neighbours import attend_to_neighbours
 
 
 @pytest.fixture
 def short_training(monkeypatch: pytest.MonkeyPatch) -> None:
     text = bytes(range(32, 127)) * 40
-    short = {name: dataclasses.replace(recipe, steps=3) for name, recipe in RECIPES.items()}
+    short = {name: dataclasses.replace(recipe, steps=3, rows=1) for name, recipe in RECIPES.items()}
     monkeypatch.setattr("assay.models.micro.RECIPES", short)
     monkeypatch.setattr("assay.models.building.standard_library_text", lambda: (text, text))
-    monkeypatch.setattr("assay.models.building._ROWS", 1)
     monkeypatch.setattr("assay.models.building._LONG_TOKENS", 300)
     monkeypatch.setattr("assay.models.building._HELD_OUT_BYTES", 1088)
 
@@ -67,3 +68,17 @@ def test_held_out_text_is_of_other_files() -> None:
     training, held_out = standard_library_text()
     assert len(training) > 5 * len(held_out) > 500_000
     assert held_out[1000:1400] not in training
+
+
+def test_heads_of_an_untrained_encoder_find_their_neighbours() -> None:
+    recipe = RECIPES["bert"]
+    model = new_model(recipe, seed=0).eval()
+    attend_to_neighbours(model, num_heads=5)
+    model.set_attn_implementation("eager")
+    ids = torch.randint(0, 256, (1, 64), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        probabilities = model(input_ids=ids, output_attentions=True).attentions[0][0]
+    places = torch.arange(8, 56)  # far enough from both ends for every neighbour to exist
+    for head, offset in enumerate((-2, -1, 0, 1, 2)):
+        by_offset = [probabilities[head, places, places + by].mean() for by in range(-8, 9)]
+        assert torch.stack(by_offset).argmax() == 8 + offset
