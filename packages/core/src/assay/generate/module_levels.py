@@ -1,7 +1,7 @@
 """The levels inputs and modules: what every stage made of the reference's inputs."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from assay.comparing.judge import (
     DeviceBias,
@@ -11,13 +11,11 @@ from assay.comparing.judge import (
     judge_replay,
     rank_stages,
 )
-from assay.comparing.results import PortResult, ReplayResults
+from assay.comparing.results import ReplayResults
 from assay.generate.evidence import Evidence, LevelResult, outcome_of
+from assay.generate.replay_rows import drift_rows, replay_rows
 from assay.metrics import RowErrors
-from assay.verdicts import Level, Location, Measurement, Outcome, TokenPosition, Unmatched
-
-if TYPE_CHECKING:
-    from assay.stages import Stage
+from assay.verdicts import Level, Location, Outcome, TokenPosition, Unmatched
 
 _LISTED = 50
 _NAMED = 5
@@ -58,7 +56,7 @@ def judge_module_levels(evidence: Evidence) -> ReplayJudgement:
         LevelResult(_level(inputs, Unmatched())),
         LevelResult(
             _level(modules, unmatched),
-            _rows(judged, noise, evidence) + _drift_rows(judged, evidence),
+            replay_rows(judged, noise, evidence) + drift_rows(judged, evidence),
         ),
         rank_stages(judged),
         unmatched=unmatched,
@@ -158,91 +156,3 @@ def _first_bad_token(
         return None
     first = min(numbers, key=lambda i: (int(rows.position[i]), int(rows.prompt[i])))
     return evidence.token(int(rows.prompt[first]), int(rows.position[first]))
-
-
-def _rows(judged: list[Judged], noise: ReplayResults, evidence: Evidence) -> list[Measurement]:
-    rows = []
-    ports: dict[tuple[str, str], PortResult] = {}
-    for item in judged:
-        ports[item.port.module, item.port.port] = item.port
-        rows.append(
-            Measurement(
-                **_place(item.port), statistic=item.ratio.statistic, actual=item.ratio.actual,
-                expected=item.ratio.expected, ratio=item.ratio.value, limit=item.limit,
-            )
-        )  # fmt: skip
-    return rows + _token_rows(ports, noise, evidence)
-
-
-def _token_rows(
-    ports: dict[tuple[str, str], PortResult], noise: ReplayResults, evidence: Evidence
-) -> list[Measurement]:
-    """For every stage and token the worst of its ports."""
-    floor = evidence.unit_roundoff / 2
-    worst: dict[tuple[Stage, int, int], tuple[float, float, float, PortResult]] = {}
-    for key, port in ports.items():
-        reference = noise.ports.get(key)
-        expected = _by_token(reference.sums.rows if reference is not None else [])
-        for (prompt, position), error in _by_token(port.sums.rows).items():
-            noise_error = expected.get((prompt, position), 0.0)
-            ratio = error / max(noise_error, floor)
-            token = (port.stage, prompt, position)
-            if token not in worst or not ratio <= worst[token][0]:
-                worst[token] = (ratio, error, noise_error, port)
-    steps = {
-        (prompt, position): evidence.call_of(evidence.token(prompt, position))[1]
-        for _, prompt, position in worst
-    }
-    return [
-        Measurement(
-            **_place(port), statistic="token", actual=error, expected=noise_error, ratio=ratio,
-            prompt=prompt, position=position, step=steps[prompt, position],
-        )
-        for (_, prompt, position), (ratio, error, noise_error, port) in worst.items()
-    ]  # fmt: skip
-
-
-def _drift_rows(judged: list[Judged], evidence: Evidence) -> list[Measurement]:
-    """The error that accumulates along the depth in an ordinary run, of candidate and noise run."""
-    if "drift" not in evidence.candidate.attachments:
-        return []
-    actual: dict[str, float] = evidence.candidate.attachment_json("drift")  # type: ignore[assignment]
-    noise: dict[str, float] = evidence.section.trace.attachment_json("noise-drift")  # type: ignore[assignment]
-    floor = evidence.unit_roundoff / 2
-    order: dict[str, int] = {}
-    for item in judged:
-        order.setdefault(item.port.stage.module, item.port.order)
-    return [
-        Measurement(
-            level="modules", module=module, port="output", order=order[module],
-            statistic="accumulated", actual=error, expected=noise.get(module, 0.0),
-            ratio=error / max(noise.get(module, 0.0), floor),
-        )
-        for module, error in actual.items()
-        if module in order
-    ]  # fmt: skip
-
-
-def _place(port: PortResult) -> dict[str, Any]:
-    """Columns of a row that say where: the stage, and the port as seen from it."""
-    own = port.module == port.stage.module
-    return {
-        "level": "inputs" if port.stage.phase == "inputs" else "modules",
-        "module": port.stage.module,
-        "port": port.port if own else f"{port.module}:{port.port}",
-        "phase": port.stage.phase,
-        "order": port.order,
-    }
-
-
-def _by_token(parts: list[RowErrors]) -> dict[tuple[int, int], float]:
-    """The worst relative error of each token."""
-    rows = RowErrors.concatenate(parts)
-    worst: dict[tuple[int, int], float] = {}
-    for prompt, position, error in zip(
-        rows.prompt.tolist(), rows.position.tolist(), rows.relative().tolist(), strict=True
-    ):
-        known = worst.get((prompt, position))
-        if prompt >= 0 and position >= 0 and (known is None or not error <= known):
-            worst[prompt, position] = error
-    return worst
