@@ -8,6 +8,7 @@ Shape legend: R rows (tokens), C channels (last dim), K bins.
 """
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Self
@@ -43,8 +44,14 @@ NUM_BINS = len(BIN_EDGES) + 1
 # narrow that no two edges share one: the bin at the start of each, and the edge that may follow.
 _CELLS_PER_UNIT = 16
 _REACH = 9.0
-_CELL_STARTS = torch.arange(2 * _REACH * _CELLS_PER_UNIT + 1).double() / _CELLS_PER_UNIT - _REACH
-_FIRST_BIN = torch.bucketize(_CELL_STARTS, torch.tensor(BIN_EDGES, dtype=torch.float64))
+# Not by torch.bucketize: a process that runs threads of OpenMP cannot be forked, its child would
+# wait for them for ever. `assay.runs.forking` imports this first.
+_FIRST_BIN = torch.tensor(
+    [
+        bisect_left(BIN_EDGES, cell / _CELLS_PER_UNIT - _REACH)
+        for cell in range(int(2 * _REACH * _CELLS_PER_UNIT) + 1)
+    ]
+)
 _NEXT_EDGE = torch.tensor([*BIN_EDGES, math.inf], dtype=torch.float64)
 
 # A row counts with at least this share of the root mean square row norm, so that a nearly zero
