@@ -135,7 +135,7 @@ def set_up(loaded: LoadedModel, function: Callable[[nn.Module], Any], name: str)
 
     try:
         result = function(loaded.model)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SetupError(f"{name} raised {type(error).__name__}: {error}") from error
     if result is None:
         return loaded

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from assay.devices.isolation import require_run
+from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.generate.requests import (
     CandidateRequest,
@@ -79,11 +81,15 @@ class Workers:
 
 def capture(request: CaptureRequest, folder: Path, progress: Progress) -> Answer:
     """Capture a golden in a process of its own; logs go to `folder`."""
+    require_run(parse_run(request.reference))
     return Workers(folder, progress).ask("capture", request.model_dump(), "reference")
 
 
 def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Verdict:
     """Run both sides, judge, and write verdict.json and measurements.jsonl into `folder`."""
+    for run in (check.reference, check.candidate):
+        if run is not None:  # before anything is computed
+            require_run(parse_run(run))
     workers = Workers(folder, progress)
     golden = check.golden or _capture_golden(check, workers)
     candidate = CandidateRequest(

@@ -1,0 +1,194 @@
+"""Whole commands on a micro model: one golden for all tests, each candidate in its own process."""
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay import cli
+
+MODEL = "micro:llama"
+LINES = (
+    "def read_lines(path):\n    with open(path) as file:\n        return file.readlines()\n",
+    "The quick brown fox jumps over the lazy dog, and the dog does not even look up.",
+    "import os\nimport sys\n\n\nclass Reader:\n    '''Reads what was written.'''\n",
+    "for number in range(10):\n    print(number * number)\n",
+    "Return the largest item of an iterable, or of two or more arguments.",
+    "raise ValueError(f'expected a number, got {value!r}')",
+    "A table: 1, 2, 3; 10, 20, 30; 100, 200, 300. The next row is 1000",
+    "if not isinstance(other, type(self)):\n    return NotImplemented\nreturn self.x == other.x",
+)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that has ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+    folder: Path
+
+    @property
+    def verdict(self) -> dict[str, Any]:
+        record: dict[str, Any] = json.loads((self.folder / "verdict.json").read_text())
+        return record
+
+    @property
+    def measurements(self) -> list[dict[str, Any]]:
+        lines = (self.folder / "measurements.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+RunAssay = Callable[..., Finished]
+
+
+@contextmanager
+def arguments_of_command(arguments: list[str]) -> Iterator[None]:
+    argv = sys.argv
+    sys.argv = ["assay", *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = argv
+
+
+def run_in_process(folder: Path, *arguments: str | Path) -> Finished:
+    """The command line in this process: the fork server of its workers is then used again."""
+    texts = [*map(str, arguments), "--output", str(folder)]
+    out, err = io.StringIO(), io.StringIO()
+    with arguments_of_command(texts), redirect_stdout(out), redirect_stderr(err):
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code
+    assert isinstance(code, int)
+    return Finished(code, out.getvalue(), err.getvalue(), folder)
+
+
+@pytest.fixture
+def assay(tmp_path: Path) -> RunAssay:
+    """Run `assay ARGUMENTS --output FOLDER`; by default the folder is a new one."""
+
+    def run(*arguments: str | Path, output: Path | None = None) -> Finished:
+        number = len(list(tmp_path.glob("run-*")))
+        return run_in_process(output or tmp_path / f"run-{number}", *arguments)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": line}) + "\n" for line in LINES))
+    return path
+
+
+@pytest.fixture(scope="session")
+def golden(prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A golden of `MODEL` for candidates in bfloat16 and float32."""
+    folder = tmp_path_factory.mktemp("goldens") / "golden"
+    captured = run_in_process(
+        folder, "capture", MODEL, "--run", "cpu/float32", "--noise-for", "bfloat16,float32",
+        "--prompts", prompts, "--max-new-tokens", "8",
+    )  # fmt: skip
+    assert captured.code == 0, captured.stderr
+    return folder
+
+
+@pytest.fixture(scope="session")
+def clean(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A healthy candidate in bfloat16, with `--json`."""
+    return run_in_process(
+        tmp_path_factory.mktemp("clean") / "run", "check", "generate", MODEL, "--golden", golden,
+        "--candidate", "cpu/bfloat16", "--json",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def check(assay: RunAssay, golden: Path) -> RunAssay:
+    """`assay check generate` of a candidate, bfloat16 by default, against the golden."""
+
+    def run(
+        *arguments: str | Path, candidate: str = "cpu/bfloat16", output: Path | None = None
+    ) -> Finished:
+        return assay(
+            "check", "generate", MODEL, "--golden", golden, "--candidate", candidate, *arguments,
+            output=output,
+        )  # fmt: skip
+
+    return run
+
+
+SETUPS = '''
+import torch
+import torch.nn.functional as F
+
+DOWN = "model.layers.1.mlp.down_proj"
+
+
+def _scale_weights(model, factor):
+    with torch.no_grad():
+        model.get_submodule(DOWN).weight.mul_(factor)
+
+
+def _scale_outputs(model, factor):
+    """In float32, then rounded: the product of two bfloat16 numbers near 1 is the first."""
+    linear = model.get_submodule(DOWN)
+    def forward(x):
+        exact = F.linear(x.double(), linear.weight.double()) * factor
+        return exact.to(x.dtype)
+    linear.forward = forward
+
+
+def _spoil_logits(model, value):
+    head = model.get_submodule("lm_head")
+    forward = head.forward
+    def spoiled(x):
+        logits = forward(x).clone()
+        logits[..., 7] = value
+        return logits
+    head.forward = spoiled
+
+
+def weights_102(model): _scale_weights(model, 1.02)
+def outputs_1001(model): _scale_outputs(model, 1.001)
+def outputs_100001(model): _scale_outputs(model, 1.00001)
+def outputs_10002(model): _scale_outputs(model, 1.0002)
+def outputs_1(model): _scale_outputs(model, 1.0)
+def nan_logits(model): _spoil_logits(model, float("nan"))
+def inf_logits(model): _spoil_logits(model, float("inf"))
+def nothing(model): return None
+def same(model): return model
+def raises(model): raise RuntimeError("no such kernel")
+def returns_text(model): return "done"
+def exits(model): raise SystemExit(0)
+not_callable = 3
+
+
+def gone(model):
+    """Every module is replaced by one whose call nobody sees."""
+    class Silent(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = [model]
+            self.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+            self.config, self.generation_config = model.config, model.generation_config
+        def generate(self, *args, **kwargs):
+            return model.generate(*args, **kwargs)
+    return Silent()
+'''
+
+
+@pytest.fixture(scope="session")
+def setups(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of setup functions: planted faults, clean ones, and broken ones."""
+    path = tmp_path_factory.mktemp("setups") / "setups.py"
+    path.write_text(SETUPS)
+    return path

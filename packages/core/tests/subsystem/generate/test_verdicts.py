@@ -1,0 +1,194 @@
+"""PASS, FAIL at the exact module, and what a PASS could not have seen."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Any  # RunAssay of conftest.py
+DOWN = "model.layers.1.mlp.down_proj"
+SYSTEMATIC = {"replay-slope", "replay-bins", "replay-channel"}
+
+
+def ratio_of(run: Any, statistic: str, module: str = DOWN) -> float:
+    (row,) = [
+        row
+        for row in run.measurements
+        if (row["module"], row["port"], row["statistic"]) == (module, "output", statistic)
+    ]
+    return float(row["ratio"])
+
+
+def test_healthy_candidate_passes_with_everything_compared(clean: Run) -> None:
+    verdict = clean.verdict
+    assert (clean.code, verdict["verdict"]) == (0, "PASS")
+    assert {name: level["verdict"] for name, level in verdict["levels"].items()} == {
+        "inputs": "PASS", "tokens": "PASS", "logits": "PASS", "modules": "PASS", "sampler": "PASS",
+    }  # fmt: skip
+    assert all(level["compared"] > 0 for level in verdict["levels"].values())
+    assert verdict["compared"] == sum(level["compared"] for level in verdict["levels"].values())
+    assert verdict["unmatched"]["expected"] == []
+    assert verdict["location"] is None
+    assert verdict["first_bad_token"] is None
+    assert 0 < verdict["noise_ratio"] < verdict["limit"]
+
+
+def test_scaled_weights_fail_at_their_module(check: Run, setups: Path) -> None:
+    run = check("--candidate-setup", f"{setups}:weights_102")
+
+    verdict = run.verdict
+    assert (run.code, verdict["verdict"]) == (1, "FAIL")
+    assert verdict["location"]["module"] == DOWN
+    assert verdict["location"]["phase"] == "forward"
+    assert verdict["location"]["op"] == "linear"
+    assert verdict["diagnosis"] == "weight-mismatch"
+    assert [item["location"]["module"] for item in verdict["suspects"]] == [DOWN]
+    assert verdict["noise_ratio"] > verdict["limit"]
+    assert verdict["first_bad_token"]["phase"] == "prefill"
+
+
+def test_scaled_outputs_fail_by_a_systematic_statistic_alone(check: Run, setups: Path) -> None:
+    run = check("--candidate-setup", f"{setups}:outputs_1001")
+
+    verdict = run.verdict
+    assert (run.code, verdict["location"]["module"]) == (1, DOWN)
+    assert verdict["statistic"] in SYSTEMATIC
+    assert verdict["diagnosis"] == "module-error"
+    # 0.1 % is within the noise of rounding to 8 bits.
+    assert ratio_of(run, "replay-tensor") < 1.5
+    assert verdict["levels"]["logits"]["verdict"] == "PASS"
+
+
+def test_same_outputs_computed_in_another_way_pass(check: Run, setups: Path) -> None:
+    run = check("--candidate-setup", f"{setups}:outputs_1")
+
+    assert (run.code, run.verdict["verdict"]) == (0, "PASS")
+
+
+def test_fault_below_the_resolution_passes_and_the_resolution_says_so(
+    check: Run, setups: Path
+) -> None:
+    run = check("--candidate-setup", f"{setups}:outputs_100001")
+
+    verdict = run.verdict
+    assert (run.code, verdict["verdict"]) == (0, "PASS")
+    assert verdict["resolution"] > 1e-5
+    resolution = verdict["levels"]["modules"]["resolution"]
+    assert all(value > 1e-5 for value in resolution.values())
+
+
+def test_small_fault_in_float32_fails_against_the_float64_yardstick(
+    check: Run, setups: Path
+) -> None:
+    run = check("--candidate-setup", f"{setups}:outputs_10002", candidate="cpu/float32")
+
+    assert run.verdict["reference"]["yardstick"] == "float64"
+    assert (run.code, run.verdict["location"]["module"]) == (1, DOWN)
+
+
+def test_healthy_float32_passes_against_the_float64_yardstick(check: Run) -> None:
+    run = check(candidate="cpu/float32")
+
+    assert (run.code, run.verdict["verdict"]) == (0, "PASS")
+    assert run.verdict["resolution"] < 1e-5
+
+
+@pytest.mark.parametrize("setup", ["nan_logits", "inf_logits"])
+def test_logits_that_are_not_finite_fail_at_the_head(check: Run, setups: Path, setup: str) -> None:
+    run = check("--candidate-setup", f"{setups}:{setup}")
+
+    verdict = run.verdict
+    assert (run.code, verdict["location"]["module"]) == (1, "lm_head")
+    assert verdict["diagnosis"] == "non-finite"
+    assert verdict["noise_ratio"] == "inf"
+    assert verdict["levels"]["logits"]["verdict"] == "FAIL"
+    assert verdict["levels"]["logits"]["kl_mean"] == "nan"
+
+
+def test_zero_comparisons_exit_3(check: Run, setups: Path) -> None:
+    run = check("--candidate-setup", f"{setups}:gone")
+
+    assert run.verdict["levels"]["modules"]["compared"] == 0
+    assert (run.code, run.verdict["verdict"]) == (3, "NOT_COMPARED")
+
+
+@pytest.mark.parametrize("setup", ["nothing", "same"])
+def test_setup_may_return_nothing_or_the_model(check: Run, setups: Path, setup: str) -> None:
+    assert check("--candidate-setup", f"{setups}:{setup}").code == 0
+
+
+@pytest.mark.parametrize(
+    "option", ["threads=2", "attention=eager", "attention=sdpa", "batch-size=1", "padding=left"]
+)
+def test_other_ways_to_run_the_same_model_pass(check: Run, option: str) -> None:
+    run = check("--candidate-option", option)
+
+    assert (run.code, run.verdict["verdict"]) == (0, "PASS")
+    name, _, value = option.partition("=")
+    assert run.verdict["candidate"]["options"] == {name: value}
+
+
+@pytest.mark.parametrize("candidate", ["sim/bfloat16", "sim:truncate/bfloat16"])
+def test_simulated_devices_pass(check: Run, candidate: str) -> None:
+    run = check(candidate=candidate)
+
+    assert (run.code, run.verdict["verdict"]) == (0, "PASS")
+
+
+def numbers(run: Any) -> tuple[Any, Any]:
+    """What a verdict says in numbers, without names of folders, times and commands."""
+    verdict = run.verdict
+    keys = ("verdict", "levels", "location", "suspects", "noise_ratio", "limit", "statistic",
+            "resolution", "compared", "first_bad_token", "diagnosis")  # fmt: skip
+    return {key: verdict[key] for key in keys}, run.measurements
+
+
+def test_live_check_and_golden_from_elsewhere_agree_bit_for_bit(
+    assay: Run, setups: Path, tmp_path: Path, prompts: Path
+) -> None:
+    common = ("--prompts", prompts, "--max-new-tokens", "4")
+    fault = ("--candidate", "cpu/bfloat16", "--candidate-setup", f"{setups}:weights_102")
+    captured = assay(
+        "capture", "micro:llama", "--run", "cpu/float32", "--noise-for", "bfloat16", *common
+    )
+    moved = captured.folder.rename(tmp_path / "elsewhere")
+
+    live = assay("check", "generate", "micro:llama", "--reference", "cpu/float32", *fault, *common)
+    later = assay("check", "generate", "micro:llama", "--golden", moved, *fault)
+
+    assert (captured.code, live.code, later.code) == (0, 1, 1)
+    assert numbers(live) == numbers(later)
+
+
+def test_json_prints_the_verdict_and_nothing_else(clean: Run) -> None:
+    assert json.loads(clean.stdout) == clean.verdict
+    assert clean.stdout.startswith("{")
+    assert "candidate" in clean.stderr
+
+
+def test_every_measurement_has_both_errors_and_its_place(clean: Run) -> None:
+    rows = clean.measurements
+
+    assert {row["level"] for row in rows} >= {"inputs", "modules", "logits"}
+    judged = [row for row in rows if row["limit"] and row["statistic"].startswith("replay")]
+    assert len(judged) > 300
+    for row in judged:
+        assert float(row["ratio"]) <= row["limit"]
+        if row["actual"] and not math.isinf(float(row["ratio"])):
+            assert row["ratio"] == pytest.approx(row["actual"] / row["expected"], rel=1e-9)
+    tokens = [row for row in rows if row["statistic"] == "token"]
+    assert {row["prompt"] for row in tokens} == set(range(8))
+
+
+def test_level_that_was_not_run_says_why(assay: Run, prompts: Path) -> None:
+    run = assay(
+        "check", "generate", "micro:llama", "--reference", "cpu/float32",
+        "--candidate", "cpu/bfloat16", "--prompts", prompts, "--max-new-tokens", "2",
+        "--level", "logits",
+    )  # fmt: skip
+
+    modules = run.verdict["levels"]["modules"]
+    assert (run.code, modules["verdict"]) == (0, None)
+    assert "level logits" in modules["reason"]
