@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
@@ -60,7 +59,6 @@ def _from_json_values(value: Any) -> Any:  # noqa: ANN401 - any JSON value
 # JSON has no infinity and no NaN: they are written as the strings "inf", "-inf" and "nan".
 Number = Annotated[
     float,
-    BeforeValidator(lambda value: float(value) if isinstance(value, str) else value),
     PlainSerializer(_to_json, return_type=float | str, when_used="json"),
 ]
 

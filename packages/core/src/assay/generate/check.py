@@ -1,7 +1,10 @@
 """`assay check generate` from the outside: separate processes, one verdict, files in a folder."""
 
+import importlib
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -90,6 +93,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
     for run in (check.reference, check.candidate):
         if run is not None:  # before anything is computed
             require_run(parse_run(run))
+    _import_meanwhile("assay.generate.judging", "assay.report.publish")
     workers = Workers(folder, progress)
     golden = check.golden or _capture_golden(check, workers)
     candidate = CandidateRequest(
@@ -116,6 +120,18 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
     return verdict
 
 
+def _import_meanwhile(*modules: str) -> None:
+    """Import what comes after the other processes while they run: torch takes a second or two."""
+
+    def import_all() -> None:
+        # What cannot be imported is told by whoever needs it.
+        with suppress(ImportError):
+            for module in modules:
+                importlib.import_module(module)
+
+    threading.Thread(target=import_all, daemon=True).start()
+
+
 def _capture_golden(check: GenerateCheck, workers: Workers) -> Path:
     if check.reference is None:
         raise UsageError("a check needs --reference RUN or --golden TRACE")
@@ -139,6 +155,7 @@ def judge(golden: Path, dtype: str, candidate: Path, answer: Answer, limits: str
     from assay.generate.evidence import Evidence
     from assay.generate.golden import GoldenSection, read_golden
     from assay.generate.judging import judge_generation
+    from assay.generate.options import chosen_threads
     from assay.generate.requests import CandidateReport
     from assay.trace import Trace
 
@@ -149,7 +166,8 @@ def judge(golden: Path, dtype: str, candidate: Path, answer: Answer, limits: str
         CandidateReport.model_validate(answer.result),
         load_limits(limits),
     )
-    return judge_generation(evidence)
+    with chosen_threads(evidence.golden.model.num_parameters):
+        return judge_generation(evidence)
 
 
 def write_measurements(path: Path, measurements: Sequence[Measurement]) -> None:

@@ -1,5 +1,7 @@
 """`--candidate-option NAME=VALUE`: how the candidate runs, apart from device and dtype."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -71,6 +73,17 @@ def choose_threads(num_parameters: int) -> None:
     """One thread for small models, torch's own choice for others."""
     if num_parameters < _SMALL_MODEL_PARAMETERS:
         torch.set_num_threads(1)
+
+
+@contextmanager
+def chosen_threads(num_parameters: int) -> Iterator[None]:
+    """`choose_threads` for a while: the process is not ours alone."""
+    before = torch.get_num_threads()
+    choose_threads(num_parameters)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _positive(text: str) -> int:

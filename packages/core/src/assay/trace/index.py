@@ -165,14 +165,18 @@ def _call_from_json(
 ) -> tuple[Call, dict[str, StoredTensor]]:
     stored = {}
     for port, (shard, key, digest, dtype, shape) in record["ports"].items():
-        entry = StoredTensor(
-            _natural(shard),
-            _text(key),
-            _text(digest),
-            dtype_name(dtype_called(dtype)),
-            tuple(_natural(number) for number in shape),
-        )
-        stored[sys.intern(port)] = seen.setdefault(entry, entry)
+        # Most ports hold what another one held: that was checked there.
+        entry = seen.get((shard, key, digest, dtype, tuple(shape)))  # type: ignore[call-overload]
+        if entry is None:
+            entry = StoredTensor(
+                _natural(shard),
+                _text(key),
+                _text(digest),
+                dtype_name(dtype_called(dtype)),
+                tuple(_natural(number) for number in shape),
+            )
+            entry = seen.setdefault(entry, entry)
+        stored[sys.intern(port)] = entry
     site = CallSite(
         step=_whole(record["step"]),
         module=sys.intern(_text(record["module"])),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from assay.errors import UsageError
-from assay.generate.options import CandidateOptions, choose_threads
+from assay.generate.options import CandidateOptions, choose_threads, chosen_threads
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +73,15 @@ def test_small_models_run_on_one_thread() -> None:
     assert torch.get_num_threads() == 2
     choose_threads(500_000)
     assert torch.get_num_threads() == 1
+
+
+def test_choice_of_threads_ends_with_its_context() -> None:
+    torch.set_num_threads(2)
+
+    with chosen_threads(500_000):
+        assert torch.get_num_threads() == 1
+
+    assert torch.get_num_threads() == 2
 
 
 def test_model_is_compiled_for_its_device_only_where_asked() -> None:
