@@ -94,8 +94,8 @@ def _multiply_exactly(x: Tensor, weight: Tensor) -> Tensor:
 
 def _replace_projections(model: Any, multiply: Any, names: tuple[str, ...] = ("",)) -> None:
     for path, module in model.named_modules():
-        if isinstance(module, nn.Linear) and module.bias is None and path.endswith(names):
-            module.forward = _projection(module, multiply)
+        if type(module) is nn.Linear and path.endswith(names):
+            module.forward = _projection(module, multiply)  # type: ignore[method-assign]
 
 
 def _projection(module: Any, multiply: Any) -> Any:

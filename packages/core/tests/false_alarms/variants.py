@@ -46,34 +46,43 @@ def variants() -> Iterator[Variant]:
     """All of them."""
     for dtype in DTYPES:
         for recipe in DECODERS:
-            model = f"micro:{recipe}"
-            yield Variant(model, dtype, "as it comes")
-            yield Variant(model, dtype, "each prompt alone", options={"batch-size": "1"})
-            yield Variant(model, dtype, "two threads", options={"threads": "2"})
-            for device in ("sim:split4", "sim:split2", "sim:truncate"):
-                yield Variant(model, dtype, "simulated", device)
-            for function in ("without_mkldnn", "fused_norms", "exact_sums", "two_ranks"):
-                yield _set_up(model, dtype, function)
+            yield from _of_recipe(f"micro:{recipe}", dtype)
             if recipe not in EAGER_ONLY:
-                yield Variant(model, dtype, "eager attention", options={"attention": "eager"})
-                yield _set_up(model, dtype, "attention_in_parts")
-        for experts in ("eager", "batched_mm", "grouped_mm"):
-            yield Variant("micro:mixtral", dtype, f"{experts} experts", options={"experts": experts})
-        for function in ("sums_backwards", "fused_gate_and_up"):
-            yield _set_up("micro:llama", dtype, function)
-        for recipe in ("llama", "gemma2", "mixtral"):
-            for seed in (1, 2):
-                model = f"micro:{recipe}?trained=0&seed={seed}"
-                yield Variant(model, dtype, "random weights", "sim:split4")
-        for device in ("cpu", "sim:split4", "sim:truncate"):
-            yield Variant("micro:bert", dtype, "encoder", device)
+                yield from _of_attention(f"micro:{recipe}", dtype)
+        yield from _of_single_recipes(dtype)
         yield from _on_other_inputs(dtype)
-        yield Variant(WIDE_WINDOW, dtype, "window longer than the text", "sim:split2")
-        yield Variant(
-            WIDE_WINDOW, dtype, "another window", setup=f"{SETUPS}:window_of_8192"
-        )
     for dtype in ("float32", "bfloat16"):
         yield Variant("micro:llama", dtype, "compiled", options={"compile": "1"})
+
+
+def _of_recipe(model: str, dtype: str) -> Iterator[Variant]:
+    yield Variant(model, dtype, "as it comes")
+    yield Variant(model, dtype, "each prompt alone", options={"batch-size": "1"})
+    yield Variant(model, dtype, "two threads", options={"threads": "2"})
+    for device in ("sim:split4", "sim:split2", "sim:truncate"):
+        yield Variant(model, dtype, "simulated", device)
+    for function in ("without_mkldnn", "fused_norms", "exact_sums", "two_ranks"):
+        yield _set_up(model, dtype, function)
+
+
+def _of_attention(model: str, dtype: str) -> Iterator[Variant]:
+    yield Variant(model, dtype, "eager attention", options={"attention": "eager"})
+    yield _set_up(model, dtype, "attention_in_parts")
+
+
+def _of_single_recipes(dtype: str) -> Iterator[Variant]:
+    for experts in ("eager", "batched_mm", "grouped_mm"):
+        yield Variant("micro:mixtral", dtype, f"{experts} experts", options={"experts": experts})
+    for function in ("sums_backwards", "fused_gate_and_up"):
+        yield _set_up("micro:llama", dtype, function)
+    for recipe in ("llama", "gemma2", "mixtral"):
+        for seed in (1, 2):
+            model = f"micro:{recipe}?trained=0&seed={seed}"
+            yield Variant(model, dtype, "random weights", "sim:split4")
+    for device in ("cpu", "sim:split4", "sim:truncate"):
+        yield Variant("micro:bert", dtype, "encoder", device)
+    yield Variant(WIDE_WINDOW, dtype, "window longer than the text", "sim:split2")
+    yield _set_up(WIDE_WINDOW, dtype, "window_of_8192")
 
 
 def _on_other_inputs(dtype: str) -> Iterator[Variant]:

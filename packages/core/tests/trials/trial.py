@@ -6,11 +6,9 @@ import math
 import multiprocessing
 import shutil
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,33 +92,31 @@ class Outcome:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A trial that came to no verdict."""
-
-    reason: str
+class TrialError(RuntimeError):
+    """Trials that came to no verdict."""
 
 
-def run_each(
-    work: Callable[[Task], Result], tasks: Sequence[Task]
-) -> Iterator[tuple[Task, Result | Failure]]:
+def run_all(work: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
     """`work` of every task, in their order, a few at a time.
 
     The processes that do it live on from task to task: what a setup function patches lies in the
     processes that they start for each candidate.
+
+    Raises: TrialError, when all is done, if any of it raised.
     """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
         NUM_AT_A_TIME, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
-        yield from zip(tasks, pool.map(partial(_attempt, work), tasks), strict=True)
-
-
-def _attempt(work: Callable[[Task], Result], task: Task) -> Result | Failure:
-    try:
-        return work(task)
-    except Exception:  # noqa: BLE001 - one task must not end the others
-        return Failure(traceback.format_exc())
+        futures = [pool.submit(work, task) for task in tasks]
+    failed = [
+        f"{task}: {future.exception()}"
+        for task, future in zip(tasks, futures, strict=True)
+        if future.exception() is not None
+    ]
+    if failed:
+        raise TrialError("\n\n".join(failed))
+    return [future.result() for future in futures]
 
 
 def capture(golden: Golden) -> float:

@@ -104,7 +104,7 @@ def softmax_with_extra_one(model: Any) -> None:
     _replace(model, attend)
 
 
-def keys_one_behind(model: Any) -> None:
+def values_one_behind(model: Any) -> None:
     """Values are those of the token before."""
 
     def attend(original: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Any:
@@ -133,9 +133,7 @@ def _attend_slowly(
     normalise: Callable[[Tensor], Tensor],
 ) -> tuple[Tensor, None]:
     attention = _attention(model)
-    key, value = (
-        x.repeat_interleave(attention.num_key_value_groups, dim=1) for x in (key, value)
-    )
+    key, value = (x.repeat_interleave(attention.num_key_value_groups, dim=1) for x in (key, value))
     scores = (query @ key.transpose(2, 3)).float() * attention.scaling
     softcap = getattr(attention, "attn_logit_softcapping", None)
     if softcap:

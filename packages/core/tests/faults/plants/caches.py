@@ -87,7 +87,12 @@ def _replace(model: Any, update: Callable[..., Any]) -> None:
     original = Cache.update
 
     def planted(
-        self: Any, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self: Any,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         if layer_idx != LAYER:
             return original(self, key_states, value_states, layer_idx, *args, **kwargs)
@@ -97,4 +102,4 @@ def _replace(model: Any, update: Callable[..., Any]) -> None:
 
         return update(as_it_was, self, key_states, value_states)
 
-    Cache.update = planted
+    Cache.update = planted  # type: ignore[method-assign]

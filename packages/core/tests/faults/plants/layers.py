@@ -77,7 +77,7 @@ def layer_skipped(model: Any) -> None:
 def _replace_layer(model: Any, residual: Any) -> None:
     layer = model.model.layers[LAYER]
 
-    def forward(hidden_states: Tensor, **kwargs: Any) -> Tensor:
+    def forward(hidden_states: Tensor, **kwargs: Any) -> Any:
         kept = residual(hidden_states)
         hidden_states, _ = layer.self_attn(
             hidden_states=layer.input_layernorm(hidden_states), **kwargs

@@ -19,11 +19,10 @@ def root_in_bfloat16(model: Any) -> None:
 
 
 def epsilon_ten_times(model: Any) -> None:
-    """Epsilon is 1e-5 instead of 1e-6: another default."""
+    """Epsilon is 1e-5 where 1e-6 is right, or 1e-4 where 1e-5 is: another default."""
     norm = _norm(model)
     name = "variance_epsilon" if hasattr(norm, "variance_epsilon") else "eps"
-    assert getattr(norm, name) == 1e-6
-    setattr(norm, name, 1e-5)
+    setattr(norm, name, 10 * getattr(norm, name))
 
 
 def epsilon_outside_of_the_root(model: Any) -> None:
@@ -78,11 +77,10 @@ def _replace(norm: Any, normalise: Any) -> None:
     adds_one = hasattr(norm, "_norm")
     epsilon = norm.eps if adds_one else norm.variance_epsilon
 
-    def forward(hidden_states: Tensor) -> Tensor:
+    def forward(hidden_states: Tensor) -> Any:
         normalised = normalise(hidden_states.float(), epsilon)
         if adds_one:
             return (normalised * (1.0 + norm.weight.float())).type_as(hidden_states)
-        scaled: Tensor = norm.weight * normalised.to(hidden_states.dtype)
-        return scaled
+        return norm.weight * normalised.to(hidden_states.dtype)
 
     norm.forward = forward

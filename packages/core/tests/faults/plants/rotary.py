@@ -63,6 +63,13 @@ def stale_in_decode(model: Any) -> None:
     rotary.forward = forward
 
 
+def positions_end_at_1000(model: Any) -> None:
+    """Tables are made for 1,000 positions; later ones get the last."""
+    rotary = model.model.rotary_emb
+    make_tables = rotary.forward
+    rotary.forward = lambda x, position_ids: make_tables(x, position_ids.clamp(max=999))
+
+
 def interleaved(model: Any) -> None:
     """Pairs of neighbours are rotated instead of halves, in every layer: a wrong conversion."""
 
