@@ -7,17 +7,11 @@ that was calibrated for this statistic (docs/noise.md).
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from assay.metrics import PairSums
-
-Statistic = Literal[
-    "replay-tensor", "replay-row", "replay-slope", "replay-bins", "replay-channel", "replay-share",
-    "exact", "non-finite",
-    "logits-kl", "logits-kl-worst", "logits-error", "logits-worst",
-]  # fmt: skip
+from assay.stages import Statistic
 
 # Floors of the noise, in unit roundoffs of the values' dtype: less than this no rounded
 # computation can be held to. Half a unit for single values; means over many values are known

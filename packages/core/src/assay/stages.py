@@ -9,12 +9,19 @@ Training adds stages of the other phases; a trainer says which of them can be ob
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from assay.sites import Call, Phase
 
 if TYPE_CHECKING:
     import torch
+
+# What a stage, and what comes out of the model, is judged by; `assay.noise` says how.
+Statistic = Literal[
+    "replay-tensor", "replay-row", "replay-slope", "replay-bins", "replay-channel", "replay-share",
+    "exact", "non-finite",
+    "logits-kl", "logits-kl-worst", "logits-error", "logits-worst",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, order=True)

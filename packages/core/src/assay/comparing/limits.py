@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from assay.errors import UsageError
-from assay.noise import Statistic
+from assay.stages import Statistic
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable

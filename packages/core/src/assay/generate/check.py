@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from assay.comparing.limits import load_limits
 from assay.devices.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
@@ -93,6 +94,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
     for run in (check.reference, check.candidate):
         if run is not None:  # before anything is computed
             require_run(parse_run(run))
+    load_limits(check.limits)
     _import_meanwhile("assay.generate.judging", "assay.report.publish")
     workers = Workers(folder, progress)
     golden = check.golden or _capture_golden(check, workers)
@@ -151,8 +153,7 @@ def _capture_golden(check: GenerateCheck, workers: Workers) -> Path:
 
 def judge(golden: Path, dtype: str, candidate: Path, answer: Answer, limits: str) -> "Judgement":
     """The judgement over a candidate's results."""
-    from assay.comparing.limits import load_limits  # torch is not needed for --help
-    from assay.generate.evidence import Evidence
+    from assay.generate.evidence import Evidence  # torch is not needed for --help
     from assay.generate.golden import GoldenSection, read_golden
     from assay.generate.judging import judge_generation
     from assay.generate.options import chosen_threads

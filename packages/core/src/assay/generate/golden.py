@@ -78,7 +78,16 @@ class GoldenSection:
 
     @classmethod
     def open(cls, folder: Path, dtype: str) -> Self:
-        """Open the part of the golden in `folder` that serves candidates in `dtype`."""
+        """Open the part of the golden in `folder` that serves candidates in `dtype`.
+
+        Raises: GoldenError if it has none.
+        """
+        sections = read_golden(folder).sections
+        if dtype not in sections:
+            raise GoldenError(
+                f"{folder} is for candidates in {', '.join(sections)}, not in {dtype}: capture one"
+                f" with --noise-for {dtype}"
+            )
         trace = Trace.open(folder / dtype)
         plan = InputPlan.from_json(trace.attachment_json("inputs"))  # type: ignore[arg-type]
         return cls(trace, plan.batches, Border.exact_inputs_for(getattr(torch, dtype)))
@@ -111,7 +120,9 @@ def read_golden(folder: Path) -> GoldenManifest:
     try:
         return GoldenManifest.model_validate_json(path.read_text())
     except ValidationError as error:
-        raise GoldenError(f"{path}: {error}") from None
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise GoldenError(f"{path} is damaged: {where}: {first['msg']}") from None
 
 
 def capture_golden(request: CaptureRequest, progress: Progress) -> GoldenManifest:

@@ -49,6 +49,14 @@ class Finished:
 RunAssay = Callable[..., Finished]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def waiting_threads_sleep() -> Iterator[None]:
+    """On a busy machine threads that spin for one another take minutes for seconds of work."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_WAIT_POLICY", "passive")
+        yield
+
+
 @contextmanager
 def arguments_of_command(arguments: list[str]) -> Iterator[None]:
     argv = sys.argv

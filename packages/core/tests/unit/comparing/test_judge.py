@@ -15,8 +15,8 @@ from assay.comparing.judge import (
 )
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult, ReplayResults
-from assay.noise import Ratio, Statistic
-from assay.stages import Stage
+from assay.noise import Ratio
+from assay.stages import Stage, Statistic
 
 LIMITS = Limits(
     "test",
