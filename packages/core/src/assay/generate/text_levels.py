@@ -10,7 +10,12 @@ from torch import Tensor
 from assay.generate.evidence import Evidence, LevelResult, outcome_of
 from assay.generate.logits import TokenMetrics, compare_logits, failure_rate, judge_logits
 from assay.generate.sampler import compare_scores
-from assay.generate.tokens import FirstDifference, count_equal, first_differences
+from assay.generate.tokens import (
+    NEAR_TIE,
+    FirstDifference,
+    count_equal,
+    first_differences,
+)
 from assay.inputs import Batch
 from assay.noise import Ratio
 from assay.verdicts import Level, Measurement, Outcome
@@ -78,7 +83,6 @@ def judge_tokens_level(evidence: Evidence) -> LevelResult:
         return LevelResult.not_run("the model does not generate")
     if evidence.golden.inputs.sampling.get("do_sample"):
         return LevelResult.not_run("tokens are drawn at random: see the sampler level")
-    limit = evidence.limits.of("logits-worst")
     compared = equal = 0
     ties: list[FirstDifference] = []
     wrong: list[tuple[Batch, FirstDifference]] = []
@@ -99,7 +103,7 @@ def judge_tokens_level(evidence: Evidence) -> LevelResult:
             return LevelResult(Level(verdict=Outcome.FAIL, reason=reason))
         compared += expected.numel()
         equal += count_equal(actual, expected)
-        for difference in first_differences(actual, expected, logits, noise, limit):
+        for difference in first_differences(actual, expected, logits, noise, NEAR_TIE):
             rows.append(_difference_row(batch, difference))
             if difference.is_near_tie:
                 ties.append(difference)
