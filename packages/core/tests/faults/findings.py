@@ -12,7 +12,6 @@ from packages.core.tests.faults.corpus import Fault
 from packages.core.tests.trials.tables import markdown_table, number
 from packages.core.tests.trials.trial import Golden, Outcome, Trial, capture, hold, run_all
 
-
 # A third of the default's decode steps: every fault but the size of a sample is the same.
 INPUTS = InputOptions(max_new_tokens=12)
 
