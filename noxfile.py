@@ -27,7 +27,7 @@ def lint(session: nox.Session) -> None:
     workflows = [str(path.relative_to(ROOT)) for path in _workflows()]
     tools.run(session, "ruff", "check")
     tools.run(session, "ruff", "format", "--check")
-    tools.run(session, "zizmor", "--offline", *workflows)
+    tools.run_program(session, "zizmor", "--offline", *workflows)
     tools.run(
         session, "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows
     )

@@ -52,6 +52,10 @@ class Environment:
         """Run `python -m ARGUMENTS` with the environment's programs first on the path."""
         session.run(self.python, "-m", *arguments, env=self._variables, success_codes=success_codes)
 
+    def run_program(self, session: nox.Session, name: str, *arguments: str) -> None:
+        """Run a program of the environment that is no Python module."""
+        session.run(str(self.folder / "bin" / name), *arguments, env=self._variables)
+
     def read(self, session: nox.Session, *arguments: str) -> str:
         """What `python -m ARGUMENTS` prints to standard output."""
         printed = session.run(
