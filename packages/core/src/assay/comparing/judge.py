@@ -11,7 +11,6 @@ from assay.dtypes import FORMATS, float_format
 from assay.noise import (
     NO_SHARE,
     Ratio,
-    Statistic,
     bins_ratio,
     channel_ratio,
     device_share,
@@ -20,7 +19,7 @@ from assay.noise import (
     slope_ratio,
     tensor_ratio,
 )
-from assay.stages import Stage
+from assay.stages import Stage, Statistic
 
 # A stage is where the error is made if its severity is within this factor of the worst one; of
 # several, the first in the forward pass. One wrong mask gave 1e6 at its place and 3.9 elsewhere.
