@@ -1,0 +1,142 @@
+"""Which operation of a stage is the first that is wrong."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.comparing.limits import load_limits
+from assay.locating.operations import WrongOperation, find_wrong_operation
+from assay.recording.operations import Operation
+from assay.sites import RowMap
+
+LIMITS = load_limits()
+UNIT = 2.0**-8
+
+
+def operation(name: str, value: Tensor) -> Operation:
+    return Operation(name, f"aten.{name}.default", (value,))
+
+
+@pytest.fixture
+def values(tensor: Callable[..., Tensor]) -> dict[str, Tensor]:
+    """What a gated projection computes: linear, silu, mul, each (1, 64, 32)."""
+    names = ("linear", "silu", "mul")
+    return {name: tensor(1, 64, 32, seed=seed) for seed, name in enumerate(names)}
+
+
+def run(values: dict[str, Tensor], **factors: float) -> list[Operation]:
+    """The operations in bfloat16, some of them scaled."""
+    return [
+        operation(name, (value * factors.get(name, 1.0)).bfloat16())
+        for name, value in values.items()
+    ]
+
+
+def find(
+    actual: list[Operation], values: dict[str, Tensor], rows: RowMap | None = None
+) -> WrongOperation | None:
+    expected = [operation(name, value) for name, value in values.items()]
+    return find_wrong_operation(actual, expected, run(values), LIMITS, UNIT, rows)
+
+
+def test_same_operations_are_all_right(values: dict[str, Tensor]) -> None:
+    assert find(run(values), values) is None
+
+
+def test_first_of_several_wrong_operations_is_named(values: dict[str, Tensor]) -> None:
+    wrong = find(run(values, silu=1.05, mul=1.05), values)
+
+    assert wrong is not None
+    assert (wrong.name, wrong.number) == ("silu", 1)
+    assert wrong.ratio is not None
+    assert wrong.ratio.value > LIMITS.of(wrong.ratio.statistic)
+
+
+def test_scale_within_the_noise_is_seen_by_a_systematic_statistic(
+    values: dict[str, Tensor],
+) -> None:
+    many = {name: value.repeat(64, 1, 1) for name, value in values.items()}
+
+    wrong = find(run(many, linear=1.002), many)
+
+    assert wrong is not None
+    assert wrong.name == "linear"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_value_that_is_not_finite_is_wrong(values: dict[str, Tensor], value: float) -> None:
+    actual = run(values)
+    actual[1].outputs[0][0, 3, 5] = value
+
+    wrong = find(actual, values)
+
+    assert wrong is not None
+    assert wrong.name == "silu"
+    assert wrong.ratio is not None
+    assert wrong.ratio.statistic == "non-finite"
+
+
+def test_casts_and_copies_are_no_steps(values: dict[str, Tensor]) -> None:
+    actual = run(values)
+    cast = operation("_to_copy", torch.full((1, 64, 32), 7.0))
+    copy = operation("clone", torch.full((1, 64, 32), 7.0))
+
+    assert find([cast, actual[0], copy, *actual[1:]], values) is None
+
+
+def test_operation_that_the_reference_lacks_is_named_if_all_others_are_right(
+    values: dict[str, Tensor],
+) -> None:
+    actual = run(values)
+    extra = operation("tanh", torch.zeros(1, 64, 32))
+
+    wrong = find([actual[0], extra, *actual[1:]], values)
+
+    assert wrong == WrongOperation("tanh", 1, None)
+
+
+def test_wrong_values_count_more_than_an_extra_operation(values: dict[str, Tensor]) -> None:
+    actual = run(values, mul=1.05)
+    extra = operation("tanh", torch.zeros(1, 64, 32))
+
+    wrong = find([extra, *actual], values)
+
+    assert wrong is not None
+    assert wrong.name == "mul"
+
+
+def test_fused_operation_is_compared_with_the_last_that_it_stands_for(
+    values: dict[str, Tensor],
+) -> None:
+    fused = operation("fused_gate", values["mul"].bfloat16())
+    assert find([fused], values) is None
+
+    wrong = find([operation("fused_gate", (1.05 * values["mul"]).bfloat16())], values)
+    assert wrong is not None
+    assert wrong.name == "fused_gate"
+
+
+def test_operation_of_another_size_is_no_partner(values: dict[str, Tensor]) -> None:
+    actual = run(values)
+    actual[1] = operation("silu", torch.zeros(1, 64, 16))
+
+    wrong = find(actual, values)
+
+    assert wrong == WrongOperation("silu", 1, None)
+
+
+def test_garbage_in_padding_is_no_error(values: dict[str, Tensor]) -> None:
+    rows = RowMap((0,), ((-1, *range(63)),))
+    actual = run(values)
+    actual[0].outputs[0][0, 0] = 1e4
+
+    assert find(actual, values, rows) is None
+    assert find(actual, values) is not None
+
+
+def test_no_operations_are_all_right(values: dict[str, Tensor]) -> None:
+    assert find([], values) is None
+    assert find_wrong_operation([], [], [], LIMITS, UNIT) is None
