@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,15 @@ def test_help_takes_less_than_a_third_of_a_second() -> None:
     assert min(seconds) < 0.3
 
 
+@pytest.fixture
+def heard_interrupt() -> Iterator[None]:
+    """A background job of a shell, as CI may be one, ignores Ctrl-C, and so do its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard_interrupt")
 def test_ctrl_c_ends_all_processes_and_leaves_files_that_can_be_read(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = subprocess.Popen(

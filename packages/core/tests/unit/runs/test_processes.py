@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,15 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> Non
         run(tmp_path / "absent", act="echo")
 
 
+@pytest.fixture
+def heard_interrupt() -> Iterator[None]:
+    """A background job of a shell, as CI may be one, ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard_interrupt")
 def test_ctrl_c_ends_the_child_and_its_children_and_lets_them_flush(tmp_path: Path) -> None:
     pids_file = tmp_path / "pids"
     pids: list[int] = []
