@@ -4,11 +4,13 @@ Shape legend: R rows (tokens), C channels (last dim).
 """
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import product
+from threading import Barrier
 from typing import Self, TypeVar
 
 import torch
@@ -21,7 +23,17 @@ BLOCK_BYTES = 1 << 20
 # number of threads, so neither do the sums.
 SPAN_ELEMENTS = 1 << 20
 
+# Largest values of tensors whose sums of squared products neither overflow nor vanish in float32;
+# tensors of other size (gradients, logits masked by the lowest number) are summed in float64.
+USUAL_SIZE = (2.0**-20, 2.0**20)
+
+# Beyond every activation: a mask holds the lowest number of its dtype, which is another one in
+# every dtype and would drown the errors of all other values.
+MASKED_SIZE = 2.0**120
+
 NUM_CHANNEL_SUMS = 5
+
+_LINE_BYTES = 64
 
 Result = TypeVar("Result")
 
@@ -54,42 +66,47 @@ class BlockSums:
     worst: WorstElement = field(default_factory=WorstElement)
 
     @classmethod
-    def of(cls, actual_RC: Tensor, expected_RC: Tensor, dtype: torch.dtype) -> Self:
-        """All sums of one pair: products in `dtype`, added up in float64 from block to block."""
+    def of(cls, actual_RC: Tensor, expected_RC: Tensor) -> Self:
+        """All sums of one pair, added up in float64 from block to block."""
         num_rows, num_channels = actual_RC.shape
         sums = cls(
             torch.zeros(2, num_rows, dtype=torch.float64),
             torch.zeros(NUM_CHANNEL_SUMS, num_channels, dtype=torch.float64),
         )
-        memory: Tensor | None = None
-        for at in _blocks(num_rows, num_channels, dtype):
-            actual, expected = actual_RC[at], expected_RC[at].to(dtype)
-            if memory is None or memory[0].shape != actual.shape:
-                memory = torch.empty(4, *actual.shape, dtype=dtype)
-            sums._add(actual, expected, memory, at)
+        products: _Products | None = None
+        for at in _blocks(actual_RC):
+            actual, expected = prepare_pair(actual_RC[at], expected_RC[at])
+            if products is None or not products.fit(expected):
+                products = _Products(expected)
+            sums._add(actual, expected, products, at)
         return sums
 
     def _add(
-        self, actual: Tensor, expected: Tensor, memory: Tensor, at: tuple[slice, slice]
+        self, actual: Tensor, expected: Tensor, products: "_Products", at: tuple[slice, slice]
     ) -> None:
         rows, columns = at
-        d, de = memory[0], memory[1]
+        d = products.d
         d.copy_(actual).sub_(expected)
         hit = None
-        totals = _multiply(memory, expected)
+        totals = products.multiply(expected)
         if not math.isfinite(float(totals.sum())):
             hit = self._count_nonfinite(actual, expected, d)
             expected = expected.masked_fill(~expected.isfinite(), 0.0)
             d.masked_fill_(~d.isfinite(), 0.0)
-            totals = _multiply(memory, expected)
-        self._find_worst(d, actual, expected, (rows.start, columns.start))
+            totals = products.multiply(expected)
+        largest = products.largest_difference()
+        if largest > self.worst.difference:
+            row = int(d.abs().amax(1).argmax())  # in two steps: argmax is ten times as slow
+            column = int(d[row].abs().argmax())
+            index = (rows.start + row, columns.start + column)
+            values = float(actual[row, column]), float(expected[row, column])
+            self.worst = WorstElement(largest, *values, index)
         self.channels[:4, columns] += totals
         self.channels[4, columns] += expected.sum(0)
-        self.rows[:, rows] += memory[2:].sum(2)
+        self.rows[:, rows] += products.sum_rows()
         if hit is not None:
             self.rows[1, rows][hit] = math.nan
-        flat = de.view(-1)
-        self.dede += float(torch.dot(flat, flat))
+        self.dede += products.sum_dede()
 
     def _count_nonfinite(self, actual: Tensor, expected: Tensor, d: Tensor) -> Tensor:
         """Count, and return which rows were hit, (R,)."""
@@ -100,77 +117,135 @@ class BlockSums:
         same = (actual == expected) | (actual.isnan() & expected.isnan())
         return (~d.isfinite() & ~same).any(dim=1)
 
-    def _find_worst(
-        self, d: Tensor, actual: Tensor, expected: Tensor, start: tuple[int, int]
-    ) -> None:
-        low, high = torch.aminmax(d)
-        largest = max(-float(low), float(high))
-        if largest > self.worst.difference:
-            row = int(d.abs().amax(1).argmax())  # in two steps: argmax is ten times as slow
-            column = int(d[row].abs().argmax())
-            values = float(actual[row, column]), float(expected[row, column])
-            self.worst = WorstElement(largest, *values, (start[0] + row, start[1] + column))
+
+class _Products:
+    """d, d e, e e and d d of one block, (4, R, C), in memory that is used again and again."""
+
+    def __init__(self, expected: Tensor) -> None:
+        num_rows, num_channels = expected.shape
+        # Rows a power of two apart share a cache line's place: sums over them take twice as long.
+        # What is zero in between changes no sum and no largest size.
+        apart = num_channels + _LINE_BYTES // expected.itemsize
+        self._whole = torch.zeros(4, num_rows, apart, dtype=expected.dtype)
+        self._used = self._whole[:, :, :num_channels]
+        self.d = self._used[0]
+
+    def fit(self, expected: Tensor) -> bool:
+        """Whether `expected` has the shape and dtype that the memory was made for."""
+        return self.d.shape == expected.shape and self.d.dtype == expected.dtype
+
+    def multiply(self, e: Tensor) -> Tensor:
+        """Fill in the products of d; returns the sums over rows of all four, (4, C)."""
+        d, de, ee, dd = self._used
+        torch.mul(d, e, out=de)
+        torch.mul(e, e, out=ee)
+        torch.mul(d, d, out=dd)
+        return self._used.sum(1)
+
+    def sum_rows(self) -> Tensor:
+        """Sums over channels of e e and d d, (2, R)."""
+        return self._used[2:].sum(2)
+
+    def sum_dede(self) -> float:
+        """Sum of (d e)**2; the memory of d e is used up."""
+        # Not torch.dot: the library behind it takes threads of its own.
+        return float(self._whole[1].square_().sum())
+
+    def largest_difference(self) -> float:
+        """Largest absolute d."""
+        low, high = torch.aminmax(self._whole[0])
+        return max(-float(low), float(high))
 
 
-def sum_pair(actual_RC: Tensor, expected_RC: Tensor, dtype: torch.dtype) -> BlockSums:
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a difference from a value of `dtype` is taken exactly enough.
+
+    Low-precision values differ from the expected ones by 2**-12 and more, float32 resolves that
+    to 2**-12 again; the differences of float32 values need float64.
+    """
+    return torch.float64 if dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def prepare_pair(actual: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+    """A pair without the lowest numbers of masks, `expected` in the dtype to compute in."""
+    low, high = torch.aminmax(expected)
+    largest = max(-float(low), float(high))
+    usual = USUAL_SIZE[0] <= largest <= USUAL_SIZE[1]
+    if largest >= MASKED_SIZE:
+        actual, expected = _mask_infinitely(actual, expected)
+    return actual, expected.to(compute_dtype(actual.dtype) if usual else torch.float64)
+
+
+def _mask_infinitely(actual: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+    """Both with infinities where they hold the lowest or the largest number of their dtype."""
+    masked = expected.abs() >= MASKED_SIZE
+    masked_alike = masked & (actual.abs() >= torch.finfo(actual.dtype).max / 2)
+    infinite = torch.tensor(torch.inf)
+    return (
+        torch.where(masked_alike, infinite.to(actual.dtype).copysign(actual), actual),
+        torch.where(masked, infinite.to(expected.dtype).copysign(expected), expected),
+    )
+
+
+def sum_pair(actual_RC: Tensor, expected_RC: Tensor) -> BlockSums:
     """`BlockSums.of` on as many threads as torch has."""
     num_rows, num_channels = actual_RC.shape
     height = max(1, SPAN_ELEMENTS // num_channels)
 
     def sum_span(start: int) -> BlockSums:
         span = slice(start, start + height)
-        return BlockSums.of(actual_RC[span], expected_RC[span], dtype)
+        return BlockSums.of(actual_RC[span], expected_RC[span])
 
     return _join(map_on_threads(sum_span, range(0, num_rows, height)), height)
 
 
 def map_on_threads(function: Callable[[int], Result], numbers: Sequence[int]) -> list[Result]:
     """The results of `function` for each number, by as many threads as torch has."""
-    with _threads_of_their_own() as num_threads:
-        if len(numbers) == 1 or num_threads == 1:
-            return [function(number) for number in numbers]
-        with ThreadPoolExecutor(num_threads) as pool:
-            return list(pool.map(function, numbers))
+    num_threads = torch.get_num_threads()
+    if num_threads == 1:
+        return [function(number) for number in numbers]
+    return list(_lone_threads(num_threads).map(function, numbers))
 
 
-@contextmanager
-def _threads_of_their_own() -> Iterator[int]:
-    """Let every operation run on the thread that calls it; gives the number of threads there were.
+@cache
+def _lone_threads(number: int) -> ThreadPoolExecutor:
+    """Threads that run all of their operations by themselves.
 
     Operations that share threads wait for each other after each of them: on a busy machine that
     takes ten times as long.
     """
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield num_threads
-    finally:
-        torch.set_num_threads(num_threads)
+    pool = ThreadPoolExecutor(number)
+    all_there = Barrier(number)
+
+    def prepare(_: int) -> None:
+        torch.set_num_threads(1)
+        all_there.wait()
+
+    list(pool.map(prepare, range(number)))
+    torch.set_num_threads(number)  # for threads to come the last of these calls counts
+    return pool
+
+
+# A forked process has none of the threads.
+os.register_at_fork(after_in_child=_lone_threads.cache_clear)
 
 
 def count_misrounded(actual_RC: Tensor, expected_RC: Tensor) -> int:
     """Elements of `actual` that are not the expected value rounded to their dtype."""
-    return sum(
-        int((expected_RC[at].to(actual_RC.dtype) != actual_RC[at]).count_nonzero())
-        for at in _blocks(len(actual_RC), actual_RC.shape[1], torch.float64)
-    )
+    count = 0
+    for at in _blocks(actual_RC):
+        actual, expected = prepare_pair(actual_RC[at], expected_RC[at])
+        count += int((expected.to(actual.dtype) != actual).count_nonzero())
+    return count
 
 
-def _blocks(num_rows: int, num_channels: int, dtype: torch.dtype) -> Iterator[tuple[slice, slice]]:
-    width = BLOCK_BYTES // dtype.itemsize
+def _blocks(actual_RC: Tensor) -> Iterator[tuple[slice, slice]]:
+    num_rows, num_channels = actual_RC.shape
+    width = BLOCK_BYTES // compute_dtype(actual_RC.dtype).itemsize
     height = max(1, width // num_channels)
     rows = [slice(start, start + height) for start in range(0, num_rows, height)]
     columns = [slice(start, start + width) for start in range(0, num_channels, width)]
     return product(rows, columns)
-
-
-def _multiply(memory: Tensor, e: Tensor) -> Tensor:
-    """Fill in d e, e e and d d behind d, and return the sums over rows of all four."""
-    d, de, ee, dd = memory
-    torch.mul(d, e, out=de)
-    torch.mul(e, e, out=ee)
-    torch.mul(d, d, out=dd)
-    return memory.sum(1)
 
 
 def _join(parts: list[BlockSums], height: int) -> BlockSums:

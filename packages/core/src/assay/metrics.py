@@ -16,19 +16,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from assay.blocks import NUM_CHANNEL_SUMS, WorstElement, count_misrounded, sum_pair
+from assay.blocks import NUM_CHANNEL_SUMS, WorstElement, count_misrounded, prepare_pair, sum_pair
 from assay.errors import UsageError
 
 # Small calls wait until they have so many elements: a decode step has a few hundred.
 CHUNK_ELEMENTS = 1 << 16
-
-# Largest values of tensors whose sums of squared products neither overflow nor vanish in float32;
-# tensors of other size (gradients, logits masked by the lowest number) are summed in float64.
-USUAL_SIZE = (2.0**-20, 2.0**20)
-
-# Beyond every activation: a mask holds the lowest number of its dtype, which is another one in
-# every dtype and would drown the errors of all other values.
-MASKED_SIZE = 2.0**120
 
 # Of each call at most this many elements take part in the bins: binning costs ten times a sum.
 BINNED_ELEMENTS = 1 << 14
@@ -66,31 +58,6 @@ class ShapeMismatchError(UsageError):
     def of(cls, actual: Tensor, expected: Tensor) -> Self:
         """The error for this pair."""
         return cls(f"actual has shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which a difference from a value of `dtype` is taken exactly enough.
-
-    Low-precision values differ from the expected ones by 2**-12 and more, float32 resolves that
-    to 2**-12 again; the differences of float32 values need float64.
-    """
-    return torch.float64 if dtype in (torch.float32, torch.float64) else torch.float32
-
-
-def _largest_size(tensor: Tensor) -> float:
-    low, high = torch.aminmax(tensor)
-    return max(-float(low), float(high))
-
-
-def _mask_infinitely(actual: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
-    """Both with infinities where they hold the lowest or the largest number of their dtype."""
-    masked = expected.abs() >= MASKED_SIZE
-    masked_alike = masked & (actual.abs() >= torch.finfo(actual.dtype).max / 2)
-    infinite = torch.tensor(torch.inf)
-    return (
-        torch.where(masked_alike, infinite.to(actual.dtype).copysign(actual), actual),
-        torch.where(masked, infinite.to(expected.dtype).copysign(expected), expected),
-    )
 
 
 def bin_of(values: Tensor) -> Tensor:
@@ -197,14 +164,8 @@ class PairSums:
         self.num_calls += 1
         if actual_RC.numel() == 0:
             return
-        dtype = compute_dtype(actual_RC.dtype)
-        largest = _largest_size(expected_RC)
-        if not USUAL_SIZE[0] <= largest <= USUAL_SIZE[1]:
-            dtype = torch.float64
-        if largest >= MASKED_SIZE:
-            actual_RC, expected_RC = _mask_infinitely(actual_RC, expected_RC)
         num_rows, num_channels = actual_RC.shape
-        sums = sum_pair(actual_RC, expected_RC, dtype)
+        sums = sum_pair(actual_RC, expected_RC)
         self.num_elements += actual_RC.numel()
         self.num_nan += sums.num_nan
         self.num_inf += sums.num_inf
@@ -223,21 +184,21 @@ class PairSums:
         self.de += float(sums.channels[1].sum())
         self.dede += sums.dede
         scale = math.sqrt(float(row_ee.mean()))
-        self._add_bins(actual_RC, expected_RC, scale / math.sqrt(num_channels), dtype)
+        self._add_bins(actual_RC, expected_RC, scale / math.sqrt(num_channels))
         self.rows.append(
             RowErrors(
                 prompt, position, row_dd.sqrt(), row_ee.sqrt(), torch.full_like(row_ee, scale)
             )
         )
 
-    def _add_bins(self, actual: Tensor, expected: Tensor, rms: float, dtype: torch.dtype) -> None:
+    def _add_bins(self, actual: Tensor, expected: Tensor, rms: float) -> None:
         if not rms > 0 or not math.isfinite(rms):
             return
         stride = -(-actual.numel() // BINNED_ELEMENTS)
         # An odd stride: an even one would see only some of the channels.
         stride += 1 - stride % 2
-        e = expected.reshape(-1)[::stride].to(dtype)
-        d = actual.reshape(-1)[::stride].to(dtype) - e
+        sample, e = prepare_pair(actual.reshape(-1)[::stride], expected.reshape(-1)[::stride])
+        d = sample.to(e.dtype) - e
         finite = d.isfinite()
         if not bool(finite.all()):
             e, d = e[finite], d[finite]

@@ -39,7 +39,7 @@ def test_blocks_do_not_show(
     monkeypatch.setattr(blocks, "BLOCK_BYTES", elements * 8)
     actual, expected = pair(*shape)
 
-    assert_sums_of_the_whole(sum_pair(actual, expected, torch.float64), actual, expected)
+    assert_sums_of_the_whole(sum_pair(actual, expected), actual, expected)
     assert count_misrounded(actual, expected) == int((actual != expected).sum())
 
 
@@ -50,7 +50,7 @@ def test_threads_do_not_show(rows: int, monkeypatch: pytest.MonkeyPatch) -> None
     actual, expected = pair(rows, 8)
     actual[-1, 3] = expected[-1, 3] + 9.0
 
-    sums = sum_pair(actual, expected, torch.float64)
+    sums = sum_pair(actual, expected)
 
     assert_sums_of_the_whole(sums, actual, expected)
     assert sums.worst.difference == 9.0
@@ -64,9 +64,9 @@ def test_number_of_threads_does_not_change_a_bit(monkeypatch: pytest.MonkeyPatch
     expected = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
     actual = expected.bfloat16()
 
-    shared = sum_pair(actual, expected, torch.float32)
+    shared = sum_pair(actual, expected)
     torch.set_num_threads(1)
-    alone = sum_pair(actual, expected, torch.float32)
+    alone = sum_pair(actual, expected)
 
     assert torch.equal(shared.channels, alone.channels)
     assert shared.dede == alone.dede
@@ -82,7 +82,7 @@ def test_values_that_are_not_finite_are_counted_by_all_threads(
     actual[9, 2] = -torch.inf
     actual[15, 7] = torch.nan
 
-    sums = sum_pair(actual, expected, torch.float64)
+    sums = sum_pair(actual, expected)
 
     assert (sums.num_nan, sums.num_inf) == (2, 1)
     assert sums.rows[1].isnan().nonzero()[:, 0].tolist() == [1, 9, 15]
@@ -90,7 +90,7 @@ def test_values_that_are_not_finite_are_counted_by_all_threads(
 
 def test_products_of_bfloat16_are_taken_in_float32() -> None:
     expected = torch.full((256, 256), 1.0 + 2.0**-9)
-    sums = sum_pair(expected.bfloat16(), expected, torch.float32)
+    sums = sum_pair(expected.bfloat16(), expected)
 
     # d = -2**-9 everywhere; exact in float32.
     assert sums.rows[1].tolist() == [256 * 2.0**-18] * 256

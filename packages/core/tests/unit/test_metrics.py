@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.blocks import compute_dtype
 from assay.errors import UsageError
 from assay.metrics import (
     BIN_EDGES,
@@ -13,7 +14,6 @@ from assay.metrics import (
     PairSums,
     RowErrors,
     ShapeMismatchError,
-    compute_dtype,
 )
 
 

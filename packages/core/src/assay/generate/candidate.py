@@ -186,9 +186,8 @@ class _Candidate:
             self._attach(writer, "scores", scores)
         if self._golden.level == "modules":
             with progress.step("candidate: every module is measured"):
-                replayer = Replayer(
-                    self._section.trace, self._section.border, attention_of(self._side.loaded)
-                )
+                section, attention = self._section, attention_of(self._side.loaded)
+                replayer = Replayer(section.trace, section.border, attention, section.pointwise())
                 results = replay(self._side, self._works, tokens, replayer)
                 data, sums = results.to_parts()
                 writer.attach_json("replay", data)

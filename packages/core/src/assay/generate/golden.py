@@ -8,7 +8,7 @@ logits, and what the noise run in this dtype measured.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from pydantic import ValidationError
@@ -101,6 +101,11 @@ class GoldenSection:
         """What the noise run measured."""
         data = self.trace.attachment_json("noise")
         return ReplayResults.from_parts(data, self.trace.attachment("noise-sums"))  # type: ignore[arg-type]
+
+    def pointwise(self) -> frozenset[str]:
+        """Modules whose own code, in the noise run, only rounded element by element."""
+        data: Any = self.trace.attachment_json("noise")
+        return frozenset(port["stage"]["module"] for port in data["ports"] if port["pointwise"])
 
     def weights(self) -> dict[str, str]:
         """Hashes of the noise run's weights."""

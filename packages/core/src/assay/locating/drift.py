@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from assay.blocks import compute_dtype
 from assay.locating.replay import BatchSource
-from assay.metrics import compute_dtype
 from assay.recording.hooks import Entry
 from assay.recording.nested import iterate_tensors
 from assay.recording.timeline import RowIndex

@@ -18,6 +18,7 @@ from assay.locating.masks import (
     is_attention_mask,
 )
 from assay.locating.routing import find_scores, near_tie_rows
+from assay.metrics import PairSums
 from assay.recording.caches import CacheWatch
 from assay.recording.changes import ChangeWatch
 from assay.recording.hooks import Entry
@@ -302,13 +303,15 @@ class Replayer:
         if result is None:
             stage = stage_that_made(entry.call, port)
             made_here = not port.startswith("input.")
+            pointwise = stage.module in self.pointwise
             result = PortResult(
                 *key,
                 stage,
                 len(self.results.ports),
                 str(value.dtype).removeprefix("torch."),
                 entry.call.class_name if made_here else "",
-                pointwise=stage.module in self.pointwise,
+                pointwise=pointwise,
+                sums=PairSums(counts_misrounded=pointwise),
             )
             self.results.ports[key] = result
         return result
