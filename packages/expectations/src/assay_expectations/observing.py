@@ -102,7 +102,7 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> S
         exact = "float64" if num_parameters <= FLOAT64_PARAMETERS else "float32"
         rounded_to = dtype if exact == "float64" else None
         yardstick = Side(_load(model, exact, host, settings, rounded_to), host)
-        tokens = [run_free(yardstick, work, {}) for work in works]
+        tokens = [run_free(yardstick, work, {}).tokens for work in works]
         exact_BNV = [
             run_forced(yardstick, work, tokens_BN).logits
             for work, tokens_BN in zip(works, tokens, strict=True)

@@ -169,7 +169,8 @@ class _Candidate:
         tokens = self._expected("tokens")
         with progress.step("candidate: generates"):
             free = [
-                run_free(self._side, work, self._golden.inputs.sampling) for work in self._works
+                run_free(self._side, work, self._golden.inputs.sampling).tokens
+                for work in self._works
             ]
             self._attach(writer, "tokens", free)
         with progress.step("candidate: reference's tokens are forced"):

@@ -259,15 +259,12 @@ class _Capture:
         self.logits: list[Tensor] = []
 
     def run_yardstick(self, side: Side) -> None:
-        """Free generation, teacher-forced logits, and the replayable pass."""
+        """Free generation, and the replayable pass with its tokens forced."""
         with self.progress.step("reference: generates"):
-            self.tokens = [
-                run_free(side, work, self.request.inputs.sampling) for work in self.works
-            ]
-            self.logits = [
-                run_forced(side, work, tokens).logits
-                for work, tokens in zip(self.works, self.tokens, strict=True)
-            ]
+            # Its logits are those of teacher forcing: the same calls with the same tokens.
+            free = [run_free(side, work, self.request.inputs.sampling) for work in self.works]
+            self.tokens = [generated.tokens for generated in free]
+            self.logits = [generated.logits for generated in free]
         if self.request.level == "modules":
             with self.progress.step("reference: every module is recorded"):
                 record(side, self.works, self.tokens, self.writer, self.border)
@@ -288,15 +285,13 @@ class _Capture:
                 self.request.remote_code,
             )
             side = Side(loaded, self.device)
-            logits = self._noise_logits(side)
+            trace = Trace.open(self.writer.folder)
+            logits = self._noise_logits(side, trace)
             again = run_forced(side, self.works[0], self.tokens[0]).logits
         self._attach("noise-logits", logits)
         self.writer.attach_json("weights", weight_hashes(side.loaded.model))
-        num_calls = 0
         if self.request.level == "modules":
             with self.progress.step("noise run: every module is measured"):
-                trace = Trace.open(self.writer.folder)
-                num_calls = len(trace.calls)
                 pointwise = find_pointwise(side, self.works[0])
                 attention = attention_of(side.loaded)
                 replayer = Replayer(trace, self.border, attention, pointwise)
@@ -307,16 +302,16 @@ class _Capture:
             dtype=self.dtype,
             yardstick_dtype=yardstick_dtype,
             reference_deterministic=bool(torch.equal(again, logits[0])),
-            num_calls=num_calls,
+            num_calls=len(trace.calls),
         )
 
-    def _noise_logits(self, side: Side) -> list[Tensor]:
+    def _noise_logits(self, side: Side, trace: Trace) -> list[Tensor]:
         if self.request.level != "modules":
             return [
                 run_forced(side, work, tokens).logits
                 for work, tokens in zip(self.works, self.tokens, strict=True)
             ]
-        meter = DriftMeter(Trace.open(self.writer.folder))
+        meter = DriftMeter(trace)
         forced = run_forced_measured(side, self.works, self.tokens, meter)
         self.writer.attach_json("noise-drift", meter.relative_errors())
         return [item.logits for item in forced]

@@ -72,10 +72,10 @@ def single_rows(batches: Sequence[Batch]) -> list[Work]:
     ]
 
 
-def run_free(side: Side, work: Work, sampling: dict[str, Any]) -> Tensor:
-    """The tokens that the model chooses, (B, N)."""
+def run_free(side: Side, work: Work, sampling: dict[str, Any]) -> Generated:
+    """The tokens that the model chooses, and the logits that it had for each."""
     with side.running():
-        return generate(side.loaded, work.batch, sampling).tokens
+        return generate(side.loaded, work.batch, sampling)
 
 
 def run_forced(

@@ -106,9 +106,11 @@ def test_single_rows_keep_the_padding_of_their_batch(batch: Batch) -> None:
 def test_free_and_forced_runs_agree(side: Side, batch: Batch) -> None:
     work = Work(batch, BatchSource(7))
 
-    tokens = run_free(side, work, {})
+    free = run_free(side, work, {})
+    forced = run_forced(side, work, free.tokens)
 
-    assert torch.equal(run_forced(side, work, tokens).tokens, tokens)
+    assert torch.equal(forced.tokens, free.tokens)
+    assert torch.equal(forced.logits, free.logits)
 
 
 def test_recording_changes_no_logits(side: Side, batch: Batch, tmp_path: Path) -> None:
