@@ -1,0 +1,137 @@
+"""What a whole check costs beside the generation that it cannot do without."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from assay.comparing.limits import load_limits
+from assay.generate.candidate import run_candidate
+from assay.generate.evidence import Evidence
+from assay.generate.golden import GoldenSection, capture_golden, read_golden
+from assay.generate.judging import judge_generation
+from assay.generate.requests import CandidateRequest, CaptureRequest, InputOptions
+from assay.runs import SilentProgress
+from assay.trace import Trace
+from packages.core.tests.perf.conftest import Table
+from packages.core.tests.perf.stopwatch import Times, median_ratio, take_turns
+
+ROUNDS = 3
+NEW_TOKENS = 32
+MEBIBYTE = 2**20
+
+
+def whole_check(model_folder: Path, prompts: Path, folder: Path, new_tokens: int) -> Trace:
+    """All that the two processes of `assay check generate` do, and the judge; the golden's trace.
+
+    Returns after a PASS: a FAIL would be followed by more.
+    """
+    inputs = InputOptions(prompts=str(prompts), batch_size=2, max_new_tokens=new_tokens)
+    golden, actual = folder / "golden", folder / "candidate"
+    capture = CaptureRequest(
+        model=str(model_folder),
+        reference="cpu/float32",
+        noise_for=["float32"],
+        inputs=inputs,
+        folder=str(golden),
+    )
+    capture_golden(capture, SilentProgress())
+    candidate = CandidateRequest(
+        model=str(model_folder), candidate="cpu/float32", golden=str(golden), folder=str(actual)
+    )
+    report = run_candidate(candidate, SilentProgress())
+    section = GoldenSection.open(golden, "float32")
+    evidence = Evidence(
+        read_golden(golden), section, Trace.open(actual), report, load_limits("noise")
+    )
+    assert judge_generation(evidence).verdict.verdict == "PASS"
+    return section.trace
+
+
+def plain_generation(
+    model_folder: Path, dtype: torch.dtype, input_ids: torch.Tensor, new_tokens: int
+) -> None:
+    """Load the model and generate, as a script would."""
+    model = LlamaForCausalLM.from_pretrained(model_folder, dtype=dtype, attn_implementation="eager")
+    model.generate(
+        input_ids,
+        attention_mask=torch.ones_like(input_ids),
+        max_new_tokens=new_tokens,
+        min_new_tokens=new_tokens,
+        do_sample=False,
+    )
+
+
+def test_a_check_costs_little_more_than_its_three_generations(
+    model_folder: Path,
+    prompts: Path,
+    input_ids: torch.Tensor,
+    new_folder: Callable[[], Path],
+    table: Table,
+) -> None:
+    def check() -> None:
+        whole_check(model_folder, prompts, new_folder(), NEW_TOKENS)
+
+    dtypes = (torch.float64, torch.float32, torch.float32)
+
+    def generate_plainly() -> None:
+        for dtype in dtypes:
+            plain_generation(model_folder, dtype, input_ids, NEW_TOKENS)
+
+    times = take_turns({"check": check, "plain": generate_plainly}, ROUNDS)
+
+    table.at_most(
+        "whole check", median_ratio(times["check"], times["plain"]), 6,
+        f"yardstick, noise run and candidate load and generate {NEW_TOKENS} tokens",
+    )  # fmt: skip
+
+
+@contextmanager
+def highest_memory() -> Iterator[list[int]]:
+    """Of this process: bytes that are no pages of a file, sampled every 5 ms, at their highest.
+
+    Pages of a trace that is mapped are given back when memory is short.
+    """
+    highest, over = [0], threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            for line in Path("/proc/self/status").read_text().splitlines():
+                if line.startswith("RssAnon:"):
+                    highest[0] = max(highest[0], int(line.split()[1]) * 1024)
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield highest
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read memory from")
+def test_memory_does_not_grow_with_the_trace(
+    model_folder: Path, prompts: Path, new_folder: Callable[[], Path], table: Table
+) -> None:
+    traces, peaks = [], []
+    whole_check(model_folder, prompts, new_folder(), 2)
+    for new_tokens in (4, 32):
+        with highest_memory() as highest:
+            trace = whole_check(model_folder, prompts, new_folder(), new_tokens)
+        traces.append(trace.describe().unique_bytes)
+        peaks.append(highest[0])
+    grown = [pair[1] - pair[0] for pair in (traces, peaks)]
+    assert grown[0] > 0
+
+    share = grown[1] / grown[0]
+    table.at_most(
+        "memory that grows with the trace", Times(share, share), 0.1,
+        f"{grown[1] / MEBIBYTE:.0f} MiB more memory for {grown[0] / MEBIBYTE:.0f} MiB more trace;"
+        f" highest {peaks[1] / MEBIBYTE:.0f} MiB",
+    )  # fmt: skip

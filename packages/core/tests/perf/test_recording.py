@@ -1,0 +1,65 @@
+"""What recording costs beside the forward pass and the writing that it cannot do without."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+import assay
+from assay.trace import Trace
+from packages.core.tests.perf.conftest import Table
+from packages.core.tests.perf.stopwatch import median_ratio, take_turns
+
+ROUNDS = 9
+
+
+def test_recording_costs_little_more_than_the_pass_and_the_writing(
+    model: nn.Module,
+    input_ids: torch.Tensor,
+    new_folder: Callable[[], Path],
+    table: Table,
+) -> None:
+    folder = new_folder()
+
+    @torch.no_grad()
+    def forward() -> None:
+        model(input_ids=input_ids)
+
+    def record(level: Literal["module", "statistics"]) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        with assay.capture(model, folder, level=level):
+            forward()
+
+    record("module")
+    summary = Trace.open(folder).describe()
+    data = os.urandom(1 << 20) * -(-summary.unique_bytes >> 20)
+    copy = new_folder()
+
+    def write() -> None:
+        copy.unlink(missing_ok=True)
+        with copy.open("wb", buffering=0) as file:
+            file.write(memoryview(data)[: summary.unique_bytes])
+
+    times = take_turns(
+        {
+            "forward": forward,
+            "write": write,
+            "module": lambda: record("module"),
+            "statistics": lambda: record("statistics"),
+        },
+        ROUNDS,
+    )
+    needed = [a + b for a, b in zip(times["forward"], times["write"], strict=True)]
+    size = f"{summary.tensors} tensors, {summary.unique_bytes / 2**20:.0f} MiB"
+    table.at_most(
+        "capture of all modules", median_ratio(times["module"], needed), 1.3,
+        f"forward pass + writing the same bytes ({size})",
+    )  # fmt: skip
+    table.at_most(
+        "statistics of all modules", median_ratio(times["statistics"], times["forward"]), 1.5,
+        "forward pass",
+    )  # fmt: skip
