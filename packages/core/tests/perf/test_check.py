@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,7 +58,9 @@ def plain_generation(
     model_folder: Path, dtype: torch.dtype, input_ids: torch.Tensor, new_tokens: int
 ) -> None:
     """Load the model and generate, as a script would."""
-    model = LlamaForCausalLM.from_pretrained(model_folder, dtype=dtype, attn_implementation="eager")
+    model: Any = LlamaForCausalLM.from_pretrained(
+        model_folder, dtype=dtype, attn_implementation="eager"
+    )
     model.generate(
         input_ids,
         attention_mask=torch.ones_like(input_ids),
