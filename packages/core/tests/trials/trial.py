@@ -7,12 +7,14 @@ import multiprocessing
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from rich.console import Console
+from rich.progress import track
 
 from assay.generate.check import MEASUREMENTS_FILE, GenerateCheck, check_generate
 from assay.generate.check import capture as capture_golden
@@ -23,6 +25,7 @@ from assay.trace import Trace
 from assay.verdicts import Verdict
 
 NUM_AT_A_TIME = 2
+SHOWN = Console(stderr=True)
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -109,6 +112,8 @@ def run_all(work: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Resul
         NUM_AT_A_TIME, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
         futures = [pool.submit(work, task) for task in tasks]
+        for _ in track(as_completed(futures), work.__name__, len(futures), console=SHOWN):
+            pass
     failed = [
         f"{task}: {future.exception()}"
         for task, future in zip(tasks, futures, strict=True)
