@@ -174,6 +174,20 @@ def rank_stages(judged: Iterable[Judged]) -> list[FailedStage]:
     return sorted(ranked, key=lambda item: (-item.severity, item.order))
 
 
+def find_spoilt_padding(results: ReplayResults) -> FailedStage | None:
+    """The first stage that writes NaN or infinity into padding, where the reference does not.
+
+    Some kernels leave padding undefined and nothing reads it, so it is a fault only where values
+    that are read became NaN as well: attention multiplies padding by zero, which keeps a NaN.
+    """
+    spoilt = [port for port in results.ports.values() if port.num_spoilt_padding]
+    if not spoilt:
+        return None
+    first = min(spoilt, key=lambda port: port.order)
+    told = Judged(first, Ratio("non-finite", math.nan, 0.0), 0.0)
+    return FailedStage(first.stage, told, math.inf, first.order)
+
+
 def find_origin(ranked: list[FailedStage]) -> FailedStage | None:
     """The stage where the error is made: the first of those that are about as bad as the worst."""
     if not ranked:

@@ -43,6 +43,8 @@ class PortResult:
     dtype: of the values as they were made.
     kind: class of the stage's module.
     pointwise: no operation of the stage adds anything up; each rounds element by element.
+    num_spoilt_padding: values in padding, which is not compared, that are not finite where the
+        reference's are.
     """
 
     module: str
@@ -52,6 +54,7 @@ class PortResult:
     dtype: str
     kind: str
     pointwise: bool = False
+    num_spoilt_padding: int = 0
     sums: PairSums = field(default_factory=PairSums)
     exact: ExactCount = field(default_factory=ExactCount)
 
@@ -107,6 +110,7 @@ class ReplayResults:
                     "dtype": result.dtype,
                     "kind": result.kind,
                     "pointwise": result.pointwise,
+                    "num_spoilt_padding": result.num_spoilt_padding,
                     "exact": asdict(result.exact),
                     "sums": {item: getattr(sums, item) for item in _SUM_FIELDS},
                     "worst": asdict(sums.worst),
@@ -131,7 +135,7 @@ class ReplayResults:
             exact = ExactCount(**row["exact"] | {"first": tuple(row["exact"]["first"])})
             result = PortResult(
                 row["module"], row["port"], Stage(**row["stage"]), row["order"], row["dtype"],
-                row["kind"], row["pointwise"], sums, exact,
+                row["kind"], row["pointwise"], row["num_spoilt_padding"], sums, exact,
             )  # fmt: skip
             results.ports[result.module, result.port] = result
         return results

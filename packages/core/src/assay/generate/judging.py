@@ -52,15 +52,23 @@ def judge_generation(evidence: Evidence) -> Judgement:
         "sampler": judge_sampler_level(evidence),
     }
     levels = {name: result.level for name, result in results.items()}
+    origin = replay.origin
+    if origin is None and _is_not_finite(results["logits"]):
+        origin = replay.spoilt
     outcome = overall_outcome(
         [level.verdict for level in levels.values() if level.verdict is not None]
     )
     notes = [*evidence.golden.notes, *evidence.report.notes]
     notes += [note for result in results.values() for note in result.notes]
-    diagnosis = _diagnose(evidence, outcome, results, replay.origin)
+    diagnosis = _diagnose(evidence, outcome, results, origin)
     if diagnosis == "below-resolution":
         names = ", ".join(evidence.report.weights_different[:_NAMED])
         notes.append(f"weights differ from the reference's, within the limits: {names}")
+    if origin is not None and origin is replay.spoilt:
+        notes.append(
+            f"{origin.stage} writes NaN or infinity into padding; what attends to padding, with"
+            " weight zero, is NaN as well"
+        )
     if not evidence.report.deterministic:
         notes.append(
             f"two runs of the candidate differ by {evidence.report.spread:.1e} of the logits"
@@ -74,7 +82,7 @@ def judge_generation(evidence: Evidence) -> Judgement:
         candidate=evidence.report.run | {"deterministic": evidence.report.deterministic},
         levels=levels,
         first_bad_token=_first_bad_token(results, replay) if failed else None,
-        location=_location(results, replay.origin) if failed else None,
+        location=_location(results, origin) if failed else None,
         suspects=[
             Suspect(
                 location=location_of(item),
@@ -88,13 +96,13 @@ def judge_generation(evidence: Evidence) -> Judgement:
         notes=notes,
         compared=sum(level.compared for level in levels.values()),
         unmatched=replay.unmatched,
-        **_deciding(results, replay.origin),
+        **_deciding(results, origin),
     )
     measurements = [row for result in results.values() for row in result.measurements]
     call = None
-    if verdict.first_bad_token is not None and replay.origin is not None:
+    if verdict.first_bad_token is not None and origin is not None:
         call = evidence.call_of(verdict.first_bad_token)
-    return Judgement(verdict, measurements, replay.ranked, replay.origin, call)
+    return Judgement(verdict, measurements, replay.ranked, origin, call)
 
 
 def _location(results: dict[str, LevelResult], origin: FailedStage | None) -> Location | None:
@@ -159,8 +167,7 @@ def _diagnose_failure(
 ) -> Diagnosis:
     unsteady = not evidence.report.deterministic and evidence.reference_deterministic
     if origin is None:
-        logits = results["logits"].level.model_extra or {}
-        if math.isnan(logits.get("kl_mean", 0.0)):
+        if _is_not_finite(results["logits"]):
             return "non-finite"
         if results["sampler"].level.verdict is Outcome.FAIL:
             return "sampler"
@@ -178,6 +185,10 @@ def _diagnose_module(evidence: Evidence, module: str) -> Diagnosis:
     if module in _owners(evidence.report.weights_different):
         return "weight-mismatch"
     return "module-error"
+
+
+def _is_not_finite(logits: LevelResult) -> bool:
+    return math.isnan((logits.level.model_extra or {}).get("kl_mean", 0.0))
 
 
 def _owners(parameters: list[str]) -> set[str]:

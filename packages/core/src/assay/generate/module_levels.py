@@ -8,6 +8,7 @@ from assay.comparing.judge import (
     FailedStage,
     Judged,
     find_origin,
+    find_spoilt_padding,
     judge_replay,
     rank_stages,
 )
@@ -27,12 +28,14 @@ class ReplayJudgement:
     """What the replay showed.
 
     ranked: failed stages, worst first; origin: where the error is made.
+    spoilt: the first stage that writes NaN or infinity into padding, which no level compares.
     """
 
     inputs: LevelResult
     modules: LevelResult
     ranked: list[FailedStage] = field(default_factory=list)
     origin: FailedStage | None = None
+    spoilt: FailedStage | None = None
     unmatched: Unmatched = field(default_factory=Unmatched)
 
 
@@ -59,6 +62,7 @@ def judge_module_levels(evidence: Evidence) -> ReplayJudgement:
             replay_rows(judged, noise, evidence) + drift_rows(judged, evidence),
         ),
         rank_stages(judged),
+        spoilt=find_spoilt_padding(replay),
         unmatched=unmatched,
     )
     judgement.modules.notes = _notes(replay, bias)

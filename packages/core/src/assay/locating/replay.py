@@ -233,6 +233,9 @@ class Replayer:
             actual_RC, expected_RC = actual_RC[keep], expected_RC[keep]
             prompt, position = prompt[keep], position[keep]
         if expected.is_floating_point():
+            padding, expected_padding = self._index.padding(actual, expected)
+            spoilt = ~padding.isfinite() & expected_padding.isfinite()
+            result.num_spoilt_padding += int(spoilt.sum())
             if actual.dtype is torch.float64:
                 actual_RC = actual_RC.to(expected.dtype)  # the yardstick, as it was stored
             result.sums.add_later(actual_RC, expected_RC, prompt, position)

@@ -113,6 +113,15 @@ class RowIndex:
             flat = [tensor[valid] for tensor in flat]
         return flat, prompt, position
 
+    def padding(self, *tensors: Tensor) -> list[Tensor]:
+        """The rows of tensors of one shape that `flatten` leaves out, as (P, C)."""
+        shape = tuple(tensors[0].shape)
+        *_, valid = self._known.get(shape) or self._address(shape)
+        channels = shape[-1] if shape else 1
+        if valid is None:
+            return [tensor.new_empty(0, channels) for tensor in tensors]
+        return [tensor.reshape(len(valid), channels)[~valid] for tensor in tensors]
+
     def _address(self, shape: tuple[int, ...]) -> tuple[RowLayout, Tensor, Tensor, Tensor | None]:
         layout = RowLayout.of_shape(shape, self.rows)
         prompt, position = _row_addresses(shape[:-1], layout, self.rows)

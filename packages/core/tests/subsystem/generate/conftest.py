@@ -165,6 +165,41 @@ def _spoil_logits(model, value):
     head.forward = spoiled
 
 
+def positions_shifted(model):
+    """Every query and key is turned by as much more: no score changes."""
+    rotary = model.model.rotary_emb
+    forward = rotary.forward
+    rotary.forward = lambda x, position_ids: forward(x, position_ids + 7)
+
+
+def hidden_units_permuted(model):
+    mlp = model.get_submodule("model.layers.1.mlp")
+    with torch.no_grad():
+        for linear in (mlp.gate_proj, mlp.up_proj):
+            linear.weight.copy_(linear.weight.flip(0))
+        mlp.down_proj.weight.copy_(mlp.down_proj.weight.flip(1))
+
+
+def keys_102(model):
+    with torch.no_grad():
+        model.get_submodule("model.layers.1.self_attn.k_proj").weight.mul_(1.02)
+
+
+def padding_spoilt(model):
+    """One layer leaves NaN where nothing is to be seen; attention multiplies it by zero later."""
+    layer = model.get_submodule("model.layers.1")
+    forward = layer.forward
+    def spoiled(hidden, *args, **kwargs):
+        output = forward(hidden, *args, **kwargs)
+        mask = kwargs["attention_mask"]
+        if mask is None or output.shape[1] == 1:
+            return output
+        seen = mask.diagonal(dim1=-2, dim2=-1)[:, 0, :, None]
+        seen = seen if seen.dtype is torch.bool else seen == 0
+        return output.masked_fill(~seen, float("nan"))
+    layer.forward = spoiled
+
+
 def weights_102(model): _scale_weights(model, 1.02)
 def outputs_1001(model): _scale_outputs(model, 1.001)
 def outputs_100001(model): _scale_outputs(model, 1.00001)

@@ -107,6 +107,37 @@ def test_logits_that_are_not_finite_fail_at_the_head(check: Run, setups: Path, s
     assert verdict["levels"]["logits"]["kl_mean"] == "nan"
 
 
+def test_logits_spoilt_by_padding_fail_where_the_padding_is_written(
+    check: Run, setups: Path
+) -> None:
+    run = check("--candidate-setup", f"{setups}:padding_spoilt")
+
+    verdict = run.verdict
+    assert (run.code, verdict["diagnosis"]) == (1, "non-finite")
+    assert verdict["location"]["module"] == "model.layers.1"
+
+
+@pytest.mark.parametrize("candidate", ["cpu/bfloat16", "cpu/float32"])
+@pytest.mark.parametrize("setup", ["positions_shifted", "hidden_units_permuted"])
+def test_other_representation_of_the_same_model_passes(
+    check: Run, setups: Path, setup: str, candidate: str
+) -> None:
+    run = check("--candidate-setup", f"{setups}:{setup}", candidate=candidate)
+
+    verdict = run.verdict
+    assert (run.code, verdict["diagnosis"]) == (0, "representation-difference")
+    assert verdict["location"] is None
+
+
+def test_fault_that_the_text_does_not_show_is_no_representation(check: Run, setups: Path) -> None:
+    run = check("--candidate-setup", f"{setups}:keys_102")
+
+    verdict = run.verdict
+    assert verdict["levels"]["logits"]["verdict"] == "PASS"
+    assert run.code == 1
+    assert verdict["location"]["module"] == "model.layers.1.self_attn.k_proj"
+
+
 def test_zero_comparisons_exit_3(check: Run, setups: Path) -> None:
     run = check("--candidate-setup", f"{setups}:gone")
 

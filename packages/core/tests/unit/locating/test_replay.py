@@ -1,5 +1,6 @@
 """Every rule and pitfall of replay that was met, each with a fault or a clean variant."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody names it
 from torch import Tensor, nn
 
-from assay.comparing.judge import find_origin, rank_stages
+from assay.comparing.judge import find_origin, find_spoilt_padding, rank_stages
 from assay.locating.replay import BatchSource
 from assay.sites import RowMap
 from assay.stages import Stage
@@ -224,6 +225,20 @@ def test_rule_7_garbage_in_padding_is_no_error(llama_rig: Rig, path: str) -> Non
     )
 
     assert llama_rig.failed(plant) == set()
+
+
+def test_padding_that_is_not_finite_is_kept_in_mind_where_it_is_written(llama_rig: Rig) -> None:
+    path = "model.layers.0.mlp.up_proj"
+
+    def spoil(_module: Any, original: Any, x: Tensor) -> Tensor:
+        output: Tensor = original(x)
+        return spoil_pads(output).masked_fill(spoil_pads(torch.zeros_like(output)) > 0, math.nan)
+
+    assert llama_rig.failed(replace_forward(path, spoil)) == set()
+    spoilt = find_spoilt_padding(llama_rig.replay(replace_forward(path, spoil)))
+    assert spoilt is not None
+    assert spoilt.stage == Stage(path)
+    assert find_spoilt_padding(llama_rig.replay()) is None
 
 
 def test_rule_7_garbage_in_the_padding_of_a_cache_is_no_error(llama_rig: Rig) -> None:

@@ -56,6 +56,15 @@ def test_pads_are_out_of_a_tail_such_as_a_window_or_the_last_logits() -> None:
     assert addresses(2, 5, 2, 8)[:2] == [(4, 0), (4, 1)]
 
 
+def test_padding_is_what_is_left_out() -> None:
+    values = torch.arange(6.0).reshape(2, 3, 1)
+
+    (padding,) = RowIndex(ROWS).padding(values)
+
+    assert padding.tolist() == [[0.0]]
+    assert RowIndex(None).padding(values)[0].shape == (0, 1)
+
+
 def test_what_all_prompts_share_is_compared_where_one_has_a_token() -> None:
     rows = RowMap((4, 7), ((-1, -1, 0), (-1, 0, 1)))
 
