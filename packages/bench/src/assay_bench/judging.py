@@ -84,6 +84,9 @@ def judge_change(expected: BenchResult, actual: BenchResult) -> tuple[Verdict, l
         level = Level(verdict=Outcome.NOT_COMPARED, reason=reason)
     elif not expected.right:
         level = Level(verdict=Outcome.NOT_COMPARED, reason="the task has no documents")
+    elif expected.num_non_finite and not actual.num_non_finite:
+        reason = f"{expected.num_non_finite} log-likelihoods of the expected side are NaN"
+        level = Level(verdict=Outcome.NOT_COMPARED, reason=reason)
     else:
         test = paired_test(expected.right, actual.right)
         rows = [_row(actual.score, expected.score)]

@@ -112,3 +112,20 @@ def test_nan_fails_whatever_the_score() -> None:
     for verdict, _ in (judge_score(perfect), judge_change(result(answers(9, 100)), perfect)):
         assert verdict.verdict is Outcome.FAIL
         assert verdict.diagnosis == "non-finite"
+
+
+def test_a_baseline_full_of_nan_is_no_baseline() -> None:
+    baseline = result(answers(0, 100), num_non_finite=400)
+    verdict, rows = judge_change(baseline, result(answers(90, 100)))
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert verdict.levels["score"].reason == "400 log-likelihoods of the expected side are NaN"
+    assert verdict.diagnosis is None
+    assert verdict.unmatched.expected == ["next-text"]
+    assert rows == []
+
+
+def test_nan_on_both_sides_is_a_failure_of_the_later_run() -> None:
+    full_of_nan = result(answers(0, 100), num_non_finite=400)
+    verdict, _ = judge_change(full_of_nan, full_of_nan)
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.diagnosis == "non-finite"
