@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from scipy.stats import binomtest
 
@@ -45,6 +46,7 @@ def judge_score(result: BenchResult) -> tuple[Verdict, list[Measurement]]:
     num = len(result.right)
     p = _tail(sum(result.right), num, result.chance) if num else math.nan
     words = f"{_words(result)}, guessing gives {result.chance:.3f}"
+    numbers = {result.metric: result.score, "standard_error": result.standard_error}
     diagnosis: Diagnosis | None = None
     if not num:
         level = Level(verdict=Outcome.NOT_COMPARED, reason="the task has no documents")
@@ -60,15 +62,10 @@ def judge_score(result: BenchResult) -> tuple[Verdict, list[Measurement]]:
     verdict = Verdict(
         verdict=level.verdict or Outcome.NOT_COMPARED,
         model={"name": result.model, "weights_hash": result.weights_hash},
-        reference={"run": "a guess", "score": result.chance},
-        candidate={
-            "run": result.run,
-            "task": result.task,
-            result.metric: result.score,
-            "standard_error": result.standard_error,
-        },
+        reference={"run": "a guess"} | _known({"score": result.chance}),
+        candidate={"run": result.run, "task": result.task} | _known(numbers),
         levels={"score": level},
-        notes=[words],
+        notes=[words] if num else [],
         diagnosis=diagnosis,
         compared=level.compared,
     )
@@ -101,8 +98,8 @@ def judge_change(expected: BenchResult, actual: BenchResult) -> tuple[Verdict, l
     verdict = Verdict(
         verdict=level.verdict or Outcome.NOT_COMPARED,
         model={"name": actual.model, "weights_hash": actual.weights_hash},
-        reference={"run": expected.name, expected.metric: expected.score},
-        candidate={"run": actual.run, actual.metric: actual.score},
+        reference={"run": expected.name} | _known({expected.metric: expected.score}),
+        candidate={"run": actual.run} | _known({actual.metric: actual.score}),
         levels={"score": level},
         notes=notes,
         diagnosis="non-finite" if actual.num_non_finite else None,
@@ -133,6 +130,10 @@ def _words(result: BenchResult) -> str:
         f"{result.name}: {result.metric} {result.score:.3f} ± {result.standard_error:.3f}"
         f" on {len(result.right)} documents of {result.task}"
     )
+
+
+def _known(numbers: dict[str, float]) -> dict[str, Any]:
+    return {name: value for name, value in numbers.items() if not math.isnan(value)}
 
 
 def _row(actual: float, expected: float) -> Measurement:

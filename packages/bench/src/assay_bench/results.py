@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError
 
 from assay.errors import UsageError
-from assay.verdicts import SCHEMA, Record
+from assay.verdicts import SCHEMA, Number, Record
 
 RESULT_FILE = "result.json"
 
@@ -34,7 +34,8 @@ class BenchResult(Record):
     """One task on one model.
 
     task_hash: of the task's YAML and its documents. right: for each document whether its answer
-    was right. standard_error: of `score`, as lm-eval has it; chance: the score of guessing.
+    was right. standard_error: of `score`, as lm-eval has it; chance: the score of guessing. All
+    three are nan without documents, standard_error with a single one.
     num_non_finite: log-likelihoods that were NaN; the score then means nothing.
     """
 
@@ -46,9 +47,9 @@ class BenchResult(Record):
     tokenizer_hash: str
     run: str
     metric: str
-    score: float
-    standard_error: float
-    chance: float
+    score: Number
+    standard_error: Number
+    chance: Number
     right: list[bool]
     num_non_finite: int = 0
     versions: dict[str, str]

@@ -14,6 +14,9 @@ from assay_bench.documents import next_text_documents
 
 NEXT_TEXT = "next-text"
 
+# Metrics of lm-eval that are 1 or 0 for each document of a multiple choice: what is compared.
+_METRICS = ("acc", "acc_norm", "acc_bytes", "exact_match")
+
 
 class TaskError(UsageError):
     """A task that cannot be run here."""
@@ -47,6 +50,17 @@ def load_task(task: str, folder: Path) -> tuple[dict[str, Any], str]:
     return config, _hash(text, [data_files[name] for name in sorted(data_files)])
 
 
+def has_documents(config: dict[str, Any]) -> bool:
+    """Whether the split that lm-eval evaluates has any; the loader of JSON fails where none is.
+
+    config: what `load_task` gave.
+    """
+    files = config["dataset_kwargs"]["data_files"]
+    split = config.get("test_split") or config.get("validation_split")
+    text = Path(files[split]).read_text(encoding="utf-8")
+    return text.strip() not in ("", "[]")
+
+
 def _parse(task: str, text: str) -> dict[str, Any]:
     try:
         config = yaml.safe_load(text)
@@ -58,6 +72,10 @@ def _parse(task: str, text: str) -> dict[str, Any]:
     for key, value in wanted.items():
         if config.get(key) != value:
             raise TaskError.of(task, f"{key} is {config.get(key)!r}; only {value!r} is possible")
+    metrics = config.get("metric_list")
+    first = metrics[0] if isinstance(metrics, list) and metrics else None
+    if not isinstance(first, dict) or first.get("metric") not in _METRICS:
+        raise TaskError.of(task, f"needs metric_list: [{{metric: {' | '.join(_METRICS)}}}]")
     return config
 
 
@@ -69,6 +87,9 @@ def _data_files(task: str, config: dict[str, Any], base: Path) -> dict[str, Path
     for file in found.values():
         if not file.is_file():
             raise TaskError.of(task, f"there is no file {file}")
+    split = config.get("test_split") or config.get("validation_split")
+    if split not in found:
+        raise TaskError.of(task, f"needs test_split: one of {', '.join(sorted(found))}")
     return found
 
 

@@ -1,8 +1,10 @@
 """The process that loads a model and evaluates it through lm-eval as a library."""
 
 import logging
+import math
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
@@ -12,7 +14,20 @@ from assay.models import load_model
 from assay.runs import Progress
 from assay.runs.worker import serve
 from assay_bench.results import BenchResult, EvaluationRequest
-from assay_bench.task_files import load_task
+from assay_bench.task_files import has_documents, load_task
+
+if TYPE_CHECKING:
+    from assay_bench.language_model import AssayLM
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """What lm-eval found; of no document, nothing."""
+
+    score: float = math.nan
+    standard_error: float = math.nan
+    chance: float = math.nan
+    right: list[bool] = field(default_factory=list)
 
 
 def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
@@ -26,7 +41,6 @@ def evaluate(asked: EvaluationRequest, progress: Progress) -> BenchResult:
     config, task_hash = load_task(asked.task, Path(asked.folder))
     with progress.step("loads lm-eval"):
         import lm_eval
-        from lm_eval import simple_evaluate
 
         from assay_bench.language_model import AssayLM
 
@@ -42,30 +56,50 @@ def evaluate(asked: EvaluationRequest, progress: Progress) -> BenchResult:
         )
         choose_threads(sum(parameter.numel() for parameter in loaded.model.parameters()))
     language_model = AssayLM(loaded, device)
-    with progress.step(f"evaluates {config['task']}"):
-        results = simple_evaluate(model=language_model, tasks=[config])
-    if results is None:
-        raise MachineError("lm-eval gave no result")
-    name = config["task"]
-    metric = config["metric_list"][0]["metric"]
-    samples = sorted(results["samples"][name], key=lambda sample: sample["doc_id"])
-    scores = results["results"][name]
+    answers = _Answers()
+    if has_documents(config):
+        with progress.step(f"evaluates {config['task']}"):
+            answers = _evaluate(config, language_model)
     return BenchResult(
         schema=1,
-        task=name,
+        task=config["task"],
         task_hash=task_hash,
         model=asked.model,
         weights_hash=loaded.weights_hash,
         tokenizer_hash=loaded.tokenizer_hash,
         run=asked.run,
-        metric=metric,
-        score=scores[f"{metric},none"],
-        standard_error=scores[f"{metric}_stderr,none"],
-        chance=sum(1 / len(sample["resps"]) for sample in samples) / len(samples),
-        right=[sample[metric] == 1 for sample in samples],
+        metric=_metric(config),
+        score=answers.score,
+        standard_error=answers.standard_error,
+        chance=answers.chance,
+        right=answers.right,
         num_non_finite=language_model.num_non_finite,
         versions={"lm_eval": lm_eval.__version__} | dict(device.versions()),
     )
+
+
+def _evaluate(config: dict[str, Any], language_model: "AssayLM") -> _Answers:
+    from lm_eval import simple_evaluate
+
+    results = simple_evaluate(model=language_model, tasks=[config])
+    if results is None:
+        raise MachineError("lm-eval gave no result")
+    name, metric = config["task"], _metric(config)
+    samples = sorted(results["samples"][name], key=lambda sample: sample["doc_id"])
+    scores = results["results"][name]
+    # "N/A" for a single document, which spreads nothing.
+    error = scores[f"{metric}_stderr,none"]
+    return _Answers(
+        score=scores[f"{metric},none"],
+        standard_error=error if isinstance(error, float) else math.nan,
+        chance=sum(1 / len(sample["resps"]) for sample in samples) / len(samples),
+        right=[sample[metric] == 1 for sample in samples],
+    )
+
+
+def _metric(config: dict[str, Any]) -> str:
+    name: str = config["metric_list"][0]["metric"]
+    return name
 
 
 if __name__ == "__main__":

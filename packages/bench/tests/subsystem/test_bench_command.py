@@ -1,6 +1,7 @@
 """`assay bench` as users type it."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,22 @@ def test_a_task_of_ones_own_is_another_question(runs: Path, tmp_path: Path) -> N
         "compare", str(runs / "trained"), str(output), "--output", str(tmp_path / "compare")
     )
     assert (code, verdict["verdict"]) == (3, "NOT_COMPARED")
+
+
+@pytest.mark.parametrize(("num_documents", "code"), [(0, 3), (1, 1)])
+def test_a_task_of_no_or_one_document_has_a_verdict(
+    tmp_path: Path, num_documents: int, code: int
+) -> None:
+    one = {"context": "for i in rang", "choices": ["q", "e"], "label": 0}
+    (tmp_path / "counting.jsonl").write_text(json.dumps(one) * num_documents)
+    (tmp_path / "counting.yaml").write_text(TASK)
+    found, verdict = judged(
+        "run", "--task", str(tmp_path / "counting.yaml"), "--output", str(tmp_path / "run")
+    )
+    assert (found, verdict["compared"]) == (code, num_documents)
+    # What has no value is not written as one; the file is read again.
+    assert "standard_error" not in verdict["candidate"]
+    assert math.isnan(read_result(tmp_path / "run").standard_error)
 
 
 @pytest.mark.parametrize(

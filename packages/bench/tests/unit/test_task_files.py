@@ -4,14 +4,17 @@ from typing import Any
 import pytest
 import yaml
 
-from assay_bench.task_files import TaskError, load_task
+from assay_bench.task_files import TaskError, has_documents, load_task
 
 CONFIG: dict[str, Any] = {
     "task": "mine",
     "dataset_path": "json",
     "output_type": "multiple_choice",
     "dataset_kwargs": {"data_files": {"test": "mine.jsonl"}},
+    "test_split": "test",
+    "metric_list": [{"metric": "acc"}],
 }
+METRICS = "acc | acc_norm | acc_bytes | exact_match"
 
 
 def write(folder: Path, config: object) -> str:
@@ -39,7 +42,7 @@ def test_the_hash_is_that_of_the_task_and_its_documents(tmp_path: Path) -> None:
     assert load_task(path, tmp_path)[1] == before
     (tmp_path / "mine.jsonl").write_text('{"context": "b"}\n')
     _, other_documents = load_task(path, tmp_path)
-    _, other_task = load_task(write(tmp_path, CONFIG | {"test_split": "test"}), tmp_path)
+    _, other_task = load_task(write(tmp_path, CONFIG | {"doc_to_text": "context"}), tmp_path)
     assert len({before, other_documents, other_task}) == 3
 
 
@@ -60,6 +63,16 @@ def test_the_hash_is_that_of_the_task_and_its_documents(tmp_path: Path) -> None:
             CONFIG | {"dataset_kwargs": None},
             "needs dataset_kwargs: data_files: {test: FILE.jsonl}",
         ),
+        (
+            {key: value for key, value in CONFIG.items() if key != "metric_list"},
+            f"needs metric_list: [{{metric: {METRICS}}}]",
+        ),
+        (CONFIG | {"metric_list": []}, f"needs metric_list: [{{metric: {METRICS}}}]"),
+        (
+            CONFIG | {"metric_list": [{"metric": "f1"}]},
+            f"needs metric_list: [{{metric: {METRICS}}}]",
+        ),
+        (CONFIG | {"test_split": "dev"}, "needs test_split: one of test"),
     ],
 )
 def test_a_task_that_cannot_be_run_is_refused(tmp_path: Path, config: object, problem: str) -> None:
@@ -67,6 +80,14 @@ def test_a_task_that_cannot_be_run_is_refused(tmp_path: Path, config: object, pr
     with pytest.raises(TaskError) as raised:
         load_task(path, tmp_path)
     assert str(raised.value) == f"task {path}: {problem}"
+
+
+@pytest.mark.parametrize(("text", "any_there"), [("", False), ("\n\n", False), ("{}", True)])
+def test_a_task_may_have_no_documents(tmp_path: Path, text: str, any_there: bool) -> None:
+    path = write(tmp_path, CONFIG)
+    (tmp_path / "mine.jsonl").write_text(text)
+    config, _ = load_task(path, tmp_path)
+    assert has_documents(config) is any_there
 
 
 def test_a_task_with_tags_is_refused(tmp_path: Path) -> None:
