@@ -96,7 +96,7 @@ class Outcome:
 
 
 class TrialError(RuntimeError):
-    """Trials that came to no verdict."""
+    """A trial that came to no verdict."""
 
 
 def run_all(work: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
@@ -105,22 +105,18 @@ def run_all(work: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Resul
     The processes that do it live on from task to task: what a setup function patches lies in the
     processes that they start for each candidate.
 
-    Raises: TrialError, when all is done, if any of it raised.
+    Raises: TrialError for the first that raises; those not yet begun are left out.
     """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
         NUM_AT_A_TIME, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
-        futures = [pool.submit(work, task) for task in tasks]
-        for _ in track(as_completed(futures), work.__name__, len(futures), console=SHOWN):
-            pass
-    failed = [
-        f"{task}: {future.exception()}"
-        for task, future in zip(tasks, futures, strict=True)
-        if future.exception() is not None
-    ]
-    if failed:
-        raise TrialError("\n\n".join(failed))
+        futures = {pool.submit(work, task): task for task in tasks}
+        for done in track(as_completed(futures), work.__name__, len(futures), console=SHOWN):
+            error = done.exception()
+            if error is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise TrialError(f"{futures[done]}: {error}") from error
     return [future.result() for future in futures]
 
 
@@ -196,5 +192,5 @@ def _fingerprint(candidate: Trace) -> str:
     seen = json.dumps(candidate.attachment_json("replay"), sort_keys=True)
     digest = hashlib.sha256(seen.encode())
     for _, logits in sorted(candidate.attachment("logits").items()):
-        digest.update(logits.numpy().tobytes())
+        digest.update(logits.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
