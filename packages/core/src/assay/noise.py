@@ -57,15 +57,20 @@ class Ratio:
 def tensor_ratio(actual: PairSums, noise: PairSums | None, unit_roundoff: float) -> Ratio:
     """Relative error of the whole tensor, pooled over calls."""
     expected = noise.relative_error if noise is not None else 0.0
-    return Ratio(
-        "replay-tensor", actual.relative_error, max(expected, TENSOR_FLOOR * unit_roundoff)
-    )
+    floor = TENSOR_FLOOR * unit_roundoff
+    return Ratio("replay-tensor", actual.relative_error, at_least(floor, expected))
 
 
 def row_ratio(actual: PairSums, noise: PairSums | None, unit_roundoff: float) -> Ratio:
     """Worst row against the worst row: a fault in a few tokens drowns in the average."""
     expected = noise.worst_row()[0] if noise is not None else 0.0
-    return Ratio("replay-row", actual.worst_row()[0], max(expected, TENSOR_FLOOR * unit_roundoff))
+    floor = TENSOR_FLOOR * unit_roundoff
+    return Ratio("replay-row", actual.worst_row()[0], at_least(floor, expected))
+
+
+def at_least(floor: float, noise: float) -> float:
+    """The noise, or `floor` where that is larger or the noise run itself is not finite."""
+    return max(noise, floor) if math.isfinite(noise) else floor
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from assay.errors import UsageError
 from assay.verdicts import Measurement
 
 # A limit is this many times the largest clean ratio. The ratios of clean runs are maxima over
-# hundreds of places, whose tail is short: of 100 variants the largest was at most 1.3 times the
-# fifth largest for every statistic (docs/noise.md).
+# hundreds of places, whose tail is short.
 MARGIN = 1.25
 
 # No limit is below this: a ratio of 2 is what two healthy ways to sum may differ by.
@@ -25,10 +24,16 @@ class CleanRun:
 
 
 def largest_ratios(measurements: Iterable[Measurement]) -> dict[str, float]:
-    """The largest judged ratio of each statistic; what must be exact has no ratio to calibrate."""
+    """The largest judged ratio of each statistic; what must be exact has no ratio to calibrate.
+
+    Raises: UsageError if a ratio is not finite: no clean run has one.
+    """
     largest: dict[str, float] = {}
     for row in measurements:
-        if row.limit and row.prompt is None and math.isfinite(row.ratio):
+        if row.limit and row.prompt is None:
+            if not math.isfinite(row.ratio):
+                where = f"{row.module or '(model)'} {row.port}"
+                raise UsageError(f"{row.statistic} is {row.ratio} at {where}: no clean run")
             largest[row.statistic] = max(largest.get(row.statistic, 0.0), row.ratio)
     return largest
 
@@ -51,9 +56,11 @@ def calibrate_limits(runs: Iterable[CleanRun]) -> dict[str, float]:
 
 
 def false_alarm_bound(num_runs: int) -> float:
-    """Upper bound, at 95%, of the share of clean runs that would fail, when none of these did.
+    """Upper bound, at 95%, of the share of clean runs whose ratio is over the largest of these.
 
-    Source: Hanley & Lippman-Hand, JAMA 249 (1983) 1743: the rule of three.
+    It holds for the runs that the largest was taken from (Wilks, Annals of Mathematical Statistics
+    12 (1941) 91: tolerance limits), and for runs that limits from elsewhere let pass (Hanley &
+    Lippman-Hand, JAMA 249 (1983) 1743: the rule of three).
     """
     return min(1.0, 3.0 / num_runs)
 
@@ -65,8 +72,8 @@ def limits_file(runs: Iterable[CleanRun], command: str) -> str:
     bound = false_alarm_bound(len(runs))
     lines = [
         f"# Made by: {command}",
-        f"# A limit is {MARGIN} times the largest ratio of {len(runs)} clean runs. None of them",
-        f"# fails; at 95% fewer than {bound:.1%} of such runs would.",
+        f"# A limit is {MARGIN} times the largest ratio of {len(runs)} clean runs. At 95% fewer",
+        f"# than {bound:.1%} of such runs have a ratio over even the largest, for each statistic.",
         f'origin = "calibrated on {len(runs)} clean runs"',
         "",
         "[limits]",

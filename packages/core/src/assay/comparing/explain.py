@@ -27,6 +27,9 @@ _ABSOLUTE = {
     "non-finite": "NaN or infinity where the reference is finite",
 }
 
+# What the noise was measured over, by level.
+_SAME = {"logits": "of the same tokens", "tokens": "of the same token"}
+
 _PLURAL_SUBJECTS: frozenset[Phase] = frozenset({"inputs"})
 
 _MADE_HERE: dict[Phase, str] = {
@@ -175,10 +178,10 @@ def _describe_noise(verdict: Verdict, row: Measurement | None) -> str:
     run = str(verdict.candidate.get("run") or "")
     dtype = run.rpartition("/")[2]
     noise = f"{dtype} noise" if dtype else "noise"
-    same = {"logits": "token", "tokens": "token"}.get(row.level, "module") if row else "place"
+    same = _SAME.get(row.level, "of the same module") if row else "of the same place"
     if row and _floor_decided(row):
-        return f"{noise} floor (the noise run of the same {same} is below it)"
-    return f"{noise} of the same {same}"
+        return f"{noise} floor (the noise run {same} is below it)"
+    return f"{noise} {same}"
 
 
 def _floor_decided(row: Measurement) -> bool:

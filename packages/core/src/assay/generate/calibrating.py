@@ -14,7 +14,7 @@ from assay.generate.check import (
 )
 from assay.generate.requests import CaptureRequest
 from assay.runs import Progress
-from assay.verdicts import Measurement
+from assay.verdicts import Measurement, Outcome, Verdict
 
 MODELS = ("micro:llama", "micro:mistral", "micro:gemma2", "micro:mixtral")
 
@@ -43,10 +43,20 @@ def run_clean(
             part.mkdir()
             check = GenerateCheck(model=model, candidate=run, golden=goldens[dtype])
             verdict = check_generate(check, part, progress)
-            wrong = [item for item in verdict.suspects if item.limit == 0]
-            if wrong or verdict.unmatched.expected:
+            if not _is_clean(verdict):
                 raise UsageError(f"{model} on {run} is no clean run: see {part}/verdict.json")
             with (part / MEASUREMENTS_FILE).open(encoding="utf-8") as file:
                 rows = (Measurement.model_validate(json.loads(line)) for line in file)
                 clean.append(CleanRun(f"{model} {run}", largest_ratios(rows)))
     return clean
+
+
+def _is_clean(verdict: Verdict) -> bool:
+    """Whether limits may be taken from a run: all agrees that no limit of noise is needed for."""
+    exact = ("inputs", "tokens", "sampler")
+    return (
+        not any(item.limit == 0 for item in verdict.suspects)
+        and not verdict.unmatched.expected
+        and verdict.diagnosis != "non-finite"
+        and all(verdict.levels[name].verdict in (None, Outcome.PASS) for name in exact)
+    )

@@ -3,6 +3,7 @@
 It never judges: a setup function may have patched anything in this process.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from assay.generate.passes import (
     single_rows,
     whole_batches,
 )
-from assay.generate.requests import CandidateReport, CandidateRequest, GoldenManifest
+from assay.generate.requests import LEVELS, CandidateReport, CandidateRequest, GoldenManifest
 from assay.generate.sampler import processed_scores
 from assay.locating.drift import DriftMeter
 from assay.locating.replay import Replayer
@@ -46,6 +47,7 @@ def load_candidate(
     request: CandidateRequest, golden: GoldenManifest, section: GoldenSection
 ) -> tuple[Side, list[str]]:
     """The candidate's model, set up as asked, and the names of weights that differ."""
+    check_deep_enough(golden, request)
     run = parse_run(request.candidate)
     device = open_run(run)
     options = CandidateOptions.parse(request.options)
@@ -75,7 +77,7 @@ def run_candidate(request: CandidateRequest, progress: Progress) -> CandidateRep
     with progress.step(f"candidate: loads {request.model} on {run}"):
         side, different = load_candidate(request, golden, section)
     loaded, device = side.loaded, side.device
-    candidate = _Candidate(side, golden, section, CandidateOptions.parse(request.options))
+    candidate = _Candidate(side, golden, section, request)
     with TraceWriter(request.folder, {"run": str(run)}) as writer:
         deterministic, spread = candidate.write(writer, progress)
     return CandidateReport(
@@ -129,6 +131,15 @@ def check_same_inputs(
     )
 
 
+def check_deep_enough(golden: GoldenManifest, request: CandidateRequest) -> None:
+    """Raise UsageError if the golden holds less than is to be compared."""
+    if LEVELS.index(request.level) > LEVELS.index(golden.level):
+        raise UsageError(
+            f"{request.golden} was captured at level {golden.level}, which says nothing of"
+            f" {request.level}: check with --level {golden.level}, or capture it anew"
+        )
+
+
 def set_up(loaded: LoadedModel, function: Callable[[nn.Module], Any], name: str) -> LoadedModel:
     """The model after the user's setup function, which may change it or return another."""
     from dataclasses import replace
@@ -152,11 +163,13 @@ class _Candidate:
         side: Side,
         golden: GoldenManifest,
         section: GoldenSection,
-        options: CandidateOptions,
+        request: CandidateRequest,
     ) -> None:
+        options = CandidateOptions.parse(request.options)
         self._side = side
         self._golden = golden
         self._section = section
+        self._level = request.level
         self._compiled = options.compile
         self._works = (
             whole_batches(section.batches)
@@ -166,37 +179,56 @@ class _Candidate:
 
     def write(self, writer: TraceWriter, progress: Progress) -> tuple[bool, float]:
         """All passes; returns whether two runs agree bit for bit, and by how much they differ."""
-        tokens = self._expected("tokens")
         with progress.step("candidate: generates"):
-            free = [
-                run_free(self._side, work, self._golden.inputs.sampling).tokens
-                for work in self._works
-            ]
-            self._attach(writer, "tokens", free)
-        with progress.step("candidate: reference's tokens are forced"):
-            outcomes = self._forced(tokens, writer)
-            again = run_forced(self._side, self._works[0], tokens[0]).logits
-        self._attach(writer, "logits", [item.logits for item in outcomes])
-        if self._golden.model.can_generate:
-            logits = self._expected("logits")
             sampling = self._golden.inputs.sampling
-            scores = [
-                processed_scores(self._side, work, forced, expected, sampling)
-                for work, forced, expected in zip(self._works, tokens, logits, strict=True)
+            free = [run_free(self._side, work, sampling) for work in self._works]
+        self._attach(writer, "tokens", [item.tokens for item in free])
+        # The first batch, and the last, which is the longest and comes in chunks.
+        repeated = sorted({0, len(self._works) - 1})
+        tokens = self._expected("tokens")
+        if self._level == "tokens":
+            tokens = [item.tokens for item in free]
+            first = [free[number].logits for number in repeated]
+        else:
+            with progress.step("candidate: reference's tokens are forced"):
+                forced = self._forced(tokens, writer)
+            self._attach(writer, "logits", [item.logits for item in forced])
+            self._score(writer, tokens)
+            first = [forced[number].logits for number in repeated]
+        with progress.step("candidate: runs again, for the same numbers"):
+            again = [
+                run_forced(self._side, self._works[number], tokens[number]).logits
+                for number in repeated
             ]
-            self._attach(writer, "scores", scores)
-        if self._golden.level == "modules":
+        if self._level == "modules":
             with progress.step("candidate: every module is measured"):
-                section, attention = self._section, attention_of(self._side.loaded)
-                replayer = Replayer(section.trace, section.border, attention, section.pointwise())
-                results = replay(self._side, self._works, tokens, replayer)
-                data, sums = results.to_parts()
-                writer.attach_json("replay", data)
-                writer.attach("replay-sums", sums)
-        return _compare_runs(again, outcomes[0].logits)
+                self._replay(writer, tokens)
+        return _compare_runs(again, first)
+
+    def _score(self, writer: TraceWriter, tokens: list[Tensor]) -> None:
+        """What the sampler makes of the reference's logits."""
+        if not self._golden.model.can_generate:
+            return
+        logits = self._expected("logits")
+        sampling = self._golden.inputs.sampling
+        scores = [
+            processed_scores(self._side, work, forced, expected, sampling)
+            for work, forced, expected in zip(self._works, tokens, logits, strict=True)
+        ]
+        self._attach(writer, "scores", scores)
+
+    def _replay(self, writer: TraceWriter, tokens: list[Tensor]) -> None:
+        section, attention = self._section, attention_of(self._side.loaded)
+        replayer = Replayer(
+            section.trace, section.border, attention, section.pointwise(), section.score_noise()
+        )
+        results = replay(self._side, self._works, tokens, replayer)
+        data, sums = results.to_parts()
+        writer.attach_json("replay", data)
+        writer.attach("replay-sums", sums)
 
     def _forced(self, tokens: list[Tensor], writer: TraceWriter) -> list[Generated]:
-        if self._golden.level != "modules" or self._compiled:
+        if self._level != "modules" or self._compiled:
             # Hooks would cut a compiled model into pieces.
             return [
                 run_forced(self._side, work, row)
@@ -229,11 +261,15 @@ class _Candidate:
         writer.attach(name, {number: torch.cat(rows) for number, rows in by_batch.items()})
 
 
-def _compare_runs(again: Tensor, first: Tensor) -> tuple[bool, float]:
-    if torch.equal(again, first):
+def _compare_runs(again: list[Tensor], first: list[Tensor]) -> tuple[bool, float]:
+    if all(map(torch.equal, again, first)):
         return True, 0.0
-    scale = first.double().norm().clamp(min=1e-300)
-    return False, float((again.double() - first.double()).norm() / scale)
+    difference = sum(
+        float((one.double() - other.double()).pow(2).sum())
+        for one, other in zip(again, first, strict=True)
+    )
+    scale = sum(float(one.double().pow(2).sum()) for one in first)
+    return False, math.sqrt(difference / max(scale, 1e-300))
 
 
 def _different_weights(section: GoldenSection, model: nn.Module) -> list[str]:

@@ -104,20 +104,27 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         golden=str(golden),
         folder=str(folder / "candidate"),
         setup=check.setup,
+        level=check.level,
         options=check.options,
         inputs=check.inputs.model_dump(include=set(check.given)) if check.golden else {},
         remote_code=check.remote_code,
     )
     answer = workers.ask("candidate", candidate.model_dump(), "candidate")
-    judgement = judge(golden, check.dtype, folder / "candidate", answer, check.limits)
+    judgement = judge(golden, check, folder / "candidate", answer)
+    write_measurements(folder / MEASUREMENTS_FILE, judgement.measurements)
+    # Before the closer look: whatever ends that, the verdict is there.
+    verdict = _write_verdict(folder, judgement.verdict)
     if judgement.origin is not None:
         from assay.generate.followup import follow_up  # torch
 
-        judgement = follow_up(judgement, check, candidate, workers)
-    verdict = judgement.verdict.model_copy(
+        verdict = _write_verdict(folder, follow_up(judgement, check, candidate, workers).verdict)
+    return verdict
+
+
+def _write_verdict(folder: Path, verdict: Verdict) -> Verdict:
+    verdict = verdict.model_copy(
         update={"command": ["assay", *sys.argv[1:]], "environment": provenance()}
     )
-    write_measurements(folder / MEASUREMENTS_FILE, judgement.measurements)
     write_whole(folder / VERDICT_FILE, verdict.to_json())
     return verdict
 
@@ -151,7 +158,7 @@ def _capture_golden(check: GenerateCheck, workers: Workers) -> Path:
     return golden
 
 
-def judge(golden: Path, dtype: str, candidate: Path, answer: Answer, limits: str) -> "Judgement":
+def judge(golden: Path, check: GenerateCheck, candidate: Path, answer: Answer) -> "Judgement":
     """The judgement over a candidate's results."""
     from assay.generate.evidence import Evidence  # torch is not needed for --help
     from assay.generate.golden import GoldenSection, read_golden
@@ -162,10 +169,11 @@ def judge(golden: Path, dtype: str, candidate: Path, answer: Answer, limits: str
 
     evidence = Evidence(
         read_golden(golden),
-        GoldenSection.open(golden, dtype),
+        GoldenSection.open(golden, check.dtype),
         Trace.open(candidate),
         CandidateReport.model_validate(answer.result),
-        load_limits(limits),
+        load_limits(check.limits),
+        check.level,
     )
     with chosen_threads(evidence.golden.model.num_parameters):
         return judge_generation(evidence)

@@ -6,10 +6,12 @@ precision is the opposite: in exact arithmetic it is gone. So the candidate's co
 in float64 on the host.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from assay.comparing.judge import Judged
 from assay.comparing.results import ReplayResults
 from assay.devices.registry import open_device
 from assay.generate.candidate import check_same_model, set_up
@@ -21,7 +23,6 @@ from assay.locating.replay import Replayer
 from assay.models import load_model
 from assay.plugins import load_object
 from assay.runs import Progress
-from assay.stages import Stage
 
 # Logits of one model computed in float64 in two ways differ by its rounding: shifted positions and
 # permuted hidden units by 4e-16 on the micro models; this leaves a hundred times that for depth and
@@ -80,20 +81,17 @@ def _errors(results: ReplayResults) -> list[dict[str, Any]]:
     ]
 
 
-def find_equivalent_stages(
-    candidate: ReplayResults, in_float64: list[dict[str, Any]], failed: set[Stage]
-) -> set[Stage]:
-    """Those of `failed` whose every differing port differs as much in float64."""
+def is_representation(failed: Iterable[Judged], in_float64: list[dict[str, Any]]) -> bool:
+    """Whether everything that failed differs as much in float64: by value, not by precision."""
     exact = {(row["module"], row["port"]): row for row in in_float64}
-    equivalent = set()
-    for stage in failed:
-        worst = max(
-            (port for port in candidate.ports.values() if port.stage == stage),
-            key=lambda port: (port.exact.num_different, port.sums.relative_error),
-        )
-        row = exact.get((worst.module, worst.port))
-        if row is None:
-            continue
-        if row["different"] or row["error"] >= SAME_ERROR * worst.sums.relative_error:
-            equivalent.add(stage)
-    return equivalent
+    return all(
+        _differs_as_much(item, exact.get((item.port.module, item.port.port))) for item in failed
+    )
+
+
+def _differs_as_much(failed: Judged, in_float64: dict[str, Any] | None) -> bool:
+    if in_float64 is None or failed.ratio.statistic == "non-finite":
+        return False
+    if failed.ratio.statistic == "exact":
+        return bool(in_float64["different"])
+    return bool(in_float64["error"] >= SAME_ERROR * failed.port.sums.relative_error)

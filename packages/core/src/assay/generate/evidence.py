@@ -8,19 +8,21 @@ from assay.comparing.limits import Limits
 from assay.dtypes import float_format
 from assay.generate.golden import GoldenSection
 from assay.generate.requests import CandidateReport, GoldenManifest
+from assay.generate.requests import Level as Depth
 from assay.trace import Trace
 from assay.verdicts import Level, Measurement, Outcome, TokenPosition
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Both sides of a check, and the limits by which it is judged."""
+    """Both sides of a check, the limits by which it is judged, and how deep it went."""
 
     golden: GoldenManifest
     section: GoldenSection
     candidate: Trace
     report: CandidateReport
     limits: Limits
+    depth: Depth = "modules"
 
     @property
     def dtype(self) -> str:

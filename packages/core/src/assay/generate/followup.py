@@ -4,12 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from assay.comparing.judge import Judged, judge_replay
 from assay.comparing.limits import load_limits
 from assay.comparing.results import ReplayResults
 from assay.dtypes import float_format
+from assay.errors import AssayError
 from assay.generate.check import GenerateCheck, Workers
 from assay.generate.closer import read_operations
-from assay.generate.equivalence import find_equivalent_stages
+from assay.generate.equivalence import is_representation
 from assay.generate.golden import GoldenSection
 from assay.generate.judging import Judgement
 from assay.generate.requests import CandidateRequest, CloserRequest, EquivalenceRequest
@@ -25,19 +27,32 @@ _NAMED = 5
 def follow_up(
     judgement: Judgement, check: GenerateCheck, candidate: CandidateRequest, workers: Workers
 ) -> Judgement:
-    """The judgement after a closer look."""
+    """The judgement after a closer look; where that is not possible, as it was, with a note."""
     levels = judgement.verdict.levels
     if check.setup is not None and all(
         levels[name].verdict in (None, Outcome.PASS) for name in _TEXT_LEVELS
     ):
-        judgement = _excuse_representation(judgement, check, candidate, workers)
+        try:
+            judgement = _excuse_representation(judgement, check, candidate, workers)
+        except AssayError as error:
+            judgement = _with_note(judgement, f"not run in float64: {error}")
     if judgement.origin is None or judgement.call is None:
         return judgement
-    operation = _find_operation(judgement, check, candidate, workers)
+    try:
+        operation = _find_operation(judgement, check, candidate, workers)
+    except AssayError as error:
+        # A golden from elsewhere: its device need not be here.
+        return _with_note(judgement, f"no operation is named: {error}")
     if operation is None or judgement.verdict.location is None:
         return judgement
     location = judgement.verdict.location.model_copy(update={"op": operation})
     return replace(judgement, verdict=judgement.verdict.model_copy(update={"location": location}))
+
+
+def _with_note(judgement: Judgement, note: str) -> Judgement:
+    verdict = judgement.verdict
+    update = {"notes": [*verdict.notes, note]}
+    return replace(judgement, verdict=verdict.model_copy(update=update))
 
 
 def _excuse_representation(
@@ -52,39 +67,45 @@ def _excuse_representation(
         remote_code=check.remote_code,
     )
     found = workers.ask("equivalence", request.model_dump(), "equivalence").result
-    if not found["agrees"]:
+    failed = _failed_statistics(check, candidate)
+    if not found["agrees"] or not is_representation(failed, found["stages"]):
         return judgement
-    results = Trace.open(candidate.folder)
-    replay = ReplayResults.from_parts(
-        results.attachment_json("replay"),  # type: ignore[arg-type]
-        results.attachment("replay-sums"),
-    )
-    failed = {item.stage for item in judgement.ranked}
-    if find_equivalent_stages(replay, found["stages"], failed) != failed:
-        return judgement
-    names = ", ".join(sorted(str(stage) for stage in failed)[:_NAMED])
-    verdict = judgement.verdict
-    levels: dict[str, Any] = dict(verdict.levels)
+    stages = sorted({str(item.port.stage) for item in failed})
+    levels: dict[str, Any] = dict(judgement.verdict.levels)
     for name in ("inputs", "modules"):
         if levels[name].verdict is Outcome.FAIL:
             update = {"verdict": Outcome.PASS, "reason": "only the representation differs"}
             levels[name] = levels[name].model_copy(update=update)
     outcome = overall_outcome([one.verdict for one in levels.values() if one.verdict is not None])
-    note = (
-        f"{len(failed)} stages hold other values than the reference ({names}), but computed exactly"
-        " the model is the same: its logits agree in float64"
-    )
-    changed = verdict.model_copy(
+    changed = judgement.verdict.model_copy(
         update={
             "verdict": outcome,
             "levels": levels,
             "location": None,
             "first_bad_token": None,
+            "suspects": [],
+            "noise_ratio": None,
+            "limit": None,
+            "statistic": None,
             "diagnosis": "representation-difference" if outcome is Outcome.PASS else None,
-            "notes": [*verdict.notes, note],
         }
     )
-    return replace(judgement, verdict=changed, origin=None)
+    note = (
+        f"{len(stages)} stages hold other values than the reference ({', '.join(stages[:_NAMED])}),"
+        " but computed exactly the model is the same: its logits agree in float64"
+    )
+    return _with_note(replace(judgement, verdict=changed, origin=None), note)
+
+
+def _failed_statistics(check: GenerateCheck, candidate: CandidateRequest) -> list[Judged]:
+    results = Trace.open(candidate.folder)
+    replay = ReplayResults.from_parts(
+        results.attachment_json("replay"),  # type: ignore[arg-type]
+        results.attachment("replay-sums"),
+    )
+    noise = GoldenSection.open(Path(candidate.golden), check.dtype).noise()
+    judged, _ = judge_replay(replay, noise, load_limits(check.limits))
+    return [item for item in judged if item.failed]
 
 
 def _find_operation(

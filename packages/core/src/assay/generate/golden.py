@@ -5,8 +5,9 @@ trace holds the yardstick's calls; attached to it are the inputs, the yardstick'
 logits, and what the noise run in this dtype measured.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -44,6 +45,7 @@ from assay.inputs import (
     Batch,
     InputPlan,
     PlanOptions,
+    describe_reach,
     limits_of,
     load_prompts,
     parse_lengths,
@@ -107,6 +109,14 @@ class GoldenSection:
         data: Any = self.trace.attachment_json("noise")
         return frozenset(port["stage"]["module"] for port in data["ports"] if port["pointwise"])
 
+    def score_noise(self) -> dict[tuple[str, str], float]:
+        """Root mean square error of every port in the noise run, by module and port."""
+        return {
+            key: math.sqrt(port.sums.dd / port.sums.num_elements)
+            for key, port in self.noise().ports.items()
+            if port.sums.num_elements
+        }
+
     def weights(self) -> dict[str, str]:
         """Hashes of the noise run's weights."""
         return dict(self.trace.attachment_json("weights"))  # type: ignore[arg-type]
@@ -138,6 +148,12 @@ def capture_golden(request: CaptureRequest, progress: Progress) -> GoldenManifes
     size = estimate_size(request.model)
     choose_threads(size.num_parameters)
     yardstick_dtype = _yardstick_dtype(device, size.num_parameters)
+    if yardstick_dtype in request.noise_for:
+        raise UsageError(
+            f"a candidate in {yardstick_dtype} cannot be judged: its yardstick would be computed"
+            f" in {yardstick_dtype} as well (float64 is for devices that have it, and models of at"
+            f" most {FLOAT64_PARAMETERS / 1e9:g} billion parameters)"
+        )
     plan: InputPlan | None = None
     sections = {}
     identity: ModelIdentity | None = None
@@ -201,7 +217,11 @@ def plan_inputs(options: InputOptions, loaded: LoadedModel) -> InputPlan:
         max_new_tokens=options.max_new_tokens,
         seed=options.seed,
     )
-    return plan_batches(limits, plan_options, loaded.encode, prompts)
+    plan = plan_batches(limits, plan_options, loaded.encode, prompts)
+    missed = [name for name, met in describe_reach(plan.batches, limits).items() if met is False]
+    if not missed:
+        return plan
+    return replace(plan, notes=(*plan.notes, f"these inputs do not try: {', '.join(missed)}"))
 
 
 def identify(loaded: LoadedModel) -> ModelIdentity:
@@ -287,7 +307,14 @@ class _Capture:
             side = Side(loaded, self.device)
             trace = Trace.open(self.writer.folder)
             logits = self._noise_logits(side, trace)
-            again = run_forced(side, self.works[0], self.tokens[0]).logits
+            # As the candidate does it: the first batch, and the last, which comes in chunks.
+            deterministic = all(
+                torch.equal(
+                    run_forced(side, self.works[number], self.tokens[number]).logits,
+                    logits[number],
+                )
+                for number in {0, len(self.works) - 1}
+            )
         self._attach("noise-logits", logits)
         self.writer.attach_json("weights", weight_hashes(side.loaded.model))
         if self.request.level == "modules":
@@ -301,7 +328,7 @@ class _Capture:
         return Section(
             dtype=self.dtype,
             yardstick_dtype=yardstick_dtype,
-            reference_deterministic=bool(torch.equal(again, logits[0])),
+            reference_deterministic=deterministic,
             num_calls=len(trace.calls),
         )
 

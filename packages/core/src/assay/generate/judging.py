@@ -58,7 +58,7 @@ def judge_generation(evidence: Evidence) -> Judgement:
     outcome = overall_outcome(
         [level.verdict for level in levels.values() if level.verdict is not None]
     )
-    notes = [*evidence.golden.notes, *evidence.report.notes]
+    notes = list(dict.fromkeys([*evidence.golden.notes, *evidence.report.notes]))
     notes += [note for result in results.values() for note in result.notes]
     diagnosis = _diagnose(evidence, outcome, results, origin)
     if diagnosis == "below-resolution":

@@ -12,7 +12,7 @@ from torch import Tensor
 from assay.blocks import map_on_threads
 from assay.generate.distributions import WholeMetrics, compare_largest, compare_whole, largest
 from assay.metrics import ShapeMismatchError
-from assay.noise import Ratio
+from assay.noise import Ratio, at_least
 
 TOP_K = 20
 # Logits handled at a time: what fits the caches of one core.
@@ -105,10 +105,10 @@ def judge_logits(candidate: TokenMetrics, noise: TokenMetrics, unit_roundoff: fl
     spread = float(noise.scale.pow(2).mean().sqrt())
     kl_floor = (floor * spread) ** 2 / 2
     return [
-        Ratio("logits-error", _rms(relative), max(_rms(noise_relative), floor)),
-        Ratio("logits-worst", _worst(relative), max(_worst(noise_relative), floor)),
-        Ratio("logits-kl", float(candidate.kl.mean()), max(float(noise.kl.mean()), kl_floor)),
-        Ratio("logits-kl-worst", _worst(candidate.kl), max(_worst(noise.kl), kl_floor)),
+        Ratio("logits-error", _rms(relative), at_least(floor, _rms(noise_relative))),
+        Ratio("logits-worst", _worst(relative), at_least(floor, _worst(noise_relative))),
+        Ratio("logits-kl", float(candidate.kl.mean()), at_least(kl_floor, float(noise.kl.mean()))),
+        Ratio("logits-kl-worst", _worst(candidate.kl), at_least(kl_floor, _worst(noise.kl))),
     ]
 
 

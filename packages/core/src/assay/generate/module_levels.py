@@ -41,8 +41,8 @@ class ReplayJudgement:
 
 def judge_module_levels(evidence: Evidence) -> ReplayJudgement:
     """Judge every stage; where several fail, find the one that makes the error."""
-    if evidence.golden.level != "modules":
-        reason = f"the golden was captured at level {evidence.golden.level}"
+    if evidence.depth != "modules":
+        reason = f"checked at level {evidence.depth}"
         return ReplayJudgement(LevelResult.not_run(reason), LevelResult.not_run(reason))
     replay = ReplayResults.from_parts(
         evidence.candidate.attachment_json("replay"),  # type: ignore[arg-type]

@@ -1,12 +1,14 @@
 """What the two processes of a check are asked for, and what they answer, as JSON."""
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
 from assay.verdicts import Record
 
 Level = Literal["tokens", "logits", "modules"]
+# From the shallowest to the deepest.
+LEVELS: tuple[Level, ...] = get_args(Level)
 RemoteCode = Literal["refuse", "trust"]
 
 
@@ -45,6 +47,7 @@ class CandidateRequest(Record):
     golden: str
     folder: str
     setup: str | None = None
+    level: Level = "modules"
     options: dict[str, str] = Field(default_factory=dict)
     inputs: dict[str, Any] = Field(default_factory=dict)
     remote_code: RemoteCode = "refuse"

@@ -4,6 +4,7 @@ What the running model's own code hands to a child, or returns from one, is comp
 the reference recorded there, and then replaced by it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +78,7 @@ class _Matched:
     changes: ChangeWatch | None = None
     seen: set[str] = field(default_factory=set)
     excluded: Tensor | None = None  # rows of a router whose choice is a near tie
+    scores: str = ""  # the port by which it chooses: compared in all rows
 
 
 @dataclass
@@ -85,12 +87,15 @@ class Replayer:
 
     attention: the attention implementation of the model that runs.
     pointwise: modules whose own code only rounds element by element.
+    score_noise: root mean square error, in a healthy run, of the scores by which a router chooses,
+        by module and port; the candidate's own error would excuse a wrong router.
     """
 
     trace: Trace
     border: Border
     attention: str = "eager"
     pointwise: frozenset[str] = frozenset()
+    score_noise: Mapping[tuple[str, str], float] | None = None
     results: ReplayResults = field(default_factory=ReplayResults)
     source: BatchSource = field(default_factory=lambda: BatchSource(0))
     _handed_on: TensorMap[str] = field(default_factory=TensorMap)  # handed on -> its content
@@ -197,7 +202,8 @@ class Replayer:
         if value.shape != expected.shape:
             result.exact.add(expected.numel(), expected.numel())
             return actual
-        self._measure(result, matched, value, expected)
+        excluded = matched.excluded if port != matched.scores else None
+        self._measure(result, matched.rows, excluded, value, expected)
         fed = self.border.hand_on(expected, actual.dtype).to(actual.device)
         self._handed_on.put(fed, key)
         return fed
@@ -220,15 +226,18 @@ class Replayer:
                 tensor.copy_(fed)
 
     def _measure(
-        self, result: PortResult, matched: _Matched, actual: Tensor, expected: Tensor
+        self,
+        result: PortResult,
+        rows: RowMap | None,
+        excluded: Tensor | None,
+        actual: Tensor,
+        expected: Tensor,
     ) -> None:
-        rows = matched.rows
         if rows is not None and expected.shape == (rows.num_rows, rows.length):
             actual, expected = actual[..., None], expected[..., None]  # one number for each token
         (actual_RC, expected_RC), prompt, position = self._index.flatten(actual, expected)
-        if matched.excluded is not None and len(matched.excluded) == expected.shape[0]:
-            excluded = matched.excluded[:, None].expand(expected.shape)
-            keep = ~self._index.flatten(excluded)[0][0][:, 0]
+        if excluded is not None and len(excluded) == expected.shape[0]:
+            keep = ~self._index.flatten(excluded[:, None].expand(expected.shape))[0][0][:, 0]
             result.exact.num_near_ties += int((~keep).sum())
             actual_RC, expected_RC = actual_RC[keep], expected_RC[keep]
             prompt, position = prompt[keep], position[keep]
@@ -297,8 +306,15 @@ class Replayer:
         for port, actual in choices.items():
             scores = find_scores(recorded[port], {p: recorded[p] for p in tensors if p != port})
             if scores is not None and actual.shape == recorded[port].shape:
-                return near_tie_rows(actual, recorded[port], recorded[scores], tensors[scores])
+                error = self._score_error(entry, scores, tensors[scores], recorded[scores])
+                matched.scores = scores
+                return near_tie_rows(actual, recorded[port], recorded[scores], error)
         return None
+
+    def _score_error(self, entry: Entry, port: str, actual: Tensor, expected: Tensor) -> float:
+        if self.score_noise is not None:
+            return self.score_noise.get((entry.call.site.module, port), 0.0)
+        return float((actual.double() - expected.double()).pow(2).mean().sqrt())
 
     def _result(self, entry: Entry, port: str, value: Tensor) -> PortResult:
         key = (entry.call.site.module, port)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,8 @@ def test_other_representation_of_the_same_model_passes(
     verdict = run.verdict
     assert (run.code, verdict["diagnosis"]) == (0, "representation-difference")
     assert verdict["location"] is None
+    assert verdict["suspects"] == []
+    assert verdict["noise_ratio"] is None
 
 
 def test_fault_that_the_text_does_not_show_is_no_representation(check: Run, setups: Path) -> None:
@@ -191,6 +194,54 @@ def test_live_check_and_golden_from_elsewhere_agree_bit_for_bit(
 
     assert (captured.code, live.code, later.code) == (0, 1, 1)
     assert numbers(live) == numbers(later)
+
+
+def test_golden_says_nothing_of_levels_that_it_does_not_hold(
+    assay: Run, prompts: Path, tmp_path: Path
+) -> None:
+    golden = tmp_path / "golden"
+    captured = assay(
+        "capture", "micro:llama", "--run", "cpu/float32", "--noise-for", "bfloat16",
+        "--level", "logits", "--prompts", prompts, "--max-new-tokens", "2", output=golden,
+    )  # fmt: skip
+    assert captured.code == 0, captured.stderr
+    against = ("check", "generate", "micro:llama", "--golden", golden, "--candidate")
+
+    refused = assay(*against, "cpu/bfloat16")
+    asked_for = assay(*against, "cpu/bfloat16", "--level", "logits")
+
+    assert refused.code == 2
+    assert "was captured at level logits" in refused.stderr
+    assert asked_for.code == 0
+    assert asked_for.verdict["levels"]["modules"] == {
+        "verdict": None, "reason": "checked at level logits", "compared": 0
+    }  # fmt: skip
+
+
+def test_shallow_check_of_a_deep_golden_stays_shallow(check: Run) -> None:
+    levels = check("--level", "tokens").verdict["levels"]
+
+    assert {name for name, level in levels.items() if level["verdict"]} == {"tokens"}
+
+
+def test_failure_stays_a_verdict_where_the_reference_s_device_is_not_here(
+    assay: Run, golden: Path, setups: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(golden, elsewhere)
+    manifest = json.loads((elsewhere / "golden.json").read_text())
+    manifest["reference"]["run"] = "nowhere/float32"
+    (elsewhere / "golden.json").write_text(json.dumps(manifest))
+
+    run = assay(
+        "check", "generate", "micro:llama", "--golden", elsewhere, "--candidate", "cpu/bfloat16",
+        "--candidate-setup", f"{setups}:weights_102",
+    )  # fmt: skip
+
+    assert run.code == 1
+    assert run.verdict["location"]["module"] == DOWN
+    assert run.verdict["location"]["op"] is None
+    assert any("nowhere" in note for note in run.verdict["notes"])
 
 
 def test_json_prints_the_verdict_and_nothing_else(clean: Run) -> None:

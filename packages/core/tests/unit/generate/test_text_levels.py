@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,6 +90,25 @@ def changed(
 
 
 # Logits
+
+
+def test_tokens_behind_the_first_difference_are_not_counted_as_compared(
+    make_evidence: MakeEvidence,
+) -> None:
+    tokens = {name: values.argmax(-1) for name, values in logits_of_batches(0, 3.0).items()}
+    tokens["0"][1, 0] += 1
+
+    result = judge_tokens_level(make_evidence(tokens=tokens))
+
+    assert judge_tokens_level(make_evidence()).level.compared == 6
+    assert result.level.compared == 5
+
+
+@pytest.mark.parametrize("judge", [judge_logits_level, judge_sampler_level])
+def test_level_tokens_judges_tokens_alone(make_evidence: MakeEvidence, judge: Any) -> None:
+    level = judge(replace(make_evidence(), depth="tokens")).level
+
+    assert (level.verdict, level.reason) == (None, "checked at level tokens")
 
 
 def test_healthy_logits_pass_with_every_token_compared(make_evidence: MakeEvidence) -> None:
