@@ -79,8 +79,10 @@ def judge_cycle(
 def _judge_losses(
     levels: _Levels, cycle: Cycle, uninterrupted: PartReport, resumed: PartReport
 ) -> None:
+    # Not the norms: nan says that the trainer cannot observe it, and inf is a step that a loss
+    # scaler left out.
     steps = [*uninterrupted.steps, *resumed.steps]
-    bad = [step for step in steps if not math.isfinite(step.loss + step.grad_norm)]
+    bad = [step for step in steps if not math.isfinite(step.loss)]
     if bad:
         reason = f"loss {bad[0].loss}, gradient norm {bad[0].grad_norm} in step {bad[0].step}"
         location = Location(phase="forward", step=bad[0].step)
@@ -161,7 +163,7 @@ def _judge_checkpoint(
 def _judge_resume(
     levels: _Levels, cycle: Cycle, uninterrupted: PartReport, resumed: PartReport
 ) -> list[Measurement]:
-    """Losses, gradient norms and final parameters are those of the uninterrupted run."""
+    """Steps and final parameters are those of the uninterrupted run."""
     if not resumed.steps:
         reason = "the resumed run made no step"
         levels.levels["resume"] = Level(verdict=None, reason=reason)
@@ -182,7 +184,8 @@ def _judge_resume(
     elif wrong:
         reason = f"the {wrong[0].port} of step {wrong[0].step} is not the uninterrupted run's"
         # Equal parameters and an equal batch give another loss only by other random numbers.
-        drawn = wrong[0] is rows[0] and levels.levels["checkpoint"].verdict is Outcome.PASS
+        first_loss = wrong[0].port == "loss" and wrong[0].step == cycle.resume_at
+        drawn = first_loss and levels.levels["checkpoint"].verdict is Outcome.PASS
         diagnosis: Diagnosis = "rng-state" if drawn else "checkpoint-mismatch"
         location = Location(phase="checkpoint", step=wrong[0].step)
         levels.failed("resume", compared, reason, _Finding(diagnosis, location))
@@ -197,9 +200,12 @@ def _judge_resume(
 
 def _step_rows(actual: StepRecord, expected: StepRecord) -> list[Measurement]:
     pairs = {
+        "number of tokens": (float(actual.num_tokens), float(expected.num_tokens)),
         "loss": (actual.loss, expected.loss),
-        "gradient norm": (actual.grad_norm, expected.grad_norm),
     }
+    norms = actual.grad_norm, expected.grad_norm
+    if not all(math.isnan(norm) for norm in norms):
+        pairs["gradient norm"] = norms
     return [
         Measurement(
             level="resume",
@@ -208,7 +214,7 @@ def _step_rows(actual: StepRecord, expected: StepRecord) -> list[Measurement]:
             phase="checkpoint",
             step=expected.step,
             statistic="exact",
-            actual=abs(one - other),
+            actual=0.0 if one == other else abs(one - other),
             expected=0.0,
             ratio=0.0 if one == other else math.inf,
             limit=0.0,

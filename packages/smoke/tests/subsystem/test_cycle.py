@@ -60,8 +60,10 @@ def test_a_clean_cycle_passes_with_every_level_compared(tmp_path: Path) -> None:
     )
     assert all(level.compared for level in verdict.levels.values())
     assert [(row.port, row.step, row.ratio) for row in measurements] == [
+        ("number of tokens", 2, 0.0),
         ("loss", 2, 0.0),
         ("gradient norm", 2, 0.0),
+        ("number of tokens", 3, 0.0),
         ("loss", 3, 0.0),
         ("gradient norm", 3, 0.0),
     ]

@@ -57,26 +57,58 @@ def test_a_clean_cycle_passes() -> None:
     verdict = judged()
     assert verdict.verdict is Outcome.PASS
     assert verdict.diagnosis is None
-    # 4 losses; 2 parameters; an adapter of one tensor, saved twice; 4 values of the state; loss
-    # and norm of one step, and 2 parameters at the end.
+    # 4 losses; 2 parameters; an adapter of one tensor, saved twice; 4 values of the state; tokens,
+    # loss and norm of one step, and 2 parameters at the end.
     assert {name: level.compared for name, level in verdict.levels.items()} == {
         "loss": 4,
         "updates": 2,
         "adapter": 2,
         "checkpoint": 4,
-        "resume": 4,
+        "resume": 5,
     }
-    assert verdict.compared == 16
+    assert verdict.compared == 17
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("field", ["loss", "grad_norm"])
-def test_what_is_not_finite_fails_even_if_both_runs_agree(field: str, value: float) -> None:
-    steps = [STEPS[0], STEPS[1], STEPS[2].model_copy(update={field: value})]
+def test_a_loss_that_is_not_finite_fails_even_if_both_runs_agree(value: float) -> None:
+    steps = [STEPS[0], STEPS[1], STEPS[2].model_copy(update={"loss": value})]
     verdict = judged({"steps": steps}, {"steps": steps[2:]})
     assert verdict.verdict is Outcome.FAIL
     assert verdict.diagnosis == "non-finite"
     assert verdict.location == Location(phase="forward", step=2)
+
+
+@pytest.mark.parametrize(
+    ("norm", "compared"), [(math.nan, 4), (math.inf, 5)], ids=["not-observed", "left-out"]
+)
+def test_a_norm_that_is_not_finite_is_no_failure_where_both_runs_agree(
+    norm: float, compared: int
+) -> None:
+    steps = [step.model_copy(update={"grad_norm": norm}) for step in STEPS]
+    verdict = judged({"steps": steps}, {"steps": steps[2:]})
+    assert verdict.verdict is Outcome.PASS
+    assert verdict.levels["resume"].compared == compared
+
+
+@pytest.mark.parametrize("side", ["uninterrupted", "resumed"])
+def test_a_norm_that_only_one_run_reports_fails(side: str) -> None:
+    steps = [step.model_copy(update={"grad_norm": math.nan}) for step in STEPS]
+    verdict = judged(**{side: {"steps": steps if side == "uninterrupted" else steps[2:]}})
+    assert failed_levels(verdict) == ["resume"]
+    assert verdict.levels["resume"].reason == (
+        "the gradient norm of step 2 is not the uninterrupted run's"
+    )
+
+
+def test_a_resumed_step_on_another_batch_fails() -> None:
+    # Another batch has another loss as well: the random numbers are not to blame.
+    step = STEPS[2].model_copy(update={"num_tokens": 8, "loss": 2.0})
+    verdict = judged(resumed={"steps": [step]})
+    assert failed_levels(verdict) == ["resume"]
+    assert verdict.levels["resume"].reason == (
+        "the number of tokens of step 2 is not the uninterrupted run's"
+    )
+    assert verdict.diagnosis == "checkpoint-mismatch"
 
 
 def test_a_run_that_made_too_few_steps_is_not_a_pass() -> None:
