@@ -21,7 +21,9 @@ LONG_FILES_ALLOWED: dict[str, str] = {
 VAGUE_NAMES = {"common", "helper", "helpers", "manager", "misc", "util", "utils"}
 
 # Calls that assert, beside the statement itself.
-ASSERTING_CALL = re.compile(r"^(assert|check)_|^(raises|warns|fnmatch_lines|no_fnmatch_line)$")
+ASSERTING_CALL = re.compile(
+    r"^(assert|check)_|^(raises|warns|fnmatch_lines|no_fnmatch_line|at_most|at_least)$"
+)
 
 Find = Callable[[str], list[Path]]
 
