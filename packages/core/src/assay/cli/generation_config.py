@@ -1,0 +1,96 @@
+"""A generation_config.json as options of `generate`: what is passed on, left out and refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from assay.errors import UsageError
+
+# Numbers by their range. What only sampling reads:
+_SAMPLING = {
+    "temperature": (0.0, None), "top_k": (0, None), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0),
+    "typical_p": (0.0, 1.0), "epsilon_cutoff": (0.0, 1.0), "eta_cutoff": (0.0, 1.0),
+}  # fmt: skip
+# What greedy decoding reads as well:
+_PENALTIES = {"repetition_penalty": (0.0, None), "no_repeat_ngram_size": (0, None)}
+_LISTS = ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias")
+_PASSED_ON = (*_SAMPLING, *_PENALTIES, *_LISTS)
+
+# assay decides about the length and what is kept; ids are the tokenizer's and the model's.
+_LEFT_OUT = {
+    "_commit_hash", "_from_model_config", "bos_token_id", "decoder_start_token_id", "eos_token_id",
+    "max_length", "max_new_tokens", "min_length", "min_new_tokens", "output_attentions",
+    "output_hidden_states", "output_logits", "output_scores", "pad_token_id",
+    "return_dict_in_generate", "transformers_version",
+}  # fmt: skip
+# Values that ask for nothing but what is done anyway.
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "cache_implementation": ("dynamic", "hybrid"), "diversity_penalty": (0,),
+    "early_stopping": (False,), "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,), "length_penalty": (1,), "num_beam_groups": (1,),
+    "num_beams": (1,), "num_return_sequences": (1,), "remove_invalid_values": (False,),
+    "renormalize_logits": (False,), "use_cache": (True,),
+}  # fmt: skip
+
+
+class GenerationConfigError(UsageError):
+    """A file that says something else than how one sequence is chosen."""
+
+    @classmethod
+    def of(cls, path: str, problem: object) -> "GenerationConfigError":
+        """What is wrong with it."""
+        return cls(f"generation config {path}: {problem}")
+
+
+def read_generation_config(path: str) -> dict[str, Any]:
+    """The options of the file that decide which tokens are chosen.
+
+    Raises: GenerationConfigError for what is no JSON object, and for keys and values that would
+        have to be left out silently.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise GenerationConfigError.of(path, error) from None
+    if not isinstance(data, dict):
+        raise GenerationConfigError.of(path, "no JSON object")
+    given = {name: value for name, value in data.items() if value is not None}
+    refused = [f"{name}={json.dumps(value)}" for name, value in given.items() if _odd(name, value)]
+    if refused:
+        raise GenerationConfigError.of(
+            path,
+            f"{', '.join(refused)} cannot be used; assay generates one sequence, greedily or by"
+            f" sampling, with: do_sample, {', '.join(_PASSED_ON)}",
+        )
+    return {name: value for name, value in given.items() if name in (*_PASSED_ON, "do_sample")}
+
+
+def choose_sampling(from_file: dict[str, Any], from_flags: dict[str, Any]) -> dict[str, Any]:
+    """Options of `generate`: flags before the file; empty for plain greedy decoding.
+
+    A flag asks for sampling; so does the file by `do_sample`, or without it by an option that only
+    sampling reads. A temperature of 0 is greedy.
+    """
+    options = from_file | from_flags
+    asked = bool(from_flags) or from_file.get("do_sample", bool(from_file.keys() & _SAMPLING))
+    if asked and options.get("temperature") != 0:
+        return options | {"do_sample": True}
+    greedy = {name: options[name] for name in (*_PENALTIES, *_LISTS) if name in options}
+    return greedy | {"do_sample": False} if greedy else {}
+
+
+def _odd(name: str, value: object) -> bool:
+    """Whether it is neither passed on nor without effect."""
+    if name == "do_sample":
+        return not isinstance(value, bool)
+    if name in _LISTS:
+        return not isinstance(value, list)
+    if name in _NEUTRAL:
+        return value not in _NEUTRAL[name]
+    bounds = _SAMPLING.get(name) or _PENALTIES.get(name)
+    if bounds is None:
+        return name not in _LEFT_OUT
+    low, high = bounds
+    if isinstance(value, bool) or not isinstance(value, int | type(low)):
+        return True
+    return not low <= value or (high is not None and value > high)
