@@ -1,12 +1,13 @@
 """The command line: `assay`. Importing it imports no torch."""
 
 import sys
+import traceback
 from importlib.metadata import entry_points
 from typing import NoReturn
 
 import typer
 
-from assay.cli import calibrate, capture, check, devices, explain, models, report
+from assay.cli import calibrate, capture, check, devices, explain, extensions, models, report
 from assay.errors import AssayError
 
 app = typer.Typer(
@@ -25,14 +26,12 @@ app.add_typer(models.app, name="models")
 app.command("report")(report.report)
 app.command("explain")(explain.explain)
 
-# Commands of other packages: an entry point names a typer app.
-COMMANDS = "assay.commands"
+_BUG = "assay: this is a bug in assay, and no verdict: please report it with the lines above"
 
 
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
-    for entry_point in entry_points(group=COMMANDS):
-        app.add_typer(entry_point.load(), name=entry_point.name)
+    extensions.add_extensions(app, entry_points(group=extensions.GROUP))
     try:
         app()
     except AssayError as error:
@@ -40,4 +39,11 @@ def main() -> NoReturn:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+    except SystemExit as end:
+        # typer ends with 1, which is a verdict, where nobody reads the output any more.
+        sys.exit(2 if isinstance(end.__context__, OSError) else end.code)
+    except Exception:  # noqa: BLE001 - Python would end with 1, which is a verdict
+        traceback.print_exc()
+        print(_BUG, file=sys.stderr)  # noqa: T201 - the one message
+        sys.exit(2)
     sys.exit(0)

@@ -1,0 +1,126 @@
+"""Exit codes of the command line where a command ends otherwise than by a verdict."""
+
+import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import typer
+
+import assay.cli
+from assay.errors import MachineError
+
+Run = Callable[..., int]
+
+MODULES = {
+    "healthy": """
+import typer
+app = typer.Typer(help="Says hello.")
+@app.callback()
+def group() -> None: ...
+@app.command()
+def hello() -> None:
+    print("hello")
+""",
+    "absent": "import no_such_module",
+    "exits": "raise SystemExit(0)",
+    "untyped": """
+import typer
+app = typer.Typer()
+@app.command()
+def run(where: list[list[int]]) -> None: ...
+""",
+    "no_app": "app = 3",
+}
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Runs `assay` with commands of other packages, only one of which is healthy."""
+    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
+    monkeypatch.setattr(assay.cli, "app", app)
+    for name, text in MODULES.items():
+        (tmp_path / f"extension_{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [EntryPoint(name, f"extension_{name}:app", "assay.commands") for name in MODULES]
+    monkeypatch.setattr(assay.cli, "entry_points", lambda group: found)
+
+    @app.command()
+    def end(how: str) -> None:
+        errors = {
+            "bug": ZeroDivisionError("by none"),
+            "machine": MachineError("no room"),
+            "pipe": BrokenPipeError(32, "Broken pipe"),
+            "disk": OSError(28, "No space left on device"),
+            "interrupt": KeyboardInterrupt(),
+        }
+        raise errors.get(how) or typer.Exit(int(how))
+
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["assay", *arguments])
+        with pytest.raises(SystemExit) as end:
+            assay.cli.main()
+        assert isinstance(end.value.code, int)
+        return end.value.code
+
+    return run
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3])
+def test_a_verdict_keeps_its_code(run: Run, code: int) -> None:
+    assert run("end", str(code)) == code
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("machine", 2), ("bug", 2), ("disk", 2), ("pipe", 2), ("interrupt", 130)]
+)
+def test_what_is_no_verdict_does_not_end_with_1(run: Run, how: str, code: int) -> None:
+    assert run("end", how) == code
+
+
+def test_a_bug_shows_its_traceback_and_says_what_it_is(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("end", "bug")
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    lines = shown.err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-2:] == [
+        "ZeroDivisionError: by none",
+        "assay: this is a bug in assay, and no verdict: please report it with the lines above",
+    ]
+
+
+def test_help_lists_commands_that_cannot_be_loaded(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--help") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for line in (
+        "healthy Says hello.",
+        "absent Cannot be loaded: ModuleNotFoundError.",
+        "exits Cannot be loaded: SystemExit.",
+        "untyped Cannot be loaded: AssertionError.",
+        "no_app Cannot be loaded: TypeError.",
+    ):
+        assert line in shown
+
+
+def test_a_healthy_command_runs_beside_broken_ones(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("healthy", "hello") == 0
+    assert capsys.readouterr().out == "hello\n"
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("run", "--fast", "x")])
+def test_a_command_that_cannot_be_loaded_says_why(
+    run: Run, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("absent", *arguments) == 2
+    assert capsys.readouterr().err == (
+        "assay: the command absent cannot be loaded: extension_absent:app raised"
+        " ModuleNotFoundError: No module named 'no_such_module'; repair or uninstall its package\n"
+    )
