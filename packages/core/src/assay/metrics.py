@@ -22,8 +22,12 @@ from assay.errors import UsageError
 # Small calls wait until they have so many elements: a decode step has a few hundred.
 CHUNK_ELEMENTS = 1 << 16
 
-# Of each call at most this many elements take part in the bins: binning costs ten times a sum.
+# Of each call at most this many elements take part in the bins, and as many in the slopes of rows:
+# binning costs ten times a sum.
 BINNED_ELEMENTS = 1 << 14
+
+# Rows of fewer elements have no slope of their own to speak of.
+FEWEST_IN_ROW = 16
 
 # Bins of the expected value in units of its root mean square: the quantiles n/24 of a normal
 # distribution, and tails, where saturating functions (softcaps, activations) act.
@@ -124,6 +128,8 @@ class PairSums:
     channel: Tensor | None = None  # (5, C): sums of d, d e, e e, d d, e
     # (4, K): count, sums of d, d d, e; d and e over the root mean square of e
     bins: Tensor = field(default_factory=lambda: _zeros(4, NUM_BINS))
+    # (4,): number of rows, sums of their slopes, of the squares of these, of their variances
+    row_slopes: Tensor = field(default_factory=lambda: _zeros(4))
     rows: list[RowErrors] = field(default_factory=list)
     worst: WorstElement = field(default_factory=WorstElement)
     _waiting: list[tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=list)
@@ -185,6 +191,7 @@ class PairSums:
         self.dede += sums.dede
         scale = math.sqrt(float(row_ee.mean()))
         self._add_bins(actual_RC, expected_RC, scale / math.sqrt(num_channels))
+        self._add_row_slopes(actual_RC, expected_RC, scale)
         self.rows.append(
             RowErrors(
                 prompt, position, row_dd.sqrt(), row_ee.sqrt(), torch.full_like(row_ee, scale)
@@ -208,6 +215,24 @@ class PairSums:
         self.bins[1] += torch.bincount(index, weights=d, minlength=NUM_BINS)
         self.bins[2] += torch.bincount(index, weights=d * d, minlength=NUM_BINS)
         self.bins[3] += torch.bincount(index, weights=e.double(), minlength=NUM_BINS)
+
+    def _add_row_slopes(self, actual: Tensor, expected: Tensor, scale: float) -> None:
+        num_rows, num_channels = actual.shape
+        if num_channels < FEWEST_IN_ROW or not 0 < scale < math.inf:
+            return
+        stride = -(-num_rows // max(1, BINNED_ELEMENTS // num_channels))
+        stride += 1 - stride % 2
+        sample, e = prepare_pair(actual[::stride], expected[::stride])
+        d, e = sample.double() - e, e.double()
+        ee = e.square().sum(1)
+        usable = (ee > (ROW_FLOOR * scale) ** 2) & d.isfinite().all(1) & ee.isfinite()
+        if not bool(usable.any()):
+            return
+        de, ee = (d * e)[usable], ee[usable]
+        slope, variance = de.sum(1) / ee, de.square().sum(1) / ee.square()
+        self.row_slopes += torch.stack(
+            [torch.ones_like(slope), slope, slope.square(), variance]
+        ).sum(1)
 
     # Statistics: each a function of the sums alone.
 
@@ -235,6 +260,17 @@ class PairSums:
         Source: White, Econometrica 48 (1980) 817, for one regressor.
         """
         return math.sqrt(self.dede) / self.ee if self.ee else 0.0
+
+    def row_slope(self, allowed_slope: float = 0.0) -> tuple[float, float]:
+        """Root mean square over the rows of the slope of d on e, and what chance alone gives.
+
+        allowed_slope: taken off every row's slope.
+        """
+        count, total, square, variance = self.row_slopes.tolist()
+        if not count:
+            return 0.0, 0.0
+        mean_square = (square - 2 * allowed_slope * total) / count + allowed_slope**2
+        return math.sqrt(max(0.0, mean_square)), math.sqrt(variance / count)
 
     def bin_spread(self) -> float:
         """Root mean square over the bins of the mean of e, over the root mean square of e."""

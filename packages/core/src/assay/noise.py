@@ -136,6 +136,22 @@ def bins_ratio(
     return Ratio("replay-bins", bias, max(noise_bias, chance, noise_chance, floor))
 
 
+def row_slope_ratio(
+    actual: PairSums,
+    noise: PairSums | None,
+    unit_roundoff: float,
+    share: DeviceShare = NO_SHARE,
+) -> Ratio:
+    """Slopes of single rows: a factor that is wrong for each token in another way.
+
+    A root, a sum of exponentials or a scale of a quantised token in too low a precision gives one.
+    """
+    slope, chance = actual.row_slope(share.slope)
+    noise_slope, noise_chance = noise.row_slope() if noise is not None else (0.0, 0.0)
+    floor = max(share.floor, BINS_FLOOR * unit_roundoff)
+    return Ratio("replay-row-slope", slope, max(noise_slope, chance, noise_chance, floor))
+
+
 def channel_ratio(
     actual: PairSums,
     noise: PairSums | None,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # What a stage, and what comes out of the model, is judged by; `assay.noise` says how.
 Statistic = Literal[
     "replay-tensor", "replay-row", "replay-slope", "replay-bins", "replay-channel", "replay-share",
+    "replay-row-slope",
     "exact", "non-finite",
     "logits-kl", "logits-kl-worst", "logits-error", "logits-worst",
 ]  # fmt: skip
@@ -40,7 +41,12 @@ def stage_that_made(call: Call, port: str) -> Stage:
 
     An input was made by the caller's code, for the root call by the generation loop
     (phase `inputs`); an output or a changed argument by the called module's own code.
+    Gradients go the other way: that of an input was made by the called module's own code, that
+    of an output by the caller's, of the root call's output by the loss (the model's own stage).
     """
+    if call.site.phase == "backward":
+        made_here = port.startswith("input.") or call.caller is None
+        return Stage(call.site.module if made_here else call.caller or "", "backward")
     if not port.startswith("input."):
         return Stage(call.site.module, call.site.phase)
     if call.caller is None:
@@ -50,7 +56,10 @@ def stage_that_made(call: Call, port: str) -> Stage:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """What a trainer is to do: enough to build the same run on any device and mesh."""
+    """What a trainer is to do: enough to build the same run on any device and mesh.
+
+    setup: FILE.py:FUNC to be called with the loaded model before anything is built around it.
+    """
 
     model: str
     run: str
@@ -62,6 +71,7 @@ class TrainingPlan:
     max_grad_norm: float = 1.0
     mesh: Mapping[str, int] = field(default_factory=dict)
     features: frozenset[str] = frozenset()
+    setup: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

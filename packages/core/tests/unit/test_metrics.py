@@ -387,6 +387,46 @@ def test_chance_of_bins_falls_with_the_root_of_the_count() -> None:
     assert chance == pytest.approx(0.1 / math.sqrt(1024))
 
 
+def test_rows_of_another_scale_each_are_seen_where_their_mean_is_none() -> None:
+    expected = torch.ones(64, 16, dtype=torch.float64)
+    factors = torch.tensor([0.02, -0.02], dtype=torch.float64).repeat(32)[:, None]
+
+    sums = sums_of(expected * (1 + factors), expected)
+
+    slope, chance = sums.row_slope()
+    assert sums.slope == pytest.approx(0.0, abs=1e-12)
+    assert slope == pytest.approx(0.02)
+    # Sixteen equal errors of 0.02: their sum over 16, were their signs independent.
+    assert chance == pytest.approx(0.02 / math.sqrt(16))
+    assert sums.row_slope(0.01)[0] == pytest.approx(math.sqrt((0.01**2 + 0.03**2) / 2))
+
+
+def test_errors_that_are_independent_give_rows_the_slope_of_chance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    expected = torch.randn(512, 128, generator=generator, dtype=torch.float64)
+    error = 0.01 * torch.randn(512, 128, generator=generator, dtype=torch.float64)
+
+    slope, chance = sums_of(expected + error, expected).row_slope()
+
+    assert slope == pytest.approx(chance, rel=0.15)
+
+
+@pytest.mark.parametrize("columns", [1, 15])
+def test_short_rows_have_no_slope(columns: int) -> None:
+    expected = torch.ones(64, columns, dtype=torch.float64)
+
+    assert sums_of(1.5 * expected, expected).row_slope() == (0.0, 0.0)
+
+
+def test_rows_of_nearly_nothing_have_no_slope() -> None:
+    expected = torch.ones(3, 16, dtype=torch.float64)
+    expected[1] = 1e-3
+    actual = expected.clone()
+    actual[1] *= 1.5
+
+    assert sums_of(actual, expected).row_slope()[0] == 0.0
+
+
 def test_sampled_bins_see_every_channel() -> None:
     # Twice as many elements as are binned: an even stride would skip every other channel.
     expected = torch.ones(2 * BINNED_ELEMENTS // 64, 64, dtype=torch.float64)

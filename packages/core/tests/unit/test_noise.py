@@ -13,6 +13,7 @@ from assay.noise import (
     bins_ratio,
     channel_ratio,
     row_ratio,
+    row_slope_ratio,
     share_ratio,
     slope_ratio,
     tensor_ratio,
@@ -91,6 +92,22 @@ def test_noise_run_that_overflows_fails_no_healthy_candidate(judge: Judge) -> No
 
     assert ratio.expected == UNIT / 2
     assert math.isfinite(ratio.value)
+
+
+def test_scale_that_is_wrong_for_each_row_in_another_way_exceeds_the_noise() -> None:
+    expected = ones(columns=64)
+    signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(32)
+    rounding = 0.01 * signs[None, :].expand(64, 64)
+    noise = sums_of(rounding, expected)
+
+    assert row_slope_ratio(noise, noise, UNIT).value < 1
+    ratio = row_slope_ratio(
+        sums_of(rounding + alternating(0.02, columns=64), expected), noise, UNIT
+    )
+
+    assert ratio.actual == pytest.approx(0.02)
+    # Chance: errors of sqrt(0.01**2 + 0.02**2) over the root of 64 elements.
+    assert ratio.value == pytest.approx(0.02 * 8 / math.hypot(0.01, 0.02))
 
 
 def test_fault_in_few_rows_shows_in_the_worst_row_alone() -> None:

@@ -15,6 +15,7 @@ from assay.noise import (
     channel_ratio,
     device_share,
     row_ratio,
+    row_slope_ratio,
     share_ratio,
     slope_ratio,
     tensor_ratio,
@@ -98,6 +99,7 @@ def _ratios(port: PortResult, noise: PortResult | None, common: float) -> Iterab
     yield slope_ratio(sums, reference, unit, share)
     yield bins_ratio(sums, reference, unit, share)
     yield channel_ratio(sums, reference, unit, share)
+    yield row_slope_ratio(sums, reference, unit, share)
     noise_share = reference.misrounded_share if reference is not None else 0.0
     if noise is not None and noise.pointwise and noise_share <= PURE_ROUNDING_SHARE:
         yield share_ratio(sums, reference)
@@ -139,7 +141,7 @@ def _device_bias(candidate: ReplayResults, noise: ReplayResults) -> DeviceBias |
 # Of several statistics over their limits the one that is easiest to read is told first.
 _TOLD_FIRST: tuple[Statistic, ...] = (
     "non-finite", "exact", "replay-tensor", "replay-row", "replay-slope", "replay-bins",
-    "replay-channel", "replay-share",
+    "replay-channel", "replay-row-slope", "replay-share",
 )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ _STATISTICS = {
     "replay-row": "relative error of the worst row",
     "replay-slope": "systematic scale error",
     "replay-channel": "systematic error of the worst channel",
+    "replay-row-slope": "wrong scale of single tokens",
     "replay-bins": "systematic error by size of the value",
     "replay-share": "share of wrongly rounded elements",
     "accumulated": "accumulated relative error",
@@ -129,7 +130,7 @@ def describe_resolution(verdict: Verdict) -> str | None:
         return None
     return (
         f"resolution {format_number(verdict.resolution)}: "
-        "a smaller relative error could not have been seen"
+        "a smaller relative error may not have been seen"
     )
 
 

@@ -97,6 +97,7 @@ class ReplayResults:
             sums = result.sums
             rows = RowErrors.concatenate(sums.rows)
             tensors[f"{number}.bins"] = sums.bins
+            tensors[f"{number}.row_slopes"] = sums.row_slopes
             if sums.channel is not None:
                 tensors[f"{number}.channel"] = sums.channel
             for item in _ROW_FIELDS:
@@ -129,6 +130,7 @@ class ReplayResults:
                 **row["sums"],
                 channel=tensors.get(f"{number}.channel"),
                 bins=tensors[f"{number}.bins"],
+                row_slopes=tensors[f"{number}.row_slopes"],
                 rows=[rows],
                 worst=WorstElement(**row["worst"] | {"index": tuple(row["worst"]["index"])}),
             )

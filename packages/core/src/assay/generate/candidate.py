@@ -95,7 +95,7 @@ def run_candidate(request: CandidateRequest, progress: Progress) -> CandidateRep
         spread=spread,
         weights_different=different[:_NAMES_SHOWN],
         untied=_untied(section, loaded.model),
-        notes=list(loaded.notes),
+        notes=[*loaded.notes, *candidate.notes],
         peak_memory_bytes=device.peak_memory_bytes(),
     )
 
@@ -176,6 +176,17 @@ class _Candidate:
             if options.batch_size is None
             else single_rows(section.batches)
         )
+
+    @property
+    def notes(self) -> list[str]:
+        """What the reader of a verdict has to know of how the candidate ran."""
+        if not self._compiled or self._level != "modules":
+            return []
+        note = (
+            "modules are measured in graphs that are cut at their borders; the graphs as they were"
+            " compiled ran for the levels tokens and logits"
+        )
+        return [note]
 
     def write(self, writer: TraceWriter, progress: Progress) -> tuple[bool, float]:
         """All passes; returns whether two runs agree bit for bit, and by how much they differ."""

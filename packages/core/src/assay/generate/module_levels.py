@@ -20,7 +20,7 @@ from assay.verdicts import Level, Location, Outcome, TokenPosition, Unmatched
 
 _LISTED = 50
 _NAMED = 5
-_SYSTEMATIC = ("replay-slope", "replay-bins", "replay-channel", "replay-share")
+_SYSTEMATIC = ("replay-slope", "replay-bins", "replay-channel", "replay-share", "replay-row-slope")
 
 
 @dataclass(slots=True)

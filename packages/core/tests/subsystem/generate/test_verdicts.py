@@ -10,7 +10,7 @@ import pytest
 
 Run = Any  # RunAssay of conftest.py
 DOWN = "model.layers.1.mlp.down_proj"
-SYSTEMATIC = {"replay-slope", "replay-bins", "replay-channel"}
+SYSTEMATIC = {"replay-slope", "replay-bins", "replay-channel", "replay-row-slope"}
 
 
 def ratio_of(run: Any, statistic: str, module: str = DOWN) -> float:

@@ -23,7 +23,7 @@ LIMITS = Limits(
     "by hand",
     {
         "replay-tensor": 3.0, "replay-row": 4.0, "replay-slope": 6.0, "replay-bins": 4.0,
-        "replay-channel": 4.0, "replay-share": 4.0,
+        "replay-channel": 4.0, "replay-share": 4.0, "replay-row-slope": 4.0,
     },
 )  # fmt: skip
 UNIT = 2.0**-8
@@ -97,6 +97,7 @@ def test_run_like_the_noise_run_passes_every_statistic() -> None:
     assert bias is None
     assert {item.ratio.statistic for item in items} == {
         "replay-tensor", "replay-row", "replay-slope", "replay-bins", "replay-channel",
+        "replay-row-slope",
     }  # fmt: skip
 
 
