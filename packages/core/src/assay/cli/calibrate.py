@@ -26,14 +26,23 @@ def calibrate(
     import sys
 
     from assay.comparing.calibration import limits_file
+    from assay.devices.run_string import parse_run
     from assay.errors import UsageError
     from assay.generate.calibrating import MODELS, run_clean
     from assay.runs import RunFolder, open_progress, write_whole
 
     if output.exists():
         raise UsageError(f"{output} exists already")
+    if not output.parent.is_dir():
+        raise UsageError(f"there is no folder {output.parent} to write {output.name} into")
+    models = model or MODELS
+    for text in (reference, *runs):
+        parse_run(text)
+    for text in (*runs, *models):
+        if (*runs, *models).count(text) > 1:
+            raise UsageError(f"{text} is given twice: a run counts once")
     folder = RunFolder.create("calibrate")
     with open_progress() as progress:
-        clean = run_clean(runs, model or MODELS, reference, folder.path, progress)
+        clean = run_clean(runs, models, reference, folder.path, progress)
     write_whole(output, limits_file(clean, " ".join(["assay", *sys.argv[1:]])))
     typer.echo(output)

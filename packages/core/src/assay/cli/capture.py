@@ -56,11 +56,12 @@ def capture(  # noqa: PLR0913 - the options of the contract
         seed=seed,
         sampling=options.sampling_options(temperature, top_p, top_k, generation_config),
     )
+    dtypes = _dtypes(noise_for)
     folder = RunFolder.create("capture", output)
     request = CaptureRequest(
         model=model,
         reference=run,
-        noise_for=[name.strip() for name in noise_for.split(",")],
+        noise_for=dtypes,
         inputs=inputs,
         level="logits" if level is CaptureLevel.LOGITS else "modules",
         folder=str(folder.path),
@@ -69,3 +70,17 @@ def capture(  # noqa: PLR0913 - the options of the contract
     with open_progress() as progress:
         capture_golden(request, folder.path, progress)
     typer.echo(folder.path)
+
+
+def _dtypes(text: str) -> list[str]:
+    from assay.devices.run_string import RUN_DTYPES
+    from assay.errors import UsageError
+
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in RUN_DTYPES:
+            known = ", ".join(RUN_DTYPES)
+            raise UsageError(f"--noise-for {text!r}: unknown dtype {name!r}; known: {known}")
+        if names.count(name) > 1:
+            raise UsageError(f"--noise-for {text!r}: {name} is given twice")
+    return names

@@ -1,0 +1,81 @@
+"""What `assay capture` and `assay calibrate` refuse before they start a process."""
+
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from assay.cli.calibrate import calibrate
+from assay.cli.capture import capture
+from assay.errors import UsageError
+
+KNOWN = "known: float64, float32, bfloat16, float16"
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def start(*arguments: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("assay.generate.calibrating.run_clean", start)
+    monkeypatch.setattr("assay.generate.check.capture", start)
+
+
+def message(command: object, *arguments: str) -> str:
+    app = typer.Typer()
+    app.command()(command)  # type: ignore[type-var]
+    error = CliRunner().invoke(app, arguments).exception
+    assert isinstance(error, UsageError), error
+    return str(error)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "problem"),
+    [
+        ("bfloat16,flaot16", f"unknown dtype 'flaot16'; {KNOWN}"),
+        ("", f"unknown dtype ''; {KNOWN}"),
+        ("bfloat16,", f"unknown dtype ''; {KNOWN}"),
+        ("tf32", f"unknown dtype 'tf32'; {KNOWN}"),
+        ("float16, float16", "float16 is given twice"),
+    ],
+)
+def test_dtypes_of_a_golden_are_checked_first(dtypes: str, problem: str, tmp_path: Path) -> None:
+    arguments = ["micro:llama", "--run", "cpu/float32", "--output", "golden"]
+    said = message(capture, *arguments, "--noise-for", dtypes)
+    assert said == f"--noise-for {dtypes!r}: {problem}"
+    assert not (tmp_path / "golden").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["cpu/bfloat16", "cpu/bfloat16"], "cpu/bfloat16 is given twice: a run counts once"),
+        (
+            ["cpu/bfloat16", "--model", "micro:llama", "--model", "micro:llama"],
+            "micro:llama is given twice: a run counts once",
+        ),
+        (["cpu/bfloat17"], f"unknown dtype 'bfloat17' in run 'cpu/bfloat17'; {KNOWN}"),
+        (
+            ["cpu/bfloat16", "--reference", "cpu"],
+            "'cpu' is no run; write one as DEVICE/DTYPE, such as cuda:1/bfloat16",
+        ),
+    ],
+)
+def test_runs_to_calibrate_on_are_checked_first(
+    arguments: list[str], problem: str, tmp_path: Path
+) -> None:
+    assert message(calibrate, *arguments, "--output", "x.toml") == problem
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_folder_of_the_limits_is_checked_first(tmp_path: Path) -> None:
+    said = message(calibrate, "cpu/bfloat16", "--output", "missing/x.toml")
+    assert said == "there is no folder missing to write x.toml into"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_limits_are_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").touch()
+    assert message(calibrate, "cpu/bfloat16", "--output", "x.toml") == "x.toml exists already"
