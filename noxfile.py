@@ -12,7 +12,7 @@ import nox
 # nox runs this file by its path, which does not make its folder importable.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from environments.shared import PACKAGES, ROOT, tools_environment, torch_environment
+from environments.shared import PACKAGES, ROOT, Environment, tools_environment, torch_environment
 
 nox.needs_version = ">=2025.2"
 nox.options.sessions = ["lint", "types", "unit", "subsystem", "repo"]
@@ -65,10 +65,9 @@ def repo(session: nox.Session) -> None:
 def check(session: nox.Session) -> None:
     """Check a model on the best device here, then show how a planted fault is found."""
     environment = torch_environment(session)
-    devices = environment.read(session, "assay.cli", "devices", "--json")
-    candidate = best_candidate(json.loads(devices)["devices"])
+    candidate = _run_option(session, environment, "--candidate", otherwise="sim/bfloat16")
     started = f"{datetime.now():%Y%m%d-%H%M%S}"  # noqa: DTZ005 - a folder name, in local time
-    command = ["assay.cli", "check", "generate", "micro:llama", "--candidate", candidate]
+    command = ["assay.cli", "check", "generate", "micro:llama", *candidate, *session.posargs]
     clean = f"runs/{started}-clean"
     environment.run(session, *command, "--reference", "cpu/float32", "--output", clean)
 
@@ -111,22 +110,21 @@ def perf(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def smoke(session: nox.Session) -> None:
-    """Train a micro model through setup, steps, checkpoint and resume."""
-    torch_environment(session).run(session, "assay.cli", "smoke", "run", *session.posargs)
+    """Train a micro model through setup, steps, checkpoint and resume on the best device here."""
+    environment = torch_environment(session)
+    device = _run_option(session, environment, "--device", otherwise="cpu/float32")
+    environment.run(session, "assay.cli", "smoke", "run", *device, *session.posargs)
 
 
 @nox.session(default=False)
 def expectations(session: nox.Session) -> None:
-    """Verify the captured expectations of this device."""
+    """Verify the captured expectations of the best device here."""
+    environment = torch_environment(session)
+    run = _run_option(session, environment, "--run", otherwise="cpu/float32")
     # 3: nothing was captured on such a machine. A red light only where the hardware was promised.
-    promised = os.environ.get("ASSAY_REQUIRE_HARDWARE") == "1"
-    torch_environment(session).run(
-        session,
-        "assay.cli",
-        "expect",
-        "verify",
-        *session.posargs,
-        success_codes=[0] if promised else [0, 3],
+    codes = [0] if _hardware_promised(session) else [0, 3]
+    environment.run(
+        session, "assay.cli", "expect", "verify", *run, *session.posargs, success_codes=codes
     )
 
 
@@ -136,11 +134,38 @@ def bench(session: nox.Session) -> None:
     torch_environment(session).run(session, "assay.cli", "bench", "run", *session.posargs)
 
 
-def best_candidate(devices: list[dict[str, Any]]) -> str:
-    """The RUN to check on a machine whose `assay devices --json` lists `devices`."""
+def best_run(devices: list[dict[str, Any]], otherwise: str) -> str:
+    """The RUN for a machine whose `assay devices --json` lists `devices`.
+
+    otherwise: the RUN where there is no accelerator.
+    """
     present = [device["device"] for device in devices if device["status"] == "present"]
     accelerators = [name for name in present if name not in ("cpu", "sim")]
-    return f"{[*accelerators, 'sim'][0]}/bfloat16"
+    return f"{accelerators[0]}/bfloat16" if accelerators else otherwise
+
+
+def _run_option(
+    session: nox.Session, environment: Environment, option: str, otherwise: str
+) -> list[str]:
+    """The option with the best RUN here, or nothing where the caller gives the option."""
+    if any(argument.partition("=")[0] == option for argument in session.posargs):
+        return []
+    devices = json.loads(environment.read(session, "assay.cli", "devices", "--json"))["devices"]
+    run = best_run(devices, otherwise)
+    if run == otherwise and _hardware_promised(session):
+        session.error(
+            "ASSAY_REQUIRE_HARDWARE=1, but no accelerator can be used here; `assay devices` says"
+            " what is missing"
+        )
+    return [option, run]
+
+
+def _hardware_promised(session: nox.Session) -> bool:
+    """Whether the caller says that an accelerator is here: its absence is then a failure."""
+    value = os.environ.get("ASSAY_REQUIRE_HARDWARE", "")
+    if value not in ("", "0", "1"):
+        session.error(f"ASSAY_REQUIRE_HARDWARE is {value!r}; it must be 1, 0 or unset")
+    return value == "1"
 
 
 def _run_heavy_tests(session: nox.Session, folder: str) -> None:

@@ -149,18 +149,3 @@ def test_ci_runs_the_second_command_of_the_readme(root: Path) -> None:
 def test_commands_are_split_as_a_shell_does() -> None:
     document = "```console\n$ a 'b c' && d \\\n  e # note\n```\n```python\nx\n```\n"
     assert list(shell_commands(document)) == [["a", "b c"], ["d", "e"]]
-
-
-@pytest.mark.parametrize(
-    ("devices", "candidate"),
-    [
-        ({"cpu": "present", "sim": "present", "card": "absent"}, "sim/bfloat16"),
-        ({"card": "present", "cpu": "present", "sim": "present"}, "card/bfloat16"),
-    ],
-)
-def test_the_main_job_checks_an_accelerator_where_there_is_one(
-    devices: dict[str, str], candidate: str
-) -> None:
-    noxfile = importlib.import_module("noxfile")
-    listed = [{"device": name, "status": status} for name, status in devices.items()]
-    assert noxfile.best_candidate(listed) == candidate
