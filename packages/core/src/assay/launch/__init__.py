@@ -1,0 +1,28 @@
+"""Worlds of ranks: fresh processes with one process group, a mesh, and no way to fail unseen.
+
+Imports no torch: only the fork server and the ranks do.
+"""
+
+from assay.launch.errors import (
+    RankSkipped,
+    UnsendableError,
+    WorldError,
+    WorldHungError,
+    WorldSkipped,
+)
+from assay.launch.launching import launch_world
+from assay.launch.rank import Rank
+from assay.launch.world import Limits, World, outer_world_size
+
+__all__ = [
+    "Limits",
+    "Rank",
+    "RankSkipped",
+    "UnsendableError",
+    "World",
+    "WorldError",
+    "WorldHungError",
+    "WorldSkipped",
+    "launch_world",
+    "outer_world_size",
+]

@@ -1,0 +1,109 @@
+"""A rank joins its world: device, process group, mesh. Imports torch."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import FileStore, Store
+from torch.distributed.device_mesh import init_device_mesh
+
+from assay.devices.registry import adapter_names, load_adapter, open_device
+from assay.devices.run_string import parse_device
+from assay.launch.rank import Rank
+from assay.launch.world import World
+
+if TYPE_CHECKING:
+    from assay.devices.base import Device
+
+HOST_BACKEND = "gloo"
+_LOOPBACK = Path("/sys/class/net/lo")
+
+
+def file_store(folder: Path, world: World) -> Store:
+    """A store in a file of `folder`: no port that another world could take."""
+    store = FileStore(str(folder / "rendezvous"), world.size)
+    store.set_timeout(timedelta(seconds=world.limits.start_seconds))
+    return store
+
+
+@contextmanager
+def joined(world: World, store: Store, number: int, local: int) -> Iterator[Rank]:
+    """Inside, this process is rank `number`; its accelerator is the current one.
+
+    Collective: returns when all ranks have joined.
+    """
+    device = open_rank_device(world.device, local)
+    kind = torch.device(device.torch_device).type
+    on_host = kind == "cpu"
+    backend = HOST_BACKEND
+    if not on_host:
+        # Offloaded parameters and checkpoints need collectives of the host, too.
+        backend = f"cpu:{HOST_BACKEND},{kind}:{device.vendor.distributed_backend}"
+    with nullcontext() if on_host else device.execution():
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=number,
+            world_size=world.size,
+            timeout=timedelta(seconds=world.limits.start_seconds),
+        )
+        mesh = init_device_mesh(kind, tuple(world.axes.values()), mesh_dim_names=tuple(world.axes))
+        # From here on the budget is that of one collective, not that of the start.
+        limit = timedelta(seconds=world.limits.collective_seconds)
+        for group in (None, *(mesh.get_group(axis) for axis in world.axes)):
+            c10d._set_pg_timeout(limit, group)  # noqa: SLF001 - torch offers it by this name only
+        yield Rank(number, local, world.size, dict(world.axes), device, mesh)
+        dist.destroy_process_group()
+
+
+def open_rank_device(name: str, local: int) -> "Device":
+    """The device called `name`; without an index, of accelerators that of the local rank.
+
+    Raises: as `assay.devices.registry.open_device`.
+    """
+    device = parse_device(name)
+    if device.variant or device.kind not in adapter_names():
+        return open_device(name)
+    # Of the host there is one for all ranks: the class says so, without being asked for a device.
+    shared = getattr(load_adapter(device.kind), "torch_device", None) == "cpu"
+    return open_device(name if shared else f"{device.kind}:{local}")
+
+
+def use_loopback() -> None:
+    """Let gloo use the loopback device: a world of one machine needs no name and no network."""
+    if _LOOPBACK.exists():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK.name)
+
+
+_COMMUNICATION_WORDS = (
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "pair closure",
+    "Connection refused",
+)
+
+
+def is_communication_error(error: BaseException | None) -> bool:
+    """Whether `error`, or what it came from, says only that another rank did not answer.
+
+    gloo raises plain RuntimeErrors and says in words what happened.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, dist.DistError):
+            return True
+        if isinstance(error, RuntimeError) and any(
+            words in str(error) for words in _COMMUNICATION_WORDS
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,103 @@
+"""`launch_world`: call a function on every rank of a world."""
+
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from assay.launch.errors import UnsendableError, WorldError, WorldSizeError
+from assay.launch.rank import Rank
+from assay.launch.rank_process import in_world
+from assay.launch.watching import started
+from assay.launch.world import World, outer_world_size
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def launch_world(
+    target: Callable[Concatenate[Rank, P], T], world: World, *args: P.args, **kwargs: P.kwargs
+) -> list[T]:
+    """Call `target(rank, *args, **kwargs)` in a fresh process for each rank of `world`.
+
+    The processes are forked from one that has torch behind it, end with this call, whatever ends
+    it, and take their children with them. Under torchrun, or any launcher that sets RANK,
+    WORLD_SIZE, MASTER_ADDR and MASTER_PORT, this process is one of the ranks and calls `target`
+    itself.
+
+    target: a function of a module. It may raise `RankSkipped`. Of the calling process it sees its
+        arguments, which are pickled, the environment variables, the working directory and the
+        import path.
+
+    Returns: what the ranks returned, by rank.
+    Raises: WorldError if a rank raised, was killed, ended without returning, or skipped where
+        others did not; WorldHungError with the place where each rank waited; WorldSkipped if all
+        skipped; UsageError or MachineError as a rank raised it; UnsendableError.
+    """
+    outer = outer_world_size(os.environ)
+    if outer is not None:
+        if outer != world.size:
+            raise WorldSizeError.outer(world, outer)
+        from assay.launch.in_place import call_in_place
+
+        return call_in_place(target, world, *args, **kwargs)
+    if in_world():
+        raise WorldSizeError.nested()
+    call = _pickled_call(target, args, kwargs)
+    with ExitStack() as stack:
+        made = stack.enter_context(tempfile.TemporaryDirectory(prefix="assay-world-"))
+        folder = Path(made)
+        with (folder / "call.pickle").open("wb") as file:
+            pickle.dump(_setup(world), file)
+            file.write(call)
+        if world.log_folder is not None:
+            for rank in range(world.size):
+                log = world.log_folder / f"rank{rank}.log"
+                log.unlink(missing_ok=True)
+                (folder / log.name).symlink_to(log.resolve())
+        with started(world, folder) as watch:
+            values = watch.wait()
+        return [_loaded(value, rank) for rank, value in enumerate(values)]
+
+
+def _pickled_call(
+    target: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bytes:
+    name = getattr(target, "__qualname__", repr(target))
+    if getattr(target, "__module__", None) == "__main__":
+        raise UnsendableError.of_main(name)
+    try:
+        return pickle.dumps((target, args, kwargs))
+    except Exception as error:  # noqa: BLE001 - pickle raises what the value's class does
+        parts = {"the function": target, **{f"argument {n}": a for n, a in enumerate(args)}}
+        parts |= {f"argument {key}": value for key, value in kwargs.items()}
+        for what, value in parts.items():
+            try:
+                pickle.dumps(value)
+            except Exception as own:  # noqa: BLE001 - as above
+                raise UnsendableError.of(what, value, own) from None
+        raise UnsendableError.of(name, target, error) from None
+
+
+def _setup(world: World) -> dict[str, Any]:
+    """What a rank takes over from this process before it calls anything."""
+    return {
+        "world": world,
+        "environment": dict(os.environ),
+        "working_directory": str(Path.cwd()),
+        "arguments": sys.argv,
+    }
+
+
+def _loaded(value: bytes, rank: int) -> Any:  # noqa: ANN401 - whatever the body returned
+    try:
+        return pickle.loads(value)  # noqa: S301 - written by a rank
+    except Exception as error:
+        raise WorldError(
+            f"what rank {rank} returned cannot be read here: {type(error).__name__}: {error}",
+            [rank],
+        ) from error

@@ -1,0 +1,84 @@
+"""Pipes between this process and a world, of which each end is closed once."""
+
+import json
+import os
+import select
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+_CHUNK_BYTES = 1 << 16
+
+
+class Pipe:
+    """Two descriptors."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+        self._open = {self.reader, self.writer}
+
+    def close_reader(self) -> None:
+        """Close this process's copy of it."""
+        self._close(self.reader)
+
+    def close_writer(self) -> None:
+        """Close this process's copy of it."""
+        self._close(self.writer)
+
+    def close(self) -> None:
+        """Close what is open."""
+        self.close_reader()
+        self.close_writer()
+
+    def _close(self, descriptor: int) -> None:
+        if descriptor in self._open:
+            self._open.discard(descriptor)
+            os.close(descriptor)
+
+
+class LinePipe(Pipe):
+    """A pipe through which lines of JSON come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        os.set_blocking(self.reader, False)
+        self._partial = b""
+        self.ended = False
+
+    def read_lines(self) -> list[dict[str, Any]]:
+        """What has come since; sets `ended` when nobody can write any more."""
+        while not self.ended:
+            try:
+                chunk = os.read(self.reader, _CHUNK_BYTES)
+            except BlockingIOError:
+                break
+            self.ended = not chunk
+            self._partial += chunk
+        *lines, self._partial = self._partial.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def read_to_end(self, deadline: float) -> None:
+        """Wait until nobody can write any more."""
+        while not self.ended and (left := deadline - time.monotonic()) > 0:
+            select.select([self.reader], [], [], left)
+            self.read_lines()
+
+
+def wait_for_any(pipes: tuple[LinePipe, ...], seconds: float) -> None:
+    """Wait until something can be read from one of them, or for `seconds`."""
+    readable = [pipe.reader for pipe in pipes if not pipe.ended]
+    select.select(readable, [], [], seconds)
+
+
+P = TypeVar("P", bound=Pipe)
+
+
+@contextmanager
+def opened(kind: type[P]) -> Iterator[P]:
+    """A pipe that is closed with the context."""
+    pipe = kind()
+    try:
+        yield pipe
+    finally:
+        pipe.close()

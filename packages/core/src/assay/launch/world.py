@@ -1,0 +1,88 @@
+"""What a world is before it starts: its mesh, its device, and how long it may take."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from assay.errors import UsageError
+
+# Of the time in which a world must have ended: for its start, one collective, its body. What is
+# left is for stacks, logs and the end.
+_SHARES = (0.35, 0.25, 0.5)
+
+# What torchrun, or any launcher that follows torch's `env://`, tells each process.
+_OUTER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long each part of a world may take before its ranks are ended.
+
+    start_seconds: until every rank has opened its device and joined the process group.
+    collective_seconds: of one collective; torch then raises in the ranks that wait in it.
+    body_seconds: of the body on all ranks; then every rank says where it stands.
+    """
+
+    start_seconds: float = 60.0
+    collective_seconds: float = 30.0
+    body_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.collective_seconds < self.body_seconds or self.start_seconds <= 0:
+            raise UsageError(
+                f"limits must be positive, and one collective ({self.collective_seconds:g} s) must "
+                f"be given up before the whole body is ({self.body_seconds:g} s)"
+            )
+
+    @classmethod
+    def within(cls, seconds: float) -> "Limits":
+        """Limits of a world that is ended from outside after `seconds`.
+
+        Its start and its body together end before that, so that the ranks can still say where
+        they stand, and a collective before the body, so that torch's own error is seen.
+        """
+        shares = dict(zip(("start", "collective", "body"), _SHARES, strict=True))
+        return cls(**{f"{name}_seconds": share * seconds for name, share in shares.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Ranks on a mesh.
+
+    axes: sizes of the mesh axes by name, the outermost first; the ranks are their product.
+    device: as in a RUN. Ranks of an accelerator that is named without an index take the device
+        of their local rank; the simulated device and the host's are shared by all.
+    threads: of torch in each rank.
+    preload: modules that the fork server imports first, for all worlds that follow. They must
+        start no thread and touch no device when they are imported.
+    log_folder: an existing folder where `rankN.log` with all that rank N printed is kept. By
+        default they go with the world, and an error holds their ends.
+    """
+
+    axes: Mapping[str, int]
+    device: str = "cpu"
+    threads: int = 1
+    limits: Limits = field(default_factory=Limits)
+    preload: tuple[str, ...] = ()
+    log_folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.axes or any(size < 1 for size in self.axes.values()):
+            raise UsageError(f"a mesh needs axes of at least 1 rank each, not {dict(self.axes)}")
+
+    @property
+    def size(self) -> int:
+        """Ranks in all."""
+        return math.prod(self.axes.values())
+
+    def __str__(self) -> str:
+        axes = ", ".join(f"{axis}={size}" for axis, size in self.axes.items())
+        return f"a world of {self.size} {'rank' if self.size == 1 else 'ranks'} ({axes})"
+
+
+def outer_world_size(environment: Mapping[str, str]) -> int | None:
+    """Ranks of the world that torchrun made this process a part of; None outside of one."""
+    if any(variable not in environment for variable in _OUTER_VARIABLES):
+        return None
+    return int(environment["WORLD_SIZE"])

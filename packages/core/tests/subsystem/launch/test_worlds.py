@@ -1,0 +1,175 @@
+"""Worlds that end well."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from assay.errors import MachineError, UsageError
+from assay.launch import Limits, World, WorldSkipped, launch_world
+from assay.launch.errors import ForkServerError
+from assay.launch.forkserver import FORK_SERVER
+from packages.core.tests.subsystem.launch import bodies
+from packages.core.tests.subsystem.launch.conftest import (
+    noted,
+    wait_until_gone,
+    worlds_of_the_fork_server,
+)
+
+PAIR = World({"dp": 2})
+
+
+def test_every_rank_returns_its_value() -> None:
+    # Twice the sum of 0, 1 and 2.
+    assert launch_world(bodies.sum_of_ranks, World({"dp": 3}), factor=2.0) == [6.0, 6.0, 6.0]
+
+
+def test_a_rank_knows_its_place() -> None:
+    places = launch_world(bodies.place, World({"dp": 2, "tp": 2}))
+    assert [place["number"] for place in places] == [
+        (0, 0, "0", "0"),
+        (1, 1, "1", "1"),
+        (2, 2, "2", "2"),
+        (3, 3, "3", "3"),
+    ]
+    assert {str(place["size"]) for place in places} == {"(4, 4, '4')"}
+    # The last axis is the innermost: ranks 0 and 1 share a tp group, 0 and 2 a dp group.
+    assert [place["mesh"] for place in places] == [
+        {"dp": 0, "tp": 0},
+        {"dp": 0, "tp": 1},
+        {"dp": 1, "tp": 0},
+        {"dp": 1, "tp": 1},
+    ]
+    assert [place["sums"] for place in places] == [
+        {"dp": 0 + 2, "tp": 0 + 1},
+        {"dp": 1 + 3, "tp": 0 + 1},
+        {"dp": 0 + 2, "tp": 2 + 3},
+        {"dp": 1 + 3, "tp": 2 + 3},
+    ]
+    assert {(place["device"], place["backend"], place["threads"]) for place in places} == {
+        ("cpu", "gloo", 1)
+    }
+
+
+def test_tensors_are_sharded_over_the_mesh() -> None:
+    assert launch_world(bodies.sharded_sum, World({"dp": 1, "tp": 2})) == [28.0, 28.0]
+
+
+def test_the_simulated_device_is_shared_by_all_ranks() -> None:
+    places = launch_world(bodies.place, World({"dp": 2}, device="sim", threads=2))
+    assert [(place["device"], place["threads"]) for place in places] == [("sim", 2), ("sim", 2)]
+
+
+def test_a_device_that_is_absent_is_the_error_of_opening_it() -> None:
+    with pytest.raises(MachineError, match=r"^device 'npu' is absent; missing: "):
+        launch_world(bodies.place, World({"dp": 2}, device="npu"))
+
+
+def test_a_rank_takes_over_environment_folder_and_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASSAY_TEST_VARIABLE", "set")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for found in launch_world(bodies.surroundings, PAIR):
+        assert (found["variable"], found["folder"]) == ("set", str(tmp_path))
+        assert found["path"] == sys.path
+        assert found["input"] == ""
+
+
+def test_ranks_are_fresh_processes_of_one_group_and_touch_no_device() -> None:
+    first, second = launch_world(bodies.surroundings, PAIR)
+    assert len({os.getpid(), first["pid"], second["pid"]}) == 3
+    assert first["group"] == second["group"] != os.getpgrp()
+    assert first["devices"] is second["devices"] is False
+
+
+def test_what_a_world_spoils_is_whole_in_the_next() -> None:
+    assert launch_world(bodies.spoil, PAIR) == [(None, None)] * 2
+    assert launch_world(bodies.spoil, PAIR) == [(None, None)] * 2
+
+
+def test_ranks_do_not_share_the_random_numbers_of_their_fork_server() -> None:
+    drawn = [*launch_world(bodies.draw, PAIR), *launch_world(bodies.draw, PAIR)]
+    assert len({python for python, _ in drawn}) == 4
+    assert len({numpy for _, numpy in drawn}) == 4
+
+
+def test_a_preloaded_module_is_there_in_every_later_world() -> None:
+    assert launch_world(bodies.show_modules, PAIR, "this") == [False, False]
+    preloading = World({"dp": 2}, preload=("this",))
+    assert launch_world(bodies.show_modules, preloading, "this") == [True, True]
+    assert launch_world(bodies.show_modules, PAIR, "this") == [True, True]
+
+
+def test_a_module_that_cannot_be_preloaded_is_an_error_and_the_next_world_runs() -> None:
+    with pytest.raises(ForkServerError, match="No module named 'no_such_module'"):
+        launch_world(bodies.sum_of_ranks, World({"dp": 2}, preload=("no_such_module",)))
+    assert launch_world(bodies.sum_of_ranks, PAIR) == [1.0, 1.0]
+
+
+def test_logs_are_kept_where_they_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "rank0.log").write_text("of an earlier run\n")
+    launch_world(bodies.say, World({"dp": 2}, log_folder=tmp_path))
+    assert (tmp_path / "rank0.log").read_text() == "out of 0\nerr\n"
+    assert (tmp_path / "rank1.log").read_text() == "out of 1\nerr\n"
+
+
+def test_a_world_is_skipped_if_every_rank_skips(pids: Path) -> None:
+    with pytest.raises(WorldSkipped) as caught:
+        launch_world(bodies.skip_all, PAIR, pids)
+    assert str(caught.value) == "no card"
+    assert len(noted(pids)) == 4
+
+
+def test_children_of_ranks_end_with_a_world_that_ends_well(pids: Path) -> None:
+    launch_world(bodies.leave_a_child, PAIR, pids)
+    assert len(noted(pids)) == 4
+
+
+def test_worlds_of_several_threads_do_not_disturb_each_other() -> None:
+    results: dict[int, list[float]] = {}
+
+    def launch(size: int) -> None:
+        results[size] = launch_world(bodies.sum_of_ranks, World({"dp": size}))
+
+    threads = [threading.Thread(target=launch, args=(size,)) for size in (2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {2: [1.0] * 2, 3: [3.0] * 3}
+
+
+def test_a_world_within_a_world_is_refused() -> None:
+    with pytest.raises(UsageError, match="a rank cannot start a world of its own"):
+        launch_world(bodies.start_world, PAIR)
+
+
+def test_the_fork_server_runs_one_thread_and_no_world_when_it_is_idle(pids: Path) -> None:
+    launch_world(bodies.sum_of_ranks, PAIR)
+    assert len(list(Path(f"/proc/{FORK_SERVER.pid}/task").iterdir())) == 1
+    wait_until_gone(pids)
+    assert worlds_of_the_fork_server() == []
+
+
+def test_a_process_without_guard_for_its_main_module_may_launch(tmp_path: Path) -> None:
+    (tmp_path / "my_bodies.py").write_text("def number(rank): return rank.number\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import my_bodies\n"
+        "from assay.launch import World, launch_world\n"
+        "print(launch_world(my_bodies.number, World({'dp': 2})))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", script], capture_output=True, text=True, check=False
+    )
+    assert (ran.stdout, ran.stderr) == ("[0, 1]\n", "")
+
+
+def test_limits_do_not_end_a_world_that_is_in_time() -> None:
+    limits = Limits(start_seconds=30, collective_seconds=10, body_seconds=20)
+    assert launch_world(bodies.sum_of_ranks, World({"dp": 2}, limits=limits)) == [1.0, 1.0]

@@ -1,0 +1,77 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay.errors import UsageError
+from assay.launch import Limits, UnsendableError, World, launch_world, outer_world_size
+from assay.launch.rank import Rank
+
+
+def test_the_size_of_a_world_is_the_product_of_its_axes() -> None:
+    assert World({"dp": 4, "tp": 2, "pp": 4}).size == 32
+    assert str(World({"dp": 2, "tp": 2})) == "a world of 4 ranks (dp=2, tp=2)"
+    assert str(World({"dp": 1})) == "a world of 1 rank (dp=1)"
+
+
+@pytest.mark.parametrize("axes", [{}, {"dp": 0}, {"dp": 2, "tp": -1}])
+def test_a_mesh_without_ranks_is_refused(axes: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="at least 1 rank"):
+        World(axes)
+
+
+@pytest.mark.parametrize(
+    ("collective", "body", "start"), [(60, 60, 1), (61, 60, 1), (0, 1, 1), (1, 2, 0)]
+)
+def test_a_collective_is_given_up_before_the_body(
+    collective: float, body: float, start: float
+) -> None:
+    with pytest.raises(UsageError, match="limits must be positive"):
+        Limits(start_seconds=start, collective_seconds=collective, body_seconds=body)
+
+
+def test_limits_within_a_timeout_end_before_it() -> None:
+    limits = Limits.within(120)
+    assert (limits.start_seconds, limits.collective_seconds, limits.body_seconds) == (42, 30, 60)
+    assert limits.start_seconds + limits.body_seconds < 120
+
+
+def test_a_world_of_torchrun_is_known_by_all_of_its_variables() -> None:
+    variables = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    assert outer_world_size(variables) == 8
+    for missing in variables:
+        assert outer_world_size({k: v for k, v in variables.items() if k != missing}) is None
+
+
+def body(rank: Rank, value: object) -> None:
+    """Does nothing."""
+
+
+def test_an_argument_that_cannot_travel_is_named() -> None:
+    with pytest.raises(UnsendableError) as caught:
+        launch_world(body, World({"dp": 2}), lambda: None)
+    assert str(caught.value).startswith("argument 0 cannot travel to the ranks: function: ")
+
+
+def test_a_function_that_no_rank_can_import_is_named() -> None:
+    with pytest.raises(UnsendableError, match=r"^the function cannot travel to the ranks: "):
+        launch_world(lambda rank: None, World({"dp": 2}))
+
+
+def test_a_function_of_the_script_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from assay.launch import World, launch_world\n"
+        "def train(rank): pass\n"
+        "launch_world(train, World({'dp': 2}))\n"
+    )
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "UnsendableError: train is defined in the script that runs" in ran.stderr
+
+
+def test_launching_imports_no_torch() -> None:
+    code = "import sys, assay.launch; print({'torch', 'transformers'} & set(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert ran.stdout == b"set()\n"
