@@ -1,23 +1,31 @@
 """The pytest plugin: hooks only, what they decide stands in `assay.testing`. Imports no torch."""
 
+import inspect
 import os
 import time
 from collections.abc import Generator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
+from unittest import TestCase
 
 import pytest
 
-from assay.devices.run_string import Run, parse_run
+from assay.devices.run_string import Run, parse_device, parse_run
 from assay.errors import AssayError, UsageError
-from assay.testing.hardware import REQUIRE_HARDWARE, hardware_policy, missing_accelerators
+from assay.testing.hardware import (
+    REQUIRE_HARDWARE,
+    hardware_policy,
+    missing_accelerators,
+    missing_ranks,
+)
 from assay.testing.marks import AcceleratorMark, MarkError, WorldMark, read_budget, read_tier
 
 if TYPE_CHECKING:
     from assay.devices.base import Device
     from assay.devices.listing import ListedDevice
     from assay.testing.golden import Golden, Mode
+    from assay.testing.worlds import MeshOfRanks
 
 _MARKERS = (
     'accelerator(vendor, count=1): the test needs so many devices of one vendor ("nvidia").',
@@ -33,14 +41,14 @@ class Session:
     def __init__(self, config: pytest.Config) -> None:
         run: str | None = config.getoption("assay_device")
         self.run = None if run is None else parse_run(run)
-        self.world: int = config.getoption("assay_world")
+        self.world: int | None = config.getoption("assay_world")
         self.tier: str | None = config.getoption("assay_tier")
         self.mode: Mode = "capture" if config.getoption("capture_expectation") else "check"
         self.policy = hardware_policy(os.environ)
         # By file, every collected test that uses the fixture golden. None where the command line
         # names single tests: those that it leaves out are unknown.
         self.golden_tests: dict[Path, list[str]] | None = None
-        if self.world < 1:
+        if self.world is not None and self.world < 1:
             raise UsageError(f"--assay-world is {self.world}; a world has at least 1 rank")
 
     @cached_property
@@ -49,6 +57,15 @@ class Session:
         from assay.devices.listing import list_devices
 
         return list_devices()
+
+    def count_accelerators(self) -> int | None:
+        """How many devices of the kind under test this machine has; None if ranks share one."""
+        from assay.devices.registry import is_host_adapter
+
+        kind = parse_device(self.run.device).kind if self.run else "cpu"
+        if is_host_adapter(kind):
+            return None
+        return sum(len(line.products) for line in self.listed if line.device == kind)
 
     def refuse(self, reason: str) -> NoReturn:
         """Skip the test, or fail it where the hardware is required."""
@@ -68,7 +85,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--assay-device", metavar="RUN", help="Device under test, as DEVICE/DTYPE: cpu/float32."
     )
     group.addoption(
-        "--assay-world", metavar="N", type=int, default=1, help="Ranks of tests marked world."
+        "--assay-world",
+        metavar="N",
+        type=int,
+        help="Ranks that this machine can run: tests whose world has more are skipped.",
+    )
+    parser.addini(
+        "assay_preload",
+        "Modules that are imported once for all worlds of ranks; they must use no device.",
+        type="args",
     )
     group.addoption("--assay-tier", metavar="NAME", help="Run only the tests marked tier(NAME).")
     group.addoption(
@@ -143,14 +168,67 @@ def _set_up(item: pytest.Item, session: Session) -> None:
     for mark in item.iter_markers("budget"):
         read_budget(mark.args, mark.kwargs)
     for mark in item.iter_markers("world"):
+        _refuse_unlaunchable(item)
         world = WorldMark.read(mark.args, mark.kwargs)
-        if world.size > 1:
-            session.refuse(f"needs {world}: worlds of ranks are not there yet")
+        missing = missing_ranks(world, session.world, os.environ, session.count_accelerators)
+        if missing:
+            session.refuse(f"needs {world}; {missing}")
     for mark in item.iter_markers("accelerator"):
         accelerators = AcceleratorMark.read(mark.args, mark.kwargs)
         missing = missing_accelerators(accelerators, session.listed)
         if missing:
             session.refuse(f"needs {accelerators}; {missing}")
+
+
+def _refuse_unlaunchable(item: pytest.Item) -> None:
+    """Such a test would run in this process alone, and pass."""
+    if (
+        not isinstance(item, pytest.Function)
+        or (item.cls and issubclass(item.cls, TestCase))
+        or inspect.iscoroutinefunction(item.obj)
+    ):
+        pytest.fail(
+            "marker world: only plain functions, and such methods of plain classes, run on ranks",
+            pytrace=False,
+        )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is marked world on every rank of one."""
+    __tracebackhide__ = True
+    mark = pyfuncitem.get_closest_marker("world")
+    if mark is None:
+        return None
+    from assay.launch import Limits, World, WorldSkipped
+    from assay.testing.worlds import run_test_in_world
+
+    config = pyfuncitem.config
+    run = config.stash[SESSION].run
+    seconds = _timeout_seconds(pyfuncitem)
+    world = World(
+        WorldMark.read(mark.args, mark.kwargs).axes,
+        device=run.device if run else "cpu",
+        limits=Limits.within(seconds) if seconds else Limits(),
+        preload=tuple(config.getini("assay_preload")),
+    )
+    try:
+        run_test_in_world(pyfuncitem, world)
+    except WorldSkipped as skipped:
+        raise pytest.skip.Exception(str(skipped), _use_item_location=True) from None
+    except AssayError as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
+    return True
+
+
+def _timeout_seconds(item: pytest.Item) -> float | None:
+    """When pytest-timeout ends the test; None if it does not."""
+    if not item.config.pluginmanager.hasplugin("timeout"):
+        return None
+    mark = item.get_closest_marker("timeout")
+    values = [*mark.args[:1], mark.kwargs.get("timeout")] if mark else []
+    values += [item.config.getoption("timeout"), item.config.getini("timeout")]
+    return next((float(value) or None for value in values if value not in (None, "")), None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -229,6 +307,10 @@ def golden(request: pytest.FixtureRequest, assay_run: Run, tmp_path: Path) -> "G
 
 
 @pytest.fixture
-def mesh() -> None:
-    """The mesh of ranks that a test marked world runs on."""
-    pytest.fail("the fixture mesh needs worlds of ranks, which are not there yet", pytrace=False)
+def mesh(request: pytest.FixtureRequest) -> "MeshOfRanks":
+    """The `DeviceMesh` of the ranks that a test marked world runs on; each has its own."""
+    from assay.testing.worlds import MeshError, MeshOfRanks
+
+    if request.node.get_closest_marker("world") is None:
+        pytest.fail(str(MeshError.unmarked()), pytrace=False)
+    return MeshOfRanks()

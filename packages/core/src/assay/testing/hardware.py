@@ -1,10 +1,10 @@
 """Whether this machine has what a test needs, and whether it may be without."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from assay.errors import UsageError
-from assay.testing.marks import AcceleratorMark, MarkError
+from assay.testing.marks import AcceleratorMark, MarkError, WorldMark
 
 if TYPE_CHECKING:
     from assay.devices.listing import ListedDevice
@@ -51,6 +51,31 @@ def missing_accelerators(mark: AcceleratorMark, listed: "Sequence[ListedDevice]"
     if mark.vendor is None:
         return "this machine has none"
     return "missing: " + "; or ".join(line.missing for line in lines)
+
+
+def missing_ranks(
+    mark: WorldMark,
+    allowed: int | None,
+    environment: Mapping[str, str],
+    count_accelerators: Callable[[], int | None],
+) -> str:
+    """What this machine, or its user, lacks for a world of such ranks; "" if nothing.
+
+    allowed: the most ranks that the user allows; None for any number.
+    environment: says whether torchrun started this process as one of several ranks.
+    count_accelerators: how many devices the ranks share out; None if they need none of their own.
+    """
+    from assay.launch import outer_world_size
+
+    outer = outer_world_size(environment)
+    if outer is not None:
+        return "" if outer == mark.size else f"the launcher of this process started {outer}"
+    if allowed is not None and mark.size > allowed:
+        return f"--assay-world allows {allowed}"
+    count = count_accelerators()
+    if count is not None and count < mark.size:
+        return f"this machine has {count} of the device under test"
+    return ""
 
 
 def _is_host(line: "ListedDevice") -> bool:

@@ -41,9 +41,9 @@ def test_absent():
 def test_ranks():
     raise RuntimeError("must not run")
 
-@pytest.mark.world(dp=1)
-def test_one_rank():
-    pass
+@pytest.mark.world(dp=2)
+def test_two_ranks():
+    raise RuntimeError("must not run")
 """
 
 
@@ -86,15 +86,16 @@ def test_what_this_machine_cannot_run_is_skipped_with_what_is_missing(
     project: pytest.Pytester,
 ) -> None:
     project.makepyfile(MARKED)
-    result = run(project)
-    result.assert_outcomes(passed=2, skipped=2)
+    result = run(project, "--assay-world", "1")
+    result.assert_outcomes(passed=1, skipped=3)
     result.stdout.fnmatch_lines_random(
         [
             "SKIPPED [[]1] test_*.py:7: needs 4 other accelerators; missing: the driver of Other",
             (
-                "SKIPPED [[]1] test_*.py:11: needs a world of 4 ranks (dp=2, tp=2): "
-                "worlds of ranks are not there yet"
+                "SKIPPED [[]1] test_*.py:11: needs a world of 4 ranks (dp=2, tp=2); "
+                "--assay-world allows 1"
             ),
+            "SKIPPED [[]1] test_*.py:15: needs a world of 2 ranks (dp=2); --assay-world allows 1",
         ]
     )
 
@@ -104,14 +105,14 @@ def test_required_hardware_that_is_absent_is_an_error(
 ) -> None:
     require_hardware(monkeypatch)
     project.makepyfile(MARKED)
-    result = run(project)
-    result.assert_outcomes(passed=2, errors=2)
+    result = run(project, "--assay-world", "1")
+    result.assert_outcomes(passed=1, errors=3)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(
         [
             "needs 4 other accelerators; missing: the driver of Other (ASSAY_REQUIRE_HARDWARE=1)",
             (
-                "needs a world of 4 ranks (dp=2, tp=2): worlds of ranks are not there yet "
+                "needs a world of 4 ranks (dp=2, tp=2); --assay-world allows 1 "
                 "(ASSAY_REQUIRE_HARDWARE=1)"
             ),
         ]
@@ -307,8 +308,10 @@ def test_a_wrong_environment_is_a_usage_error(
     )
 
 
-def test_a_mesh_cannot_be_had_yet(project: pytest.Pytester) -> None:
+def test_a_mesh_needs_a_world(project: pytest.Pytester) -> None:
     project.makepyfile("def test_it(mesh): pass")
     result = run(project)
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["the fixture mesh needs worlds of ranks, which are not there yet"])
+    result.stdout.fnmatch_lines(
+        ["the fixture mesh needs a world of ranks; mark the test world(dp=2)"]
+    )

@@ -3,8 +3,8 @@ import pytest
 from assay.devices.base import Vendor
 from assay.devices.listing import ListedDevice
 from assay.errors import UsageError
-from assay.testing.hardware import hardware_policy, missing_accelerators
-from assay.testing.marks import AcceleratorMark, MarkError
+from assay.testing.hardware import hardware_policy, missing_accelerators, missing_ranks
+from assay.testing.marks import AcceleratorMark, MarkError, WorldMark
 
 
 def vendor(name: str) -> Vendor:
@@ -40,6 +40,31 @@ def test_any_accelerator_will_do_where_no_vendor_is_named(monkeypatch: pytest.Mo
     assert missing_accelerators(AcceleratorMark(count=3), [HOST, TWO]) == (
         "this machine has 2 x Acme 1"
     )
+
+
+@pytest.mark.parametrize(
+    ("allowed", "accelerators", "missing"),
+    [
+        (None, None, ""),
+        (4, None, ""),
+        (3, None, "--assay-world allows 3"),
+        (None, 4, ""),
+        (None, 1, "this machine has 1 of the device under test"),
+    ],
+)
+def test_ranks_that_are_missing_are_counted(
+    allowed: int | None, accelerators: int | None, missing: str
+) -> None:
+    world = WorldMark({"dp": 2, "tp": 2})
+    assert missing_ranks(world, allowed, {}, lambda: accelerators) == missing
+
+
+@pytest.mark.parametrize(
+    ("started", "missing"), [("4", ""), ("8", "the launcher of this process started 8")]
+)
+def test_under_torchrun_its_own_number_of_ranks_decides(started: str, missing: str) -> None:
+    outer = {"RANK": "0", "WORLD_SIZE": started, "MASTER_ADDR": "x", "MASTER_PORT": "1"}
+    assert missing_ranks(WorldMark({"dp": 4}), 2, outer, lambda: 1) == missing
 
 
 def test_a_vendor_that_nobody_knows_is_an_error_and_no_skip() -> None:

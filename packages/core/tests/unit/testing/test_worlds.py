@@ -1,0 +1,60 @@
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from assay.launch import UnsendableError
+from assay.testing.bodies import FixtureLostError, RewritingFinder, _unpack_fixtures, rewrite
+from assay.testing.worlds import MeshError, MeshOfRanks, pack_fixtures
+
+
+def test_fixtures_arrive_with_what_they_share() -> None:
+    shared = [1.5]
+    unpacked = _unpack_fixtures(pack_fixtures({"left": {"x": shared}, "right": shared}))
+    assert unpacked == {"left": {"x": [1.5]}, "right": [1.5]}
+    left = unpacked["left"]
+    assert isinstance(left, dict)
+    assert left["x"] is unpacked["right"]
+
+
+def test_a_fixture_that_cannot_travel_is_named_with_the_reason() -> None:
+    with pytest.raises(UnsendableError) as caught:
+        pack_fixtures({"number": 1, "lock": threading.Lock()})
+    assert str(caught.value) == (
+        "fixture 'lock' cannot travel to the ranks: lock: cannot pickle '_thread.lock' object."
+        " What reaches a rank is pickled; make it inside of the body instead"
+    )
+
+
+class Lost:
+    def __reduce__(self) -> tuple[object, ...]:
+        return int, ("no number",)
+
+
+def test_a_fixture_that_is_lost_on_the_way_is_named() -> None:
+    with pytest.raises(FixtureLostError) as caught:
+        _unpack_fixtures(pack_fixtures({"number": 1, "lost": Lost()}))
+    assert str(caught.value).startswith("fixture 'lost' cannot be made again in a rank: ValueError")
+
+
+def test_the_mesh_of_a_fixture_says_where_there_is_one() -> None:
+    with pytest.raises(MeshError, match=r"^mesh.get_group: the mesh is made in the ranks"):
+        _ = MeshOfRanks().get_group
+    assert not hasattr(MeshOfRanks(), "__array__")
+
+
+def test_rewritten_assertions_say_the_values(tmp_path: Path) -> None:
+    file = tmp_path / "judge.py"
+    file.write_text("def judge(value):\n    assert value == 4\n")
+    finder = RewritingFinder({"judge_of_a_test": str(file)})
+    sys.meta_path.insert(0, finder)
+    try:
+        judge = __import__("judge_of_a_test").judge
+    finally:
+        sys.meta_path.remove(finder)
+        sys.modules.pop("judge_of_a_test", None)
+    with pytest.raises(AssertionError, match="assert 3 == 4"):
+        judge(3)
+    assert rewrite(file).co_filename == str(file)
+    assert finder.find_spec("another", None) is None
