@@ -7,6 +7,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import nox.registry
 import pytest
 from ruamel.yaml import YAML
 
@@ -115,7 +116,7 @@ def workflow_texts(root: Path) -> dict[str, str]:
         path.name: path.read_text(encoding="utf-8")
         for path in sorted((root / ".github").rglob("*.y*ml"))
     }
-    assert {"ci.yml", "smoke.yml"} <= set(texts)
+    assert {"ci.yml", "smoke.yml", "nightly.yml"} <= set(texts)
     return texts
 
 
@@ -141,6 +142,7 @@ def test_workflows_keep_the_rules(root: Path) -> None:
         ("smoke.yml", "ref: ${{ github.event.pull_request.head.sha }}", "ref: main", "something"),
         ("smoke.yml", "head.sha", "head.ref", "a branch name"),
         ("smoke.yml", "concurrency:", "defaults:", "no concurrency group"),
+        ("nightly.yml", "persist-credentials: false", "fetch-depth: 1", "keeps its credentials"),
         ("labels.yml", "gh api", "git fetch origin pull/1/head\n          gh api", "touches code"),
     ],
 )
@@ -156,6 +158,31 @@ def test_ci_runs_the_sessions_that_nox_alone_runs(root: Path) -> None:
     noxfile = importlib.import_module("noxfile")
     ci = parse(workflow_texts(root)["ci.yml"])
     assert ci["jobs"]["tests"]["strategy"]["matrix"]["session"] == noxfile.nox.options.sessions
+
+
+def sessions_run(text: str) -> set[str]:
+    """The sessions that a workflow names, in a command or in its matrix."""
+    jobs = parse(text)["jobs"].values()
+    named = {
+        name
+        for job in jobs
+        for name in job.get("strategy", {}).get("matrix", {}).get("session", ())
+    }
+    commands = re.findall(r"nox -s ([\w -]+)$", text, re.MULTILINE)
+    return named | {name for command in commands for name in command.split()}
+
+
+def test_every_session_is_run_by_a_workflow(root: Path) -> None:
+    importlib.import_module("noxfile")
+    defined = {name.split("(", maxsplit=1)[0] for name in nox.registry.get()}
+    run = set[str]().union(*map(sessions_run, workflow_texts(root).values()))
+    assert defined - run == set()
+
+
+def test_what_is_long_runs_at_night_and_on_demand(root: Path) -> None:
+    text = workflow_texts(root)["nightly.yml"]
+    assert {"faults", "false-alarms", "perf"} <= sessions_run(text)
+    assert set(parse(text)["on"]) == {"schedule", "workflow_dispatch"}
 
 
 def test_one_job_stands_for_all_of_ci(root: Path) -> None:
