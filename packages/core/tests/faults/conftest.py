@@ -1,8 +1,14 @@
 import pytest
 
+from packages.core.tests.faults.corpus import choose_faults
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fault", default="", help="only faults whose name contains this")
     parser.addoption(
         "--publish", action="store_true", help="write the table into docs/detection.md"
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config) -> None:
+    choose_faults(config.getoption("--fault", ""))

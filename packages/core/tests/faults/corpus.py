@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from assay.stages import Stage
 from assay.verdicts import Diagnosis
 
@@ -61,6 +63,15 @@ def corpus() -> Iterator[Fault]:
         _generation,
     ):
         yield from part()
+
+
+def choose_faults(part: str) -> list[Fault]:
+    """The faults whose name contains `part`. Raises: UsageError for none: nothing would fail."""
+    chosen = [fault for fault in corpus() if part in fault.name]
+    if not chosen:
+        names = ", ".join(sorted({fault.plant for fault in corpus()}))
+        raise pytest.UsageError(f"--fault {part}: no fault has such a name; there are: {names}")
+    return chosen
 
 
 def _rotary() -> Iterator[Fault]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from packages.core.tests.faults.corpus import corpus
+from packages.core.tests.faults.corpus import choose_faults, corpus
 from packages.core.tests.faults.findings import Finding, examine, findings_table, totals
 from packages.core.tests.trials.tables import publish
 
@@ -16,7 +16,7 @@ BFLOAT16_SHARE_LOCATED = 0.9
 def findings(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[Finding]:
-    chosen = [fault for fault in corpus() if request.config.getoption("--fault") in fault.name]
+    chosen = choose_faults(request.config.getoption("--fault"))
     found = list(examine(chosen, tmp_path_factory.mktemp("faults")))
     text = f"{findings_table(found)}\n\n{totals(found)}"
     request.config.get_terminal_writer().line(f"\n{text}")
@@ -41,6 +41,13 @@ def test_names_are_unique_and_every_plant_is_used() -> None:
     assert len({fault.name for fault in faults}) == len(faults)
     used = {Path(fault.setup.rpartition(":")[0]) for fault in faults}
     assert used == set((Path(__file__).parent / "plants").glob("*.py"))
+
+
+def test_a_name_that_no_fault_has_is_refused() -> None:
+    assert len(choose_faults("")) == len(list(corpus()))
+    assert {fault.plant for fault in choose_faults("layers:other_gelu")} == {"layers:other_gelu"}
+    with pytest.raises(pytest.UsageError, match=r"^--fault other_gleu: no fault has .*other_gelu"):
+        choose_faults("other_gleu")
 
 
 def test_every_plant_changes_a_number(findings: list[Finding]) -> None:
