@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
-from rich.progress import track
 
 from assay.generate.check import MEASUREMENTS_FILE, GenerateCheck, check_generate
 from assay.generate.check import capture as capture_golden
@@ -26,6 +25,7 @@ from assay.verdicts import Verdict
 
 NUM_AT_A_TIME = 2
 SHOWN = Console(stderr=True)
+LINE_EVERY = 10
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -112,7 +112,9 @@ def run_all(work: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Resul
         NUM_AT_A_TIME, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
         futures = {pool.submit(work, task): task for task in tasks}
-        for done in track(as_completed(futures), work.__name__, len(futures), console=SHOWN):
+        for number, done in enumerate(as_completed(futures), 1):
+            if number % LINE_EVERY == 0 or number == len(futures):
+                SHOWN.print(f"{work.__name__}: {number} of {len(futures)}")
             error = done.exception()
             if error is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
