@@ -21,7 +21,7 @@ Statistic = Literal[
     "replay-tensor", "replay-row", "replay-slope", "replay-bins", "replay-channel", "replay-share",
     "replay-row-slope",
     "exact", "non-finite",
-    "logits-kl", "logits-kl-worst", "logits-error", "logits-worst",
+    "logits-kl", "logits-kl-worst", "logits-error", "logits-worst", "loss-error",
 ]  # fmt: skip
 
 

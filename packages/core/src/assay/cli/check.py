@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from assay.cli import generation_options as options
+from assay.cli.check_train import train
 
 app = typer.Typer(help="Check a model against a reference.", no_args_is_help=True)
 
@@ -119,6 +120,9 @@ def generate(  # noqa: PLR0913 - the options of the contract
     with open_progress() as progress:
         check_generate(check, folder.path, progress)
     finish(folder.path, as_json=as_json)
+
+
+app.command()(train)
 
 
 def _pairs(texts: list[str]) -> dict[str, str]:

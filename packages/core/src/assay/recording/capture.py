@@ -97,6 +97,16 @@ class Recorder:
         self._known.clear()
         self.writer.flush()
 
+    def recognises(self, value: Tensor) -> bool:
+        """Whether this very object was handed on."""
+        return self._known.get(value) is not None
+
+    def alias(self, new: Tensor, known: Tensor) -> None:
+        """From now on `new` is what `known` is."""
+        stored = self._known.get(known)
+        if stored is not None:
+            self._known.put(new, stored)
+
     def _pass(self, tensors: dict[str, Tensor], port: str, value: Tensor) -> Tensor:
         known = self._known.get(value)
         if known is not None:
@@ -141,7 +151,7 @@ def _holds_probabilities(table_BHTS: Tensor) -> bool:
     """Whether rows sum to one: rotated queries and keys have the same shape where S is small."""
     if not table_BHTS.is_floating_point() or not table_BHTS.numel():
         return False
-    row_S = table_BHTS[0, 0, -1].double()
+    row_S = table_BHTS.detach()[0, 0, -1].double()
     return bool((row_S >= 0).all()) and abs(float(row_S.sum()) - 1) < PROBABILITY_TOLERANCE
 
 

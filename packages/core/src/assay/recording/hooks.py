@@ -71,10 +71,10 @@ class Watch:
     _counts: Counter[str] = field(default_factory=Counter)
     _rows: RowMap | None = None
 
-    def begin_batch(self, number: int, timeline: Timeline | None) -> None:
-        """The next root call is the first of this batch."""
+    def begin_batch(self, number: int, timeline: Timeline | None, first_step: int = 0) -> None:
+        """The next root call is the first of this batch, and has the step `first_step`."""
         self.batch, self.timeline = number, timeline
-        self.step, self._column = -1, 0
+        self.step, self._column = first_step - 1, 0
 
     @property
     def current(self) -> str | None:

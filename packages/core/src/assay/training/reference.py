@@ -20,6 +20,7 @@ from assay.stages import StepReport, TrainingPlan
 from assay.training.adapters import add_lora, load_adapter, save_adapter
 from assay.training.batches import IGNORED, MicroBatch, check_batch
 from assay.training.randomness import generator_states, restore_generators
+from assay.training.setups import set_up
 from assay.training.state_files import read_state, write_state
 
 FEATURES = frozenset({"lora"})
@@ -66,6 +67,7 @@ class ReferenceTrainer:
             device=self.device.torch_device,
             remote_code=self._remote_code,
         ).model
+        model = set_up(model, plan.setup)
         if "lora" in plan.features:
             model = add_lora(model)
         return model.train()

@@ -1,0 +1,107 @@
+"""Gradients at module borders, measured against the reference's and replaced by them."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from assay.comparing.results import PortResult, ReplayResults
+from assay.metrics import PairSums
+from assay.recording.rounding import Border
+from assay.recording.timeline import RowIndex
+from assay.sites import Call, CallSite
+from assay.stages import stage_that_made
+from assay.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class CallScale:
+    """A gradient at the model's results beside the reference's, of one call.
+
+    slope: of the error on the expected value; rest: what it leaves, as a relative error.
+    """
+
+    step: int
+    micro_batch: int
+    slope: float
+    rest: float
+
+    @classmethod
+    def of(cls, site: CallSite, actual: Tensor, expected: Tensor) -> "CallScale":
+        """From the two tensors."""
+        a, e = actual.double(), expected.double()
+        ee = float((e * e).sum())
+        slope = float(((a - e) * e).sum()) / ee if ee else 0.0
+        rest = float((a - (1 + slope) * e).norm()) / math.sqrt(ee) if ee else 0.0
+        return cls(site.step, site.micro_batch, slope, rest)
+
+
+@dataclass
+class GradientReplayer:
+    """What `GradientRecorder` recorded, compared with another run's backward and fed to it.
+
+    scales: of the gradients that the loss gave, call by call.
+    """
+
+    trace: Trace
+    border: Border
+    results: ReplayResults = field(default_factory=ReplayResults)
+    scales: list[CallScale] = field(default_factory=list)
+    _index: RowIndex = field(default_factory=lambda: RowIndex(None))
+    _expected: set[tuple[CallSite, str]] = field(default_factory=set)
+
+    def expects(self, call: Call, port: str, value: Tensor) -> bool:
+        """Where the reference has one, also if this run would not compute it."""
+        partner = self._partner(call)
+        if partner is None or port not in partner.ports:
+            if value.requires_grad and partner is not None:
+                self.results.note_extra_port(call.site.module, f"gradient of {port}")
+            return False
+        self._expected.add((partner.site, port))
+        return self.trace.stored(partner, port).shape == tuple(value.shape)
+
+    def arrive(self, call: Call, port: str, gradient: Tensor) -> Tensor:
+        """Measure what arrives and hand on what the reference has."""
+        partner = self._partner(call)
+        if partner is None:
+            return gradient
+        self._expected.discard((partner.site, port))
+        expected = self.trace.tensor(partner, port)
+        if self._index.rows != partner.rows:
+            self._index = RowIndex(partner.rows)
+        actual = gradient.detach().cpu()
+        (actual_RC, expected_RC), prompt, position = self._index.flatten(actual, expected)
+        if partner.caller is None and port.startswith("output"):
+            self.scales.append(CallScale.of(partner.site, actual_RC, expected_RC))
+        if actual.dtype.itemsize > expected.dtype.itemsize:
+            actual_RC = actual_RC.to(expected.dtype)  # the yardstick, as it was stored
+        result = self._result(partner, port, gradient)
+        result.sums.add_later(actual_RC, expected_RC, prompt, position)
+        return self.border.hand_on(expected, gradient.dtype).to(gradient.device)
+
+    def finish_backward(self) -> None:
+        """Add up: memory of gradients is used again."""
+        for result in self.results.ports.values():
+            result.sums.flush()
+        for site, port in sorted(self._expected):
+            self.results.note_missing_port(site, f"gradient of {port}")
+        self._expected.clear()
+
+    def _partner(self, call: Call) -> Call | None:
+        return self.trace.find(replace(call.site, phase="backward"))
+
+    def _result(self, call: Call, port: str, gradient: Tensor) -> PortResult:
+        key = (call.site.module, port)
+        result = self.results.ports.get(key)
+        if result is None:
+            stage = stage_that_made(call, port)
+            result = PortResult(
+                *key,
+                stage,
+                len(self.results.ports),
+                str(gradient.dtype).removeprefix("torch."),
+                call.class_name if port.startswith("input.") else "",
+                sums=PairSums(counts_misrounded=False),
+            )
+            self.results.ports[key] = result
+        return result

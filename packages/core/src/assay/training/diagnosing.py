@@ -1,0 +1,177 @@
+"""What is wrong, by its signature: which stages fail together, and how."""
+
+import math
+from dataclasses import dataclass
+
+from assay.comparing.judge import FailedStage, Judged
+from assay.comparing.results import PortResult
+from assay.sites import Phase
+from assay.training.evidence import (
+    PARAMETER_PREFIX,
+    Evidence,
+    Group,
+    is_root_gradient,
+    location_of,
+    parameter_of,
+)
+from assay.verdicts import Diagnosis, Location
+
+# A gradient of the right direction and another length: what is left after scaling, relative to
+# what the scale changes. One wrong element in a thousand would leave 3%.
+_PARALLEL = 0.02
+
+# Of many gradients, each is scaled by the same number to this accuracy; in 8 bits that rounds to
+# 0.4%, a factor near 1 is known to a tenth of what it changes.
+_ALIKE = 0.1
+
+_OF_GROUP: dict[str, Diagnosis] = {
+    "stage-reduce": "missing-reduction",
+    "stage-clip": "clip-norm",
+    "stage-optimizer": "optimizer-update",
+}
+_GROUP_OF_PHASE: dict[Phase, str] = {
+    "reduce": "stage-reduce",
+    "clip": "stage-clip",
+    "optimizer": "stage-optimizer",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A diagnosis and the place that it names."""
+
+    diagnosis: Diagnosis
+    location: Location
+
+
+def diagnose_replay(evidence: Evidence, groups: dict[str, Group], origin: FailedStage) -> Finding:
+    """What the replayed steps show; `origin` is the stage where the error is made."""
+    failed = [item for group in groups.values() for item in group.failed]
+    location = location_of(origin, failed)
+    if origin.told.ratio.statistic == "non-finite":
+        return Finding("non-finite", location)
+    phase = origin.stage.phase
+    if phase == "inputs":
+        return Finding("inputs-differ", location)
+    return (
+        _find_untied(evidence, location)
+        or _find_other_weights(evidence, location)
+        or _find_frozen(evidence, groups)
+        or _diagnose_phase(evidence, groups, origin, location)
+    )
+
+
+def _find_untied(evidence: Evidence, location: Location) -> Finding | None:
+    lost = [names for names in evidence.reference.shared if names not in evidence.report.shared]
+    if not lost:
+        return None
+    # The table that is shared is the embedding's; what has become a copy is the head's.
+    name = lost[0][0]
+    module = name.rpartition(".")[0]
+    return Finding(
+        "untied-parameters", location.model_copy(update={"module": module, "parameter": name})
+    )
+
+
+def _find_other_weights(evidence: Evidence, location: Location) -> Finding | None:
+    own = [
+        name
+        for name in evidence.report.weights_different
+        if name.rpartition(".")[0] == location.module
+    ]
+    if not own or location.phase not in ("forward", "backward"):
+        return None
+    return Finding("weight-mismatch", location.model_copy(update={"parameter": own[0]}))
+
+
+def _find_frozen(evidence: Evidence, groups: dict[str, Group]) -> Finding | None:
+    """Parameters that do not move at all, where the noise run's do."""
+    group = groups["stage-optimizer"]
+    frozen = sorted(
+        {
+            parameter_of(item)
+            for item in group.judged
+            if item.port.port.startswith("update.") and stands_still(item)
+        }
+        | set(evidence.report.not_in_optimizer)
+    )
+    if not frozen:
+        return None
+    alone = frozen[0] if len(frozen) < evidence.reference.num_trainable else None
+    module = alone.rpartition(".")[0] if alone is not None else None
+    return Finding("frozen-parameters", Location(phase="optimizer", module=module, parameter=alone))
+
+
+def stands_still(item: Judged) -> bool:
+    """Whether the candidate's values are all zero and the reference's are not."""
+    sums = item.port.sums
+    return item.failed and sums.ee > 0 and sums.dd == sums.ee == -sums.de
+
+
+def _diagnose_phase(
+    evidence: Evidence, groups: dict[str, Group], origin: FailedStage, location: Location
+) -> Finding:
+    phase = origin.stage.phase
+    port = origin.told.port
+    if phase == "forward":
+        return Finding("loss-scale" if port.port == "loss" else "module-error", location)
+    if phase == "backward":
+        return Finding(_diagnose_backward(evidence, groups, port), location)
+    group = groups.get(_GROUP_OF_PHASE.get(phase, ""))
+    if group is None:
+        return Finding("module-error", location)
+    if phase == "reduce" and _all_scaled_alike(group):
+        whole = location.model_copy(update={"module": None, "parameter": None})
+        return Finding("loss-scale", whole)
+    if phase == "clip":
+        location = location.model_copy(update={"module": None, "parameter": None})
+    return Finding(_OF_GROUP[group.name], location)
+
+
+def _diagnose_backward(evidence: Evidence, groups: dict[str, Group], port: PortResult) -> Diagnosis:
+    if is_root_gradient(port.module, port.port, "backward"):
+        return "loss-scale" if _is_loss_scaled(evidence) else "module-error"
+    if evidence.report.drew_in_backward:
+        return "rng-state"
+    return "missing-reduction" if _only_norms(groups) else "module-error"
+
+
+def _is_loss_scaled(evidence: Evidence) -> bool:
+    """Whether in every micro-batch the gradient at the logits has another length and no more."""
+    scales = evidence.report.logit_gradients
+    return bool(scales) and all(
+        scale.rest <= max(_PARALLEL * abs(scale.slope), evidence.unit_roundoff) for scale in scales
+    )
+
+
+def _all_scaled_alike(group: Group) -> bool:
+    """Whether every gradient is the reference's times the same number."""
+    sums = [
+        port.sums
+        for port in group.results.ports.values()
+        if port.port.startswith(PARAMETER_PREFIX) and port.sums.ee > 0
+    ]
+    slopes = [one.slope for one in sums]
+    if not slopes or min(abs(slope) for slope in slopes) == 0:
+        return False
+    rests = [
+        math.sqrt(max(one.dd - one.de * one.de / one.ee, 0.0) / one.ee) / abs(one.slope)
+        for one in sums
+    ]
+    spread = max(slopes) - min(slopes)
+    return max(rests) <= _ALIKE and spread <= _ALIKE * abs(slopes[0])
+
+
+def _only_norms(groups: dict[str, Group]) -> bool:
+    """Whether nothing but gradients of norms' parameters is wrong.
+
+    Under sequence parallelism each rank has the gradients of its own tokens: a sum over ranks
+    that is left out shows in the parameters that are not sharded, and nowhere else.
+    """
+    failed = [item for group in groups.values() for item in group.failed]
+    return all(
+        item.port.stage.phase == "backward"
+        and item.port.port.startswith(PARAMETER_PREFIX)
+        and "Norm" in item.port.kind
+        for item in failed
+    )

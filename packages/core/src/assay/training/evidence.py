@@ -1,0 +1,155 @@
+"""What there is to judge of a training check, and the words for places in it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from assay.comparing.judge import FailedStage, Judged, judge_replay
+from assay.comparing.limits import Limits
+from assay.comparing.results import ReplayResults
+from assay.dtypes import float_format
+from assay.metrics import RowErrors
+from assay.sites import Phase
+from assay.trace import Trace
+from assay.training.requests import CandidateReport, ReferenceReport, TrainOptions
+from assay.training.stage_values import step_of
+from assay.verdicts import Level, Location, Measurement
+
+# Measurements in the order of a step: what is first of several equally bad is the place.
+GROUPS = (
+    "stage-inputs", "modules", "stage-forward", "gradients", "stage-backward", "stage-reduce",
+    "stage-clip", "stage-optimizer",
+)  # fmt: skip
+_GROUP_SIZE = 100_000
+
+PARAMETER_PREFIX = "gradient."
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Both sides of a check, and the limits by which it is judged."""
+
+    options: TrainOptions
+    dtype: str
+    reference: ReferenceReport
+    report: CandidateReport
+    noise: Trace
+    candidate: Trace
+    limits: Limits
+
+    @property
+    def unit_roundoff(self) -> float:
+        """That of the candidate's dtype."""
+        return float_format(self.dtype).unit_roundoff
+
+
+@dataclass(slots=True)
+class Group:
+    """The measurements of one kind, judged."""
+
+    name: str
+    results: ReplayResults
+    noise: ReplayResults
+    judged: list[Judged]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> list[Judged]:
+        """What is over its limit."""
+        return [item for item in self.judged if item.failed]
+
+
+@dataclass(slots=True)
+class LevelResult:
+    """What one level found."""
+
+    level: Level
+    measurements: list[Measurement] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def judge_groups(evidence: Evidence) -> dict[str, Group]:
+    """All measurements of the replayed steps, judged."""
+    groups = {}
+    for number, name in enumerate(GROUPS):
+        candidate, noise = (_read(trace, name) for trace in (evidence.candidate, evidence.noise))
+        for port in candidate.ports.values():
+            port.order += number * _GROUP_SIZE
+        judged, bias = judge_replay(candidate, noise, evidence.limits)
+        groups[name] = Group(name, candidate, noise, judged)
+        if bias is not None:
+            groups[name].notes.append(
+                f"all {bias.num_modules} matrix products shrink their results by about"
+                f" {-bias.slope:.1e}: the device truncates sums. This is not counted as an error;"
+                " an equal error in all of them would not be seen"
+            )
+    return groups
+
+
+def _read(trace: Trace, name: str) -> ReplayResults:
+    data: Any = trace.attachment_json(name)
+    return ReplayResults.from_parts(data, trace.attachment(f"{name}-sums"))
+
+
+def measurement_of(level: str, item: Judged) -> Measurement:
+    """The row of measurements.jsonl for one judged statistic."""
+    port = item.port
+    own = port.module == port.stage.module
+    return Measurement(
+        level=level,
+        module=port.stage.module,
+        port=port.port if own else f"{port.module}:{port.port}",
+        phase=port.stage.phase,
+        step=first_bad_step(item) if item.failed else 0,
+        order=port.order,
+        statistic=item.ratio.statistic,
+        actual=item.ratio.actual,
+        expected=item.ratio.expected,
+        ratio=item.ratio.value,
+        limit=item.limit,
+    )
+
+
+def first_bad_step(item: Judged) -> int:
+    """The first step in which the error is about as large as it gets."""
+    first, _ = item.port.exact.first
+    if item.ratio.statistic == "exact" and first >= 0:
+        return step_of(first)
+    rows = RowErrors.concatenate(item.port.sums.rows)
+    if rows.error.numel() == 0:
+        return 0
+    relative = torch.where(rows.error.isnan(), torch.inf, rows.relative())
+    half = float(relative.max()) / 2
+    return step_of(int(rows.prompt[(relative >= half).nonzero()[0, 0]]))
+
+
+def location_of(failed: FailedStage, judged: list[Judged]) -> Location:
+    """Phase, module and parameter of a stage; `judged` holds all its failed statistics."""
+    own = [item for item in judged if item.failed and item.port.stage == failed.stage]
+    gradients = [item for item in own if item.port.port.startswith(PARAMETER_PREFIX)]
+    told = failed.told.port
+    parameter = None
+    if failed.stage.phase == "optimizer":
+        parameter = parameter_of(failed.told)
+    elif gradients:
+        parameter = parameter_of(max(gradients, key=lambda item: item.severity))
+    made_by_loss = told.module == "" and (told.port.startswith("output") or told.port == "loss")
+    return Location(
+        phase=failed.stage.phase,
+        step=first_bad_step(failed.told),
+        module=failed.stage.module,
+        op="loss" if made_by_loss and failed.stage.phase in ("forward", "backward") else None,
+        parameter=parameter,
+    )
+
+
+def parameter_of(item: Judged) -> str:
+    """The full name of the parameter to which a port of gradients, updates or moments belongs."""
+    module, short = item.port.stage.module, item.port.port.partition(".")[2]
+    return f"{module}.{short}" if module else short
+
+
+def is_root_gradient(module: str, port: str, phase: Phase) -> bool:
+    """Whether the gradient at a port was made by the loss."""
+    return phase == "backward" and module == "" and port.startswith("output")

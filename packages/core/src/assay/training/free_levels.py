@@ -1,0 +1,164 @@
+"""The losses of the free run and its checkpoint, judged."""
+
+import math
+from dataclasses import dataclass
+
+from assay.comparing.judge import Judged
+from assay.comparing.results import PortResult
+from assay.noise import TENSOR_FLOOR, Ratio
+from assay.sites import unwrapped_path
+from assay.stages import Stage
+from assay.training.diagnosing import Finding
+from assay.training.evidence import Evidence, LevelResult
+from assay.training.requests import FreeRun
+from assay.training.states import name_some
+from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome
+
+
+def judge_losses(evidence: Evidence) -> tuple[Judged, list[str]]:
+    """The losses of the free run against the yardstick's, and what to say of them.
+
+    The error that accumulates is the noise run's, but for the few numbers that a loss is: the
+    root mean square over the steps is taken of both.
+    """
+    expected = evidence.reference.yardstick_losses
+    actual = [step.loss for step in evidence.report.free.steps]
+    noise = evidence.reference.noise_losses
+    error = _relative_error(actual, expected)
+    floor = TENSOR_FLOOR * evidence.unit_roundoff
+    ratio = Ratio("loss-error", error, max(_relative_error(noise, expected), floor))
+    port = PortResult("", "free-run", Stage("", "forward"), 0, evidence.dtype, "")
+    delta = max((abs(a - e) for a, e in zip(actual, expected, strict=True)), default=math.nan)
+    noise_delta = max((abs(a - e) for a, e in zip(noise, expected, strict=True)), default=math.nan)
+    note = (
+        f"largest difference of a loss over {len(actual)} free steps: {delta:.1e} nats"
+        f" (noise run: {noise_delta:.1e})"
+    )
+    return Judged(port, ratio, evidence.limits.of("loss-error")), [note]
+
+
+def _relative_error(actual: list[float], expected: list[float]) -> float:
+    if len(actual) != len(expected):
+        return math.nan
+    squares = [((a - e) / e) ** 2 for a, e in zip(actual, expected, strict=True)]
+    return math.sqrt(sum(squares) / len(squares))
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    reason: str
+    finding: Finding
+
+
+def judge_checkpoint(evidence: Evidence) -> tuple[LevelResult, Finding | None]:
+    """What was saved, what was read back, and how the resumed run went on: all to the bit."""
+    free = evidence.report.free
+    rows = _resumed_rows(evidence, free)
+    problems = [
+        problem
+        for problem in (
+            _unreadable(evidence, free),
+            _wrong_files(evidence, free),
+            _wrong_state(evidence, free.not_restored, free.compared, "loading the checkpoint"),
+            _wrong_state(evidence, evidence.report.not_taken, 0, "load_state_dict"),
+            _other_course(evidence, rows),
+        )
+        if problem is not None
+    ]
+    compared = free.saved_compared + free.compared + len(rows)
+    if problems:
+        outcome, reason = Outcome.FAIL, problems[0].reason
+    elif not compared or not rows:
+        outcome, reason = Outcome.NOT_COMPARED, "the run was not resumed"
+    else:
+        outcome, reason = Outcome.PASS, None
+    level = Level(verdict=outcome, compared=compared, reason=reason)
+    notes = [*free.notes, *(problem.reason for problem in problems[1:])]
+    return LevelResult(level, rows, notes), problems[0].finding if problems else None
+
+
+def _location(evidence: Evidence, name: str | None = None) -> Location:
+    return Location(
+        phase="checkpoint",
+        step=evidence.options.resume_at,
+        module=name.rpartition(".")[0] if name else None,
+        parameter=name,
+    )
+
+
+def _unreadable(evidence: Evidence, free: FreeRun) -> _Problem | None:
+    if free.problem is None:
+        return None
+    diagnosis: Diagnosis = "checkpoint-mismatch"
+    if "adapter" in free.problem:
+        diagnosis = "adapter-mismatch"
+    return _Problem(free.problem, Finding(diagnosis, _location(evidence)))
+
+
+def _wrong_files(evidence: Evidence, free: FreeRun) -> _Problem | None:
+    if not free.saved:
+        return None
+    reason = (
+        f"{len(free.saved)} of {free.saved_compared} tensors in the model folder are not what the"
+        f" model held: {name_some(free.saved)}"
+    )
+    diagnosis: Diagnosis = "adapter-mismatch" if evidence.options.lora else "checkpoint-mismatch"
+    return _Problem(reason, Finding(diagnosis, _location(evidence, free.saved[0])))
+
+
+def _wrong_state(evidence: Evidence, paths: list[str], compared: int, by: str) -> _Problem | None:
+    if not paths:
+        return None
+    of = f" of {compared}" if compared else ""
+    reason = f"{len(paths)}{of} values are not restored by {by}: {name_some(paths)}"
+    if all(path.startswith("generators.") for path in paths):
+        return _Problem(reason, Finding("rng-state", _location(evidence)))
+    parameters = [_parameter(path) for path in paths]
+    named = [name for name in parameters if name is not None]
+    adapted = named and all(".lora_" in name for name in named) and len(named) == len(paths)
+    diagnosis: Diagnosis = "adapter-mismatch" if adapted else "checkpoint-mismatch"
+    name = named[0] if named else None
+    return _Problem(reason, Finding(diagnosis, _location(evidence, name)))
+
+
+def _parameter(path: str) -> str | None:
+    part, _, name = path.partition(".")
+    return unwrapped_path(name) if part == "model" else None
+
+
+def _other_course(evidence: Evidence, rows: list[Measurement]) -> _Problem | None:
+    wrong = [row for row in rows if row.ratio > 0]
+    if not wrong:
+        return None
+    first = wrong[0]
+    reason = f"the {first.port} of step {first.step} is not the uninterrupted run's"
+    # An equal state and an equal batch give another first loss only by other random numbers.
+    restored = not evidence.report.free.not_restored
+    drawn = restored and first.port == "loss" and first.step == evidence.options.resume_at
+    diagnosis: Diagnosis = "rng-state" if drawn else "checkpoint-mismatch"
+    location = Location(phase="checkpoint", step=first.step)
+    return _Problem(reason, Finding(diagnosis, location))
+
+
+def _resumed_rows(evidence: Evidence, free: FreeRun) -> list[Measurement]:
+    rows = []
+    expected = free.steps[evidence.options.resume_at :]
+    for one, other in zip(free.resumed, expected, strict=False):
+        pairs = {"loss": (one.loss, other.loss), "gradient norm": (one.grad_norm, other.grad_norm)}
+        rows += [
+            Measurement(
+                level="checkpoint",
+                module="",
+                port=port,
+                phase="checkpoint",
+                step=other.step,
+                statistic="exact",
+                actual=abs(actual - wanted),
+                expected=0.0,
+                ratio=0.0 if actual == wanted else math.inf,
+                limit=0.0,
+            )
+            for port, (actual, wanted) in pairs.items()
+            if not (math.isnan(actual) and math.isnan(wanted))
+        ]
+    return rows

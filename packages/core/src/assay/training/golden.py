@@ -1,0 +1,279 @@
+"""The trusted process of a training check: yardstick and noise run, recorded for a candidate."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from assay.devices.base import Device
+from assay.devices.registry import open_run
+from assay.devices.run_string import parse_run
+from assay.errors import UsageError
+from assay.locating.gradients import GradientReplayer
+from assay.locating.replay import Replayer
+from assay.models import load_model
+from assay.models.folders import RemoteCode
+from assay.recording.capture import Recorder
+from assay.recording.gradients import GradientRecorder, GradientWatch
+from assay.recording.hooks import Watch
+from assay.recording.precision import ExactDouble
+from assay.recording.rounding import Border
+from assay.runs import Progress
+from assay.stages import TrainingPlan
+from assay.trace import Trace, TraceWriter
+from assay.training.adapters import add_lora
+from assay.training.batches import MicroBatch, check_batch, coder_of, training_batches
+from assay.training.dropout import ComparableDropout
+from assay.training.observing import StepObserver, named_parameters
+from assay.training.reference import ReferenceTrainer
+from assay.training.requests import ReferenceReport, ReferenceRequest, TrainOptions
+from assay.training.stage_values import PHASES, StageRecorder, StageReplayer
+from assay.training.state_files import read_state, write_state
+from assay.training.states import (
+    State,
+    collect_state,
+    feed_state,
+    round_state,
+    shared_parameters,
+)
+
+TRACE, NOISE = "trace", "noise"
+
+# Up to this size the yardstick is computed in float64, twice the memory of float32; above it costs
+# more than it tells. Source: the contract of `--reference`.
+_FLOAT64_PARAMETERS = 2_000_000_000
+_SMALL_MODEL_PARAMETERS = 20_000_000
+
+Batches = Sequence[Sequence[MicroBatch]]
+
+
+class Trusted(ReferenceTrainer):
+    """The reference trainer as yardstick or noise run.
+
+    The yardstick's attention is eager, whose masks have one form in all versions. The noise run
+    has what the candidate has by default: fused kernels compute the probabilities anew in
+    backward, with eight times the error of those that were kept.
+    """
+
+    def __init__(self, rounded_to: str | None, remote_code: RemoteCode = "refuse") -> None:
+        super().__init__(remote_code)
+        self._rounded_to = rounded_to
+
+    def build_model(self, plan: TrainingPlan) -> nn.Module:
+        """The model, its weights rounded to the candidate's dtype before they are widened."""
+        model = load_model(
+            plan.model,
+            dtype=parse_run(plan.run).dtype,
+            device=self.device.torch_device,
+            attention=None if self._rounded_to is None else "eager",
+            rounded_to=self._rounded_to,
+            remote_code=self._remote_code,
+        ).model
+        return (add_lora(model) if "lora" in plan.features else model).train()
+
+
+def use_few_threads(num_parameters: int) -> None:
+    """One thread for small models: a second one costs more than it gives."""
+    if num_parameters < _SMALL_MODEL_PARAMETERS:
+        torch.set_num_threads(1)
+
+
+@contextmanager
+def comparable(dtype: str, device: Device) -> Iterator[None]:
+    """Inside, steps of a trainer draw and round as the check needs it."""
+    with ExitStack() as stack:
+        stack.enter_context(device.deterministic())
+        stack.enter_context(ComparableDropout())
+        if dtype == "float64":
+            stack.enter_context(ExactDouble())
+        yield
+
+
+def plan_batches(options: TrainOptions) -> Batches:
+    """The batches that both sides train on. Raises: UsageError if a step has nothing to learn."""
+    batches = training_batches(
+        coder_of(options.model, options.remote_code),
+        steps=options.steps,
+        micro_batches=options.micro_batches,
+        seed=options.seed,
+    )
+    for batch in batches:
+        check_batch(batch)
+    return batches
+
+
+def state_file(golden: Path, step: int) -> Path:
+    """Where the state before a step lies."""
+    return golden / f"state-{step}"
+
+
+def read_golden_state(golden: Path, step: int) -> State:
+    """The state before a step, in numbers that the candidate can hold."""
+    return read_state(state_file(golden, step))
+
+
+def attention_of(model: Any) -> str:  # noqa: ANN401 - any model
+    """Name of the attention implementation that the model uses."""
+    config = getattr(model, "config", None)
+    return str(getattr(config, "_attn_implementation", None) or "eager")
+
+
+def keep_no_cache(model: nn.Module) -> None:
+    """Caches are for generation: a training step would fill one and throw it away."""
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "use_cache", None):
+        config.use_cache = False
+
+
+def record_reference(request: ReferenceRequest, progress: Progress) -> ReferenceReport:
+    """Train as yardstick and as noise run, and write the golden into `request.folder`."""
+    folder, options = Path(request.folder), request.options
+    run = parse_run(request.reference)
+    device = open_run(run)
+    batches = plan_batches(options)
+    wide = "float64" if "float64" in device.supported_dtypes() else "float32"
+    with progress.step(f"reference: yardstick in {wide} for {request.dtype}"):
+        yardstick = _Side(request, device, wide)
+        num_parameters = sum(p.numel() for p in yardstick.trainer.model.parameters())
+        use_few_threads(num_parameters)
+        facts = _describe_model(yardstick.trainer, options.model, num_parameters)
+        initial = round_state(
+            collect_state(yardstick.trainer, device.torch_device), getattr(torch, request.dtype)
+        )
+        write_state(state_file(folder, 0), initial)
+        yardstick_losses = yardstick.train_freely(batches, initial)
+        yardstick.record(batches, initial, folder)
+    with progress.step(f"noise run in {request.dtype}"):
+        noise = _Side(request, device, None)
+        noise_losses = noise.train_freely(batches, initial)
+        noise.replay(batches, folder)
+        shared = shared_parameters(noise.trainer.model)
+    return ReferenceReport(
+        model=facts,
+        reference={
+            "run": str(run),
+            "device": device.product(),
+            "architecture": device.architecture(),
+            "versions": dict(device.versions()),
+            "yardstick": wide,
+        },
+        yardstick_losses=yardstick_losses,
+        noise_losses=noise_losses,
+        num_trainable=facts["num_trainable"],
+        shared=shared,
+    )
+
+
+class _Side:
+    """The trusted trainer, as yardstick in the dtype `wide` or as noise run."""
+
+    def __init__(self, request: ReferenceRequest, device: Device, wide: str | None) -> None:
+        dtype = wide or request.dtype
+        self._request, self._device, self._dtype = request, device, dtype
+        run = f"{parse_run(request.reference).device}/{dtype}"
+        self._plan = request.options.plan(run)
+        self.trainer = Trusted(request.dtype if wide else None, request.options.remote_code)
+        self.trainer.setup(self._plan)
+        keep_no_cache(self.trainer.model)
+
+    @property
+    def border(self) -> Border:
+        return Border.exact_inputs_for(getattr(torch, self._request.dtype))
+
+    def train_freely(self, batches: Batches, initial: State) -> list[float]:
+        """The losses of a run of which nothing is replaced."""
+        feed_state(self.trainer, initial, self._device.torch_device)
+        with comparable(self._dtype, self._device):
+            return [float(self.trainer.step(batch).loss) for batch in batches]
+
+    def record(self, batches: Batches, initial: State, folder: Path) -> None:
+        """Every stage of every step, each from numbers that the candidate can hold."""
+        state = initial
+        manifest: dict[str, Any] = {"dtype": self._request.dtype, "kind": "training"}
+        with TraceWriter(folder / TRACE, manifest) as writer:
+            recorder = Recorder(writer, self.border)
+            gradients = GradientWatch(recorder, GradientRecorder(writer, self.border))
+            keeper = StageRecorder(writer, self.border)
+            observer = StepObserver(self.trainer, keeper, Watch(gradients), gradients)
+            with observer.attached(), comparable(self._dtype, self._device):
+                for step, batch in enumerate(batches):
+                    feed_state(self.trainer, state, self._device.torch_device)
+                    observer.run_step(step, batch)
+                    state = round_state(
+                        collect_state(self.trainer, self._device.torch_device),
+                        getattr(torch, self._request.dtype),
+                    )
+                    if step + 1 < len(batches):
+                        write_state(state_file(folder, step + 1), state)
+
+    def replay(self, batches: Batches, folder: Path) -> None:
+        """Measure this trainer against what the yardstick recorded."""
+        attention = attention_of(self.trainer.model)
+        observer = ReplayedSteps(self.trainer, folder, self.border, attention)
+        with observer.attached(), comparable(self._dtype, self._device):
+            for step, batch in enumerate(batches):
+                state = read_golden_state(folder, step)
+                feed_state(self.trainer, state, self._device.torch_device)
+                observer.run_step(step, batch)
+        with TraceWriter(folder / NOISE, {"kind": "training-noise"}) as writer:
+            observer.write(writer)
+
+
+class ReplayedSteps:
+    """A trainer that is measured against a golden, every stage fed the golden's values."""
+
+    def __init__(self, trainer: Any, golden: Path, border: Border, attention: str) -> None:  # noqa: ANN401
+        trace = Trace.open(golden / TRACE)
+        self._replayer = Replayer(trace, border, attention)
+        self._gradients = GradientReplayer(trace, border)
+        watched = GradientWatch(self._replayer, self._gradients)
+        self._keeper = StageReplayer(trace, border)
+        self._observer = StepObserver(
+            trainer, self._keeper, Watch(watched), watched, self._replayer
+        )
+        self.attached = self._observer.attached
+        self.run_step = self._observer.run_step
+
+    @property
+    def seen(self) -> list[str]:
+        """Phases whose method was called."""
+        return sorted(self._observer.seen)
+
+    @property
+    def drew_in_backward(self) -> bool:
+        """Whether a backward pass drew random numbers for good."""
+        return self._observer.drew_in_backward
+
+    @property
+    def scales(self) -> list[dict[str, Any]]:
+        """Of the gradients that the loss gave, call by call."""
+        return [
+            {"step": s.step, "micro_batch": s.micro_batch, "slope": s.slope, "rest": s.rest}
+            for s in self._gradients.scales
+        ]
+
+    def write(self, writer: TraceWriter) -> None:
+        """Attach all measurements."""
+        results = {f"stage-{phase}": self._keeper.results[phase] for phase in PHASES}
+        results["modules"] = self._replayer.finish()
+        results["gradients"] = self._gradients.results
+        for name, result in results.items():
+            data, sums = result.to_parts()
+            writer.attach_json(name, data)
+            writer.attach(f"{name}-sums", sums)
+
+
+def _describe_model(trainer: ReferenceTrainer, name: str, num_parameters: int) -> dict[str, Any]:
+    parameters = named_parameters(trainer.model)
+    trainable = [item.name for item in parameters if item.tensor.requires_grad]
+    if not trainable:
+        raise UsageError(f"{name} has no trainable parameter")
+    return {
+        "name": name,
+        "architecture": type(trainer.model).__name__,
+        "num_parameters": num_parameters,
+        "num_trainable": len(trainable),
+    }

@@ -1,0 +1,207 @@
+"""From measured steps, losses and a checkpoint to one verdict."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from assay.comparing.judge import FailedStage, Judged, find_origin, rank_stages
+from assay.training.diagnosing import Finding, diagnose_replay
+from assay.training.evidence import (
+    Evidence,
+    Group,
+    LevelResult,
+    judge_groups,
+    location_of,
+    measurement_of,
+)
+from assay.training.free_levels import judge_checkpoint, judge_losses
+from assay.training.states import name_some
+from assay.verdicts import (
+    Diagnosis,
+    Level,
+    Location,
+    Measurement,
+    Outcome,
+    Suspect,
+    Unmatched,
+    Verdict,
+    overall_outcome,
+)
+
+_LISTED = 50
+
+# Which measurements each level judges; those of `modules` are split by phase.
+_GROUPS_OF_LEVEL = {
+    "inputs": ("modules", "stage-inputs"),
+    "loss": ("stage-forward",),
+    "activations": ("modules",),
+    "gradients": ("gradients", "stage-backward", "stage-reduce", "stage-clip"),
+    "updates": ("stage-optimizer",),
+}
+_PHASES_OF_LEVEL = {
+    "gradients": ("backward", "reduce", "clip"),
+    "updates": ("optimizer",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """What the verdict is about."""
+
+    finding: Finding | None
+    judged: Judged | None
+
+
+def judge_training(evidence: Evidence) -> tuple[Verdict, list[Measurement]]:
+    """The verdict over all levels, and its measurements."""
+    groups = judge_groups(evidence)
+    loss, loss_notes = judge_losses(evidence)
+    results = {
+        name: _judge_level(name, groups, evidence, [loss] if name == "loss" else [])
+        for name in _GROUPS_OF_LEVEL
+    }
+    results["loss"].notes += loss_notes
+    results["replicas"] = LevelResult(Level(verdict=None, reason="one process has no replicas"))
+    results["checkpoint"], broken = judge_checkpoint(evidence)
+    ranked = rank_stages(item for group in groups.values() for item in group.judged)
+    levels = {name: result.level for name, result in results.items()}
+    outcome = overall_outcome([level.verdict for level in levels.values() if level.verdict])
+    decision = _decide(evidence, groups, ranked, loss, broken)
+    finding = decision.finding if outcome is Outcome.FAIL else None
+    diagnosis: Diagnosis | None = finding.diagnosis if finding else None
+    notes = [*evidence.reference.notes, *evidence.report.notes]
+    notes += [note for result in results.values() for note in result.notes]
+    if outcome is Outcome.PASS and evidence.report.weights_different:
+        diagnosis = "below-resolution"
+        names = name_some(evidence.report.weights_different)
+        notes.append(f"weights differ from the reference's, within the limits: {names}")
+    all_judged = [item for group in groups.values() for item in group.judged]
+    verdict = Verdict(
+        verdict=outcome,
+        model=evidence.reference.model,
+        reference=evidence.reference.reference,
+        candidate=evidence.report.run,
+        levels=levels,
+        location=finding.location if finding else None,
+        suspects=[_suspect(item, all_judged) for item in ranked[:_LISTED]],
+        diagnosis=diagnosis,
+        notes=list(dict.fromkeys(notes)),
+        compared=sum(level.compared for level in levels.values()),
+        unmatched=_unmatched(groups),
+        **_numbers(decision, all_judged),
+    )
+    return verdict, [row for result in results.values() for row in result.measurements]
+
+
+def _judge_level(
+    name: str, groups: dict[str, Group], evidence: Evidence, extra: list[Judged]
+) -> LevelResult:
+    chosen = [groups[group] for group in _GROUPS_OF_LEVEL[name]]
+    judged = [item for group in chosen for item in group.judged if _belongs(name, item)] + extra
+    compared = len({(item.port.stage, item.port.module, item.port.port) for item in judged})
+    missing = [] if name == "inputs" else [m for g in chosen for m in g.results.unmatched_expected]
+    facts: dict[str, Any] = {"limits_origin": evidence.limits.origin}
+    if judged:
+        worst = max(judged, key=lambda item: item.severity)
+        facts |= {
+            "statistic": worst.ratio.statistic,
+            "noise_ratio": worst.ratio.value,
+            "limit": worst.limit,
+            "module": worst.port.stage.module,
+            "resolution": _resolutions(judged),
+        }
+    hidden = {
+        phase: why
+        for phase, why in evidence.report.invisible.items()
+        if phase in _PHASES_OF_LEVEL.get(name, ())
+    }
+    notes = [note for group in chosen if name != "inputs" for note in group.notes]
+    notes += [f"{phase} is not visible: {why}" for phase, why in hidden.items()]
+    outcome, reason = Outcome.PASS, None
+    if any(item.failed for item in judged):
+        outcome = Outcome.FAIL
+    elif not compared:
+        outcome, reason = Outcome.NOT_COMPARED, "nothing was compared"
+    elif missing and not hidden:
+        outcome, reason = Outcome.NOT_COMPARED, f"not seen: {name_some(missing)}"
+    elif hidden:
+        reason = notes[-1]
+    if hidden and not compared:
+        reason = notes[-1]
+    level = Level(verdict=outcome, reason=reason, compared=compared, **facts)
+    return LevelResult(level, [measurement_of(name, item) for item in judged], notes)
+
+
+def _belongs(level: str, item: Judged) -> bool:
+    is_input = item.port.stage.phase == "inputs"
+    return is_input if level == "inputs" else not is_input
+
+
+def _resolutions(judged: list[Judged]) -> dict[str, float]:
+    resolution: dict[str, float] = {}
+    for item in judged:
+        if item.limit:
+            known = resolution.get(item.ratio.statistic, 0.0)
+            resolution[item.ratio.statistic] = max(known, item.resolution)
+    return resolution
+
+
+def _decide(
+    evidence: Evidence,
+    groups: dict[str, Group],
+    ranked: list[FailedStage],
+    loss: Judged,
+    broken: Finding | None,
+) -> _Decision:
+    origin = find_origin(ranked)
+    if origin is not None:
+        return _Decision(diagnose_replay(evidence, groups, origin), origin.told)
+    if broken is not None:
+        return _Decision(broken, None)
+    if loss.failed:
+        # Every stage of a step is right by itself: something else changes what is trained.
+        return _Decision(Finding("optimizer-update", Location(phase="optimizer")), loss)
+    return _Decision(None, None)
+
+
+def _numbers(decision: _Decision, judged: list[Judged]) -> dict[str, float | str | None]:
+    """Ratio, limit, statistic and resolution of what decided, or of the closest call."""
+    told = decision.judged
+    if told is None and decision.finding is not None:
+        return {"noise_ratio": None, "limit": 0.0, "statistic": "exact", "resolution": 0.0}
+    if told is not None:
+        resolution = told.resolution
+    elif judged:
+        told = max(judged, key=lambda item: item.severity)
+        # What any error is held to, whatever its form; systematic ones are seen far below.
+        resolution = max(
+            (
+                item.resolution
+                for item in judged
+                if item.ratio.statistic == "replay-tensor"
+                and item.port.stage.phase in ("forward", "backward")
+            ),
+            default=0.0,
+        )
+    else:
+        return {}
+    return {
+        "noise_ratio": told.ratio.value,
+        "limit": told.limit,
+        "statistic": told.ratio.statistic,
+        "resolution": resolution,
+    }
+
+
+def _suspect(failed: FailedStage, judged: list[Judged]) -> Suspect:
+    return Suspect(
+        location=location_of(failed, judged),
+        statistic=failed.told.ratio.statistic,
+        noise_ratio=failed.told.ratio.value,
+        limit=failed.told.limit,
+    )
+
+
+def _unmatched(groups: dict[str, Group]) -> Unmatched:
+    expected = [name for group in groups.values() for name in group.results.unmatched_expected]
+    actual = [name for group in groups.values() for name in group.results.unmatched_actual]
+    return Unmatched(expected=expected[:_LISTED], actual=actual[:_LISTED])

@@ -1,0 +1,229 @@
+"""Watching a trainer from outside: its methods are wrapped on the instance, one for each phase."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.errors import UsageError
+from assay.locating.replay import BatchSource, Replayer
+from assay.recording.gradients import GradientWatch
+from assay.recording.hooks import Watch
+from assay.recording.modes import suspended
+from assay.recording.timeline import Timeline
+from assay.sites import Phase, unwrapped_path
+from assay.stages import Stage
+from assay.training.batches import MicroBatch
+from assay.training.stage_values import Spot, StageKeeper, row_number
+
+# The method that shows each phase.
+METHODS: Mapping[Phase, str] = {
+    "forward": "compute_loss",
+    "backward": "backward",
+    "reduce": "reduce_gradients",
+    "clip": "clip_gradients",
+    "optimizer": "optimizer_step",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NamedParameter:
+    """A parameter by its name in the unwrapped model, and the module that owns it."""
+
+    name: str
+    module: str
+    kind: str
+    tensor: nn.Parameter
+
+    def spot(self, phase: Phase, what: str) -> Spot:
+        """Where a value of this parameter stands; `what` is such as "gradient" or "update"."""
+        dtype = str(self.tensor.dtype).removeprefix("torch.")
+        short = self.name.removeprefix(self.module).removeprefix(".")
+        kind = self.kind if what == "gradient" and phase == "backward" else ""
+        return Spot(Stage(self.module, phase), f"{what}.{short}", 0, kind, dtype)
+
+
+def named_parameters(model: nn.Module) -> list[NamedParameter]:
+    """All parameters, each once, under the names of the unwrapped model."""
+    modules = dict(model.named_modules())
+    found = []
+    for path, parameter in model.named_parameters():
+        owner, _, name = path.rpartition(".")
+        module = unwrapped_path(owner)
+        full = f"{module}.{name}" if module else name
+        found.append(NamedParameter(full, module, type(modules[owner]).__name__, parameter))
+    return found
+
+
+@dataclass
+class StepObserver:
+    """Tells a keeper what every phase of a trainer's step made, and feeds the next one.
+
+    seen: phases whose method was called.
+    drew_in_backward: whether a backward pass left the generator in another state than before.
+    """
+
+    trainer: Any
+    keeper: StageKeeper
+    watch: Watch
+    gradients: GradientWatch
+    replayer: Replayer | None = None
+    seen: set[Phase] = field(default_factory=set)
+    drew_in_backward: bool = False
+    _step: int = 0
+    _micro_batch: int = 0
+    _fed: Phase = "forward"
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Observe inside this context."""
+        wrappers: dict[Phase, Callable[..., Any]] = {
+            "forward": self._compute_loss,
+            "backward": self._backward,
+            "reduce": self._reduce,
+            "clip": self._clip,
+            "optimizer": self._optimize,
+        }
+        originals = {}
+        for phase, name in METHODS.items():
+            method = getattr(self.trainer, name, None)
+            if callable(method):
+                originals[name] = method
+                setattr(self.trainer, name, _bind(wrappers[phase], method))
+        try:
+            with self.watch.attached(self.trainer.model):
+                yield
+        finally:
+            for name in originals:
+                delattr(self.trainer, name)
+
+    def run_step(self, step: int, batch: Sequence[MicroBatch]) -> Any:  # noqa: ANN401 - a StepReport
+        """One step of the trainer, observed."""
+        self._step, self._micro_batch, self._fed = step, 0, "forward"
+        self.keeper.begin_step(step)
+        report = self.trainer.step(batch)
+        self._meet_gradients("backward")
+        self.keeper.end_step()
+        return report
+
+    def _compute_loss(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
+        self.seen.add("forward")
+        index = self._micro_batch
+        self._micro_batch += 1
+        batch = args[0] if args else kwargs.get("micro_batch")
+        timeline = None
+        if isinstance(batch, Mapping) and "input_ids" in batch:
+            with suspended():
+                timeline = self._timeline(batch, index)
+                labels = batch.get("labels")
+                if labels is not None:
+                    self.keeper.meet(Spot(Stage("", "inputs"), "labels", index), labels)
+        self.watch.begin_batch(index, timeline, self._step)
+        if self.replayer is not None:
+            self.replayer.source = BatchSource(index)
+        loss = original(*args, **kwargs)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise UsageError(
+                f"compute_loss of {type(self.trainer).__name__} returned"
+                f" {_described(loss)}; it must return one number with its graph"
+            )
+        with suspended():
+            self.keeper.meet(Spot(Stage("", "forward"), "loss", index), loss.reshape(1, 1))
+        return self.gradients.join(loss)
+
+    def _timeline(self, batch: Mapping[str, Tensor], index: int) -> Timeline:
+        ids = batch["input_ids"]
+        single = Timeline.of_call(ids, batch.get("attention_mask"))
+        first = row_number(self._step, index)
+        return Timeline(tuple(range(first, first + len(ids))), single.positions)
+
+    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        self.seen.add("backward")
+        before = torch.get_rng_state()
+        result = original(*args, **kwargs)
+        with suspended():
+            self.drew_in_backward |= not torch.equal(before, torch.get_rng_state())
+            self.gradients.keeper.finish_backward()
+        return result
+
+    def _reduce(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        self.seen.add("reduce")
+        self._meet_gradients("backward")
+        result = original(*args, **kwargs)
+        self._meet_gradients("reduce")
+        return result
+
+    def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        self.seen.add("clip")
+        self._meet_gradients("backward")
+        norm = original(*args, **kwargs)
+        with suspended():
+            value = norm if isinstance(norm, Tensor) else torch.tensor(float(norm))
+            spot = Spot(Stage("", "clip"), "norm", dtype=self._dtype)
+            self.keeper.meet(spot, value.detach().double().reshape(1, 1))
+        self._meet_gradients("clip")
+        return norm
+
+    def _optimize(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        self.seen.add("optimizer")
+        self._meet_gradients("backward")
+        with suspended():
+            parameters = self._trainable()
+            before = [item.tensor.detach().clone() for item in parameters]
+        result = original(*args, **kwargs)
+        with suspended():
+            states = self.trainer.optimizer.state
+            for item, old in zip(parameters, before, strict=True):
+                update = item.tensor.detach().double() - old.double()
+                self.keeper.meet(item.spot("optimizer", "update"), update)
+                for name, value in states.get(item.tensor, {}).items():
+                    # Counters are 0-dimensional; they are part of the state that is fed.
+                    if isinstance(value, Tensor) and value.ndim:
+                        self.keeper.meet(item.spot("optimizer", name), value)
+        return result
+
+    @property
+    def _dtype(self) -> str:
+        first = next(p for p in self.trainer.model.parameters() if p.is_floating_point())
+        return str(first.dtype).removeprefix("torch.")
+
+    def _trainable(self) -> list[NamedParameter]:
+        return [item for item in named_parameters(self.trainer.model) if item.tensor.requires_grad]
+
+    def _meet_gradients(self, phase: Phase) -> None:
+        """Meet all gradients after `phase`, once in a step, and put in the reference's."""
+        order = list(METHODS)
+        if order.index(phase) <= order.index(self._fed):
+            return
+        self._fed = phase
+        with suspended():
+            wanted = {(spot.stage.module, spot.port) for spot in self.keeper.expected(phase)}
+            for item in named_parameters(self.trainer.model):
+                spot = item.spot(phase, "gradient")
+                parameter = item.tensor
+                expected = (spot.stage.module, spot.port) in wanted
+                if parameter.grad is None and not expected:
+                    continue
+                # What was never computed is as wrong as zeros.
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                fed = self.keeper.meet(spot, gradient.detach())
+                if parameter.grad is None:
+                    parameter.grad = fed.clone()
+                else:
+                    parameter.grad.copy_(fed)
+
+
+def _bind(wrapper: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the method takes
+        return wrapper(original, *args, **kwargs)
+
+    return call
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return type(value).__name__

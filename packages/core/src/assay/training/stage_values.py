@@ -1,0 +1,195 @@
+"""Values between the phases of a step: gradients, norms, updates; recorded, or measured and replaced.
+
+What a phase made is kept exactly; the next one is fed it rounded to the candidate's dtype, so that
+an error stays in the phase that makes it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from assay.comparing.results import PortResult, ReplayResults
+from assay.metrics import PairSums
+from assay.recording.rounding import Border
+from assay.sites import Phase
+from assay.stages import Stage
+from assay.trace import Trace, TraceWriter
+
+# Phases whose values are met here, in the order of a step; "inputs" has the labels, "forward" the
+# loss, "backward" the gradients of parameters.
+PHASES: tuple[Phase, ...] = ("inputs", "forward", "backward", "reduce", "clip", "optimizer")
+
+
+# Micro-batches of a step, and rows of a micro-batch, that have numbers of their own.
+_MOST = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A value within a step: the stage that made it, its name, and which one of several it is.
+
+    kind: class of the stage's module, where the value is all its own.
+    dtype: in which it was computed, where the tensor is wider.
+    """
+
+    stage: Stage
+    port: str
+    index: int = 0
+    kind: str = ""
+    dtype: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Unique in a step."""
+        return "|".join((self.stage.phase, self.stage.module, self.port, str(self.index)))
+
+    @classmethod
+    def of_key(cls, key: str) -> "Spot":
+        """The spot that has this key."""
+        phase, module, port, index = key.split("|")
+        return cls(Stage(module, phase), port, int(index))  # type: ignore[arg-type]
+
+
+class StageKeeper(Protocol):
+    """What is done with the values of a step."""
+
+    def begin_step(self, step: int) -> None:
+        """What is met from now on belongs to this step."""
+
+    def meet(self, spot: Spot, value: Tensor) -> Tensor:
+        """Take a value; returns the one that the next phase is fed."""
+
+    def expected(self, phase: Phase) -> Iterable[Spot]:
+        """Where the reference has values of `phase` in this step; nothing while it is recorded."""
+
+    def end_step(self) -> None:
+        """The step is over."""
+
+
+@dataclass
+class StageRecorder:
+    """Attaches the values of each step to a trace."""
+
+    writer: TraceWriter
+    border: Border
+    _step: int = 0
+    _values: dict[str, Tensor] = field(default_factory=dict)
+
+    def begin_step(self, step: int) -> None:
+        """See StageKeeper."""
+        self._step = step
+        self._values.clear()
+
+    def meet(self, spot: Spot, value: Tensor) -> Tensor:
+        """Keep the value, and hand it on rounded."""
+        stored = self.border.store(value.detach())
+        self._values[spot.key] = stored
+        return self.border.hand_on(stored, value.dtype) if value.is_floating_point() else value
+
+    def expected(self, phase: Phase) -> Iterable[Spot]:
+        """Nothing is expected of what is recorded."""
+        del phase
+        return ()
+
+    def end_step(self) -> None:
+        """Write the step."""
+        self.writer.attach(attachment_of(self._step), self._values)
+        self._values.clear()
+
+
+@dataclass
+class StageReplayer:
+    """Measures the values of each step against those in a trace.
+
+    results: by phase; seen: what was met, by step and key.
+    """
+
+    trace: Trace
+    border: Border
+    results: dict[Phase, ReplayResults] = field(
+        default_factory=lambda: {phase: ReplayResults() for phase in PHASES}
+    )
+    _step: int = 0
+    _values: dict[str, Tensor] = field(default_factory=dict)
+    _missing: set[str] = field(default_factory=set)
+
+    def begin_step(self, step: int) -> None:
+        """See StageKeeper."""
+        self._step = step
+        self._values = self.trace.attachment(attachment_of(step))
+        self._missing = set(self._values)
+
+    def meet(self, spot: Spot, value: Tensor) -> Tensor:
+        """Measure the value, and hand on the reference's."""
+        expected = self._values.get(spot.key)
+        results = self.results[spot.stage.phase]
+        if expected is None:
+            results.note_extra_port(spot.stage.module, spot.port)
+            return value
+        self._missing.discard(spot.key)
+        result = self._result(results, spot, value)
+        actual = value.detach().cpu()
+        if actual.shape != expected.shape:
+            result.exact.add(1, 1)
+            return value
+        if not expected.is_floating_point():
+            num_different = int((actual != expected).sum())
+            result.exact.add(expected.numel(), num_different)
+            if num_different and result.exact.first == (-1, -1):
+                result.exact.first = (row_number(self._step, spot.index), -1)
+            return value
+        if actual.dtype.itemsize > expected.dtype.itemsize:
+            actual = actual.to(expected.dtype)
+        width = expected.shape[-1] if expected.ndim else 1
+        pair = actual.reshape(-1, width), expected.reshape(-1, width)
+        number = row_number(self._step, spot.index)
+        rows = torch.full((len(pair[0]),), number)
+        result.sums.add(*pair, rows, torch.full_like(rows, -1))
+        return self.border.hand_on(expected, value.dtype).to(value.device)
+
+    def expected(self, phase: Phase) -> Iterable[Spot]:
+        """All values of `phase` that the reference has in this step."""
+        return [Spot.of_key(key) for key in self._values if key.startswith(f"{phase}|")]
+
+    def end_step(self) -> None:
+        """Note what the reference has and this run did not show."""
+        for key in sorted(self._missing):
+            spot = Spot.of_key(key)
+            name = f"{spot.stage.module or '(model)'}:{spot.port}"
+            missing = self.results[spot.stage.phase].unmatched_expected
+            if name not in missing:
+                missing.append(name)
+
+    def _result(self, results: ReplayResults, spot: Spot, value: Tensor) -> PortResult:
+        key = (spot.stage.module, spot.port)
+        result = results.ports.get(key)
+        if result is None:
+            dtype = spot.dtype or str(value.dtype).removeprefix("torch.")
+            result = PortResult(
+                *key,
+                spot.stage,
+                len(results.ports),
+                dtype,
+                spot.kind,
+                sums=PairSums(counts_misrounded=False),
+            )
+            results.ports[key] = result
+        return result
+
+
+def row_number(step: int, micro_batch: int = 0) -> int:
+    """Number of the first row of a micro-batch: each row of a run has one of its own."""
+    return (step * _MOST + micro_batch) * _MOST
+
+
+def step_of(row: int) -> int:
+    """The step to which a row belongs."""
+    return row // (_MOST * _MOST)
+
+
+def attachment_of(step: int) -> str:
+    """Name of the attachment that holds the values of a step."""
+    return f"step-{step}"

@@ -1,0 +1,171 @@
+"""The state between two steps under names that every trainer shares, and feeding it to one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.errors import UsageError
+from assay.recording.rounding import cast_within_range
+from assay.sites import unwrapped_path
+from assay.training.observing import named_parameters
+from assay.training.randomness import generator_states, restore_generators
+from assay.training.state_files import fingerprint
+
+State = dict[str, Any]
+
+_NAMES_SHOWN = 3
+
+
+def plain_name(name: str) -> str:
+    """The name of a parameter or buffer in the unwrapped model."""
+    owner, _, last = name.rpartition(".")
+    path = unwrapped_path(owner)
+    return f"{path}.{last}" if path else last
+
+
+def collect_state(trainer: Any, torch_device: str) -> State:  # noqa: ANN401 - any trainer
+    """Parameters, moments by parameter, and generators, copied to the host."""
+    model = {plain_name(name): _copy(value) for name, value in trainer.model.state_dict().items()}
+    names = _names_by_id(trainer.model)
+    moments = {
+        names[id(parameter)]: {key: _copy(value) for key, value in values.items()}
+        for parameter, values in trainer.optimizer.state.items()
+        if id(parameter) in names
+    }
+    return {
+        "model": model,
+        "moments": moments,
+        "generators": generator_states(torch_device),
+        "trainable": sorted(
+            item.name for item in named_parameters(trainer.model) if item.tensor.requires_grad
+        ),
+    }
+
+
+def round_state(state: State, dtype: torch.dtype) -> State:
+    """`state` with parameters and moments that `dtype` can hold, in the dtype that they have."""
+
+    def rounded(value: Any) -> Any:  # noqa: ANN401 - a leaf of the state
+        # Counters are 0-dimensional.
+        if not isinstance(value, Tensor) or not value.is_floating_point() or not value.ndim:
+            return value
+        return cast_within_range(value, dtype).to(value.dtype)
+
+    return state | {
+        "model": {name: rounded(value) for name, value in state["model"].items()},
+        "moments": {
+            name: {key: rounded(value) for key, value in values.items()}
+            for name, values in state["moments"].items()
+        },
+    }
+
+
+def feed_state(trainer: Any, state: Mapping[str, Any], torch_device: str) -> list[str]:  # noqa: ANN401
+    """Put `state` into a trainer, by its own `load_state_dict` and then by force.
+
+    Returns: what its own method did not take over, as paths such as "moments.NAME.exp_avg".
+    Raises: UsageError if it refuses the state.
+    """
+    own = trainer.state_dict()
+    wanted = dict(own) | {
+        "model": {
+            name: state["model"].get(plain_name(name), value)
+            for name, value in own["model"].items()
+        },
+        "optimizer": {
+            "state": _by_index(trainer, state["moments"]),
+            "param_groups": trainer.optimizer.state_dict()["param_groups"],
+        },
+        "generators": state["generators"],
+    }
+    try:
+        trainer.load_state_dict(wanted)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"load_state_dict of {type(trainer).__name__} refuses the reference's state:"
+            f" {type(error).__name__}: {error}"
+        ) from error
+    not_taken = sorted(_differences(state, collect_state(trainer, torch_device)))
+    if any(path.startswith("model.") for path in not_taken):
+        trainer.model.load_state_dict(wanted["model"])
+    if any(path.startswith("moments.") for path in not_taken):
+        trainer.optimizer.load_state_dict(wanted["optimizer"])
+    restore_generators(state["generators"], torch_device)
+    return not_taken
+
+
+def differing_parameters(state: Mapping[str, Any], model: nn.Module) -> list[str]:
+    """Names of parameters and buffers whose values are not those of `state`."""
+    actual = {plain_name(name): value for name, value in model.state_dict().items()}
+    expected = state["model"]
+    return sorted(
+        name
+        for name in expected.keys() | actual.keys()
+        if name not in expected
+        or name not in actual
+        or not same_values(actual[name], expected[name])
+    )
+
+
+def same_values(actual: Tensor, expected: Tensor) -> bool:
+    """Whether `actual` is `expected`, rounded to its dtype."""
+    if actual.shape != expected.shape:
+        return False
+    return torch.equal(actual.detach().cpu(), cast_within_range(expected.cpu(), actual.dtype))
+
+
+def shared_parameters(model: nn.Module) -> list[list[str]]:
+    """Groups of names that are one parameter, as tied embeddings are."""
+    groups: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(plain_name(name))
+    return sorted(sorted(names) for names in groups.values() if len(names) > 1)
+
+
+def name_some(names: list[str]) -> str:
+    """The first few of `names`, and how many more there are."""
+    rest = len(names) - _NAMES_SHOWN
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+def _differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> set[str]:
+    wrong = {
+        f"model.{name}"
+        for name, value in expected["model"].items()
+        if name not in actual["model"] or not same_values(actual["model"][name], value)
+    }
+    for name, values in expected["moments"].items():
+        own = actual["moments"].get(name, {})
+        wrong |= {
+            f"moments.{name}.{key}"
+            for key, value in values.items()
+            if key not in own or not same_values(torch.as_tensor(own[key]), torch.as_tensor(value))
+        }
+    generators = fingerprint(expected["generators"]), fingerprint(actual["generators"])
+    return wrong | {
+        f"generators.{path}"
+        for path in generators[0].keys() | generators[1].keys()
+        if generators[0].get(path) != generators[1].get(path)
+    }
+
+
+def _by_index(trainer: Any, moments: Mapping[str, Any]) -> dict[int, Any]:  # noqa: ANN401
+    """Moments as a state of torch's optimizers has them: by number of the parameter."""
+    names = _names_by_id(trainer.model)
+    parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+    return {
+        number: {key: _copy(value) for key, value in moments[names[id(parameter)]].items()}
+        for number, parameter in enumerate(parameters)
+        if names.get(id(parameter)) in moments
+    }
+
+
+def _names_by_id(model: nn.Module) -> dict[int, str]:
+    return {id(item.tensor): item.name for item in named_parameters(model)}
+
+
+def _copy(value: Any) -> Any:  # noqa: ANN401 - a leaf of a state
+    return value.detach().cpu().clone() if isinstance(value, Tensor) else value

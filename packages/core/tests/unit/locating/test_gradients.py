@@ -1,0 +1,227 @@
+"""Backward, replayed: an error made there stays in the stage that makes it."""
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from assay.comparing.judge import Judged, judge_replay
+from assay.comparing.limits import load_limits
+from assay.comparing.results import ReplayResults
+from assay.locating.gradients import GradientReplayer
+from assay.locating.replay import Replayer
+from assay.recording.capture import Recorder
+from assay.recording.gradients import GradientRecorder, GradientWatch
+from assay.recording.hooks import Watch
+from assay.recording.precision import ExactDouble
+from assay.recording.rounding import Border
+from assay.trace import Trace, TraceWriter
+
+Plant = Callable[[Any], object]
+
+IDS = torch.randint(0, 64, (2, 20), generator=torch.Generator().manual_seed(1))
+# Prompt 1 has 12 tokens and 8 of padding.
+MASK = torch.ones(2, 20, dtype=torch.long)
+MASK[1, 12:] = 0
+LABELS = IDS.masked_fill(MASK == 0, -100)
+NORM = "model.layers.0.post_attention_layernorm"
+KEYS = "model.layers.1.self_attn.k_proj"
+DOWN = "model.layers.0.mlp.down_proj"
+
+
+def do_nothing(_model: Any) -> None:
+    pass
+
+
+class _Scaled(torch.autograd.Function):
+    """The identity, with a gradient that is scaled."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, factor: Tensor) -> Tensor:
+        ctx.factor = factor
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient * ctx.factor, None
+
+
+def scale_gradient(value: Tensor, factor: float | Tensor) -> Tensor:
+    scaled: Tensor = _Scaled.apply(value, torch.as_tensor(factor))  # type: ignore[no-untyped-call]
+    return scaled
+
+
+class Rig:
+    """Records forward and backward of a model, and replays them with changed copies."""
+
+    def __init__(self, model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
+        self.model, self.dtype = model, dtype
+        self.border = Border.exact_inputs_for(dtype)
+        yardstick = self.copy().double()
+        with TraceWriter(folder, {}) as writer:
+            recorder = GradientRecorder(writer, self.border)
+            self.run(yardstick, GradientWatch(Recorder(writer, self.border), recorder), exact=True)
+        self.trace = Trace.open(folder)
+        self.noise = self.replay(do_nothing)
+
+    def copy(self) -> nn.Module:
+        model = copy.deepcopy(self.model).train()
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(self.dtype)
+        return model
+
+    def run(self, model: Any, watched: GradientWatch, *, exact: bool = False) -> None:
+        watch = Watch(watched)
+        watch.begin_batch(0, None)
+        with watch.attached(model), ExactDouble() if exact else nullcontext():
+            logits = model(input_ids=IDS, attention_mask=MASK, use_cache=False).logits
+            if not exact:
+                logits = logits.float()
+            loss = nn.functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1), LABELS[:, 1:].flatten(), reduction="mean"
+            )
+            watched.join(loss).backward()  # type: ignore[no-untyped-call]
+            watched.keeper.finish_backward()
+
+    def replay(self, plant: Plant) -> tuple[ReplayResults, ReplayResults]:
+        """Measurements of forward and of backward."""
+        model = self.copy()
+        plant(model)
+        forward = Replayer(self.trace, self.border)
+        backward = GradientReplayer(self.trace, self.border)
+        self.run(model, GradientWatch(forward, backward))
+        self.last = model
+        return forward.finish(), backward.results
+
+    def judge(self, plant: Plant) -> list[Judged]:
+        pairs = zip(self.replay(plant), self.noise, strict=True)
+        return [
+            item
+            for actual, noise in pairs
+            for item in judge_replay(actual, noise, load_limits())[0]
+        ]
+
+    def failed(self, plant: Plant) -> set[tuple[str, str]]:
+        stages = [item.port.stage for item in self.judge(plant) if item.failed]
+        return {(stage.module, stage.phase) for stage in stages}
+
+
+@pytest.fixture(scope="module")
+def rigs(llama: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rig]:
+    folder = tmp_path_factory.mktemp("gradients")
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    return {name: Rig(llama, folder / name, dtype) for name, dtype in dtypes.items()}
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def rig(request: pytest.FixtureRequest, rigs: dict[str, Rig]) -> Rig:
+    return rigs[request.param]
+
+
+def wrap_forward(path: str, change: Callable[[Any, Tensor, Callable[..., Any]], Any]) -> Plant:
+    def plant(model: Any) -> None:
+        module = model.get_submodule(path)
+        original = module.forward
+        module.forward = lambda value, *args, **kwargs: change(module, value, original)
+
+    return plant
+
+
+def test_same_code_passes_with_gradients_at_every_border(rig: Rig) -> None:
+    items = rig.judge(do_nothing)
+
+    backward = {item.port.stage.module for item in items if item.port.stage.phase == "backward"}
+    assert {"", "model", "model.norm", "lm_head", NORM, KEYS, DOWN} <= backward
+    assert [item for item in items if item.failed] == []
+
+
+def test_gradients_are_those_of_plain_backward(rigs: dict[str, Rig]) -> None:
+    rig = rigs["float32"]
+    plain = rig.copy()
+    logits = plain(input_ids=IDS, attention_mask=MASK, use_cache=False).logits
+    nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), LABELS[:, 1:].flatten()).backward()
+    rig.replay(do_nothing)
+
+    for (name, parameter), other in zip(
+        plain.named_parameters(), rig.last.parameters(), strict=True
+    ):
+        assert parameter.grad is not None
+        assert torch.allclose(other.grad, parameter.grad, rtol=1e-4, atol=1e-6), name
+
+
+def test_scaled_gradient_of_an_input_is_found_in_its_module_alone(rig: Rig) -> None:
+    plant = wrap_forward(DOWN, lambda _, x, original: original(scale_gradient(x, 1.05)))
+
+    assert rig.failed(plant) == {(DOWN, "backward")}
+
+
+def test_dropped_gradient_of_one_head_is_found_in_the_projection(rig: Rig) -> None:
+    def detach_head(_module: Any, x: Tensor, original: Callable[..., Tensor]) -> Tensor:
+        keys = original(x)
+        return torch.cat([keys[..., :8].detach(), keys[..., 8:]], dim=-1)
+
+    assert rig.failed(wrap_forward(KEYS, detach_head)) == {(KEYS, "backward")}
+
+
+def test_wrong_backward_of_a_norm_is_found_there(rig: Rig) -> None:
+    def forget_root(module: Any, x: Tensor, _original: Any) -> Tensor:
+        wide = x.float()
+        root = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
+        return module.weight * (wide * root.detach()).to(x.dtype)  # type: ignore[no-any-return]
+
+    assert rig.failed(wrap_forward(NORM, forget_root)) == {(NORM, "backward")}
+
+
+def test_detached_input_counts_as_zero_gradient_and_the_rest_goes_on(rig: Rig) -> None:
+    plant = wrap_forward(DOWN, lambda _, x, original: original(x.detach()))
+
+    assert rig.failed(plant) == {(DOWN, "backward")}
+
+
+def test_detached_output_is_the_callers_fault(rig: Rig) -> None:
+    def forward(module: Any, x: Tensor, _original: Any) -> Any:
+        gated = module.act_fn(module.gate_proj(x)) * module.up_proj(x)
+        return module.down_proj(gated).detach()
+
+    # What the caller gets from here has no graph, but it is in backward that this is wrong.
+    assert rig.failed(wrap_forward("model.layers.0.mlp", forward)) == {
+        ("model.layers.0.mlp", "backward")
+    }
+
+
+def test_residual_that_carries_no_gradient_is_found_in_its_layer(rig: Rig) -> None:
+    def plant(model: Any) -> None:
+        layer = model.model.layers[1]
+
+        def forward(hidden_states: Tensor, **kwargs: Any) -> Tensor:
+            attended, _ = layer.self_attn(
+                hidden_states=layer.input_layernorm(hidden_states), **kwargs
+            )
+            x = hidden_states.detach() + attended
+            return x + layer.mlp(layer.post_attention_layernorm(x))  # type: ignore[no-any-return]
+
+        layer.forward = forward
+
+    assert rig.failed(plant) == {("model.layers.1", "backward")}
+
+
+def test_scaled_loss_is_found_at_the_logits(rig: Rig) -> None:
+    def plant(model: Any) -> None:
+        model.register_forward_hook(
+            lambda _m, _a, out: out.__class__(logits=scale_gradient(out.logits, 1.1))
+        )
+
+    assert rig.failed(plant) == {("", "backward")}
+
+
+def test_forward_error_stays_forward_but_for_its_own_gradient(rig: Rig) -> None:
+    def plant(model: Any) -> None:
+        with torch.no_grad():
+            model.get_submodule(DOWN).weight.mul_(1.05)
+
+    assert rig.failed(plant) == {(DOWN, "forward"), (DOWN, "backward")}
