@@ -12,7 +12,7 @@ from assay.models.sources import resolve_model
 from assay.runs import Progress, provenance, run_process
 from assay.runs.folders import write_whole
 from assay.verdicts import Measurement, Verdict
-from assay_expectations.judging import LIMITS, LIMITS_ORIGIN
+from assay_expectations.judging import LIMITS, limits_origin
 from assay_expectations.records import Expectation, read_expectation, write_expectation
 from assay_expectations.requests import AllSeen, Captured, CaptureRequest, VerifyRequest
 from assay_expectations.verdicts import judge_pair, judge_seen
@@ -40,7 +40,7 @@ def capture_expectation(model: str, run: str, output: Path, progress: Progress) 
         model=model,
         key=captured.key,
         limits=LIMITS,
-        limits_origin=LIMITS_ORIGIN,
+        limits_origin=limits_origin(model, captured.key.machine),
         signature=captured.signature,
         provenance=provenance(),
     )

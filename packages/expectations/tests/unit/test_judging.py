@@ -1,11 +1,13 @@
 """Shapes: R tokens, K kept ids and the rest."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from assay_expectations.judging import judge_numbers, relative_errors
+from assay_expectations.judging import judge_numbers, limits_origin, relative_errors
 from assay_expectations.records import (
     Content,
     Expectation,
@@ -124,3 +126,35 @@ def test_relative_errors_by_hand() -> None:
 def test_a_token_that_became_possible_is_an_infinite_error() -> None:
     errors = relative_errors(np.array([[-1.0, -9.0]]), np.array([[-1.0, -math.inf]]))
     assert errors[0] == math.inf
+
+
+def host(**changes: str) -> Machine:
+    record = {"vendor": "cpu", "architecture": "x86_64", "dtype": "float32", "precision": "float32"}
+    return Machine.model_validate(record | changes)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_origin_of_the_limits_is_the_table_of_the_documentation(dtype: str) -> None:
+    text = (Path(__file__).parents[4] / "docs" / "expectations.md").read_text(encoding="utf-8")
+    table = text.partition("| run | float32 | bfloat16 |")[2].partition("| **")[0]
+    runs = re.findall(r"([\d.]+) / ([\d.]+)", table)
+    assert runs
+    pooled, worst = (max(float(run[part]) for run in runs) for part in (0, 1))
+    assert limits_origin("micro:llama", host(dtype=dtype, precision=dtype)) == (
+        f"{len(runs)} clean runs reached {pooled} pooled and {worst} at the worst token"
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "machine"),
+    [
+        ("micro:gemma2", host()),
+        ("micro:llama?trained=0", host()),
+        ("micro:llama", host(architecture="aarch64")),
+        ("micro:llama", host(vendor="other")),
+        ("micro:llama", host(dtype="float16", precision="float16")),
+        ("micro:llama", host(precision="tf32")),
+    ],
+)
+def test_what_was_not_calibrated_names_no_runs(model: str, machine: Machine) -> None:
+    assert limits_origin(model, machine) == "not calibrated for this model and device"

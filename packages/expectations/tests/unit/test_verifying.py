@@ -4,6 +4,8 @@ import pytest
 
 from assay.errors import UsageError
 from assay.runs import SilentProgress
+from assay_expectations.judging import LIMITS, limits_origin
+from assay_expectations.records import read_expectation
 from assay_expectations.verifying import SHIPPED, find_files, verify_expectations
 
 
@@ -27,3 +29,13 @@ def test_two_expectations_of_one_key_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as raised:
         verify_expectations([shipped, copy], "cpu/float32", tmp_path, SilentProgress())
     assert str(raised.value) == f"{shipped} and {copy} have the same key; delete one"
+
+
+def test_shipped_expectations_have_the_limits_of_today_and_say_where_they_are_from() -> None:
+    shipped = [read_expectation(file) for file in find_files([SHIPPED])]
+    assert shipped
+    for expectation in shipped:
+        assert expectation.limits == LIMITS
+        assert expectation.limits_origin == limits_origin(
+            expectation.model, expectation.key.machine
+        )
