@@ -62,7 +62,9 @@ class Session:
         """How many devices of the kind under test this machine has; None if ranks share one."""
         from assay.devices.registry import is_host_adapter
 
-        kind = parse_device(self.run.device).kind if self.run else "cpu"
+        if self.run is None:  # the host; asking its adapter would import torch
+            return None
+        kind = parse_device(self.run.device).kind
         if is_host_adapter(kind):
             return None
         return sum(len(line.products) for line in self.listed if line.device == kind)
@@ -89,11 +91,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         type=int,
         help="Ranks that this machine can run: tests whose world has more are skipped.",
-    )
-    parser.addini(
-        "assay_preload",
-        "Modules that are imported once for all worlds of ranks; they must use no device.",
-        type="args",
     )
     group.addoption("--assay-tier", metavar="NAME", help="Run only the tests marked tier(NAME).")
     group.addoption(
@@ -210,7 +207,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         WorldMark.read(mark.args, mark.kwargs).axes,
         device=run.device if run else "cpu",
         limits=Limits.within(seconds) if seconds else Limits(),
-        preload=tuple(config.getini("assay_preload")),
     )
     try:
         run_test_in_world(pyfuncitem, world)

@@ -13,13 +13,22 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import FileStore, Store
 from torch.distributed.device_mesh import init_device_mesh
 
-from assay.devices.registry import adapter_names, load_adapter, open_device
+from assay.devices.registry import (
+    adapter_names,
+    is_host_adapter,
+    load_adapter,
+    open_device,
+)
 from assay.devices.run_string import parse_device
 from assay.launch.rank import Rank
 from assay.launch.world import World
 
 if TYPE_CHECKING:
     from assay.devices.base import Device
+
+# Looked up once in the fork server: to ask for the entry points of all that is installed takes
+# each of the ranks 30 ms. These adapters are the host's, which is always there and asks no driver.
+_HOST_ADAPTERS = {kind: load_adapter(kind) for kind in adapter_names() if is_host_adapter(kind)}
 
 HOST_BACKEND = "gloo"
 _LOOPBACK = Path("/sys/class/net/lo")
@@ -68,11 +77,10 @@ def open_rank_device(name: str, local: int) -> "Device":
     Raises: as `assay.devices.registry.open_device`.
     """
     device = parse_device(name)
-    if device.variant or device.kind not in adapter_names():
-        return open_device(name)
-    # Of the host there is one for all ranks: the class says so, without being asked for a device.
-    shared = getattr(load_adapter(device.kind), "torch_device", None) == "cpu"
-    return open_device(name if shared else f"{device.kind}:{local}")
+    if device.kind in _HOST_ADAPTERS:
+        return _HOST_ADAPTERS[device.kind](device.variant)
+    has_index = device.variant or device.kind not in adapter_names()
+    return open_device(name if has_index else f"{device.kind}:{local}")
 
 
 def use_loopback() -> None:

@@ -32,6 +32,18 @@ RANK_FIXTURES = frozenset({"mesh", "device"})
 _SHOWN_BYTES = 1 << 16
 
 
+_preloaded: list[str] = []
+
+
+def preload_for_ranks(*modules: str) -> None:
+    """Import `modules` once for all ranks, not in each: for a conftest whose tests need them.
+
+    They must start no thread and touch no device when they are imported; transformers' models
+    are such. An import that takes 2 s takes a minute on 32 ranks.
+    """
+    _preloaded.extend(module for module in modules if module not in _preloaded)
+
+
 class MeshError(UsageError):
     """The fixture mesh, where there is no mesh."""
 
@@ -104,7 +116,7 @@ def _run_in_new_ranks(
         filters=list(warnings.filters),
     )
     with TemporaryDirectory(prefix="assay-logs-") as folder:
-        preload = (*world.preload, "pytest", "assay.testing.bodies")
+        preload = (*world.preload, "pytest", "assay.testing.bodies", *_preloaded)
         try:
             launch_world(run_body, replace(world, preload=preload, log_folder=Path(folder)), call)
         finally:

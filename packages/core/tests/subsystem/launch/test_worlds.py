@@ -156,18 +156,18 @@ def test_the_fork_server_runs_one_thread_and_no_world_when_it_is_idle(pids: Path
     assert worlds_of_the_fork_server() == []
 
 
-def test_a_process_without_guard_for_its_main_module_may_launch(tmp_path: Path) -> None:
+def test_a_script_needs_no_guard_and_imports_no_torch(tmp_path: Path) -> None:
     (tmp_path / "my_bodies.py").write_text("def number(rank): return rank.number\n")
     script = tmp_path / "script.py"
     script.write_text(
-        "import my_bodies\n"
+        "import sys, my_bodies\n"
         "from assay.launch import World, launch_world\n"
-        "print(launch_world(my_bodies.number, World({'dp': 2})))\n"
+        "print(launch_world(my_bodies.number, World({'dp': 2})), 'torch' in sys.modules)\n"
     )
     ran = subprocess.run(
         [sys.executable, "-W", "error", script], capture_output=True, text=True, check=False
     )
-    assert (ran.stdout, ran.stderr) == ("[0, 1]\n", "")
+    assert (ran.stdout, ran.stderr) == ("[0, 1] False\n", "")
 
 
 def test_limits_do_not_end_a_world_that_is_in_time() -> None:
