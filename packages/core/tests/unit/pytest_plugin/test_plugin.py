@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-# Loaded here, it is not loaded anew in each of the runs.
+# Loaded here, they are not loaded anew in each of the runs, which torch does not survive.
+import assay.devices.cpu
 import assay.devices.listing  # noqa: F401
 
 pytest_plugins = ("pytester",)
