@@ -5,6 +5,7 @@ from packages.core.tests.faults.corpus import choose_faults
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fault", default="", help="only faults whose name contains this")
+    parser.addoption("--training-fault", default="", help="the same of faults in training")
     parser.addoption(
         "--publish", action="store_true", help="write the table into docs/detection.md"
     )

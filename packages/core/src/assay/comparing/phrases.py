@@ -102,7 +102,9 @@ def describe_place(location: Location) -> str:
     if location.op:
         place += f", operation {location.op}"
     if location.parameter:
-        place += f", parameter {location.parameter}"
+        # A parameter of the module just named goes by its last name.
+        own = location.parameter.removeprefix(f"{location.module}.")
+        place += f", parameter {own}"
     return one_line(place)
 
 

@@ -57,8 +57,16 @@ class GradientReplayer:
             if value.requires_grad and partner is not None:
                 self.results.note_extra_port(call.site.module, f"gradient of {port}")
             return False
-        self._expected.add((partner.site, port))
-        return self.trace.stored(partner, port).shape == tuple(value.shape)
+        if self.trace.stored(partner, port).shape != tuple(value.shape):
+            self.results.note_missing_port(partner.site, f"gradient of {port}")
+            return False
+        return True
+
+    def announce(self, call: Call, port: str) -> None:
+        """What is announced and never arrives was not compared."""
+        partner = self._partner(call)
+        if partner is not None:
+            self._expected.add((partner.site, port))
 
     def arrive(self, call: Call, port: str, gradient: Tensor) -> Tensor:
         """Measure what arrives and hand on what the reference has."""
@@ -71,11 +79,15 @@ class GradientReplayer:
             self._index = RowIndex(partner.rows)
         actual = gradient.detach().cpu()
         (actual_RC, expected_RC), prompt, position = self._index.flatten(actual, expected)
+        result = self._result(partner, port, gradient)
         if partner.caller is None and port.startswith("output"):
             self.scales.append(CallScale.of(partner.site, actual_RC, expected_RC))
+            # Elsewhere padding may hold anything, but nothing of it goes into the loss.
+            padding, expected_padding = self._index.padding(actual, expected)
+            wrong = (padding != 0).any(-1) & (expected_padding == 0).all(-1)
+            result.exact.add(max(len(padding), 1), int(wrong.sum()))
         if actual.dtype.itemsize > expected.dtype.itemsize:
             actual_RC = actual_RC.to(expected.dtype)  # the yardstick, as it was stored
-        result = self._result(partner, port, gradient)
         result.sums.add_later(actual_RC, expected_RC, prompt, position)
         return self.border.hand_on(expected, gradient.dtype).to(gradient.device)
 

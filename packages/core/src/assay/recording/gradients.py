@@ -36,6 +36,9 @@ class GradientKeeper(Protocol):
     def expects(self, call: Call, port: str, value: Tensor) -> bool:
         """Whether a gradient shall be met at `port` of `call`, where `value` was made."""
 
+    def announce(self, call: Call, port: str) -> None:
+        """A gradient is to arrive there."""
+
     def arrive(self, call: Call, port: str, gradient: Tensor) -> Tensor:
         """Take a gradient; returns the one that is handed on."""
 
@@ -91,9 +94,12 @@ class GradientWatch:
     # A value that the candidate detached has to get gradients too: they are compared.
     _anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
     _crossed: list[Tensor] = field(default_factory=list)
+    _places: set[tuple[CallSite, str]] = field(default_factory=set)
 
     def enter(self, entry: Entry) -> None:
         """As `inner` does, with crossings at the arguments."""
+        if entry.call.caller is None and not entry.again:
+            self._places.clear()
         made = _tensors_of(entry.arguments)
         self.inner.enter(entry)
         if entry.state is None:
@@ -129,22 +135,36 @@ class GradientWatch:
             or not torch.is_grad_enabled()
             or not handed_on.is_floating_point()
             or not self.inner.recognises(handed_on)
-            or not self.keeper.expects(entry.call, port, value)
         ):
             return handed_on
-        call, keeper = entry.call, self.keeper
+        if self.keeper.expects(entry.call, port, value):
+            arrive = self._arrive_at(entry, port)
+        elif value.requires_grad:
+            arrive = _as_it_is  # more than is expected is not compared, and not cut off either
+        else:
+            return handed_on
         crossed = cast(
             "Tensor",
-            _Crossing.apply(  # type: ignore[no-untyped-call]
-                value,
-                handed_on.detach(),
-                self._anchor,
-                lambda gradient: keeper.arrive(call, port, gradient),
-            ),
+            _Crossing.apply(value, handed_on.detach(), self._anchor, arrive),  # type: ignore[no-untyped-call]
         )
         self.inner.alias(crossed, handed_on)
-        self._crossed.append(crossed)
+        if not entry.again:
+            self._crossed.append(crossed)
         return crossed
+
+    def _arrive_at(self, entry: Entry, port: str) -> Callable[[Tensor], Tensor]:
+        """What is done with the gradient at a border.
+
+        Of activations that are computed again backward needs the values alone, unless they had
+        no graph the first time.
+        """
+        call, keeper = entry.call, self.keeper
+        place = call.site, port
+        if entry.again and place in self._places:
+            return _as_it_is
+        self._places.add(place)
+        keeper.announce(call, port)
+        return lambda gradient: keeper.arrive(call, port, gradient)
 
 
 @dataclass
@@ -160,6 +180,9 @@ class GradientRecorder:
         del call, port
         return value.requires_grad
 
+    def announce(self, call: Call, port: str) -> None:
+        """Nothing: what arrives is written."""
+
     def arrive(self, call: Call, port: str, gradient: Tensor) -> Tensor:
         """Keep the gradient, and hand on what the border makes of it."""
         stored = self.border.store(gradient.detach())
@@ -173,6 +196,10 @@ class GradientRecorder:
             self.writer.add(replace(call, site=site, ports=tuple(gradients)), gradients)
         self._arrived.clear()
         self.writer.flush()
+
+
+def _as_it_is(gradient: Tensor) -> Tensor:
+    return gradient
 
 
 def _tensors_of(arguments: dict[str, Any]) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ class Entry:
     module: nn.Module
     arguments: dict[str, Any]
     state: Any = None  # what the listener wants to find again when the call ends
+    again: bool = False  # a call made before: backward computes its activations anew
 
 
 class Listener(Protocol):
@@ -59,6 +60,8 @@ class Watch:
     """Tells a listener every module call of a model.
 
     timeline: rows of the batch that is being run; None if nothing is known of them.
+    recomputing: whether calls are those of the last root call made again, as activation
+        checkpointing makes them in backward.
     """
 
     listener: Listener
@@ -66,10 +69,13 @@ class Watch:
     timeline: Timeline | None = None
     step: int = -1
     order: int = 0
+    recomputing: bool = False
     _column: int = 0
     _stack: list[Entry] = field(default_factory=list)
     _counts: Counter[str] = field(default_factory=Counter)
     _rows: RowMap | None = None
+    _made: dict[tuple[str, int], Call] = field(default_factory=dict)
+    _made_again: Counter[str] = field(default_factory=Counter)
 
     def begin_batch(self, number: int, timeline: Timeline | None, first_step: int = 0) -> None:
         """The next root call is the first of this batch, and has the step `first_step`."""
@@ -117,14 +123,16 @@ class Watch:
                 if not name:
                     self._stack.clear()  # of a root call that ended by an exception
                 arguments = signature.bind(args, kwargs)
-                if not self._stack:
-                    self._begin_root(arguments)
-                site = CallSite(self.step, name, self._counts[name], micro_batch=self.batch)
-                self._counts[name] += 1
-                caller = self._stack[-1].call.site.module if self._stack else None
-                call = Call(site, type(module).__name__, caller, self.order, rows=self._rows)
-                self.order += 1
-                entry = Entry(call, module, arguments)
+                if self.recomputing:
+                    known = self._made.get((name, self._made_again[name]))
+                    self._made_again[name] += 1
+                    if known is None:
+                        return None
+                    entry = Entry(known, module, arguments, again=True)
+                else:
+                    if not self._stack:
+                        self._begin_root(arguments)
+                    entry = Entry(self._begin_call(name, module), module, arguments)
                 self._stack.append(entry)
                 self.listener.enter(entry)
                 return signature.unbind(entry.arguments, len(args))
@@ -140,18 +148,32 @@ class Watch:
             with suspended():
                 while self._stack and self._stack[-1].module is not module:
                     self._stack.pop()  # a callee that left by an exception its caller caught
+                if not self._stack:
+                    return None  # a call made again that was not made before
                 entry = self._stack.pop()
                 output = self.listener.leave(entry, output)
-                if not self._stack:
+                if not self._stack and not self.recomputing:
                     self.listener.finish_root(entry)
                 return output
 
         hook: Callable[..., Any] = torch.compiler.disable(leave)
         return hook
 
+    def _begin_call(self, name: str, module: nn.Module) -> Call:
+        number = self._counts[name]
+        self._counts[name] += 1
+        site = CallSite(self.step, name, number, micro_batch=self.batch)
+        caller = self._stack[-1].call.site.module if self._stack else None
+        call = Call(site, type(module).__name__, caller, self.order, rows=self._rows)
+        self.order += 1
+        self._made[name, number] = call
+        return call
+
     def _begin_root(self, arguments: dict[str, Any]) -> None:
         self.step += 1
         self._counts.clear()
+        self._made.clear()
+        self._made_again.clear()
         ids = _sequence(arguments)
         if ids is None:
             self._rows = None

@@ -11,8 +11,6 @@ from torch import nn
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
-from assay.errors import UsageError
-from assay.plugins import load_object
 from assay.recording.rounding import Border
 from assay.runs import Progress
 from assay.trace import TraceWriter
@@ -28,9 +26,8 @@ from assay.training.golden import (
     use_few_threads,
 )
 from assay.training.observing import METHODS, named_parameters
-from assay.training.reference import ReferenceTrainer
+from assay.training.opening import open_trainer
 from assay.training.requests import CallScale, CandidateReport, CandidateRequest
-from assay.training.setups import SetupError, called
 from assay.training.states import (
     State,
     collect_state,
@@ -46,34 +43,6 @@ if TYPE_CHECKING:
     from assay.stages import TrainingPlan
 
 _NAMES_SHOWN = 200
-
-NAMED = {"reference": ReferenceTrainer}
-
-
-def open_trainer(name: str | None) -> Any:  # noqa: ANN401 - any trainer
-    """The trainer that NAME or FILE.py:CLASS names; None is the reference trainer.
-
-    Raises: UsageError if there is none, or it cannot be made.
-    """
-    if name is None or name in NAMED:
-        return NAMED[name or "reference"]()
-    if ":" not in name:
-        raise UsageError(
-            f"no trainer called {name!r}; there are: {', '.join(NAMED)}, or FILE.py:CLASS"
-        )
-    kind = load_object(name)
-    try:
-        trainer = kind()
-    except (Exception, SystemExit) as error:
-        raise UsageError(f"{name}() raised {type(error).__name__}: {error}") from error
-    missing = [
-        method
-        for method in ("setup", "step", "save", "load", "state_dict", "load_state_dict", "teardown")
-        if not callable(getattr(trainer, method, None))
-    ]
-    if missing:
-        raise UsageError(f"{name} is no trainer: it has no {', '.join(missing)}")
-    return trainer
 
 
 def run_candidate(request: CandidateRequest, progress: Progress) -> CandidateReport:
@@ -123,6 +92,7 @@ class _Candidate:
             invisible=_invisible(trainer),
             weights_different=different[:_NAMES_SHOWN],
             not_in_optimizer=_not_in_optimizer(trainer, initial)[:_NAMES_SHOWN],
+            strayed=_strayed(trainer, initial)[:_NAMES_SHOWN],
             shared=shared_parameters(trainer.model),
             drew_in_backward=steps.drew_in_backward,
             not_taken=not_taken[:_NAMES_SHOWN],
@@ -133,16 +103,7 @@ class _Candidate:
 
     def _open(self) -> Any:  # noqa: ANN401 - any trainer
         """A trainer after its set-up."""
-        request = self._request
-        trainer = open_trainer(request.trainer)
-        name = request.trainer or "reference"
-        trainer.setup(self._plan)
-        for attribute, kind in (("model", nn.Module), ("optimizer", torch.optim.Optimizer)):
-            if not isinstance(getattr(trainer, attribute, None), kind):
-                raise UsageError(f"{name} has no {attribute} after setup(plan)")
-        if request.setup is not None and request.setup not in called:
-            raise SetupError.not_called(request.setup, name)
-        return trainer
+        return open_trainer(self._request.trainer, self._plan)
 
     def _starting_state(self, trainer: Any, initial: State) -> State:  # noqa: ANN401
         """What the first step starts from: the candidate's own weights, the reference's adapter.
@@ -184,6 +145,19 @@ def _invisible(trainer: Any) -> dict[str, str]:  # noqa: ANN401 - any trainer
         if not callable(getattr(trainer, name, None))
     }
     return absent | dict(declared)
+
+
+def _strayed(trainer: Any, initial: State) -> list[str]:  # noqa: ANN401
+    """Parameters that this optimizer changes and the reference does not train."""
+    held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    return [
+        item.name
+        for item in named_parameters(trainer.model)
+        if id(item.tensor) in held
+        and item.tensor.requires_grad
+        and item.name in initial["model"]
+        and item.name not in initial["trainable"]
+    ]
 
 
 def _not_in_optimizer(trainer: Any, initial: State) -> list[str]:  # noqa: ANN401

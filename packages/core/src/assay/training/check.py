@@ -1,7 +1,6 @@
 """`assay check train` from the outside: separate processes, one verdict, files in a folder."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +25,7 @@ WORKER = "assay.training.worker"
 PRELOAD = ("assay.training.preload",)
 VERDICT_FILE = "verdict.json"
 MEASUREMENTS_FILE = "measurements.jsonl"
+_REPORT = "report.json"
 
 CALIBRATED = "training"
 
@@ -49,14 +49,27 @@ class TrainCheck:
 
 def check_train(check: TrainCheck, folder: Path, progress: Progress) -> Verdict:
     """Run both sides, judge, and write verdict.json and measurements.jsonl into `folder`."""
-    limits = load_training_limits(check.limits)
+    load_training_limits(check.limits)
     _require_sense(check)
     golden = folder / "golden"
+    record_golden(check, golden, progress)
+    return check_candidate(check, golden, folder, progress)
+
+
+def record_golden(check: TrainCheck, golden: Path, progress: Progress) -> None:
+    """Have yardstick and noise run trained, and what they made recorded in `golden`."""
     golden.mkdir(parents=True, exist_ok=True)
-    reference = ReferenceRequest(
+    request = ReferenceRequest(
         options=check.options, reference=check.reference, dtype=check.dtype, folder=str(golden)
     )
-    candidate = CandidateRequest(
+    answer = _ask("reference", request, golden.parent, progress)
+    report = ReferenceReport.model_validate(answer.result)
+    write_whole(golden / _REPORT, report.model_dump_json())
+
+
+def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Progress) -> Verdict:
+    """Run the candidate against what `record_golden` left, judge, and write both files."""
+    request = CandidateRequest(
         options=check.options,
         candidate=check.candidate,
         golden=str(golden),
@@ -64,13 +77,14 @@ def check_train(check: TrainCheck, folder: Path, progress: Progress) -> Verdict:
         trainer=check.trainer,
         setup=check.setup,
     )
-    expected = _ask("reference", reference, folder, progress)
-    actual = _ask("candidate", candidate, folder, progress)
-    verdict, measurements = _judge(check, folder, expected, actual, limits)
+    answer = _ask("candidate", request, folder, progress)
+    verdict, measurements = _judge(check, golden, folder, answer)
     verdict = verdict.model_copy(
         update={"command": ["assay", *sys.argv[1:]], "environment": provenance()}
     )
-    _write_measurements(folder / MEASUREMENTS_FILE, measurements)
+    write_whole(
+        folder / MEASUREMENTS_FILE, "".join(row.model_dump_json() + "\n" for row in measurements)
+    )
     write_whole(folder / VERDICT_FILE, verdict.to_json())
     return verdict
 
@@ -96,12 +110,24 @@ def _require_sense(check: TrainCheck) -> None:
         )
     if options.micro_batches < 1:
         raise UsageError(f"--micro-batches {options.micro_batches}: a step needs at least one")
+    _require_files(check)
     for run in (check.reference, check.candidate):
         require_run(parse_run(run))
     recipe = resolve_model(options.model).recipe
     if recipe is not None and recipe.masked:
         raise UsageError(
             f"{options.model} predicts no next token: there is no loss that it could be trained by"
+        )
+
+
+def _require_files(check: TrainCheck) -> None:
+    from assay.training.opening import require_trainer  # torch is not needed for --help
+
+    require_trainer(check.trainer)
+    file, separator, _ = (check.setup or "").rpartition(":")
+    if check.setup is not None and not (separator and Path(file).expanduser().is_file()):
+        raise UsageError(
+            f"--candidate-setup {check.setup}: there is no such file; give FILE.py:FUNC"
         )
 
 
@@ -117,7 +143,7 @@ def _ask(name: str, request: Record, folder: Path, progress: Progress) -> Answer
 
 
 def _judge(
-    check: TrainCheck, folder: Path, expected: Answer, actual: Answer, limits: Limits
+    check: TrainCheck, golden: Path, folder: Path, answer: Answer
 ) -> tuple[Verdict, list[Measurement]]:
     from assay.trace import Trace  # torch is not needed for --help
     from assay.training.evidence import Evidence
@@ -126,15 +152,10 @@ def _judge(
     evidence = Evidence(
         check.options,
         check.dtype,
-        ReferenceReport.model_validate(expected.result),
-        CandidateReport.model_validate(actual.result),
-        Trace.open(folder / "golden" / "noise"),
+        ReferenceReport.model_validate_json((golden / _REPORT).read_text(encoding="utf-8")),
+        CandidateReport.model_validate(answer.result),
+        Trace.open(golden / "noise"),
         Trace.open(folder / "candidate"),
-        limits,
+        load_training_limits(check.limits),
     )
     return judge_training(evidence)
-
-
-def _write_measurements(path: Path, measurements: Sequence[Measurement]) -> None:
-    """One JSON object a line."""
-    write_whole(path, "".join(row.model_dump_json() + "\n" for row in measurements))

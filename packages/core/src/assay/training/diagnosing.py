@@ -56,6 +56,7 @@ def diagnose_replay(evidence: Evidence, groups: dict[str, Group], origin: Failed
     return (
         _find_untied(evidence, location)
         or _find_other_weights(evidence, location)
+        or find_strayed(evidence)
         or _find_frozen(evidence, groups)
         or _diagnose_phase(evidence, groups, origin, location)
     )
@@ -97,9 +98,19 @@ def _find_frozen(evidence: Evidence, groups: dict[str, Group]) -> Finding | None
     )
     if not frozen:
         return None
-    alone = frozen[0] if len(frozen) < evidence.reference.num_trainable else None
-    module = alone.rpartition(".")[0] if alone is not None else None
-    return Finding("frozen-parameters", Location(phase="optimizer", module=module, parameter=alone))
+    whole = len(frozen) == evidence.reference.num_trainable
+    return Finding("frozen-parameters", _optimizer_location(None if whole else frozen[0]))
+
+
+def find_strayed(evidence: Evidence) -> Finding | None:
+    """Parameters that are trained and should not be, such as the base under an adapter."""
+    strayed = evidence.report.strayed
+    return Finding("optimizer-update", _optimizer_location(strayed[0])) if strayed else None
+
+
+def _optimizer_location(parameter: str | None) -> Location:
+    module = parameter.rpartition(".")[0] if parameter is not None else None
+    return Location(phase="optimizer", module=module, parameter=parameter)
 
 
 def stands_still(item: Judged) -> bool:
@@ -113,8 +124,9 @@ def _diagnose_phase(
 ) -> Finding:
     phase = origin.stage.phase
     port = origin.told.port
-    if phase == "forward":
-        return Finding("loss-scale" if port.port == "loss" else "module-error", location)
+    if phase == "forward" and port.port == "loss" and _is_loss_scaled(evidence):
+        # What is wrong with a wrong length of the loss is what it does to the gradients.
+        return Finding("loss-scale", location.model_copy(update={"phase": "backward"}))
     if phase == "backward":
         return Finding(_diagnose_backward(evidence, groups, port), location)
     group = groups.get(_GROUP_OF_PHASE.get(phase, ""))
@@ -123,7 +135,7 @@ def _diagnose_phase(
     if phase == "reduce" and _all_scaled_alike(group):
         whole = location.model_copy(update={"module": None, "parameter": None})
         return Finding("loss-scale", whole)
-    if phase == "clip":
+    if phase == "clip" or (phase == "optimizer" and _most_fail(group)):
         location = location.model_copy(update={"module": None, "parameter": None})
     return Finding(_OF_GROUP[group.name], location)
 
@@ -139,8 +151,9 @@ def _diagnose_backward(evidence: Evidence, groups: dict[str, Group], port: PortR
 def _is_loss_scaled(evidence: Evidence) -> bool:
     """Whether in every micro-batch the gradient at the logits has another length and no more."""
     scales = evidence.report.logit_gradients
-    return bool(scales) and all(
-        scale.rest <= max(_PARALLEL * abs(scale.slope), evidence.unit_roundoff) for scale in scales
+    noise = 4 * evidence.unit_roundoff
+    return any(abs(scale.slope) > noise for scale in scales) and all(
+        scale.rest <= max(_PARALLEL * abs(scale.slope), noise) for scale in scales
     )
 
 
@@ -160,6 +173,12 @@ def _all_scaled_alike(group: Group) -> bool:
     ]
     spread = max(slopes) - min(slopes)
     return max(rests) <= _ALIKE and spread <= _ALIKE * abs(slopes[0])
+
+
+def _most_fail(group: Group) -> bool:
+    """Whether the values of more than half of all modules are wrong: then it is none of them."""
+    modules = {port.stage.module for port in group.results.ports.values()}
+    return 2 * len({item.port.stage.module for item in group.failed}) > len(modules)
 
 
 def _only_norms(groups: dict[str, Group]) -> bool:

@@ -1,6 +1,7 @@
 """Dropout that drops the same elements on every device and in every dtype."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,14 +11,28 @@ from torch.overrides import TorchFunctionMode
 
 from assay.recording.modes import is_suspended, suspended
 
+_dropout, _attention = functional.dropout, functional.scaled_dot_product_attention
 
-class ComparableDropout(TorchFunctionMode):
-    """Draws the masks of `functional.dropout` from the host's generator, in float32.
+
+@contextmanager
+def comparable_dropout() -> Iterator[None]:
+    """Inside, masks of dropout are drawn from the host's generator, in float32.
 
     Devices draw other numbers, and so do other dtypes on one device. The generator's state is
     part of what is compared: a recompute that loses it gives other gradients.
     """
+    module: Any = functional
+    # By name for backward, which may compute forward again and in which no mode is active; by the
+    # mode for code that has imported the functions.
+    module.dropout, module.scaled_dot_product_attention = _drop, _attend
+    try:
+        with _DropoutMode():
+            yield
+    finally:
+        module.dropout, module.scaled_dot_product_attention = _dropout, _attention
 
+
+class _DropoutMode(TorchFunctionMode):
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -26,14 +41,11 @@ class ComparableDropout(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - whatever func returns
         del types
-        kwargs = kwargs or {}
-        if func is functional.dropout and not is_suspended():
-            return _drop(*args, **kwargs)
-        if func is functional.scaled_dot_product_attention and not is_suspended():
-            probability = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
-            if probability:
-                return _attend(*args, **kwargs)
-        return func(*args, **kwargs)
+        if func is _dropout and not is_suspended():
+            return _drop(*args, **(kwargs or {}))
+        if func is _attention and not is_suspended():
+            return _attend(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 # By the names of torch's own arguments, as everything here may be called by keyword.
@@ -62,7 +74,11 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,  # noqa: FBT001, FBT002
 ) -> Tensor:
-    """Attention step by step, as no kernel takes a mask of what is dropped."""
+    if not dropout_p:
+        return _attention(
+            query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    # Step by step: no kernel takes a mask of what is to be dropped.
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = (tensor.repeat_interleave(groups, -3) for tensor in (key, value))

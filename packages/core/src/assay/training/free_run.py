@@ -1,9 +1,11 @@
 """A run of which nothing is replaced: its losses, its checkpoint, and its resumption from that."""
 
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from assay.errors import AssayError
@@ -11,6 +13,7 @@ from assay.models import load_model
 from assay.sites import unwrapped_path
 from assay.training.adapters import adapter_tensors, read_adapter
 from assay.training.batches import MicroBatch
+from assay.training.opening import blaming
 from assay.training.reference import MODEL_FOLDER
 from assay.training.requests import CandidateRequest, FreeRun, StepRecord
 from assay.training.state_files import fingerprint
@@ -32,7 +35,7 @@ def run_freely(
     folder = Path(request.folder).parent / "checkpoint"
     run = FreeRun()
     feed_state(trainer, start, torch_device)
-    run.steps = _train(trainer, batches[: options.resume_at])
+    run.steps = _train(trainer, request, batches[: options.resume_at])
     expected: dict[str, str] = {}
     try:
         trainer.save(folder)
@@ -40,11 +43,14 @@ def run_freely(
         _read_back(trainer, folder / MODEL_FOLDER, request, run)
     except (AssayError, OSError, ValueError) as error:
         run.problem = f"the checkpoint cannot be written: {error}"
-    run.steps += _train(trainer, batches[options.resume_at :])
+    run.steps += _train(trainer, request, batches[options.resume_at :])
     trainer.teardown()
     if run.problem is not None:
         return run
     resumed = open_another()
+    # A process that resumes has drawn other numbers before; its seed alone would hide it.
+    torch.manual_seed(request.options.seed + 1)
+    random.seed(request.options.seed + 1)
     try:
         resumed.load(folder)
     except (AssayError, OSError, ValueError, KeyError, RuntimeError) as error:
@@ -54,19 +60,26 @@ def run_freely(
     paths = expected.keys() | actual.keys()
     wrong = sorted(path for path in paths if expected.get(path) != actual.get(path))
     run.not_restored, run.compared = wrong[:_NAMES_SHOWN], len(expected)
-    run.resumed = _train(resumed, batches[options.resume_at :])
+    run.resumed = _train(resumed, request, batches[options.resume_at :])
     resumed.teardown()
     return run
 
 
-def _train(trainer: Any, batches: Sequence[Sequence[MicroBatch]]) -> list[StepRecord]:  # noqa: ANN401
-    reports = [trainer.step(batch) for batch in batches]
-    return [
-        StepRecord(
-            step=done.step, loss=done.loss, num_tokens=done.num_tokens, grad_norm=done.grad_norm
+def _train(
+    trainer: Any,  # noqa: ANN401 - any trainer
+    request: CandidateRequest,
+    batches: Sequence[Sequence[MicroBatch]],
+) -> list[StepRecord]:
+    records = []
+    for batch in batches:
+        with blaming(request.trainer or "reference", "step"):
+            done = trainer.step(batch)
+        records.append(
+            StepRecord(
+                step=done.step, loss=done.loss, num_tokens=done.num_tokens, grad_norm=done.grad_norm
+            )
         )
-        for done in reports
-    ]
+    return records
 
 
 def _read_back(trainer: Any, folder: Path, request: CandidateRequest, run: FreeRun) -> None:  # noqa: ANN401

@@ -26,7 +26,7 @@ from assay.stages import TrainingPlan
 from assay.trace import Trace, TraceWriter
 from assay.training.adapters import add_lora
 from assay.training.batches import MicroBatch, check_batch, coder_of, training_batches
-from assay.training.dropout import ComparableDropout
+from assay.training.dropout import comparable_dropout
 from assay.training.observing import StepObserver, named_parameters
 from assay.training.reference import ReferenceTrainer
 from assay.training.requests import ReferenceReport, ReferenceRequest, TrainOptions
@@ -86,7 +86,7 @@ def comparable(dtype: str, device: Device) -> Iterator[None]:
     """Inside, steps of a trainer draw and round as the check needs it."""
     with ExitStack() as stack:
         stack.enter_context(device.deterministic())
-        stack.enter_context(ComparableDropout())
+        stack.enter_context(comparable_dropout())
         if dtype == "float64":
             stack.enter_context(ExactDouble())
         yield

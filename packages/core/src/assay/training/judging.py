@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.comparing.judge import FailedStage, Judged, find_origin, rank_stages
-from assay.training.diagnosing import Finding, diagnose_replay
+from assay.training.diagnosing import Finding, diagnose_replay, find_strayed
 from assay.training.evidence import (
     Evidence,
     Group,
@@ -117,7 +117,10 @@ def _judge_level(
     notes = [note for group in chosen if name != "inputs" for note in group.notes]
     notes += [f"{phase} is not visible: {why}" for phase, why in hidden.items()]
     outcome, reason = Outcome.PASS, None
-    if any(item.failed for item in judged):
+    strayed = evidence.report.strayed if name == "updates" else []
+    if strayed:
+        outcome, reason = Outcome.FAIL, f"trained, and should not be: {name_some(strayed)}"
+    elif any(item.failed for item in judged):
         outcome = Outcome.FAIL
     elif not compared:
         outcome, reason = Outcome.NOT_COMPARED, "nothing was compared"
@@ -153,6 +156,8 @@ def _decide(
     broken: Finding | None,
 ) -> _Decision:
     origin = find_origin(ranked)
+    if origin is None and evidence.report.strayed:
+        return _Decision(find_strayed(evidence), None)
     if origin is not None:
         return _Decision(diagnose_replay(evidence, groups, origin), origin.told)
     if broken is not None:

@@ -124,6 +124,10 @@ class StepObserver:
         self.watch.begin_batch(index, timeline, self._step)
         if self.replayer is not None:
             self.replayer.source = BatchSource(index)
+        with suspended():
+            # What one micro-batch draws must not decide what the next one drops.
+            state = self.keeper.meet_state(f"generator.{index}", torch.get_rng_state())
+            torch.set_rng_state(state)
         loss = original(*args, **kwargs)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise UsageError(
@@ -143,7 +147,11 @@ class StepObserver:
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         self.seen.add("backward")
         before = torch.get_rng_state()
-        result = original(*args, **kwargs)
+        self.watch.recomputing = True
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            self.watch.recomputing = False
         with suspended():
             self.drew_in_backward |= not torch.equal(before, torch.get_rng_state())
             self.gradients.keeper.finish_backward()

@@ -99,6 +99,7 @@ class CandidateReport(Record):
     seen: phases whose method was called; invisible: those that the trainer declares so, and why.
     weights_different: parameters that are not the reference's before the first step.
     not_in_optimizer: parameters that the reference trains and this optimizer does not hold.
+    strayed: parameters that this optimizer changes and the reference does not train.
     not_taken: parts of a state that the trainer's load_state_dict does not take over.
     drew_in_backward: whether a backward pass left the generator in another state than before.
     """
@@ -109,6 +110,7 @@ class CandidateReport(Record):
     invisible: dict[str, str]
     weights_different: list[str]
     not_in_optimizer: list[str]
+    strayed: list[str] = Field(default_factory=list)
     shared: list[list[str]]
     not_taken: list[str]
     drew_in_backward: bool = False

@@ -26,6 +26,9 @@ PHASES: tuple[Phase, ...] = ("inputs", "forward", "backward", "reduce", "clip", 
 # Micro-batches of a step, and rows of a micro-batch, that have numbers of their own.
 _MOST = 1000
 
+# In place of a phase, for what is fed and not judged.
+_STATE = "state"
+
 
 @dataclass(frozen=True, slots=True)
 class Spot:
@@ -62,6 +65,9 @@ class StageKeeper(Protocol):
     def meet(self, spot: Spot, value: Tensor) -> Tensor:
         """Take a value; returns the one that the next phase is fed."""
 
+    def meet_state(self, name: str, state: Tensor) -> Tensor:
+        """Take a state that is not judged; returns the one to go on with."""
+
     def expected(self, phase: Phase) -> Iterable[Spot]:
         """Where the reference has values of `phase` in this step; nothing while it is recorded."""
 
@@ -88,6 +94,11 @@ class StageRecorder:
         stored = self.border.store(value.detach())
         self._values[spot.key] = stored
         return self.border.hand_on(stored, value.dtype) if value.is_floating_point() else value
+
+    def meet_state(self, name: str, state: Tensor) -> Tensor:
+        """Keep the state."""
+        self._values[f"{_STATE}|{name}"] = state
+        return state
 
     def expected(self, phase: Phase) -> Iterable[Spot]:
         """Nothing is expected of what is recorded."""
@@ -120,7 +131,7 @@ class StageReplayer:
         """See StageKeeper."""
         self._step = step
         self._values = self.trace.attachment(attachment_of(step))
-        self._missing = set(self._values)
+        self._missing = {key for key in self._values if not key.startswith(f"{_STATE}|")}
 
     def meet(self, spot: Spot, value: Tensor) -> Tensor:
         """Measure the value, and hand on the reference's."""
@@ -149,6 +160,12 @@ class StageReplayer:
         rows = torch.full((len(pair[0]),), number)
         result.sums.add(*pair, rows, torch.full_like(rows, -1))
         return self.border.hand_on(expected, value.dtype).to(value.device)
+
+    def meet_state(self, name: str, state: Tensor) -> Tensor:
+        """The reference's state."""
+        kept = self._values.get(f"{_STATE}|{name}")
+        # A generator reads its state as what it was in memory: a mapped file has no such end.
+        return state if kept is None else kept.clone()
 
     def expected(self, phase: Phase) -> Iterable[Spot]:
         """All values of `phase` that the reference has in this step."""

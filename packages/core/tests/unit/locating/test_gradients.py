@@ -85,7 +85,7 @@ class Rig:
             loss = nn.functional.cross_entropy(
                 logits[:, :-1].flatten(0, 1), LABELS[:, 1:].flatten(), reduction="mean"
             )
-            watched.join(loss).backward()  # type: ignore[no-untyped-call]
+            watched.join(loss).backward()
             watched.keeper.finish_backward()
 
     def replay(self, plant: Plant) -> tuple[ReplayResults, ReplayResults]:
@@ -151,6 +151,7 @@ def test_gradients_are_those_of_plain_backward(rigs: dict[str, Rig]) -> None:
         plain.named_parameters(), rig.last.parameters(), strict=True
     ):
         assert parameter.grad is not None
+        assert other.grad is not None
         assert torch.allclose(other.grad, parameter.grad, rtol=1e-4, atol=1e-6), name
 
 

@@ -1,0 +1,74 @@
+"""Trainers by name, and what is said when one of a user fails."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from assay.errors import AssayError, UsageError
+from assay.plugins import PluginError, load_object
+from assay.stages import TrainingPlan
+from assay.training.reference import ReferenceTrainer
+from assay.training.setups import SetupError, called
+
+NAMED = {"reference": ReferenceTrainer}
+
+_METHODS = ("setup", "step", "save", "load", "state_dict", "load_state_dict", "teardown")
+
+
+class TrainerError(UsageError):
+    """A trainer that cannot be used."""
+
+
+def require_trainer(name: str | None) -> None:
+    """Make sure that NAME or FILE.py:CLASS can mean a trainer, without importing it.
+
+    Raises: TrainerError, PluginError.
+    """
+    if name is None or name in NAMED:
+        return
+    if ":" not in name:
+        raise TrainerError(
+            f"no trainer called {name!r}; there are: {', '.join(NAMED)}, or FILE.py:CLASS"
+        )
+    file = Path(name.rpartition(":")[0]).expanduser()
+    if not file.is_file():
+        raise PluginError(f"{name}: there is no file {file}")
+
+
+def open_trainer(name: str | None, plan: TrainingPlan) -> Any:  # noqa: ANN401 - any trainer
+    """The trainer that NAME or FILE.py:CLASS names, set up; None is the reference trainer.
+
+    Raises: TrainerError, PluginError or SetupError for one that cannot be used.
+    """
+    require_trainer(name)
+    title = name or "reference"
+    with blaming(title, "being made"):
+        trainer = NAMED[title]() if title in NAMED else load_object(title)()
+    missing = [method for method in _METHODS if not callable(getattr(trainer, method, None))]
+    if missing:
+        raise TrainerError(f"{title} is no trainer: it has no {', '.join(missing)}")
+    with blaming(title, "setup"):
+        trainer.setup(plan)
+    for attribute, kind in (("model", nn.Module), ("optimizer", torch.optim.Optimizer)):
+        if not isinstance(getattr(trainer, attribute, None), kind):
+            raise TrainerError(f"{title} has no {attribute} after setup(plan)")
+    if plan.setup is not None and plan.setup not in called:
+        raise SetupError.not_called(plan.setup, title)
+    return trainer
+
+
+@contextmanager
+def blaming(trainer: str, doing: str) -> Iterator[None]:
+    """Inside, only code of the trainer runs: what it raises is said in one message."""
+    try:
+        yield
+    except AssayError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TrainerError(
+            f"trainer {trainer} raised {type(error).__name__} in {doing}: {error}"
+        ) from error

@@ -1,0 +1,169 @@
+"""Which fault of training is planted, and what is right to say about it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.sites import Phase
+from assay.verdicts import Diagnosis
+
+PLANTS = Path(__file__).parent / "training_plants"
+BOTH = ("float32", "bfloat16")
+
+ATTENTION, MLP = "model.layers.1.self_attn", "model.layers.1.mlp"
+INPUT_NORM = "model.layers.1.input_layernorm"
+
+
+@dataclass(frozen=True)
+class TrainingFault:
+    """A plant in the training of micro:llama.
+
+    plant: FILE:NAME below `training_plants`; of trainers a class, of setups a function.
+    module: where the error is made; None where it is no single module.
+    """
+
+    plant: str
+    dtype: str
+    phase: Phase
+    diagnosis: Diagnosis
+    module: str | None = None
+    lora: bool = False
+
+    @property
+    def name(self) -> str:
+        """Unique in the corpus."""
+        return f"{self.plant} {self.dtype}"
+
+    @property
+    def reference(self) -> str:
+        """As the command line takes it."""
+        file, _, name = self.plant.partition(":")
+        return f"{PLANTS / file}.py:{name}"
+
+    @property
+    def trainer(self) -> str | None:
+        """For `--candidate-trainer`."""
+        return self.reference if self.plant.startswith("trainers:") else None
+
+    @property
+    def setup(self) -> str | None:
+        """For `--candidate-setup`."""
+        return self.reference if self.plant.startswith("setups:") else None
+
+
+def training_corpus() -> Iterator[TrainingFault]:
+    """Every fault in every dtype."""
+    for part in (_losses, _reductions, _clips, _optimizers, _checkpoints, _backward, _others):
+        yield from part()
+
+
+def _losses() -> Iterator[TrainingFault]:
+    for name in ("MeanOfMeans", "NotDividedByMicroBatches", "BackwardOfScaledLoss"):
+        yield from _trainer(name, "backward", "loss-scale", "")
+    yield from _trainer("LabelsShiftedTwice", "forward", "module-error", "")
+    yield from _trainer("PaddingLearned", "forward", "module-error", "")
+    yield from _trainer("LossIsNaN", "forward", "non-finite", "")
+    yield from _trainer("MicroBatchesReordered", "inputs", "inputs-differ", "")
+
+
+def _reductions() -> Iterator[TrainingFault]:
+    yield from _trainer("LossScaleNotTakenOut", "reduce", "loss-scale")
+    yield from _trainer("ReducedAsMeanOfSums", "reduce", "loss-scale")
+    yield from _trainer(
+        "HalfOfTheReductionLost", "reduce", "missing-reduction", "model.layers.2.mlp.gate_proj"
+    )
+
+
+def _clips() -> Iterator[TrainingFault]:
+    for name in ("ClippedByHalfOfTheNorm", "ClippedOneByOne", "NotClipped", "ClippedByLargest"):
+        yield from _trainer(name, "clip", "clip-norm")
+
+
+def _optimizers() -> Iterator[TrainingFault]:
+    yield from _trainer("OptimizerOverClones", "optimizer", "frozen-parameters")
+    yield from _trainer("OneParameterLeftOut", "optimizer", "frozen-parameters", "model.norm")
+    for name in (
+        "DecayNotDecoupled",
+        "OtherBeta",
+        "TwiceTheLearningRate",
+        "BiasNotCorrected",
+        "SteppedTwice",
+        "WeightsShrunkAfterwards",
+    ):
+        yield from _trainer(name, "optimizer", "optimizer-update")
+    yield from _setup("embedding_frozen", "optimizer", "frozen-parameters", "model.embed_tokens")
+    yield from _trainer(
+        "BaseNotFrozen", "optimizer", "optimizer-update", "model.embed_tokens", lora=True
+    )
+
+
+def _checkpoints() -> Iterator[TrainingFault]:
+    for name in ("MomentsDropped", "StepCountReset"):
+        yield from _trainer(name, "checkpoint", "checkpoint-mismatch")
+    yield from _trainer("GeneratorsNotRestored", "checkpoint", "rng-state")
+    yield from _trainer(
+        "OneTensorSavedAsZeros", "checkpoint", "checkpoint-mismatch", f"{ATTENTION}.o_proj"
+    )
+    yield from _trainer(
+        "NeighboursExchangedOnSave",
+        "checkpoint",
+        "checkpoint-mismatch",
+        "model.layers.0.mlp.up_proj",
+    )
+    yield from _trainer("SavedOneStepLate", "checkpoint", "checkpoint-mismatch")
+    yield from _trainer("AdapterSavedAsZeros", "checkpoint", "adapter-mismatch", lora=True)
+    yield from _trainer("AdapterSavedWithoutTensors", "checkpoint", "adapter-mismatch", lora=True)
+
+
+def _backward() -> Iterator[TrainingFault]:
+    for name, module in (
+        ("key_head_detached", f"{ATTENTION}.k_proj"),
+        ("value_head_detached", f"{ATTENTION}.v_proj"),
+        ("key_gradient_2_percent", f"{ATTENTION}.k_proj"),
+        ("down_gradient_5_per_mille", f"{MLP}.down_proj"),
+        ("norm_without_gradient_of_root", "model.layers.1.post_attention_layernorm"),
+        ("residual_detached", "model.layers.1"),
+        ("embedding_gradient_of_padding_token", "model.embed_tokens"),
+        ("sigmoid_gradient_wrong", f"{MLP}.act_fn"),
+    ):
+        yield from _setup(name, "backward", "module-error", module)
+    yield from _setup(
+        "activation_gradient_in_bfloat16",
+        "backward",
+        "module-error",
+        f"{MLP}.act_fn",
+        dtypes=("float32",),
+    )
+    yield from _setup("norm_weights_detached_on_half", "backward", "missing-reduction")
+    yield from _setup("one_norm_detached_on_half", "backward", "missing-reduction", INPUT_NORM)
+    yield from _trainer("RecomputeLosesGenerator", "backward", "rng-state", lora=True)
+
+
+def _others() -> Iterator[TrainingFault]:
+    down = f"{MLP}.down_proj"
+    yield from _setup("down_weights_2_percent", "forward", "weight-mismatch", down)
+    yield from _setup("down_outputs_2_percent", "forward", "module-error", down)
+
+
+def _trainer(
+    name: str,
+    phase: Phase,
+    diagnosis: Diagnosis,
+    module: str | None = None,
+    *,
+    lora: bool = False,
+) -> Iterator[TrainingFault]:
+    for dtype in BOTH:
+        yield TrainingFault(f"trainers:{name}", dtype, phase, diagnosis, module, lora=lora)
+
+
+def _setup(
+    name: str,
+    phase: Phase,
+    diagnosis: Diagnosis,
+    module: str | None = None,
+    *,
+    dtypes: tuple[str, ...] = BOTH,
+) -> Iterator[TrainingFault]:
+    for dtype in dtypes:
+        yield TrainingFault(f"setups:{name}", dtype, phase, diagnosis, module)

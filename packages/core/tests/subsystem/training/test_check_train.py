@@ -1,0 +1,132 @@
+"""`assay check train` on a micro model: clean runs pass, planted faults are found where they are."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.verdicts import Outcome, Verdict
+from packages.core.tests.subsystem.training.conftest import CheckPlant, RunTrain
+
+LEVELS = ("inputs", "loss", "activations", "gradients", "updates", "replicas", "checkpoint")
+ATTENTION = "model.layers.1.self_attn"
+
+
+def place(verdict: Verdict) -> tuple[Any, ...]:
+    assert verdict.location is not None
+    location = verdict.location
+    return location.phase, location.module, location.parameter, verdict.diagnosis
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_clean_run_passes_at_every_level(train: RunTrain, dtype: str) -> None:
+    run = train("--candidate", f"cpu/{dtype}", "--json")
+
+    assert run.code == 0, run.stderr
+    verdict = json.loads(run.stdout)
+    assert verdict == run.verdict
+    assert tuple(verdict["levels"]) == LEVELS
+    assert {name: level["verdict"] for name, level in verdict["levels"].items()} == {
+        name: None if name == "replicas" else "PASS" for name in LEVELS
+    }
+    assert verdict["unmatched"]["expected"] == []
+    assert verdict["levels"]["gradients"]["compared"] > 200
+    assert verdict["levels"]["updates"]["compared"] == 3 * 39  # update and two moments of each
+    assert any("largest difference of a loss" in note for note in verdict["notes"])
+    assert (run.folder / "report.html").is_file()
+    assert "PASS: micro:llama" in run.stderr
+
+
+def test_failure_says_what_where_and_what_next(train: RunTrain, tmp_path: Path) -> None:
+    setup = tmp_path / "plant.py"
+    setup.write_text(
+        "import torch\n"
+        "def detach(model):\n"
+        f"    keys = model.get_submodule('{ATTENTION}.k_proj')\n"
+        "    forward = keys.forward\n"
+        "    keys.forward = lambda x: torch.cat(\n"
+        "        [forward(x)[..., :24].detach(), forward(x)[..., 24:]], -1)\n"
+    )
+    run = train("--candidate", "cpu/bfloat16", "--candidate-setup", f"{setup}:detach")
+
+    assert run.code == 1, run.stderr
+    assert run.verdict["location"] == {
+        "phase": "backward", "step": 0, "rank": 0, "module": f"{ATTENTION}.k_proj", "op": None,
+        "parameter": f"{ATTENTION}.k_proj.weight",
+    }  # fmt: skip
+    lines = run.stdout.splitlines()
+    assert lines[1] == (
+        f"{ATTENTION}.k_proj, parameter weight (backward, step 0) differs from the reference."
+    )
+    assert "its inputs and output gradients are the reference's own: the error is made here" in (
+        run.stdout
+    )
+    assert "Next: assay explain module-error" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("plant", "expected"),
+    [
+        ({"trainer": "MeanOfMeans"}, ("backward", "", None, "loss-scale")),
+        ({"trainer": "ClippedByHalfOfTheNorm"}, ("clip", None, None, "clip-norm")),
+        ({"trainer": "OptimizerOverClones"}, ("optimizer", None, None, "frozen-parameters")),
+        ({"trainer": "TwiceTheLearningRate"}, ("optimizer", None, None, "optimizer-update")),
+        ({"trainer": "MomentsDropped"}, ("checkpoint", None, None, "checkpoint-mismatch")),
+        ({"trainer": "GeneratorsNotRestored"}, ("checkpoint", None, None, "rng-state")),
+        (
+            {"trainer": "OneTensorSavedAsZeros"},
+            (
+                "checkpoint",
+                f"{ATTENTION}.o_proj",
+                f"{ATTENTION}.o_proj.weight",
+                "checkpoint-mismatch",
+            ),
+        ),
+        (
+            {"setup": "one_norm_detached_on_half"},
+            (
+                "backward",
+                "model.layers.1.input_layernorm",
+                "model.layers.1.input_layernorm.weight",
+                "missing-reduction",
+            ),
+        ),
+    ],
+    ids=lambda value: next(iter(value.values())) if isinstance(value, dict) else "",
+)
+def test_planted_fault_is_found_in_its_phase(
+    check_plant: CheckPlant, plant: dict[str, str], expected: tuple[Any, ...]
+) -> None:
+    assert place(check_plant(**plant)) == expected
+
+
+def test_recompute_that_loses_the_generator_is_found_in_backward(check_plant: CheckPlant) -> None:
+    verdict = check_plant(trainer="RecomputeLosesGenerator", lora=True)
+
+    phase, module, _, diagnosis = place(verdict)
+    assert (phase, diagnosis) == ("backward", "rng-state")
+    assert "lora_dropout" in module
+
+
+@pytest.mark.parametrize("trainer", ["Recomputes", "RecomputesReentrantly"])
+def test_recompute_by_itself_passes(check_plant: CheckPlant, trainer: str) -> None:
+    verdict = check_plant(trainer=trainer, lora=True)
+
+    assert verdict.verdict is Outcome.PASS, verdict.location
+
+
+def test_stage_that_the_trainer_declares_invisible_is_named(check_plant: CheckPlant) -> None:
+    verdict = check_plant(trainer="ReducesInBackward")
+
+    assert verdict.verdict is Outcome.PASS
+    assert any("reduce is not visible: fused into backward" in note for note in verdict.notes)
+
+
+def test_stage_that_is_never_seen_is_not_a_pass(check_plant: CheckPlant) -> None:
+    verdict = check_plant(trainer="StepsByItself")
+
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    level = verdict.levels["updates"]
+    assert level.verdict is Outcome.NOT_COMPARED
+    assert "not seen" in (level.reason or "")
