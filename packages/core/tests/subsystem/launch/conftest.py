@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from assay.launch import World, launch_world
 from assay.launch.forkserver import FORK_SERVER
+from packages.core.tests.subsystem.launch import bodies
 
 
 def is_alive(pid: int) -> bool:
@@ -26,6 +28,12 @@ def worlds_of_the_fork_server() -> list[int]:
     server = FORK_SERVER.pid
     pids = [path.name for path in Path("/proc").iterdir() if path.name.isdecimal()]
     return [int(pid) for pid in pids if server and parent_of(pid) == server and is_alive(int(pid))]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def warm_fork_server() -> None:
+    """What it imports first is no part of any test's time."""
+    launch_world(bodies.sum_of_ranks, World({"dp": 1}))
 
 
 @pytest.fixture

@@ -65,6 +65,18 @@ def test_a_killed_rank_is_a_failure_and_told_before_the_errors_of_its_peers(pids
     )
 
 
+def test_a_cause_that_is_seen_after_its_consequence_is_told_first(pids: Path) -> None:
+    error = failure("hang-up-and-die", pids)
+    assert error.ranks == (1,)
+    assert "rank 1 of a world of 2 ranks (dp=2) was ended by SIGKILL" in str(error)
+    assert "  rank 0 waited at " in str(error)
+
+
+def test_what_a_rank_printed_before_it_was_killed_is_told(pids: Path) -> None:
+    lines = str(failure("print-and-die", pids)).splitlines()
+    assert lines[-2:] == ["  rank 1 printed last:", "    the last words"]
+
+
 def test_a_crash_says_where_it_happened(pids: Path) -> None:
     lines = str(failure("abort", pids)).splitlines()
     assert lines[0].endswith("was ended by SIGABRT before its body returned")
