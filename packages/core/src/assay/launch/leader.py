@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -51,6 +52,10 @@ def lead(request: dict[str, Any], parent: int, gate: int, exits: int, reports: i
             os.read(woken, 1 << 16)
             _report_exits(exits, ranks)
         if parent in readable:
+            # Nobody else is left to remove the folder, and no rank may write to it meanwhile.
+            for pid in ranks:
+                os.kill(pid, signal.SIGKILL)
+            shutil.rmtree(folder, ignore_errors=True)
             os.killpg(0, signal.SIGKILL)
 
 

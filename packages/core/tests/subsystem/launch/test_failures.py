@@ -265,13 +265,18 @@ def test_the_death_of_the_launching_process_ends_all_ranks(pids: Path, tmp_path:
         f"launch_world(bodies.sleep_for_ever, World({{'dp': 2}}), Path({str(pids)!r}))\n"
     )
     root = Path(BODIES).parents[5]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)]),
+        "TMPDIR": str(tmp_path),
+    }
     process = subprocess.Popen([sys.executable, script], env=environment)
     found = wait_for_pids(pids)
     leader = leader_of(pids)
+    assert len(list(tmp_path.glob("assay-world-*"))) == 1
     process.kill()
     process.wait()
     deadline = time.monotonic() + 5
     while any(is_alive(pid) for pid in (*found, leader)):
         assert time.monotonic() < deadline, "left behind"
         time.sleep(0.02)
+    assert list(tmp_path.glob("assay-world-*")) == []
