@@ -61,7 +61,7 @@ def _losses() -> Iterator[TrainingFault]:
     for name in ("MeanOfMeans", "NotDividedByMicroBatches", "BackwardOfScaledLoss"):
         yield from _trainer(name, "backward", "loss-scale", "")
     yield from _trainer("LabelsShiftedTwice", "forward", "module-error", "")
-    yield from _trainer("PaddingLearned", "forward", "module-error", "")
+    yield from _trainer("PaddingLearned", "backward", "module-error", "")
     yield from _trainer("LossIsNaN", "forward", "non-finite", "")
     yield from _trainer("MicroBatchesReordered", "inputs", "inputs-differ", "")
 

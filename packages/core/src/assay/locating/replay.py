@@ -329,7 +329,8 @@ class Replayer:
 
     def _result(self, entry: Entry, port: str, value: Tensor) -> PortResult:
         key = (entry.call.site.module, port)
-        result = self.results.ports.get(key)
+        # What is computed again was measured the first time.
+        result = None if entry.again else self.results.ports.get(key)
         if result is None:
             stage = stage_that_made(entry.call, port)
             made_here = not port.startswith("input.")
@@ -343,7 +344,8 @@ class Replayer:
                 pointwise=pointwise,
                 sums=PairSums(counts_misrounded=pointwise),
             )
-            self.results.ports[key] = result
+            if not entry.again:
+                self.results.ports[key] = result
         return result
 
     def _note_missing_ports(self, entry: Entry, output: Any) -> None:  # noqa: ANN401

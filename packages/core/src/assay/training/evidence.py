@@ -22,6 +22,7 @@ GROUPS = (
     "stage-clip", "stage-optimizer",
 )  # fmt: skip
 _GROUP_SIZE = 100_000
+_BACKWARD_GROUPS = ("gradients", "stage-backward")
 
 PARAMETER_PREFIX = "gradient."
 
@@ -46,13 +47,17 @@ class Evidence:
 
 @dataclass(slots=True)
 class Group:
-    """The measurements of one kind, judged."""
+    """The measurements of one kind, judged.
+
+    broken: ports where the noise run itself is not finite, so that nothing can be said.
+    """
 
     name: str
     results: ReplayResults
     noise: ReplayResults
     judged: list[Judged]
     notes: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
 
     @property
     def failed(self) -> list[Judged]:
@@ -71,13 +76,23 @@ class LevelResult:
 
 def judge_groups(evidence: Evidence) -> dict[str, Group]:
     """All measurements of the replayed steps, judged."""
-    groups = {}
+    groups: dict[str, Group] = {}
+    ties: set[str] = set()
     for number, name in enumerate(GROUPS):
         candidate, noise = (_read(trace, name) for trace in (evidence.candidate, evidence.noise))
         for port in candidate.ports.values():
             port.order += number * _GROUP_SIZE
+            if port.exact.num_near_ties:
+                ties.add(port.stage.module)
         judged, bias = judge_replay(candidate, noise, evidence.limits)
-        groups[name] = Group(name, candidate, noise, judged)
+        broken = {
+            key for key, port in noise.ports.items() if port.sums.num_nan or port.sums.num_inf
+        }
+        kept = [item for item in judged if (item.port.module, item.port.port) not in broken]
+        names = [f"{module or '(model)'}:{port}" for module, port in sorted(broken)]
+        groups[name] = Group(name, candidate, noise, kept, broken=names)
+        if name in _BACKWARD_GROUPS:
+            _leave_out(groups[name], ties)
         if bias is not None:
             groups[name].notes.append(
                 f"all {bias.num_modules} matrix products shrink their results by about"
@@ -85,6 +100,21 @@ def judge_groups(evidence: Evidence) -> dict[str, Group]:
                 " an equal error in all of them would not be seen"
             )
     return groups
+
+
+def _leave_out(group: Group, ties: set[str]) -> None:
+    """Drop the gradients of routers that chose otherwise where scores are nearly equal.
+
+    Backward goes through what their own code chose, which no border can put right.
+    """
+    left = [item for item in group.judged if item.port.stage.module in ties]
+    if left:
+        modules = sorted({item.port.stage.module for item in left})
+        group.notes.append(
+            f"gradients of {', '.join(modules)} are not judged: routing choices differ there where"
+            " the scores are nearly equal"
+        )
+        group.judged = [item for item in group.judged if item.port.stage.module not in ties]
 
 
 def _read(trace: Trace, name: str) -> ReplayResults:

@@ -15,7 +15,7 @@ from assay.training.states import name_some
 from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome
 
 
-def judge_losses(evidence: Evidence) -> tuple[Judged, list[str]]:
+def judge_losses(evidence: Evidence) -> tuple[Judged | None, list[str]]:
     """The losses of the free run against the yardstick's, and what to say of them.
 
     The error that accumulates is the noise run's, but for the few numbers that a loss is: the
@@ -24,6 +24,8 @@ def judge_losses(evidence: Evidence) -> tuple[Judged, list[str]]:
     expected = evidence.reference.yardstick_losses
     actual = [step.loss for step in evidence.report.free.steps]
     noise = evidence.reference.noise_losses
+    if not all(map(math.isfinite, noise)):
+        return None, [f"losses are not compared: the noise run itself has {noise}"]
     error = _relative_error(actual, expected)
     floor = TENSOR_FLOOR * evidence.unit_roundoff
     ratio = Ratio("loss-error", error, max(_relative_error(noise, expected), floor))
@@ -155,10 +157,13 @@ def _resumed_rows(evidence: Evidence, free: FreeRun) -> list[Measurement]:
                 statistic="exact",
                 actual=abs(actual - wanted),
                 expected=0.0,
-                ratio=0.0 if actual == wanted else math.inf,
+                ratio=0.0 if _same(actual, wanted) else math.inf,
                 limit=0.0,
             )
             for port, (actual, wanted) in pairs.items()
-            if not (math.isnan(actual) and math.isnan(wanted))
         ]
     return rows
+
+
+def _same(actual: float, expected: float) -> bool:
+    return actual == expected or (math.isnan(actual) and math.isnan(expected))

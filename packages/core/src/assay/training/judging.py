@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.comparing.judge import FailedStage, Judged, find_origin, rank_stages
+from assay.sites import Phase
 from assay.training.diagnosing import Finding, diagnose_replay, find_strayed
 from assay.training.evidence import (
     Evidence,
@@ -14,6 +15,7 @@ from assay.training.evidence import (
     measurement_of,
 )
 from assay.training.free_levels import judge_checkpoint, judge_losses
+from assay.training.observing import METHODS
 from assay.training.states import name_some
 from assay.verdicts import (
     Diagnosis,
@@ -37,7 +39,7 @@ _GROUPS_OF_LEVEL = {
     "gradients": ("gradients", "stage-backward", "stage-reduce", "stage-clip"),
     "updates": ("stage-optimizer",),
 }
-_PHASES_OF_LEVEL = {
+_PHASES_OF_LEVEL: dict[str, tuple[Phase, ...]] = {
     "gradients": ("backward", "reduce", "clip"),
     "updates": ("optimizer",),
 }
@@ -56,7 +58,7 @@ def judge_training(evidence: Evidence) -> tuple[Verdict, list[Measurement]]:
     groups = judge_groups(evidence)
     loss, loss_notes = judge_losses(evidence)
     results = {
-        name: _judge_level(name, groups, evidence, [loss] if name == "loss" else [])
+        name: _judge_level(name, groups, evidence, [loss] if loss and name == "loss" else [])
         for name in _GROUPS_OF_LEVEL
     }
     results["loss"].notes += loss_notes
@@ -109,27 +111,33 @@ def _judge_level(
             "module": worst.port.stage.module,
             "resolution": _resolutions(judged),
         }
-    hidden = {
-        phase: why
-        for phase, why in evidence.report.invisible.items()
-        if phase in _PHASES_OF_LEVEL.get(name, ())
-    }
-    notes = [note for group in chosen if name != "inputs" for note in group.notes]
-    notes += [f"{phase} is not visible: {why}" for phase, why in hidden.items()]
-    outcome, reason = Outcome.PASS, None
+    phases: tuple[Phase, ...] = _PHASES_OF_LEVEL.get(name, ())
+    invisible = evidence.report.invisible
+    hidden = [f"{p} is not visible: {invisible[p]}" for p in phases if p in invisible]
+    unseen = [
+        METHODS[p]
+        for p in phases
+        if p in METHODS and p not in invisible and p not in evidence.report.seen
+    ]
     strayed = evidence.report.strayed if name == "updates" else []
+    outcome, reason = Outcome.PASS, None
     if strayed:
         outcome, reason = Outcome.FAIL, f"trained, and should not be: {name_some(strayed)}"
     elif any(item.failed for item in judged):
         outcome = Outcome.FAIL
-    elif not compared:
-        outcome, reason = Outcome.NOT_COMPARED, "nothing was compared"
+    elif broken := [port for group in chosen for port in group.broken]:
+        outcome = Outcome.NOT_COMPARED
+        reason = f"the noise run itself is not finite there: {name_some(broken)}"
+    elif unseen:
+        outcome, reason = Outcome.NOT_COMPARED, f"never called: {', '.join(unseen)}"
     elif missing and not hidden:
         outcome, reason = Outcome.NOT_COMPARED, f"not seen: {name_some(missing)}"
     elif hidden:
-        reason = notes[-1]
-    if hidden and not compared:
-        reason = notes[-1]
+        reason = hidden[-1]
+        outcome = Outcome.PASS if compared else Outcome.NOT_COMPARED
+    elif not compared:
+        outcome, reason = Outcome.NOT_COMPARED, "nothing was compared"
+    notes = [note for group in chosen if name != "inputs" for note in group.notes] + hidden
     level = Level(verdict=outcome, reason=reason, compared=compared, **facts)
     return LevelResult(level, [measurement_of(name, item) for item in judged], notes)
 
@@ -152,7 +160,7 @@ def _decide(
     evidence: Evidence,
     groups: dict[str, Group],
     ranked: list[FailedStage],
-    loss: Judged,
+    loss: Judged | None,
     broken: Finding | None,
 ) -> _Decision:
     origin = find_origin(ranked)
@@ -162,7 +170,7 @@ def _decide(
         return _Decision(diagnose_replay(evidence, groups, origin), origin.told)
     if broken is not None:
         return _Decision(broken, None)
-    if loss.failed:
+    if loss is not None and loss.failed:
         # Every stage of a step is right by itself: something else changes what is trained.
         return _Decision(Finding("optimizer-update", Location(phase="optimizer")), loss)
     return _Decision(None, None)

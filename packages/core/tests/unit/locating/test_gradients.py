@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from assay.comparing.judge import Judged, judge_replay
 from assay.comparing.limits import load_limits
@@ -85,6 +86,7 @@ class Rig:
             loss = nn.functional.cross_entropy(
                 logits[:, :-1].flatten(0, 1), LABELS[:, 1:].flatten(), reduction="mean"
             )
+            watch.recomputing = True
             watched.join(loss).backward()
             watched.keeper.finish_backward()
 
@@ -226,3 +228,52 @@ def test_forward_error_stays_forward_but_for_its_own_gradient(rig: Rig) -> None:
             model.get_submodule(DOWN).weight.mul_(1.05)
 
     assert rig.failed(plant) == {(DOWN, "forward"), (DOWN, "backward")}
+
+
+def compute_again(path: str, *, reentrant: bool) -> Plant:
+    """Activations inside of a module are dropped after forward and computed again in backward."""
+
+    def plant(model: Any) -> None:
+        module = model.get_submodule(path)
+        inside = type(module).__call__
+
+        class Again(type(module)):  # type: ignore[misc]
+            def __call__(self, hidden_states: Tensor, **kwargs: Any) -> Any:
+                return checkpoint(
+                    lambda value: inside(self, value, **kwargs),
+                    hidden_states,
+                    use_reentrant=reentrant,
+                )
+
+        module.__class__ = Again
+
+    return plant
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["saved-tensor hooks", "reentrant"])
+def test_activations_computed_again_are_not_measured_twice(rig: Rig, *, reentrant: bool) -> None:
+    plain = rig.replay(do_nothing)
+    again = rig.replay(compute_again("model.layers.1", reentrant=reentrant))
+
+    for results, expected in zip(again, plain, strict=True):
+        assert results.ports.keys() == expected.ports.keys()
+        assert results.unmatched_expected == []
+        for key, port in results.ports.items():
+            assert port.sums.num_calls == expected.ports[key].sums.num_calls
+            assert port.sums.dd == pytest.approx(expected.ports[key].sums.dd, rel=1e-6)
+
+
+def test_error_made_only_when_computed_again_is_found_in_backward(rig: Rig) -> None:
+    calls = []
+
+    def forward(module: Any, x: Tensor, original: Callable[..., Any]) -> Any:
+        calls.append(module)
+        # What is saved for backward differs from what forward had.
+        return original(x) if len(calls) == 1 else original(x * 1.5) / 1.5
+
+    def plant(model: Any) -> None:
+        compute_again("model.layers.1", reentrant=False)(model)
+        wrap_forward("model.layers.1.mlp.act_fn", forward)(model)
+
+    assert rig.failed(plant) == {("model.layers.1.mlp.act_fn", "backward")}
+    assert len(calls) == 2

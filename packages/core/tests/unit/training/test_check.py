@@ -1,0 +1,54 @@
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from assay.comparing.limits import load_limits
+from assay.errors import UsageError
+from assay.runs import SilentProgress
+from assay.stages import Statistic
+from assay.training.check import TrainCheck, check_train, load_training_limits
+from assay.training.requests import TrainOptions
+
+CPU = "cpu/float32"
+
+
+def test_limits_of_training_cover_every_statistic_and_are_no_tighter_than_the_forward_pass() -> (
+    None
+):
+    limits, forward = load_training_limits("training"), load_limits()
+
+    for statistic in get_args(Statistic):
+        assert limits.of(statistic) >= 0
+    assert all(limits.by_statistic[name] >= limit for name, limit in forward.by_statistic.items())
+    assert limits.origin.startswith("calibrated on ")
+
+
+@pytest.mark.parametrize(
+    ("options", "check", "message"),
+    [
+        ({"steps": 0}, {}, "--steps 0"),
+        ({"resume_at": 3}, {}, "--resume-at 3: .* after 1 to 2 of them"),
+        ({"resume_at": 0}, {}, "--resume-at 0"),
+        ({"micro_batches": 0}, {}, "--micro-batches 0"),
+        ({"model": "micro:bert"}, {}, "predicts no next token"),
+        ({"model": "micro:absent"}, {}, "absent"),
+        ({}, {"candidate": "absent/float32"}, "absent"),
+        ({}, {"candidate": "cpu/int4"}, "int4"),
+        ({}, {"trainer": "absent.py:Mine"}, "there is no file"),
+        ({}, {"setup": "absent.py:plant"}, "there is no such file"),
+        ({}, {"limits": "absent"}, "no limits called 'absent'"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_nonsense_is_refused_before_anything_runs(
+    tmp_path: Path, options: dict[str, int | str], check: dict[str, str], message: str
+) -> None:
+    asked = TrainCheck(
+        TrainOptions.model_validate({"model": "micro:llama"} | options),
+        **{"reference": CPU, "candidate": CPU} | check,
+    )
+
+    with pytest.raises(UsageError, match=message):
+        check_train(asked, tmp_path, SilentProgress())
+    assert list(tmp_path.iterdir()) == []
