@@ -13,10 +13,10 @@ class PluginError(UsageError):
     """A FILE.py:NAME that cannot be used."""
 
 
-def load_object(reference: str) -> Callable[..., Any]:
-    """The function or class that `FILE.py:NAME` names.
+def find_plugin_file(reference: str) -> tuple[Path, str]:
+    """File and name of `FILE.py:NAME`, without importing it.
 
-    Raises: PluginError if the file is missing, raises while it is imported, or lacks the name.
+    Raises: PluginError if it has another form, or the file is missing.
     """
     file, separator, name = reference.rpartition(":")
     if not separator or not name or not file.endswith(".py"):
@@ -24,6 +24,15 @@ def load_object(reference: str) -> Callable[..., Any]:
     path = Path(file).expanduser().resolve()
     if not path.is_file():
         raise PluginError(f"{reference}: there is no file {path}")
+    return path, name
+
+
+def load_object(reference: str) -> Callable[..., Any]:
+    """The function or class that `FILE.py:NAME` names.
+
+    Raises: PluginError if the file is missing, raises while it is imported, or lacks the name.
+    """
+    path, name = find_plugin_file(reference)
     spec = importlib.util.spec_from_file_location(f"assay_plugin_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise PluginError(f"{reference}: {path} cannot be imported")

@@ -5,7 +5,11 @@ from typing import Annotated, Any
 import typer
 
 Prompts = Annotated[
-    str | None, typer.Option(metavar="FILE.jsonl", help="Prompts, one JSON object a line.")
+    str | None,
+    typer.Option(
+        metavar="FILE.jsonl",
+        help='One prompt a line: {"prompt": TEXT}, {"ids": [...]} or {"messages": [...]}.',
+    ),
 ]
 PromptLength = Annotated[
     str | None, typer.Option(metavar="N|LOW:HIGH", help="Prompt lengths in tokens.")

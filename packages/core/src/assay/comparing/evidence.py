@@ -86,7 +86,8 @@ def find_evidence(verdict: Verdict, measurements: Iterable[Measurement]) -> Evid
 def _is_at(row: Measurement, location: Location | None) -> bool:
     if location is None:
         return True
-    return row.phase == location.phase and row.module == (location.module or "")
+    # What is wrong in no single module is shown by the row that decided, whichever it is.
+    return row.phase == location.phase and location.module in (None, row.module)
 
 
 def _decided(row: Measurement, verdict: Verdict) -> bool:

@@ -103,7 +103,8 @@ def _explain_pass(verdict: Verdict, evidence: Evidence) -> list[str]:
     details.append(
         describe_resolution(verdict) or "no resolution is known: how small an error it saw is open"
     )
-    if verdict.diagnosis:
+    # A near tie is no finding; a note tells it.
+    if verdict.diagnosis and verdict.diagnosis != "near-tie":
         details.append(_describe_diagnosis(verdict.diagnosis))
     return details
 

@@ -42,6 +42,7 @@ _STATISTICS = {
     "logits-kl-worst": "KL divergence of the worst token",
     "logits-error": "relative error of the logits",
     "logits-worst": "relative error of the worst token's logits",
+    "loss-error": "relative error of the losses",
     "top1-agreement": "agreement of the most likely token",
     "max-abs": "largest absolute difference of logits",
     "first-difference": "logit gap where the tokens first differ",
@@ -99,6 +100,8 @@ def describe_sides(verdict: Verdict) -> str:
 def describe_place(location: Location) -> str:
     """The module, operation or parameter of `location`."""
     place = location.module or _SUBJECTS.get(location.phase, "(model)")
+    if location.op == "loss" and not location.module:
+        return "The loss"
     if location.op:
         place += f", operation {location.op}"
     if location.parameter:

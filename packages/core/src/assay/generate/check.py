@@ -20,6 +20,7 @@ from assay.generate.requests import (
     Level,
     RemoteCode,
 )
+from assay.plugins import find_plugin_file
 from assay.runs import Answer, Progress, provenance, run_process
 from assay.runs.folders import write_whole
 from assay.verdicts import Measurement, Verdict
@@ -95,6 +96,10 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         if run is not None:  # before anything is computed
             require_run(parse_run(run))
     load_limits(check.limits)
+    if check.setup is not None:
+        find_plugin_file(check.setup)
+    if check.golden is not None and not check.golden.is_dir():
+        raise UsageError(f"there is no folder {check.golden}")
     _import_meanwhile("assay.generate.judging", "assay.report.publish")
     workers = Workers(folder, progress)
     golden = check.golden or _capture_golden(check, workers)

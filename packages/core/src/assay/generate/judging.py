@@ -82,7 +82,7 @@ def judge_generation(evidence: Evidence) -> Judgement:
         candidate=evidence.report.run | {"deterministic": evidence.report.deterministic},
         levels=levels,
         first_bad_token=_first_bad_token(results, replay) if failed else None,
-        location=_location(results, origin) if failed else None,
+        location=_location(evidence, results, origin) if failed else None,
         suspects=[
             Suspect(
                 location=location_of(item),
@@ -105,9 +105,15 @@ def judge_generation(evidence: Evidence) -> Judgement:
     return Judgement(verdict, measurements, replay.ranked, origin, call)
 
 
-def _location(results: dict[str, LevelResult], origin: FailedStage | None) -> Location | None:
+def _location(
+    evidence: Evidence, results: dict[str, LevelResult], origin: FailedStage | None
+) -> Location | None:
     if origin is not None:
-        return location_of(origin)
+        location = location_of(origin)
+        if origin.stage.phase != "forward":
+            return location
+        named = _parameters_of(origin.stage.module, evidence.report.weights_different)
+        return location.model_copy(update={"parameter": named[0] if named else None})
     if results["sampler"].level.verdict is Outcome.FAIL:
         return Location(phase="sampler")
     return None
@@ -180,9 +186,9 @@ def _diagnose_failure(
 
 
 def _diagnose_module(evidence: Evidence, module: str) -> Diagnosis:
-    if module in _owners(evidence.report.untied):
+    if _parameters_of(module, evidence.report.untied):
         return "untied-parameters"
-    if module in _owners(evidence.report.weights_different):
+    if _parameters_of(module, evidence.report.weights_different):
         return "weight-mismatch"
     return "module-error"
 
@@ -191,5 +197,6 @@ def _is_not_finite(logits: LevelResult) -> bool:
     return math.isnan((logits.level.model_extra or {}).get("kl_mean", 0.0))
 
 
-def _owners(parameters: list[str]) -> set[str]:
-    return {name.rpartition(".")[0] for name in parameters}
+def _parameters_of(module: str, parameters: list[str]) -> list[str]:
+    """Those of `parameters` that `module` itself owns."""
+    return [name for name in parameters if name.rpartition(".")[0] == module]

@@ -67,8 +67,9 @@ def judge_module_levels(evidence: Evidence) -> ReplayJudgement:
     )
     judgement.modules.notes = _notes(replay, bias)
     judgement.origin = find_origin(judgement.ranked)
-    for level in (judgement.inputs.level, judgement.modules.level):
-        _describe_decision(level, judgement.origin, evidence)
+    in_inputs = judgement.origin is not None and judgement.origin.stage.phase == "inputs"
+    _describe_decision(judgement.inputs.level, judgement.origin if in_inputs else None, evidence)
+    _describe_decision(judgement.modules.level, None if in_inputs else judgement.origin, evidence)
     if judgement.origin is not None:
         judgement.modules.first_bad = _first_bad_token(judgement.origin.told, noise, evidence)
     return judgement

@@ -11,12 +11,14 @@ from difflib import SequenceMatcher
 from torch import Tensor
 
 from assay.comparing.limits import Limits
+from assay.dtypes import FORMATS
 from assay.metrics import PairSums
 from assay.noise import (
     Ratio,
     bins_ratio,
     channel_ratio,
     row_ratio,
+    row_slope_ratio,
     slope_ratio,
     tensor_ratio,
 )
@@ -110,21 +112,30 @@ def _worst_ratio(
         reference = expected.outputs[number]
         sums = _sums(tensor, reference, rows)
         noise_sums = None
+        unit = unit_roundoff
         if noise is not None and number < len(noise.outputs):
             noise_sums = _sums(noise.outputs[number], reference, rows)
+            # Models compute tables and norms in float32 whatever the dtype of their weights.
+            unit = min(unit, _unit_roundoff(noise.outputs[number], unit))
         if sums.num_nan or sums.num_inf:
             return Ratio("non-finite", float("nan"), 0.0)
         for ratio in (
-            tensor_ratio(sums, noise_sums, unit_roundoff),
-            row_ratio(sums, noise_sums, unit_roundoff),
-            slope_ratio(sums, noise_sums, unit_roundoff),
-            bins_ratio(sums, noise_sums, unit_roundoff),
-            channel_ratio(sums, noise_sums, unit_roundoff),
+            tensor_ratio(sums, noise_sums, unit),
+            row_ratio(sums, noise_sums, unit),
+            slope_ratio(sums, noise_sums, unit),
+            bins_ratio(sums, noise_sums, unit),
+            channel_ratio(sums, noise_sums, unit),
+            row_slope_ratio(sums, noise_sums, unit),
         ):
             severity = ratio.value / limits.of(ratio.statistic)
             if worst is None or severity > worst.value / limits.of(worst.statistic):
                 worst = ratio
     return worst
+
+
+def _unit_roundoff(tensor: Tensor, otherwise: float) -> float:
+    name = str(tensor.dtype).removeprefix("torch.")
+    return FORMATS[name].unit_roundoff if name in FORMATS else otherwise
 
 
 def _sums(actual: Tensor, expected: Tensor, rows: RowMap | None) -> PairSums:

@@ -303,7 +303,7 @@ def test_output_folder_that_cannot_be_written(check: Run, tmp_path: Path) -> Non
 def test_golden_that_is_not_there(assay: Run, tmp_path: Path) -> None:
     run = assay("check", "generate", "micro:llama", *BFLOAT16, "--golden", tmp_path / "absent")
 
-    assert "is no golden" in error_of(run)
+    assert "there is no folder" in error_of(run)
 
 
 def test_golden_whose_capture_did_not_finish(assay: Run, golden: Path, tmp_path: Path) -> None:

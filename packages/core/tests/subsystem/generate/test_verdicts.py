@@ -44,6 +44,9 @@ def test_scaled_weights_fail_at_their_module(check: Run, setups: Path) -> None:
     assert verdict["location"]["module"] == DOWN
     assert verdict["location"]["phase"] == "forward"
     assert verdict["location"]["op"] == "linear"
+    assert verdict["location"]["parameter"] == f"{DOWN}.weight"
+    assert "worst_element" in verdict["levels"]["modules"]
+    assert "worst_element" not in verdict["levels"]["inputs"]
     assert verdict["diagnosis"] == "weight-mismatch"
     assert [item["location"]["module"] for item in verdict["suspects"]] == [DOWN]
     assert verdict["noise_ratio"] > verdict["limit"]

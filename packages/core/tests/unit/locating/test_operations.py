@@ -42,6 +42,19 @@ def find(
     return find_wrong_operation(actual, expected, run(values), LIMITS, UNIT, rows)
 
 
+def test_operation_in_float32_is_held_to_the_noise_of_float32(values: dict[str, Tensor]) -> None:
+    expected = [operation(name, value.double()) for name, value in values.items()]
+    noise = [operation(name, value.float()) for name, value in values.items()]
+    # A tenth of the candidate's bfloat16 rounding, a thousand times that of float32.
+    actual = [operation(name, value.float() * (1 + 1e-4)) for name, value in values.items()]
+
+    wrong = find_wrong_operation(actual, expected, noise, LIMITS, UNIT)
+
+    assert wrong is not None
+    assert wrong.number == 0
+    assert find_wrong_operation(noise, expected, noise, LIMITS, UNIT) is None
+
+
 def test_same_operations_are_all_right(values: dict[str, Tensor]) -> None:
     assert find(run(values), values) is None
 
