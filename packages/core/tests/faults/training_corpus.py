@@ -67,6 +67,7 @@ def _losses() -> Iterator[TrainingFault]:
 
 
 def _reductions() -> Iterator[TrainingFault]:
+    yield from _trainer("OnlyTheLastMicroBatch", "backward", "missing-reduction")
     yield from _trainer("LossScaleNotTakenOut", "reduce", "loss-scale")
     yield from _trainer("ReducedAsMeanOfSums", "reduce", "loss-scale")
     yield from _trainer(
@@ -98,7 +99,7 @@ def _optimizers() -> Iterator[TrainingFault]:
 
 
 def _checkpoints() -> Iterator[TrainingFault]:
-    for name in ("MomentsDropped", "StepCountReset"):
+    for name in ("MomentsDropped", "StepCountReset", "WeightsNotLoaded"):
         yield from _trainer(name, "checkpoint", "checkpoint-mismatch")
     yield from _trainer("GeneratorsNotRestored", "checkpoint", "rng-state")
     yield from _trainer(
@@ -111,6 +112,7 @@ def _checkpoints() -> Iterator[TrainingFault]:
         "model.layers.0.mlp.up_proj",
     )
     yield from _trainer("SavedOneStepLate", "checkpoint", "checkpoint-mismatch")
+    yield from _trainer("AdapterMergedOnLoad", "checkpoint", "adapter-mismatch", lora=True)
     yield from _trainer("AdapterSavedAsZeros", "checkpoint", "adapter-mismatch", lora=True)
     yield from _trainer("AdapterSavedWithoutTensors", "checkpoint", "adapter-mismatch", lora=True)
 

@@ -23,6 +23,7 @@ from assay.training.golden import (
     keep_no_cache,
     plan_batches,
     read_golden_state,
+    read_pointwise,
     use_few_threads,
 )
 from assay.training.observing import METHODS, named_parameters
@@ -125,7 +126,8 @@ class _Candidate:
         attention: str,
     ) -> tuple[ReplayedSteps, list[str]]:
         border = Border.exact_inputs_for(getattr(torch, self._run.dtype))
-        steps = ReplayedSteps(trainer, self._golden, border, attention)
+        pointwise = read_pointwise(self._golden)
+        steps = ReplayedSteps(trainer, self._golden, border, attention, pointwise)
         not_taken: list[str] = []
         with steps.attached(), comparable(self._run.dtype, self._device):
             for number, batch in enumerate(batches):

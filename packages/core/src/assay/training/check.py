@@ -90,12 +90,14 @@ def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Pro
 
 
 def load_training_limits(name: str) -> Limits:
-    """The limits called `name`; those of `training` stand beside the ones of the forward pass."""
+    """The limits called `name`; those of `training` only widen the ones of the forward pass."""
     limits = load_limits(name)
     if name != CALIBRATED:
         return limits
-    forward = load_limits()
-    return Limits(name, limits.origin, forward.by_statistic | limits.by_statistic)
+    widened = dict(load_limits().by_statistic)
+    for statistic, limit in limits.by_statistic.items():
+        widened[statistic] = max(limit, widened.get(statistic, 0.0))
+    return Limits(name, limits.origin, widened)
 
 
 def _require_sense(check: TrainCheck) -> None:

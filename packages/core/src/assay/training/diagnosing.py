@@ -128,6 +128,11 @@ def _diagnose_phase(
         # What is wrong with a wrong length of the loss is what it does to the gradients.
         return Finding("loss-scale", location.model_copy(update={"phase": "backward"}))
     if phase == "backward":
+        if _only_sums_fail(groups):
+            # Borders are right: what is wrong is how the micro-batches were added up.
+            alike = _all_scaled_alike(groups["stage-backward"])
+            whole = location.model_copy(update={"module": None, "parameter": None})
+            return Finding("loss-scale" if alike else "missing-reduction", whole)
         return Finding(_diagnose_backward(evidence, groups, port), location)
     group = groups.get(_GROUP_OF_PHASE.get(phase, ""))
     if group is None:
@@ -173,6 +178,11 @@ def _all_scaled_alike(group: Group) -> bool:
     ]
     spread = max(slopes) - min(slopes)
     return max(rests) <= _ALIKE and spread <= _ALIKE * abs(slopes[0])
+
+
+def _only_sums_fail(groups: dict[str, Group]) -> bool:
+    """Whether gradients of most parameters are wrong, and those at the borders of modules not."""
+    return not groups["gradients"].failed and _most_fail(groups["stage-backward"])
 
 
 def _most_fail(group: Group) -> bool:

@@ -117,7 +117,8 @@ def _wrong_state(evidence: Evidence, paths: list[str], compared: int, by: str) -
         return _Problem(reason, Finding("rng-state", _location(evidence)))
     parameters = [_parameter(path) for path in paths]
     named = [name for name in parameters if name is not None]
-    adapted = named and all(".lora_" in name for name in named) and len(named) == len(paths)
+    # Under an adapter nothing else of the model changes from checkpoint to checkpoint.
+    adapted = evidence.options.lora and named
     diagnosis: Diagnosis = "adapter-mismatch" if adapted else "checkpoint-mismatch"
     name = named[0] if named else None
     return _Problem(reason, Finding(diagnosis, _location(evidence, name)))

@@ -18,7 +18,8 @@ from assay.models import load_model
 from assay.models.folders import RemoteCode
 from assay.recording.capture import Recorder
 from assay.recording.gradients import GradientRecorder, GradientWatch
-from assay.recording.hooks import Watch
+from assay.recording.hooks import Bystander, Watch
+from assay.recording.operations import PointwiseStages
 from assay.recording.precision import ExactDouble
 from assay.recording.rounding import Border
 from assay.runs import Progress
@@ -40,7 +41,7 @@ from assay.training.states import (
     shared_parameters,
 )
 
-TRACE, NOISE = "trace", "noise"
+TRACE, NOISE, _POINTWISE = "trace", "noise", "pointwise"
 
 # Up to this size the yardstick is computed in float64, twice the memory of float32; above it costs
 # more than it tells. Source: the contract of `--reference`.
@@ -113,6 +114,12 @@ def state_file(golden: Path, step: int) -> Path:
 def read_golden_state(golden: Path, step: int) -> State:
     """The state before a step, in numbers that the candidate can hold."""
     return read_state(state_file(golden, step))
+
+
+def read_pointwise(golden: Path) -> frozenset[str]:
+    """Modules whose own code, in the noise run, only rounded element by element."""
+    names: Any = Trace.open(golden / NOISE).attachment_json(_POINTWISE)
+    return frozenset(names)
 
 
 def attention_of(model: Any) -> str:  # noqa: ANN401 - any model
@@ -211,8 +218,9 @@ class _Side:
 
     def replay(self, batches: Batches, folder: Path) -> None:
         """Measure this trainer against what the yardstick recorded."""
+        pointwise = self._find_pointwise(batches[0][0])
         attention = attention_of(self.trainer.model)
-        observer = ReplayedSteps(self.trainer, folder, self.border, attention)
+        observer = ReplayedSteps(self.trainer, folder, self.border, attention, pointwise)
         with observer.attached(), comparable(self._dtype, self._device):
             for step, batch in enumerate(batches):
                 state = read_golden_state(folder, step)
@@ -220,14 +228,30 @@ class _Side:
                 observer.run_step(step, batch)
         with TraceWriter(folder / NOISE, {"kind": "training-noise"}) as writer:
             observer.write(writer)
+            writer.attach_json(_POINTWISE, sorted(pointwise))
+
+    def _find_pointwise(self, micro_batch: MicroBatch) -> frozenset[str]:
+        """Modules whose own code only rounds element by element."""
+        watch = Watch(Bystander())
+        stages = PointwiseStages(watch)
+        with watch.attached(self.trainer.model), stages, torch.no_grad():
+            self.trainer.compute_loss(self.trainer.on_device(micro_batch), 1)
+        return stages.modules
 
 
 class ReplayedSteps:
     """A trainer that is measured against a golden, every stage fed the golden's values."""
 
-    def __init__(self, trainer: Any, golden: Path, border: Border, attention: str) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        trainer: Any,  # noqa: ANN401 - any trainer
+        golden: Path,
+        border: Border,
+        attention: str,
+        pointwise: frozenset[str],
+    ) -> None:
         trace = Trace.open(golden / TRACE)
-        self._replayer = Replayer(trace, border, attention)
+        self._replayer = Replayer(trace, border, attention, pointwise)
         self._gradients = GradientReplayer(trace, border)
         watched = GradientWatch(self._replayer, self._gradients)
         self._keeper = StageReplayer(trace, border)

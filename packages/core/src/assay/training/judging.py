@@ -167,13 +167,27 @@ def _decide(
     if origin is None and evidence.report.strayed:
         return _Decision(find_strayed(evidence), None)
     if origin is not None:
-        return _Decision(diagnose_replay(evidence, groups, origin), origin.told)
+        finding = diagnose_replay(evidence, groups, origin)
+        return _Decision(finding, _told_at(finding.location, groups, origin))
     if broken is not None:
         return _Decision(broken, None)
     if loss is not None and loss.failed:
         # Every stage of a step is right by itself: something else changes what is trained.
         return _Decision(Finding("optimizer-update", Location(phase="optimizer")), loss)
     return _Decision(None, None)
+
+
+def _told_at(location: Location, groups: dict[str, Group], origin: FailedStage) -> Judged:
+    """The failed statistic that is told of a finding: of the origin, unless it is elsewhere."""
+    if origin.stage.phase == location.phase:
+        return origin.told
+    there = [
+        item
+        for stage in rank_stages(item for group in groups.values() for item in group.failed)
+        if stage.stage.phase == location.phase and location.module in (None, stage.stage.module)
+        for item in (stage.told,)
+    ]
+    return there[0] if there else origin.told
 
 
 def _numbers(decision: _Decision, judged: list[Judged]) -> dict[str, float | str | None]:

@@ -76,6 +76,7 @@ class StepObserver:
     _step: int = 0
     _micro_batch: int = 0
     _fed: Phase = "forward"
+    _after: list[tuple[NamedParameter, Tensor]] = field(default_factory=list)
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -106,6 +107,12 @@ class StepObserver:
         self.keeper.begin_step(step)
         report = self.trainer.step(batch)
         self._meet_gradients("backward")
+        with suspended():
+            for item, value in self._after:
+                # Nothing but the optimizer may change what is trained.
+                changed = torch.count_nonzero(item.tensor.detach() != value).cpu()
+                self.keeper.meet(item.spot("optimizer", "changed-later"), changed.reshape(1))
+            self._after.clear()
         self.keeper.end_step()
         return report
 
@@ -184,6 +191,7 @@ class StepObserver:
         result = original(*args, **kwargs)
         with suspended():
             states = self.trainer.optimizer.state
+            self._after = [(item, item.tensor.detach().clone()) for item in parameters]
             for item, old in zip(parameters, before, strict=True):
                 update = item.tensor.detach().double() - old.double()
                 self.keeper.meet(item.spot("optimizer", "update"), update)

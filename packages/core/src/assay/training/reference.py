@@ -86,7 +86,7 @@ class ReferenceTrainer:
         total = 0.0
         with self.device.execution():
             for micro_batch in batch:
-                loss = self.compute_loss(self._on_device(micro_batch), num_tokens)
+                loss = self.compute_loss(self.on_device(micro_batch), num_tokens)
                 self.backward(loss)
                 total += loss.item()
             self.reduce_gradients()
@@ -204,5 +204,6 @@ class ReferenceTrainer:
         del self.model, self.optimizer
         gc.collect()
 
-    def _on_device(self, micro_batch: MicroBatch) -> MicroBatch:
+    def on_device(self, micro_batch: MicroBatch) -> MicroBatch:
+        """The tensors of a micro-batch where the model is."""
         return {name: tensor.to(self.device.torch_device) for name, tensor in micro_batch.items()}

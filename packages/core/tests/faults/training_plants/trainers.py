@@ -38,6 +38,14 @@ class BackwardOfScaledLoss(ReferenceTrainer):
         super().backward(loss / self.plan.micro_batches)
 
 
+class OnlyTheLastMicroBatch(ReferenceTrainer):
+    """Gradients are set to zero before each micro-batch instead of each step."""
+
+    def backward(self, loss: Tensor) -> None:
+        self.optimizer.zero_grad()
+        super().backward(loss)
+
+
 class LossScaleNotTakenOut(ReferenceTrainer):
     """Mixed precision: gradients are clipped before they are unscaled."""
 
@@ -187,6 +195,13 @@ class GeneratorsNotRestored(ReferenceTrainer):
         pass
 
 
+class WeightsNotLoaded(ReferenceTrainer):
+    """A resumed run starts from the model it was started from."""
+
+    def load_model(self, folder: Path) -> None:
+        pass
+
+
 class OneTensorSavedAsZeros(ReferenceTrainer):
     """DeepSpeed#6791: one tensor of many is zero."""
 
@@ -237,6 +252,18 @@ class AdapterSavedWithoutTensors(ReferenceTrainer):
     def save_model(self, folder: Path) -> None:
         super().save_model(folder)
         save_file({}, folder / ADAPTER_FILE)
+
+
+class AdapterMergedOnLoad(ReferenceTrainer):
+    """peft#286: loading merges the adapter into the weights, and the adapter acts once more."""
+
+    def load_model(self, folder: Path) -> None:
+        super().load_model(folder)
+        model: Any = self.model
+        model.merge_adapter()
+        for module in model.modules():
+            if hasattr(module, "merged_adapters"):
+                module.merged_adapters = []
 
 
 class BaseNotFrozen(ReferenceTrainer):

@@ -32,7 +32,9 @@ def test_clean_run_passes_at_every_level(train: RunTrain, dtype: str) -> None:
     }
     assert verdict["unmatched"]["expected"] == []
     assert verdict["levels"]["gradients"]["compared"] > 200
-    assert verdict["levels"]["updates"]["compared"] == 3 * 39  # update and two moments of each
+    assert (
+        verdict["levels"]["updates"]["compared"] == 4 * 39
+    )  # of each the update, two moments, and whether it changed later
     assert any("largest difference of a loss" in note for note in verdict["notes"])
     assert (run.folder / "report.html").is_file()
     assert "PASS: micro:llama" in run.stderr
