@@ -11,6 +11,8 @@ DTYPES = ("float32", "float16", "bfloat16")
 DECODERS = ("llama", "mistral", "gemma2", "mixtral")
 EAGER_ONLY = ("gemma2",)  # sdpa has no soft caps
 
+BIASED = "a bias is added to a product that was rounded: the error has a mean in each channel"
+
 # The folder of a model that a test makes: a window that no text reaches.
 WIDE_WINDOW = "mistral-with-a-window-of-4096"
 
@@ -20,6 +22,7 @@ class Variant:
     """A candidate that is correct.
 
     way: how it differs from the noise run; device: where it runs.
+    known: why it fails although it is correct; empty for all that have to pass.
     """
 
     model: str
@@ -29,6 +32,7 @@ class Variant:
     setup: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     inputs: tuple[tuple[str, object], ...] = ()
+    known: str = ""
 
     @property
     def name(self) -> str:
@@ -80,7 +84,9 @@ def _of_single_recipes(dtype: str) -> Iterator[Variant]:
             model = f"micro:{recipe}?trained=0&seed={seed}"
             yield Variant(model, dtype, "random weights", "sim:split4")
     for device in ("cpu", "sim:split4", "sim:truncate"):
-        yield Variant("micro:bert", dtype, "encoder", device)
+        # In float32 the second rounding is in float64.
+        known = BIASED if device != "cpu" and dtype != "float32" else ""
+        yield Variant("micro:bert", dtype, "encoder", device, known=known)
     yield Variant(WIDE_WINDOW, dtype, "window longer than the text", "sim:split2")
     yield _set_up(WIDE_WINDOW, dtype, "window_of_8192")
 

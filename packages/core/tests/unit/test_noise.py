@@ -31,11 +31,11 @@ def sums_of(error: Tensor, expected: Tensor) -> PairSums:
     return sums
 
 
-def ones(rows: int = 64, columns: int = 4) -> Tensor:
+def ones(rows: int = 64, columns: int = 16) -> Tensor:
     return torch.ones(rows, columns, dtype=torch.float64)
 
 
-def alternating(size: float, rows: int = 64, columns: int = 4) -> Tensor:
+def alternating(size: float, rows: int = 64, columns: int = 16) -> Tensor:
     """Errors of one size whose mean is zero in every channel."""
     return size * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(rows // 2)[:, None].expand(
         rows, columns
@@ -110,6 +110,15 @@ def test_scale_that_is_wrong_for_each_row_in_another_way_exceeds_the_noise() -> 
     assert ratio.value == pytest.approx(0.02 * 8 / math.hypot(0.01, 0.02))
 
 
+def test_short_rows_are_not_judged_one_by_one() -> None:
+    faulty = alternating(0.01, columns=8).clone()
+    faulty[3] = 0.5
+
+    ratio = row_ratio(sums_of(faulty, ones(columns=8)), sums_of(faulty, ones(columns=8)), UNIT)
+
+    assert ratio.value == 0.0
+
+
 def test_fault_in_few_rows_shows_in_the_worst_row_alone() -> None:
     error = alternating(0.01, rows=1000)
     faulty = error.clone()
@@ -129,8 +138,8 @@ def test_scale_far_below_the_noise_shows_in_the_slope_alone() -> None:
     assert tensor_ratio(actual, noise, UNIT).value < 1.01
     ratio = slope_ratio(actual, noise, UNIT)
     assert ratio.actual == pytest.approx(0.001)
-    # Three standard errors of 0.01 / sqrt(4096 * 4), which is more than u / 1000.
-    assert ratio.expected == pytest.approx(3 * 0.01 / 128, rel=0.01)
+    # Three standard errors of 0.01 / sqrt(4096 * 16), which is more than u / 1000.
+    assert ratio.expected == pytest.approx(3 * 0.01 / 256, rel=0.01)
     assert ratio.value > 4
 
 
@@ -163,7 +172,7 @@ def test_slope_that_the_device_has_everywhere_is_taken_off() -> None:
 def test_error_of_another_shape_shows_in_the_bins() -> None:
     expected = torch.tensor([-3.0, -1.0, 1.0, 3.0], dtype=torch.float64).repeat(512, 1)
     even = 0.001 * torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
-    noise = alternating(0.01, 512)
+    noise = alternating(0.01, 512, columns=4)
 
     actual, reference = sums_of(noise + even, expected), sums_of(noise, expected)
 
@@ -205,10 +214,10 @@ def test_channel_without_noise_of_its_own_has_that_of_rounding() -> None:
     rows = 1024
     faulty = torch.zeros(rows, 4, dtype=torch.float64)
     faulty[:, 2] = UNIT / 2
-    exact = sums_of(0 * faulty, ones(rows))
+    exact = sums_of(0 * faulty, ones(rows, 4))
 
     # The error is half a unit: 32 standard errors of the mean of 1024 roundings.
-    value = channel_ratio(sums_of(faulty, ones(rows)), exact, UNIT).value
+    value = channel_ratio(sums_of(faulty, ones(rows, 4)), exact, UNIT).value
     assert value == pytest.approx(32 / math.sqrt(2 * math.log(8)), rel=1e-6)
 
 
@@ -249,7 +258,7 @@ def test_value_that_is_not_finite_is_over_every_limit(judge: Judge, value: float
 @pytest.mark.parametrize("judge", EMPTY_JUDGES)
 def test_same_sums_on_both_sides_have_a_ratio_of_at_most_one(judge: Judge) -> None:
     generator = torch.Generator().manual_seed(0)
-    expected = torch.randn(256, 8, generator=generator)
+    expected = torch.randn(256, 16, generator=generator)
     sums = sums_of(expected.bfloat16().float() - expected, expected)
 
     assert 0 < judge(sums, sums, UNIT).value <= 1.0

@@ -1,13 +1,14 @@
 """From measured sums to ratios, from ratios to the stage that is wrong."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult, ReplayResults
 from assay.dtypes import FORMATS, float_format
+from assay.metrics import PairSums
 from assay.noise import (
     NO_SHARE,
     Ratio,
@@ -71,18 +72,38 @@ def judge_replay(
 ) -> tuple[list[Judged], DeviceBias | None]:
     """Every statistic of every port, in the order of the forward pass."""
     bias = _device_bias(candidate, noise)
+    covered = _noise_of_covered(candidate, noise)
     judged = []
     for key, port in candidate.ports.items():
         reference = noise.ports.get(key)
         common = bias.slope if bias else 0.0
         judged += [
             Judged(port, ratio, limits.of(ratio.statistic))
-            for ratio in _ratios(port, reference, common)
+            for ratio in _ratios(port, reference, common, covered.get(port.stage.module, []))
         ]
     return judged, bias
 
 
-def _ratios(port: PortResult, noise: PortResult | None, common: float) -> Iterable[Ratio]:
+def _noise_of_covered(candidate: ReplayResults, noise: ReplayResults) -> dict[str, list[PairSums]]:
+    """What the noise run measured of modules that the candidate never calls, by who covers them.
+
+    A fused replacement does its children's work as well as its own, and may round as often.
+    """
+    found: dict[str, list[PairSums]] = {}
+    uncalled = set(candidate.covered)
+    for (module, port), result in noise.ports.items():
+        if module not in uncalled or port.startswith("input.") or not result.sums.num_elements:
+            continue
+        cover = module
+        while cover in uncalled:
+            cover = cover.rpartition(".")[0]
+        found.setdefault(cover, []).append(result.sums)
+    return found
+
+
+def _ratios(
+    port: PortResult, noise: PortResult | None, common: float, covered: Sequence[PairSums]
+) -> Iterable[Ratio]:
     if port.exact.num_compared:
         yield Ratio("exact", port.exact.num_different / port.exact.num_compared, 0.0)
     sums = port.sums
@@ -93,13 +114,15 @@ def _ratios(port: PortResult, noise: PortResult | None, common: float) -> Iterab
         return
     unit = _unit_roundoff(port, noise)
     reference = noise.sums if noise is not None and noise.sums.num_elements else None
-    yield tensor_ratio(sums, reference, unit)
-    yield row_ratio(sums, reference, unit)
     share = device_share(sums.slope, common, _is_product(port)) if common else NO_SHARE
-    yield slope_ratio(sums, reference, unit, share)
-    yield bins_ratio(sums, reference, unit, share)
-    yield channel_ratio(sums, reference, unit, share)
-    yield row_slope_ratio(sums, reference, unit, share)
+    for ratio_of in (
+        tensor_ratio, row_ratio, slope_ratio, bins_ratio, channel_ratio, row_slope_ratio,
+    ):  # fmt: skip
+        ratio = ratio_of(sums, reference, unit, share)
+        more = sum(ratio_of(other, other, unit, NO_SHARE).expected for other in covered)
+        yield replace(ratio, expected=ratio.expected + more)
+    if covered:
+        return
     noise_share = reference.misrounded_share if reference is not None else 0.0
     if noise is not None and noise.pointwise and noise_share <= PURE_ROUNDING_SHARE:
         yield share_ratio(sums, reference)

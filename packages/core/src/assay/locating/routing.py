@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-# A choice can flip where the margin is within this many times the rms error of the scores: the
-# difference of two of them has the square root of two times it, so this is over five standard
-# deviations.
-TIE_MARGIN = 8.0
+# A choice can flip where the margin is within this many times the rms error of the scores in a
+# healthy run: scores may have 3.2 times that error before they fail themselves (the limit of
+# replay-tensor), and eight standard deviations of it are over five of a difference of two.
+TIE_MARGIN = 8.0 * 3.2
 
 # Indices are a choice by these scores if they are their largest in most rows.
 _MOSTLY = 0.5

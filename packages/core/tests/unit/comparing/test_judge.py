@@ -101,6 +101,18 @@ def test_run_like_the_noise_run_passes_every_statistic() -> None:
     }  # fmt: skip
 
 
+def test_fused_module_may_round_as_often_as_the_children_whose_work_it_does() -> None:
+    reference = results(
+        measured("mlp", noise()), measured("mlp.gate", noise(3 * UNIT)), measured("other", noise())
+    )
+    candidate = results(measured("mlp", noise(3 * UNIT)), measured("other", noise(3 * UNIT)))
+    candidate.covered = ["mlp.gate"]
+
+    items, _ = judge_replay(candidate, reference, LIMITS)
+
+    assert failed_statistics(items) == {"other": {"replay-tensor", "replay-row"}}
+
+
 def test_larger_error_fails_where_it_is() -> None:
     candidate = results(measured("a", noise()), measured("b", noise(4 * UNIT)))
     reference = results(measured("a", noise()), measured("b", noise()))
