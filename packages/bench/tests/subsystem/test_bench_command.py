@@ -11,6 +11,9 @@ import pytest
 
 from assay_bench.results import read_result
 
+# The evaluation itself takes half a minute on an idle machine.
+pytestmark = pytest.mark.timeout(600)
+
 TASK = """
 task: counting
 dataset_path: json
