@@ -1,0 +1,170 @@
+"""The parts of a Llama-type decoder, found by the names of their projections.
+
+Attention has q_proj, k_proj, v_proj (or qkv_proj) and o_proj; an MLP has gate_proj, up_proj (or
+gate_up_proj) and down_proj; experts are one module with three-dimensional parameters
+gate_up_proj and down_proj. Any of the linears may be wrapped by LoRA layers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+from torch import nn
+
+from assay.errors import UsageError
+
+
+class BlockError(UsageError):
+    """A model that is not built as expected."""
+
+    @classmethod
+    def no_attention(cls, model: nn.Module) -> "BlockError":
+        """Nothing to divide."""
+        return cls(
+            f"{type(model).__name__} has no attention with q_proj, k_proj, v_proj (or qkv_proj) "
+            "and o_proj: it cannot be divided over tensor-parallel ranks"
+        )
+
+    @classmethod
+    def unknown_parameter(cls, path: str, shape: tuple[int, ...]) -> "BlockError":
+        """A parameter between divided ones, of which nobody knows what it belongs to."""
+        return cls(
+            f"{path} has shape {shape}: what it would be on one tensor-parallel rank is not known"
+        )
+
+    @classmethod
+    def adapter_variant(cls, path: str, variant: str) -> "BlockError":
+        """An adapter that is not plain LoRA."""
+        return cls(
+            f"{path}: {variant} cannot be divided over tensor-parallel ranks, plain LoRA can"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One LoRA adapter of a projection."""
+
+    a_path: str
+    a: nn.Module
+    b_path: str
+    b: nn.Module
+    dropout_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A linear, and the LoRA adapters around it.
+
+    path: of the module that is called for it; base_path: of the linear, the same without LoRA.
+    """
+
+    path: str
+    base_path: str
+    base: nn.Module
+    adapters: tuple[Adapter, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """An attention module; columns is its qkv_proj, or q_proj, k_proj and v_proj."""
+
+    path: str
+    module: nn.Module
+    columns: tuple[Projection, ...]
+    row: Projection
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """An MLP; columns is its gate_up_proj, or gate_proj and up_proj."""
+
+    path: str
+    module: nn.Module
+    columns: tuple[Projection, ...]
+    row: Projection
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """All experts of a layer.
+
+    has_adapters: LoRA changes the parameters themselves, for the time of each call.
+    """
+
+    path: str
+    module: nn.Module
+    has_adapters: bool
+
+
+Block = Attention | Mlp | Experts
+
+_ATTENTION: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
+_MLP: tuple[tuple[str, ...], ...] = (("gate_proj", "up_proj"), ("gate_up_proj",))
+
+
+def find_blocks(model: nn.Module) -> list[Block]:
+    """The blocks of `model`, in its order.
+
+    Raises: BlockError without attention, or for an adapter that is not plain LoRA.
+    """
+    blocks = list(_blocks(model))
+    if not any(isinstance(block, Attention) for block in blocks):
+        raise BlockError.no_attention(model)
+    return blocks
+
+
+def _blocks(model: nn.Module) -> Iterator[Block]:
+    for path, module in model.named_modules():
+        children = dict(module.named_children())
+        parameters = dict(module.named_parameters(recurse=False))
+        for names in _ATTENTION:
+            if {*names, "o_proj"} <= children.keys():
+                columns = tuple(_projection(path, name, children[name]) for name in names)
+                yield Attention(
+                    path, module, columns, _projection(path, "o_proj", children["o_proj"])
+                )
+        for names in _MLP:
+            if {*names, "down_proj"} <= children.keys():
+                columns = tuple(_projection(path, name, children[name]) for name in names)
+                yield Mlp(
+                    path, module, columns, _projection(path, "down_proj", children["down_proj"])
+                )
+        if {"gate_up_proj", "down_proj"} <= parameters.keys():
+            for name, parameter in parameters.items():
+                if name not in ("gate_up_proj", "down_proj") or parameter.dim() != 3:
+                    raise BlockError.unknown_parameter(f"{path}.{name}", tuple(parameter.shape))
+            yield Experts(path, module, path.rpartition(".")[2] == "base_layer")
+
+
+def projection_at(path: str, module: nn.Module) -> Projection:
+    """The linear at `path`, which may be wrapped by LoRA.
+
+    Raises: BlockError for another kind of adapter.
+    """
+    parent, _, name = path.rpartition(".")
+    return _projection(parent, name, module)
+
+
+def _projection(parent: str, name: str, module: nn.Module) -> Projection:
+    path = f"{parent}.{name}" if parent else name
+    base = getattr(module, "base_layer", None)
+    if base is None:
+        return Projection(path, path, module)
+    children = dict(module.named_children())
+    if list(children.pop("lora_magnitude_vector", nn.ModuleDict()).children()):
+        raise BlockError.adapter_variant(path, "DoRA")
+    if "lora_A" not in children or "lora_B" not in children:
+        raise BlockError.adapter_variant(path, type(module).__name__)
+    halves_a = cast("nn.ModuleDict", children["lora_A"])
+    halves_b = cast("nn.ModuleDict", children["lora_B"])
+    adapters = tuple(
+        Adapter(
+            f"{path}.lora_A.{adapter}",
+            halves_a[adapter],
+            f"{path}.lora_B.{adapter}",
+            halves_b[adapter],
+            f"{path}.lora_dropout.{adapter}",
+        )
+        for adapter in halves_a
+    )
+    return Projection(path, f"{path}.base_layer", base, adapters)

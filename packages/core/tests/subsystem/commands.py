@@ -1,0 +1,55 @@
+"""The command line, run in the process of the tests: the fork server of its workers is used again."""
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assay import cli
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that has ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+    folder: Path
+
+    @property
+    def verdict(self) -> dict[str, Any]:
+        record: dict[str, Any] = json.loads((self.folder / "verdict.json").read_text())
+        return record
+
+    @property
+    def measurements(self) -> list[dict[str, Any]]:
+        lines = (self.folder / "measurements.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+@contextmanager
+def arguments_of_command(arguments: list[str]) -> Iterator[None]:
+    argv = sys.argv
+    sys.argv = ["assay", *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = argv
+
+
+def run_in_process(folder: Path, *arguments: str | Path) -> Finished:
+    """`assay ARGUMENTS --output FOLDER`."""
+    texts = [*map(str, arguments), "--output", str(folder)]
+    out, err = io.StringIO(), io.StringIO()
+    with arguments_of_command(texts), redirect_stdout(out), redirect_stderr(err):
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code
+    assert isinstance(code, int)
+    return Finished(code, out.getvalue(), err.getvalue(), folder)
