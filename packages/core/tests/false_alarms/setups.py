@@ -1,6 +1,7 @@
 """Correct code that computes in another way: none of it may fail.
 
-Each function is given with `--candidate-setup`.
+Each function is given with `--candidate-setup`, for generation and for training: weights are read
+when they are used, and keep their gradients.
 """
 
 from typing import Any
@@ -23,6 +24,27 @@ def attention_in_parts(model: Any) -> None:
     torch.backends.cuda.enable_mem_efficient_sdp(enabled=False)
 
 
+def eager_attention(model: Any) -> None:
+    """Attention that keeps its probabilities for backward."""
+    model.set_attn_implementation("eager")
+
+
+def eager_experts(model: Any) -> None:
+    """One expert after the other."""
+    model.set_experts_implementation("eager")
+
+
+def batched_experts(model: Any) -> None:
+    """All experts as one batched product."""
+    model.set_experts_implementation("batched_mm")
+
+
+def two_threads(model: Any) -> None:
+    """Sums that are shared out to two threads."""
+    del model
+    torch.set_num_threads(2)
+
+
 def fused_norms(model: Any) -> None:
     """Norms as one operation, which rounds once."""
     for module in model.modules():
@@ -39,16 +61,25 @@ def exact_sums(model: Any) -> None:
 
 def sums_backwards(model: Any) -> None:
     """Projections that add up in the opposite order."""
-    _replace_projections(model, lambda x, weight: functional.linear(x.flip(-1), weight.flip(-1)))
+    _replace_projections(
+        model, lambda x, weight, bias: functional.linear(x.flip(-1), weight.flip(-1), bias)
+    )
+
+
+def biases_added_last(model: Any) -> None:
+    """Biases added to products that were rounded before, as row-parallel linears do."""
+    for module in model.modules():
+        if type(module) is nn.Linear and module.bias is not None:
+            module.forward = _bias_last(module)  # type: ignore[method-assign]
 
 
 def two_ranks(model: Any) -> None:
     """Row-parallel projections on two ranks: two partial sums, each rounded, and their sum."""
 
-    def multiply(x: Tensor, weight: Tensor) -> Tensor:
+    def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         parts = zip(x.chunk(2, -1), weight.chunk(2, -1), strict=True)
         first, second = (functional.linear(*part) for part in parts)
-        return first + second
+        return first + second if bias is None else first + second + bias
 
     _replace_projections(model, multiply, ("o_proj", "down_proj"))
 
@@ -74,22 +105,29 @@ def _fused_norm(norm: Any) -> Any:
 
 
 def _fused_norm_with_offset(norm: Any) -> Any:
-    weight = (1.0 + norm.weight.float()).detach()
-    return lambda x: functional.rms_norm(x.float(), weight.shape, weight, norm.eps).to(x.dtype)
+    def forward(x: Tensor) -> Tensor:
+        weight = 1.0 + norm.weight.float()
+        return functional.rms_norm(x.float(), weight.shape, weight, norm.eps).to(x.dtype)
+
+    return forward
 
 
 def _fused_mlp(mlp: Any) -> Any:
-    weight = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).detach()
-
     def forward(x: Tensor) -> Any:
+        weight = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))
         gate, up = functional.linear(x, weight).chunk(2, -1)
         return mlp.down_proj(mlp.act_fn(gate) * up)
 
     return forward
 
 
-def _multiply_exactly(x: Tensor, weight: Tensor) -> Tensor:
-    return functional.linear(x.double(), weight.double()).to(x.dtype)
+def _bias_last(linear: nn.Linear) -> Any:
+    return lambda input: functional.linear(input, linear.weight) + linear.bias  # noqa: A006
+
+
+def _multiply_exactly(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    exact = None if bias is None else bias.double()
+    return functional.linear(x.double(), weight.double(), exact).to(x.dtype)
 
 
 def _replace_projections(model: Any, multiply: Any, names: tuple[str, ...] = ("",)) -> None:
@@ -99,4 +137,4 @@ def _replace_projections(model: Any, multiply: Any, names: tuple[str, ...] = (""
 
 
 def _projection(module: Any, multiply: Any) -> Any:
-    return lambda input: multiply(input, module.weight)  # noqa: A006
+    return lambda input: multiply(input, module.weight, module.bias)  # noqa: A006

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import multiprocessing
 import shutil
 import time
@@ -10,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from rich.console import Console
@@ -22,6 +21,7 @@ from assay.runs import SilentProgress
 from assay.stages import Stage
 from assay.trace import Trace
 from assay.verdicts import Verdict
+from packages.core.tests.trials.readings import Reading, read_readings, worst_readings
 
 NUM_AT_A_TIME = 2
 SHOWN = Console(stderr=True)
@@ -59,27 +59,6 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One statistic at one place; `actual` is the candidate's error, `limit` that of `ratio`."""
-
-    statistic: str
-    stage: Stage
-    port: str
-    actual: float
-    ratio: float
-    limit: float
-
-    @property
-    def severity(self) -> float:
-        """How many times over its limit; a NaN is infinitely often."""
-        if math.isnan(self.ratio):
-            return math.inf
-        if self.limit == 0:
-            return math.inf if self.ratio > 0 else 0.0
-        return self.ratio / self.limit
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What came of a trial.
 
@@ -99,8 +78,10 @@ class TrialError(RuntimeError):
     """A trial that came to no verdict."""
 
 
-def run_all(work: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
-    """`work` of every task, in their order, a few at a time.
+def run_all(
+    work: Callable[[Task], Result], tasks: Sequence[Task], line_every: int = LINE_EVERY
+) -> list[Result]:
+    """`work` of every task, in their order, a few at a time; a line for each few that are done.
 
     The processes that do it live on from task to task: what a setup function patches lies in the
     processes that they start for each candidate.
@@ -113,7 +94,7 @@ def run_all(work: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Resul
     ) as pool:
         futures = {pool.submit(work, task): task for task in tasks}
         for number, done in enumerate(as_completed(futures), 1):
-            if number % LINE_EVERY == 0 or number == len(futures):
+            if number % line_every == 0 or number == len(futures):
                 SHOWN.print(f"{work.__name__}: {number} of {len(futures)}")
             error = done.exception()
             if error is not None:
@@ -150,44 +131,16 @@ def hold(trial: Trial) -> Outcome:
     )
     trial.folder.mkdir(parents=True)
     verdict = check_generate(check, trial.folder, SilentProgress())
-    readings = _readings(trial.folder / MEASUREMENTS_FILE)
+    readings = read_readings(trial.folder / MEASUREMENTS_FILE)
     outcome = Outcome(
         verdict,
-        _worst(readings),
-        _worst([reading for reading in readings if reading.stage == trial.watched]),
+        worst_readings(readings),
+        worst_readings([reading for reading in readings if reading.stage == trial.watched]),
         _fingerprint(Trace.open(trial.folder / "candidate")),
         time.monotonic() - started,
     )
     shutil.rmtree(trial.folder)
     return outcome
-
-
-def _readings(measurements: Path) -> list[Reading]:
-    """What was judged; rows of single tokens are only shown."""
-    rows: list[dict[str, Any]] = [
-        json.loads(line)
-        for line in measurements.read_text(encoding="utf-8").splitlines()
-        if '"prompt":null' in line
-    ]
-    return [
-        Reading(
-            row["statistic"],
-            Stage(row["module"], row["phase"]),
-            row["port"],
-            *(float(row[name]) for name in ("actual", "ratio", "limit")),
-        )
-        for row in rows
-        if row["limit"] is not None
-    ]
-
-
-def _worst(readings: Sequence[Reading]) -> dict[str, Reading]:
-    worst: dict[str, Reading] = {}
-    for reading in readings:
-        known = worst.get(reading.statistic)
-        if known is None or reading.severity > known.severity:
-            worst[reading.statistic] = reading
-    return worst
 
 
 def _fingerprint(candidate: Trace) -> str:
