@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from assay.runs import SilentProgress
-from assay.training.check import TrainCheck, check_candidate, record_golden
+from assay.training.check import TrainCheck, check_candidate, options_for, record_golden
+from assay.training.mesh_string import parse_mesh
 from assay.training.requests import TrainOptions
 from assay.verdicts import Outcome, Verdict
+from packages.core.tests.faults.fresh_corpus import fresh_corpus
 from packages.core.tests.faults.training_corpus import PLANTS, TrainingFault, training_corpus
 from packages.core.tests.trials.tables import markdown_table, number, publish
 from packages.core.tests.trials.trial import run_all
@@ -31,17 +33,25 @@ class Work:
 
     @property
     def golden(self) -> Path:
-        kind = "lora" if self.fault.lora else "full"
-        return self.folder / f"{self.fault.dtype}-{kind}" / "golden"
+        """One for all that are trained alike."""
+        options = self.check.options
+        kind = "lora" if options.lora else "full"
+        lengths = "equal" if options.equal_lengths else "unequal"
+        name = f"{self.fault.dtype}-{kind}-{lengths}-{options.micro_batches}"
+        return self.folder / name / "golden"
 
     @property
     def check(self) -> TrainCheck:
+        fault = self.fault
+        mesh = parse_mesh(fault.mesh) if fault.mesh else {}
+        options = TrainOptions(model=MODEL, lora=fault.lora, micro_batches=fault.micro_batches)
         return TrainCheck(
-            TrainOptions(model=MODEL, lora=self.fault.lora),
+            options_for(options, mesh),
             "cpu/float32",
-            f"cpu/{self.fault.dtype}",
-            trainer=self.fault.trainer,
-            setup=self.fault.setup,
+            f"cpu/{fault.dtype}",
+            trainer=fault.trainer,
+            setup=fault.setup,
+            mesh=mesh,
         )
 
 
@@ -71,6 +81,10 @@ class Finding:
         return self.verdict.diagnosis == self.fault.diagnosis
 
 
+def whole_corpus() -> list[TrainingFault]:
+    return [*training_corpus(), *fresh_corpus()]
+
+
 def record(work: Work) -> None:
     record_golden(work.check, work.golden, SilentProgress())
 
@@ -95,9 +109,9 @@ def findings(
     wanted = request.config.getoption("--training-fault")
     if request.config.getoption("--fault") and not wanted:
         pytest.skip("--fault chooses faults of generation alone")
-    chosen = [fault for fault in training_corpus() if wanted in fault.name]
+    chosen = [fault for fault in whole_corpus() if wanted in fault.name]
     if not chosen:
-        names = ", ".join(sorted({fault.plant for fault in training_corpus()}))
+        names = ", ".join(sorted({fault.plant for fault in whole_corpus()}))
         pytest.fail(f"--training-fault {wanted}: no fault has such a name; there are: {names}")
     found = list(examine(chosen, tmp_path_factory.mktemp("faults")))
     text = f"{table(found)}\n\n{totals(found)}"
@@ -108,7 +122,7 @@ def findings(
 
 
 def table(findings: Sequence[Finding]) -> str:
-    head = ("fault", "dtype", "found", "place right", "phase", "module or parameter", "diagnosis",
+    head = ("fault", "dtype", "mesh", "found", "place right", "phase", "module or parameter", "diagnosis",
             "statistic", "ratio", "limit")  # fmt: skip
     return markdown_table(head, [row_of(finding) for finding in findings])
 
@@ -118,6 +132,7 @@ def row_of(finding: Finding) -> tuple[str, ...]:
     return (
         fault.plant,
         fault.dtype,
+        fault.mesh,
         "yes" if finding.detected else "no",
         "yes" if finding.located else "no",
         location.phase if location else "",
@@ -151,13 +166,21 @@ def names(findings: Sequence[Finding]) -> list[str]:
 
 
 def test_names_are_unique_and_every_plant_is_there() -> None:
-    faults = list(training_corpus())
+    faults = whole_corpus()
 
     assert len({fault.name for fault in faults}) == len(faults)
     for fault in faults:
         file, _, name = fault.plant.partition(":")
-        kind = "class" if file == "trainers" else "def"
+        kind = "class" if name[0].isupper() else "def"
         assert f"\n{kind} {name}(" in (PLANTS / f"{file}.py").read_text(encoding="utf-8")
+
+
+def test_optimizer_that_plants_change_is_right_without_them(tmp_path: Path) -> None:
+    clean = TrainingFault("fresh:OptimizerByHand", "float32", "optimizer", "optimizer-update")
+    work = Work(clean, tmp_path)
+    record(work)
+
+    assert judge(work).verdict is Outcome.PASS
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

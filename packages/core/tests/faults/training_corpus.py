@@ -20,6 +20,7 @@ class TrainingFault:
 
     plant: FILE:NAME below `training_plants`; of trainers a class, of setups a function.
     module: where the error is made; None where it is no single module.
+    mesh: as `--mesh` takes it; empty for a single process.
     """
 
     plant: str
@@ -28,6 +29,8 @@ class TrainingFault:
     diagnosis: Diagnosis
     module: str | None = None
     lora: bool = False
+    mesh: str = ""
+    micro_batches: int = 2
 
     @property
     def name(self) -> str:
@@ -43,12 +46,16 @@ class TrainingFault:
     @property
     def trainer(self) -> str | None:
         """For `--candidate-trainer`."""
-        return self.reference if self.plant.startswith("trainers:") else None
+        return self.reference if self._is_class else None
 
     @property
     def setup(self) -> str | None:
         """For `--candidate-setup`."""
-        return self.reference if self.plant.startswith("setups:") else None
+        return None if self._is_class else self.reference
+
+    @property
+    def _is_class(self) -> bool:
+        return self.plant.rpartition(":")[2][0].isupper()
 
 
 def training_corpus() -> Iterator[TrainingFault]:
