@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from assay.blocks import compute_dtype
-from assay.locating.replay import BatchSource
+from assay.locating.batch_source import BatchSource
 from assay.recording.hooks import Entry
 from assay.recording.nested import iterate_tensors
 from assay.recording.timeline import RowIndex

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
+from assay.locating.layouts import RankLayout, layout_of
 from assay.metrics import PairSums
 from assay.recording.rounding import Border
 from assay.recording.timeline import RowIndex
@@ -41,10 +42,14 @@ class GradientReplayer:
     """What `GradientRecorder` recorded, compared with another run's backward and fed to it.
 
     scales: of the gradients that the loss gave, call by call.
+    layout: how a rank's tensors are parts of whole ones; None where they are whole.
+    unmeasured: modules and ports where nothing is expected.
     """
 
     trace: Trace
     border: Border
+    layout: RankLayout | None = None
+    unmeasured: frozenset[tuple[str, str]] = frozenset()
     results: ReplayResults = field(default_factory=ReplayResults)
     scales: list[CallScale] = field(default_factory=list)
     _index: RowIndex = field(default_factory=lambda: RowIndex(None))
@@ -52,12 +57,16 @@ class GradientReplayer:
 
     def expects(self, call: Call, port: str, value: Tensor) -> bool:
         """Where the reference has one, also if this run would not compute it."""
+        if (call.site.module, port) in self.unmeasured:
+            return False
         partner = self._partner(call)
         if partner is None or port not in partner.ports:
             if value.requires_grad and partner is not None:
                 self.results.note_extra_port(call.site.module, f"gradient of {port}")
             return False
-        if self.trace.stored(partner, port).shape != tuple(value.shape):
+        shape = self.trace.stored(partner, port).shape
+        known = layout_of(self.layout, partner.site.module, port, value, shape)
+        if shape != tuple(value.shape) and known is None:
             self.results.note_missing_port(partner.site, f"gradient of {port}")
             return False
         return True
@@ -77,7 +86,12 @@ class GradientReplayer:
         expected = self.trace.tensor(partner, port)
         if self._index.rows != partner.rows:
             self._index = RowIndex(partner.rows)
-        actual = gradient.detach().cpu()
+        place, shape = (partner.site.module, port), tuple(expected.shape)
+        layout = layout_of(self.layout, *place, gradient, shape)
+        actual = gradient.detach()
+        if layout is not None:
+            actual = layout.whole_gradient(*place, actual, shape)
+        actual = actual.cpu()
         (actual_RC, expected_RC), prompt, position = self._index.flatten(actual, expected)
         result = self._result(partner, port, gradient)
         if partner.caller is None and port.startswith("output"):
@@ -89,7 +103,8 @@ class GradientReplayer:
         if actual.dtype.itemsize > expected.dtype.itemsize:
             actual_RC = actual_RC.to(expected.dtype)  # the yardstick, as it was stored
         result.sums.add_later(actual_RC, expected_RC, prompt, position)
-        return self.border.hand_on(expected, gradient.dtype).to(gradient.device)
+        fed = self.border.hand_on(expected, gradient.dtype).to(gradient.device)
+        return fed if layout is None else layout.part_of_gradient(*place, fed)
 
     def finish_backward(self) -> None:
         """Add up: memory of gradients is used again."""

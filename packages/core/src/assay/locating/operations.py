@@ -13,15 +13,7 @@ from torch import Tensor
 from assay.comparing.limits import Limits
 from assay.dtypes import FORMATS
 from assay.metrics import PairSums
-from assay.noise import (
-    Ratio,
-    bins_ratio,
-    channel_ratio,
-    row_ratio,
-    row_slope_ratio,
-    slope_ratio,
-    tensor_ratio,
-)
+from assay.noise import Ratio, error_ratios
 from assay.recording.operations import MOVING, Operation
 from assay.recording.timeline import RowIndex
 from assay.sites import RowMap
@@ -119,14 +111,7 @@ def _worst_ratio(
             unit = min(unit, _unit_roundoff(noise.outputs[number], unit))
         if sums.num_nan or sums.num_inf:
             return Ratio("non-finite", float("nan"), 0.0)
-        for ratio in (
-            tensor_ratio(sums, noise_sums, unit),
-            row_ratio(sums, noise_sums, unit),
-            slope_ratio(sums, noise_sums, unit),
-            bins_ratio(sums, noise_sums, unit),
-            channel_ratio(sums, noise_sums, unit),
-            row_slope_ratio(sums, noise_sums, unit),
-        ):
+        for ratio in error_ratios(sums, noise_sums, unit):
             severity = ratio.value / limits.of(ratio.statistic)
             if worst is None or severity > worst.value / limits.of(worst.statistic):
                 worst = ratio

@@ -4,7 +4,7 @@ What the running model's own code hands to a child, or returns from one, is comp
 the reference recorded there, and then replaced by it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
+from assay.locating.batch_source import BatchSource
+from assay.locating.layouts import RankLayout, layout_of
 from assay.locating.masks import (
     COMPARABLE_IMPLEMENTATIONS,
     count_differences,
     in_form_of,
     is_attention_mask,
 )
+from assay.locating.partners import ancestors, recorded_names
 from assay.locating.routing import find_scores, near_tie_rows
 from assay.metrics import PairSums
 from assay.recording.caches import CacheWatch
@@ -26,46 +29,15 @@ from assay.recording.hooks import Entry
 from assay.recording.identity import TensorMap
 from assay.recording.nested import iterate_leaves, iterate_tensors, map_tensors
 from assay.recording.rounding import Border
-from assay.recording.timeline import RowIndex, RowLayout
+from assay.recording.timeline import RowIndex
 from assay.sites import Call, CallSite, RowMap
 from assay.stages import stage_that_made
 from assay.trace import Trace
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSource:
-    """Where in the trace the running batch is found.
-
-    batch: number of the trace's batch; row: the only row of it that is run, None for all.
-    """
-
-    batch: int
-    row: int | None = None
-
-    def select_rows(self, rows: RowMap | None) -> RowMap | None:
-        """The row map of what is run."""
-        if self.row is None or rows is None:
-            return rows
-        return RowMap((rows.prompts[self.row],), (rows.positions[self.row],))
-
-    def select(self, tensor: Tensor, rows: RowMap | None) -> Tensor:
-        """The part of a recorded tensor that belongs to what is run."""
-        if self.row is None or rows is None:
-            return tensor
-        layout = RowLayout.of_shape(tensor.shape, rows)
-        if layout.batch_dim is None:
-            return tensor
-        size = rows.length if layout.flattened else 1
-        return tensor[self.row * size : (self.row + 1) * size]
-
-    def selected_shape(self, shape: tuple[int, ...], rows: RowMap | None) -> tuple[int, ...]:
-        """The shape of what `select` returns."""
-        if self.row is None or rows is None:
-            return shape
-        layout = RowLayout.of_shape(shape, rows)
-        if layout.batch_dim is None:
-            return shape
-        return (rows.length if layout.flattened else 1, *shape[1:])
+def _is_every_call(site: CallSite) -> bool:
+    del site
+    return True
 
 
 @dataclass(slots=True)
@@ -89,6 +61,9 @@ class Replayer:
     pointwise: modules whose own code only rounds element by element.
     score_noise: root mean square error, in a healthy run, of the scores by which a router chooses,
         by module and port; the candidate's own error would excuse a wrong router.
+    layout: how a rank's tensors are parts of whole ones; None where they are whole.
+    divided: modules that this process has only some children of: they are run, and not measured.
+    unmeasured: modules and ports that are left as they are.
     """
 
     trace: Trace
@@ -96,6 +71,9 @@ class Replayer:
     attention: str = "eager"
     pointwise: frozenset[str] = frozenset()
     score_noise: Mapping[tuple[str, str], float] | None = None
+    layout: RankLayout | None = None
+    divided: frozenset[str] = frozenset()
+    unmeasured: frozenset[tuple[str, str]] = frozenset()
     results: ReplayResults = field(default_factory=ReplayResults)
     source: BatchSource = field(default_factory=lambda: BatchSource(0))
     _handed_on: TensorMap[str] = field(default_factory=TensorMap)  # handed on -> its content
@@ -109,6 +87,9 @@ class Replayer:
             self._caches.begin_root()
             self._handed_on.clear()
             self._index = RowIndex(None)
+        if entry.call.site.module in self.divided:
+            self._enter_divided(entry)
+            return
         expected = self._partner(entry)
         if expected is None:
             self.results.note_extra_call(entry.call.site)
@@ -118,7 +99,7 @@ class Replayer:
         if entry.call.caller is None:
             self._index = RowIndex(matched.rows)
         entry.state = matched
-        names = _recorded_names(entry, expected)
+        names = recorded_names(entry.arguments, expected.ports)
         for name, value in entry.arguments.items():
             port = f"input.{names[name]}"
             entry.arguments[name] = map_tensors(
@@ -163,33 +144,48 @@ class Replayer:
         if content is not None:
             self._handed_on.put(new, content)
 
-    def finish(self) -> ReplayResults:
-        """The results, with every expected call that was not made."""
+    def finish(self, is_own: Callable[[CallSite], bool] = _is_every_call) -> ReplayResults:
+        """The results, with every expected call that was not made.
+
+        is_own: whether this process had to make a call that the trace has.
+        """
         for result in self.results.ports.values():
             result.sums.flush()
         made = {(site.step, site.micro_batch, site.module) for site in self._called}
         for call in self.trace.calls:
             if call.site.phase == "forward" and call.site not in self._called:
                 at = call.site
+                if not is_own(at):
+                    continue
                 covered = any(
-                    (at.step, at.micro_batch, parent) in made for parent in _ancestors(at.module)
+                    (at.step, at.micro_batch, parent) in made for parent in ancestors(at.module)
                 )
                 self.results.note_missing_call(at, covered=covered)
         return self.results
 
-    def _partner(self, entry: Entry) -> Call | None:
+    def _enter_divided(self, entry: Entry) -> None:
+        expected = self._find(entry)
+        if expected is not None and entry.call.caller is None:
+            self._index = RowIndex(self.source.select_rows(expected.rows))
+
+    def _find(self, entry: Entry) -> Call | None:
         site = entry.call.site
-        expected = self.trace.find(
+        return self.trace.find(
             CallSite(site.step, site.module, site.call, micro_batch=self.source.batch)
         )
+
+    def _partner(self, entry: Entry) -> Call | None:
+        expected = self._find(entry)
         if expected is None:
             return None
-        names = _recorded_names(entry, expected)
+        names = recorded_names(entry.arguments, expected.ports)
         for name, value in entry.arguments.items():
             for port, tensor in iterate_tensors(value, f"input.{names[name]}"):
                 if port in expected.ports and tensor.is_floating_point() and tensor.ndim != 4:
                     recorded = self.trace.stored(expected, port).shape
-                    if self.source.selected_shape(recorded, expected.rows) != tensor.shape:
+                    shape = self.source.selected_shape(recorded, expected.rows)
+                    layout = layout_of(self.layout, expected.site.module, port, tensor, shape)
+                    if shape != tensor.shape and layout is None:
                         return None
         return expected
 
@@ -200,6 +196,8 @@ class Replayer:
             self.results.note_extra_port(entry.call.site.module, port)
             return actual
         matched.seen.add(port)
+        if (entry.call.site.module, port) in self.unmeasured:
+            return actual
         key = self.trace.stored(matched.call, port).digest
         if self._handed_on.get(actual) == key:
             self.results.num_identical += 1
@@ -208,7 +206,11 @@ class Replayer:
         result = self._result(entry, port, actual)
         if is_attention_mask(port, expected):
             return self._meet_mask(result, matched, actual, expected)
-        value = actual.detach().cpu()
+        module, shape, value = entry.call.site.module, tuple(expected.shape), actual.detach()
+        layout = layout_of(self.layout, module, port, value, shape)
+        if layout is not None:
+            value = layout.whole(module, port, value, shape)
+        value = value.cpu()
         if value.shape != expected.shape:
             result.exact.add(expected.numel(), expected.numel())
             return actual
@@ -216,6 +218,8 @@ class Replayer:
         if not entry.again:
             self._measure(result, matched.rows, excluded, value, expected)
         fed = self.border.hand_on(expected, actual.dtype).to(actual.device)
+        if layout is not None:
+            fed = layout.part(module, port, fed)
         self._handed_on.put(fed, key)
         return fed
 
@@ -354,7 +358,9 @@ class Replayer:
         if not absent:
             return
         # An optional argument that this code does not use, and results that it does not give.
-        given = {f"input.{name}" for name in _recorded_names(entry, matched.call).values()}
+        given = {
+            f"input.{name}" for name in recorded_names(entry.arguments, matched.call.ports).values()
+        }
         offered_none = {
             port
             for name, value in [*entry.arguments.items(), ("", output)]
@@ -367,26 +373,3 @@ class Replayer:
         }
         for port in sorted(absent - offered_none):
             self.results.note_missing_port(entry.call.site, port)
-
-
-def _recorded_names(entry: Entry, expected: Call) -> dict[str, str]:
-    """For each argument the name that it has in the trace: another class may use another one."""
-    recorded = list(
-        dict.fromkeys(port.split(".")[1] for port in expected.ports if port.startswith("input."))
-    )
-    names = {name: name for name in entry.arguments}
-    ours = [
-        name
-        for name, value in entry.arguments.items()
-        if name not in recorded and any(iterate_tensors(value, name))
-    ]
-    theirs = [name for name in recorded if name not in entry.arguments]
-    if len(ours) == len(theirs):
-        names.update(zip(ours, theirs, strict=True))
-    return names
-
-
-def _ancestors(module: str) -> list[str]:
-    """Paths of the modules around `module`, the model itself ("") first."""
-    parts = module.split(".")
-    return [".".join(parts[:count]) for count in range(len(parts))] if module else []

@@ -10,11 +10,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from assay.errors import MachineError, UsageError
+from assay.training.sharding import put
 
 ADAPTER_FILE = "adapter_model.safetensors"
 
-# Small, for a few steps of a small model; dropout is on so that a lost generator state shows.
-_RANK, _ALPHA, _DROPOUT = 4, 8, 0.1
+# Small, for a few steps of a small model.
+_RANK, _ALPHA = 4, 8
 
 
 class AdapterError(MachineError):
@@ -26,13 +27,13 @@ class AdapterError(MachineError):
         return cls(f"the adapter in {path} cannot be loaded: {problem}")
 
 
-def add_lora(model: nn.Module) -> nn.Module:
+def add_lora(model: nn.Module, dropout: float) -> nn.Module:
     """`model` with a trainable adapter on every linear layer but the head; the rest is frozen."""
     peft = _import_peft()
     config = peft.LoraConfig(
         r=_RANK,
         lora_alpha=_ALPHA,
-        lora_dropout=_DROPOUT,
+        lora_dropout=dropout,
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
@@ -78,7 +79,8 @@ def load_adapter(model: nn.Module, folder: Path) -> None:
         if shapes[0] != shapes[1]:
             problem = f"{name} has shape {shapes[0]}, the model's {shapes[1]}"
             raise AdapterError.damaged(folder / ADAPTER_FILE, problem)
-    _import_peft().set_peft_model_state_dict(model, found)
+    for name, value in wanted.items():
+        put(value, found[name])
 
 
 def _import_peft() -> ModuleType:

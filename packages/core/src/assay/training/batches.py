@@ -15,6 +15,7 @@ from assay.inputs import built_in_texts
 from assay.models.folders import RemoteCode, local_folder
 from assay.models.sources import resolve_model
 from assay.models.tokenizing import find_tokenizing
+from assay.parallel.pipeline import pad_alike
 
 # `input_ids`, `attention_mask` and `labels`, each (B, T) in int64.
 MicroBatch = Mapping[str, Tensor]
@@ -81,6 +82,16 @@ def training_batches(
             step.append(_pad(chosen, coder.pad_token_id))
         batches.append(step)
     return batches
+
+
+def padded_alike(batch: Sequence[MicroBatch]) -> list[MicroBatch]:
+    """The micro-batches of a step, padded to one length."""
+    rows = len(batch[0]["input_ids"])
+    together = pad_alike(batch)
+    return [
+        {name: tensor[number * rows : (number + 1) * rows] for name, tensor in together.items()}
+        for number in range(len(batch))
+    ]
 
 
 def count_label_tokens(micro_batch: MicroBatch) -> int:

@@ -11,8 +11,12 @@ from torch import nn
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
+from assay.launch import Rank
+from assay.models import estimate_size
+from assay.models.by_size import choose_threads
 from assay.recording.rounding import Border
 from assay.runs import Progress
+from assay.sites import unwrapped_path
 from assay.trace import TraceWriter
 from assay.training.free_run import run_freely
 from assay.training.golden import (
@@ -24,11 +28,12 @@ from assay.training.golden import (
     plan_batches,
     read_golden_state,
     read_pointwise,
-    use_few_threads,
 )
 from assay.training.observing import METHODS, named_parameters
 from assay.training.opening import open_trainer
 from assay.training.requests import CallScale, CandidateReport, CandidateRequest
+from assay.training.sharding import PartialSums
+from assay.training.spreading import Spread
 from assay.training.states import (
     State,
     collect_state,
@@ -36,6 +41,7 @@ from assay.training.states import (
     feed_state,
     shared_parameters,
 )
+from assay.training.world import rank_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,26 +52,38 @@ if TYPE_CHECKING:
 _NAMES_SHOWN = 200
 
 
-def run_candidate(request: CandidateRequest, progress: Progress) -> CandidateReport:
-    """Run the candidate's trainer and write its measurements into `request.folder`."""
-    return _Candidate(request, progress).run()
+def run_candidate(
+    request: CandidateRequest, progress: Progress, rank: Rank | None = None
+) -> CandidateReport:
+    """Run the candidate's trainer, or one rank of it, and write what it measured.
+
+    Into `request.folder`, of several ranks each into a folder of its own there.
+    """
+    return _Candidate(request, progress, rank).run()
 
 
 class _Candidate:
-    def __init__(self, request: CandidateRequest, progress: Progress) -> None:
-        self._request, self._progress = request, progress
+    def __init__(self, request: CandidateRequest, progress: Progress, rank: Rank | None) -> None:
+        self._request, self._progress, self._rank = request, progress, rank
         self._run = parse_run(request.candidate)
-        self._device: Device = open_run(self._run)
-        self._plan: TrainingPlan = request.options.plan(request.candidate, request.setup)
+        self._device: Device = open_run(self._run) if rank is None else rank.device
+        self._plan: TrainingPlan = request.options.plan(
+            request.candidate if rank is None else f"{rank.device.name}/{self._run.dtype}",
+            request.setup,
+            request.mesh,
+            request.features,
+        )
         self._golden = Path(request.golden)
 
     def run(self) -> CandidateReport:
         request, device = self._request, self._device
         batches = plan_batches(request.options)
-        initial = read_golden_state(self._golden, 0)
+        # Before any setup function, which may choose otherwise: then for all trainers of this run.
+        choose_threads(estimate_size(request.options.model).num_parameters)
         with self._progress.step(f"candidate: trains freely on {self._run}"):
             first = self._open()
-            use_few_threads(sum(p.numel() for p in first.model.parameters()))
+            whole = read_golden_state(self._golden, 0)
+            initial = self._own(first, whole)
             start = self._starting_state(first, initial)
             different = self._own_weights_that_differ(first.model, initial)
             with comparable(self._run.dtype, device):
@@ -75,7 +93,10 @@ class _Candidate:
             keep_no_cache(trainer.model)
             attention = attention_of(trainer.model)
             steps, not_taken = self._replay(trainer, batches, start, attention)
-        with TraceWriter(request.folder, {"run": str(self._run)}) as writer:
+        folder = Path(request.folder)
+        if self._rank is not None:
+            folder = rank_folder(folder, self._rank.number)
+        with TraceWriter(folder, {"run": str(self._run)}) as writer:
             steps.write(writer)
         report = CandidateReport(
             run={
@@ -86,6 +107,8 @@ class _Candidate:
                 "attention": attention,
                 "trainer": request.trainer or "reference",
                 "setup": request.setup,
+                "mesh": request.mesh,
+                "features": sorted(self._plan.features),
                 "versions": dict(device.versions()),
             },
             free=free,
@@ -96,11 +119,44 @@ class _Candidate:
             strayed=_strayed(trainer, initial)[:_NAMES_SHOWN],
             shared=shared_parameters(trainer.model),
             drew_in_backward=steps.drew_in_backward,
+            taken=steps.taken,
+            coordinates=self._coordinates(),
+            divided=sorted(getattr(trainer, "divided_modules", ())),
+            unmeasured=sorted(
+                f"{module}:{port}" for module, port in getattr(trainer, "unmeasured_ports", ())
+            ),
+            absent=sorted(whole["model"].keys() - initial["model"].keys()),
             not_taken=not_taken[:_NAMES_SHOWN],
             logit_gradients=[CallScale.model_validate(row) for row in steps.scales],
         )
         trainer.teardown()
         return report
+
+    def _coordinates(self) -> dict[str, int]:
+        if self._rank is None:
+            return {}
+        return {axis: self._rank.mesh.get_local_rank(axis) for axis in self._rank.axes}
+
+    def _spread(self, trainer: Any) -> Spread | None:  # noqa: ANN401
+        """What the other ranks have of a step; None for a single process."""
+        if self._rank is None:
+            return None
+        axes, mesh = self._rank.axes, self._rank.mesh
+        reduces = axes.get("dp", 1) > 1 and "reduce" not in _invisible(trainer)
+        divided: frozenset[str] = getattr(trainer, "divided_modules", frozenset())
+        held = frozenset(unwrapped_path(path) for path, _ in trainer.model.named_modules())
+        return Spread(
+            PartialSums(mesh.get_group("dp")) if reduces else None,
+            getattr(trainer, "layout", None),
+            held if divided else None,
+            divided,
+            getattr(trainer, "unmeasured_ports", frozenset()) if divided else frozenset(),
+        )
+
+    def _own(self, trainer: Any, state: State) -> State:  # noqa: ANN401
+        """The part of a state that this process has."""
+        spread = self._spread(trainer)
+        return state if spread is None else spread.own_part(state)
 
     def _open(self) -> Any:  # noqa: ANN401 - any trainer
         """A trainer after its set-up."""
@@ -127,11 +183,13 @@ class _Candidate:
     ) -> tuple[ReplayedSteps, list[str]]:
         border = Border.exact_inputs_for(getattr(torch, self._run.dtype))
         pointwise = read_pointwise(self._golden)
-        steps = ReplayedSteps(trainer, self._golden, border, attention, pointwise)
+        spread = self._spread(trainer)
+        steps = ReplayedSteps(trainer, self._golden, border, attention, pointwise, spread)
         not_taken: list[str] = []
         with steps.attached(), comparable(self._run.dtype, self._device):
             for number, batch in enumerate(batches):
                 state = read_golden_state(self._golden, number) if number else start
+                state = self._own(trainer, state)
                 lost = feed_state(trainer, state, self._device.torch_device)
                 not_taken += [path for path in lost if path not in not_taken]
                 steps.run_step(number, batch)

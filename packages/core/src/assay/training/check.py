@@ -1,8 +1,11 @@
 """`assay check train` from the outside: separate processes, one verdict, files in a folder."""
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
+from typing import Any
 
 from assay.comparing.limits import Limits, load_limits
 from assay.devices.isolation import require_run
@@ -18,6 +21,7 @@ from assay.training.requests import (
     ReferenceRequest,
     TrainOptions,
 )
+from assay.training.world import rank_folder, run_ranks
 from assay.verdicts import Measurement, Record, Verdict
 
 WORKER = "assay.training.worker"
@@ -40,6 +44,8 @@ class TrainCheck:
     trainer: str | None = None
     setup: str | None = None
     limits: str = CALIBRATED
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
 
     @property
     def dtype(self) -> str:
@@ -50,7 +56,8 @@ class TrainCheck:
 def check_train(check: TrainCheck, folder: Path, progress: Progress) -> Verdict:
     """Run both sides, judge, and write verdict.json and measurements.jsonl into `folder`."""
     load_training_limits(check.limits)
-    _require_sense(check)
+    require_sense(check)
+    check = replace(check, options=options_for(check.options, check.mesh))
     golden = folder / "golden"
     record_golden(check, golden, progress)
     return check_candidate(check, golden, folder, progress)
@@ -62,23 +69,34 @@ def record_golden(check: TrainCheck, golden: Path, progress: Progress) -> None:
     request = ReferenceRequest(
         options=check.options, reference=check.reference, dtype=check.dtype, folder=str(golden)
     )
-    answer = _ask("reference", request, golden.parent, progress)
+    answer = ask("reference", request, golden.parent, progress)
     report = ReferenceReport.model_validate(answer.result)
     write_whole(golden / _REPORT, report.model_dump_json())
 
 
 def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Progress) -> Verdict:
     """Run the candidate against what `record_golden` left, judge, and write both files."""
-    request = CandidateRequest(
+    reports = _run_candidate(candidate_request(check, golden, folder), folder, progress)
+    verdict, measurements = _judge(check, golden, folder, reports)
+    return write_verdict(verdict, measurements, folder)
+
+
+def candidate_request(check: TrainCheck, golden: Path, folder: Path) -> CandidateRequest:
+    """What the candidate is asked for, against `golden`; it writes below `folder`."""
+    return CandidateRequest(
         options=check.options,
         candidate=check.candidate,
         golden=str(golden),
         folder=str(folder / "candidate"),
-        trainer=check.trainer,
+        trainer=check.trainer or trainer_for(check.mesh),
         setup=check.setup,
+        mesh=dict(check.mesh),
+        features=list(check.features),
     )
-    answer = _ask("candidate", request, folder, progress)
-    verdict, measurements = _judge(check, golden, folder, answer)
+
+
+def write_verdict(verdict: Verdict, measurements: Iterable[Measurement], folder: Path) -> Verdict:
+    """Write both files into `folder`. Returns: the verdict as written, with its origin."""
     verdict = verdict.model_copy(
         update={"command": ["assay", *sys.argv[1:]], "environment": provenance()}
     )
@@ -87,6 +105,27 @@ def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Pro
     )
     write_whole(folder / VERDICT_FILE, verdict.to_json())
     return verdict
+
+
+def options_for(options: TrainOptions, mesh: Mapping[str, int]) -> TrainOptions:
+    """`options` as ranks on `mesh` can train: alike on both sides.
+
+    Ranks of tp draw masks of dropout for their own features, which no single process draws.
+    Pipelines send tensors of one shape.
+    """
+    update: dict[str, Any] = {}
+    if mesh.get("tp", 1) > 1:
+        update["adapter_dropout"] = 0.0
+    if mesh.get("pp", 1) > 1:
+        update["equal_lengths"] = True
+    return options.model_copy(update=update)
+
+
+def trainer_for(mesh: Mapping[str, int]) -> str:
+    """The named trainer that knows the axes of `mesh`."""
+    if mesh.get("pp", 1) > 1:
+        return "pipeline"
+    return "tensor-parallel" if mesh.get("tp", 1) > 1 else "reference"
 
 
 def load_training_limits(name: str) -> Limits:
@@ -100,7 +139,7 @@ def load_training_limits(name: str) -> Limits:
     return Limits(name, limits.origin, widened)
 
 
-def _require_sense(check: TrainCheck) -> None:
+def require_sense(check: TrainCheck) -> None:
     """Raise UsageError, before anything is computed, for what cannot be checked."""
     options = check.options
     if options.steps < 1:
@@ -112,6 +151,17 @@ def _require_sense(check: TrainCheck) -> None:
         )
     if options.micro_batches < 1:
         raise UsageError(f"--micro-batches {options.micro_batches}: a step needs at least one")
+    num_ranks, num_stages = check.mesh.get("dp", 1), check.mesh.get("pp", 1)
+    if options.micro_batches < num_ranks * num_stages:
+        raise UsageError(
+            f"--micro-batches {options.micro_batches}: a pipeline of {num_stages} stages on"
+            f" {num_ranks} ranks of dp needs at least {num_ranks * num_stages}"
+        )
+    if options.micro_batches % num_ranks:
+        raise UsageError(
+            f"--micro-batches {options.micro_batches}: {num_ranks} ranks of dp cannot share out"
+            f" {options.micro_batches} micro-batches evenly"
+        )
     _require_files(check)
     for run in (check.reference, check.candidate):
         require_run(parse_run(run))
@@ -133,7 +183,8 @@ def _require_files(check: TrainCheck) -> None:
         )
 
 
-def _ask(name: str, request: Record, folder: Path, progress: Progress) -> Answer:
+def ask(name: str, request: Record, folder: Path, progress: Progress) -> Answer:
+    """Have a process do what `name` says; its files go to `folder`."""
     return run_process(
         WORKER,
         {"kind": name, "request": request.model_dump()},
@@ -144,20 +195,38 @@ def _ask(name: str, request: Record, folder: Path, progress: Progress) -> Answer
     )
 
 
+def _run_candidate(
+    request: CandidateRequest, folder: Path, progress: Progress
+) -> list[CandidateReport]:
+    """What the candidate reports, by rank."""
+    if prod(request.mesh.values()) == 1:
+        return [CandidateReport.model_validate(ask("candidate", request, folder, progress).result)]
+    mesh = ", ".join(f"{axis}={size}" for axis, size in request.mesh.items())
+    with progress.step(f"candidate: trains on {prod(request.mesh.values())} ranks ({mesh})"):
+        return [CandidateReport.model_validate(report) for report in run_ranks(request, PRELOAD)]
+
+
 def _judge(
-    check: TrainCheck, golden: Path, folder: Path, answer: Answer
+    check: TrainCheck, golden: Path, folder: Path, reports: list[CandidateReport]
 ) -> tuple[Verdict, list[Measurement]]:
     from assay.trace import Trace  # torch is not needed for --help
     from assay.training.evidence import Evidence
     from assay.training.judging import judge_training
 
+    candidate = folder / "candidate"
+    folders = (
+        [candidate]
+        if len(reports) == 1
+        else [rank_folder(candidate, number) for number in range(len(reports))]
+    )
+    traces = [Trace.open(one) for one in folders]
     evidence = Evidence(
         check.options,
         check.dtype,
         ReferenceReport.model_validate_json((golden / _REPORT).read_text(encoding="utf-8")),
-        CandidateReport.model_validate(answer.result),
+        reports,
         Trace.open(golden / "noise"),
-        Trace.open(folder / "candidate"),
+        traces,
         load_training_limits(check.limits),
     )
     return judge_training(evidence)

@@ -24,6 +24,11 @@ _PARALLEL = 0.02
 # 0.4%, a factor near 1 is known to a tenth of what it changes.
 _ALIKE = 0.1
 
+# What leaves out the part of even one of many ranks is far above what any dtype rounds.
+_LEAST_PART = 0.05
+
+_SAME_SUM = 1e-9
+
 _OF_GROUP: dict[str, Diagnosis] = {
     "stage-reduce": "missing-reduction",
     "stage-clip": "clip-norm",
@@ -116,41 +121,67 @@ def _optimizer_location(parameter: str | None) -> Location:
 def stands_still(item: Judged) -> bool:
     """Whether the candidate's values are all zero and the reference's are not."""
     sums = item.port.sums
-    return item.failed and sums.ee > 0 and sums.dd == sums.ee == -sums.de
+    exact = (sums.dd - sums.ee, sums.de + sums.ee)
+    # Sums of squares that were added up in another order.
+    return item.failed and sums.ee > 0 and max(map(abs, exact)) <= _SAME_SUM * sums.ee
 
 
 def _diagnose_phase(
     evidence: Evidence, groups: dict[str, Group], origin: FailedStage, location: Location
 ) -> Finding:
-    phase = origin.stage.phase
     port = origin.told.port
-    if phase == "forward" and port.port == "loss" and _is_loss_scaled(evidence):
+    match origin.stage.phase:
+        case "forward":
+            return _diagnose_forward(evidence, groups, port, location)
+        case "backward":
+            return _diagnose_backward(evidence, groups, port, location)
+        case phase:
+            group = groups.get(_GROUP_OF_PHASE.get(phase, ""))
+            if group is None:
+                return Finding("module-error", location)
+            return _diagnose_group(group, phase, location)
+
+
+def _diagnose_forward(
+    evidence: Evidence, groups: dict[str, Group], port: PortResult, location: Location
+) -> Finding:
+    if port.port == "loss" and _is_loss_scaled(evidence):
         # What is wrong with a wrong length of the loss is what it does to the gradients.
         return Finding("loss-scale", location.model_copy(update={"phase": "backward"}))
-    if phase == "backward":
-        if _only_sums_fail(groups):
-            # Borders are right: what is wrong is how the micro-batches were added up.
-            alike = _all_scaled_alike(groups["stage-backward"])
-            whole = location.model_copy(update={"module": None, "parameter": None})
-            return Finding("loss-scale" if alike else "missing-reduction", whole)
-        return Finding(_diagnose_backward(evidence, groups, port), location)
-    group = groups.get(_GROUP_OF_PHASE.get(phase, ""))
-    if group is None:
-        return Finding("module-error", location)
-    if phase == "reduce" and _all_scaled_alike(group):
-        whole = location.model_copy(update={"module": None, "parameter": None})
-        return Finding("loss-scale", whole)
+    parts = evidence.on_ranks and _is_only_part(groups, port)
+    return Finding("missing-reduction" if parts else "module-error", location)
+
+
+def _diagnose_backward(
+    evidence: Evidence, groups: dict[str, Group], port: PortResult, location: Location
+) -> Finding:
+    if _only_sums_fail(groups):
+        # Borders are right: what is wrong is how the micro-batches were added up.
+        alike = _all_scaled_alike(groups["stage-backward"])
+        return Finding("loss-scale" if alike else "missing-reduction", _of_no_module(location))
+    if is_root_gradient(port.module, port.port, "backward"):
+        return Finding("loss-scale" if _is_loss_scaled(evidence) else "module-error", location)
+    if evidence.report.drew_in_backward:
+        return Finding("rng-state", location)
+    parts = evidence.on_ranks and _is_only_part(groups, port)
+    return Finding(
+        "missing-reduction" if parts or _only_norms(groups) else "module-error", location
+    )
+
+
+def _diagnose_group(group: Group, phase: Phase, location: Location) -> Finding:
+    if phase == "reduce":
+        if _all_scaled_alike(group):
+            return Finding("loss-scale", _of_no_module(location))
+        if not _is_part_missing(group):
+            return Finding("module-error", location)
     if phase == "clip" or (phase == "optimizer" and _most_fail(group)):
-        location = location.model_copy(update={"module": None, "parameter": None})
+        location = _of_no_module(location)
     return Finding(_OF_GROUP[group.name], location)
 
 
-def _diagnose_backward(evidence: Evidence, groups: dict[str, Group], port: PortResult) -> Diagnosis:
-    if is_root_gradient(port.module, port.port, "backward"):
-        return "loss-scale" if _is_loss_scaled(evidence) else "module-error"
-    if evidence.report.drew_in_backward:
-        return "rng-state"
-    return "missing-reduction" if _only_norms(groups) else "module-error"
+def _of_no_module(location: Location) -> Location:
+    return location.model_copy(update={"module": None, "parameter": None})
 
 
 def _is_loss_scaled(evidence: Evidence) -> bool:
@@ -166,7 +197,7 @@ def _all_scaled_alike(group: Group) -> bool:
     """Whether every gradient is the reference's times the same number."""
     sums = [
         port.sums
-        for port in group.results.ports.values()
+        for port in group.ports
         if port.port.startswith(PARAMETER_PREFIX) and port.sums.ee > 0
     ]
     slopes = [one.slope for one in sums]
@@ -187,8 +218,29 @@ def _only_sums_fail(groups: dict[str, Group]) -> bool:
 
 def _most_fail(group: Group) -> bool:
     """Whether the values of more than half of all modules are wrong: then it is none of them."""
-    modules = {port.stage.module for port in group.results.ports.values()}
+    modules = {port.stage.module for port in group.ports}
     return 2 * len({item.port.stage.module for item in group.failed}) > len(modules)
+
+
+def _is_only_part(groups: dict[str, Group], port: PortResult) -> bool:
+    """Whether ranks hold different parts of what each should have whole.
+
+    The parts add up to it: gradients of a trainer that reduces them inside of backward, results and
+    gradients of layers that are divided over ranks.
+    """
+    parts = [
+        1 + one.sums.slope
+        for group in groups.values()
+        for one in group.ports
+        if (one.module, one.port, one.stage) == (port.module, port.port, port.stage)
+    ]
+    return abs(sum(parts) - 1) <= _ALIKE and max(parts) - min(parts) > _ALIKE
+
+
+def _is_part_missing(group: Group) -> bool:
+    """Whether some sum is wrong by more than its rounding."""
+    failed = [item.port.sums for item in group.failed]
+    return any(not one.relative_error <= _LEAST_PART for one in failed)
 
 
 def _only_norms(groups: dict[str, Group]) -> bool:

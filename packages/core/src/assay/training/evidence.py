@@ -1,17 +1,20 @@
 """What there is to judge of a training check, and the words for places in it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from assay.comparing.judge import FailedStage, Judged, judge_replay
 from assay.comparing.limits import Limits
-from assay.comparing.results import ReplayResults
+from assay.comparing.results import PortResult, ReplayResults
 from assay.dtypes import float_format
 from assay.metrics import RowErrors
 from assay.sites import Phase
+from assay.stages import Stage
 from assay.trace import Trace
+from assay.training.merging import merge_reports
 from assay.training.requests import CandidateReport, ReferenceReport, TrainOptions
 from assay.training.stage_values import step_of
 from assay.verdicts import Level, Location, Measurement
@@ -27,17 +30,30 @@ _BACKWARD_GROUPS = ("gradients", "stage-backward")
 PARAMETER_PREFIX = "gradient."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Evidence:
-    """Both sides of a check, and the limits by which it is judged."""
+    """Both sides of a check, and the limits by which it is judged.
+
+    reports, candidates: of each rank of the candidate, by rank.
+    """
 
     options: TrainOptions
     dtype: str
     reference: ReferenceReport
-    report: CandidateReport
+    reports: list[CandidateReport]
     noise: Trace
-    candidate: Trace
+    candidates: list[Trace]
     limits: Limits
+
+    @property
+    def on_ranks(self) -> bool:
+        """Whether the candidate is several processes."""
+        return len(self.reports) > 1
+
+    @cached_property
+    def report(self) -> CandidateReport:
+        """What all ranks say together."""
+        return merge_reports(self.reports)
 
     @property
     def unit_roundoff(self) -> float:
@@ -49,15 +65,19 @@ class Evidence:
 class Group:
     """The measurements of one kind, judged.
 
+    ports: what every rank measured.
     broken: ports where the noise run itself is not finite, so that nothing can be said.
+    unmatched_expected, unmatched_actual: what the reference has and some rank did not show, and the
+        other way round.
     """
 
     name: str
-    results: ReplayResults
-    noise: ReplayResults
-    judged: list[Judged]
+    ports: list[PortResult] = field(default_factory=list)
+    judged: list[Judged] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
+    unmatched_expected: list[str] = field(default_factory=list)
+    unmatched_actual: list[str] = field(default_factory=list)
 
     @property
     def failed(self) -> list[Judged]:
@@ -77,29 +97,78 @@ class LevelResult:
 def judge_groups(evidence: Evidence) -> dict[str, Group]:
     """All measurements of the replayed steps, judged."""
     groups: dict[str, Group] = {}
+    nowhere = set.intersection(*(set(report.absent) for report in evidence.reports))
     ties: set[str] = set()
+    covered: dict[int, list[str]] = {}
+    divided = [report.divided for report in evidence.reports]
     for number, name in enumerate(GROUPS):
-        candidate, noise = (_read(trace, name) for trace in (evidence.candidate, evidence.noise))
-        for port in candidate.ports.values():
-            port.order += number * _GROUP_SIZE
-            if port.exact.num_near_ties:
-                ties.add(port.stage.module)
-        judged, bias = judge_replay(candidate, noise, evidence.limits)
+        noise = _read(evidence.noise, name)
         broken = {
             key for key, port in noise.ports.items() if port.sums.num_nan or port.sums.num_inf
         }
-        kept = [item for item in judged if (item.port.module, item.port.port) not in broken]
-        names = [f"{module or '(model)'}:{port}" for module, port in sorted(broken)]
-        groups[name] = Group(name, candidate, noise, kept, broken=names)
+        group = groups[name] = Group(name)
+        group.broken = [f"{module or '(model)'}:{port}" for module, port in sorted(broken)]
+        for rank, trace in enumerate(evidence.candidates):
+            results = _read(trace, name)
+            if name == "modules":
+                covered[rank] = results.covered
+            elif name == "gradients":
+                # Who does a module's work forwards does it backwards.
+                results.covered = covered[rank]
+            for port in results.ports.values():
+                port.order += number * _GROUP_SIZE
+                port.rank = rank
+                if port.exact.num_near_ties:
+                    ties.add(port.stage.module)
+            own_noise = _noise_of_stage(results, noise) if divided[rank] else noise
+            _judge_rank(group, results, own_noise, broken, evidence.limits)
         if name in _BACKWARD_GROUPS:
-            _leave_out(groups[name], ties)
-        if bias is not None:
-            groups[name].notes.append(
-                f"all {bias.num_modules} matrix products shrink their results by about"
-                f" {-bias.slope:.1e}: the device truncates sums. This is not counted as an error;"
-                " an equal error in all of them would not be seen"
-            )
+            _leave_out(group, ties)
+    groups["stage-optimizer"].unmatched_expected += [
+        f"{name}: on no rank" for name in sorted(nowhere)
+    ]
     return groups
+
+
+def _noise_of_stage(results: ReplayResults, noise: ReplayResults) -> ReplayResults:
+    """The noise run's results as they are for a stage of a pipeline.
+
+    The model itself is not measured there: what the loss hands to it arrives at the head.
+    """
+    loss = next(
+        (port for (module, name), port in noise.ports.items() if _is_made_by_loss(module, name)),
+        None,
+    )
+    if loss is None:
+        return noise
+    made_by_loss = Stage("", "backward")
+    arrived = {key: loss for key, port in results.ports.items() if port.stage == made_by_loss}
+    return replace(noise, ports=noise.ports | arrived)
+
+
+def _is_made_by_loss(module: str, port: str) -> bool:
+    return module == "" and port.startswith("output")
+
+
+def _judge_rank(
+    group: Group,
+    results: ReplayResults,
+    noise: ReplayResults,
+    broken: set[tuple[str, str]],
+    limits: Limits,
+) -> None:
+    """Add what one rank measured to its group."""
+    judged, bias = judge_replay(results, noise, limits)
+    group.judged += [item for item in judged if (item.port.module, item.port.port) not in broken]
+    group.ports += results.ports.values()
+    group.unmatched_expected += results.unmatched_expected
+    group.unmatched_actual += results.unmatched_actual
+    if bias is not None:
+        group.notes.append(
+            f"all {bias.num_modules} matrix products shrink their results by about"
+            f" {-bias.slope:.1e}: the device truncates sums. This is not counted as an error;"
+            " an equal error in all of them would not be seen"
+        )
 
 
 def _leave_out(group: Group, ties: set[str]) -> None:
@@ -168,6 +237,7 @@ def location_of(failed: FailedStage, judged: list[Judged]) -> Location:
     return Location(
         phase=failed.stage.phase,
         step=first_bad_step(failed.told),
+        rank=told.rank,
         module=failed.stage.module,
         op="loss" if made_by_loss and failed.stage.phase in ("forward", "backward") else None,
         parameter=parameter,
@@ -182,4 +252,4 @@ def parameter_of(item: Judged) -> str:
 
 def is_root_gradient(module: str, port: str, phase: Phase) -> bool:
     """Whether the gradient at a port was made by the loss."""
-    return phase == "backward" and module == "" and port.startswith("output")
+    return phase == "backward" and _is_made_by_loss(module, port)

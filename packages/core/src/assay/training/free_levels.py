@@ -24,6 +24,12 @@ def judge_losses(evidence: Evidence) -> tuple[Judged | None, list[str]]:
     expected = evidence.reference.yardstick_losses
     actual = [step.loss for step in evidence.report.free.steps]
     noise = evidence.reference.noise_losses
+    if evidence.reference.draws and evidence.on_ranks:
+        note = (
+            "losses of the free run are not compared: each rank draws the numbers of its own"
+            " dropout; those of single micro-batches are"
+        )
+        return None, [note]
     if not all(map(math.isfinite, noise)):
         return None, [f"losses are not compared: the noise run itself has {noise}"]
     error = _relative_error(actual, expected)
@@ -135,10 +141,13 @@ def _other_course(evidence: Evidence, rows: list[Measurement]) -> _Problem | Non
         return None
     first = wrong[0]
     reason = f"the {first.port} of step {first.step} is not the uninterrupted run's"
-    # An equal state and an equal batch give another first loss only by other random numbers.
-    restored = not evidence.report.free.not_restored
-    drawn = restored and first.port == "loss" and first.step == evidence.options.resume_at
-    diagnosis: Diagnosis = "rng-state" if drawn else "checkpoint-mismatch"
+    free = evidence.report.free
+    # An equal state and an equal batch give another first loss only by other random numbers, or by
+    # what no state holds, such as the scale of an adapter.
+    at_once = first.port == "loss" and first.step == evidence.options.resume_at
+    drawn = at_once and not free.not_restored and not free.generators_compared
+    adapted: Diagnosis = "adapter-mismatch" if evidence.options.lora else "checkpoint-mismatch"
+    diagnosis: Diagnosis = "rng-state" if drawn else adapted
     location = Location(phase="checkpoint", step=first.step)
     return _Problem(reason, Finding(diagnosis, location))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from assay.errors import AssayError
@@ -13,9 +14,11 @@ from assay.models import load_model
 from assay.sites import unwrapped_path
 from assay.training.adapters import adapter_tensors, read_adapter
 from assay.training.batches import MicroBatch
+from assay.training.observing import named_parameters
 from assay.training.opening import blaming
 from assay.training.reference import MODEL_FOLDER
 from assay.training.requests import CandidateRequest, FreeRun, StepRecord
+from assay.training.sharding import local_part, replica_key, whole
 from assay.training.state_files import fingerprint
 from assay.training.states import State, feed_state, plain_name
 
@@ -30,20 +33,24 @@ def run_freely(
     request: CandidateRequest,
     torch_device: str,
 ) -> FreeRun:
-    """Train with a checkpoint in the middle, then once more from the checkpoint."""
+    """Train with a checkpoint in the middle, then once more from the checkpoint.
+
+    On several ranks each of them does this, in step with the others.
+    """
     options = request.options
     folder = Path(request.folder).parent / "checkpoint"
     run = FreeRun()
     feed_state(trainer, start, torch_device)
-    run.steps = _train(trainer, request, batches[: options.resume_at])
+    run.steps = _train(trainer, request, batches[: options.resume_at], run.held)
     expected: dict[str, str] = {}
     try:
-        trainer.save(folder)
+        with blaming(request.trainer or "reference", "save"):
+            trainer.save(folder)
         expected = fingerprint(trainer.state_dict())
         _read_back(trainer, folder / MODEL_FOLDER, request, run)
     except (AssayError, OSError, ValueError) as error:
         run.problem = f"the checkpoint cannot be written: {error}"
-    run.steps += _train(trainer, request, batches[options.resume_at :])
+    run.steps += _train(trainer, request, batches[options.resume_at :], run.held)
     trainer.teardown()
     if run.problem is not None:
         return run
@@ -52,15 +59,17 @@ def run_freely(
     torch.manual_seed(request.options.seed + 1)
     random.seed(request.options.seed + 1)
     try:
-        resumed.load(folder)
+        with blaming(request.trainer or "reference", "load"):
+            resumed.load(folder)
     except (AssayError, OSError, ValueError, KeyError, RuntimeError) as error:
         run.problem = f"the checkpoint cannot be read: {type(error).__name__}: {error}"
         return run
     actual = fingerprint(resumed.state_dict())
     paths = expected.keys() | actual.keys()
     wrong = sorted(path for path in paths if expected.get(path) != actual.get(path))
+    run.generators_compared = any(path.startswith("generators") for path in expected)
     run.not_restored, run.compared = wrong[:_NAMES_SHOWN], len(expected)
-    run.resumed = _train(resumed, request, batches[options.resume_at :])
+    run.resumed = _train(resumed, request, batches[options.resume_at :], [])
     resumed.teardown()
     return run
 
@@ -69,6 +78,7 @@ def _train(
     trainer: Any,  # noqa: ANN401 - any trainer
     request: CandidateRequest,
     batches: Sequence[Sequence[MicroBatch]],
+    held: list[dict[str, str]],
 ) -> list[StepRecord]:
     records = []
     for batch in batches:
@@ -79,7 +89,20 @@ def _train(
                 step=done.step, loss=done.loss, num_tokens=done.num_tokens, grad_norm=done.grad_norm
             )
         )
+        if dist.is_initialized():
+            held.append(_hash_of_what_is_held(trainer))
     return records
+
+
+def _hash_of_what_is_held(trainer: Any) -> dict[str, str]:  # noqa: ANN401
+    """Of every parameter, and of what the optimizer keeps of it, the part that this rank has."""
+    held = {}
+    for item in named_parameters(trainer.model):
+        held[replica_key(item.name, item.tensor)] = local_part(item.tensor.detach())
+        for name, value in trainer.optimizer.state.get(item.tensor, {}).items():
+            if isinstance(value, Tensor):
+                held[replica_key(f"{item.name} {name}", value)] = local_part(value)
+    return fingerprint(held)
 
 
 def _read_back(trainer: Any, folder: Path, request: CandidateRequest, run: FreeRun) -> None:  # noqa: ANN401
@@ -90,12 +113,16 @@ def _read_back(trainer: Any, folder: Path, request: CandidateRequest, run: FreeR
         )
         return
     if request.options.lora:
-        expected, actual = adapter_tensors(trainer.model), read_adapter(folder)
+        own, actual = adapter_tensors(trainer.model), read_adapter(folder)
     else:
-        expected = trainer.model.state_dict()
+        own = trainer.model.state_dict()
         dtype = str(next(trainer.model.parameters()).dtype).removeprefix("torch.")
         loaded = load_model(str(folder), dtype=dtype, remote_code=request.options.remote_code)
         actual = loaded.model.state_dict()
+    expected = {name: whole(value) for name, value in own.items()}
+    if getattr(trainer, "divided_modules", None):
+        # A stage of a pipeline has some of what the folder holds.
+        actual = {name: value for name, value in actual.items() if name in expected}
     run.saved_compared = len(expected)
     run.saved = _wrong(expected, actual)[:_NAMES_SHOWN]
 

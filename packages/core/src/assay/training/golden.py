@@ -14,7 +14,8 @@ from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.locating.gradients import GradientReplayer
 from assay.locating.replay import Replayer
-from assay.models import load_model
+from assay.models import estimate_size, load_model
+from assay.models.by_size import choose_threads, yardstick_dtype
 from assay.models.folders import RemoteCode
 from assay.recording.capture import Recorder
 from assay.recording.gradients import GradientRecorder, GradientWatch
@@ -26,11 +27,12 @@ from assay.runs import Progress
 from assay.stages import TrainingPlan
 from assay.trace import Trace, TraceWriter
 from assay.training.adapters import add_lora
-from assay.training.batches import MicroBatch, check_batch, coder_of, training_batches
+from assay.training.batches import MicroBatch, check_batch, coder_of, padded_alike, training_batches
 from assay.training.dropout import comparable_dropout
 from assay.training.observing import StepObserver, named_parameters
 from assay.training.reference import ReferenceTrainer
 from assay.training.requests import ReferenceReport, ReferenceRequest, TrainOptions
+from assay.training.spreading import Spread
 from assay.training.stage_values import PHASES, StageRecorder, StageReplayer
 from assay.training.state_files import read_state, write_state
 from assay.training.states import (
@@ -42,11 +44,6 @@ from assay.training.states import (
 )
 
 TRACE, NOISE, _POINTWISE = "trace", "noise", "pointwise"
-
-# Up to this size the yardstick is computed in float64, twice the memory of float32; above it costs
-# more than it tells. Source: the contract of `--reference`.
-_FLOAT64_PARAMETERS = 2_000_000_000
-_SMALL_MODEL_PARAMETERS = 20_000_000
 
 Batches = Sequence[Sequence[MicroBatch]]
 
@@ -67,19 +64,15 @@ class Trusted(ReferenceTrainer):
         """The model, its weights rounded to the candidate's dtype before they are widened."""
         model = load_model(
             plan.model,
-            dtype=parse_run(plan.run).dtype,
+            dtype=self.parameter_dtype(),
             device=self.device.torch_device,
             attention=None if self._rounded_to is None else "eager",
             rounded_to=self._rounded_to,
             remote_code=self._remote_code,
         ).model
-        return (add_lora(model) if "lora" in plan.features else model).train()
-
-
-def use_few_threads(num_parameters: int) -> None:
-    """One thread for small models: a second one costs more than it gives."""
-    if num_parameters < _SMALL_MODEL_PARAMETERS:
-        torch.set_num_threads(1)
+        if "lora" in plan.features:
+            model = add_lora(model, plan.adapter_dropout)
+        return model.train()
 
 
 @contextmanager
@@ -103,7 +96,7 @@ def plan_batches(options: TrainOptions) -> Batches:
     )
     for batch in batches:
         check_batch(batch)
-    return batches
+    return [padded_alike(batch) for batch in batches] if options.equal_lengths else batches
 
 
 def state_file(golden: Path, step: int) -> Path:
@@ -141,17 +134,20 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
     run = parse_run(request.reference)
     device = open_run(run)
     batches = plan_batches(options)
-    wide = "float64" if "float64" in device.supported_dtypes() else "float32"
+    size = estimate_size(options.model)
+    wide = yardstick_dtype(size.num_parameters, device.supported_dtypes())
     with progress.step(f"reference: yardstick in {wide} for {request.dtype}"):
         yardstick = _Side(request, device, wide)
         num_parameters = sum(p.numel() for p in yardstick.trainer.model.parameters())
-        use_few_threads(num_parameters)
-        facts = _describe_model(yardstick.trainer, options.model, num_parameters)
+        choose_threads(num_parameters)
+        facts = describe_model(yardstick.trainer, options.model, num_parameters)
         initial = round_state(
             collect_state(yardstick.trainer, device.torch_device), getattr(torch, request.dtype)
         )
         write_state(state_file(folder, 0), initial)
+        drawn = torch.get_rng_state()
         yardstick_losses = yardstick.train_freely(batches, initial)
+        draws = not torch.equal(drawn, torch.get_rng_state())
         yardstick.record(batches, initial, folder)
     with progress.step(f"noise run in {request.dtype}"):
         noise = _Side(request, device, None)
@@ -171,6 +167,7 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
         noise_losses=noise_losses,
         num_trainable=facts["num_trainable"],
         shared=shared,
+        draws=draws,
     )
 
 
@@ -249,14 +246,21 @@ class ReplayedSteps:
         border: Border,
         attention: str,
         pointwise: frozenset[str],
+        spread: Spread | None = None,
     ) -> None:
         trace = Trace.open(golden / TRACE)
         self._replayer = Replayer(trace, border, attention, pointwise)
         self._gradients = GradientReplayer(trace, border)
-        watched = GradientWatch(self._replayer, self._gradients)
         self._keeper = StageReplayer(trace, border)
+        self._spread = spread
+        if spread is not None:
+            self._replayer.layout = self._gradients.layout = spread.layout
+            self._replayer.divided = spread.divided
+            self._replayer.unmeasured = self._gradients.unmeasured = spread.unmeasured
+            self._keeper.is_own = spread.is_own_value
+        watched = GradientWatch(self._replayer, self._gradients)
         self._observer = StepObserver(
-            trainer, self._keeper, Watch(watched), watched, self._replayer
+            trainer, self._keeper, Watch(watched), watched, self._replayer, spread
         )
         self.attached = self._observer.attached
         self.run_step = self._observer.run_step
@@ -265,6 +269,11 @@ class ReplayedSteps:
     def seen(self) -> list[str]:
         """Phases whose method was called."""
         return sorted(self._observer.seen)
+
+    @property
+    def taken(self) -> list[tuple[int, int]]:
+        """Step and number of every micro-batch that this process ran."""
+        return self._observer.taken
 
     @property
     def drew_in_backward(self) -> bool:
@@ -282,7 +291,9 @@ class ReplayedSteps:
     def write(self, writer: TraceWriter) -> None:
         """Attach all measurements."""
         results = {f"stage-{phase}": self._keeper.results[phase] for phase in PHASES}
-        results["modules"] = self._replayer.finish()
+        spread, replayer = self._spread, self._replayer
+        finished = replayer.finish() if spread is None else replayer.finish(spread.is_own_call)
+        results["modules"] = finished
         results["gradients"] = self._gradients.results
         for name, result in results.items():
             data, sums = result.to_parts()
@@ -290,7 +301,8 @@ class ReplayedSteps:
             writer.attach(f"{name}-sums", sums)
 
 
-def _describe_model(trainer: ReferenceTrainer, name: str, num_parameters: int) -> dict[str, Any]:
+def describe_model(trainer: ReferenceTrainer, name: str, num_parameters: int) -> dict[str, Any]:
+    """What a verdict says of the model. Raises: UsageError if nothing of it is trained."""
     parameters = named_parameters(trainer.model)
     trainable = [item.name for item in parameters if item.tensor.requires_grad]
     if not trainable:

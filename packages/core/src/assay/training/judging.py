@@ -16,6 +16,8 @@ from assay.training.evidence import (
 )
 from assay.training.free_levels import judge_checkpoint, judge_losses
 from assay.training.observing import METHODS
+from assay.training.replicas import find_unshared, judge_replicas
+from assay.training.requests import CandidateReport
 from assay.training.states import name_some
 from assay.verdicts import (
     Diagnosis,
@@ -62,15 +64,21 @@ def judge_training(evidence: Evidence) -> tuple[Verdict, list[Measurement]]:
         for name in _GROUPS_OF_LEVEL
     }
     results["loss"].notes += loss_notes
-    results["replicas"] = LevelResult(Level(verdict=None, reason="one process has no replicas"))
+    results["replicas"], divergence = judge_replicas(evidence)
     results["checkpoint"], broken = judge_checkpoint(evidence)
     ranked = rank_stages(item for group in groups.values() for item in group.judged)
+    if unshared := find_unshared(evidence):
+        inputs = {"verdict": Outcome.FAIL, "reason": unshared}
+        results["inputs"].level = results["inputs"].level.model_copy(update=inputs)
     levels = {name: result.level for name, result in results.items()}
     outcome = overall_outcome([level.verdict for level in levels.values() if level.verdict])
-    decision = _decide(evidence, groups, ranked, loss, broken)
+    decision = _decide(evidence, groups, ranked, loss, divergence or broken)
+    if unshared:
+        decision = _Decision(Finding("inputs-differ", Location(phase="inputs")), None)
     finding = decision.finding if outcome is Outcome.FAIL else None
     diagnosis: Diagnosis | None = finding.diagnosis if finding else None
     notes = [*evidence.reference.notes, *evidence.report.notes]
+    notes += _unmeasured_notes(evidence.report)
     notes += [note for result in results.values() for note in result.notes]
     if outcome is Outcome.PASS and evidence.report.weights_different:
         diagnosis = "below-resolution"
@@ -94,13 +102,27 @@ def judge_training(evidence: Evidence) -> tuple[Verdict, list[Measurement]]:
     return verdict, [row for result in results.values() for row in result.measurements]
 
 
+def _unmeasured_notes(report: CandidateReport) -> list[str]:
+    """What the trainer declares that cannot be measured: nothing is left out in silence."""
+    if not report.divided:
+        return []
+    names = ", ".join(name or "(model)" for name in report.divided)
+    notes = [
+        f"no rank has all of {names}: their own code is not measured, what is inside of them is",
+        "losses of single micro-batches are not visible",
+    ]
+    if report.unmeasured:
+        notes.append(f"declared to be of no effect, not measured: {', '.join(report.unmeasured)}")
+    return notes
+
+
 def _judge_level(
     name: str, groups: dict[str, Group], evidence: Evidence, extra: list[Judged]
 ) -> LevelResult:
     chosen = [groups[group] for group in _GROUPS_OF_LEVEL[name]]
     judged = [item for group in chosen for item in group.judged if _belongs(name, item)] + extra
     compared = len({(item.port.stage, item.port.module, item.port.port) for item in judged})
-    missing = [] if name == "inputs" else [m for g in chosen for m in g.results.unmatched_expected]
+    missing = [] if name == "inputs" else [m for g in chosen for m in g.unmatched_expected]
     facts: dict[str, Any] = {"limits_origin": evidence.limits.origin}
     if judged:
         worst = max(judged, key=lambda item: item.severity)
@@ -229,6 +251,6 @@ def _suspect(failed: FailedStage, judged: list[Judged]) -> Suspect:
 
 
 def _unmatched(groups: dict[str, Group]) -> Unmatched:
-    expected = [name for group in groups.values() for name in group.results.unmatched_expected]
-    actual = [name for group in groups.values() for name in group.results.unmatched_actual]
+    expected = [name for group in groups.values() for name in group.unmatched_expected]
+    actual = [name for group in groups.values() for name in group.unmatched_actual]
     return Unmatched(expected=expected[:_LISTED], actual=actual[:_LISTED])

@@ -9,14 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from assay.errors import UsageError
-from assay.locating.replay import BatchSource, Replayer
+from assay.locating.batch_source import BatchSource
+from assay.locating.replay import Replayer
 from assay.recording.gradients import GradientWatch
 from assay.recording.hooks import Watch
-from assay.recording.modes import suspended
+from assay.recording.modes import suspended_modes
 from assay.recording.timeline import Timeline
 from assay.sites import Phase, unwrapped_path
 from assay.stages import Stage
 from assay.training.batches import MicroBatch
+from assay.training.sharding import put, whole
+from assay.training.spreading import Spread
 from assay.training.stage_values import Spot, StageKeeper, row_number
 
 # The method that shows each phase.
@@ -27,6 +30,10 @@ METHODS: Mapping[Phase, str] = {
     "clip": "clip_gradients",
     "optimizer": "optimizer_step",
 }
+
+
+# The method by which a pipeline runs forward and backward of all micro-batches of a step.
+SCHEDULE = "run_schedule"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,8 @@ class StepObserver:
 
     seen: phases whose method was called.
     drew_in_backward: whether a backward pass left the generator in another state than before.
+    spread: what the other ranks have of each step; None for a single process.
+    taken: step and number of every micro-batch that this process ran.
     """
 
     trainer: Any
@@ -71,10 +80,12 @@ class StepObserver:
     watch: Watch
     gradients: GradientWatch
     replayer: Replayer | None = None
+    spread: Spread | None = None
     seen: set[Phase] = field(default_factory=set)
+    taken: list[tuple[int, int]] = field(default_factory=list)
     drew_in_backward: bool = False
     _step: int = 0
-    _micro_batch: int = 0
+    _batch: Sequence[MicroBatch] = ()
     _fed: Phase = "forward"
     _after: list[tuple[NamedParameter, Tensor]] = field(default_factory=list)
 
@@ -94,6 +105,10 @@ class StepObserver:
             if callable(method):
                 originals[name] = method
                 setattr(self.trainer, name, _bind(wrappers[phase], method))
+        schedule = getattr(self.trainer, SCHEDULE, None)
+        if callable(schedule):
+            originals[SCHEDULE] = schedule
+            setattr(self.trainer, SCHEDULE, _bind(self._run_schedule, schedule))
         try:
             with self.watch.attached(self.trainer.model):
                 yield
@@ -103,14 +118,14 @@ class StepObserver:
 
     def run_step(self, step: int, batch: Sequence[MicroBatch]) -> Any:  # noqa: ANN401 - a StepReport
         """One step of the trainer, observed."""
-        self._step, self._micro_batch, self._fed = step, 0, "forward"
+        self._step, self._batch, self._fed = step, batch, "forward"
         self.keeper.begin_step(step)
         report = self.trainer.step(batch)
         self._meet_gradients("backward")
-        with suspended():
+        with suspended_modes():
             for item, value in self._after:
                 # Nothing but the optimizer may change what is trained.
-                changed = torch.count_nonzero(item.tensor.detach() != value).cpu()
+                changed = torch.count_nonzero(whole(item.tensor.detach()) != value).cpu()
                 self.keeper.meet(item.spot("optimizer", "changed-later"), changed.reshape(1))
             self._after.clear()
         self.keeper.end_step()
@@ -118,12 +133,26 @@ class StepObserver:
 
     def _compute_loss(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
         self.seen.add("forward")
-        index = self._micro_batch
-        self._micro_batch += 1
         batch = args[0] if args else kwargs.get("micro_batch")
+        index = self._number_of(batch)
+        self._begin_micro_batch(index, batch)
+        loss = original(*args, **kwargs)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise UsageError(
+                f"compute_loss of {type(self.trainer).__name__} returned"
+                f" {_described(loss)}; it must return one number with its graph"
+            )
+        with suspended_modes():
+            self.keeper.meet(Spot(Stage("", "forward"), "loss", index), loss.reshape(1, 1))
+        return self.gradients.join(loss)
+
+    def _begin_micro_batch(self, index: int, batch: Any) -> None:  # noqa: ANN401 - as it is given
+        self.taken.append((self._step, index))
+        if self.spread is not None:
+            self.spread.taken.add((self._step, index))
         timeline = None
         if isinstance(batch, Mapping) and "input_ids" in batch:
-            with suspended():
+            with suspended_modes():
                 timeline = self._timeline(batch, index)
                 labels = batch.get("labels")
                 if labels is not None:
@@ -131,19 +160,25 @@ class StepObserver:
         self.watch.begin_batch(index, timeline, self._step)
         if self.replayer is not None:
             self.replayer.source = BatchSource(index)
-        with suspended():
+        with suspended_modes():
             # What one micro-batch draws must not decide what the next one drops.
             state = self.keeper.meet_state(f"generator.{index}", torch.get_rng_state())
             torch.set_rng_state(state)
-        loss = original(*args, **kwargs)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise UsageError(
-                f"compute_loss of {type(self.trainer).__name__} returned"
-                f" {_described(loss)}; it must return one number with its graph"
-            )
-        with suspended():
-            self.keeper.meet(Spot(Stage("", "forward"), "loss", index), loss.reshape(1, 1))
-        return self.gradients.join(loss)
+
+    def _number_of(self, batch: Any) -> int:  # noqa: ANN401 - what compute_loss was given
+        """Which micro-batch of the step it is.
+
+        In one process they come in their order. Of several ranks each takes some of them.
+        """
+        done = [number for step, number in self.taken if step == self._step]
+        if self.spread is None or not isinstance(batch, Mapping):
+            return len(done)
+        with suspended_modes():
+            for number, known in enumerate(self._batch):
+                ids = batch["input_ids"].cpu()
+                if number not in done and torch.equal(known["input_ids"], ids):
+                    return number
+        return len(done)
 
     def _timeline(self, batch: Mapping[str, Tensor], index: int) -> Timeline:
         ids = batch["input_ids"]
@@ -159,8 +194,27 @@ class StepObserver:
             result = original(*args, **kwargs)
         finally:
             self.watch.recomputing = False
-        with suspended():
+        with suspended_modes():
             self.drew_in_backward |= not torch.equal(before, torch.get_rng_state())
+            self.gradients.keeper.finish_backward()
+        return result
+
+    def _run_schedule(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """A pipeline runs the micro-batches of a step by itself: each call of its stage is one."""
+        self.seen |= {"forward", "backward"}
+        batch = args[0] if args else kwargs["batch"]
+
+        def begin(module: nn.Module, inputs: Any) -> None:  # noqa: ANN401 - torch's own
+            del module, inputs
+            index = sum(step == self._step for step, _ in self.taken)
+            self._begin_micro_batch(self._number_of(batch[index]), batch[index])
+
+        handle = self.trainer.model.register_forward_pre_hook(begin, prepend=True)
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            handle.remove()
+        with suspended_modes():
             self.gradients.keeper.finish_backward()
         return result
 
@@ -175,8 +229,8 @@ class StepObserver:
         self.seen.add("clip")
         self._meet_gradients("backward")
         norm = original(*args, **kwargs)
-        with suspended():
-            value = norm if isinstance(norm, Tensor) else torch.tensor(float(norm))
+        with suspended_modes():
+            value = whole(norm) if isinstance(norm, Tensor) else torch.tensor(float(norm))
             spot = Spot(Stage("", "clip"), "norm", dtype=self._dtype)
             self.keeper.meet(spot, value.detach().double().reshape(1, 1))
         self._meet_gradients("clip")
@@ -185,20 +239,20 @@ class StepObserver:
     def _optimize(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         self.seen.add("optimizer")
         self._meet_gradients("backward")
-        with suspended():
+        with suspended_modes():
             parameters = self._trainable()
-            before = [item.tensor.detach().clone() for item in parameters]
+            before = [_copy(item.tensor) for item in parameters]
         result = original(*args, **kwargs)
-        with suspended():
+        with suspended_modes():
             states = self.trainer.optimizer.state
-            self._after = [(item, item.tensor.detach().clone()) for item in parameters]
-            for item, old in zip(parameters, before, strict=True):
-                update = item.tensor.detach().double() - old.double()
+            self._after = [(item, _copy(item.tensor)) for item in parameters]
+            for (item, new), old in zip(self._after, before, strict=True):
+                update = new.double() - old.double()
                 self.keeper.meet(item.spot("optimizer", "update"), update)
                 for name, value in states.get(item.tensor, {}).items():
                     # Counters are 0-dimensional; they are part of the state that is fed.
                     if isinstance(value, Tensor) and value.ndim:
-                        self.keeper.meet(item.spot("optimizer", name), value)
+                        self.keeper.meet(item.spot("optimizer", name), whole(value))
         return result
 
     @property
@@ -215,7 +269,7 @@ class StepObserver:
         if order.index(phase) <= order.index(self._fed):
             return
         self._fed = phase
-        with suspended():
+        with suspended_modes():
             wanted = {(spot.stage.module, spot.port) for spot in self.keeper.expected(phase)}
             for item in named_parameters(self.trainer.model):
                 spot = item.spot(phase, "gradient")
@@ -225,11 +279,18 @@ class StepObserver:
                     continue
                 # What was never computed is as wrong as zeros.
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                fed = self.keeper.meet(spot, gradient.detach())
+                partial = self.spread.partial if self.spread and phase == "backward" else None
+                value = whole(gradient.detach())
+                fed = self.keeper.meet(spot, value if partial is None else partial.total(value))
+                if partial is not None:
+                    fed = partial.share(fed)
                 if parameter.grad is None:
-                    parameter.grad = fed.clone()
-                else:
-                    parameter.grad.copy_(fed)
+                    parameter.grad = gradient
+                put(parameter.grad, fed)
+
+
+def _copy(parameter: Tensor) -> Tensor:
+    return whole(parameter.detach()).clone()
 
 
 def _bind(wrapper: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,19 +2,27 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from assay.errors import AssayError, UsageError
+from assay.models.setups import SetupError
 from assay.plugins import PluginError, load_object
 from assay.stages import TrainingPlan
-from assay.training.reference import ReferenceTrainer
-from assay.training.setups import SetupError, called
+from assay.training.setups import called
 
-NAMED = {"reference": ReferenceTrainer}
+NAMED: dict[str, tuple[str, str]] = {
+    "reference": ("assay.training.reference", "ReferenceTrainer"),
+    "ddp": ("assay.training.trainers.ddp", "DDPTrainer"),
+    "fsdp": ("assay.training.trainers.fsdp", "FSDPTrainer"),
+    "pipeline": ("assay.training.trainers.pipeline", "PipelineTrainer"),
+    "tensor-parallel": ("assay.training.trainers.tensor_parallel", "TensorParallelTrainer"),
+}
 
 _METHODS = ("setup", "step", "save", "load", "state_dict", "load_state_dict", "teardown")
 
@@ -47,7 +55,7 @@ def open_trainer(name: str | None, plan: TrainingPlan) -> Any:  # noqa: ANN401 -
     require_trainer(name)
     title = name or "reference"
     with blaming(title, "being made"):
-        trainer = NAMED[title]() if title in NAMED else load_object(title)()
+        trainer = _class_of(title)()
     missing = [method for method in _METHODS if not callable(getattr(trainer, method, None))]
     if missing:
         raise TrainerError(f"{title} is no trainer: it has no {', '.join(missing)}")
@@ -61,14 +69,26 @@ def open_trainer(name: str | None, plan: TrainingPlan) -> Any:  # noqa: ANN401 -
     return trainer
 
 
+def _class_of(name: str) -> Any:  # noqa: ANN401 - any trainer's class
+    if name not in NAMED:
+        return load_object(name)
+    module, attribute = NAMED[name]
+    return getattr(import_module(module), attribute)
+
+
 @contextmanager
 def blaming(trainer: str, doing: str) -> Iterator[None]:
-    """Inside, only code of the trainer runs: what it raises is said in one message."""
+    """Inside, only code of the trainer runs: what it raises is said in one message.
+
+    In a world of ranks the launcher says more: which rank, where, and where the others waited.
+    """
     try:
         yield
     except AssayError:
         raise
     except (Exception, SystemExit) as error:
+        if dist.is_initialized():
+            raise
         raise TrainerError(
             f"trainer {trainer} raised {type(error).__name__} in {doing}: {error}"
         ) from error

@@ -1,5 +1,6 @@
 """What the processes of `assay check train` are asked for, and what they answer, as JSON."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import Field
@@ -10,17 +11,29 @@ from assay.verdicts import Number, Record
 
 
 class TrainOptions(Record):
-    """What is trained, alike on both sides."""
+    """What is trained, alike on both sides.
+
+    equal_lengths: all micro-batches of a step are padded to one length, as pipelines need it.
+    """
 
     model: str
     steps: int = 3
     resume_at: int = 2
     micro_batches: int = 2
     lora: bool = False
+    adapter_dropout: float = 0.1
+    equal_lengths: bool = False
     seed: int = 0
+    learning_rate: float = 1e-3
     remote_code: RemoteCode = "refuse"
 
-    def plan(self, run: str, setup: str | None = None) -> TrainingPlan:
+    def plan(
+        self,
+        run: str,
+        setup: str | None = None,
+        mesh: Mapping[str, int] | None = None,
+        features: Iterable[str] = (),
+    ) -> TrainingPlan:
         """The plan of a trainer on `run`."""
         return TrainingPlan(
             model=self.model,
@@ -29,7 +42,10 @@ class TrainOptions(Record):
             micro_batches=self.micro_batches,
             resume_at=self.resume_at,
             seed=self.seed,
-            features=frozenset({"lora"} if self.lora else ()),
+            learning_rate=self.learning_rate,
+            features=frozenset({"lora"} if self.lora else ()) | frozenset(features),
+            mesh=mesh or {},
+            adapter_dropout=self.adapter_dropout,
             setup=setup,
         )
 
@@ -52,6 +68,8 @@ class CandidateRequest(Record):
     folder: str
     trainer: str | None = None
     setup: str | None = None
+    mesh: dict[str, int] = Field(default_factory=dict)
+    features: list[str] = Field(default_factory=list)
 
 
 class StepRecord(Record):
@@ -69,6 +87,9 @@ class FreeRun(Record):
     saved: what the model folder does not hold as the model did when it was saved.
     not_restored: parts of the state that are not as they were saved; compared: how many there are.
     problem: why the checkpoint could not be written or read.
+    generators_compared: whether the state that was compared has the random number generators.
+    held: after each step a hash of every parameter and moment, under a key that is the same on all
+        ranks that hold the same part of it.
     """
 
     steps: list[StepRecord] = Field(default_factory=list)
@@ -79,10 +100,15 @@ class FreeRun(Record):
     saved_compared: int = 0
     problem: str | None = None
     notes: list[str] = Field(default_factory=list)
+    generators_compared: bool = False
+    held: list[dict[str, str]] = Field(default_factory=list)
 
 
 class ReferenceReport(Record):
-    """What the trusted process says of itself, beside what it recorded."""
+    """What the trusted process says of itself, beside what it recorded.
+
+    draws: whether training draws random numbers, as dropout does.
+    """
 
     model: dict[str, Any]
     reference: dict[str, Any]
@@ -90,6 +116,7 @@ class ReferenceReport(Record):
     noise_losses: list[Number]
     num_trainable: int
     shared: list[list[str]]
+    draws: bool = False
     notes: list[str] = Field(default_factory=list)
 
 
@@ -102,6 +129,11 @@ class CandidateReport(Record):
     strayed: parameters that this optimizer changes and the reference does not train.
     not_taken: parts of a state that the trainer's load_state_dict does not take over.
     drew_in_backward: whether a backward pass left the generator in another state than before.
+    taken: step and number of each micro-batch that this process ran.
+    coordinates: of this process on the mesh.
+    divided: modules of which this process has only some children.
+    unmeasured: ports of its modules that it declares to have other values, without effect.
+    absent: parameters and buffers of the model that this process does not have.
     """
 
     run: dict[str, Any]
@@ -115,6 +147,11 @@ class CandidateReport(Record):
     not_taken: list[str]
     drew_in_backward: bool = False
     logit_gradients: list["CallScale"] = Field(default_factory=list)
+    taken: list[tuple[int, int]] = Field(default_factory=list)
+    coordinates: dict[str, int] = Field(default_factory=dict)
+    divided: list[str] = Field(default_factory=list)
+    unmeasured: list[str] = Field(default_factory=list)
+    absent: list[str] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
 
 

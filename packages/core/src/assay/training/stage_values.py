@@ -4,7 +4,7 @@ What a phase made is kept exactly; the next one is fed it rounded to the candida
 an error stays in the phase that makes it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,6 +25,9 @@ PHASES: tuple[Phase, ...] = ("inputs", "forward", "backward", "reduce", "clip", 
 
 # Micro-batches of a step, and rows of a micro-batch, that have numbers of their own.
 _MOST = 1000
+
+# Ports that have a value for each micro-batch; of all others a step has one.
+PER_MICRO_BATCH = frozenset({"labels", "loss"})
 
 # In place of a phase, for what is fed and not judged.
 _STATE = "state"
@@ -111,11 +114,17 @@ class StageRecorder:
         self._values.clear()
 
 
+def _is_every_value(step: int, spot: Spot) -> bool:
+    del step, spot
+    return True
+
+
 @dataclass
 class StageReplayer:
     """Measures the values of each step against those in a trace.
 
-    results: by phase; seen: what was met, by step and key.
+    results: by phase.
+    is_own: whether this process has to show a value of a step; others may be another rank's.
     """
 
     trace: Trace
@@ -123,6 +132,7 @@ class StageReplayer:
     results: dict[Phase, ReplayResults] = field(
         default_factory=lambda: {phase: ReplayResults() for phase in PHASES}
     )
+    is_own: Callable[[int, Spot], bool] = _is_every_value
     _step: int = 0
     _values: dict[str, Tensor] = field(default_factory=dict)
     _missing: set[str] = field(default_factory=set)
@@ -175,6 +185,8 @@ class StageReplayer:
         """Note what the reference has and this run did not show."""
         for key in sorted(self._missing):
             spot = Spot.of_key(key)
+            if not self.is_own(self._step, spot):
+                continue
             name = f"{spot.stage.module or '(model)'}:{spot.port}"
             missing = self.results[spot.stage.phase].unmatched_expected
             if name not in missing:

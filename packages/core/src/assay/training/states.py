@@ -11,6 +11,7 @@ from assay.recording.rounding import cast_within_range
 from assay.sites import unwrapped_path
 from assay.training.observing import named_parameters
 from assay.training.randomness import generator_states, restore_generators
+from assay.training.sharding import moment_like, put, whole
 from assay.training.state_files import fingerprint
 
 State = dict[str, Any]
@@ -26,7 +27,7 @@ def plain_name(name: str) -> str:
 
 
 def collect_state(trainer: Any, torch_device: str) -> State:  # noqa: ANN401 - any trainer
-    """Parameters, moments by parameter, and generators, copied to the host."""
+    """Parameters, moments by parameter, and generators, whole and copied to the host."""
     model = {plain_name(name): _copy(value) for name, value in trainer.model.state_dict().items()}
     names = _names_by_id(trainer.model)
     moments = {
@@ -89,9 +90,9 @@ def feed_state(trainer: Any, state: Mapping[str, Any], torch_device: str) -> lis
         ) from error
     not_taken = sorted(_differences(state, collect_state(trainer, torch_device)))
     if any(path.startswith("model.") for path in not_taken):
-        trainer.model.load_state_dict(wanted["model"])
+        _force_model(trainer.model, state["model"])
     if any(path.startswith("moments.") for path in not_taken):
-        trainer.optimizer.load_state_dict(wanted["optimizer"])
+        _force_moments(trainer, state["moments"])
     restore_generators(state["generators"], torch_device)
     return not_taken
 
@@ -105,7 +106,7 @@ def differing_parameters(state: Mapping[str, Any], model: nn.Module) -> list[str
         for name in expected.keys() | actual.keys()
         if name not in expected
         or name not in actual
-        or not same_values(actual[name], expected[name])
+        or not same_values(whole(actual[name]), expected[name])
     )
 
 
@@ -152,6 +153,23 @@ def _differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> set[
     }
 
 
+def _force_model(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    for name, own in model.state_dict().items():
+        if plain_name(name) in values:
+            put(own, values[plain_name(name)])
+
+
+def _force_moments(trainer: Any, moments: Mapping[str, Any]) -> None:  # noqa: ANN401
+    names = _names_by_id(trainer.model)
+    for group in trainer.optimizer.param_groups:
+        for parameter in group["params"]:
+            wanted = moments.get(names.get(id(parameter), ""))
+            if wanted is not None:
+                trainer.optimizer.state[parameter] = {
+                    key: moment_like(value, parameter) for key, value in wanted.items()
+                }
+
+
 def _by_index(trainer: Any, moments: Mapping[str, Any]) -> dict[int, Any]:  # noqa: ANN401
     """Moments as a state of torch's optimizers has them: by number of the parameter."""
     names = _names_by_id(trainer.model)
@@ -168,4 +186,4 @@ def _names_by_id(model: nn.Module) -> dict[int, str]:
 
 
 def _copy(value: Any) -> Any:  # noqa: ANN401 - a leaf of a state
-    return value.detach().cpu().clone() if isinstance(value, Tensor) else value
+    return whole(value.detach()).cpu().clone() if isinstance(value, Tensor) else value

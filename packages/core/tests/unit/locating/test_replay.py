@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - as everybody names it
 from torch import Tensor, nn
 
 from assay.comparing.judge import find_origin, find_spoilt_padding, rank_stages
-from assay.locating.replay import BatchSource
+from assay.locating.batch_source import BatchSource
 from assay.sites import RowMap
 from assay.stages import Stage
 

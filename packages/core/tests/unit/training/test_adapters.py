@@ -13,7 +13,7 @@ def test_lora_without_peft_is_an_error_that_says_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UsageError) as raised:
-        add_lora(nn.Linear(2, 2))
+        add_lora(nn.Linear(2, 2), dropout=0.0)
     assert str(raised.value).startswith(
         "LoRA needs peft, which comes with assay-smoke: pip install assay-smoke"
     )

@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -8,6 +8,7 @@ from assay.errors import UsageError
 from assay.runs import SilentProgress
 from assay.stages import Statistic
 from assay.training.check import TrainCheck, check_train, load_training_limits
+from assay.training.overfitting import check_overfit, overfit_options
 from assay.training.requests import TrainOptions
 
 CPU = "cpu/float32"
@@ -38,11 +39,21 @@ def test_limits_of_training_cover_every_statistic_and_are_no_tighter_than_the_fo
         ({}, {"trainer": "absent.py:Mine"}, "there is no file"),
         ({}, {"setup": "absent.py:plant"}, "there is no such file"),
         ({}, {"limits": "absent"}, "no limits called 'absent'"),
+        (
+            {"micro_batches": 4},
+            {"mesh": {"dp": 3}},
+            "3 ranks of dp cannot share out 4 micro-batches",
+        ),
+        (
+            {},
+            {"mesh": {"dp": 2, "pp": 2}},
+            "pipeline of 2 stages on 2 ranks of dp needs at least 4",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_nonsense_is_refused_before_anything_runs(
-    tmp_path: Path, options: dict[str, int | str], check: dict[str, str], message: str
+    tmp_path: Path, options: dict[str, int | str], check: dict[str, Any], message: str
 ) -> None:
     asked = TrainCheck(
         TrainOptions.model_validate({"model": "micro:llama"} | options),
@@ -51,4 +62,22 @@ def test_nonsense_is_refused_before_anything_runs(
 
     with pytest.raises(UsageError, match=message):
         check_train(asked, tmp_path, SilentProgress())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "rate", "tracker", "message"),
+    [
+        (9, None, None, "--overfit-steps 9: .* fewer than 10"),
+        (None, -1.0, None, "--learning-rate -1.0"),
+        (None, None, "excel", "--track excel"),
+    ],
+)
+def test_overfitting_that_cannot_be_is_refused_before_anything_runs(
+    tmp_path: Path, steps: int | None, rate: float | None, tracker: str | None, message: str
+) -> None:
+    options = overfit_options(TrainOptions(model="micro:llama"), steps, rate)
+
+    with pytest.raises(UsageError, match=message):
+        check_overfit(TrainCheck(options, CPU, CPU), tmp_path, SilentProgress(), tracker)
     assert list(tmp_path.iterdir()) == []

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
+from assay.models.setups import SetupError
 from assay.stages import TrainingPlan
 from assay.training.opening import open_trainer, require_trainer
-from assay.training.setups import SetupError
 
 PLAN = TrainingPlan(model="m", run="cpu/float32")
 SOURCE = """

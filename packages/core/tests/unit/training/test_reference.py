@@ -182,14 +182,18 @@ def test_a_torn_down_trainer_holds_nothing(trainer: ReferenceTrainer) -> None:
     ("plan", "message"),
     [
         (
-            TrainingPlan(MODEL, "cpu/float32", features=frozenset({"cpu_offload"})),
-            "the reference trainer does not know cpu_offload; it is one process, and knows: lora",
+            TrainingPlan(MODEL, "cpu/float32", features=frozenset({"cpu-offload"})),
+            "ReferenceTrainer does not know the features cpu-offload; it knows: lora, recompute",
         ),
         (
-            TrainingPlan(MODEL, "cpu/float32", mesh={"dp": 2, "tp": 1}),
+            TrainingPlan(MODEL, "cpu/float32", mesh={"dp": 1, "tp": 2}),
+            "ReferenceTrainer does not know the axes of a mesh tp; it knows: dp",
+        ),
+        (
+            TrainingPlan(MODEL, "cpu/float32", mesh={"dp": 2}),
             (
-                "the reference trainer does not know meshes such as {'dp': 2, 'tp': 1}; "
-                "it is one process, and knows: lora"
+                "a mesh of dp=2 has 2 ranks, and this world 1: start it by `assay check train"
+                " --mesh`, by assay.launch, or by torchrun"
             ),
         ),
     ],

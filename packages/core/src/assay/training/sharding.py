@@ -1,0 +1,79 @@
+"""Values that are spread over ranks: put together, and taken apart again.
+
+Every function is a collective where a value is a DTensor: all ranks of its mesh call it, in the
+same order.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+def whole(value: Tensor) -> Tensor:
+    """The whole tensor, on every rank."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def put(target: Tensor, value: Tensor) -> None:
+    """Make `target`, or what this rank holds of it, equal to the whole `value`."""
+    with torch.no_grad():
+        target.copy_(part_like(value, target))
+
+
+def part_like(value: Tensor, like: Tensor) -> Tensor:
+    """The whole `value`, spread over ranks as `like` is, on its device and in its dtype."""
+    value = value.to(device=like.device, dtype=like.dtype)
+    if not isinstance(like, DTensor):
+        return value
+    # Every rank has the whole value: nothing is sent.
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def moment_like(value: Any, parameter: Tensor) -> Any:  # noqa: ANN401 - a leaf of a state
+    """A whole moment, spread over ranks as its parameter is; a counter as it is. A copy."""
+    if not isinstance(value, Tensor):
+        return value
+    return part_like(value, parameter.detach()).clone() if value.ndim else value.detach().clone()
+
+
+def replica_key(name: str, value: Tensor) -> str:
+    """Equal on the ranks that hold the same part of the value called `name`."""
+    if not isinstance(value, DTensor):
+        return name
+    coordinate = value.device_mesh.get_coordinate() or [0] * len(value.placements)
+    parts = [
+        f"{axis}={number}"
+        for axis, (number, placement) in enumerate(zip(coordinate, value.placements, strict=True))
+        if not placement.is_replicate()
+    ]
+    return "|".join([name, *parts])
+
+
+def local_part(value: Tensor) -> Tensor:
+    """What this rank holds."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+class PartialSums:
+    """Gradients before their reduction: every rank of `group` holds a part of each sum."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over the ranks, added up in float64."""
+        total = value.detach().to("cpu", torch.float64)
+        dist.all_reduce(total, group=self._group)
+        return total
+
+    def share(self, total: Tensor) -> Tensor:
+        """This rank's part of a sum: the elements take turns, so that the sum is exact.
+
+        Ranks hold different parts: a reduction that takes one for all is seen.
+        """
+        number = torch.arange(total.numel(), device=total.device) % self._group.size()
+        own = (number == self._group.rank()).reshape(total.shape)
+        return torch.where(own, total, torch.zeros((), dtype=total.dtype, device=total.device))

@@ -1,0 +1,62 @@
+"""DistributedDataParallel: every rank has the whole model."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from assay.training.reference import ReferenceTrainer
+
+
+class DDPTrainer(ReferenceTrainer):
+    """Gradients are added up in buckets while the last micro-batch's backward runs."""
+
+    invisible_stages = {"reduce": "DistributedDataParallel adds gradients up inside of backward"}  # noqa: RUF012
+
+    _replica: nn.Module
+
+    def spread(self, model: nn.Module) -> nn.Module:
+        """The model itself: what wraps it is called instead, and holds no name of its own."""
+        if self.data.size == 1:
+            self._replica = model
+            return model
+        replica = DistributedDataParallel(model, process_group=self.data.group)
+        replica.register_comm_hook(self.data.group, add_up)
+        self._replica = replica
+        return model
+
+    @property
+    def network(self) -> nn.Module:
+        """The wrapper."""
+        return self._replica
+
+    def accumulating(self, num_left: int) -> AbstractContextManager[Any]:
+        """Nothing is sent before the last micro-batch."""
+        if num_left and isinstance(self._replica, DistributedDataParallel):
+            return self._replica.no_sync()
+        return nullcontext()
+
+    def reduce_gradients(self) -> None:
+        """Nothing: backward has done it."""
+
+    def teardown(self) -> None:
+        """Let go of the wrapper too."""
+        del self._replica
+        super().teardown()
+
+
+def add_up(
+    group: dist.ProcessGroup,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[Tensor]:
+    """Sums of gradients: losses are shares of the step's mean already, there is none to take."""
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    future: torch.futures.Future[Tensor] = work.get_future().then(_first)
+    return future
+
+
+def _first(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+    return done.value()[0]

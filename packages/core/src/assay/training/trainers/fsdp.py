@@ -1,0 +1,107 @@
+"""FSDP2: parameters, gradients and moments are sharded over ranks."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.devices.run_string import parse_run
+from assay.parallel.checkpointing import load_checkpoint, save_checkpoint
+from assay.parallel.clipping import clip_gradients
+from assay.parallel.consolidation import save_adapters, save_model
+from assay.parallel.sharding import shard_parameters
+from assay.training.reference import ReferenceTrainer
+from assay.training.sharding import moment_like, put, whole
+
+
+class FSDPTrainer(ReferenceTrainer):
+    """Every decoder layer is a unit, and the rest of the model another one."""
+
+    features = frozenset({"lora", "recompute", "cpu-offload", "mixed-precision"})
+
+    @property
+    def invisible_stages(self) -> Mapping[str, str]:
+        """Phases that nobody can observe."""
+        return {"reduce": "FSDP2 adds gradients up inside of backward"}
+
+    def parameter_dtype(self) -> str:
+        """Under mixed precision the parameters that are trained are in float32."""
+        mixed = "mixed-precision" in self.plan.features
+        return "float32" if mixed else parse_run(self.plan.run).dtype
+
+    def spread(self, model: nn.Module) -> nn.Module:
+        """Shard every decoder layer, then what is left."""
+        if self.mesh is None:
+            return model
+        mixed = "mixed-precision" in self.plan.features
+        return shard_parameters(
+            model,
+            self.mesh["dp"],
+            compute_dtype=getattr(torch, parse_run(self.plan.run).dtype) if mixed else None,
+            kept_on="host" if "cpu-offload" in self.plan.features else "device",
+        )
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """AdamW, one parameter after the other: several meshes do not mix in one call."""
+        super().build_optimizer(model)  # raises for a model without trainable parameters
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return torch.optim.AdamW(parameters, lr=self.plan.learning_rate, foreach=False)
+
+    def reduce_gradients(self) -> None:
+        """Nothing: backward has done it."""
+
+    def clip_gradients(self, max_norm: float) -> float:
+        """See ReferenceTrainer; the norm is that of whole gradients."""
+        return float(clip_gradients(self._trained(), max_norm))
+
+    def save_model(self, folder: Path) -> None:
+        """Put the model, of an adapted one the adapter, together and write it."""
+        if self.mesh is None:
+            super().save_model(folder)
+        elif "lora" in self.plan.features:
+            save_adapters(folder, [self.model])
+        else:
+            save_model(folder, [self.model])
+
+    def save_progress(self, path: Path) -> None:
+        """Write what this rank has of parameters and moments."""
+        save_checkpoint(path, [self.model], self.optimizer, {"num_steps": self._num_steps})
+
+    def load_progress(self, path: Path) -> None:
+        """Read what the ranks wrote."""
+        self._num_steps = load_checkpoint(path, [self.model], self.optimizer)["num_steps"]
+
+    def load_model(self, folder: Path) -> None:
+        """Nothing: parameters come with the moments, in parts."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on, whole."""
+        return {name: _map_tensors(part, whole) for name, part in super().state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Every rank takes its parts."""
+        for name, value in self.model.state_dict().items():
+            put(value, state["model"][name])
+        self._load_rest(state)
+
+    def load_optimizer(self, state: Mapping[str, Any]) -> None:
+        """Moments are spread as their parameters are."""
+        moments = {
+            number: {
+                name: moment_like(value, parameter)
+                for name, value in state["state"][number].items()
+            }
+            for number, parameter in enumerate(self._trained())
+            if number in state["state"]
+        }
+        super().load_optimizer(dict(state) | {"state": moments})
+
+
+def _map_tensors(value: Any, change: Any) -> Any:  # noqa: ANN401 - a nested state
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _map_tensors(item, change) for key, item in value.items()}
+    return value

@@ -1,0 +1,95 @@
+"""Pipelines: each rank of `pp` has some of the layers."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+
+from assay.devices.run_string import parse_run
+from assay.parallel.loading import open_weights
+from assay.parallel.pipeline import Pipeline
+from assay.parallel.stages import StagePlan, cut_stage
+from assay.stages import TrainingPlan
+from assay.training.batches import MicroBatch
+from assay.training.mesh import Axis
+from assay.training.setups import set_up
+from assay.training.trainers.tensor_parallel import TensorParallelTrainer
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class PipelineTrainer(TensorParallelTrainer):
+    """One stage for each rank of `pp`, under 1F1B; its stage divided over `tp`, sharded over `dp`.
+
+    `state_dict` is that of the rank's own stage.
+    """
+
+    features = frozenset({"cpu-offload", "mixed-precision"})
+    axes = frozenset({"dp", "tp", "pp"})
+
+    def build_model(self, plan: TrainingPlan) -> nn.Module:
+        """This rank's stage, in training mode on its device."""
+        self.stages = Axis.of(self.mesh, "pp")
+        if self.stages.size == 1:
+            return super().build_model(plan)
+        model = self.spread(self._load_stage(plan).train())
+        self.pipeline = Pipeline(
+            {self.stages.index: model},
+            self.stages.size,
+            cast("DeviceMesh", self.mesh)["pp"],
+            hidden_dtype=getattr(torch, parse_run(plan.run).dtype),
+        )
+        return model
+
+    # It gives the table its dtype. Later stages have hidden states in place of the embeddings.
+    unmeasured_ports = frozenset({("model.rotary_emb", "input.x")})
+
+    @property
+    def divided_modules(self) -> frozenset[str]:
+        """What holds layers of several stages: each rank runs it for its own."""
+        return frozenset({"", "model"}) if self.stages.size > 1 else frozenset()
+
+    def _load_stage(self, plan: TrainingPlan) -> nn.Module:
+        if plan.setup is not None:
+            # It may change any part of the model: it has to see the whole.
+            whole: Any = set_up(self.load_pretrained(plan.model), plan.setup)
+            return cut_stage(whole, self._plan_stages(whole.config), self.stages.index)
+        with open_weights(
+            plan.model, dtype=self.parameter_dtype(), remote_code=self._remote_code
+        ) as weights:
+            empty: Any = weights.empty_model()
+            stage = cut_stage(empty, self._plan_stages(empty.config), self.stages.index)
+            weights.fill(stage, self.device.torch_device)
+        return stage
+
+    def _plan_stages(self, config: Any) -> StagePlan:  # noqa: ANN401 - of any model
+        return StagePlan.balanced(config.num_hidden_layers, self.stages.size)
+
+    def train_on(self, own: Sequence[MicroBatch], num_tokens: int) -> float:
+        """See ReferenceTrainer."""
+        if self.stages.size == 1:
+            return super().train_on(own, num_tokens)
+        return self.run_schedule([self.on_device(one) for one in own], num_tokens)
+
+    def run_schedule(self, batch: Sequence[MicroBatch], num_tokens: int) -> float:
+        """Forward and backward of all micro-batches; their loss."""
+        return float(self.pipeline.forward_backward(batch, num_tokens))
+
+    def reduce_gradients(self) -> None:
+        """Add up those of embedding and head where they are one parameter."""
+        if self.stages.size > 1:
+            self.pipeline.sum_tied_gradients()
+
+    def clip_gradients(self, max_norm: float) -> float:
+        """See ReferenceTrainer; the norm is that of all stages."""
+        if self.stages.size == 1:
+            return super().clip_gradients(max_norm)
+        return float(self.pipeline.clip_gradients(max_norm))
+
+    def teardown(self) -> None:
+        """Let go of the schedule too."""
+        if self.stages.size > 1:
+            del self.pipeline
+        super().teardown()

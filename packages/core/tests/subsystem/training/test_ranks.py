@@ -1,0 +1,62 @@
+"""Training on several ranks, held to the one process of the reference."""
+
+import pytest
+
+from packages.core.tests.faults.training_corpus import PLANTS
+from packages.core.tests.subsystem.training.conftest import CheckPlant
+
+MESH = {"dp": 2}
+
+
+# Without copies of anything there are no replicas to compare.
+LEVELS = {"inputs", "loss", "activations", "gradients", "updates", "checkpoint"}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "mesh", "levels"),
+    [
+        ("reference", {"dp": 2}, LEVELS | {"replicas"}),
+        ("ddp", {"dp": 2}, LEVELS | {"replicas"}),
+        ("fsdp", {"dp": 2}, LEVELS | {"replicas"}),
+        ("tensor-parallel", {"tp": 2}, LEVELS | {"replicas"}),
+        ("pipeline", {"pp": 2}, LEVELS),
+    ],
+)
+def test_two_ranks_train_as_one_process_does(
+    check_plant: CheckPlant, trainer: str, mesh: dict[str, int], levels: set[str]
+) -> None:
+    verdict = check_plant(trainer=trainer, mesh=mesh)
+
+    assert verdict.verdict.value == "PASS", verdict.levels
+    assert {name for name, level in verdict.levels.items() if level.compared} == levels
+    assert not verdict.unmatched.expected
+    assert verdict.candidate["mesh"] == mesh
+    unmeasured = [note for note in verdict.notes if "no rank has all of (model), model" in note]
+    assert bool(unmeasured) == (trainer == "pipeline")
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "diagnosis", "parameter"),
+    [
+        ("NothingReduced", "reduce", "missing-reduction", None),
+        ("NormNotReduced", "reduce", "missing-reduction", "model.layers.1.input_layernorm.weight"),
+        ("MeanOverRanks", "reduce", "loss-scale", None),
+        ("FirstRankForAll", "reduce", "missing-reduction", "model.layers.2.mlp.gate_proj.weight"),
+        ("LocalTokenCount", "backward", "loss-scale", None),
+        ("SameMicroBatchOnAllRanks", "inputs", "inputs-differ", None),
+        ("RankLearnsFaster", "optimizer", "optimizer-update", None),
+        ("RankLoadsOtherMoments", "checkpoint", "checkpoint-mismatch", None),
+        ("MeanOfBuckets", "backward", "loss-scale", None),
+        ("RouterStaysLocal", "backward", "missing-reduction", "model.layers.2.mlp.gate_proj.weight"),
+    ],
+)  # fmt: skip
+def test_fault_between_ranks_is_found_where_it_is_made(
+    check_plant: CheckPlant, name: str, phase: str, diagnosis: str, parameter: str | None
+) -> None:
+    verdict = check_plant(trainer=f"{PLANTS / 'ranks.py'}:{name}", mesh=MESH)
+
+    assert verdict.verdict.value == "FAIL"
+    assert verdict.location is not None
+    assert (verdict.location.phase, verdict.diagnosis) == (phase, diagnosis)
+    if parameter is not None:
+        assert verdict.location.parameter == parameter

@@ -1,0 +1,102 @@
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from assay.training.evidence import Evidence
+from assay.training.replicas import find_unshared, judge_replicas
+from assay.training.requests import CandidateReport, FreeRun, TrainOptions
+from assay.verdicts import Outcome
+
+
+def report(
+    *steps: dict[str, str], taken: tuple[tuple[int, int], ...] = (), **coordinates: int
+) -> CandidateReport:
+    return CandidateReport(
+        run={},
+        free=FreeRun(held=list(steps)),
+        seen=[],
+        invisible={},
+        weights_different=[],
+        not_in_optimizer=[],
+        shared=[],
+        not_taken=[],
+        taken=list(taken),
+        coordinates=coordinates,
+    )
+
+
+@dataclass
+class Reports:
+    """Of an `Evidence` what this room reads."""
+
+    reports: list[CandidateReport]
+    options: TrainOptions
+
+    @property
+    def on_ranks(self) -> bool:
+        return len(self.reports) > 1
+
+
+def evidence(*reports: CandidateReport, steps: int = 1) -> Evidence:
+    options = TrainOptions(model="micro:llama", steps=steps)
+    made: Any = Reports(list(reports), options)
+    return cast("Evidence", made)
+
+
+def test_equal_copies_pass_and_are_counted_once_a_step() -> None:
+    held = {"a.weight": "1", "a.weight exp_avg": "2"}
+
+    result, finding = judge_replicas(evidence(report(held, held), report(held, held)))
+
+    assert (result.level.verdict, result.level.compared, finding) == (Outcome.PASS, 4, None)
+
+
+def test_first_step_at_which_copies_differ_is_named_with_the_rank() -> None:
+    same, other = {"a.weight": "1", "b.weight": "2"}, {"a.weight": "1", "b.weight": "3"}
+
+    result, finding = judge_replicas(
+        evidence(report(same, same), report(same, same), report(same, other))
+    )
+
+    assert result.level.verdict is Outcome.FAIL
+    assert finding is not None
+    assert finding.diagnosis == "replica-divergence"
+    place = finding.location
+    assert (place.step, place.rank, place.parameter) == (1, 2, "b.weight")
+
+
+def test_parts_that_no_other_rank_has_are_no_replicas() -> None:
+    result, finding = judge_replicas(
+        evidence(report({"a.weight|0=0": "1"}), report({"a.weight|0=1": "2"}))
+    )
+
+    assert (result.level.verdict, finding) == (None, None)
+    assert result.level.reason == "no rank holds what another one holds"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "problem"),
+    [
+        (((0, 0),), ((0, 1),), None),
+        (((0, 0),), ((0, 0),), "micro-batch 0 of step 0 was trained 2 times"),
+        (((0, 0),), (), "micro-batch 1 of step 0 was trained by no rank"),
+    ],
+)
+def test_every_micro_batch_is_trained_once(
+    first: tuple[tuple[int, int], ...],
+    second: tuple[tuple[int, int], ...],
+    problem: str | None,
+) -> None:
+    reports = report(taken=first, dp=0), report(taken=second, dp=1)
+
+    assert find_unshared(evidence(*reports)) == problem
+
+
+def test_ranks_of_one_replica_train_on_the_same() -> None:
+    reports = [
+        report(taken=((0, 0), (0, 1)), dp=0, tp=0),
+        report(taken=((0, 0),), dp=0, tp=1),
+    ]
+
+    assert find_unshared(evidence(*reports)) == "ranks with dp=0 train on different micro-batches"

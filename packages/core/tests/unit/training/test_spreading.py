@@ -1,0 +1,77 @@
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from assay.sites import CallSite
+from assay.stages import Stage
+from assay.training.sharding import PartialSums
+from assay.training.spreading import Spread
+from assay.training.stage_values import Spot
+
+LAYER = "model.layers.0.mlp"
+
+
+def calls(spread: Spread, module: str, micro_batch: int) -> bool:
+    return spread.is_own_call(CallSite(0, module, micro_batch=micro_batch))
+
+
+def values(spread: Spread, module: str, port: str, index: int = 0) -> bool:
+    return spread.is_own_value(0, Spot(Stage(module, "backward"), port, index))
+
+
+def test_rank_answers_for_the_micro_batches_that_it_ran() -> None:
+    spread = Spread(taken={(0, 1)})
+
+    assert calls(spread, LAYER, 1)
+    assert not calls(spread, LAYER, 0)
+    assert values(spread, "", "labels", 1)
+    assert not values(spread, "", "labels", 0)
+
+
+def test_every_rank_answers_for_the_values_of_the_whole_step() -> None:
+    spread = Spread(taken={(0, 1)})
+
+    assert values(spread, LAYER, "gradient.weight")
+    assert values(spread, "", "norm")
+
+
+def test_stage_answers_for_the_modules_that_it_has_whole() -> None:
+    spread = Spread(
+        modules=frozenset({"", "model", LAYER}), divided=frozenset({"", "model"}), taken={(0, 0)}
+    )
+
+    assert calls(spread, LAYER, 0)
+    assert not calls(spread, "model.layers.1.mlp", 0)
+    assert not calls(spread, "model", 0)
+    assert values(spread, LAYER, "gradient.weight")
+    assert not values(spread, "model.layers.1.mlp", "gradient.weight")
+    assert values(spread, "", "norm")
+    assert not values(spread, "", "loss")
+
+
+def test_own_part_of_a_state_is_what_the_stage_has() -> None:
+    whole = {
+        "model": {f"{LAYER}.weight": 1, "lm_head.weight": 2},
+        "moments": {f"{LAYER}.weight": {"exp_avg": 3}, "lm_head.weight": {"exp_avg": 4}},
+        "generators": {"torch": 5},
+    }
+    spread = Spread(modules=frozenset({LAYER}))
+
+    assert spread.own_part(whole) == {
+        "model": {f"{LAYER}.weight": 1},
+        "moments": {f"{LAYER}.weight": {"exp_avg": 3}},
+        "generators": {"torch": 5},
+    }
+
+
+def test_shares_of_a_sum_differ_and_add_up_to_it_exactly() -> None:
+    def group(rank: int) -> Any:
+        return SimpleNamespace(size=lambda: 3, rank=lambda: rank)
+
+    total = torch.randn(5, 7, dtype=torch.float64)
+    shares = [PartialSums(group(rank)).share(total) for rank in range(3)]
+
+    assert torch.equal(shares[0] + shares[1] + shares[2], total)
+    assert all(not torch.equal(3 * share, total) for share in shares)
+    assert all(bool(share.any()) for share in shares)
