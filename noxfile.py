@@ -98,7 +98,7 @@ def faults(session: nox.Session) -> None:
 
 @nox.session(name="false-alarms", default=False)
 def false_alarms(session: nox.Session) -> None:
-    """Run correct variants that differ in their numbers: none may fail."""
+    """Run correct variants that differ in their numbers: none may fail. `-- --corpus training`."""
     _run_heavy_tests(session, "false_alarms")
 
 

@@ -205,8 +205,8 @@ def _install_packages(session: nox.Session, environment: Environment, choice: To
         session,
         "--no-build-isolation",
         *pins,
-        *(f"{option}[tables]" if option.endswith("/core") else option for option in _EDITABLE),
-        *_group("test", "types"),
+        *_EDITABLE,
+        *_group("test", "tracking", "types"),
     )
 
 

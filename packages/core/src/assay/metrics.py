@@ -261,6 +261,11 @@ class PairSums:
         """
         return math.sqrt(self.dede) / self.ee if self.ee else 0.0
 
+    @property
+    def num_row_slopes(self) -> int:
+        """Rows that are long and large enough to have a slope."""
+        return int(self.row_slopes[0])
+
     def row_slope(self, allowed_slope: float = 0.0) -> tuple[float, float]:
         """Root mean square over the rows of the slope of d on e, and what chance alone gives.
 
@@ -271,6 +276,11 @@ class PairSums:
             return 0.0, 0.0
         mean_square = (square - 2 * allowed_slope * total) / count + allowed_slope**2
         return math.sqrt(max(0.0, mean_square)), math.sqrt(variance / count)
+
+    @property
+    def num_used_bins(self) -> int:
+        """Bins with at least 16 elements."""
+        return int((self.bins[0] >= 16).sum())
 
     def bin_spread(self) -> float:
         """Root mean square over the bins of the mean of e, over the root mean square of e."""

@@ -2,7 +2,8 @@
 
 Each statistic is a pair of numbers of the same kind, one of the candidate and one of the noise
 run (trusted device, candidate's dtype), both against the yardstick. The ratio is judged by a limit
-that was calibrated for this statistic (docs/noise.md).
+that was calibrated for this statistic (docs/noise.md). A statistic that says nothing of a place
+(too few rows, too short ones) is None there: it finds nothing and has no resolution.
 """
 
 import math
@@ -86,7 +87,7 @@ def row_ratio(
     noise: PairSums | None,
     unit_roundoff: float,
     share: DeviceShare = NO_SHARE,
-) -> Ratio:
+) -> Ratio | None:
     """Worst row against the worst row: a fault in a few tokens drowns in the average.
 
     The error of a short row is no average: where a sum cancels, that of one value may be many times
@@ -94,7 +95,7 @@ def row_ratio(
     """
     del share
     if actual.channel is not None and actual.channel.shape[1] < FEWEST_IN_ROW:
-        return Ratio("replay-row", 0.0, 1.0)
+        return None
     expected = noise.worst_row()[0] if noise is not None else 0.0
     floor = TENSOR_FLOOR * unit_roundoff
     return Ratio("replay-row", actual.worst_row()[0], at_least(floor, expected))
@@ -145,8 +146,10 @@ def bins_ratio(
     noise: PairSums | None,
     unit_roundoff: float,
     share: DeviceShare = NO_SHARE,
-) -> Ratio:
+) -> Ratio | None:
     """Mean error by size of the value: a function of another shape."""
+    if not actual.num_used_bins:
+        return None
     bias, chance = actual.bin_bias(share.slope)
     noise_bias, noise_chance = noise.bin_bias() if noise is not None else (0.0, 0.0)
     shape = TRUNCATION_SHAPE * abs(share.slope) * actual.bin_spread()
@@ -159,11 +162,13 @@ def row_slope_ratio(
     noise: PairSums | None,
     unit_roundoff: float,
     share: DeviceShare = NO_SHARE,
-) -> Ratio:
+) -> Ratio | None:
     """Slopes of single rows: a factor that is wrong for each token in another way.
 
     A root, a sum of exponentials or a scale of a quantised token in too low a precision gives one.
     """
+    if not actual.num_row_slopes:
+        return None
     slope, chance = actual.row_slope(share.slope)
     noise_slope, noise_chance = noise.row_slope() if noise is not None else (0.0, 0.0)
     floor = max(share.floor, BINS_FLOOR * unit_roundoff)
@@ -175,14 +180,14 @@ def channel_ratio(
     noise: PairSums | None,
     unit_roundoff: float,
     share: DeviceShare = NO_SHARE,
-) -> Ratio:
+) -> Ratio | None:
     """The worst channel's slope or mean error, in standard errors of the noise run's errors.
 
     Given as relative errors of a channel: the score times the noise of a channel's mean.
     """
     scale = channel_noise(actual, noise, unit_roundoff)
     if scale is None:
-        return Ratio("replay-channel", 0.0, 1.0)
+        return None
     score = _largest_score(actual, scale, share.slope)
     num_channels = scale.numel()
     # The largest of 2 C normal variables: sqrt(2 ln 2C) (Cramer, Mathematical Methods, 28.6).
@@ -223,3 +228,17 @@ def share_ratio(actual: PairSums, noise: PairSums | None) -> Ratio:
     """Share of wrongly rounded elements, where every operation rounds one by one."""
     expected = noise.misrounded_share if noise is not None else 0.0
     return Ratio("replay-share", actual.misrounded_share, max(expected, SHARE_FLOOR))
+
+
+_RATIOS = (tensor_ratio, row_ratio, slope_ratio, bins_ratio, channel_ratio, row_slope_ratio)
+
+
+def error_ratios(
+    actual: PairSums,
+    noise: PairSums | None,
+    unit_roundoff: float,
+    share: DeviceShare = NO_SHARE,
+) -> list[Ratio]:
+    """Every statistic of the error that says something here."""
+    ratios = [ratio_of(actual, noise, unit_roundoff, share) for ratio_of in _RATIOS]
+    return [ratio for ratio in ratios if ratio is not None]

@@ -72,6 +72,7 @@ class TrainingPlan:
     mesh: Mapping[str, int] = field(default_factory=dict)
     features: frozenset[str] = frozenset()
     setup: str | None = None
+    adapter_dropout: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)

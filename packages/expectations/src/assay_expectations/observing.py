@@ -4,7 +4,7 @@ Shapes: B rows, N generated tokens, V vocabulary, K kept tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import transformers
@@ -14,12 +14,11 @@ from assay.devices.base import Device
 from assay.devices.registry import is_host_adapter, open_device, open_run
 from assay.devices.run_string import Run, parse_device
 from assay.errors import UsageError
-from assay.generate.candidate import set_up
-from assay.generate.golden import FLOAT64_PARAMETERS
-from assay.generate.options import choose_threads
 from assay.generate.passes import Side, run_forced, run_free, whole_batches
 from assay.inputs import InputPlan, PlanOptions, limits_of, plan_batches
 from assay.models import LoadedModel, load_model
+from assay.models.by_size import choose_threads, yardstick_dtype
+from assay.models.setups import apply_setup
 from assay.plugins import load_object
 from assay.runs import Progress
 from assay_expectations.records import (
@@ -88,7 +87,7 @@ def open_candidate(model: str, run: Run, settings: Settings, setup: str | None =
     )
     key = Key(machine=machine_of(run, device), software=software_of(device), content=content)
     if setup is not None:
-        loaded = set_up(loaded, load_object(setup), setup)
+        loaded = replace(loaded, model=apply_setup(load_object(setup), loaded.model, setup))
     return Candidate(Side(loaded, device), plan, key)
 
 
@@ -99,7 +98,7 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> S
     with progress.step("yardstick"):
         host = open_device("cpu")
         num_parameters = sum(p.numel() for p in candidate.side.loaded.model.parameters())
-        exact = "float64" if num_parameters <= FLOAT64_PARAMETERS else "float32"
+        exact = yardstick_dtype(num_parameters, host.supported_dtypes())
         rounded_to = dtype if exact == "float64" else None
         yardstick = Side(_load(model, exact, host, settings, rounded_to), host)
         tokens = [run_free(yardstick, work, {}).tokens for work in works]

@@ -21,7 +21,7 @@ from assay.training.adapters import (
 
 @pytest.fixture
 def adapted() -> nn.Module:
-    return add_lora(load_model("micro:llama?trained=0", dtype="float32").model)
+    return add_lora(load_model("micro:llama?trained=0", dtype="float32").model, dropout=0.1)
 
 
 def test_only_the_adapter_is_trainable(adapted: nn.Module) -> None:

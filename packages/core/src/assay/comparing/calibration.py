@@ -1,8 +1,10 @@
 """Limits from clean runs: the largest ratio that a correct variant gave, and a margin."""
 
 import math
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from assay.errors import UsageError
 from assay.verdicts import Measurement
@@ -21,6 +23,17 @@ class CleanRun:
 
     name: str
     ratios: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedLimit:
+    """A limit that follows from a distribution; clean runs can only widen it.
+
+    reason: from which, in whole sentences.
+    """
+
+    limit: float
+    reason: str
 
 
 def largest_ratios(measurements: Iterable[Measurement]) -> dict[str, float]:
@@ -65,19 +78,29 @@ def false_alarm_bound(num_runs: int) -> float:
     return min(1.0, 3.0 / num_runs)
 
 
-def limits_file(runs: Iterable[CleanRun], command: str) -> str:
-    """The text of a limits file, with the runs that it comes from."""
+def limits_file(
+    runs: Iterable[CleanRun],
+    command: str,
+    derived: Mapping[str, DerivedLimit] = MappingProxyType({}),
+) -> str:
+    """The text of a limits file, with the runs that it comes from.
+
+    derived: by statistic.
+    """
     runs = list(runs)
     limits = calibrate_limits(runs)
+    for name, known in derived.items():
+        limits[name] = max(known.limit, limits.get(name, 0.0))
     bound = false_alarm_bound(len(runs))
     lines = [
         f"# Made by: {command}",
         f"# A limit is {MARGIN} times the largest ratio of {len(runs)} clean runs. At 95% fewer",
         f"# than {bound:.1%} of such runs have a ratio over even the largest, for each statistic.",
+        *(line for name, known in derived.items() for line in _comment(name, known)),
         f'origin = "calibrated on {len(runs)} clean runs"',
         "",
         "[limits]",
-        *(f"{name} = {limit}" for name, limit in limits.items()),
+        *(f"{name} = {limits[name]}" for name in sorted(limits)),
         "",
         "# Largest ratio of each statistic, by run.",
         "[runs]",
@@ -86,6 +109,11 @@ def limits_file(runs: Iterable[CleanRun], command: str) -> str:
         ratios = ", ".join(f"{name} = {value:.3g}" for name, value in sorted(run.ratios.items()))
         lines.append(f'"{run.name}" = {{ {ratios} }}')
     return "\n".join(lines) + "\n"
+
+
+def _comment(name: str, derived: DerivedLimit) -> list[str]:
+    text = f"{name}, at least {derived.limit}: {derived.reason}"
+    return ["#", *textwrap.wrap(text, 98, initial_indent="# ", subsequent_indent="# ")]
 
 
 def _round_up(value: float) -> float:

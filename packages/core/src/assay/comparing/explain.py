@@ -27,6 +27,9 @@ _ABSOLUTE = {
     "non-finite": "NaN or infinity where the reference is finite",
 }
 
+# These are held to what the reference reached, not to noise.
+_AGAINST_TARGET = frozenset({"overfit-loss", "overfit-exam"})
+
 # What the noise was measured over, by level.
 _SAME = {"logits": "of the same tokens", "tokens": "of the same token"}
 
@@ -111,6 +114,14 @@ def _explain_pass(verdict: Verdict, evidence: Evidence) -> list[str]:
 
 def _explain_failure(verdict: Verdict, evidence: Evidence) -> tuple[str, list[str]]:
     location = verdict.location
+    overfit = verdict.levels.get("overfit")
+    if overfit is not None:
+        # No stage was fed anything: what is wrong shows in what was learned.
+        found: list[str | None] = [overfit.reason]
+        found += [_describe_ratio(verdict, evidence)] if verdict.noise_ratio is not None else []
+        found += [_describe_diagnosis(verdict.diagnosis)] if verdict.diagnosis else []
+        headline = "The candidate does not learn by heart what the reference learns."
+        return headline, [detail for detail in found if detail]
     details: list[str | None] = []
     if verdict.noise_ratio is not None:
         details.append(_describe_ratio(verdict, evidence))
@@ -158,6 +169,9 @@ def _describe_ratio(verdict: Verdict, evidence: Evidence) -> str:
     what = describe_statistic(verdict.statistic or "error")
     if row:
         what += f" {format_number(row.actual)}"
+    if verdict.statistic in _AGAINST_TARGET:
+        target = f" of {format_number(row.expected)}" if row else ""
+        return f"{what} = {format_number(ratio)}x the target{target}"
     if not math.isfinite(ratio):
         return f"{what}: no noise explains it (ratio {ratio}{_describe_limit(limit, evidence)})"
     shown, shown_limit = format_number(ratio), format_number(limit) if limit is not None else None

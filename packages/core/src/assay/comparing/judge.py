@@ -12,14 +12,9 @@ from assay.metrics import PairSums
 from assay.noise import (
     NO_SHARE,
     Ratio,
-    bins_ratio,
-    channel_ratio,
     device_share,
-    row_ratio,
-    row_slope_ratio,
+    error_ratios,
     share_ratio,
-    slope_ratio,
-    tensor_ratio,
 )
 from assay.stages import Stage, Statistic
 
@@ -91,8 +86,9 @@ def _noise_of_covered(candidate: ReplayResults, noise: ReplayResults) -> dict[st
     """
     found: dict[str, list[PairSums]] = {}
     uncalled = set(candidate.covered)
-    for (module, port), result in noise.ports.items():
-        if module not in uncalled or port.startswith("input.") or not result.sums.num_elements:
+    for (module, _), result in noise.ports.items():
+        own = result.stage.module == module
+        if module not in uncalled or not own or not result.sums.num_elements:
             continue
         cover = module
         while cover in uncalled:
@@ -115,12 +111,16 @@ def _ratios(
     unit = _unit_roundoff(port, noise)
     reference = noise.sums if noise is not None and noise.sums.num_elements else None
     share = device_share(sums.slope, common, _is_product(port)) if common else NO_SHARE
-    for ratio_of in (
-        tensor_ratio, row_ratio, slope_ratio, bins_ratio, channel_ratio, row_slope_ratio,
-    ):  # fmt: skip
-        ratio = ratio_of(sums, reference, unit, share)
-        more = sum(ratio_of(other, other, unit, NO_SHARE).expected for other in covered)
-        yield replace(ratio, expected=ratio.expected + more)
+    if port.stage.phase == "clip":
+        share = replace(share, floor=max(share.floor, unit))  # of the one factor for all gradients
+    of_covered = [
+        {ratio.statistic: ratio.expected for ratio in error_ratios(other, other, unit)}
+        for other in covered
+    ]
+    for ratio in error_ratios(sums, reference, unit, share):
+        more = [expected.get(ratio.statistic, 0.0) for expected in of_covered]
+        # Roundings of one module and of the next are independent: their squares add up.
+        yield replace(ratio, expected=math.hypot(ratio.expected, *more))
     if covered:
         return
     noise_share = reference.misrounded_share if reference is not None else 0.0

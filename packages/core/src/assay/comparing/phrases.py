@@ -22,6 +22,7 @@ LEVEL_QUESTIONS = {
     "updates": "Does the optimizer change the parameters alike?",
     "replicas": "Do all ranks hold the same parameters?",
     "checkpoint": "Is what was saved what is loaded?",
+    "overfit": "Does it learn a few sequences by heart, as the reference does?",
 }
 
 # What the value of a statistic is called in a sentence.
@@ -43,6 +44,12 @@ _STATISTICS = {
     "logits-error": "relative error of the logits",
     "logits-worst": "relative error of the worst token's logits",
     "loss-error": "relative error of the losses",
+    "overfit-loss": "loss of the last steps",
+    "overfit-exam": "loss that the trained weights have on the trusted device",
+    "candidate-loss": "loss of a step beside the yardstick's",
+    "candidate-grad-norm": "gradient norm of a step beside the yardstick's",
+    "noise-loss": "loss of the noise run's step beside the yardstick's",
+    "noise-grad-norm": "gradient norm of the noise run's step beside the yardstick's",
     "top1-agreement": "agreement of the most likely token",
     "max-abs": "largest absolute difference of logits",
     "first-difference": "logit gap where the tokens first differ",
@@ -72,6 +79,12 @@ DEPTH_MEANING = (
 KL_MEANING = (
     "How far the candidate's distribution over the whole vocabulary is from the reference's at "
     "each token, beside the same for the noise run."
+)
+
+LOSSES_MEANING = (
+    "Loss of every step on the same few sequences. The target is the highest loss that yardstick or "
+    "noise run still have in the second half of their steps; the median of the candidate's last fifth "
+    "has to reach it."
 )
 
 
@@ -191,3 +204,8 @@ def describe_counts(outcomes: list[Outcome]) -> str:
 def describe_pooling(width: int) -> str:
     """What one place of a picture is, where it is more than one token."""
     return f"One place is the worst of up to {width} neighbouring tokens."
+
+
+def describe_thinning(width: int) -> str:
+    """What one place of a picture is, where not every step has one."""
+    return f"Every {width}th step is shown."

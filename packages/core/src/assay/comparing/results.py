@@ -45,6 +45,7 @@ class PortResult:
     pointwise: no operation of the stage adds anything up; each rounds element by element.
     num_spoilt_padding: values in padding, which is not compared, that are not finite where the
         reference's are.
+    rank: of the process that measured it, among those of one candidate.
     """
 
     module: str
@@ -57,6 +58,7 @@ class PortResult:
     num_spoilt_padding: int = 0
     sums: PairSums = field(default_factory=PairSums)
     exact: ExactCount = field(default_factory=ExactCount)
+    rank: int = 0
 
 
 @dataclass(slots=True)

@@ -4,7 +4,8 @@ It never judges: a setup function may have patched anything in this process.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.generate.driving import Generated
 from assay.generate.golden import GoldenSection, plan_inputs, read_golden
-from assay.generate.options import CandidateOptions, choose_threads
+from assay.generate.options import CandidateOptions
 from assay.generate.passes import (
     Side,
     attention_of,
@@ -32,15 +33,13 @@ from assay.generate.sampler import processed_scores
 from assay.locating.drift import DriftMeter
 from assay.locating.replay import Replayer
 from assay.models import LoadedModel, load_model, weight_hashes
+from assay.models.by_size import choose_threads
+from assay.models.setups import apply_setup
 from assay.plugins import load_object
 from assay.runs import Progress
 from assay.trace import TraceWriter
 
 _NAMES_SHOWN = 200
-
-
-class SetupError(UsageError):
-    """The user's setup function failed."""
 
 
 def load_candidate(
@@ -64,7 +63,8 @@ def load_candidate(
     check_same_model(golden, loaded)
     check_same_inputs(golden, loaded, request.inputs)
     if request.setup is not None:
-        loaded = set_up(loaded, load_object(request.setup), request.setup)
+        model = apply_setup(load_object(request.setup), loaded.model, request.setup)
+        loaded = replace(loaded, model=model)
     different = _different_weights(section, loaded.model)
     return Side(options.compiled(loaded, device), device), different
 
@@ -140,23 +140,6 @@ def check_deep_enough(golden: GoldenManifest, request: CandidateRequest) -> None
         )
 
 
-def set_up(loaded: LoadedModel, function: Callable[[nn.Module], Any], name: str) -> LoadedModel:
-    """The model after the user's setup function, which may change it or return another."""
-    from dataclasses import replace
-
-    try:
-        result = function(loaded.model)
-    except (Exception, SystemExit) as error:
-        raise SetupError(f"{name} raised {type(error).__name__}: {error}") from error
-    if result is None:
-        return loaded
-    if not isinstance(result, nn.Module):
-        raise SetupError(
-            f"{name} returned {type(result).__name__}; it must return a module, or nothing"
-        )
-    return replace(loaded, model=result)
-
-
 class _Candidate:
     def __init__(
         self,
@@ -200,21 +183,27 @@ class _Candidate:
         if self._level == "tokens":
             tokens = [item.tokens for item in free]
             first = [free[number].logits for number in repeated]
+            del free
         else:
+            # Logits grow with the text: none are kept longer than they are needed.
+            del free
             with progress.step("candidate: reference's tokens are forced"):
                 forced = self._forced(tokens, writer)
             self._attach(writer, "logits", [item.logits for item in forced])
             self._score(writer, tokens)
             first = [forced[number].logits for number in repeated]
+            del forced
         with progress.step("candidate: runs again, for the same numbers"):
             again = [
                 run_forced(self._side, self._works[number], tokens[number]).logits
                 for number in repeated
             ]
+        repeatability = _compare_runs(again, first)
+        del again, first
         if self._level == "modules":
             with progress.step("candidate: every module is measured"):
                 self._replay(writer, tokens)
-        return _compare_runs(again, first)
+        return repeatability
 
     def _score(self, writer: TraceWriter, tokens: list[Tensor]) -> None:
         """What the sampler makes of the reference's logits."""

@@ -13,6 +13,7 @@ from assay.comparing.limits import load_limits
 from assay.devices.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
+from assay.generate.options import CandidateOptions
 from assay.generate.requests import (
     CandidateRequest,
     CaptureRequest,
@@ -20,6 +21,7 @@ from assay.generate.requests import (
     Level,
     RemoteCode,
 )
+from assay.inputs import parse_lengths, read_prompts
 from assay.plugins import find_plugin_file
 from assay.runs import Answer, Progress, provenance, run_process
 from assay.runs.folders import write_whole
@@ -87,7 +89,16 @@ class Workers:
 def capture(request: CaptureRequest, folder: Path, progress: Progress) -> Answer:
     """Capture a golden in a process of its own; logs go to `folder`."""
     require_run(parse_run(request.reference))
+    _require_readable(request.inputs)
     return Workers(folder, progress).ask("capture", request.model_dump(), "reference")
+
+
+def _require_readable(inputs: InputOptions) -> None:
+    """Raise UsageError, before a model is loaded, for prompts and lengths that no model could take."""
+    if inputs.prompts is not None:
+        read_prompts(Path(inputs.prompts))
+    if inputs.prompt_length:
+        parse_lengths(inputs.prompt_length)
 
 
 def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Verdict:
@@ -96,6 +107,8 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         if run is not None:  # before anything is computed
             require_run(parse_run(run))
     load_limits(check.limits)
+    CandidateOptions.parse(check.options)
+    _require_readable(check.inputs)
     if check.setup is not None:
         find_plugin_file(check.setup)
     if check.golden is not None and not check.golden.is_dir():
@@ -168,8 +181,8 @@ def judge(golden: Path, check: GenerateCheck, candidate: Path, answer: Answer) -
     from assay.generate.evidence import Evidence  # torch is not needed for --help
     from assay.generate.golden import GoldenSection, read_golden
     from assay.generate.judging import judge_generation
-    from assay.generate.options import chosen_threads
     from assay.generate.requests import CandidateReport
+    from assay.models.by_size import chosen_threads
     from assay.trace import Trace
 
     evidence = Evidence(

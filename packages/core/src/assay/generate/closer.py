@@ -12,10 +12,10 @@ from assay.errors import UsageError
 from assay.generate.candidate import load_candidate
 from assay.generate.driving import timeline_of
 from assay.generate.golden import GoldenSection, load_reference, read_golden
-from assay.generate.options import choose_threads
 from assay.generate.passes import Side, Work, attention_of, run_forced, whole_batches
 from assay.generate.requests import CloserRequest
 from assay.locating.replay import Replayer
+from assay.models.by_size import choose_threads
 from assay.recording.hooks import Watch
 from assay.recording.operations import Operation, OperationRecorder
 from assay.runs import Progress

@@ -14,13 +14,15 @@ from typing import Any
 from assay.comparing.judge import Judged
 from assay.comparing.results import ReplayResults
 from assay.devices.registry import open_device
-from assay.generate.candidate import check_same_model, set_up
+from assay.generate.candidate import check_same_model
 from assay.generate.golden import GoldenSection, read_golden
-from assay.generate.options import CandidateOptions, choose_threads
+from assay.generate.options import CandidateOptions
 from assay.generate.passes import Side, attention_of, replay, run_forced, whole_batches
 from assay.generate.requests import EquivalenceRequest
 from assay.locating.replay import Replayer
 from assay.models import load_model
+from assay.models.by_size import choose_threads
+from assay.models.setups import apply_setup
 from assay.plugins import load_object
 from assay.runs import Progress
 
@@ -52,7 +54,8 @@ def run_equivalence(request: EquivalenceRequest, progress: Progress) -> dict[str
         )
         check_same_model(golden, loaded)
         if request.setup is not None:
-            loaded = set_up(loaded, load_object(request.setup), request.setup)
+            model = apply_setup(load_object(request.setup), loaded.model, request.setup)
+            loaded = replace(loaded, model=model)
         side = Side(replace(loaded, dtype="float64"), open_device("cpu"))
         works, tokens = whole_batches(section.batches), section.tensors("tokens")
         difference = scale = 0.0

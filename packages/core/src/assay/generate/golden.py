@@ -20,7 +20,6 @@ from assay.devices.base import Device
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
-from assay.generate.options import choose_threads
 from assay.generate.passes import (
     Side,
     Work,
@@ -54,16 +53,14 @@ from assay.inputs import (
 from assay.locating.drift import DriftMeter
 from assay.locating.replay import Replayer
 from assay.models import LoadedModel, estimate_size, load_model, weight_hashes
+from assay.models.biases import add_biases_last
+from assay.models.by_size import FLOAT64_PARAMETERS, choose_threads, yardstick_dtype
 from assay.models.folders import RemoteCode
 from assay.recording.rounding import Border
 from assay.runs import Progress, provenance
 from assay.trace import Trace, TraceWriter
 
 MANIFEST = "golden.json"
-
-# Up to this size the yardstick is computed in float64, twice the memory of float32; above it costs
-# more than it tells. Source: the contract of `--reference`.
-FLOAT64_PARAMETERS = 2_000_000_000
 
 
 class GoldenError(UsageError):
@@ -147,11 +144,11 @@ def capture_golden(request: CaptureRequest, progress: Progress) -> GoldenManifes
     device = open_run(run)
     size = estimate_size(request.model)
     choose_threads(size.num_parameters)
-    yardstick_dtype = _yardstick_dtype(device, size.num_parameters)
-    if yardstick_dtype in request.noise_for:
+    wide = yardstick_dtype(size.num_parameters, device.supported_dtypes())
+    if wide in request.noise_for:
         raise UsageError(
-            f"a candidate in {yardstick_dtype} cannot be judged: its yardstick would be computed"
-            f" in {yardstick_dtype} as well (float64 is for devices that have it, and models of at"
+            f"a candidate in {wide} cannot be judged: its yardstick would be computed"
+            f" in {wide} as well (float64 is for devices that have it, and models of at"
             f" most {FLOAT64_PARAMETERS / 1e9:g} billion parameters)"
         )
     plan: InputPlan | None = None
@@ -159,10 +156,8 @@ def capture_golden(request: CaptureRequest, progress: Progress) -> GoldenManifes
     identity: ModelIdentity | None = None
     notes: list[str] = []
     for dtype in request.noise_for:
-        with progress.step(f"reference: yardstick in {yardstick_dtype} for {dtype}"):
-            yardstick = load_reference(
-                request.model, device, yardstick_dtype, dtype, request.remote_code
-            )
+        with progress.step(f"reference: yardstick in {wide} for {dtype}"):
+            yardstick = load_reference(request.model, device, wide, dtype, request.remote_code)
         if plan is None or identity is None:
             identity = identify(yardstick)
             plan = plan_inputs(request.inputs, yardstick)
@@ -171,7 +166,7 @@ def capture_golden(request: CaptureRequest, progress: Progress) -> GoldenManifes
             section = _Capture(request, device, writer, plan, dtype, progress)
             section.run_yardstick(Side(yardstick, device))
             del yardstick
-            sections[dtype] = section.run_noise(yardstick_dtype)
+            sections[dtype] = section.run_noise(wide)
     if identity is None or plan is None:
         raise UsageError("a golden needs at least one dtype")
     manifest = GoldenManifest(
@@ -239,11 +234,6 @@ def identify(loaded: LoadedModel) -> ModelIdentity:
     )
 
 
-def _yardstick_dtype(device: Device, num_parameters: int) -> str:
-    small = num_parameters <= FLOAT64_PARAMETERS
-    return "float64" if small and "float64" in device.supported_dtypes() else "float32"
-
-
 def load_reference(
     model: str, device: Device, dtype: str, rounded_to: str | None, remote_code: RemoteCode
 ) -> LoadedModel:
@@ -276,7 +266,6 @@ class _Capture:
         self.works: list[Work] = whole_batches(self.plan.batches)
         self.border = Border.exact_inputs_for(getattr(torch, self.dtype))
         self.tokens: list[Tensor] = []
-        self.logits: list[Tensor] = []
 
     def run_yardstick(self, side: Side) -> None:
         """Free generation, and the replayable pass with its tokens forced."""
@@ -284,17 +273,19 @@ class _Capture:
             # Its logits are those of teacher forcing: the same calls with the same tokens.
             free = [run_free(side, work, self.request.inputs.sampling) for work in self.works]
             self.tokens = [generated.tokens for generated in free]
-            self.logits = [generated.logits for generated in free]
+            logits = [generated.logits for generated in free]
+        self.writer.attach_json("inputs", self.plan.to_json())
+        self._attach("tokens", self.tokens)
+        self._attach("logits", logits)
+        if side.loaded.can_generate:
+            self._attach("scores", self._scores(side, logits))
+        # They grow with the text: none are kept while modules are recorded.
+        del free, logits
         if self.request.level == "modules":
             with self.progress.step("reference: every module is recorded"):
                 record(side, self.works, self.tokens, self.writer, self.border)
-        self.writer.attach_json("inputs", self.plan.to_json())
-        self._attach("tokens", self.tokens)
-        self._attach("logits", self.logits)
-        if side.loaded.can_generate:
-            self._attach("scores", self._scores(side))
 
-    def run_noise(self, yardstick_dtype: str) -> Section:
+    def run_noise(self, wide: str) -> Section:
         """The same work in the candidate's dtype, measured against the yardstick."""
         with self.progress.step(f"noise run in {self.dtype}"):
             loaded = load_reference(
@@ -304,6 +295,7 @@ class _Capture:
                 None,
                 self.request.remote_code,
             )
+            add_biases_last(loaded.model)
             side = Side(loaded, self.device)
             trace = Trace.open(self.writer.folder)
             logits = self._noise_logits(side, trace)
@@ -316,6 +308,7 @@ class _Capture:
                 for number in {0, len(self.works) - 1}
             )
         self._attach("noise-logits", logits)
+        del logits
         self.writer.attach_json("weights", weight_hashes(side.loaded.model))
         if self.request.level == "modules":
             with self.progress.step("noise run: every module is measured"):
@@ -327,7 +320,7 @@ class _Capture:
                 self.writer.attach("noise-sums", sums)
         return Section(
             dtype=self.dtype,
-            yardstick_dtype=yardstick_dtype,
+            yardstick_dtype=wide,
             reference_deterministic=deterministic,
             num_calls=len(trace.calls),
         )
@@ -343,11 +336,11 @@ class _Capture:
         self.writer.attach_json("noise-drift", meter.relative_errors())
         return [item.logits for item in forced]
 
-    def _scores(self, side: Side) -> list[Tensor]:
+    def _scores(self, side: Side, logits: list[Tensor]) -> list[Tensor]:
         sampling = self.request.inputs.sampling
         return [
-            processed_scores(side, work, tokens, logits, sampling)
-            for work, tokens, logits in zip(self.works, self.tokens, self.logits, strict=True)
+            processed_scores(side, work, tokens, expected, sampling)
+            for work, tokens, expected in zip(self.works, self.tokens, logits, strict=True)
         ]
 
     def _attach(self, name: str, tensors: Sequence[Tensor]) -> None:

@@ -1,21 +1,15 @@
 """`--candidate-option NAME=VALUE`: how the candidate runs, apart from device and dtype."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
-
-from assay.devices.base import Device
 from assay.errors import UsageError
-from assay.models import LoadedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Below this a second thread costs more than it gives: every operation is a few microseconds.
-_SMALL_MODEL_PARAMETERS = 20_000_000
+    from assay.devices.base import Device
+    from assay.models import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,34 +50,21 @@ class CandidateOptions:
 
     def apply_to_process(self) -> None:
         """Set what holds for the whole process."""
+        import torch  # options are read where torch is not needed
+
         if self.threads is not None:
             torch.set_num_threads(self.threads)
 
-    def compiled(self, loaded: LoadedModel, device: Device) -> LoadedModel:
+    def compiled(self, loaded: "LoadedModel", device: "Device") -> "LoadedModel":
         """The model as the options want it compiled."""
+        import torch  # as above
+
         if not self.compile:
             return loaded
         loaded.model.forward = torch.compile(
             loaded.model.forward, backend=device.vendor.compile_backend, dynamic=True
         )
         return replace(loaded)
-
-
-def choose_threads(num_parameters: int) -> None:
-    """One thread for small models, torch's own choice for others."""
-    if num_parameters < _SMALL_MODEL_PARAMETERS:
-        torch.set_num_threads(1)
-
-
-@contextmanager
-def chosen_threads(num_parameters: int) -> Iterator[None]:
-    """`choose_threads` for a while: the process is not ours alone."""
-    before = torch.get_num_threads()
-    choose_threads(num_parameters)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _positive(text: str) -> int:

@@ -11,8 +11,9 @@ from assay.comparing.results import ReplayResults
 from assay.devices.base import Device
 from assay.generate.driving import Generated, generate, generate_forced, timeline_of
 from assay.inputs import Batch
+from assay.locating.batch_source import BatchSource
 from assay.locating.drift import DriftMeter
-from assay.locating.replay import BatchSource, Replayer
+from assay.locating.replay import Replayer
 from assay.models import LoadedModel
 from assay.recording.capture import Recorder
 from assay.recording.hooks import Bystander, Watch

@@ -6,7 +6,7 @@ Importing this package imports no torch: tensors are made when a batch is asked 
 from assay.inputs.batches import Batch, InputPlan
 from assay.inputs.limits import ModelLimits, limits_of
 from assay.inputs.planning import LengthRange, PlanOptions, parse_lengths, plan_batches
-from assay.inputs.prompts import Prompt, built_in_texts, load_prompts
+from assay.inputs.prompts import Prompt, built_in_texts, load_prompts, read_prompts
 from assay.inputs.reach import describe_reach
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "load_prompts",
     "parse_lengths",
     "plan_batches",
+    "read_prompts",
 ]

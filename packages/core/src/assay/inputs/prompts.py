@@ -32,6 +32,35 @@ def built_in_texts() -> tuple[str, ...]:
     return tuple(json.loads(line)["text"] for line in lines)
 
 
+@dataclass(frozen=True, slots=True)
+class PromptLine:
+    """One line of a prompts file, before it becomes ids. kind: one of `_KEYS`."""
+
+    where: str
+    kind: str
+    value: Any
+
+
+def read_prompts(path: Path) -> list[PromptLine]:
+    """The lines of a JSONL file, each an object with one of the keys of `_KEYS`.
+
+    `prompt` and `text` are strings, `ids` token ids, `messages` a chat. Needs no model.
+    Raises: UsageError naming file and line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"prompts {path} cannot be read: {error}") from None
+    found = [
+        _read_line(line, f"{path}:{number}")
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
+    if not found:
+        raise UsageError(f"prompts {path}: the file is empty")
+    return found
+
+
 def load_prompts(
     path: Path,
     encode: Encode,
@@ -40,29 +69,20 @@ def load_prompts(
     max_new_tokens: int,
     encode_chat: EncodeChat | None = None,
 ) -> list[Prompt]:
-    """The prompts of a JSONL file, each line an object with one of the keys of `_KEYS`.
+    """The prompts of a file that `read_prompts` reads, as the model's ids.
 
-    `prompt` and `text` are strings, `ids` token ids, `messages` a chat.
     encode_chat: given, every text is sent as the message of a user, through the template.
     Raises: UsageError naming file and line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"prompts {path} cannot be read: {error}") from None
     prompts = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            where = f"{path}:{number}"
-            prompt = _read_prompt(line, where, encode, encode_chat)
-            limits.check_ids(prompt.ids, max_new_tokens, where)
-            prompts.append(prompt)
-    if not prompts:
-        raise UsageError(f"prompts {path}: the file is empty")
+    for line in read_prompts(path):
+        prompt = _encode_line(line, encode, encode_chat)
+        limits.check_ids(prompt.ids, max_new_tokens, line.where)
+        prompts.append(prompt)
     return prompts
 
 
-def _read_prompt(line: str, where: str, encode: Encode, encode_chat: EncodeChat | None) -> Prompt:
+def _read_line(line: str, where: str) -> PromptLine:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -70,21 +90,29 @@ def _read_prompt(line: str, where: str, encode: Encode, encode_chat: EncodeChat 
     keys = [key for key in _KEYS if isinstance(record, dict) and key in record]
     if len(keys) != 1:
         raise UsageError(f"{where}: needs an object with one of the keys {', '.join(_KEYS)}")
-    value = record[keys[0]]
-    if keys[0] == "ids":
-        return Prompt(None, _as_ids(value, where))
-    if keys[0] == "messages":
-        if encode_chat is None:
-            raise UsageError(f"{where}: messages need --chat and a model with a chat template")
-        messages = _as_messages(value, where)
-        return Prompt(messages[-1]["content"], tuple(encode_chat(messages)))
+    kind, value = keys[0], record[keys[0]]
+    if kind == "ids":
+        return PromptLine(where, kind, _as_ids(value, where))
+    if kind == "messages":
+        return PromptLine(where, kind, _as_messages(value, where))
     if not isinstance(value, str):
-        raise UsageError(f"{where}: {keys[0]} must be a string, not {type(value).__name__}")
+        raise UsageError(f"{where}: {kind} must be a string, not {type(value).__name__}")
     if not value:
         raise UsageError(f"{where}: the prompt is empty")
+    return PromptLine(where, kind, value)
+
+
+def _encode_line(line: PromptLine, encode: Encode, encode_chat: EncodeChat | None) -> Prompt:
+    if line.kind == "ids":
+        return Prompt(None, line.value)
+    if line.kind == "messages":
+        if encode_chat is None:
+            raise UsageError(f"{line.where}: messages need --chat and a model with a chat template")
+        return Prompt(line.value[-1]["content"], tuple(encode_chat(line.value)))
     if encode_chat is not None:
-        return Prompt(value, tuple(encode_chat([{"role": "user", "content": value}])))
-    return Prompt(value, tuple(encode(value)))
+        message = {"role": "user", "content": line.value}
+        return Prompt(line.value, tuple(encode_chat([message])))
+    return Prompt(line.value, tuple(encode(line.value)))
 
 
 def _as_ids(value: Any, where: str) -> tuple[int, ...]:  # noqa: ANN401 - as it was in the file

@@ -17,12 +17,21 @@ def is_suspended() -> bool:
 
 
 @contextmanager
-def suspended() -> Iterator[None]:
+def suspended_modes() -> Iterator[None]:
     """Run our own arithmetic: no precision mode, no operation recorder, no simulated device."""
     _state.depth = getattr(_state, "depth", 0) + 1
     try:
-        # The two guards also spare the modes the look at every operation of ours.
-        with suspend_execution(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # noqa: SLF001
+        with suspend_execution():
             yield
     finally:
         _state.depth -= 1
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """`suspended_modes` for plain tensors: the modes are spared the look at every operation.
+
+    Tensors of a class of their own, such as DTensor, do not work inside.
+    """
+    with suspended_modes(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # noqa: SLF001
+        yield

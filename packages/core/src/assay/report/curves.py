@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 
 from assay.comparing.evidence import severity
 from assay.comparing.numerals import format_number
-from assay.comparing.phrases import describe_left_out, describe_pooling, describe_tokens
+from assay.comparing.phrases import (
+    describe_left_out,
+    describe_pooling,
+    describe_thinning,
+    describe_tokens,
+)
 from assay.report.model import Report, StageKey
 from assay.verdicts import Measurement
 
@@ -120,6 +125,34 @@ def draw_kl(report: Report) -> Chart | None:
         _prompt_ticks([row for _, row in kept]),
         [describe_pooling(width)] if width > 1 else [],
     )
+
+
+def draw_losses(report: Report) -> Chart | None:
+    """Losses of overfitting, step by step, and the target."""
+    sides = {"candidate-loss": "candidate", "noise-loss": "noise run"}
+    curves: dict[str, dict[int, float]] = {name: {} for name in ("yardstick", *sides.values())}
+    for row in report.measurements:
+        if row.statistic in sides:
+            curves[sides[row.statistic]][row.step] = row.actual
+            curves["yardstick"][row.step] = row.expected
+    steps = sorted(curves["yardstick"])
+    if not steps:
+        return None
+    width = -(-len(steps) // MAX_POINTS)
+    target = next((r.expected for r in report.measurements if r.statistic == "overfit-loss"), None)
+    order = ("candidate", "yardstick", "noise run")
+    places = [
+        _Place(f"step {step}", (*(curves[name].get(step) for name in order), target))
+        for step in steps[::width]
+    ]
+    series = [
+        ("candidate", "replayed"),
+        ("yardstick", "accumulated"),
+        ("noise run", "accumulated noise"),
+        ("target", "target"),
+    ]
+    ticks = [Tick(_x(number, len(places)), str(step)) for number, step in enumerate(steps[::width])]
+    return _chart(places, series, _thinned(ticks), [describe_thinning(width)] if width > 1 else [])
 
 
 def _both(row: Measurement | None) -> tuple[float | None, float | None]:

@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from assay.comparing import phrases
 from assay.comparing.numerals import format_number
-from assay.report.curves import draw_depth, draw_kl
+from assay.report.curves import draw_depth, draw_kl, draw_losses
 from assay.report.heatmap import MAX_CELLS, draw_heat_map
 from assay.report.model import LadderRung, Report
 from assay.report.table import MAX_ROWS, draw_table
@@ -47,7 +47,9 @@ def render_index(reports: list[Report], link_of: dict[Path, str]) -> str:
 def _render_report(report: Report, max_cells: int, max_rows: int) -> str:
     heat_map, table = draw_heat_map(report, max_cells), draw_table(report, max_rows)
     depth, kl = draw_depth(report), draw_kl(report)
-    charts = {name: chart.points for name, chart in (("depth", depth), ("kl", kl)) if chart}
+    losses = draw_losses(report)
+    drawn = {"losses": losses, "depth": depth, "kl": kl}
+    charts = {name: chart.points for name, chart in drawn.items() if chart}
     return _render(
         "report.html.j2",
         report=report,
@@ -55,8 +57,7 @@ def _render_report(report: Report, max_cells: int, max_rows: int) -> str:
         explanation=report.explanation,
         command=shlex.join(report.verdict.command),
         heat_map=heat_map,
-        depth=depth,
-        kl=kl,
+        **drawn,
         table=table,
         data={
             "heatMap": heat_map.packed() if heat_map else None,

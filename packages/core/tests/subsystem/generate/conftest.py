@@ -1,17 +1,12 @@
 """Whole commands on a micro model: one golden for all tests, each candidate in its own process."""
 
-import io
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from assay import cli
+from packages.core.tests.subsystem.commands import Finished, run_in_process
 
 MODEL = "micro:llama"
 LINES = (
@@ -26,58 +21,7 @@ LINES = (
 )
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A command that has ended."""
-
-    code: int
-    stdout: str
-    stderr: str
-    folder: Path
-
-    @property
-    def verdict(self) -> dict[str, Any]:
-        record: dict[str, Any] = json.loads((self.folder / "verdict.json").read_text())
-        return record
-
-    @property
-    def measurements(self) -> list[dict[str, Any]]:
-        lines = (self.folder / "measurements.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
-
-
 RunAssay = Callable[..., Finished]
-
-
-@pytest.fixture(autouse=True, scope="session")
-def waiting_threads_sleep() -> Iterator[None]:
-    """On a busy machine threads that spin for one another take minutes for seconds of work."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_WAIT_POLICY", "passive")
-        yield
-
-
-@contextmanager
-def arguments_of_command(arguments: list[str]) -> Iterator[None]:
-    argv = sys.argv
-    sys.argv = ["assay", *arguments]
-    try:
-        yield
-    finally:
-        sys.argv = argv
-
-
-def run_in_process(folder: Path, *arguments: str | Path) -> Finished:
-    """The command line in this process: the fork server of its workers is then used again."""
-    texts = [*map(str, arguments), "--output", str(folder)]
-    out, err = io.StringIO(), io.StringIO()
-    with arguments_of_command(texts), redirect_stdout(out), redirect_stderr(err):
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code
-    assert isinstance(code, int)
-    return Finished(code, out.getvalue(), err.getvalue(), folder)
 
 
 @pytest.fixture

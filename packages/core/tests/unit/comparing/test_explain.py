@@ -292,3 +292,27 @@ def test_what_was_not_compared_is_named() -> None:
         "  expected and not found (7): layers.0:output, layers.1:output, layers.2:output, "
         "layers.3:output, layers.4:output and 2 more"
     )
+
+
+def test_what_was_not_learned_by_heart_is_told_by_its_reason_and_the_target() -> None:
+    verdict = Verdict(
+        verdict=Outcome.FAIL,
+        levels={"overfit": Level(verdict=Outcome.FAIL, reason="its loss is 4", compared=3)},
+        location=Location(phase="optimizer", step=59),
+        diagnosis="optimizer-update",
+        statistic="overfit-loss",
+        noise_ratio=8.0,
+        limit=1.0,
+    )
+    row = Measurement(
+        level="overfit", module="", port="loss", phase="optimizer", statistic="overfit-loss",
+        actual=4.0, expected=0.5, ratio=8.0, limit=1.0,
+    )  # fmt: skip
+
+    assert message(verdict, row) == (
+        "The candidate does not learn by heart what the reference learns.\n"
+        "  its loss is 4\n"
+        "  loss of the last steps 4.0 = 8.0x the target of 0.5\n"
+        "  diagnosis optimizer-update: equal gradients, another update\n"
+        "Next: assay explain optimizer-update"
+    )

@@ -113,6 +113,35 @@ def test_fused_module_may_round_as_often_as_the_children_whose_work_it_does() ->
     assert failed_statistics(items) == {"other": {"replay-tensor", "replay-row"}}
 
 
+def backward(module: str, name: str, made_by: str, error: Tensor) -> PortResult:
+    """A gradient at a border of `module`."""
+    result = measured(module, error)
+    result.port, result.stage = name, Stage(made_by, "backward")
+    return result
+
+
+@pytest.mark.parametrize(
+    ("name", "made_by", "wrong"),
+    [
+        ("input.x", "mlp.gate", {}),
+        ("output", "mlp", {"mlp": {"replay-tensor", "replay-row"}}),
+    ],
+)
+def test_gradients_of_a_fused_module_may_round_as_often_as_those_that_its_children_make(
+    name: str, made_by: str, wrong: dict[str, set[str]]
+) -> None:
+    reference = results(
+        backward("mlp", "input.x", "mlp", noise()),
+        backward("mlp.gate", name, made_by, noise(3 * UNIT)),
+    )
+    candidate = results(backward("mlp", "input.x", "mlp", noise(3 * UNIT)))
+    candidate.covered = ["mlp.gate"]
+
+    items, _ = judge_replay(candidate, reference, LIMITS)
+
+    assert failed_statistics(items) == wrong
+
+
 def test_larger_error_fails_where_it_is() -> None:
     candidate = results(measured("a", noise()), measured("b", noise(4 * UNIT)))
     reference = results(measured("a", noise()), measured("b", noise()))

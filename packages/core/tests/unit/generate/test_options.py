@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from assay.errors import UsageError
-from assay.generate.options import CandidateOptions, choose_threads, chosen_threads
+from assay.generate.options import CandidateOptions
+from assay.models.by_size import choose_threads, chosen_threads
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,8 @@ from assay.generate.passes import (
     whole_batches,
 )
 from assay.inputs import Batch
-from assay.locating.replay import BatchSource, Replayer
+from assay.locating.batch_source import BatchSource
+from assay.locating.replay import Replayer
 from assay.models import LoadedModel, load_model
 from assay.recording.rounding import Border
 from assay.trace import Trace, TraceWriter

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from assay.report import curves
-from assay.report.curves import LogAxis, draw_depth, draw_kl
+from assay.report.curves import LogAxis, draw_depth, draw_kl, draw_losses
 from assay.report.model import Report
 from assay.verdicts import Measurement, Outcome, Verdict
 
@@ -166,3 +166,37 @@ def test_tokens_that_do_not_fit_are_pooled_by_their_worst(monkeypatch: pytest.Mo
 def test_without_measurements_there_are_no_curves() -> None:
     assert draw_depth(report_of()) is None
     assert draw_kl(report_of()) is None
+
+
+def step_of(number: int, statistic: str, actual: float, expected: float) -> Measurement:
+    return Measurement(
+        level="overfit", module="", port="loss", step=number, statistic=statistic,
+        actual=actual, expected=expected, ratio=math.nan,
+    )  # fmt: skip
+
+
+def test_losses_are_drawn_for_every_side_with_the_target() -> None:
+    rows = [
+        step_of(0, "candidate-loss", 100.0, 100.0), step_of(1, "candidate-loss", 10.0, 1.0),
+        step_of(0, "noise-loss", 100.0, 100.0), step_of(1, "noise-loss", math.nan, 1.0),
+    ]  # fmt: skip
+    target = step_of(0, "overfit-loss", 10.0, 1.0).model_copy(update={"ratio": 10.0, "limit": 1.0})
+    chart = draw_losses(report_of(target, *rows))
+
+    assert chart is not None
+    assert [curve.name for curve in chart.curves] == [
+        "candidate", "yardstick", "noise run", "target",
+    ]  # fmt: skip
+    assert chart.points[1] == (
+        750.0,
+        ["step 1", "candidate: 10.0", "yardstick: 1.0", "noise run: nan", "target: 1.0"],
+    )
+    candidate, yardstick, noise, _ = chart.curves
+    # 1 to 100 with a margin of 1.5 both ways: ln(1.5) of ln(225) from an end.
+    assert candidate.path == "M250 74.9L750 500"
+    assert yardstick.path == "M250 74.9L750 925.1"
+    assert noise.outside == "M750 0h0"
+
+
+def test_without_losses_nothing_is_drawn() -> None:
+    assert draw_losses(report_of(token(0, 0, 0.1))) is None

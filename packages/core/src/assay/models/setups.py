@@ -1,0 +1,38 @@
+"""`--candidate-setup FILE.py:FUNC`: the user's change to a loaded model."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from assay.errors import UsageError
+
+
+class SetupError(UsageError):
+    """A setup function that failed, or was never called."""
+
+    @classmethod
+    def not_called(cls, reference: str, trainer: str) -> "SetupError":
+        """The trainer builds its model without it."""
+        return cls(
+            f"{trainer} never called {reference}: its build_model has to call"
+            " assay.training.setups.set_up(model, plan.setup), or that of ReferenceTrainer"
+        )
+
+
+def apply_setup(function: Callable[[nn.Module], Any], model: nn.Module, name: str) -> nn.Module:
+    """The model after the function, which may change it or return another.
+
+    Raises: SetupError.
+    """
+    try:
+        result = function(model)
+    except (Exception, SystemExit) as error:
+        raise SetupError(f"{name} raised {type(error).__name__}: {error}") from error
+    if result is None:
+        return model
+    if not isinstance(result, nn.Module):
+        raise SetupError(
+            f"{name} returned {type(result).__name__}; it must return a module, or nothing"
+        )
+    return result
