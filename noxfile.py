@@ -68,6 +68,9 @@ def check(session: nox.Session) -> None:
     candidate = _run_option(session, environment, "--candidate", otherwise="sim/bfloat16")
     started = f"{datetime.now():%Y%m%d-%H%M%S}"  # noqa: DTZ005 - a folder name, in local time
     command = ["assay.cli", "check", "generate", "micro:llama", *candidate, *session.posargs]
+    if not _is_given(session, "--max-new-tokens"):
+        # Half of the usual: enough steps to show a verdict, and a second run within 30 s.
+        command += ["--max-new-tokens", "16"]
     clean = f"runs/{started}-clean"
     environment.run(session, *command, "--reference", "cpu/float32", "--output", clean)
 
@@ -148,7 +151,7 @@ def _run_option(
     session: nox.Session, environment: Environment, option: str, otherwise: str
 ) -> list[str]:
     """The option with the best RUN here, or nothing where the caller gives the option."""
-    if any(argument.partition("=")[0] == option for argument in session.posargs):
+    if _is_given(session, option):
         return []
     devices = json.loads(environment.read(session, "assay.cli", "devices", "--json"))["devices"]
     run = best_run(devices, otherwise)
@@ -158,6 +161,10 @@ def _run_option(
             " what is missing"
         )
     return [option, run]
+
+
+def _is_given(session: nox.Session, option: str) -> bool:
+    return any(argument.partition("=")[0] == option for argument in session.posargs)
 
 
 def _hardware_promised(session: nox.Session) -> bool:

@@ -1,5 +1,6 @@
 """What a whole check costs beside the generation that it cannot do without."""
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from assay.generate.judging import judge_generation
 from assay.generate.requests import CandidateRequest, CaptureRequest, InputOptions
 from assay.runs import SilentProgress
 from assay.trace import Trace
-from packages.core.tests.perf.conftest import Table
+from packages.core.tests.perf.conftest import VOCABULARY, Table
 from packages.core.tests.perf.stopwatch import Times, median_ratio, take_turns
 
 ROUNDS = 3
@@ -94,6 +95,13 @@ def test_a_check_costs_little_more_than_its_three_generations(
     )  # fmt: skip
 
 
+def write_prompts(path: Path, input_ids: torch.Tensor, num_batches: int) -> Path:
+    """As many batches of prompts, none like another: equal content is stored once."""
+    rows = [ids for shift in range(num_batches) for ids in (input_ids + shift).tolist()]
+    path.write_text("".join(json.dumps({"ids": [i % VOCABULARY for i in ids]}) + "\n" for ids in rows))
+    return path
+
+
 @contextmanager
 def highest_memory() -> Iterator[list[int]]:
     """Of this process: bytes that are no pages of a file, sampled every 5 ms, at their highest.
@@ -119,14 +127,28 @@ def highest_memory() -> Iterator[list[int]]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read memory from")
+@pytest.mark.parametrize(
+    ("what", "sizes"),
+    [
+        ("memory that grows with the text", ((1, 4), (1, 32))),
+        ("memory that grows with the batches", ((1, 16), (4, 16))),
+    ],
+)
 def test_memory_does_not_grow_with_the_trace(
-    model_folder: Path, prompts: Path, new_folder: Callable[[], Path], table: Table
+    model_folder: Path,
+    input_ids: torch.Tensor,
+    prompts: Path,
+    new_folder: Callable[[], Path],
+    table: Table,
+    what: str,
+    sizes: tuple[tuple[int, int], tuple[int, int]],
 ) -> None:
     traces, peaks = [], []
     whole_check(model_folder, prompts, new_folder(), 2)
-    for new_tokens in (4, 32):
+    for num_batches, new_tokens in sizes:
+        several = write_prompts(new_folder().with_suffix(".jsonl"), input_ids, num_batches)
         with highest_memory() as highest:
-            trace = whole_check(model_folder, prompts, new_folder(), new_tokens)
+            trace = whole_check(model_folder, several, new_folder(), new_tokens)
         traces.append(trace.describe().unique_bytes)
         peaks.append(highest[0])
     grown = [pair[1] - pair[0] for pair in (traces, peaks)]
@@ -134,7 +156,7 @@ def test_memory_does_not_grow_with_the_trace(
 
     share = grown[1] / grown[0]
     table.at_most(
-        "memory that grows with the trace", Times(share, share), 0.1,
+        what, Times(share, share), 0.1,
         f"{grown[1] / MEBIBYTE:.0f} MiB more memory for {grown[0] / MEBIBYTE:.0f} MiB more trace;"
         f" highest {peaks[1] / MEBIBYTE:.0f} MiB",
     )  # fmt: skip

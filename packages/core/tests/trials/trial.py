@@ -146,6 +146,7 @@ def hold(trial: Trial) -> Outcome:
 def _fingerprint(candidate: Trace) -> str:
     seen = json.dumps(candidate.attachment_json("replay"), sort_keys=True)
     digest = hashlib.sha256(seen.encode())
-    for _, logits in sorted(candidate.attachment("logits").items()):
+    for name in sorted(one for one in candidate.attachments if one.startswith("logits.")):
+        (logits,) = candidate.attachment(name).values()
         digest.update(logits.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -3,9 +3,9 @@
 It never judges: a setup function may have patched anything in this process.
 """
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,20 @@ from torch import Tensor, nn
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
-from assay.generate.driving import Generated
+from assay.generate.attached import attach_batch
 from assay.generate.golden import GoldenSection, plan_inputs, read_golden
 from assay.generate.options import CandidateOptions
 from assay.generate.passes import (
     Side,
     attention_of,
     replay,
-    run_forced,
-    run_forced_measured,
+    run_all_forced,
     run_free,
     single_rows,
     whole_batches,
 )
 from assay.generate.requests import LEVELS, CandidateReport, CandidateRequest, GoldenManifest
+from assay.generate.repeating import RepeatedWorks, Repeatability
 from assay.generate.sampler import processed_scores
 from assay.locating.drift import DriftMeter
 from assay.locating.replay import Replayer
@@ -79,7 +79,7 @@ def run_candidate(request: CandidateRequest, progress: Progress) -> CandidateRep
     loaded, device = side.loaded, side.device
     candidate = _Candidate(side, golden, section, request)
     with TraceWriter(request.folder, {"run": str(run)}) as writer:
-        deterministic, spread = candidate.write(writer, progress)
+        repeatability = candidate.write(writer, progress)
     return CandidateReport(
         run={
             "run": str(run),
@@ -91,8 +91,8 @@ def run_candidate(request: CandidateRequest, progress: Progress) -> CandidateRep
             "options": request.options,
             "versions": dict(device.versions()),
         },
-        deterministic=deterministic,
-        spread=spread,
+        deterministic=repeatability.identical,
+        spread=repeatability.spread,
         weights_different=different[:_NAMES_SHOWN],
         untied=_untied(section, loaded.model),
         notes=[*loaded.notes, *candidate.notes],
@@ -171,39 +171,49 @@ class _Candidate:
         )
         return [note]
 
-    def write(self, writer: TraceWriter, progress: Progress) -> tuple[bool, float]:
-        """All passes; returns whether two runs agree bit for bit, and by how much they differ."""
+    def write(self, writer: TraceWriter, progress: Progress) -> Repeatability:
+        """Make all passes. Returns: whether the candidate gives the same numbers again."""
+        repeated = RepeatedWorks(self._works)
         with progress.step("candidate: generates"):
-            sampling = self._golden.inputs.sampling
-            free = [run_free(self._side, work, sampling) for work in self._works]
-        self._attach(writer, "tokens", [item.tokens for item in free])
-        # The first batch, and the last, which is the longest and comes in chunks.
-        repeated = sorted({0, len(self._works) - 1})
-        tokens = self._expected("tokens")
-        if self._level == "tokens":
-            tokens = [item.tokens for item in free]
-            first = [free[number].logits for number in repeated]
-            del free
-        else:
-            # Logits grow with the text: none are kept longer than they are needed.
-            del free
+            own = self._generate(writer, repeated)
+        tokens = own
+        if self._level != "tokens":
+            tokens = self._expected("tokens")
             with progress.step("candidate: reference's tokens are forced"):
-                forced = self._forced(tokens, writer)
-            self._attach(writer, "logits", [item.logits for item in forced])
+                self._force(writer, tokens, repeated)
             self._score(writer, tokens)
-            first = [forced[number].logits for number in repeated]
-            del forced
         with progress.step("candidate: runs again, for the same numbers"):
-            again = [
-                run_forced(self._side, self._works[number], tokens[number]).logits
-                for number in repeated
-            ]
-        repeatability = _compare_runs(again, first)
-        del again, first
+            repeatability = repeated.run_again(self._side, tokens)
         if self._level == "modules":
             with progress.step("candidate: every module is measured"):
                 self._replay(writer, tokens)
         return repeatability
+
+    def _generate(self, writer: TraceWriter, repeated: RepeatedWorks) -> list[Tensor]:
+        sampling = self._golden.inputs.sampling
+        tokens = []
+        for number, work in enumerate(self._works):
+            free = run_free(self._side, work, sampling)
+            tokens.append(free.tokens)
+            if self._level == "tokens":
+                repeated.offer(number, free.logits)
+        self._attach(writer, "tokens", tokens)
+        return tokens
+
+    def _force(self, writer: TraceWriter, tokens: list[Tensor], repeated: RepeatedWorks) -> None:
+        # Hooks would cut a compiled model into pieces.
+        measured = self._level == "modules" and not self._compiled
+        meter = DriftMeter(self._section.trace) if measured else None
+
+        def logits() -> Iterator[Tensor]:
+            forced = run_all_forced(self._side, self._works, tokens, meter)
+            for number, generated in enumerate(forced):
+                repeated.offer(number, generated.logits)
+                yield generated.logits
+
+        self._attach(writer, "logits", logits())
+        if meter is not None:
+            writer.attach_json("drift", meter.relative_errors())
 
     def _score(self, writer: TraceWriter, tokens: list[Tensor]) -> None:
         """What the sampler makes of the reference's logits."""
@@ -211,10 +221,10 @@ class _Candidate:
             return
         logits = self._expected("logits")
         sampling = self._golden.inputs.sampling
-        scores = [
+        scores = (
             processed_scores(self._side, work, forced, expected, sampling)
             for work, forced, expected in zip(self._works, tokens, logits, strict=True)
-        ]
+        )
         self._attach(writer, "scores", scores)
 
     def _replay(self, writer: TraceWriter, tokens: list[Tensor]) -> None:
@@ -226,18 +236,6 @@ class _Candidate:
         data, sums = results.to_parts()
         writer.attach_json("replay", data)
         writer.attach("replay-sums", sums)
-
-    def _forced(self, tokens: list[Tensor], writer: TraceWriter) -> list[Generated]:
-        if self._level != "modules" or self._compiled:
-            # Hooks would cut a compiled model into pieces.
-            return [
-                run_forced(self._side, work, row)
-                for work, row in zip(self._works, tokens, strict=True)
-            ]
-        meter = DriftMeter(self._section.trace)
-        forced = run_forced_measured(self._side, self._works, tokens, meter)
-        writer.attach_json("drift", meter.relative_errors())
-        return forced
 
     def _expected(self, name: str) -> list[Tensor]:
         """The golden's tensors, cut as the work is cut."""
@@ -253,23 +251,12 @@ class _Candidate:
             for tensor in (by_batch[work.source.batch],)
         ]
 
-    def _attach(self, writer: TraceWriter, name: str, tensors: list[Tensor]) -> None:
-        """Store results by batch of the golden, rows put together again."""
-        by_batch: dict[str, list[Tensor]] = {}
-        for work, tensor in zip(self._works, tensors, strict=True):
-            by_batch.setdefault(str(work.source.batch), []).append(tensor)
-        writer.attach(name, {number: torch.cat(rows) for number, rows in by_batch.items()})
-
-
-def _compare_runs(again: list[Tensor], first: list[Tensor]) -> tuple[bool, float]:
-    if all(map(torch.equal, again, first)):
-        return True, 0.0
-    difference = sum(
-        float((one.double() - other.double()).pow(2).sum())
-        for one, other in zip(again, first, strict=True)
-    )
-    scale = sum(float(one.double().pow(2).sum()) for one in first)
-    return False, math.sqrt(difference / max(scale, 1e-300))
+    def _attach(self, writer: TraceWriter, name: str, tensors: Iterable[Tensor]) -> None:
+        """Store results, in the order of the work, by batch of the golden: rows put together."""
+        by_work = zip(self._works, tensors, strict=True)
+        for batch, group in groupby(by_work, key=lambda pair: pair[0].source.batch):
+            rows = [tensor for _, tensor in group]
+            attach_batch(writer, name, batch, rows[0] if len(rows) == 1 else torch.cat(rows))
 
 
 def _different_weights(section: GoldenSection, model: nn.Module) -> list[str]:

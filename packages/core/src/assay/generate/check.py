@@ -1,6 +1,5 @@
 """`assay check generate` from the outside: separate processes, one verdict, files in a folder."""
 
-import importlib
 import sys
 import threading
 from collections.abc import Sequence
@@ -103,9 +102,8 @@ def _require_readable(inputs: InputOptions) -> None:
 
 def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Verdict:
     """Run both sides, judge, and write verdict.json and measurements.jsonl into `folder`."""
-    for run in (check.reference, check.candidate):
-        if run is not None:  # before anything is computed
-            require_run(parse_run(run))
+    from assay.runs.forking import begin_preload  # slow for --help
+
     load_limits(check.limits)
     CandidateOptions.parse(check.options)
     _require_readable(check.inputs)
@@ -113,6 +111,10 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         find_plugin_file(check.setup)
     if check.golden is not None and not check.golden.is_dir():
         raise UsageError(f"there is no folder {check.golden}")
+    begin_preload(PRELOAD)
+    for run in (check.reference, check.candidate):
+        if run is not None:  # before anything is computed
+            require_run(parse_run(run))
     _import_meanwhile("assay.generate.judging", "assay.report.publish")
     workers = Workers(folder, progress)
     golden = check.golden or _capture_golden(check, workers)
@@ -150,11 +152,12 @@ def _write_verdict(folder: Path, verdict: Verdict) -> Verdict:
 def _import_meanwhile(*modules: str) -> None:
     """Import what comes after the other processes while they run: torch takes a second or two."""
 
+    from assay.runs.forking import import_to_stay
+
     def import_all() -> None:
         # What cannot be imported is told by whoever needs it.
         with suppress(ImportError):
-            for module in modules:
-                importlib.import_module(module)
+            import_to_stay(*modules)
 
     threading.Thread(target=import_all, daemon=True).start()
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from assay.comparing.limits import Limits
 from assay.dtypes import float_format
+from assay.generate.attached import attached_batches
 from assay.generate.golden import GoldenSection
 from assay.generate.requests import CandidateReport, GoldenManifest
 from assay.generate.requests import Level as Depth
@@ -41,8 +42,7 @@ class Evidence:
 
     def actual(self, name: str) -> list[Tensor]:
         """The candidate's tensors of each batch: tokens, logits, scores."""
-        stored = self.candidate.attachment(name)
-        return [stored[str(batch.number)] for batch in self.section.batches]
+        return attached_batches(self.candidate, name, self.section.batches)
 
     def expected(self, name: str) -> list[Tensor]:
         """The golden's tensors of each batch: tokens, logits, noise-logits, scores."""

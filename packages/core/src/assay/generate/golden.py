@@ -6,7 +6,6 @@ logits, and what the noise run in this dtype measured.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +19,7 @@ from assay.devices.base import Device
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
+from assay.generate.attached import attach_batch, attached_batches
 from assay.generate.passes import (
     Side,
     Work,
@@ -27,8 +27,7 @@ from assay.generate.passes import (
     find_pointwise,
     record,
     replay,
-    run_forced,
-    run_forced_measured,
+    run_all_forced,
     run_free,
     whole_batches,
 )
@@ -39,6 +38,7 @@ from assay.generate.requests import (
     ModelIdentity,
     Section,
 )
+from assay.generate.repeating import RepeatedWorks
 from assay.generate.sampler import processed_scores
 from assay.inputs import (
     Batch,
@@ -93,8 +93,7 @@ class GoldenSection:
 
     def tensors(self, name: str) -> list[Tensor]:
         """What is attached under `name` for each batch: tokens, logits, noise-logits, scores."""
-        stored = self.trace.attachment(name)
-        return [stored[str(batch.number)] for batch in self.batches]
+        return attached_batches(self.trace, name, self.batches)
 
     def noise(self) -> ReplayResults:
         """What the noise run measured."""
@@ -269,18 +268,18 @@ class _Capture:
 
     def run_yardstick(self, side: Side) -> None:
         """Free generation, and the replayable pass with its tokens forced."""
-        with self.progress.step("reference: generates"):
-            # Its logits are those of teacher forcing: the same calls with the same tokens.
-            free = [run_free(side, work, self.request.inputs.sampling) for work in self.works]
-            self.tokens = [generated.tokens for generated in free]
-            logits = [generated.logits for generated in free]
+        sampling = self.request.inputs.sampling
         self.writer.attach_json("inputs", self.plan.to_json())
-        self._attach("tokens", self.tokens)
-        self._attach("logits", logits)
+        with self.progress.step("reference: generates"):
+            for work in self.works:
+                # Its logits are those of teacher forcing: the same calls with the same tokens.
+                free = run_free(side, work, sampling)
+                self.tokens.append(free.tokens)
+                self._attach("tokens", work, free.tokens)
+                self._attach("logits", work, free.logits)
+                del free
         if side.loaded.can_generate:
-            self._attach("scores", self._scores(side, logits))
-        # They grow with the text: none are kept while modules are recorded.
-        del free, logits
+            self._attach_scores(side)
         if self.request.level == "modules":
             with self.progress.step("reference: every module is recorded"):
                 record(side, self.works, self.tokens, self.writer, self.border)
@@ -298,17 +297,7 @@ class _Capture:
             add_biases_last(loaded.model)
             side = Side(loaded, self.device)
             trace = Trace.open(self.writer.folder)
-            logits = self._noise_logits(side, trace)
-            # As the candidate does it: the first batch, and the last, which comes in chunks.
-            deterministic = all(
-                torch.equal(
-                    run_forced(side, self.works[number], self.tokens[number]).logits,
-                    logits[number],
-                )
-                for number in {0, len(self.works) - 1}
-            )
-        self._attach("noise-logits", logits)
-        del logits
+            deterministic = self._attach_noise_logits(side, trace)
         self.writer.attach_json("weights", weight_hashes(side.loaded.model))
         if self.request.level == "modules":
             with self.progress.step("noise run: every module is measured"):
@@ -325,24 +314,24 @@ class _Capture:
             num_calls=len(trace.calls),
         )
 
-    def _noise_logits(self, side: Side, trace: Trace) -> list[Tensor]:
-        if self.request.level != "modules":
-            return [
-                run_forced(side, work, tokens).logits
-                for work, tokens in zip(self.works, self.tokens, strict=True)
-            ]
-        meter = DriftMeter(trace)
-        forced = run_forced_measured(side, self.works, self.tokens, meter)
-        self.writer.attach_json("noise-drift", meter.relative_errors())
-        return [item.logits for item in forced]
-
-    def _scores(self, side: Side, logits: list[Tensor]) -> list[Tensor]:
+    def _attach_scores(self, side: Side) -> None:
+        logits = attached_batches(Trace.open(self.writer.folder), "logits", self.plan.batches)
         sampling = self.request.inputs.sampling
-        return [
-            processed_scores(side, work, tokens, expected, sampling)
-            for work, tokens, expected in zip(self.works, self.tokens, logits, strict=True)
-        ]
+        for work, tokens, expected in zip(self.works, self.tokens, logits, strict=True):
+            scores = processed_scores(side, work, tokens, expected, sampling)
+            self._attach("scores", work, scores)
 
-    def _attach(self, name: str, tensors: Sequence[Tensor]) -> None:
-        numbered = {str(work.batch.number): t for work, t in zip(self.works, tensors, strict=True)}
-        self.writer.attach(name, numbered)
+    def _attach_noise_logits(self, side: Side, trace: Trace) -> bool:
+        """Returns whether two runs agree bit for bit."""
+        meter = DriftMeter(trace) if self.request.level == "modules" else None
+        forced = run_all_forced(side, self.works, self.tokens, meter)
+        repeated = RepeatedWorks(self.works)
+        for number, (work, generated) in enumerate(zip(self.works, forced, strict=True)):
+            self._attach("noise-logits", work, generated.logits)
+            repeated.offer(number, generated.logits)
+        if meter is not None:
+            self.writer.attach_json("noise-drift", meter.relative_errors())
+        return repeated.run_again(side, self.tokens).identical
+
+    def _attach(self, name: str, work: Work, tensor: Tensor) -> None:
+        attach_batch(self.writer, name, work.batch.number, tensor)

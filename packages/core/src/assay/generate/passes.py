@@ -101,18 +101,23 @@ def record(
             run_forced(side, work, tokens_BN)
 
 
-def run_forced_measured(
-    side: Side, works: Sequence[Work], tokens: Sequence[Tensor], meter: DriftMeter
-) -> list[Generated]:
-    """`run_forced` for all work, with the error that accumulates measured on the way."""
+def run_all_forced(
+    side: Side, works: Sequence[Work], tokens: Sequence[Tensor], meter: DriftMeter | None
+) -> Iterator[Generated]:
+    """`run_forced` for all work, one after the other as they are asked for.
+
+    meter: measures on the way the error that accumulates.
+    """
+    if meter is None:
+        for work, tokens_BN in zip(works, tokens, strict=True):
+            yield run_forced(side, work, tokens_BN)
+        return
     watch = Watch(meter)
-    results = []
     with watch.attached(side.loaded.model):
         for work, tokens_BN in zip(works, tokens, strict=True):
             meter.source = work.source
             watch.begin_batch(work.batch.number, timeline_of(work.batch))
-            results.append(run_forced(side, work, tokens_BN))
-    return results
+            yield run_forced(side, work, tokens_BN)
 
 
 def find_pointwise(side: Side, work: Work) -> frozenset[str]:

@@ -1,9 +1,12 @@
 """Imported by the fork server of a check: what both sides need, and nothing that runs."""
 
-import transformers.models.auto.modeling_auto
-import transformers.models.llama.modeling_llama  # noqa: F401 - what decoders have in common
+from assay.runs.forking import import_to_stay
 
-import assay.generate.candidate
-import assay.generate.closer
-import assay.generate.equivalence
-import assay.generate.golden  # noqa: F401 - imported for those that are forked
+import_to_stay(
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",  # what decoders have in common
+    "assay.generate.candidate",
+    "assay.generate.closer",
+    "assay.generate.equivalence",
+    "assay.generate.golden",
+)

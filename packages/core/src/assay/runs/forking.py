@@ -4,6 +4,8 @@ Importing torch and transformers takes longer than a small check. A fork server 
 every process forked from it is as fresh as a new one, because nothing but imports ever ran there.
 """
 
+import gc
+import importlib
 import multiprocessing
 import os
 import runpy
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.reduction import DupFd
 from typing import IO, Any, cast
@@ -41,6 +44,27 @@ class ForkedProcess:
         return code
 
 
+def begin_preload(modules: Sequence[str]) -> None:
+    """Have the fork server import `modules`, and go on meanwhile. The first caller decides."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
+    forkserver.ensure_running()
+
+
+def import_to_stay(*modules: str) -> None:
+    """Import what every fork shares, for the modules that a fork server preloads.
+
+    The garbage collector stays off, which saves a fifth of the time, and never visits what is
+    here afterwards: that would only unshare its pages.
+    """
+    gc.disable()
+    try:
+        for module in modules:
+            importlib.import_module(module)
+        gc.freeze()
+    finally:
+        gc.enable()
+
+
 def start_forked(
     module: str, request_file: str, environment: Mapping[str, str], preload: Sequence[str]
 ) -> ForkedProcess:
@@ -48,8 +72,8 @@ def start_forked(
 
     preload: modules that the fork server imports. The first caller decides.
     """
+    begin_preload(preload)
     context: ForkServerContext = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(preload))
     output, child_output = os.pipe()
     child_input, stdin = os.pipe()
     try:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,6 +40,17 @@ def logits_of_batches(seed: int, size: float = 1.0) -> dict[str, Tensor]:
     }
 
 
+@dataclass
+class Results:
+    """A candidate's trace, by name and batch."""
+
+    stored: dict[str, dict[str, Tensor]]
+
+    def attachment(self, name: str) -> dict[str, Tensor]:
+        kind, _, batch = name.rpartition(".")
+        return {"values": self.stored[kind][batch]}
+
+
 @pytest.fixture
 def make_evidence() -> MakeEvidence:
     """Evidence of a healthy candidate, but for what is given."""
@@ -71,7 +82,7 @@ def make_evidence() -> MakeEvidence:
             model=SimpleNamespace(can_generate=can_generate),
             inputs=SimpleNamespace(sampling=sampling or {}),
         )
-        results: Any = SimpleNamespace(attachment=candidate.__getitem__)
+        results: Any = Results(candidate)
         sections: Any = section
         report: Any = SimpleNamespace()
         return Evidence(manifest, sections, results, report, load_limits())
@@ -83,7 +94,7 @@ def changed(
     evidence: Any, name: str, batch: str, change: Callable[[Tensor], None]
 ) -> dict[str, Tensor]:
     values = {
-        number: value.clone() for number, value in evidence.candidate.attachment(name).items()
+        number: value.clone() for number, value in evidence.candidate.stored[name].items()
     }
     change(values[batch])
     return values
@@ -197,8 +208,8 @@ def test_near_tie_passes_and_is_told(make_evidence: MakeEvidence) -> None:
     first, second = evidence.expected("logits")[0][0, 1].topk(2).indices.tolist()
     for side in (*evidence.expected("logits")[:1], *evidence.expected("noise-logits")[:1]):
         side[0, 1, second] = side[0, 1, first] - 1e-4
-    evidence.candidate.attachment("tokens")["0"] = evidence.expected("tokens")[0].clone()
-    evidence.candidate.attachment("tokens")["0"][0, 1] = second
+    evidence.candidate.stored["tokens"]["0"] = evidence.expected("tokens")[0].clone()
+    evidence.candidate.stored["tokens"]["0"][0, 1] = second
 
     result = judge_tokens_level(evidence)
 
