@@ -17,7 +17,9 @@ DECODERS = ("micro:llama", "micro:mistral", "micro:gemma2", "micro:mixtral")
 EAGER_ONLY = ("micro:gemma2",)  # sdpa has no soft caps
 WITH_EXPERTS = ("micro:mixtral",)
 RANK_TRAINERS = ("reference", "ddp", "fsdp")
+DIVIDED = ("micro:llama", "micro:mistral", "micro:mixtral")
 
+Mesh = tuple[tuple[str, int], ...]
 Options = tuple[tuple[str, object], ...]
 AS_BY_DEFAULT: Options = ()
 OTHER_STEPS: tuple[Options, ...] = (
@@ -28,6 +30,8 @@ OTHER_STEPS: tuple[Options, ...] = (
 )
 FOUR_MICRO_BATCHES = OTHER_STEPS[2]
 ADAPTER: Options = (("lora", True),)
+# Stages of a pipeline pass on tensors of one shape.
+IN_STAGES: Options = (("equal_lengths", True), ("micro_batches", 4))
 OTHER_ADAPTER: Options = (("lora", True), ("seed", 1), ("micro_batches", 3))
 
 # 3.76 times the noise (limit 3.5) in gradients of experts; with three other seeds 3.1 to 3.45.
@@ -58,7 +62,7 @@ class TrainingVariant:
     device: str = "cpu"
     setup: str | None = None
     trainer: str | None = None
-    mesh: tuple[tuple[str, int], ...] = ()
+    mesh: Mesh = ()
     features: tuple[str, ...] = ()
     options: Options = AS_BY_DEFAULT
     known: str = ""
@@ -94,6 +98,9 @@ def training_variants() -> Iterator[TrainingVariant]:
             yield from _adapters(model, dtype)
             yield from _random_weights(model, dtype)
             yield from _two_ranks(model, dtype)
+        for model in DIVIDED:
+            yield _on_ranks(model, dtype, "tensor-parallel", (("tp", 2),))
+            yield _on_ranks(model, dtype, "pipeline", (("pp", 2),), options=IN_STAGES)
         yield from _ranks_of_llama(dtype)
 
 
@@ -142,35 +149,40 @@ def _random_weights(model: str, dtype: str) -> Iterator[TrainingVariant]:
 
 def _two_ranks(model: str, dtype: str) -> Iterator[TrainingVariant]:
     for trainer in RANK_TRAINERS:
-        yield _spread(model, dtype, trainer)
+        yield _on_ranks(model, dtype, trainer)
     if dtype != "float32":
-        yield _spread(model, dtype, "fsdp", features=("mixed-precision",))
+        yield _on_ranks(model, dtype, "fsdp", features=("mixed-precision",))
 
 
 def _ranks_of_llama(dtype: str) -> Iterator[TrainingVariant]:
-    model = "micro:llama"
+    model, four = "micro:llama", FOUR_MICRO_BATCHES
     for trainer in RANK_TRAINERS:
-        yield _spread(model, dtype, trainer, features=("recompute",))
-        yield _spread(model, dtype, trainer, options=ADAPTER)
-        yield _spread(model, dtype, trainer, device="sim:split2")
-        yield _spread(model, dtype, trainer, options=FOUR_MICRO_BATCHES)
-        yield _spread(model, dtype, trainer, 4, options=FOUR_MICRO_BATCHES)
-    yield _spread(model, dtype, "fsdp", features=("cpu-offload",))
-    yield _spread(model, dtype, "fsdp", features=("cpu-offload", "recompute"))
+        yield _on_ranks(model, dtype, trainer, features=("recompute",))
+        yield _on_ranks(model, dtype, trainer, options=ADAPTER)
+        yield _on_ranks(model, dtype, trainer, device="sim:split2")
+        yield _on_ranks(model, dtype, trainer, options=four)
+        yield _on_ranks(model, dtype, trainer, (("dp", 4),), options=four)
+    yield _on_ranks(model, dtype, "fsdp", features=("cpu-offload",))
+    yield _on_ranks(model, dtype, "fsdp", features=("cpu-offload", "recompute"))
+    for mesh in ((("tp", 4),), (("dp", 2), ("tp", 2))):
+        yield _on_ranks(model, dtype, "tensor-parallel", mesh)
+    yield _on_ranks(model, dtype, "tensor-parallel", (("tp", 2),), device="sim:split2")
+    for mesh in ((("pp", 4),), (("tp", 2), ("pp", 2)), (("dp", 2), ("pp", 2))):
+        yield _on_ranks(model, dtype, "pipeline", mesh, options=IN_STAGES)
 
 
-def _spread(
+def _on_ranks(
     model: str,
     dtype: str,
     trainer: str,
-    size: int = 2,
+    mesh: Mesh = (("dp", 2),),
     *,
     device: str = "cpu",
     features: tuple[str, ...] = (),
     options: Options = AS_BY_DEFAULT,
 ) -> TrainingVariant:
-    way = ", ".join((f"{trainer} on {size} ranks", *features))
-    mesh = (("dp", size),)
+    ranks = ", ".join(f"{axis}={size}" for axis, size in mesh)
+    way = ", ".join((f"{trainer} on ranks {ranks}", *features))
     return TrainingVariant(
         model, dtype, way, device, None, trainer, mesh, features, options
     )  # fmt: skip
