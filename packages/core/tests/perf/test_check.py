@@ -98,7 +98,9 @@ def test_a_check_costs_little_more_than_its_three_generations(
 def write_prompts(path: Path, input_ids: torch.Tensor, num_batches: int) -> Path:
     """As many batches of prompts, none like another: equal content is stored once."""
     rows = [ids for shift in range(num_batches) for ids in (input_ids + shift).tolist()]
-    path.write_text("".join(json.dumps({"ids": [i % VOCABULARY for i in ids]}) + "\n" for ids in rows))
+    path.write_text(
+        "".join(json.dumps({"ids": [i % VOCABULARY for i in ids]}) + "\n" for ids in rows)
+    )
     return path
 
 

@@ -27,8 +27,8 @@ from assay.generate.passes import (
     single_rows,
     whole_batches,
 )
+from assay.generate.repeating import Repeatability, RepeatedWorks
 from assay.generate.requests import LEVELS, CandidateReport, CandidateRequest, GoldenManifest
-from assay.generate.repeating import RepeatedWorks, Repeatability
 from assay.generate.sampler import processed_scores
 from assay.locating.drift import DriftMeter
 from assay.locating.replay import Replayer
@@ -124,10 +124,12 @@ def check_same_inputs(
     same_plan = plan_inputs(wanted, loaded).content_hash == golden.inputs_hash
     if same_plan and wanted.sampling == golden.inputs.sampling:
         return
-    was = ", ".join(f"{name}={getattr(golden.inputs, name)!r}" for name in different or given)
+    was = ", ".join(f"{name}={getattr(golden.inputs, name)!r}" for name in different)
     raise UsageError(
         f"the golden has other inputs: it was captured with {was}; leave these options out, or"
         " capture a golden with them"
+        if different
+        else "the golden has other inputs: the prompts have changed since; capture it again"
     )
 
 

@@ -151,7 +151,6 @@ def _write_verdict(folder: Path, verdict: Verdict) -> Verdict:
 
 def _import_meanwhile(*modules: str) -> None:
     """Import what comes after the other processes while they run: torch takes a second or two."""
-
     from assay.runs.forking import import_to_stay
 
     def import_all() -> None:

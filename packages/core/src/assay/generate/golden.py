@@ -31,6 +31,7 @@ from assay.generate.passes import (
     run_free,
     whole_batches,
 )
+from assay.generate.repeating import RepeatedWorks
 from assay.generate.requests import (
     CaptureRequest,
     GoldenManifest,
@@ -38,7 +39,6 @@ from assay.generate.requests import (
     ModelIdentity,
     Section,
 )
-from assay.generate.repeating import RepeatedWorks
 from assay.generate.sampler import processed_scores
 from assay.inputs import (
     Batch,

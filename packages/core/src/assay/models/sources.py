@@ -11,6 +11,8 @@ from assay.models.micro import RECIPES, Recipe, find_recipe
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 _TRUTH = {"0": False, "1": True}
+# How many folders a message names.
+_NUM_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,20 @@ def resolve_model(reference: str) -> ModelSource:
             f"model {reference!r}: no such folder, and no name that a hub could have;"
             f" the recipes are {_recipe_list()}"
         )
+    if len(folder.parts) > 1 and folder.parent.is_dir():
+        raise UsageError(f"there is no folder {folder}; {_list_folders(folder.parent)}")
     return ModelSource(reference, "hub")
+
+
+def _list_folders(parent: Path) -> str:
+    """What is in `parent` instead, without what is hidden."""
+    names = sorted(
+        path.name for path in parent.iterdir() if path.is_dir() and not path.name.startswith(".")
+    )
+    if not names:
+        return f"in {parent} there are none"
+    more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
+    return f"in {parent} there are: {', '.join(names[:_NUM_NAMED])}{more}"
 
 
 def _resolve_recipe(reference: str) -> ModelSource:

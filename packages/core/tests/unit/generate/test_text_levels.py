@@ -93,9 +93,7 @@ def make_evidence() -> MakeEvidence:
 def changed(
     evidence: Any, name: str, batch: str, change: Callable[[Tensor], None]
 ) -> dict[str, Tensor]:
-    values = {
-        number: value.clone() for number, value in evidence.candidate.stored[name].items()
-    }
+    values = {number: value.clone() for number, value in evidence.candidate.stored[name].items()}
     change(values[batch])
     return values
 

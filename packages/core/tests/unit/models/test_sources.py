@@ -63,6 +63,41 @@ def test_what_is_neither_recipe_nor_folder_may_be_a_hub_name() -> None:
     assert (source.kind, source.folder, source.recipe) == ("hub", None, None)
 
 
+@pytest.mark.parametrize(
+    ("folders", "said"),
+    [
+        ((), "there is no folder models/lama; in models there are none"),
+        ((".git",), "there is no folder models/lama; in models there are none"),
+        (("llama", "gemma"), "there is no folder models/lama; in models there are: gemma, llama"),
+        (
+            tuple("gfedcba"),
+            "there is no folder models/lama; in models there are: a, b, c, d, e and 2 more",
+        ),
+    ],
+    ids=["empty", "hidden", "two", "seven"],
+)
+def test_a_mistyped_folder_is_not_asked_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in folders:
+        (tmp_path / "models" / folder).mkdir(parents=True)
+    (tmp_path / "models").mkdir(exist_ok=True)
+    (tmp_path / "models/README.md").touch()
+    with pytest.raises(UsageError) as caught:
+        resolve_model("models/lama")
+    assert str(caught.value) == said
+
+
+def test_a_file_called_like_an_owner_leaves_the_hub_name_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some-owner").touch()
+    assert resolve_model("some-owner/some.model-7B").kind == "hub"
+    assert resolve_model("gpt2").kind == "hub"
+
+
 def test_resolving_loads_no_torch() -> None:
     code = (
         "import sys, assay.models, assay.inputs; assay.models.resolve_model('micro:llama');"
