@@ -30,6 +30,10 @@ OTHER_STEPS: tuple[Options, ...] = (
 )
 FOUR_MICRO_BATCHES = OTHER_STEPS[2]
 ADAPTER: Options = (("lora", True),)
+# Masks of dropout are drawn by rank.
+ADAPTER_IN_STAGES: Options = (
+    ("lora", True), ("adapter_dropout", 0.0), ("equal_lengths", True), ("micro_batches", 4)
+)  # fmt: skip
 # Stages of a pipeline pass on tensors of one shape.
 IN_STAGES: Options = (("equal_lengths", True), ("micro_batches", 4))
 OTHER_ADAPTER: Options = (("lora", True), ("seed", 1), ("micro_batches", 3))
@@ -169,6 +173,7 @@ def _ranks_of_llama(dtype: str) -> Iterator[TrainingVariant]:
     yield _on_ranks(model, dtype, "tensor-parallel", (("tp", 2),), device="sim:split2")
     for mesh in ((("pp", 4),), (("tp", 2), ("pp", 2)), (("dp", 2), ("pp", 2))):
         yield _on_ranks(model, dtype, "pipeline", mesh, options=IN_STAGES)
+    yield _on_ranks(model, dtype, "pipeline", (("pp", 2),), options=ADAPTER_IN_STAGES)
 
 
 def _on_ranks(

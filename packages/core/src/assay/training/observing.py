@@ -110,7 +110,7 @@ class StepObserver:
             originals[SCHEDULE] = schedule
             setattr(self.trainer, SCHEDULE, _bind(self._run_schedule, schedule))
         try:
-            with self.watch.attached(self.trainer.model):
+            with self.watch.attached(self._root):
                 yield
         finally:
             for name in originals:
@@ -209,7 +209,7 @@ class StepObserver:
             index = sum(step == self._step for step, _ in self.taken)
             self._begin_micro_batch(self._number_of(batch[index]), batch[index])
 
-        handle = self.trainer.model.register_forward_pre_hook(begin, prepend=True)
+        handle = self._root.register_forward_pre_hook(begin, prepend=True)
         try:
             result = original(*args, **kwargs)
         finally:
@@ -254,6 +254,13 @@ class StepObserver:
                     if isinstance(value, Tensor) and value.ndim:
                         self.keeper.meet(item.spot("optimizer", name), whole(value))
         return result
+
+    @property
+    def _root(self) -> nn.Module:
+        """What is called for a micro-batch: a schedule calls a stage without its wrapper."""
+        scheduled = callable(getattr(self.trainer, SCHEDULE, None))
+        root: nn.Module = self.trainer.network if scheduled else self.trainer.model
+        return root
 
     @property
     def _dtype(self) -> str:

@@ -7,10 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from assay.stages import StepReport
+from assay.stages import StepReport, TrainingPlan
 from assay.training.batches import MicroBatch, count_label_tokens
 from assay.training.reference import ReferenceTrainer
 from assay.training.trainers.ddp import DDPTrainer
+from assay.training.trainers.pipeline import PipelineTrainer
 
 NORM = "model.layers.1.input_layernorm.weight"
 GATE = "model.layers.2.mlp.gate_proj.weight"
@@ -108,3 +109,15 @@ class RouterStaysLocal(DDPTrainer):
             model, [GATE]
         )
         return super().spread(model)
+
+
+class AdapterOfOneStageScaled(PipelineTrainer):
+    """The last stage's adapters count for a tenth more."""
+
+    def build_model(self, plan: TrainingPlan) -> nn.Module:
+        model = super().build_model(plan)
+        for module in model.modules():
+            scaling = getattr(module, "scaling", None)
+            if isinstance(scaling, dict) and self.stages.index == self.stages.size - 1:
+                scaling["default"] *= 1.1
+        return model

@@ -49,6 +49,16 @@ def test_all_three_axes_train_as_one_process(mesh: DeviceMesh, case: Case) -> No
 
 
 @pytest.mark.parametrize("case", ["granite"], indirect=True)
+@pytest.mark.world(dp=4, tp=2, pp=4)
+def test_32_ranks_train_as_one_process(
+    mesh: DeviceMesh, case: Case, expected_of_four_rows: Record
+) -> None:
+    actual = train_stages(case.folder, mesh, rows=4)
+    assert disagreements(actual, expected_of_four_rows) == []
+    assert disagreements(actual, case.expected)  # half of the rows
+
+
+@pytest.mark.parametrize("case", ["granite"], indirect=True)
 @pytest.mark.parametrize("schedule", ["Interleaved1F1B", "LoopedBFS"])
 @pytest.mark.world(pp=2, dp=2)
 def test_several_sharded_stages_train_as_one_process(

@@ -35,6 +35,26 @@ def test_two_ranks_train_as_one_process_does(
     assert bool(unmeasured) == (trainer == "pipeline")
 
 
+def test_stages_with_adapters_train_as_one_process_does(check_plant: CheckPlant) -> None:
+    verdict = check_plant(trainer="pipeline", mesh={"pp": 2}, lora=True)
+
+    assert verdict.verdict.value == "PASS", verdict.levels
+    assert {name for name, level in verdict.levels.items() if level.compared} == LEVELS
+    assert "lora" in verdict.candidate["features"]
+
+
+def test_an_adapter_scaled_on_one_stage_is_found_there(check_plant: CheckPlant) -> None:
+    trainer = f"{PLANTS / 'ranks.py'}:AdapterOfOneStageScaled"
+    verdict = check_plant(trainer=trainer, mesh={"pp": 2}, lora=True)
+
+    assert verdict.verdict.value == "FAIL"
+    assert verdict.location is not None
+    # In the first step adapters add nothing yet: it shows on the way back, at the last one first.
+    assert (verdict.location.phase, verdict.location.rank) == ("backward", 1)
+    assert (verdict.location.module or "").startswith("model.layers.3.mlp.down_proj")
+    assert verdict.diagnosis == "module-error"
+
+
 @pytest.mark.parametrize(
     ("name", "phase", "diagnosis", "parameter"),
     [

@@ -9,8 +9,9 @@ from torch import nn
 from assay.devices.run_string import parse_run
 from assay.parallel.loading import open_weights
 from assay.parallel.pipeline import Pipeline
-from assay.parallel.stages import StagePlan, cut_stage
+from assay.parallel.stages import StagePlan, called_module, cut_stage
 from assay.stages import TrainingPlan
+from assay.training.adapters import add_lora
 from assay.training.batches import MicroBatch
 from assay.training.mesh import Axis
 from assay.training.setups import set_up
@@ -26,7 +27,7 @@ class PipelineTrainer(TensorParallelTrainer):
     `state_dict` is that of the rank's own stage.
     """
 
-    features = frozenset({"cpu-offload", "mixed-precision"})
+    features = frozenset({"lora", "cpu-offload", "mixed-precision"})
     axes = frozenset({"dp", "tp", "pp"})
 
     def build_model(self, plan: TrainingPlan) -> nn.Module:
@@ -34,7 +35,10 @@ class PipelineTrainer(TensorParallelTrainer):
         self.stages = Axis.of(self.mesh, "pp")
         if self.stages.size == 1:
             return super().build_model(plan)
-        model = self.spread(self._load_stage(plan).train())
+        stage = self._load_stage(plan)
+        if "lora" in plan.features:
+            stage = add_lora(stage, plan.adapter_dropout)
+        model = self.spread(stage.train())
         self.pipeline = Pipeline(
             {self.stages.index: model},
             self.stages.size,
@@ -50,6 +54,11 @@ class PipelineTrainer(TensorParallelTrainer):
     def divided_modules(self) -> frozenset[str]:
         """What holds layers of several stages: each rank runs it for its own."""
         return frozenset({"", "model"}) if self.stages.size > 1 else frozenset()
+
+    @property
+    def network(self) -> nn.Module:
+        """What the schedule calls for each micro-batch."""
+        return called_module(self.model)
 
     def _load_stage(self, plan: TrainingPlan) -> nn.Module:
         if plan.setup is not None:
