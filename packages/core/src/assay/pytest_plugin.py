@@ -203,16 +203,28 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     config = pyfuncitem.config
     run = config.stash[SESSION].run
     seconds = _timeout_seconds(pyfuncitem)
+    limits = Limits.within(seconds) if seconds else Limits()
+    stops: bool = config.getoption("usepdb")
+    if stops:
+        from assay.testing.debugging import WITHOUT_HURRY
+
+        limits = WITHOUT_HURRY
+        # Plugins that end tests wait from now on.
+        config.hook.pytest_enter_pdb(config=config, pdb=None)
     world = World(
         WorldMark.read(mark.args, mark.kwargs).axes,
         device=run.device if run else "cpu",
-        limits=Limits.within(seconds) if seconds else Limits(),
+        limits=limits,
     )
     try:
         run_test_in_world(pyfuncitem, world)
     except WorldSkipped as skipped:
         raise pytest.skip.Exception(str(skipped), _use_item_location=True) from None
     except AssayError as error:
+        if stops:
+            from assay.testing.debugging import StoppedInRank
+
+            raise StoppedInRank(str(error)) from None
         raise pytest.fail.Exception(str(error), pytrace=False) from None
     return True
 

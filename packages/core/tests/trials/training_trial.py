@@ -62,11 +62,19 @@ def train(group: TrainingGroup) -> list[TrainingOutcome]:
     """Record the golden, check its candidates in their order, and remove all files."""
     golden = group.folder / "golden"
     noise = TrainCheck(group.options, REFERENCE, f"cpu/{group.dtype}")
-    record_golden(noise, golden, SilentProgress())
     try:
+        record_golden(noise, golden, SilentProgress())
         return [_check(group, trial, golden) for trial in group.trials]
+    except AssayError as error:
+        return [_no_verdict(error) for _ in group.trials]
     finally:
         shutil.rmtree(group.folder)  # hundreds of megabytes
+
+
+def _no_verdict(error: AssayError) -> TrainingOutcome:
+    """Hours of other trials must not be lost to one that comes to nothing."""
+    verdict = Verdict(verdict=Outcome.NOT_COMPARED, notes=[f"no verdict: {error}"])
+    return TrainingOutcome(verdict, worst_readings([]), "", 0.0)
 
 
 def _check(group: TrainingGroup, trial: TrainingTrial, golden: Path) -> TrainingOutcome:
@@ -84,12 +92,10 @@ def _check(group: TrainingGroup, trial: TrainingTrial, golden: Path) -> Training
     folder.mkdir()
     try:
         verdict = check_candidate(check, golden, folder, SilentProgress())
-    except AssayError as error:
-        # Hours of other trials must not be lost to one of them.
-        verdict = Verdict(verdict=Outcome.NOT_COMPARED, notes=[f"no verdict: {error}"])
-        readings = []
-    else:
         readings = read_readings(folder / MEASUREMENTS_FILE)
-    shutil.rmtree(folder)
+    except AssayError as error:
+        return _no_verdict(error)
+    finally:
+        shutil.rmtree(folder)
     seconds = time.monotonic() - started
     return TrainingOutcome(verdict, worst_readings(readings), fingerprint(readings), seconds)

@@ -24,6 +24,7 @@ from _pytest.assertion.rewrite import rewrite_asserts
 
 from assay.errors import UsageError
 from assay.launch import Rank, RankSkipped
+from assay.testing.debugging import stop_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class BodyCall:
     files: of modules in which assertions are rewritten, by name.
     code: of the test's own module, marshalled and with rewritten assertions; b"" if it has none.
     filters: of warnings, as `warnings.filters` holds them.
+    stops_in: a folder of all ranks, where a failure is to be debugged; "" where it is not.
     """
 
     module: str
@@ -46,6 +48,7 @@ class BodyCall:
     files: Mapping[str, str] = field(default_factory=dict)
     code: bytes = b""
     filters: Sequence[Any] = ()
+    stops_in: str = ""
 
 
 class FixtureLostError(UsageError):
@@ -69,7 +72,14 @@ def run_body(rank: Rank, call: BodyCall) -> None:
     arguments |= fixtures_of(rank, call.of_rank)
     with warnings.catch_warnings():
         warnings.filters[:] = call.filters  # type: ignore[index] # a list, typed as a sequence
-        call_test(function, arguments)
+        try:
+            call_test(function, arguments)
+        except RankSkipped:
+            raise
+        except Exception as error:
+            if call.stops_in:
+                stop_at(error, rank.number, Path(call.stops_in))
+            raise
 
 
 def fixtures_of(rank: Rank, names: Iterable[str]) -> dict[str, object]:

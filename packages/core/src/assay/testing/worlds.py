@@ -116,6 +116,8 @@ def _run_in_new_ranks(
         filters=list(warnings.filters),
     )
     with TemporaryDirectory(prefix="assay-logs-") as folder:
+        if item.config.getoption("usepdb"):
+            call = replace(call, stops_in=folder)
         preload = (*world.preload, "pytest", "assay.testing.bodies", *_preloaded)
         try:
             launch_world(run_body, replace(world, preload=preload, log_folder=Path(folder)), call)

@@ -34,7 +34,7 @@ def add_lora(model: nn.Module, dropout: float) -> nn.Module:
         r=_RANK,
         lora_alpha=_ALPHA,
         lora_dropout=dropout,
-        target_modules="all-linear",
+        target_modules=_adapted(model),
         task_type="CAUSAL_LM",
     )
     with warnings.catch_warnings():
@@ -42,6 +42,20 @@ def add_lora(model: nn.Module, dropout: float) -> nn.Module:
         warnings.simplefilter("ignore", FutureWarning)
         wrapped: nn.Module = peft.get_peft_model(model, config)
     return wrapped
+
+
+def _adapted(model: Any) -> list[str]:  # noqa: ANN401 - a model of transformers
+    """Paths of the linear layers.
+
+    Named one by one: "all-linear" of peft 0.21 takes in the parameters of experts, for which it
+    has no dropout.
+    """
+    head = model.get_output_embeddings()
+    return [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head
+    ]
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
