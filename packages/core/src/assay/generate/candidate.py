@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from assay.devices.description import describe_run
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
@@ -81,15 +82,11 @@ def run_candidate(request: CandidateRequest, progress: Progress) -> CandidateRep
     with TraceWriter(request.folder, {"run": str(run)}) as writer:
         repeatability = candidate.write(writer, progress)
     return CandidateReport(
-        run={
-            "run": str(run),
-            "device": device.product(),
-            "architecture": device.architecture(),
-            "effective_precision": device.effective_precision(run.dtype),
+        run=describe_run(device, run)
+        | {
             "attention": attention_of(loaded),
             "setup": request.setup,
             "options": request.options,
-            "versions": dict(device.versions()),
         },
         deterministic=repeatability.identical,
         spread=repeatability.spread,

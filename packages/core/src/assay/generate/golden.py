@@ -16,6 +16,7 @@ from torch import Tensor
 
 from assay.comparing.results import ReplayResults
 from assay.devices.base import Device
+from assay.devices.description import describe_run
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
@@ -171,12 +172,7 @@ def capture_golden(request: CaptureRequest, progress: Progress) -> GoldenManifes
     manifest = GoldenManifest(
         schema=1,
         model=identity,
-        reference={
-            "run": str(run),
-            "device": device.product(),
-            "architecture": device.architecture(),
-            "versions": dict(device.versions()),
-        },
+        reference=describe_run(device, run),
         inputs=request.inputs,
         inputs_hash=plan.content_hash,
         level=request.level,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from assay.devices.description import describe_run
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.launch import Rank
@@ -22,7 +23,6 @@ from assay.training.free_run import run_freely
 from assay.training.golden import (
     Batches,
     ReplayedSteps,
-    attention_of,
     comparable,
     keep_no_cache,
     plan_batches,
@@ -30,7 +30,7 @@ from assay.training.golden import (
     read_pointwise,
 )
 from assay.training.observing import METHODS, named_parameters
-from assay.training.opening import open_trainer
+from assay.training.opening import attention_of, describe_trainer, open_trainer
 from assay.training.requests import CallScale, CandidateReport, CandidateRequest
 from assay.training.sharding import PartialSums
 from assay.training.spreading import Spread
@@ -99,18 +99,8 @@ class _Candidate:
         with TraceWriter(folder, {"run": str(self._run)}) as writer:
             steps.write(writer)
         report = CandidateReport(
-            run={
-                "run": str(self._run),
-                "device": device.product(),
-                "architecture": device.architecture(),
-                "effective_precision": device.effective_precision(self._run.dtype),
-                "attention": attention,
-                "trainer": request.trainer or "reference",
-                "setup": request.setup,
-                "mesh": request.mesh,
-                "features": sorted(self._plan.features),
-                "versions": dict(device.versions()),
-            },
+            run=describe_run(device, self._run)
+            | describe_trainer(request.trainer, self._plan, trainer.model),
             free=free,
             seen=steps.seen,
             invisible=_invisible(trainer),

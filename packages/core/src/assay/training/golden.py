@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from assay.devices.base import Device
+from assay.devices.description import describe_run
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
@@ -30,6 +31,7 @@ from assay.training.adapters import add_lora
 from assay.training.batches import MicroBatch, check_batch, coder_of, padded_alike, training_batches
 from assay.training.dropout import comparable_dropout
 from assay.training.observing import StepObserver, named_parameters
+from assay.training.opening import attention_of
 from assay.training.reference import ReferenceTrainer
 from assay.training.requests import ReferenceReport, ReferenceRequest, TrainOptions
 from assay.training.spreading import Spread
@@ -115,12 +117,6 @@ def read_pointwise(golden: Path) -> frozenset[str]:
     return frozenset(names)
 
 
-def attention_of(model: Any) -> str:  # noqa: ANN401 - any model
-    """Name of the attention implementation that the model uses."""
-    config = getattr(model, "config", None)
-    return str(getattr(config, "_attn_implementation", None) or "eager")
-
-
 def keep_no_cache(model: nn.Module) -> None:
     """Caches are for generation: a training step would fill one and throw it away."""
     config: Any = getattr(model, "config", None)
@@ -156,13 +152,7 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
         shared = shared_parameters(noise.trainer.model)
     return ReferenceReport(
         model=facts,
-        reference={
-            "run": str(run),
-            "device": device.product(),
-            "architecture": device.architecture(),
-            "versions": dict(device.versions()),
-            "yardstick": wide,
-        },
+        reference=describe_run(device, run) | {"yardstick": wide},
         yardstick_losses=yardstick_losses,
         noise_losses=noise_losses,
         num_trainable=facts["num_trainable"],

@@ -69,6 +69,23 @@ def open_trainer(name: str | None, plan: TrainingPlan) -> Any:  # noqa: ANN401 -
     return trainer
 
 
+def attention_of(model: Any) -> str:  # noqa: ANN401 - any model
+    """Name of the attention implementation that the model uses."""
+    config = getattr(model, "config", None)
+    return str(getattr(config, "_attn_implementation", None) or "eager")
+
+
+def describe_trainer(name: str | None, plan: TrainingPlan, model: nn.Module) -> dict[str, Any]:
+    """What a verdict says of it, as JSON values."""
+    return {
+        "attention": attention_of(model),
+        "trainer": name or "reference",
+        "setup": plan.setup,
+        "mesh": dict(plan.mesh),
+        "features": sorted(plan.features),
+    }
+
+
 def _class_of(name: str) -> Any:  # noqa: ANN401 - any trainer's class
     if name not in NAMED:
         return load_object(name)

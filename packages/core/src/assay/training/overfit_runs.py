@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from assay.devices.description import describe_run
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.launch import Rank
@@ -17,7 +18,6 @@ from assay.training.batches import MicroBatch, check_batch
 from assay.training.examining import examine, load_weights, read_trained, write_trained
 from assay.training.golden import (
     Trusted,
-    attention_of,
     comparable,
     describe_model,
     keep_no_cache,
@@ -25,7 +25,7 @@ from assay.training.golden import (
     read_golden_state,
     state_file,
 )
-from assay.training.opening import blaming, open_trainer
+from assay.training.opening import blaming, describe_trainer, open_trainer
 from assay.training.overfit_requests import (
     Curve,
     Exam,
@@ -86,13 +86,7 @@ def overfit_trusted(request: OverfitRequest, progress: Progress) -> OverfitRefer
     shares = {name: _share_changed(before[name], after[name]) for name in before}
     return OverfitReference(
         model=facts,
-        reference={
-            "run": request.reference,
-            "device": device.product(),
-            "architecture": device.architecture(),
-            "versions": dict(device.versions()),
-            "yardstick": wide,
-        },
+        reference=describe_run(device, parse_run(request.reference)) | {"yardstick": wide},
         yardstick=curve,
         noise=noise_curve,
         exam=exam,
@@ -133,18 +127,7 @@ def overfit_candidate(
         write_trained(Path(request.folder) / TRAINED, 0 if rank is None else rank.number, end)
     unmoved = sorted(name for name in start if torch.equal(start[name], end[name]))
     report = OverfitCandidate(
-        run={
-            "run": str(run),
-            "device": device.product(),
-            "architecture": device.architecture(),
-            "effective_precision": device.effective_precision(run.dtype),
-            "attention": attention_of(trainer.model),
-            "trainer": request.trainer or "reference",
-            "setup": request.setup,
-            "mesh": request.mesh,
-            "features": sorted(plan.features),
-            "versions": dict(device.versions()),
-        },
+        run=describe_run(device, run) | describe_trainer(request.trainer, plan, trainer.model),
         curve=curve,
         num_tokens=sorted(set(counts)),
         unmoved=unmoved,
