@@ -14,6 +14,7 @@ from assay.comparing.phrases import (
     describe_resolution,
     describe_sides,
     describe_statistic,
+    is_against_target,
     one_line,
 )
 from assay.sites import Phase
@@ -26,9 +27,6 @@ _ABSOLUTE = {
     "exact": "values that must be equal (integers, indices, masks) differ",
     "non-finite": "NaN or infinity where the reference is finite",
 }
-
-# These are held to what the reference reached, not to noise.
-_AGAINST_TARGET = frozenset({"overfit-loss", "overfit-exam"})
 
 # What the noise was measured over, by level.
 _SAME = {"logits": "of the same tokens", "tokens": "of the same token"}
@@ -169,7 +167,7 @@ def _describe_ratio(verdict: Verdict, evidence: Evidence) -> str:
     what = describe_statistic(verdict.statistic or "error")
     if row:
         what += f" {format_number(row.actual)}"
-    if verdict.statistic in _AGAINST_TARGET:
+    if is_against_target(verdict.statistic):
         target = f" of {format_number(row.expected)}" if row else ""
         return f"{what} = {format_number(ratio)}x the target{target}"
     if not math.isfinite(ratio):

@@ -137,6 +137,16 @@ def describe_tokens(prompt: int, first: int, last: int, step: int) -> str:
     return f"prompt {prompt}, {tokens}{decode}"
 
 
+def is_against_target(statistic: str | None) -> bool:
+    """Whether the ratio of `statistic` is to a target, and not to the noise run's error."""
+    return statistic in ("overfit-loss", "overfit-exam")
+
+
+def name_ratio(statistic: str | None) -> str:
+    """What the ratio that decides is called."""
+    return "times the target" if is_against_target(statistic) else "noise ratio"
+
+
 def describe_statistic(statistic: str) -> str:
     """What the value of `statistic` is."""
     return _STATISTICS.get(statistic, statistic)

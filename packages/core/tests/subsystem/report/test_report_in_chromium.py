@@ -201,6 +201,31 @@ def test_curves_show_their_values_under_the_pointer(chromium: Chromium, failed: 
     assert page.locator("[data-chart=kl] .plot svg").count() == 1
 
 
+def test_losses_of_overfitting_are_drawn_with_their_target(
+    chromium: Chromium, tmp_path: Path
+) -> None:
+    def loss(statistic: str, step: int, actual: float, expected: float) -> Measurement:
+        return Measurement(
+            level="overfit", module="", port="loss", statistic=statistic, step=step,
+            actual=actual, expected=expected, ratio=actual / expected,
+        )  # fmt: skip
+
+    rows = [loss("candidate-loss", step, 4.0 - step, 3.9 - step) for step in range(4)]
+    rows += [loss("noise-loss", step, 4.1 - step, 3.9 - step) for step in range(4)]
+    rows.append(loss("overfit-loss", 3, 2.5, 0.5))
+    verdict = Verdict(verdict=Outcome.FAIL, noise_ratio=5.0, limit=1.0, statistic="overfit-loss")
+    opened = chromium.open(publish_one(Report(tmp_path, verdict, rows)))
+    plot = opened.page.locator("[data-chart=losses] .plot")
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    assert box is not None
+    assert tip_at(opened.page, box["x"] + box["width"] * 3.5 / 4, box["y"] + 10) == [
+        "step 3", "candidate: 1.0", "yardstick: 0.9", "noise run: 1.1", "target: 0.5",
+    ]  # fmt: skip
+    assert opened.page.locator(".tiles dt").first.inner_text() == "times the target"
+    assert opened.complaints == []
+
+
 def test_names_of_a_run_do_nothing_but_appear(chromium: Chromium, tmp_path: Path) -> None:
     folder = write_hostile_sample(tmp_path, HOSTILE)
     opened = chromium.open(publish_one(read_report(folder)))
