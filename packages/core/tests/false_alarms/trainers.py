@@ -28,6 +28,14 @@ class OptimizerOneByOne(ReferenceTrainer):
         return torch.optim.AdamW(groups, lr=self.plan.learning_rate, foreach=False)
 
 
+class LossOfTheModel(ReferenceTrainer):
+    """The model computes its loss itself, as trainers of public libraries let it."""
+
+    def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
+        loss: Tensor = self.network(**micro_batch, num_items_in_batch=num_step_tokens).loss
+        return loss
+
+
 class LossRowByRow(ReferenceTrainer):
     """Token losses are summed within rows first, by log-sum-exp instead of cross entropy."""
 

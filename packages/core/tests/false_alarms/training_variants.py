@@ -124,7 +124,9 @@ def _one_process(model: str, dtype: str) -> Iterator[TrainingVariant]:
         yield _set_up(model, dtype, "batched_experts")
     else:
         yield _set_up(model, dtype, "fused_gate_and_up")
-    for name in ("FusedOptimizer", "OptimizerOneByOne", "LossRowByRow", "ExactClipping"):
+    for name in (
+        "FusedOptimizer", "OptimizerOneByOne", "LossOfTheModel", "LossRowByRow", "ExactClipping",
+    ):  # fmt: skip
         trainer = f"{TRAINERS}:{name}"
         yield TrainingVariant(model, dtype, _words(name), trainer=trainer)
 

@@ -60,7 +60,8 @@ class TrainingFault:
 
 def training_corpus() -> Iterator[TrainingFault]:
     """Every fault in every dtype."""
-    for part in (_losses, _reductions, _clips, _optimizers, _checkpoints, _backward, _others):
+    parts = (_losses, _reductions, _clips, _optimizers, _checkpoints, _kept, _backward, _others)
+    for part in parts:
         yield from part()
 
 
@@ -124,6 +125,17 @@ def _checkpoints() -> Iterator[TrainingFault]:
     yield from _trainer("AdapterSavedWithoutTensors", "checkpoint", "adapter-mismatch", lora=True)
 
 
+def _kept() -> Iterator[TrainingFault]:
+    for name in ("MasterWeightsForgotten", "MomentsForgottenInSecret", "OtherSettingsSaved"):
+        yield from _trainer(name, "checkpoint", "checkpoint-mismatch", file="kept")
+    yield from _trainer("OtherScaleSaved", "checkpoint", "adapter-mismatch", file="kept", lora=True)
+    for name in ("OptimizerMadeAnew", "MicroBatchesCounted", "ShrunkWhileClipping"):
+        yield from _trainer(name, "optimizer", "optimizer-update", file="kept")
+    yield from _trainer(
+        "BaseShrunkAfterwards", "optimizer", "optimizer-update", file="kept", lora=True
+    )
+
+
 def _backward() -> Iterator[TrainingFault]:
     for name, module in (
         ("key_head_detached", f"{ATTENTION}.k_proj"),
@@ -160,10 +172,11 @@ def _trainer(
     diagnosis: Diagnosis,
     module: str | None = None,
     *,
+    file: str = "trainers",
     lora: bool = False,
 ) -> Iterator[TrainingFault]:
     for dtype in BOTH:
-        yield TrainingFault(f"trainers:{name}", dtype, phase, diagnosis, module, lora=lora)
+        yield TrainingFault(f"{file}:{name}", dtype, phase, diagnosis, module, lora=lora)
 
 
 def _setup(

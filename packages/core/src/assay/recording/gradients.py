@@ -113,7 +113,7 @@ class GradientWatch:
         """As `inner` does, with crossings at the results."""
         made = dict(iterate_tensors(output, "output"))
         output = self.inner.leave(entry, output)
-        if entry.state is None:
+        if entry.state is None or _holds_own_loss(entry, made):
             return output
         return map_tensors(
             output, "output", lambda port, tensor: self._cross(entry, port, made, tensor)
@@ -196,6 +196,15 @@ class GradientRecorder:
             self.writer.add(replace(call, site=site, ports=tuple(gradients)), gradients)
         self._arrived.clear()
         self.writer.flush()
+
+
+def _holds_own_loss(entry: Entry, made: dict[str, Tensor]) -> bool:
+    """Whether the model computed its loss itself: no gradient then comes through its results.
+
+    Those of the head's results are met at the head.
+    """
+    loss = made.get("output.loss")
+    return entry.call.caller is None and loss is not None and loss.requires_grad
 
 
 def _as_it_is(gradient: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """LoRA adapters by peft, which comes with the package that trains with them."""
 
+import json
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,8 @@ from assay.errors import MachineError, UsageError
 from assay.training.sharding import put
 
 ADAPTER_FILE = "adapter_model.safetensors"
+_CONFIG_FILE = "adapter_config.json"
+_COMPUTED_WITH = ("r", "lora_alpha", "use_rslora", "use_dora", "bias", "fan_in_fan_out")
 
 # Small, for a few steps of a small model.
 _RANK, _ALPHA = 4, 8
@@ -79,6 +82,20 @@ def read_adapter(folder: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise AdapterError.damaged(path, error) from error
+
+
+def other_adapter_settings(model: Any, folder: Path) -> list[str]:  # noqa: ANN401 - of peft's
+    """Settings in an adapter's folder that change what it computes, and are not the model's.
+
+    Raises: AdapterError.
+    """
+    path = folder / _CONFIG_FILE
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AdapterError.damaged(path, error) from error
+    own = model.peft_config["default"]
+    return [name for name in _COMPUTED_WITH if saved.get(name) != getattr(own, name, None)]
 
 
 def load_adapter(model: nn.Module, folder: Path) -> None:

@@ -110,11 +110,12 @@ def write_verdict(verdict: Verdict, measurements: Iterable[Measurement], folder:
 def options_for(options: TrainOptions, mesh: Mapping[str, int]) -> TrainOptions:
     """`options` as ranks on `mesh` can train: alike on both sides.
 
-    Ranks of tp draw masks of dropout for their own features, and those of pp for their own layers,
-    which no single process draws. Pipelines send tensors of one shape.
+    Ranks draw masks of dropout for their own micro-batches, features or layers, as no single
+    process does; without dropout the losses of a free run can be compared. Pipelines send tensors
+    of one shape.
     """
     update: dict[str, Any] = {}
-    if mesh.get("tp", 1) > 1 or mesh.get("pp", 1) > 1:
+    if prod(mesh.values()) > 1:
         update["adapter_dropout"] = 0.0
     if mesh.get("pp", 1) > 1:
         update["equal_lengths"] = True

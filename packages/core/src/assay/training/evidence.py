@@ -120,7 +120,8 @@ def judge_groups(evidence: Evidence) -> dict[str, Group]:
                 port.rank = rank
                 if port.exact.num_near_ties:
                     ties.add(port.stage.module)
-            own_noise = _noise_of_stage(results, noise) if divided[rank] else noise
+            shown = any(_is_made_by_loss(*key) for key in results.ports)
+            own_noise = noise if shown and not divided[rank] else _noise_at_head(results, noise)
             _judge_rank(group, results, own_noise, broken, evidence.limits)
         if name in _BACKWARD_GROUPS:
             _leave_out(group, ties)
@@ -130,10 +131,11 @@ def judge_groups(evidence: Evidence) -> dict[str, Group]:
     return groups
 
 
-def _noise_of_stage(results: ReplayResults, noise: ReplayResults) -> ReplayResults:
-    """The noise run's results as they are for a stage of a pipeline.
+def _noise_at_head(results: ReplayResults, noise: ReplayResults) -> ReplayResults:
+    """The noise run's results where what the loss hands to the model arrives at the head.
 
-    The model itself is not measured there: what the loss hands to it arrives at the head.
+    So it is in a stage of a pipeline, where the model itself is not measured, and for a model that
+    computes its loss itself.
     """
     loss = next(
         (port for (module, name), port in noise.ports.items() if _is_made_by_loss(module, name)),
@@ -141,9 +143,17 @@ def _noise_of_stage(results: ReplayResults, noise: ReplayResults) -> ReplayResul
     )
     if loss is None:
         return noise
-    made_by_loss = Stage("", "backward")
-    arrived = {key: loss for key, port in results.ports.items() if port.stage == made_by_loss}
+    root = Stage("", "backward")
+    arrived = {
+        key: loss
+        for key, port in results.ports.items()
+        if port.stage == root and _width(port) == _width(loss)
+    }
     return replace(noise, ports=noise.ports | arrived)
+
+
+def _width(port: PortResult) -> int | None:
+    return None if port.sums.channel is None else port.sums.channel.shape[1]
 
 
 def _is_made_by_loss(module: str, port: str) -> bool:

@@ -67,9 +67,11 @@ def judge_checkpoint(evidence: Evidence) -> tuple[LevelResult, Finding | None]:
         for problem in (
             _unreadable(evidence, free),
             _wrong_files(evidence, free),
+            _wrong_settings(evidence, free),
             _wrong_state(evidence, free.not_restored, free.compared, "loading the checkpoint"),
             _wrong_state(evidence, evidence.report.not_taken, 0, "load_state_dict"),
             _other_course(evidence, rows),
+            _other_end(evidence, free),
         )
         if problem is not None
     ]
@@ -78,6 +80,8 @@ def judge_checkpoint(evidence: Evidence) -> tuple[LevelResult, Finding | None]:
         outcome, reason = Outcome.FAIL, problems[0].reason
     elif not compared or not rows:
         outcome, reason = Outcome.NOT_COMPARED, "the run was not resumed"
+    elif not free.saved_compared:
+        outcome, reason = Outcome.NOT_COMPARED, "the checkpoint has no model that users could load"
     else:
         outcome, reason = Outcome.PASS, None
     level = Level(verdict=outcome, compared=compared, reason=reason)
@@ -114,6 +118,25 @@ def _wrong_files(evidence: Evidence, free: FreeRun) -> _Problem | None:
     return _Problem(reason, Finding(diagnosis, _location(evidence, free.saved[0])))
 
 
+def _wrong_settings(evidence: Evidence, free: FreeRun) -> _Problem | None:
+    if not free.settings:
+        return None
+    reason = f"the model folder's configuration is not the model's: {name_some(free.settings)}"
+    diagnosis: Diagnosis = "adapter-mismatch" if evidence.options.lora else "checkpoint-mismatch"
+    return _Problem(reason, Finding(diagnosis, _location(evidence)))
+
+
+def _other_end(evidence: Evidence, free: FreeRun) -> _Problem | None:
+    if not free.ended_otherwise:
+        return None
+    reason = (
+        f"after the last step {len(free.ended_otherwise)} parameters and moments of the resumed run"
+        f" are not the uninterrupted run's: {name_some(free.ended_otherwise)}"
+    )
+    diagnosis: Diagnosis = "adapter-mismatch" if evidence.options.lora else "checkpoint-mismatch"
+    return _Problem(reason, Finding(diagnosis, _location(evidence)))
+
+
 def _wrong_state(evidence: Evidence, paths: list[str], compared: int, by: str) -> _Problem | None:
     if not paths:
         return None
@@ -132,7 +155,9 @@ def _wrong_state(evidence: Evidence, paths: list[str], compared: int, by: str) -
 
 def _parameter(path: str) -> str | None:
     part, _, name = path.partition(".")
-    return unwrapped_path(name) if part == "model" else None
+    # Moments have the name of their parameter and their own; ranks' parts have their number.
+    of_model = part == "model" and " " not in name
+    return unwrapped_path(name.partition("|")[0]) if of_model else None
 
 
 def _other_course(evidence: Evidence, rows: list[Measurement]) -> _Problem | None:

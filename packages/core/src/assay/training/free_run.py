@@ -12,7 +12,7 @@ from torch import Tensor
 from assay.errors import AssayError
 from assay.models import load_model
 from assay.sites import unwrapped_path
-from assay.training.adapters import adapter_tensors, read_adapter
+from assay.training.adapters import adapter_tensors, other_adapter_settings, read_adapter
 from assay.training.batches import MicroBatch
 from assay.training.observing import named_parameters
 from assay.training.opening import blaming
@@ -23,6 +23,11 @@ from assay.training.state_files import fingerprint
 from assay.training.states import State, feed_state, plain_name
 
 _NAMES_SHOWN = 50
+
+# How a model was loaded and is run, not what it computes.
+_OF_LOADING = frozenset(
+    {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"}
+)
 
 
 def run_freely(
@@ -43,14 +48,17 @@ def run_freely(
     feed_state(trainer, start, torch_device)
     run.steps = _train(trainer, request, batches[: options.resume_at], run.held)
     expected: dict[str, str] = {}
+    held: dict[str, str] = {}
     try:
         with blaming(request.trainer or "reference", "save"):
             trainer.save(folder)
         expected = fingerprint(trainer.state_dict())
+        held = _hash_of_what_is_held(trainer)
         _read_back(trainer, folder / MODEL_FOLDER, request, run)
     except (AssayError, OSError, ValueError) as error:
         run.problem = f"the checkpoint cannot be written: {error}"
     run.steps += _train(trainer, request, batches[options.resume_at :], run.held)
+    end = _hash_of_what_is_held(trainer)
     trainer.teardown()
     if run.problem is not None:
         return run
@@ -64,12 +72,14 @@ def run_freely(
     except (AssayError, OSError, ValueError, KeyError, RuntimeError) as error:
         run.problem = f"the checkpoint cannot be read: {type(error).__name__}: {error}"
         return run
-    actual = fingerprint(resumed.state_dict())
-    paths = expected.keys() | actual.keys()
-    wrong = sorted(path for path in paths if expected.get(path) != actual.get(path))
+    # Not only what the trainer says of its state: what model and optimizer hold.
+    wrong = {f"model.{path}" for path in _unequal(held, _hash_of_what_is_held(resumed))}
+    wrong |= set(_unequal(expected, fingerprint(resumed.state_dict())))
     run.generators_compared = any(path.startswith("generators") for path in expected)
-    run.not_restored, run.compared = wrong[:_NAMES_SHOWN], len(expected)
+    run.not_restored = sorted(wrong)[:_NAMES_SHOWN]
+    run.compared = len(expected) + len(held)
     run.resumed = _train(resumed, request, batches[options.resume_at :], [])
+    run.ended_otherwise = _unequal(end, _hash_of_what_is_held(resumed))[:_NAMES_SHOWN]
     resumed.teardown()
     return run
 
@@ -94,6 +104,11 @@ def _train(
     return records
 
 
+def _unequal(expected: dict[str, str], actual: dict[str, str]) -> list[str]:
+    paths = expected.keys() | actual.keys()
+    return sorted(path for path in paths if expected.get(path) != actual.get(path))
+
+
 def _hash_of_what_is_held(trainer: Any) -> dict[str, str]:  # noqa: ANN401
     """Of every parameter, and of what the optimizer keeps of it, the part that this rank has."""
     held = {}
@@ -114,17 +129,29 @@ def _read_back(trainer: Any, folder: Path, request: CandidateRequest, run: FreeR
         return
     if request.options.lora:
         own, actual = adapter_tensors(trainer.model), read_adapter(folder)
+        run.settings = other_adapter_settings(trainer.model, folder)
     else:
         own = trainer.model.state_dict()
         dtype = str(next(trainer.model.parameters()).dtype).removeprefix("torch.")
         loaded = load_model(str(folder), dtype=dtype, remote_code=request.options.remote_code)
         actual = loaded.model.state_dict()
+        run.settings = _other_settings(trainer.model.config, loaded.config)
     expected = {name: whole(value) for name, value in own.items()}
     if getattr(trainer, "divided_modules", None):
         # A stage of a pipeline has some of what the folder holds.
         actual = {name: value for name, value in actual.items() if name in expected}
     run.saved_compared = len(expected)
     run.saved = _wrong(expected, actual)[:_NAMES_SHOWN]
+
+
+def _other_settings(own: Any, loaded: Any) -> list[str]:  # noqa: ANN401 - configurations
+    """Settings of a model's configuration that are not those of the folder it was saved to."""
+    pairs = [
+        {k: v for k, v in one.to_dict().items() if k not in _OF_LOADING} for one in (own, loaded)
+    ]
+    return sorted(
+        name for name in pairs[0].keys() & pairs[1].keys() if pairs[0][name] != pairs[1][name]
+    )
 
 
 def _wrong(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> list[str]:

@@ -25,7 +25,7 @@ from assay.recording.operations import PointwiseStages
 from assay.recording.precision import ExactDouble
 from assay.recording.rounding import Border
 from assay.runs import Progress
-from assay.stages import TrainingPlan
+from assay.stages import StepReport, TrainingPlan
 from assay.trace import Trace, TraceWriter
 from assay.training.adapters import add_lora
 from assay.training.batches import MicroBatch, check_batch, coder_of, padded_alike, training_batches
@@ -142,23 +142,34 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
         )
         write_state(state_file(folder, 0), initial)
         drawn = torch.get_rng_state()
-        yardstick_losses = yardstick.train_freely(batches, initial)
+        free = yardstick.train_freely(batches, initial)
         draws = not torch.equal(drawn, torch.get_rng_state())
         yardstick.record(batches, initial, folder)
     with progress.step(f"noise run in {request.dtype}"):
         noise = _Side(request, device, None)
-        noise_losses = noise.train_freely(batches, initial)
+        noise_free = noise.train_freely(batches, initial)
         noise.replay(batches, folder)
         shared = shared_parameters(noise.trainer.model)
     return ReferenceReport(
         model=facts,
         reference=describe_run(device, run) | {"yardstick": wide},
-        yardstick_losses=yardstick_losses,
-        noise_losses=noise_losses,
+        yardstick_losses=[step.loss for step in free],
+        noise_losses=[step.loss for step in noise_free],
         num_trainable=facts["num_trainable"],
         shared=shared,
         draws=draws,
+        notes=_notes_on_clipping(
+            [step.grad_norm for step in free], yardstick.trainer.plan.max_grad_norm
+        ),
     )
+
+
+def _notes_on_clipping(norms: Sequence[float], max_norm: float) -> list[str]:
+    """What a clip that is always or never needed does not try."""
+    if min(norms) <= max_norm < max(norms):
+        return []
+    side, other = ("above", "below") if min(norms) > max_norm else ("below", "above")
+    return [f"gradient norms are {side} {max_norm:g} in all steps: clipping {other} is not tried"]
 
 
 class _Side:
@@ -177,11 +188,11 @@ class _Side:
     def border(self) -> Border:
         return Border.exact_inputs_for(getattr(torch, self._request.dtype))
 
-    def train_freely(self, batches: Batches, initial: State) -> list[float]:
-        """The losses of a run of which nothing is replaced."""
+    def train_freely(self, batches: Batches, initial: State) -> list[StepReport]:
+        """The steps of a run of which nothing is replaced."""
         feed_state(self.trainer, initial, self._device.torch_device)
         with comparable(self._dtype, self._device):
-            return [float(self.trainer.step(batch).loss) for batch in batches]
+            return [self.trainer.step(batch) for batch in batches]
 
     def record(self, batches: Batches, initial: State, folder: Path) -> None:
         """Every stage of every step, each from numbers that the candidate can hold."""

@@ -29,7 +29,8 @@ def _merge_runs(runs: Sequence[FreeRun]) -> FreeRun:
     """The run of the first rank, with what went wrong on any."""
     problems = [run.problem for run in runs if run.problem is not None]
     update: dict[str, Any] = {
-        name: _union(runs, name) for name in ("saved", "not_restored", "notes")
+        name: _union(runs, name)
+        for name in ("saved", "settings", "not_restored", "ended_otherwise", "notes")
     }
     return runs[0].model_copy(update=update | {"problem": problems[0] if problems else None})
 

@@ -18,9 +18,10 @@ from assay.recording.timeline import Timeline
 from assay.sites import Phase, unwrapped_path
 from assay.stages import Stage
 from assay.training.batches import MicroBatch
-from assay.training.sharding import put, whole
+from assay.training.sharding import local_part, put, whole
 from assay.training.spreading import Spread
 from assay.training.stage_values import Spot, StageKeeper, row_number
+from assay.training.state_files import fingerprint
 
 # The method that shows each phase.
 METHODS: Mapping[Phase, str] = {
@@ -87,7 +88,8 @@ class StepObserver:
     _step: int = 0
     _batch: Sequence[MicroBatch] = ()
     _fed: Phase = "forward"
-    _after: list[tuple[NamedParameter, Tensor]] = field(default_factory=list)
+    _before: dict[str, Tensor] = field(default_factory=dict)
+    _after: list[tuple[NamedParameter, Tensor, dict[str, str]]] = field(default_factory=list)
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -120,14 +122,22 @@ class StepObserver:
         """One step of the trainer, observed."""
         self._step, self._batch, self._fed = step, batch, "forward"
         self.keeper.begin_step(step)
+        with suspended_modes():
+            self._before = {item.name: _copy(item.tensor) for item in self._trainable()}
+            untrained = self._hash_untrained()
         report = self.trainer.step(batch)
         self._meet_gradients("backward")
         with suspended_modes():
-            for item, value in self._after:
-                # Nothing but the optimizer may change what is trained.
+            for item, value, moments in self._after:
+                # Nothing but the optimizer may change what is trained, and what it remembers.
                 changed = torch.count_nonzero(whole(item.tensor.detach()) != value).cpu()
+                changed += _num_unequal(moments, self._hash_moments(item.tensor))
                 self.keeper.meet(item.spot("optimizer", "changed-later"), changed.reshape(1))
             self._after.clear()
+            self._before.clear()
+            spot = Spot(Stage("", "optimizer"), "changed-untrained")
+            changed = torch.tensor([_num_unequal(untrained, self._hash_untrained())])
+            self.keeper.meet(spot, changed)
         self.keeper.end_step()
         return report
 
@@ -241,13 +251,15 @@ class StepObserver:
         self._meet_gradients("backward")
         with suspended_modes():
             parameters = self._trainable()
-            before = [_copy(item.tensor) for item in parameters]
         result = original(*args, **kwargs)
         with suspended_modes():
             states = self.trainer.optimizer.state
-            self._after = [(item, _copy(item.tensor)) for item in parameters]
-            for (item, new), old in zip(self._after, before, strict=True):
-                update = new.double() - old.double()
+            self._after = [
+                (item, _copy(item.tensor), self._hash_moments(item.tensor)) for item in parameters
+            ]
+            for item, new, _ in self._after:
+                # From the start of the step: whatever changes it on the way is in the update.
+                update = new.double() - self._before[item.name].double()
                 self.keeper.meet(item.spot("optimizer", "update"), update)
                 for name, value in states.get(item.tensor, {}).items():
                     # Counters are 0-dimensional; they are part of the state that is fed.
@@ -269,6 +281,17 @@ class StepObserver:
 
     def _trainable(self) -> list[NamedParameter]:
         return [item for item in named_parameters(self.trainer.model) if item.tensor.requires_grad]
+
+    def _hash_moments(self, parameter: Tensor) -> dict[str, str]:
+        kept = self.trainer.optimizer.state.get(parameter, {})
+        return fingerprint({name: _local(value) for name, value in kept.items()})
+
+    def _hash_untrained(self) -> dict[str, str]:
+        """Of frozen parameters, and of buffers."""
+        model = self.trainer.model
+        values: dict[str, Tensor] = dict(model.named_buffers())
+        values |= {name: p for name, p in model.named_parameters() if not p.requires_grad}
+        return fingerprint({name: _local(value.detach()) for name, value in values.items()})
 
     def _meet_gradients(self, phase: Phase) -> None:
         """Meet all gradients after `phase`, once in a step, and put in the reference's."""
@@ -298,6 +321,14 @@ class StepObserver:
 
 def _copy(parameter: Tensor) -> Tensor:
     return whole(parameter.detach()).clone()
+
+
+def _local(value: Any) -> Any:  # noqa: ANN401 - a leaf of a state
+    return local_part(value) if isinstance(value, Tensor) else value
+
+
+def _num_unequal(before: Mapping[str, str], after: Mapping[str, str]) -> int:
+    return sum(before.get(name) != after.get(name) for name in before.keys() | after.keys())
 
 
 def _bind(wrapper: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

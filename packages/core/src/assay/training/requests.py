@@ -90,11 +90,16 @@ class FreeRun(Record):
     generators_compared: whether the state that was compared has the random number generators.
     held: after each step a hash of every parameter and moment, under a key that is the same on all
         ranks that hold the same part of it.
+    settings: of the model folder's configuration what is not the model's.
+    ended_otherwise: what the resumed run holds after its last step that is not the uninterrupted
+        run's.
     """
 
     steps: list[StepRecord] = Field(default_factory=list)
     resumed: list[StepRecord] = Field(default_factory=list)
     saved: list[str] = Field(default_factory=list)
+    settings: list[str] = Field(default_factory=list)
+    ended_otherwise: list[str] = Field(default_factory=list)
     not_restored: list[str] = Field(default_factory=list)
     compared: int = 0
     saved_compared: int = 0

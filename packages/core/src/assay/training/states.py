@@ -18,6 +18,9 @@ State = dict[str, Any]
 
 _NAMES_SHOWN = 3
 
+# Of what a trainer's state is made, beside what only it knows.
+_PARTS = ("model", "optimizer", "generators")
+
 
 def plain_name(name: str) -> str:
     """The name of a parameter or buffer in the unwrapped model."""
@@ -70,6 +73,11 @@ def feed_state(trainer: Any, state: Mapping[str, Any], torch_device: str) -> lis
     Raises: UsageError if it refuses the state.
     """
     own = trainer.state_dict()
+    if absent := [name for name in _PARTS if name not in own]:
+        raise UsageError(
+            f"state_dict() of {type(trainer).__name__} has no {', '.join(absent)}: a check feeds the"
+            f" reference's state by the names {', '.join(_PARTS)}"
+        )
     wanted = dict(own) | {
         "model": {
             name: state["model"].get(plain_name(name), value)

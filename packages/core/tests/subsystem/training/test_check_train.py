@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from assay.verdicts import Outcome, Verdict
+from packages.core.tests.faults.training_corpus import PLANTS
 from packages.core.tests.subsystem.training.conftest import CheckPlant, RunTrain
 
 LEVELS = ("inputs", "loss", "activations", "gradients", "updates", "replicas", "checkpoint")
+FALSE_ALARMS = Path(__file__).parents[2] / "false_alarms"
 ATTENTION = "model.layers.1.self_attn"
 
 
@@ -33,8 +35,8 @@ def test_clean_run_passes_at_every_level(train: RunTrain, dtype: str) -> None:
     assert verdict["unmatched"]["expected"] == []
     assert verdict["levels"]["gradients"]["compared"] > 200
     assert (
-        verdict["levels"]["updates"]["compared"] == 4 * 39
-    )  # of each the update, two moments, and whether it changed later
+        verdict["levels"]["updates"]["compared"] == 4 * 39 + 1
+    )  # the update, two moments, what changed later; what is not trained
     assert any("largest difference of a loss" in note for note in verdict["notes"])
     assert (run.folder / "report.html").is_file()
     assert "PASS: micro:llama" in run.stderr
@@ -123,6 +125,45 @@ def test_stage_that_the_trainer_declares_invisible_is_named(check_plant: CheckPl
 
     assert verdict.verdict is Outcome.PASS
     assert any("reduce is not visible: fused into backward" in note for note in verdict.notes)
+
+
+def test_a_model_that_computes_its_loss_itself_passes(check_plant: CheckPlant) -> None:
+    verdict = check_plant(trainer=f"{FALSE_ALARMS / 'trainers.py'}:LossOfTheModel")
+
+    assert verdict.verdict is Outcome.PASS, verdict.location
+
+
+@pytest.mark.parametrize(
+    ("name", "diagnosis", "phase", "lora"),
+    [
+        ("MasterWeightsForgotten", "checkpoint-mismatch", "checkpoint", False),
+        ("MomentsForgottenInSecret", "checkpoint-mismatch", "checkpoint", False),
+        ("OtherSettingsSaved", "checkpoint-mismatch", "checkpoint", False),
+        ("OtherScaleSaved", "adapter-mismatch", "checkpoint", True),
+        ("OptimizerMadeAnew", "optimizer-update", "optimizer", False),
+        ("MicroBatchesCounted", "optimizer-update", "optimizer", False),
+        ("ShrunkWhileClipping", "optimizer-update", "optimizer", False),
+        ("BaseShrunkAfterwards", "optimizer-update", "optimizer", True),
+    ],
+)  # fmt: skip
+def test_what_a_trainer_does_not_tell_is_found(
+    check_plant: CheckPlant, name: str, diagnosis: str, phase: str, lora: bool
+) -> None:
+    trainer = f"{PLANTS / 'kept.py'}:{name}"
+    verdict = check_plant(trainer=trainer, dtype="bfloat16", lora=lora)
+
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.location is not None
+    assert (verdict.diagnosis, verdict.location.phase) == (diagnosis, phase)
+
+
+def test_a_checkpoint_that_users_cannot_load_is_not_a_pass(check_plant: CheckPlant) -> None:
+    verdict = check_plant(trainer="SavesElsewhere")
+
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert (
+        verdict.levels["checkpoint"].reason == "the checkpoint has no model that users could load"
+    )
 
 
 def test_stage_that_is_never_seen_is_not_a_pass(check_plant: CheckPlant) -> None:
