@@ -67,7 +67,8 @@ def test_every_variant_was_compared_at_every_level(checked: list[Checked]) -> No
     for one in checked:
         variant, verdict = one.variant, one.outcome.verdict
         assert isinstance(variant, TrainingVariant)
-        expected = LEVELS | ({"replicas"} if variant.on_ranks else set())
+        copies = any(axis != "pp" and size > 1 for axis, size in variant.mesh)
+        expected = LEVELS | ({"replicas"} if copies else set())
         ran = {name for name, level in verdict.levels.items() if level.verdict and level.compared}
         assert ran >= expected, variant.name
 
