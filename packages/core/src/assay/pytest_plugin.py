@@ -204,7 +204,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     run = config.stash[SESSION].run
     seconds = _timeout_seconds(pyfuncitem)
     limits = Limits.within(seconds) if seconds else Limits()
-    stops: bool = config.getoption("usepdb")
+    stops: bool = config.getoption("usepdb", default=False)
     if stops:
         from assay.testing.debugging import WITHOUT_HURRY
 

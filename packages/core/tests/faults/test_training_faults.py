@@ -35,7 +35,7 @@ class Work:
     def golden(self) -> Path:
         """One for all that are trained alike."""
         options = self.check.options
-        kind = "lora" if options.lora else "full"
+        kind = f"lora-{options.adapter_dropout:g}" if options.lora else "full"
         lengths = "equal" if options.equal_lengths else "unequal"
         name = f"{self.fault.dtype}-{kind}-{lengths}-{options.micro_batches}"
         return self.folder / name / "golden"

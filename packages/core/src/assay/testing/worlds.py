@@ -116,7 +116,7 @@ def _run_in_new_ranks(
         filters=list(warnings.filters),
     )
     with TemporaryDirectory(prefix="assay-logs-") as folder:
-        if item.config.getoption("usepdb"):
+        if item.config.getoption("usepdb", default=False):
             call = replace(call, stops_in=folder)
         preload = (*world.preload, "pytest", "assay.testing.bodies", *_preloaded)
         try:
