@@ -36,6 +36,17 @@ class LossOfTheModel(ReferenceTrainer):
         return loss
 
 
+class LossBesideTheModels(ReferenceTrainer):
+    """The model is given labels, and the loss that it computes is not the one that is used."""
+
+    def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
+        logits, labels = self.network(**micro_batch).logits[:, :-1], micro_batch["labels"][:, 1:]
+        total = functional.cross_entropy(
+            logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+        return total / num_step_tokens
+
+
 class LossRowByRow(ReferenceTrainer):
     """Token losses are summed within rows first, by log-sum-exp instead of cross entropy."""
 

@@ -122,7 +122,8 @@ def _one_process(model: str, dtype: str) -> Iterator[TrainingVariant]:
     else:
         yield _set_up(model, dtype, "fused_gate_and_up")
     for name in (
-        "FusedOptimizer", "OptimizerOneByOne", "LossOfTheModel", "LossRowByRow", "ExactClipping",
+        "FusedOptimizer", "OptimizerOneByOne", "LossOfTheModel", "LossBesideTheModels",
+        "LossRowByRow", "ExactClipping",
     ):  # fmt: skip
         trainer = f"{TRAINERS}:{name}"
         capped = (model, dtype, name) == ("micro:gemma2", "bfloat16", "LossOfTheModel")

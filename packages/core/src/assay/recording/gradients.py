@@ -113,11 +113,10 @@ class GradientWatch:
         """As `inner` does, with crossings at the results."""
         made = dict(iterate_tensors(output, "output"))
         output = self.inner.leave(entry, output)
-        if entry.state is None or _holds_own_loss(entry, made):
+        if entry.state is None:
             return output
-        return map_tensors(
-            output, "output", lambda port, tensor: self._cross(entry, port, made, tensor)
-        )
+        cross = self._pass_through if _holds_own_loss(entry, made) else self._cross
+        return map_tensors(output, "output", lambda port, tensor: cross(entry, port, made, tensor))
 
     def finish_root(self, entry: Entry) -> None:
         """As `inner` does."""
@@ -150,6 +149,18 @@ class GradientWatch:
         self.inner.alias(crossed, handed_on)
         if not entry.again:
             self._crossed.append(crossed)
+        return crossed
+
+    def _pass_through(
+        self, entry: Entry, port: str, made: dict[str, Tensor], handed_on: Tensor
+    ) -> Tensor:
+        """A crossing that only a loss from this value reaches: gradients go on as they are."""
+        del entry
+        value = made.get(port)
+        if value is None or not value.requires_grad or not self.inner.recognises(handed_on):
+            return handed_on
+        crossed: Tensor = _Crossing.apply(value, handed_on.detach(), self._anchor, _as_it_is)  # type: ignore[no-untyped-call]
+        self.inner.alias(crossed, handed_on)
         return crossed
 
     def _arrive_at(self, entry: Entry, port: str) -> Callable[[Tensor], Tensor]:
@@ -199,9 +210,9 @@ class GradientRecorder:
 
 
 def _holds_own_loss(entry: Entry, made: dict[str, Tensor]) -> bool:
-    """Whether the model computed its loss itself: no gradient then comes through its results.
+    """Whether the model computed a loss itself: gradients need not come through its results.
 
-    Those of the head's results are met at the head.
+    They are met at the head's.
     """
     loss = made.get("output.loss")
     return entry.call.caller is None and loss is not None and loss.requires_grad

@@ -133,6 +133,14 @@ def test_a_model_that_computes_its_loss_itself_passes(check_plant: CheckPlant) -
     assert verdict.verdict is Outcome.PASS, verdict.location
 
 
+def test_a_loss_beside_the_models_own_passes(train: RunTrain) -> None:
+    trainer = f"{FALSE_ALARMS / 'trainers.py'}:LossBesideTheModels"
+    # Its logits are made behind the head: only a crossing of their own keeps them in the graph.
+    run = train("--candidate", "cpu/bfloat16", "--candidate-trainer", trainer, model="micro:gemma2")
+
+    assert run.code == 0, run.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "diagnosis", "phase", "lora"),
     [
