@@ -107,6 +107,50 @@ class RowErrors:
 
 
 @dataclass(slots=True)
+class _Waiting:
+    """Small calls of one width, put together in memory of their own.
+
+    parts: actual and expected (R, C), prompt and position (R,); of the rows the first are used.
+    """
+
+    parts: tuple[Tensor, Tensor, Tensor, Tensor]
+    num_rows: int = 0
+    num_calls: int = 0
+
+    @classmethod
+    def for_calls_like(cls, actual_RC: Tensor, expected_RC: Tensor) -> "_Waiting":
+        """Room for a chunk of calls of this width and these dtypes."""
+        width = actual_RC.shape[1]
+        num_rows = max(len(actual_RC), CHUNK_ELEMENTS // max(width, 1))
+        values = (
+            torch.empty(num_rows, width, dtype=tensor.dtype) for tensor in (actual_RC, expected_RC)
+        )
+        addresses = (torch.empty(num_rows, dtype=torch.long) for _ in range(2))
+        return cls((*values, *addresses))  # type: ignore[arg-type]  # four of them
+
+    def has_room_for(self, actual_RC: Tensor, expected_RC: Tensor) -> bool:
+        """Whether this call can wait with the others."""
+        actual, expected, *_ = self.parts
+        return (
+            actual.shape[1] == actual_RC.shape[1]
+            and (actual.dtype, expected.dtype) == (actual_RC.dtype, expected_RC.dtype)
+            and self.num_rows + len(actual_RC) <= len(actual)
+        )
+
+    def take(self, *call: Tensor) -> None:
+        """Copy one call."""
+        end = self.num_rows + len(call[0])
+        for part, tensor in zip(self.parts, call, strict=True):
+            part[self.num_rows : end] = tensor
+        self.num_rows = end
+        self.num_calls += 1
+
+    def all_rows(self) -> tuple[Tensor, ...]:
+        """What was taken, as one call."""
+        return tuple(part[: self.num_rows] for part in self.parts)
+
+
+@dataclass(slots=True)
 class PairSums:
     """Sums over all compared pairs of one port; d = actual - expected, e = expected.
 
@@ -132,31 +176,29 @@ class PairSums:
     row_slopes: Tensor = field(default_factory=lambda: _zeros(4))
     rows: list[RowErrors] = field(default_factory=list)
     worst: WorstElement = field(default_factory=WorstElement)
-    _waiting: list[tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=list)
-    _num_waiting: int = 0
+    _waiting: "_Waiting | None" = None
 
     def add_later(
         self, actual_RC: Tensor, expected_RC: Tensor, prompt: Tensor, position: Tensor
     ) -> None:
-        """Like `add`, but small calls are put together: a decode step has few rows.
-
-        The tensors must not change until `flush`.
-        """
+        """Like `add`, but small calls are copied and put together: a decode step has few rows."""
         if actual_RC.shape != expected_RC.shape:
             raise ShapeMismatchError.of(actual_RC, expected_RC)
-        if self._waiting and self._waiting[0][0].shape[1:] != actual_RC.shape[1:]:
+        if self._waiting is not None and not self._waiting.has_room_for(actual_RC, expected_RC):
             self.flush()
-        self._waiting.append((actual_RC, expected_RC, prompt, position))
-        self._num_waiting += actual_RC.numel()
-        if self._num_waiting >= CHUNK_ELEMENTS:
-            self.flush()
+        if actual_RC.numel() >= CHUNK_ELEMENTS:
+            self.add(actual_RC, expected_RC, prompt, position)
+            return
+        if self._waiting is None:
+            self._waiting = _Waiting.for_calls_like(actual_RC, expected_RC)
+        self._waiting.take(actual_RC, expected_RC, prompt, position)
 
     def flush(self) -> None:
         """Add what waits."""
-        if self._waiting:
-            waiting, self._waiting, self._num_waiting = self._waiting, [], 0
-            self.add(*(torch.cat(parts) for parts in zip(*waiting, strict=True)))
-            self.num_calls += len(waiting) - 1
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            self.add(*waiting.all_rows())
+            self.num_calls += waiting.num_calls - 1
 
     def add(self, actual_RC: Tensor, expected_RC: Tensor, prompt: Tensor, position: Tensor) -> None:
         """Add one call.

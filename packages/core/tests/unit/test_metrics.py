@@ -280,7 +280,10 @@ def test_waiting_calls_are_those_added_at_once() -> None:
     later, at_once = PairSums(), PairSums()
     for number, (actual, expected) in enumerate(calls):
         address = torch.full((len(actual),), number)
-        later.add_later(actual, expected, address, address)
+        memory = [tensor.clone() for tensor in (actual, expected, address)]
+        later.add_later(memory[0], memory[1], memory[2], memory[2])
+        for tensor in memory:
+            tensor.zero_()  # it is used again while the call waits
     later.flush()
     actual, expected = (torch.cat(parts) for parts in zip(*calls, strict=True))
     address = torch.tensor([0] * 5 + [1, 2, 3])

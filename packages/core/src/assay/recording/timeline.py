@@ -1,5 +1,6 @@
 """Which prompt and position the rows of each forward call belong to."""
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -92,43 +93,63 @@ class RowIndex:
 
     def __init__(self, rows: RowMap | None) -> None:
         self.rows = rows
-        self._known: dict[tuple[int, ...], tuple[RowLayout, Tensor, Tensor, Tensor | None]] = {}
+        self._known: dict[tuple[int, ...], _Addresses] = {}
 
     def flatten(self, *tensors: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
         """Tensors of one shape as (R, C), with prompt and position of each row, without padding.
 
         Rows whose prompt is not known have prompt and position -1 and are all kept.
         """
-        shape = tuple(tensors[0].shape)
-        known = self._known.get(shape)
-        if known is None:
-            known = self._known[shape] = self._address(shape)
-        _, prompt, position, valid = known
-        channels = shape[-1] if shape else 1
-        flat = [
-            tensor.reshape(len(position) if valid is None else len(valid), channels)
-            for tensor in tensors
-        ]
-        if valid is not None:
-            flat = [tensor[valid] for tensor in flat]
-        return flat, prompt, position
+        known = self._addresses(tensors[0].shape)
+        flat = [_as_rows(tensor) for tensor in tensors]
+        if known.kept is not None:
+            flat = [tensor.index_select(0, known.kept) for tensor in flat]
+        return flat, known.prompt, known.position
 
     def padding(self, *tensors: Tensor) -> list[Tensor]:
         """The rows of tensors of one shape that `flatten` leaves out, as (P, C)."""
-        shape = tuple(tensors[0].shape)
-        *_, valid = self._known.get(shape) or self._address(shape)
-        channels = shape[-1] if shape else 1
-        if valid is None:
-            return [tensor.new_empty(0, channels) for tensor in tensors]
-        return [tensor.reshape(len(valid), channels)[~valid] for tensor in tensors]
+        left_out = self._addresses(tensors[0].shape).left_out
+        return [_as_rows(tensor).index_select(0, left_out) for tensor in tensors]
 
-    def _address(self, shape: tuple[int, ...]) -> tuple[RowLayout, Tensor, Tensor, Tensor | None]:
-        layout = RowLayout.of_shape(shape, self.rows)
-        prompt, position = _row_addresses(shape[:-1], layout, self.rows)
+    def _addresses(self, shape: torch.Size) -> "_Addresses":
+        known = self._known.get(shape)
+        if known is None:
+            known = self._known[shape] = _Addresses.of_shape(shape, self.rows)
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class _Addresses:
+    """Where the rows of a tensor belong.
+
+    prompt, position: of each row that is kept.
+    kept: numbers of the rows that are no padding, None for all; left_out: of the others.
+    """
+
+    prompt: Tensor
+    position: Tensor
+    kept: Tensor | None
+    left_out: Tensor
+
+    @classmethod
+    def of_shape(cls, shape: torch.Size, rows: RowMap | None) -> Self:
+        """For a tensor of this shape in a call over `rows`."""
+        layout = RowLayout.of_shape(shape, rows)
+        prompt, position = _row_addresses(shape[:-1], layout, rows)
         valid = position >= 0
-        if (layout.token_dim is None and not layout.flattened) or bool(valid.all()):
-            return layout, prompt, position, None
-        return layout, prompt[valid], position[valid], valid
+        if layout.token_dim is None and not layout.flattened:
+            valid = torch.ones_like(valid)
+        left_out = (~valid).nonzero()[:, 0]
+        if not len(left_out):
+            return cls(prompt, position, None, left_out)
+        kept = valid.nonzero()[:, 0]
+        return cls(prompt[kept], position[kept], kept, left_out)
+
+
+def _as_rows(tensor: Tensor) -> Tensor:
+    """As (R, C): the last dim has the channels."""
+    width = tensor.shape[-1] if tensor.ndim else 1
+    return tensor.reshape(math.prod(tensor.shape[:-1]), width)
 
 
 def _row_addresses(
