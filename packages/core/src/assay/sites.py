@@ -48,6 +48,11 @@ class CallSite:
     micro_batch: int = 0
     rank: int = 0
 
+    @property
+    def backward(self) -> "CallSite":
+        """The address of the gradients of this call."""
+        return CallSite(self.step, self.module, self.call, "backward", self.micro_batch, self.rank)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Site:

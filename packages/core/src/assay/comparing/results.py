@@ -91,8 +91,14 @@ class ReplayResults:
         """The trace has a call that the model does not make."""
         _append_new(self.covered if covered else self.unmatched_expected, site.module or "(model)")
 
+    def flush(self) -> None:
+        """Add up what waits for more calls of its port."""
+        for result in self.ports.values():
+            result.sums.flush()
+
     def to_parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """As JSON values and named tensors."""
+        """As JSON values and named tensors; what waits is added up first."""
+        self.flush()
         tensors: dict[str, Tensor] = {}
         table = []
         for number, result in enumerate(self.ports.values()):

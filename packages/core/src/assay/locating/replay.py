@@ -149,8 +149,7 @@ class Replayer:
 
         is_own: whether this process had to make a call that the trace has.
         """
-        for result in self.results.ports.values():
-            result.sums.flush()
+        self.results.flush()
         made = {(site.step, site.micro_batch, site.module) for site in self._called}
         for call in self.trace.calls:
             if call.site.phase == "forward" and call.site not in self._called:

@@ -203,8 +203,8 @@ class GradientRecorder:
     def finish_backward(self) -> None:
         """Write what arrived."""
         for call, gradients in self._arrived.values():
-            site = replace(call.site, phase="backward")
-            self.writer.add(replace(call, site=site, ports=tuple(gradients)), gradients)
+            backward = replace(call, site=call.site.backward, ports=tuple(gradients))
+            self.writer.add(backward, gradients)
         self._arrived.clear()
         self.writer.flush()
 

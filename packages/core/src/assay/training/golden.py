@@ -142,24 +142,23 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
         )
         write_state(state_file(folder, 0), initial)
         drawn = torch.get_rng_state()
-        free = yardstick.train_freely(batches, initial)
+        recorded = yardstick.record(batches, initial, folder)
         draws = not torch.equal(drawn, torch.get_rng_state())
-        yardstick.record(batches, initial, folder)
     with progress.step(f"noise run in {request.dtype}"):
         noise = _Side(request, device, None)
-        noise_free = noise.train_freely(batches, initial)
+        free = noise.train_freely(batches, initial)
         noise.replay(batches, folder)
         shared = shared_parameters(noise.trainer.model)
     return ReferenceReport(
         model=facts,
         reference=describe_run(device, run) | {"yardstick": wide},
-        yardstick_losses=[step.loss for step in free],
-        noise_losses=[step.loss for step in noise_free],
+        yardstick_losses=[step.loss for step in recorded],
+        noise_losses=[step.loss for step in free],
         num_trainable=facts["num_trainable"],
         shared=shared,
         draws=draws,
         notes=_notes_on_clipping(
-            [step.grad_norm for step in free], yardstick.trainer.plan.max_grad_norm
+            [step.grad_norm for step in recorded], yardstick.trainer.plan.max_grad_norm
         ),
     )
 
@@ -194,9 +193,9 @@ class _Side:
         with comparable(self._dtype, self._device):
             return [self.trainer.step(batch) for batch in batches]
 
-    def record(self, batches: Batches, initial: State, folder: Path) -> None:
+    def record(self, batches: Batches, initial: State, folder: Path) -> list[StepReport]:
         """Every stage of every step, each from numbers that the candidate can hold."""
-        state = initial
+        state, reports = initial, []
         manifest: dict[str, Any] = {"dtype": self._request.dtype, "kind": "training"}
         with TraceWriter(folder / TRACE, manifest) as writer:
             recorder = Recorder(writer, self.border)
@@ -206,13 +205,14 @@ class _Side:
             with observer.attached(), comparable(self._dtype, self._device):
                 for step, batch in enumerate(batches):
                     feed_state(self.trainer, state, self._device.torch_device)
-                    observer.run_step(step, batch)
+                    reports.append(observer.run_step(step, batch))
                     state = round_state(
                         collect_state(self.trainer, self._device.torch_device),
                         getattr(torch, self._request.dtype),
                     )
                     if step + 1 < len(batches):
                         write_state(state_file(folder, step + 1), state)
+        return reports
 
     def replay(self, batches: Batches, folder: Path) -> None:
         """Measure this trainer against what the yardstick recorded."""

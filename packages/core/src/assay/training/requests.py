@@ -112,6 +112,9 @@ class FreeRun(Record):
 class ReferenceReport(Record):
     """What the trusted process says of itself, beside what it recorded.
 
+    yardstick_losses: of the recorded steps: between them the state is rounded to the candidate's
+        dtype, as a run in that dtype has it.
+    noise_losses: of the noise run, of which nothing is replaced.
     draws: whether training draws random numbers, as dropout does.
     """
 

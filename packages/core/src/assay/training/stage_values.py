@@ -6,13 +6,14 @@ an error stays in the phase that makes it.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
 from assay.metrics import PairSums
+from assay.recording.modes import suspended
 from assay.recording.rounding import Border
 from assay.sites import Phase
 from assay.stages import Stage
@@ -80,23 +81,41 @@ class StageKeeper(Protocol):
 
 @dataclass
 class StageRecorder:
-    """Attaches the values of each step to a trace."""
+    """Attaches the values of each step to a trace.
+
+    What a phase leaves exactly as it was handed is not stored again, as the reduction of a single
+    process leaves all gradients.
+    """
 
     writer: TraceWriter
     border: Border
     _step: int = 0
     _values: dict[str, Tensor] = field(default_factory=dict)
+    _unchanged: dict[str, str] = field(default_factory=dict)  # key -> key of what is stored
+    # By module, port and index what the next phase is fed, and the key of what it was made from.
+    _handed_on: dict[tuple[str, str, int], tuple[Tensor, str]] = field(default_factory=dict)
 
     def begin_step(self, step: int) -> None:
         """See StageKeeper."""
         self._step = step
-        self._values.clear()
+        for kept in (self._values, self._unchanged, self._handed_on):
+            kept.clear()
 
     def meet(self, spot: Spot, value: Tensor) -> Tensor:
         """Keep the value, and hand it on rounded."""
-        stored = self.border.store(value.detach())
-        self._values[spot.key] = stored
-        return self.border.hand_on(stored, value.dtype) if value.is_floating_point() else value
+        name = (spot.stage.module, spot.port, spot.index)
+        with suspended():
+            handed_on, source = self._handed_on.get(name, (None, ""))
+            if handed_on is not None and torch.equal(handed_on, value):
+                self._unchanged[spot.key] = source
+                return handed_on
+            stored = self.border.store(value.detach())
+            self._values[spot.key] = stored
+            if not value.is_floating_point():
+                return value
+            handed_on = self.border.hand_on(stored, value.dtype)
+            self._handed_on[name] = handed_on, spot.key
+            return handed_on
 
     def meet_state(self, name: str, state: Tensor) -> Tensor:
         """Keep the state."""
@@ -111,7 +130,9 @@ class StageRecorder:
     def end_step(self) -> None:
         """Write the step."""
         self.writer.attach(attachment_of(self._step), self._values)
+        self.writer.attach_json(f"{attachment_of(self._step)}-unchanged", dict(self._unchanged))
         self._values.clear()
+        self._handed_on.clear()
 
 
 def _is_every_value(step: int, spot: Spot) -> bool:
@@ -135,17 +156,20 @@ class StageReplayer:
     is_own: Callable[[int, Spot], bool] = _is_every_value
     _step: int = 0
     _values: dict[str, Tensor] = field(default_factory=dict)
+    _unchanged: dict[str, str] = field(default_factory=dict)
     _missing: set[str] = field(default_factory=set)
 
     def begin_step(self, step: int) -> None:
         """See StageKeeper."""
         self._step = step
         self._values = self.trace.attachment(attachment_of(step))
-        self._missing = {key for key in self._values if not key.startswith(f"{_STATE}|")}
+        unchanged: Any = self.trace.attachment_json(f"{attachment_of(step)}-unchanged")
+        self._unchanged = dict(unchanged)
+        self._missing = {key for key in self._keys() if not key.startswith(f"{_STATE}|")}
 
     def meet(self, spot: Spot, value: Tensor) -> Tensor:
         """Measure the value, and hand on the reference's."""
-        expected = self._values.get(spot.key)
+        expected = self._find(spot.key)
         results = self.results[spot.stage.phase]
         if expected is None:
             results.note_extra_port(spot.stage.module, spot.port)
@@ -162,14 +186,14 @@ class StageReplayer:
             if num_different and result.exact.first == (-1, -1):
                 result.exact.first = (row_number(self._step, spot.index), -1)
             return value
-        if actual.dtype.itemsize > expected.dtype.itemsize:
-            actual = actual.to(expected.dtype)
-        width = expected.shape[-1] if expected.ndim else 1
-        pair = actual.reshape(-1, width), expected.reshape(-1, width)
-        number = row_number(self._step, spot.index)
-        rows = torch.full((len(pair[0]),), number)
-        result.sums.add(*pair, rows, torch.full_like(rows, -1))
-        return self.border.hand_on(expected, value.dtype).to(value.device)
+        with suspended():
+            if actual.dtype.itemsize > expected.dtype.itemsize:
+                actual = actual.to(expected.dtype)
+            width = expected.shape[-1] if expected.ndim else 1
+            pair = actual.reshape(-1, width), expected.reshape(-1, width)
+            rows = torch.full((len(pair[0]),), row_number(self._step, spot.index))
+            result.sums.add_later(*pair, rows, torch.full_like(rows, -1))
+            return self.border.hand_on(expected, value.dtype).to(value.device)
 
     def meet_state(self, name: str, state: Tensor) -> Tensor:
         """The reference's state."""
@@ -179,7 +203,7 @@ class StageReplayer:
 
     def expected(self, phase: Phase) -> Iterable[Spot]:
         """All values of `phase` that the reference has in this step."""
-        return [Spot.of_key(key) for key in self._values if key.startswith(f"{phase}|")]
+        return [Spot.of_key(key) for key in self._keys() if key.startswith(f"{phase}|")]
 
     def end_step(self) -> None:
         """Note what the reference has and this run did not show."""
@@ -191,6 +215,16 @@ class StageReplayer:
             missing = self.results[spot.stage.phase].unmatched_expected
             if name not in missing:
                 missing.append(name)
+
+    def _keys(self) -> Iterable[str]:
+        return (*self._values, *self._unchanged)
+
+    def _find(self, key: str) -> Tensor | None:
+        source = self._unchanged.get(key)
+        if source is None:
+            return self._values.get(key)
+        with suspended():
+            return self.border.hand_on(self._values[source], self._values[source].dtype)
 
     def _result(self, results: ReplayResults, spot: Spot, value: Tensor) -> PortResult:
         key = (spot.stage.module, spot.port)

@@ -49,13 +49,13 @@ def collect_state(trainer: Any, torch_device: str) -> State:  # noqa: ANN401 - a
 
 
 def round_state(state: State, dtype: torch.dtype) -> State:
-    """`state` with parameters and moments that `dtype` can hold, in the dtype that they have."""
+    """`state` with parameters and moments in `dtype`."""
 
     def rounded(value: Any) -> Any:  # noqa: ANN401 - a leaf of the state
         # Counters are 0-dimensional.
         if not isinstance(value, Tensor) or not value.is_floating_point() or not value.ndim:
             return value
-        return cast_within_range(value, dtype).to(value.dtype)
+        return cast_within_range(value, dtype)
 
     return state | {
         "model": {name: rounded(value) for name, value in state["model"].items()},

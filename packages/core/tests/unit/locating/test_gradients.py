@@ -98,6 +98,7 @@ class Rig:
         backward = GradientReplayer(self.trace, self.border)
         self.run(model, GradientWatch(forward, backward))
         self.last = model
+        backward.results.flush()
         return forward.finish(), backward.results
 
     def judge(self, plant: Plant) -> list[Judged]:

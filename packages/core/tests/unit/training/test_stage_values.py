@@ -32,6 +32,7 @@ def recorded(tmp_path: Path) -> StageReplayer:
         value = torch.full((2, 4), 1 + 2.0**-10, dtype=torch.float64)
         handed_on = keeper.meet(spot(), value)
         assert torch.equal(handed_on, torch.ones_like(value))
+        keeper.meet(spot("clip"), handed_on)
         keeper.meet(spot("inputs", "labels"), torch.tensor([[1, 2, -100]]))
         keeper.meet_state("generator.0", torch.get_rng_state())
         keeper.end_step()
@@ -49,16 +50,34 @@ def test_error_is_against_the_exact_value_and_the_rounded_one_is_handed_on(
     fed = meet(recorded, torch.full((2, 4), 1.5, dtype=torch.bfloat16))
 
     assert torch.equal(fed, torch.ones(2, 4, dtype=torch.bfloat16))
+    recorded.results["reduce"].flush()
     sums = recorded.results["reduce"].ports["model.norm", "gradient.weight"].sums
     assert sums.relative_error == pytest.approx((0.5 - 2**-10) / (1 + 2**-10))
     assert sums.worst_row()[1] == row_number(0)
+
+
+@pytest.mark.parametrize(("actual", "error"), [(1.0, 0.0), (1.5, 0.5)])
+def test_what_a_phase_leaves_as_it_was_is_stored_once_and_compared_all_the_same(
+    recorded: StageReplayer, actual: float, error: float
+) -> None:
+    stored = recorded.trace.attachment("step-0")
+    assert [key for key in stored if "gradient" in key] == [spot().key]
+
+    recorded.begin_step(0)
+    fed = recorded.meet(spot("clip"), torch.full((2, 4), actual, dtype=torch.bfloat16))
+
+    assert torch.equal(fed, torch.ones(2, 4, dtype=torch.bfloat16))
+    recorded.results["clip"].flush()
+    sums = recorded.results["clip"].ports["model.norm", "gradient.weight"].sums
+    assert sums.relative_error == error
 
 
 def test_value_that_is_never_met_is_unmatched(recorded: StageReplayer) -> None:
     recorded.begin_step(0)
     recorded.end_step()
 
-    assert recorded.results["reduce"].unmatched_expected == ["model.norm:gradient.weight"]
+    for phase in ("reduce", "clip"):
+        assert recorded.results[phase].unmatched_expected == ["model.norm:gradient.weight"]
     assert recorded.results["inputs"].unmatched_expected == ["model.norm:labels"]
 
 
@@ -100,7 +119,8 @@ def test_expected_lists_the_spots_of_a_phase(recorded: StageReplayer) -> None:
     recorded.begin_step(0)
 
     assert list(recorded.expected("reduce")) == [spot()]
-    assert list(recorded.expected("clip")) == []
+    assert list(recorded.expected("clip")) == [spot("clip")]
+    assert list(recorded.expected("backward")) == []
 
 
 @pytest.mark.parametrize(("step", "micro_batch"), [(0, 0), (0, 3), (2, 0), (2, 3)])
