@@ -198,18 +198,25 @@ class ShardReader:
 
         Changing it in place changes neither the file nor what a later call returns.
         """
-        entry = self.entries[key]
-        if entry.begin == entry.end:
-            return torch.empty(entry.shape, dtype=entry.dtype)
-        data = torch.empty(0, dtype=torch.uint8).set_(
-            self._folder.map(self._path, self._size_bytes),
-            entry.begin,
-            (entry.end - entry.begin,),
-            (1,),
-        )
-        if entry.begin % entry.dtype.itemsize:
-            data = data.clone()
-        return data.view(entry.dtype).reshape(entry.shape)
+        return _cut_out(self.entries[key], self._map())
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All of them, mapped at once; see `tensor`."""
+        memory = self._map()
+        return {key: _cut_out(entry, memory) for key, entry in self.entries.items()}
+
+    def _map(self) -> torch.UntypedStorage:
+        return self._folder.map(self._path, self._size_bytes)
+
+
+def _cut_out(entry: Entry, memory: torch.UntypedStorage) -> torch.Tensor:
+    if entry.begin == entry.end:
+        return torch.empty(entry.shape, dtype=entry.dtype)
+    size = (entry.end - entry.begin,)
+    data = torch.empty(0, dtype=torch.uint8).set_(memory, entry.begin, size, (1,))
+    if entry.begin % entry.dtype.itemsize:
+        data = data.clone()
+    return data.view(entry.dtype).reshape(entry.shape)
 
 
 def _entry(fields: Any, really: object, data_start: int, file_size: int) -> Entry:  # noqa: ANN401

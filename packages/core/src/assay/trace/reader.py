@@ -180,9 +180,7 @@ class Trace:
 
         Raises: TraceError if there is no such attachment or it is damaged.
         """
-        file = self._attachment(name, "tensors").file
-        shard = ShardReader(self._folder, file)
-        return {key: shard.tensor(key) for key in shard.entries}
+        return ShardReader(self._folder, self._attachment(name, "tensors").file).tensors()
 
     def attachment_json(self, name: str) -> Json:
         """The JSON value attached under `name`.
