@@ -40,6 +40,7 @@ class TorchChoice:
 class MachineTorch:
     """A torch that is installed on this machine, outside of the shared environments.
 
+    version: as pip knows it; torch itself names the build as well, as in 2.13.0+cu130.
     folder: the site-packages folder that it lies in.
     accelerator: what it can use now, as torch names it; "" if only the processor.
     """
@@ -134,7 +135,7 @@ _PROBE_SECONDS = 300
 # Run by the Python in question. Vendors' plug-ins register themselves with torch when they are
 # imported; a plug-in that imports and registers no accelerator drives it in its own way (XLA).
 _PROBE = """
-import importlib, json, os, sys
+import importlib, importlib.metadata, json, os, sys
 try:
     import torch
 except Exception:
@@ -151,8 +152,12 @@ try:
     found = torch.accelerator.current_accelerator(check_available=True)
 except Exception:
     found = None
+try:
+    version = importlib.metadata.version("torch")
+except importlib.metadata.PackageNotFoundError:
+    version = torch.__version__
 print(json.dumps({
-    "version": torch.__version__,
+    "version": version,
     "folder": os.path.dirname(os.path.dirname(torch.__file__)),
     "accelerator": found.type if found is not None else (plugins or [""])[0],
 }))

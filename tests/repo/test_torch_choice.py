@@ -123,6 +123,15 @@ def test_a_torch_without_accelerator_is_probed(site: Path) -> None:
     assert probe_torch(sys.executable, []) == MachineTorch("2.9.0+fake", str(site), "")
 
 
+def test_version_is_the_one_by_which_pip_can_be_held_to_it(site: Path) -> None:
+    """PyPI's builds for CUDA are called 2.9.0 by their metadata and 2.9.0+cu128 by themselves."""
+    metadata = site / "torch-2.9.0.dist-info/METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n", encoding="utf-8")
+
+    assert probe_torch(sys.executable, []) == MachineTorch("2.9.0", str(site), "")
+
+
 def test_a_plugin_registers_its_accelerator(site: Path) -> None:
     plugin = "import torch, types\ntorch.registered.append(types.SimpleNamespace(type='beta'))\n"
     (site / "torch_beta.py").write_text(plugin, encoding="utf-8")
