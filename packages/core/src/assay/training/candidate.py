@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from assay.devices.base import Device
     from assay.stages import TrainingPlan
 
-_NAMES_SHOWN = 200
-
 
 def run_candidate(
     request: CandidateRequest, progress: Progress, rank: Rank | None = None
@@ -104,9 +102,9 @@ class _Candidate:
             free=free,
             seen=steps.seen,
             invisible=_invisible(trainer),
-            weights_different=different[:_NAMES_SHOWN],
-            not_in_optimizer=_not_in_optimizer(trainer, initial)[:_NAMES_SHOWN],
-            strayed=_strayed(trainer, initial)[:_NAMES_SHOWN],
+            weights_different=different,
+            not_in_optimizer=_not_in_optimizer(trainer, initial),
+            strayed=_strayed(trainer, initial),
             shared=shared_parameters(trainer.model),
             drew_in_backward=steps.drew_in_backward,
             taken=steps.taken,
@@ -116,7 +114,7 @@ class _Candidate:
                 f"{module}:{port}" for module, port in getattr(trainer, "unmeasured_ports", ())
             ),
             absent=sorted(whole["model"].keys() - initial["model"].keys()),
-            not_taken=not_taken[:_NAMES_SHOWN],
+            not_taken=not_taken,
             logit_gradients=[CallScale.model_validate(row) for row in steps.scales],
         )
         trainer.teardown()

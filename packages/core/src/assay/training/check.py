@@ -143,8 +143,12 @@ def load_training_limits(name: str) -> Limits:
 def require_sense(check: TrainCheck) -> None:
     """Raise UsageError, before anything is computed, for what cannot be checked."""
     options = check.options
-    if options.steps < 1:
-        raise UsageError(f"--steps {options.steps}: at least one step has to be made")
+    if options.steps < FEWEST_STEPS:
+        raise UsageError(
+            f"--steps {options.steps}: a run that is resumed needs at least {FEWEST_STEPS}"
+        )
+    if not options.learning_rate > 0:
+        raise UsageError(f"--learning-rate {options.learning_rate}: nothing would be learned")
     if not 1 <= options.resume_at < options.steps:
         raise UsageError(
             f"--resume-at {options.resume_at}: a run of {options.steps} steps can be resumed after"
@@ -154,9 +158,10 @@ def require_sense(check: TrainCheck) -> None:
         raise UsageError(f"--micro-batches {options.micro_batches}: a step needs at least one")
     num_ranks, num_stages = check.mesh.get("dp", 1), check.mesh.get("pp", 1)
     if options.micro_batches < num_ranks * num_stages:
+        stages = f"{num_stages} stages on each of " if num_stages > 1 else ""
         raise UsageError(
-            f"--micro-batches {options.micro_batches}: a pipeline of {num_stages} stages on"
-            f" {num_ranks} ranks of dp needs at least {num_ranks * num_stages}"
+            f"--micro-batches {options.micro_batches}: {stages}{num_ranks} ranks of dp need at"
+            f" least {num_ranks * num_stages}"
         )
     if options.micro_batches % num_ranks:
         raise UsageError(

@@ -210,6 +210,7 @@ def measurement_of(level: str, item: Judged) -> Measurement:
         module=port.stage.module,
         port=port.port if own else f"{port.module}:{port.port}",
         phase=port.stage.phase,
+        rank=port.rank,
         step=first_bad_step(item) if item.failed else 0,
         order=port.order,
         statistic=item.ratio.statistic,

@@ -22,8 +22,6 @@ from assay.training.sharding import local_part, replica_key, whole
 from assay.training.state_files import fingerprint
 from assay.training.states import State, feed_state, plain_name
 
-_NAMES_SHOWN = 50
-
 # How a model was loaded and is run, not what it computes.
 _OF_LOADING = frozenset(
     {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"}
@@ -76,10 +74,10 @@ def run_freely(
     wrong = {f"model.{path}" for path in _unequal(held, _hash_of_what_is_held(resumed))}
     wrong |= set(_unequal(expected, fingerprint(resumed.state_dict())))
     run.generators_compared = any(path.startswith("generators") for path in expected)
-    run.not_restored = sorted(wrong)[:_NAMES_SHOWN]
+    run.not_restored = sorted(wrong)
     run.compared = len(expected) + len(held)
     run.resumed = _train(resumed, request, batches[options.resume_at :], [])
-    run.ended_otherwise = _unequal(end, _hash_of_what_is_held(resumed))[:_NAMES_SHOWN]
+    run.ended_otherwise = _unequal(end, _hash_of_what_is_held(resumed))
     resumed.teardown()
     return run
 
@@ -141,7 +139,7 @@ def _read_back(trainer: Any, folder: Path, request: CandidateRequest, run: FreeR
         # A stage of a pipeline has some of what the folder holds.
         actual = {name: value for name, value in actual.items() if name in expected}
     run.saved_compared = len(expected)
-    run.saved = _wrong(expected, actual)[:_NAMES_SHOWN]
+    run.saved = _wrong(expected, actual)
 
 
 def _other_settings(own: Any, loaded: Any) -> list[str]:  # noqa: ANN401 - configurations

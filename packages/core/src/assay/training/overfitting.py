@@ -57,11 +57,11 @@ def overfit_options(
     Adapters have no dropout: it would keep them from learning by heart. There is no resumption.
     """
     lora = options.lora
-    rate = learning_rate or (LORA_LEARNING_RATE if lora else LEARNING_RATE)
+    rate = LORA_LEARNING_RATE if lora else LEARNING_RATE
     update = {
         "steps": steps if steps is not None else LORA_STEPS if lora else STEPS,
         "resume_at": 1,
-        "learning_rate": rate,
+        "learning_rate": rate if learning_rate is None else learning_rate,
         "adapter_dropout": 0.0,
     }
     return options.model_copy(update=update)
@@ -124,8 +124,6 @@ def _require_sense(check: TrainCheck, tracker: str | None) -> None:
             f"--overfit-steps {check.options.steps}: nothing is learned by heart in fewer than"
             f" {_FEWEST_STEPS} steps"
         )
-    if not check.options.learning_rate > 0:
-        raise UsageError(f"--learning-rate {check.options.learning_rate}: nothing would be learned")
     require_sense(check)
 
 

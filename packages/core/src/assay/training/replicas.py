@@ -27,13 +27,14 @@ def judge_replicas(evidence: Evidence) -> tuple[LevelResult, Finding | None]:
                 f"after step {step} {len(names)} parameters or their moments differ between ranks"
                 f" that hold the same part of them: {name_some(names)}"
             )
-            rank = next(iter(diverged.values()))
+            key, rank = min(diverged.items())
+            name = _parameter(key)
             location = Location(
                 phase="optimizer",
                 step=step,
                 rank=rank,
-                module=names[0].rpartition(".")[0],
-                parameter=names[0],
+                module=name.rpartition(".")[0],
+                parameter=name,
             )
             level = Level(verdict=Outcome.FAIL, compared=compared, reason=reason)
             return LevelResult(level), Finding("replica-divergence", location)

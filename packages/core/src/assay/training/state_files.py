@@ -1,7 +1,7 @@
 """Nested states on disk without pickle: one safetensors file, and one JSON file for the rest."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from assay.errors import MachineError
 from assay.models.hashing import hash_values
-from assay.recording.nested import iterate_leaves
 from assay.runs.folders import write_whole
 
 
@@ -49,8 +48,28 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def fingerprint(state: Mapping[str, Any]) -> dict[str, str]:
-    """For each leaf of `state` its path and a hash of its value: equal exactly if all bits are."""
-    return {path.removeprefix("."): _hash(leaf) for path, leaf in iterate_leaves(state, "")}
+    """For each leaf of `state` its path and a hash of its value: equal exactly if all bits are.
+
+    A sequence without tensors and dictionaries, as the state of Python's generator is, is one leaf.
+    """
+    return {path.removeprefix("."): _hash(leaf) for path, leaf in _values(state, "")}
+
+
+def _values(value: Any, path: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - any structure
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _values(item, f"{path}.{key}")
+    elif isinstance(value, list | tuple) and not _is_plain(value):
+        for index, item in enumerate(value):
+            yield from _values(item, f"{path}.{index}")
+    else:
+        yield path, value
+
+
+def _is_plain(value: Any) -> bool:  # noqa: ANN401 - as above
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return not isinstance(value, Mapping | Tensor)
 
 
 def _hash(leaf: object) -> str:
