@@ -22,6 +22,7 @@ Statistic = Literal[
     "replay-row-slope",
     "exact", "non-finite",
     "logits-kl", "logits-kl-worst", "logits-error", "logits-worst", "loss-error",
+    "course-error",
 ]  # fmt: skip
 
 

@@ -51,5 +51,7 @@ class Course:
             "learning_rate": self.learning_rate,
         }
         update = {name: value for name, value in given.items() if value is not None}
+        if self.steps is not None and self.resume_at is None:
+            update["resume_at"] = max(1, min(check.options.resume_at, self.steps - 1))
         options = check.options.model_copy(update=update)
         check_train(replace(check, options=options), folder, progress)

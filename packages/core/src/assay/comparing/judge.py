@@ -82,18 +82,19 @@ def judge_replay(
 def _noise_of_covered(candidate: ReplayResults, noise: ReplayResults) -> dict[str, list[PairSums]]:
     """What the noise run measured of modules that the candidate never calls, by who covers them.
 
-    A fused replacement does its children's work as well as its own, and may round as often.
+    A fused replacement does its children's work as well as its own, and may round as often: where
+    its own code met their borders, too.
     """
     found: dict[str, list[PairSums]] = {}
     uncalled = set(candidate.covered)
     for (module, _), result in noise.ports.items():
-        own = result.stage.module == module
-        if module not in uncalled or not own or not result.sums.num_elements:
+        if module not in uncalled or not result.sums.num_elements:
             continue
         cover = module
         while cover in uncalled:
             cover = cover.rpartition(".")[0]
-        found.setdefault(cover, []).append(result.sums)
+        if result.stage.module in (module, cover):
+            found.setdefault(cover, []).append(result.sums)
     return found
 
 
@@ -124,7 +125,9 @@ def _ratios(
     if covered:
         return
     noise_share = reference.misrounded_share if reference is not None else 0.0
-    if noise is not None and noise.pointwise and noise_share <= PURE_ROUNDING_SHARE:
+    # Roundings to another dtype are no more or fewer of the same.
+    alike = noise is not None and noise.pointwise and noise.dtype == port.dtype
+    if alike and noise_share <= PURE_ROUNDING_SHARE:
         yield share_ratio(sums, reference)
 
 

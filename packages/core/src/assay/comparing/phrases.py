@@ -44,6 +44,7 @@ _STATISTICS = {
     "logits-error": "relative error of the logits",
     "logits-worst": "relative error of the worst token's logits",
     "loss-error": "relative error of the losses",
+    "course-error": "median distance of a trained parameter from the reference's",
     "overfit-loss": "loss of the last steps",
     "overfit-exam": "loss that the trained weights have on the trusted device",
     "candidate-loss": "loss of a step beside the yardstick's",

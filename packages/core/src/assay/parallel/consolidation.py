@@ -6,7 +6,7 @@ rank 0, which writes. Nothing is written unless every tensor of the model is the
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +111,7 @@ def save_adapters(folder: Path, modules: Iterable[nn.Module]) -> None:
     Raises: AdapterKindError for what is no plain LoRA; WeightsError where an adapter has no tensors.
     """
     modules = [*modules]
-    configs = cast("Any", modules[0]).peft_config
+    configs = _join_configs(modules)
     for name, config in configs.items():
         if str(config.peft_type.value) != "LORA" or config.modules_to_save or config.bias != "none":
             raise AdapterKindError.of(name)
@@ -121,6 +121,27 @@ def save_adapters(folder: Path, modules: Iterable[nn.Module]) -> None:
             for name, config in configs.items():
                 target = folder if name == _DEFAULT_ADAPTER else folder / name
                 _write_adapter(target, name, config, gathered)
+
+
+def _join_configs(modules: Sequence[Any]) -> dict[str, Any]:
+    """The configurations of all adapters, which name the layers that any rank adapts."""
+    own = {
+        name: {
+            target
+            for module in modules
+            if not isinstance(module.peft_config[name].target_modules, str)
+            for target in module.peft_config[name].target_modules
+        }
+        for name in modules[0].peft_config
+    }
+    of_ranks: list[dict[str, set[str]]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, own)
+    joined = {}
+    for name, config in modules[0].peft_config.items():
+        joined[name] = copy.copy(config)
+        if targets := set().union(*(of_rank[name] for of_rank in of_ranks)):
+            joined[name].target_modules = targets
+    return joined
 
 
 def consolidate_checkpoint(checkpoint: Path, config: Any, folder: Path) -> None:  # noqa: ANN401

@@ -62,6 +62,7 @@ class Watch:
     timeline: rows of the batch that is being run; None if nothing is known of them.
     recomputing: whether calls are those of the last root call made again, as activation
         checkpointing makes them in backward.
+    deaf: whether calls are not told at all.
     """
 
     listener: Listener
@@ -70,6 +71,7 @@ class Watch:
     step: int = -1
     order: int = 0
     recomputing: bool = False
+    deaf: bool = False
     _column: int = 0
     _stack: list[Entry] = field(default_factory=list)
     _counts: Counter[str] = field(default_factory=Counter)
@@ -115,9 +117,18 @@ class Watch:
                 handle.remove()
             _forget_compiled_graphs()
 
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside, calls are told."""
+        before, self.deaf = self.deaf, False
+        try:
+            yield
+        finally:
+            self.deaf = before
+
     def _pre_hook(self, name: str, signature: "_Signature") -> Callable[..., Any]:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-            if is_suspended():
+            if self.deaf or is_suspended():
                 return None
             with suspended():
                 if not name:
@@ -143,7 +154,7 @@ class Watch:
     def _post_hook(self) -> Callable[..., Any]:
         def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:  # noqa: ANN401
             del args, kwargs
-            if is_suspended():
+            if self.deaf or is_suspended():
                 return None
             with suspended():
                 while self._stack and self._stack[-1].module is not module:

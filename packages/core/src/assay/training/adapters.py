@@ -15,7 +15,10 @@ from assay.training.sharding import put
 
 ADAPTER_FILE = "adapter_model.safetensors"
 _CONFIG_FILE = "adapter_config.json"
-_COMPUTED_WITH = ("r", "lora_alpha", "use_rslora", "use_dora", "bias", "fan_in_fan_out")
+_COMPUTED_WITH = (
+    "peft_type", "r", "rank_pattern", "lora_alpha", "alpha_pattern", "use_rslora", "use_dora",
+    "bias", "fan_in_fan_out", "layers_to_transform", "modules_to_save",
+)  # fmt: skip
 
 # Small, for a few steps of a small model.
 _RANK, _ALPHA = 4, 8
@@ -95,7 +98,11 @@ def other_adapter_settings(model: Any, folder: Path) -> list[str]:  # noqa: ANN4
     except (OSError, ValueError) as error:
         raise AdapterError.damaged(path, error) from error
     own = model.peft_config["default"]
-    return [name for name in _COMPUTED_WITH if saved.get(name) != getattr(own, name, None)]
+    wrong = [name for name in _COMPUTED_WITH if saved.get(name) != getattr(own, name, None)]
+    # A folder may name more than one stage of a pipeline has.
+    if not set(own.target_modules) <= set(saved.get("target_modules") or ()):
+        wrong.append("target_modules")
+    return wrong
 
 
 def load_adapter(model: nn.Module, folder: Path) -> None:

@@ -99,6 +99,11 @@ def count_label_tokens(micro_batch: MicroBatch) -> int:
     return int((micro_batch["labels"][:, 1:] != IGNORED).sum())
 
 
+def copied(batch: Sequence[MicroBatch]) -> list[MicroBatch]:
+    """The micro-batches in memory of their own: a trainer may change what it is given."""
+    return [{name: tensor.clone() for name, tensor in one.items()} for one in batch]
+
+
 def check_batch(batch: Sequence[MicroBatch]) -> int:
     """The label tokens of a whole step. Raises: UsageError if there are none."""
     count = sum(map(count_label_tokens, batch))

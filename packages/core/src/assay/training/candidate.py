@@ -28,11 +28,12 @@ from assay.training.golden import (
     plan_batches,
     read_golden_state,
     read_pointwise,
+    read_untrained,
 )
 from assay.training.observing import METHODS, named_parameters
-from assay.training.opening import attention_of, describe_trainer, open_trainer
+from assay.training.opening import attention_of, blaming, describe_trainer, open_trainer
 from assay.training.requests import CallScale, CandidateReport, CandidateRequest
-from assay.training.sharding import PartialSums
+from assay.training.sharding import PartialSums, whole
 from assay.training.spreading import Spread
 from assay.training.states import (
     State,
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
 
     from assay.devices.base import Device
     from assay.stages import TrainingPlan
+
+# Root mean squares of a few hundred random numbers are 5% apart; other distributions that adapters
+# are drawn from (uniform or normal, by either side of the matrix) are three times apart and more.
+_DRAWN_ALIKE = 1.5
 
 
 def run_candidate(
@@ -80,12 +85,16 @@ class _Candidate:
         choose_threads(estimate_size(request.options.model).num_parameters)
         with self._progress.step(f"candidate: trains freely on {self._run}"):
             first = self._open()
-            whole = read_golden_state(self._golden, 0)
-            initial = self._own(first, whole)
+            complete = read_golden_state(self._golden, 0)
+            initial = self._own(first, complete)
             start = self._starting_state(first, initial)
+            adapter_start = _other_adapter_start(initial, first.model)
             different = self._own_weights_that_differ(first.model, initial)
             with comparable(self._run.dtype, device):
-                free = run_freely(first, self._open, batches, start, request, device.torch_device)
+                end = read_golden_state(self._golden, len(batches))
+                free = run_freely(
+                    first, self._open, batches, start, end, request, device.torch_device
+                )
         with self._progress.step("candidate: every stage is measured"):
             trainer = self._open()
             keep_no_cache(trainer.model)
@@ -113,8 +122,9 @@ class _Candidate:
             unmeasured=sorted(
                 f"{module}:{port}" for module, port in getattr(trainer, "unmeasured_ports", ())
             ),
-            absent=sorted(whole["model"].keys() - initial["model"].keys()),
+            absent=sorted(complete["model"].keys() - initial["model"].keys()),
             not_taken=not_taken,
+            adapter_start=adapter_start,
             logit_gradients=[CallScale.model_validate(row) for row in steps.scales],
         )
         trainer.teardown()
@@ -172,7 +182,10 @@ class _Candidate:
         border = Border.exact_inputs_for(getattr(torch, self._run.dtype))
         pointwise = read_pointwise(self._golden)
         spread = self._spread(trainer)
-        steps = ReplayedSteps(trainer, self._golden, border, attention, pointwise, spread)
+        untrained = read_untrained(self._golden)
+        steps = ReplayedSteps(
+            trainer, self._golden, border, attention, pointwise, spread, untrained
+        )
         not_taken: list[str] = []
         with steps.attached(), comparable(self._run.dtype, self._device):
             for number, batch in enumerate(batches):
@@ -180,8 +193,24 @@ class _Candidate:
                 state = self._own(trainer, state)
                 lost = feed_state(trainer, state, self._device.torch_device)
                 not_taken += [path for path in lost if path not in not_taken]
-                steps.run_step(number, batch)
+                with blaming(self._request.trainer or "reference", "step"):
+                    steps.run_step(number, batch)
         return steps, not_taken
+
+
+def _other_adapter_start(initial: State, model: nn.Module) -> list[str]:
+    """Parameters of an adapter that do not start as the reference's: drawn alike, or zero."""
+    wrong = []
+    for item in named_parameters(model):
+        if ".lora_" not in item.name or item.name not in initial["model"]:
+            continue
+        size, expected = (
+            float(value.double().pow(2).mean().sqrt())
+            for value in (whole(item.tensor.detach()), initial["model"][item.name])
+        )
+        if not expected / _DRAWN_ALIKE <= size <= expected * _DRAWN_ALIKE:
+            wrong.append(item.name)
+    return wrong
 
 
 def _invisible(trainer: Any) -> dict[str, str]:  # noqa: ANN401 - any trainer

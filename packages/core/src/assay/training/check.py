@@ -33,6 +33,9 @@ _REPORT = "report.json"
 
 CALIBRATED = "training"
 
+# One before the checkpoint, and one after it.
+FEWEST_STEPS = 2
+
 
 @dataclass(frozen=True, slots=True)
 class TrainCheck:

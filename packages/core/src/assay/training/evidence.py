@@ -231,7 +231,8 @@ def first_bad_step(item: Judged) -> int:
         return 0
     relative = torch.where(rows.error.isnan(), torch.inf, rows.relative())
     half = float(relative.max()) / 2
-    return step_of(int(rows.prompt[(relative >= half).nonzero()[0, 0]]))
+    # Rows of what no prompt owns, as rotary tables, have no number.
+    return max(0, step_of(int(rows.prompt[(relative >= half).nonzero()[0, 0]])))
 
 
 def location_of(failed: FailedStage, judged: list[Judged]) -> Location:

@@ -45,6 +45,31 @@ def judge_losses(evidence: Evidence) -> tuple[Judged | None, list[str]]:
     return Judged(port, ratio, evidence.limits.of("loss-error")), [note]
 
 
+def judge_course(evidence: Evidence) -> list[Judged]:
+    """Where the free run takes each parameter, against where the recorded steps do.
+
+    It sees what no replayed step does: the last update of all, and what changes the training only
+    as it goes on.
+    """
+    if evidence.reference.draws and evidence.on_ranks:
+        return []
+    noise = {row.parameter: row for row in evidence.reference.noise_course}
+    judged = []
+    for rank, report in enumerate(evidence.reports):
+        for row in report.free.course:
+            module, _, short = row.parameter.rpartition(".")
+            floor = TENSOR_FLOOR * evidence.unit_roundoff * row.size
+            expected = max(noise[row.parameter].error, floor)
+            if not math.isfinite(expected) or not expected:
+                continue
+            stage = Stage(module, "optimizer")
+            port = PortResult(module, f"course.{short}", stage, 0, evidence.dtype, "")
+            port.rank = rank
+            ratio = Ratio("course-error", row.error, expected)
+            judged.append(Judged(port, ratio, evidence.limits.of("course-error")))
+    return judged
+
+
 def _relative_error(actual: list[float], expected: list[float]) -> float:
     if len(actual) != len(expected):
         return math.nan
@@ -66,10 +91,11 @@ def judge_checkpoint(evidence: Evidence) -> tuple[LevelResult, Finding | None]:
         problem
         for problem in (
             _unreadable(evidence, free),
+            _wrong_state(evidence, free.changed_by_saving, "after saving"),
             _wrong_files(evidence, free),
             _wrong_settings(evidence, free),
-            _wrong_state(evidence, free.not_restored, free.compared, "loading the checkpoint"),
-            _wrong_state(evidence, evidence.report.not_taken, 0, "load_state_dict"),
+            _wrong_state(evidence, free.not_restored, "after loading the checkpoint"),
+            _wrong_state(evidence, evidence.report.not_taken, "after load_state_dict"),
             _other_course(evidence, rows),
             _other_end(evidence, free),
         )
@@ -98,13 +124,14 @@ def _location(evidence: Evidence, name: str | None = None) -> Location:
     )
 
 
+def _mismatch(evidence: Evidence) -> Diagnosis:
+    return "adapter-mismatch" if evidence.options.lora else "checkpoint-mismatch"
+
+
 def _unreadable(evidence: Evidence, free: FreeRun) -> _Problem | None:
     if free.problem is None:
         return None
-    diagnosis: Diagnosis = "checkpoint-mismatch"
-    if "adapter" in free.problem:
-        diagnosis = "adapter-mismatch"
-    return _Problem(free.problem, Finding(diagnosis, _location(evidence)))
+    return _Problem(free.problem, Finding(_mismatch(evidence), _location(evidence)))
 
 
 def _wrong_files(evidence: Evidence, free: FreeRun) -> _Problem | None:
@@ -114,16 +141,14 @@ def _wrong_files(evidence: Evidence, free: FreeRun) -> _Problem | None:
         f"{len(free.saved)} of {free.saved_compared} tensors in the model folder are not what the"
         f" model held: {name_some(free.saved)}"
     )
-    diagnosis: Diagnosis = "adapter-mismatch" if evidence.options.lora else "checkpoint-mismatch"
-    return _Problem(reason, Finding(diagnosis, _location(evidence, free.saved[0])))
+    return _Problem(reason, Finding(_mismatch(evidence), _location(evidence, free.saved[0])))
 
 
 def _wrong_settings(evidence: Evidence, free: FreeRun) -> _Problem | None:
     if not free.settings:
         return None
     reason = f"the model folder's configuration is not the model's: {name_some(free.settings)}"
-    diagnosis: Diagnosis = "adapter-mismatch" if evidence.options.lora else "checkpoint-mismatch"
-    return _Problem(reason, Finding(diagnosis, _location(evidence)))
+    return _Problem(reason, Finding(_mismatch(evidence), _location(evidence)))
 
 
 def _other_end(evidence: Evidence, free: FreeRun) -> _Problem | None:
@@ -133,15 +158,13 @@ def _other_end(evidence: Evidence, free: FreeRun) -> _Problem | None:
         f"after the last step {len(free.ended_otherwise)} parameters and moments of the resumed run"
         f" are not the uninterrupted run's: {name_some(free.ended_otherwise)}"
     )
-    diagnosis: Diagnosis = "adapter-mismatch" if evidence.options.lora else "checkpoint-mismatch"
-    return _Problem(reason, Finding(diagnosis, _location(evidence)))
+    return _Problem(reason, Finding(_mismatch(evidence), _location(evidence)))
 
 
-def _wrong_state(evidence: Evidence, paths: list[str], compared: int, by: str) -> _Problem | None:
+def _wrong_state(evidence: Evidence, paths: list[str], when: str) -> _Problem | None:
     if not paths:
         return None
-    of = f" of {compared}" if compared else ""
-    reason = f"{len(paths)}{of} values are not restored by {by}: {name_some(paths)}"
+    reason = f"{len(paths)} values are not as they were {when}: {name_some(paths)}"
     if all(path.startswith("generators.") for path in paths):
         return _Problem(reason, Finding("rng-state", _location(evidence)))
     parameters = [_parameter(path) for path in paths]
@@ -171,8 +194,7 @@ def _other_course(evidence: Evidence, rows: list[Measurement]) -> _Problem | Non
     # what no state holds, such as the scale of an adapter.
     at_once = first.port == "loss" and first.step == evidence.options.resume_at
     drawn = at_once and not free.not_restored and not free.generators_compared
-    adapted: Diagnosis = "adapter-mismatch" if evidence.options.lora else "checkpoint-mismatch"
-    diagnosis: Diagnosis = "rng-state" if drawn else adapted
+    diagnosis: Diagnosis = "rng-state" if drawn else _mismatch(evidence)
     location = Location(phase="checkpoint", step=first.step)
     return _Problem(reason, Finding(diagnosis, location))
 

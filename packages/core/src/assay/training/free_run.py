@@ -1,5 +1,6 @@
 """A run of which nothing is replaced: its losses, its checkpoint, and its resumption from that."""
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +14,8 @@ from assay.errors import AssayError
 from assay.models import load_model
 from assay.sites import unwrapped_path
 from assay.training.adapters import adapter_tensors, other_adapter_settings, read_adapter
-from assay.training.batches import MicroBatch
+from assay.training.batches import MicroBatch, copied
+from assay.training.course import course_of
 from assay.training.observing import named_parameters
 from assay.training.opening import blaming
 from assay.training.reference import MODEL_FOLDER
@@ -21,6 +23,9 @@ from assay.training.requests import CandidateRequest, FreeRun, StepRecord
 from assay.training.sharding import local_part, replica_key, whole
 from assay.training.state_files import fingerprint
 from assay.training.states import State, feed_state, plain_name
+
+# Part of a state that saving may change: whoever draws a name for a file draws it.
+_GENERATORS = "generators"
 
 # How a model was loaded and is run, not what it computes.
 _OF_LOADING = frozenset(
@@ -33,11 +38,13 @@ def run_freely(
     open_another: Callable[[], Any],
     batches: Sequence[Sequence[MicroBatch]],
     start: State,
+    golden_end: State,
     request: CandidateRequest,
     torch_device: str,
 ) -> FreeRun:
     """Train with a checkpoint in the middle, then once more from the checkpoint.
 
+    start: of the first step; golden_end: of the recorded steps after the last one.
     On several ranks each of them does this, in step with the others.
     """
     options = request.options
@@ -45,18 +52,21 @@ def run_freely(
     run = FreeRun()
     feed_state(trainer, start, torch_device)
     run.steps = _train(trainer, request, batches[: options.resume_at], run.held)
-    expected: dict[str, str] = {}
-    held: dict[str, str] = {}
+    expected, held = fingerprint(trainer.state_dict()), _hash_of_what_lasts(trainer)
     try:
         with blaming(request.trainer or "reference", "save"):
             trainer.save(folder)
-        expected = fingerprint(trainer.state_dict())
-        held = _hash_of_what_is_held(trainer)
-        _read_back(trainer, folder / MODEL_FOLDER, request, run)
     except (AssayError, OSError, ValueError) as error:
         run.problem = f"the checkpoint cannot be written: {error}"
+    else:
+        run.changed_by_saving = _changed(expected, held, trainer, _GENERATORS)
+        try:
+            _read_back(trainer, folder / MODEL_FOLDER, request, run)
+        except (AssayError, OSError, ValueError) as error:
+            run.problem = f"the model in the checkpoint cannot be read: {error}"
     run.steps += _train(trainer, request, batches[options.resume_at :], run.held)
     end = _hash_of_what_is_held(trainer)
+    run.course = course_of(trainer.model, golden_end)
     trainer.teardown()
     if run.problem is not None:
         return run
@@ -70,11 +80,8 @@ def run_freely(
     except (AssayError, OSError, ValueError, KeyError, RuntimeError) as error:
         run.problem = f"the checkpoint cannot be read: {type(error).__name__}: {error}"
         return run
-    # Not only what the trainer says of its state: what model and optimizer hold.
-    wrong = {f"model.{path}" for path in _unequal(held, _hash_of_what_is_held(resumed))}
-    wrong |= set(_unequal(expected, fingerprint(resumed.state_dict())))
     run.generators_compared = any(path.startswith("generators") for path in expected)
-    run.not_restored = sorted(wrong)
+    run.not_restored = _changed(expected, held, resumed, "")
     run.compared = len(expected) + len(held)
     run.resumed = _train(resumed, request, batches[options.resume_at :], [])
     run.ended_otherwise = _unequal(end, _hash_of_what_is_held(resumed))
@@ -91,7 +98,7 @@ def _train(
     records = []
     for batch in batches:
         with blaming(request.trainer or "reference", "step"):
-            done = trainer.step(batch)
+            done = trainer.step(copied(batch))
         records.append(
             StepRecord(
                 step=done.step, loss=done.loss, num_tokens=done.num_tokens, grad_norm=done.grad_norm
@@ -102,9 +109,30 @@ def _train(
     return records
 
 
+def _changed(
+    expected: dict[str, str], held: dict[str, str], trainer: Any, left_out: str
+) -> list[str]:  # noqa: ANN401
+    """Paths of what is not as it was: what the trainer says of its state, and what it holds.
+
+    left_out: the first part of paths that do not count; "" for none.
+    """
+    wrong = {f"model.{path}" for path in _unequal(held, _hash_of_what_lasts(trainer))}
+    wrong |= set(_unequal(expected, fingerprint(trainer.state_dict())))
+    return sorted(path for path in wrong if path.partition(".")[0] != left_out)
+
+
 def _unequal(expected: dict[str, str], actual: dict[str, str]) -> list[str]:
     paths = expected.keys() | actual.keys()
     return sorted(path for path in paths if expected.get(path) != actual.get(path))
+
+
+def _hash_of_what_lasts(trainer: Any) -> dict[str, str]:  # noqa: ANN401 - any trainer
+    """What a rank holds, and which parameters are trained."""
+    flags = {
+        f"{item.name} requires_grad": str(item.tensor.requires_grad)
+        for item in named_parameters(trainer.model)
+    }
+    return _hash_of_what_is_held(trainer) | flags
 
 
 def _hash_of_what_is_held(trainer: Any) -> dict[str, str]:  # noqa: ANN401
@@ -134,12 +162,23 @@ def _read_back(trainer: Any, folder: Path, request: CandidateRequest, run: FreeR
         loaded = load_model(str(folder), dtype=dtype, remote_code=request.options.remote_code)
         actual = loaded.model.state_dict()
         run.settings = _other_settings(trainer.model.config, loaded.config)
+        if (told := _dtype_told(folder)) and torch.promote_types(
+            told, getattr(torch, dtype)
+        ) != told:
+            run.settings.append(f"dtype {told}")
     expected = {name: whole(value) for name, value in own.items()}
     if getattr(trainer, "divided_modules", None):
         # A stage of a pipeline has some of what the folder holds.
         actual = {name: value for name, value in actual.items() if name in expected}
     run.saved_compared = len(expected)
     run.saved = _wrong(expected, actual)
+
+
+def _dtype_told(folder: Path) -> torch.dtype | None:
+    """In which dtype those who ask for none load the model in `folder`."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    told = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), None)
+    return told if isinstance(told, torch.dtype) else None
 
 
 def _other_settings(own: Any, loaded: Any) -> list[str]:  # noqa: ANN401 - configurations

@@ -29,8 +29,9 @@ from assay.stages import StepReport, TrainingPlan
 from assay.trace import Trace, TraceWriter
 from assay.training.adapters import add_lora
 from assay.training.batches import MicroBatch, check_batch, coder_of, padded_alike, training_batches
+from assay.training.course import course_of
 from assay.training.dropout import comparable_dropout
-from assay.training.observing import StepObserver, named_parameters
+from assay.training.observing import StepObserver, named_parameters, untrained_values
 from assay.training.opening import attention_of
 from assay.training.reference import ReferenceTrainer
 from assay.training.requests import ReferenceReport, ReferenceRequest, TrainOptions
@@ -45,7 +46,7 @@ from assay.training.states import (
     shared_parameters,
 )
 
-TRACE, NOISE, _POINTWISE = "trace", "noise", "pointwise"
+TRACE, NOISE, _POINTWISE, _UNTRAINED = "trace", "noise", "pointwise", "untrained"
 
 Batches = Sequence[Sequence[MicroBatch]]
 
@@ -117,6 +118,12 @@ def read_pointwise(golden: Path) -> frozenset[str]:
     return frozenset(names)
 
 
+def read_untrained(golden: Path) -> frozenset[str]:
+    """Buffers and frozen parameters of the reference's model."""
+    names: Any = Trace.open(golden / NOISE).attachment_json(_UNTRAINED)
+    return frozenset(names)
+
+
 def keep_no_cache(model: nn.Module) -> None:
     """Caches are for generation: a training step would fill one and throw it away."""
     config: Any = getattr(model, "config", None)
@@ -147,6 +154,7 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
     with progress.step(f"noise run in {request.dtype}"):
         noise = _Side(request, device, None)
         free = noise.train_freely(batches, initial)
+        course = course_of(noise.trainer.model, read_golden_state(folder, len(batches)))
         noise.replay(batches, folder)
         shared = shared_parameters(noise.trainer.model)
     return ReferenceReport(
@@ -154,6 +162,7 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
         reference=describe_run(device, run) | {"yardstick": wide},
         yardstick_losses=[step.loss for step in recorded],
         noise_losses=[step.loss for step in free],
+        noise_course=course,
         num_trainable=facts["num_trainable"],
         shared=shared,
         draws=draws,
@@ -210,8 +219,7 @@ class _Side:
                         collect_state(self.trainer, self._device.torch_device),
                         getattr(torch, self._request.dtype),
                     )
-                    if step + 1 < len(batches):
-                        write_state(state_file(folder, step + 1), state)
+                    write_state(state_file(folder, step + 1), state)
         return reports
 
     def replay(self, batches: Batches, folder: Path) -> None:
@@ -227,6 +235,7 @@ class _Side:
         with TraceWriter(folder / NOISE, {"kind": "training-noise"}) as writer:
             observer.write(writer)
             writer.attach_json(_POINTWISE, sorted(pointwise))
+            writer.attach_json(_UNTRAINED, sorted(untrained_values(self.trainer.model)))
 
     def _find_pointwise(self, micro_batch: MicroBatch) -> frozenset[str]:
         """Modules whose own code only rounds element by element."""
@@ -248,6 +257,7 @@ class ReplayedSteps:
         attention: str,
         pointwise: frozenset[str],
         spread: Spread | None = None,
+        untrained: frozenset[str] | None = None,
     ) -> None:
         trace = Trace.open(golden / TRACE)
         self._replayer = Replayer(trace, border, attention, pointwise)
@@ -261,7 +271,7 @@ class ReplayedSteps:
             self._keeper.is_own = spread.is_own_value
         watched = GradientWatch(self._replayer, self._gradients)
         self._observer = StepObserver(
-            trainer, self._keeper, Watch(watched), watched, self._replayer, spread
+            trainer, self._keeper, Watch(watched), watched, self._replayer, spread, untrained
         )
         self.attached = self._observer.attached
         self.run_step = self._observer.run_step

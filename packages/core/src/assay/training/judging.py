@@ -1,5 +1,7 @@
 """From measured steps, losses and a checkpoint to one verdict."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,7 @@ from assay.training.evidence import (
     location_of,
     measurement_of,
 )
-from assay.training.free_levels import judge_checkpoint, judge_losses
+from assay.training.free_levels import judge_checkpoint, judge_course, judge_losses
 from assay.training.observing import METHODS
 from assay.training.replicas import find_unshared, judge_replicas
 from assay.training.requests import CandidateReport
@@ -59,9 +61,10 @@ def judge_training(evidence: Evidence) -> tuple[Verdict, list[Measurement]]:
     """The verdict over all levels, and its measurements."""
     groups = judge_groups(evidence)
     loss, loss_notes = judge_losses(evidence)
+    course = judge_course(evidence)
+    extra = {"loss": [loss] if loss else [], "updates": course}
     results = {
-        name: _judge_level(name, groups, evidence, [loss] if loss and name == "loss" else [])
-        for name in _GROUPS_OF_LEVEL
+        name: _judge_level(name, groups, evidence, extra.get(name, [])) for name in _GROUPS_OF_LEVEL
     }
     results["loss"].notes += loss_notes
     results["replicas"], divergence = judge_replicas(evidence)
@@ -72,12 +75,13 @@ def judge_training(evidence: Evidence) -> tuple[Verdict, list[Measurement]]:
         results["inputs"].level = results["inputs"].level.model_copy(update=inputs)
     levels = {name: result.level for name, result in results.items()}
     outcome = overall_outcome([level.verdict for level in levels.values() if level.verdict])
-    decision = _decide(evidence, groups, ranked, loss, divergence or broken)
+    free = [item for item in (*course, *([loss] if loss else [])) if item.failed]
+    decision = _decide(evidence, groups, ranked, divergence or broken, free)
     if unshared:
         decision = _Decision(Finding("inputs-differ", Location(phase="inputs")), None)
     finding = decision.finding if outcome is Outcome.FAIL else None
     diagnosis: Diagnosis | None = finding.diagnosis if finding else None
-    notes = [*evidence.reference.notes, *evidence.report.notes]
+    notes = [*evidence.reference.notes]
     notes += _unmeasured_notes(evidence.report)
     notes += [note for result in results.values() for note in result.notes]
     if outcome is Outcome.PASS and evidence.report.weights_different:
@@ -96,7 +100,7 @@ def judge_training(evidence: Evidence) -> tuple[Verdict, list[Measurement]]:
         diagnosis=diagnosis,
         notes=list(dict.fromkeys(notes)),
         compared=sum(level.compared for level in levels.values()),
-        unmatched=_unmatched(groups),
+        unmatched=_unmatched(groups, evidence.report.invisible),
         **_numbers(decision, all_judged),
     )
     return verdict, [row for result in results.values() for row in result.measurements]
@@ -122,7 +126,10 @@ def _judge_level(
     chosen = [groups[group] for group in _GROUPS_OF_LEVEL[name]]
     judged = [item for group in chosen for item in group.judged if _belongs(name, item)] + extra
     compared = len({(item.port.stage, item.port.module, item.port.port) for item in judged})
-    missing = [] if name == "inputs" else [m for g in chosen for m in g.unmatched_expected]
+    hidden_groups = {f"stage-{phase}" for phase in evidence.report.invisible}
+    # Of the modules' ports the level `activations` tells what is missing.
+    told = [g for g in chosen if name != "inputs" or g.name != "modules"]
+    missing = [m for g in told if g.name not in hidden_groups for m in g.unmatched_expected]
     facts: dict[str, Any] = {"limits_origin": evidence.limits.origin}
     if judged:
         worst = max(judged, key=lambda item: item.severity)
@@ -141,18 +148,21 @@ def _judge_level(
         for p in phases
         if p in METHODS and p not in invisible and p not in evidence.report.seen
     ]
-    strayed = evidence.report.strayed if name == "updates" else []
     outcome, reason = Outcome.PASS, None
-    if strayed:
-        outcome, reason = Outcome.FAIL, f"trained, and should not be: {name_some(strayed)}"
+    if wrong := _told_by_report(name, evidence.report):
+        outcome, reason = Outcome.FAIL, wrong
     elif any(item.failed for item in judged):
         outcome = Outcome.FAIL
     elif broken := [port for group in chosen for port in group.broken]:
         outcome = Outcome.NOT_COMPARED
         reason = f"the noise run itself is not finite there: {name_some(broken)}"
+    elif name == "loss" and not all(map(math.isfinite, evidence.reference.noise_losses)):
+        outcome, reason = Outcome.NOT_COMPARED, "losses of the noise run itself are not finite"
     elif unseen:
         outcome, reason = Outcome.NOT_COMPARED, f"never called: {', '.join(unseen)}"
-    elif missing and not hidden:
+    elif "optimizer" in phases and "optimizer" in invisible:
+        outcome, reason = Outcome.NOT_COMPARED, hidden[-1]
+    elif missing:
         outcome, reason = Outcome.NOT_COMPARED, f"not seen: {name_some(missing)}"
     elif hidden:
         reason = hidden[-1]
@@ -162,6 +172,15 @@ def _judge_level(
     notes = [note for group in chosen if name != "inputs" for note in group.notes] + hidden
     level = Level(verdict=outcome, reason=reason, compared=compared, **facts)
     return LevelResult(level, [measurement_of(name, item) for item in judged], notes)
+
+
+def _told_by_report(level: str, report: CandidateReport) -> str | None:
+    """What is wrong at a level beside all measurements."""
+    if level == "updates" and report.strayed:
+        return f"trained, and should not be: {name_some(report.strayed)}"
+    if level == "activations" and report.adapter_start:
+        return f"the adapter does not start as an adapter does: {name_some(report.adapter_start)}"
+    return None
 
 
 def _belongs(level: str, item: Judged) -> bool:
@@ -182,20 +201,26 @@ def _decide(
     evidence: Evidence,
     groups: dict[str, Group],
     ranked: list[FailedStage],
-    loss: Judged | None,
     broken: Finding | None,
+    free: list[Judged],
 ) -> _Decision:
+    """What the verdict is about; `free`: what has failed of the free run."""
     origin = find_origin(ranked)
     if origin is None and evidence.report.strayed:
         return _Decision(find_strayed(evidence), None)
+    if origin is None and evidence.report.adapter_start:
+        name = evidence.report.adapter_start[0]
+        module = name.rpartition(".")[0]
+        location = Location(phase="forward", module=module, parameter=name)
+        return _Decision(Finding("adapter-mismatch", location), None)
     if origin is not None:
         finding = diagnose_replay(evidence, groups, origin)
         return _Decision(finding, _told_at(finding.location, groups, origin))
     if broken is not None:
         return _Decision(broken, None)
-    if loss is not None and loss.failed:
+    if free:
         # Every stage of a step is right by itself: something else changes what is trained.
-        return _Decision(Finding("optimizer-update", Location(phase="optimizer")), loss)
+        return _Decision(Finding("optimizer-update", Location(phase="optimizer")), free[0])
     return _Decision(None, None)
 
 
@@ -250,7 +275,12 @@ def _suspect(failed: FailedStage, judged: list[Judged]) -> Suspect:
     )
 
 
-def _unmatched(groups: dict[str, Group]) -> Unmatched:
-    expected = [name for group in groups.values() for name in group.unmatched_expected]
+def _unmatched(groups: dict[str, Group], invisible: Mapping[str, str]) -> Unmatched:
+    expected = [
+        name
+        for group in groups.values()
+        if group.name.removeprefix("stage-") not in invisible
+        for name in group.unmatched_expected
+    ]
     actual = [name for group in groups.values() for name in group.unmatched_actual]
     return Unmatched(expected=expected[:_LISTED], actual=actual[:_LISTED])

@@ -7,8 +7,12 @@ from assay.training.requests import CandidateReport, FreeRun
 
 # What goes wrong on one rank has gone wrong.
 _UNITED = (
-    "weights_different", "not_in_optimizer", "strayed", "shared", "not_taken", "logit_gradients",
-    "notes", "divided", "unmeasured",
+    "weights_different", "not_in_optimizer", "strayed", "adapter_start", "not_taken",
+    "logit_gradients", "divided", "unmeasured",
+)  # fmt: skip
+
+_UNITED_OF_RUNS = (
+    "saved", "settings", "changed_by_saving", "not_restored", "ended_otherwise", "notes",
 )  # fmt: skip
 
 
@@ -18,6 +22,7 @@ def merge_reports(reports: Sequence[CandidateReport]) -> CandidateReport:
     update: dict[str, Any] = {name: _union(reports, name) for name in _UNITED}
     update |= {
         "free": _merge_runs([report.free for report in reports]),
+        "shared": [names for names in first.shared if all(names in one.shared for one in reports)],
         "seen": [phase for phase in first.seen if all(phase in one.seen for one in reports)],
         "invisible": {k: v for report in reports for k, v in report.invisible.items()},
         "drew_in_backward": any(report.drew_in_backward for report in reports),
@@ -28,10 +33,7 @@ def merge_reports(reports: Sequence[CandidateReport]) -> CandidateReport:
 def _merge_runs(runs: Sequence[FreeRun]) -> FreeRun:
     """The run of the first rank, with what went wrong on any."""
     problems = [run.problem for run in runs if run.problem is not None]
-    update: dict[str, Any] = {
-        name: _union(runs, name)
-        for name in ("saved", "settings", "not_restored", "ended_otherwise", "notes")
-    }
+    update: dict[str, Any] = {name: _union(runs, name) for name in _UNITED_OF_RUNS}
     return runs[0].model_copy(update=update | {"problem": problems[0] if problems else None})
 
 

@@ -17,10 +17,10 @@ from assay.recording.modes import suspended_modes
 from assay.recording.timeline import Timeline
 from assay.sites import Phase, unwrapped_path
 from assay.stages import Stage
-from assay.training.batches import MicroBatch
+from assay.training.batches import MicroBatch, copied
 from assay.training.sharding import local_part, put, whole
 from assay.training.spreading import Spread
-from assay.training.stage_values import Spot, StageKeeper, row_number
+from assay.training.stage_values import COUNT, Spot, StageKeeper, row_number
 from assay.training.state_files import fingerprint
 
 # The method that shows each phase.
@@ -66,6 +66,13 @@ def named_parameters(model: nn.Module) -> list[NamedParameter]:
     return found
 
 
+def untrained_values(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers and frozen parameters, under the names of the unwrapped model."""
+    values: dict[str, Tensor] = dict(model.named_buffers())
+    values |= {name: p for name, p in model.named_parameters() if not p.requires_grad}
+    return {unwrapped_path(name): value for name, value in values.items()}
+
+
 @dataclass
 class StepObserver:
     """Tells a keeper what every phase of a trainer's step made, and feeds the next one.
@@ -73,6 +80,7 @@ class StepObserver:
     seen: phases whose method was called.
     drew_in_backward: whether a backward pass left the generator in another state than before.
     spread: what the other ranks have of each step; None for a single process.
+    untrained: buffers and frozen parameters that must not change; None for all.
     taken: step and number of every micro-batch that this process ran.
     """
 
@@ -82,6 +90,7 @@ class StepObserver:
     gradients: GradientWatch
     replayer: Replayer | None = None
     spread: Spread | None = None
+    untrained: frozenset[str] | None = None
     seen: set[Phase] = field(default_factory=set)
     taken: list[tuple[int, int]] = field(default_factory=list)
     drew_in_backward: bool = False
@@ -111,6 +120,8 @@ class StepObserver:
         if callable(schedule):
             originals[SCHEDULE] = schedule
             setattr(self.trainer, SCHEDULE, _bind(self._run_schedule, schedule))
+        # What is run beside the loss, as an evaluation is, is no part of the training.
+        self.watch.deaf = bool({METHODS["forward"], SCHEDULE} & originals.keys())
         try:
             with self.watch.attached(self._root):
                 yield
@@ -125,9 +136,10 @@ class StepObserver:
         with suspended_modes():
             self._before = {item.name: _copy(item.tensor) for item in self._trainable()}
             untrained = self._hash_untrained()
-        report = self.trainer.step(batch)
+        report = self.trainer.step(copied(batch))
         self._meet_gradients("backward")
         with suspended_modes():
+            self.gradients.keeper.finish_backward()
             for item, value, moments in self._after:
                 # Nothing but the optimizer may change what is trained, and what it remembers.
                 changed = torch.count_nonzero(whole(item.tensor.detach()) != value).cpu()
@@ -146,7 +158,8 @@ class StepObserver:
         batch = args[0] if args else kwargs.get("micro_batch")
         index = self._number_of(batch)
         self._begin_micro_batch(index, batch)
-        loss = original(*args, **kwargs)
+        with self.watch.listening():
+            loss = original(*args, **kwargs)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise UsageError(
                 f"compute_loss of {type(self.trainer).__name__} returned"
@@ -201,7 +214,8 @@ class StepObserver:
         before = torch.get_rng_state()
         self.watch.recomputing = True
         try:
-            result = original(*args, **kwargs)
+            with self.watch.listening():
+                result = original(*args, **kwargs)
         finally:
             self.watch.recomputing = False
         with suspended_modes():
@@ -221,7 +235,8 @@ class StepObserver:
 
         handle = self._root.register_forward_pre_hook(begin, prepend=True)
         try:
-            result = original(*args, **kwargs)
+            with self.watch.listening():
+                result = original(*args, **kwargs)
         finally:
             handle.remove()
         with suspended_modes():
@@ -239,6 +254,8 @@ class StepObserver:
         self.seen.add("clip")
         self._meet_gradients("backward")
         norm = original(*args, **kwargs)
+        if "clip" in self._late:
+            return norm
         with suspended_modes():
             value = whole(norm) if isinstance(norm, Tensor) else torch.tensor(float(norm))
             spot = Spot(Stage("", "clip"), "norm", dtype=self._dtype)
@@ -262,10 +279,20 @@ class StepObserver:
                 update = new.double() - self._before[item.name].double()
                 self.keeper.meet(item.spot("optimizer", "update"), update)
                 for name, value in states.get(item.tensor, {}).items():
-                    # Counters are 0-dimensional; they are part of the state that is fed.
                     if isinstance(value, Tensor) and value.ndim:
                         self.keeper.meet(item.spot("optimizer", name), whole(value))
+                    elif isinstance(value, Tensor | int | float):
+                        count = torch.tensor([round(float(value))])
+                        self.keeper.meet(item.spot("optimizer", f"{COUNT}{name}"), count)
         return result
+
+    @property
+    def _late(self) -> frozenset[str]:
+        """Phases whose work is not done yet when their method ends, as the trainer declares.
+
+        A reduction that is declared is done inside of backward: it is over by then.
+        """
+        return frozenset(getattr(self.trainer, "invisible_stages", ())) - {"reduce"}
 
     @property
     def _root(self) -> nn.Module:
@@ -287,16 +314,20 @@ class StepObserver:
         return fingerprint({name: _local(value) for name, value in kept.items()})
 
     def _hash_untrained(self) -> dict[str, str]:
-        """Of frozen parameters, and of buffers."""
-        model = self.trainer.model
-        values: dict[str, Tensor] = dict(model.named_buffers())
-        values |= {name: p for name, p in model.named_parameters() if not p.requires_grad}
-        return fingerprint({name: _local(value.detach()) for name, value in values.items()})
+        """Of what the reference does not train: counters of a trainer's own may count."""
+        values = untrained_values(self.trainer.model)
+        return fingerprint(
+            {
+                name: _local(value.detach())
+                for name, value in values.items()
+                if self.untrained is None or name in self.untrained
+            }
+        )
 
     def _meet_gradients(self, phase: Phase) -> None:
         """Meet all gradients after `phase`, once in a step, and put in the reference's."""
         order = list(METHODS)
-        if order.index(phase) <= order.index(self._fed):
+        if phase in self._late or order.index(phase) <= order.index(self._fed):
             return
         self._fed = phase
         with suspended_modes():
@@ -313,7 +344,7 @@ class StepObserver:
                 value = whole(gradient.detach())
                 fed = self.keeper.meet(spot, value if partial is None else partial.total(value))
                 if partial is not None:
-                    fed = partial.share(fed)
+                    fed = partial.share(fed, gradient.dtype)
                 if parameter.grad is None:
                     parameter.grad = gradient
                 put(parameter.grad, fed)

@@ -81,6 +81,17 @@ class StepRecord(Record):
     grad_norm: Number
 
 
+class CourseRecord(Record):
+    """Where a free run takes a parameter: medians over its elements.
+
+    error: distance from where the recorded steps end; size: of the values there.
+    """
+
+    parameter: str
+    error: Number
+    size: Number
+
+
 class FreeRun(Record):
     """A run of which nothing is replaced, and its resumption from the checkpoint in the middle.
 
@@ -90,7 +101,9 @@ class FreeRun(Record):
     generators_compared: whether the state that was compared has the random number generators.
     held: after each step a hash of every parameter and moment, under a key that is the same on all
         ranks that hold the same part of it.
+    changed_by_saving: parts of the state that are not as they were before it was saved.
     settings: of the model folder's configuration what is not the model's.
+    course: where it takes each parameter.
     ended_otherwise: what the resumed run holds after its last step that is not the uninterrupted
         run's.
     """
@@ -99,7 +112,9 @@ class FreeRun(Record):
     resumed: list[StepRecord] = Field(default_factory=list)
     saved: list[str] = Field(default_factory=list)
     settings: list[str] = Field(default_factory=list)
+    changed_by_saving: list[str] = Field(default_factory=list)
     ended_otherwise: list[str] = Field(default_factory=list)
+    course: list[CourseRecord] = Field(default_factory=list)
     not_restored: list[str] = Field(default_factory=list)
     compared: int = 0
     saved_compared: int = 0
@@ -114,7 +129,7 @@ class ReferenceReport(Record):
 
     yardstick_losses: of the recorded steps: between them the state is rounded to the candidate's
         dtype, as a run in that dtype has it.
-    noise_losses: of the noise run, of which nothing is replaced.
+    noise_losses: of the noise run, of which nothing is replaced; noise_course: where it ends.
     draws: whether training draws random numbers, as dropout does.
     """
 
@@ -122,6 +137,7 @@ class ReferenceReport(Record):
     reference: dict[str, Any]
     yardstick_losses: list[Number]
     noise_losses: list[Number]
+    noise_course: list[CourseRecord]
     num_trainable: int
     shared: list[list[str]]
     draws: bool = False
@@ -142,6 +158,7 @@ class CandidateReport(Record):
     divided: modules of which this process has only some children.
     unmeasured: ports of its modules that it declares to have other values, without effect.
     absent: parameters and buffers of the model that this process does not have.
+    adapter_start: parameters of an adapter that do not start as an adapter does.
     """
 
     run: dict[str, Any]
@@ -160,7 +177,7 @@ class CandidateReport(Record):
     divided: list[str] = Field(default_factory=list)
     unmeasured: list[str] = Field(default_factory=list)
     absent: list[str] = Field(default_factory=list)
-    notes: list[str] = Field(default_factory=list)
+    adapter_start: list[str] = Field(default_factory=list)
 
 
 class CallScale(Record):

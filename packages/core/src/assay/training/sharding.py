@@ -69,11 +69,17 @@ class PartialSums:
         dist.all_reduce(total, group=self._group)
         return total
 
-    def share(self, total: Tensor) -> Tensor:
-        """This rank's part of a sum: the elements take turns, so that the sum is exact.
+    def share(self, total: Tensor, dtype: torch.dtype) -> Tensor:
+        """This rank's part of a sum, which is exact in `dtype`.
 
-        Ranks hold different parts: a reduction that takes one for all is seen.
+        The elements take turns: one rank has all of an element, or it and the next one have a half
+        each. A reduction that takes one part for all, the largest, or a mean of some, is seen.
         """
-        number = torch.arange(total.numel(), device=total.device) % self._group.size()
-        own = (number == self._group.rank()).reshape(total.shape)
-        return torch.where(own, total, torch.zeros((), dtype=total.dtype, device=total.device))
+        size, rank = self._group.size(), self._group.rank()
+        number = torch.arange(total.numel(), device=total.device).reshape(total.shape) % (2 * size)
+        half = total / 2
+        divided = (number >= size) & (half.abs() >= torch.finfo(dtype).tiny)
+        first = number % size
+        own = torch.where(first == rank, total, 0.0)
+        is_owner = (first == rank) | ((first + 1) % size == rank)
+        return torch.where(divided, torch.where(is_owner, half, 0.0), own)

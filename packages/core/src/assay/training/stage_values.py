@@ -30,6 +30,9 @@ _MOST = 1000
 # Ports that have a value for each micro-batch; of all others a step has one.
 PER_MICRO_BATCH = frozenset({"labels", "loss"})
 
+# Before the name of a counter of an optimizer. One that has none, or another, is not wrong for that.
+COUNT = "count-"
+
 # In place of a phase, for what is fed and not judged.
 _STATE = "state"
 
@@ -172,13 +175,16 @@ class StageReplayer:
         expected = self._find(spot.key)
         results = self.results[spot.stage.phase]
         if expected is None:
-            results.note_extra_port(spot.stage.module, spot.port)
+            if not spot.port.startswith(COUNT):
+                results.note_extra_port(spot.stage.module, spot.port)
             return value
         self._missing.discard(spot.key)
         result = self._result(results, spot, value)
         actual = value.detach().cpu()
         if actual.shape != expected.shape:
             result.exact.add(1, 1)
+            if result.exact.first == (-1, -1):
+                result.exact.first = (row_number(self._step, spot.index), -1)
             return value
         if not expected.is_floating_point():
             num_different = int((actual != expected).sum())
@@ -209,7 +215,7 @@ class StageReplayer:
         """Note what the reference has and this run did not show."""
         for key in sorted(self._missing):
             spot = Spot.of_key(key)
-            if not self.is_own(self._step, spot):
+            if spot.port.startswith(COUNT) or not self.is_own(self._step, spot):
                 continue
             name = f"{spot.stage.module or '(model)'}:{spot.port}"
             missing = self.results[spot.stage.phase].unmatched_expected

@@ -4,6 +4,7 @@ The reference of a saved folder is what every rank holds, gathered by other mean
 transformers or peft read.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,22 @@ def test_adapters_of_stages_are_saved_as_peft_loads_them(
     save_adapters(tmp_path, [model])
     dist.barrier()
     assert _differing_adapters(tmp_path, folder, names, _held_by_ranks(model)) == []
+
+
+@with_peft
+@pytest.mark.world(pp=2)
+def test_folder_names_the_adapted_layers_of_all_stages(
+    mesh: DeviceMesh, folder: Path, tmp_path: Path
+) -> None:
+    import peft
+
+    stage: Any = load_divided(folder, mesh)
+    own = [path for path, module in stage.named_modules() if path.endswith("down_proj")]
+    save_adapters(tmp_path, [peft.get_peft_model(stage, peft.LoraConfig(target_modules=own))])
+    dist.barrier()
+    saved = json.loads((tmp_path / "adapter_config.json").read_text(encoding="utf-8"))
+    assert own
+    assert set(own) < set(saved["target_modules"])
 
 
 @with_peft

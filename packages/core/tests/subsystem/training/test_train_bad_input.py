@@ -41,7 +41,7 @@ def error_of(run: object, code: int = 2) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--steps", "0"), "--steps 0: at least one step has to be made"),
+        (("--steps", "0"), "--steps 0: a run that is resumed needs at least 2"),
         (("--resume-at", "3"), "--resume-at 3: a run of 3 steps can be resumed after 1 to 2"),
         (("--resume-at", "0"), "--resume-at 0: a run of 3 steps can be resumed after 1 to 2"),
         (("--micro-batches", "0"), "--micro-batches 0: a step needs at least one"),

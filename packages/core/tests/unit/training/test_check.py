@@ -47,7 +47,7 @@ def test_limits_of_training_cover_every_statistic_and_are_no_tighter_than_the_fo
         (
             {},
             {"mesh": {"dp": 2, "pp": 2}},
-            "pipeline of 2 stages on 2 ranks of dp needs at least 4",
+            "2 stages on each of 2 ranks of dp need at least 4",
         ),
     ],
     ids=lambda value: str(value)[:40],

@@ -69,9 +69,24 @@ def test_shares_of_a_sum_differ_and_add_up_to_it_exactly() -> None:
     def group(rank: int) -> Any:
         return SimpleNamespace(size=lambda: 3, rank=lambda: rank)
 
-    total = torch.randn(5, 7, dtype=torch.float64)
-    shares = [PartialSums(group(rank)).share(total) for rank in range(3)]
+    total = torch.randn(5, 7).bfloat16().double()
+    shares = [PartialSums(group(rank)).share(total, torch.bfloat16) for rank in range(3)]
 
-    assert torch.equal(shares[0] + shares[1] + shares[2], total)
+    in_dtype = [share.bfloat16() for share in shares]
+    assert torch.equal((in_dtype[0] + in_dtype[1] + in_dtype[2]).double(), total)
     assert all(not torch.equal(3 * share, total) for share in shares)
     assert all(bool(share.any()) for share in shares)
+
+
+def test_shares_of_a_sum_are_told_from_their_largest_and_from_a_mean_of_some() -> None:
+    def group(rank: int) -> Any:
+        return SimpleNamespace(size=lambda: 2, rank=lambda: rank)
+
+    total = torch.randn(16, dtype=torch.float64)
+    shares = torch.stack([PartialSums(group(rank)).share(total, torch.float32) for rank in (0, 1)])
+
+    assert torch.equal(shares.sum(0), total)
+    largest = shares.gather(0, shares.abs().argmax(0, keepdim=True))[0]
+    mean_of_some = shares.sum(0) / (shares != 0).sum(0)
+    for other in (largest, mean_of_some):
+        assert int((other != total).sum()) >= 4

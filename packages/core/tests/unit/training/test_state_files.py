@@ -42,7 +42,9 @@ def test_no_pickle_is_written(tmp_path: Path) -> None:
 
 
 def test_a_fingerprint_names_each_leaf() -> None:
-    assert list(fingerprint({"a": {0: torch.zeros(1)}, "b": (1, [2])})) == ["a.0", "b.0", "b.1.0"]
+    state = {"a": {0: torch.zeros(1)}, "b": (1, [2]), "c": [{"d": 3}], "e": [torch.zeros(1)]}
+
+    assert list(fingerprint(state)) == ["a.0", "b", "c.0.d", "e.0"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """DistributedDataParallel: every rank has the whole model."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,9 +15,14 @@ from assay.training.reference import ReferenceTrainer
 class DDPTrainer(ReferenceTrainer):
     """Gradients are added up in buckets while the last micro-batch's backward runs."""
 
-    invisible_stages = {"reduce": "DistributedDataParallel adds gradients up inside of backward"}  # noqa: RUF012
-
     _replica: nn.Module
+
+    @property
+    def invisible_stages(self) -> Mapping[str, str]:
+        """Phases that nobody can observe."""
+        if self.data.size == 1:
+            return {}
+        return {"reduce": "DistributedDataParallel adds gradients up inside of backward"}
 
     def spread(self, model: nn.Module) -> nn.Module:
         """The model itself: what wraps it is called instead, and holds no name of its own."""

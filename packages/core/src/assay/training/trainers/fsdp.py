@@ -24,7 +24,9 @@ class FSDPTrainer(ReferenceTrainer):
     @property
     def invisible_stages(self) -> Mapping[str, str]:
         """Phases that nobody can observe."""
-        return {"reduce": "FSDP2 adds gradients up inside of backward"}
+        return (
+            {} if self.data.size == 1 else {"reduce": "FSDP2 adds gradients up inside of backward"}
+        )
 
     def parameter_dtype(self) -> str:
         """Under mixed precision the parameters that are trained are in float32."""

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from assay.devices.run_string import parse_run
+from assay.errors import UsageError
 from assay.parallel.loading import open_weights
 from assay.parallel.pipeline import Pipeline
 from assay.parallel.stages import StagePlan, called_module, cut_stage
@@ -74,6 +75,11 @@ class PipelineTrainer(TensorParallelTrainer):
         return stage
 
     def _plan_stages(self, config: Any) -> StagePlan:  # noqa: ANN401 - of any model
+        if config.tie_word_embeddings:
+            raise UsageError(
+                f"{self.plan.model} ties its head to its embeddings: in a pipeline each end has a"
+                " part of their gradient, which cannot be compared yet; use dp or tp"
+            )
         return StagePlan.balanced(config.num_hidden_layers, self.stages.size)
 
     def train_on(self, own: Sequence[MicroBatch], num_tokens: int) -> float:

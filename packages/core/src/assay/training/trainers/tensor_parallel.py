@@ -1,7 +1,5 @@
 """Tensor parallelism: heads, features and vocabulary are divided over the ranks of `tp`."""
 
-from collections.abc import Mapping
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -18,11 +16,6 @@ class TensorParallelTrainer(FSDPTrainer):
     axes = frozenset({"dp", "tp"})
 
     layout: "BordersOfRank | None" = None
-
-    @property
-    def invisible_stages(self) -> Mapping[str, str]:
-        """Without several ranks of `dp` there is nothing to reduce."""
-        return super().invisible_stages if self.data.size > 1 else {}
 
     def spread(self, model: nn.Module) -> nn.Module:
         """Divide the model, then shard what each rank has."""
