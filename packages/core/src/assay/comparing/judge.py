@@ -1,8 +1,8 @@
 """From measured sums to ratios, from ratios to the stage that is wrong."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from assay.comparing.limits import Limits
@@ -62,8 +62,26 @@ class DeviceBias:
     num_modules: int
 
 
+@dataclass(frozen=True, slots=True)
+class Allowances:
+    """What a correct run may show beside the error that the noise run has at the same place.
+
+    least_units: by stage, the relative error that one rounding in it may give whole rows.
+    beside: by module, what the noise run measured of other work that its stage does as well.
+    """
+
+    least_units: Mapping[Stage, float] = field(default_factory=dict)
+    beside: Mapping[str, Sequence[PairSums]] = field(default_factory=dict)
+
+
+NO_ALLOWANCES = Allowances()
+
+
 def judge_replay(
-    candidate: ReplayResults, noise: ReplayResults, limits: Limits
+    candidate: ReplayResults,
+    noise: ReplayResults,
+    limits: Limits,
+    allowances: Allowances = NO_ALLOWANCES,
 ) -> tuple[list[Judged], DeviceBias | None]:
     """Every statistic of every port, in the order of the forward pass."""
     bias = _device_bias(candidate, noise)
@@ -72,9 +90,12 @@ def judge_replay(
     for key, port in candidate.ports.items():
         reference = noise.ports.get(key)
         common = bias.slope if bias else 0.0
+        module = port.stage.module
+        others = [*covered.get(module, ()), *allowances.beside.get(module, ())]
+        least = allowances.least_units.get(port.stage, 0.0)
         judged += [
             Judged(port, ratio, limits.of(ratio.statistic))
-            for ratio in _ratios(port, reference, common, covered.get(port.stage.module, []))
+            for ratio in _ratios(port, reference, least, common, others)
         ]
     return judged, bias
 
@@ -99,7 +120,11 @@ def _noise_of_covered(candidate: ReplayResults, noise: ReplayResults) -> dict[st
 
 
 def _ratios(
-    port: PortResult, noise: PortResult | None, common: float, covered: Sequence[PairSums]
+    port: PortResult,
+    noise: PortResult | None,
+    least_unit: float,
+    common: float,
+    others: Sequence[PairSums],
 ) -> Iterable[Ratio]:
     if port.exact.num_compared:
         yield Ratio("exact", port.exact.num_different / port.exact.num_compared, 0.0)
@@ -109,20 +134,22 @@ def _ratios(
     if sums.num_nan or sums.num_inf:
         yield Ratio("non-finite", math.nan, 0.0)
         return
-    unit = _unit_roundoff(port, noise)
+    unit = max(_unit_roundoff(port, noise), least_unit)
     reference = noise.sums if noise is not None and noise.sums.num_elements else None
     share = device_share(sums.slope, common, _is_product(port)) if common else NO_SHARE
+    if least_unit:
+        share = replace(share, floor=max(share.floor, least_unit))
     if port.stage.phase == "clip":
         share = replace(share, floor=max(share.floor, unit))  # of the one factor for all gradients
-    of_covered = [
+    of_others = [
         {ratio.statistic: ratio.expected for ratio in error_ratios(other, other, unit)}
-        for other in covered
+        for other in others
     ]
     for ratio in error_ratios(sums, reference, unit, share):
-        more = [expected.get(ratio.statistic, 0.0) for expected in of_covered]
+        more = [expected.get(ratio.statistic, 0.0) for expected in of_others]
         # Roundings of one module and of the next are independent: their squares add up.
         yield replace(ratio, expected=math.hypot(ratio.expected, *more))
-    if covered:
+    if others:
         return
     noise_share = reference.misrounded_share if reference is not None else 0.0
     # Roundings to another dtype are no more or fewer of the same.

@@ -1,16 +1,18 @@
 """What there is to judge of a training check, and the words for places in it."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from assay.comparing.judge import FailedStage, Judged, judge_replay
+from assay.comparing.judge import Allowances, DeviceBias, FailedStage, Judged, judge_replay
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult, ReplayResults
 from assay.dtypes import float_format
-from assay.metrics import RowErrors
+from assay.metrics import PairSums, RowErrors
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.trace import Trace
@@ -101,6 +103,8 @@ def judge_groups(evidence: Evidence) -> dict[str, Group]:
     ties: set[str] = set()
     covered: dict[int, list[str]] = {}
     divided = [report.divided for report in evidence.reports]
+    least_units = {Stage("", "backward"): _unit_of_loss(evidence.noise)}
+    beside = _noise_of_late_phases(evidence)
     for number, name in enumerate(GROUPS):
         noise = _read(evidence.noise, name)
         broken = {
@@ -122,7 +126,12 @@ def judge_groups(evidence: Evidence) -> dict[str, Group]:
                     ties.add(port.stage.module)
             shown = any(_is_made_by_loss(*key) for key in results.ports)
             own_noise = noise if shown and not divided[rank] else _noise_at_head(results, noise)
-            _judge_rank(group, results, own_noise, broken, evidence.limits)
+            others = beside.get(name, {})
+            if name == "stage-backward":
+                others = _noise_of_unmet_results(evidence.noise, covered[rank])
+            allowances = Allowances(least_units, others)
+            judged, bias = judge_replay(results, own_noise, evidence.limits, allowances)
+            _add_rank(group, results, judged, bias, broken)
         if name in _BACKWARD_GROUPS:
             _leave_out(group, ties)
     groups["stage-optimizer"].unmatched_expected += [
@@ -137,10 +146,7 @@ def _noise_at_head(results: ReplayResults, noise: ReplayResults) -> ReplayResult
     So it is in a stage of a pipeline, where the model itself is not measured, and for a model that
     computes its loss itself.
     """
-    loss = next(
-        (port for (module, name), port in noise.ports.items() if _is_made_by_loss(module, name)),
-        None,
-    )
+    loss = _port_of_loss(noise)
     if loss is None:
         return noise
     root = Stage("", "backward")
@@ -152,6 +158,12 @@ def _noise_at_head(results: ReplayResults, noise: ReplayResults) -> ReplayResult
     return replace(noise, ports=noise.ports | arrived)
 
 
+def _port_of_loss(noise: ReplayResults) -> PortResult | None:
+    """What the noise run measured of the gradient that its loss gave."""
+    found = (port for key, port in noise.ports.items() if _is_made_by_loss(*key))
+    return next(found, None)
+
+
 def _width(port: PortResult) -> int | None:
     return None if port.sums.channel is None else port.sums.channel.shape[1]
 
@@ -160,15 +172,59 @@ def _is_made_by_loss(module: str, port: str) -> bool:
     return module == "" and port.startswith("output")
 
 
-def _judge_rank(
+def _unit_of_loss(noise: Trace) -> float:
+    """What rounding the largest logits to float32 changes of the gradient that a loss gives.
+
+    A loss that takes the logarithm of a sum from each logit at once, as fused ones do, has
+    probabilities of this relative error; taking off the largest logit first is many times better.
+    """
+    loss = _port_of_loss(_read(noise, "gradients"))
+    sizes = [
+        math.sqrt(float(port.sums.channel[2].max()) / port.sums.channel_rows)
+        for (_, name), port in _read(noise, "modules").ports.items()
+        if loss is not None
+        and port.sums.channel is not None
+        and name.startswith("output")
+        and _width(port) == _width(loss)
+    ]
+    return float_format("float32").unit_roundoff * max(sizes, default=1.0)
+
+
+def _noise_of_unmet_results(noise: Trace, covered: Sequence[str]) -> dict[str, list[PairSums]]:
+    """What the noise run measured of gradients at the results of modules that are never called.
+
+    They are not fed either: gradients of the modules' parameters are made from what comes.
+    """
+    found: dict[str, list[PairSums]] = {}
+    if covered:
+        for (module, name), port in _read(noise, "gradients").ports.items():
+            if module in covered and name.startswith("output"):
+                found.setdefault(module, []).append(port.sums)
+    return found
+
+
+def _noise_of_late_phases(evidence: Evidence) -> dict[str, dict[str, list[PairSums]]]:
+    """By group, and by module, what the noise run measured of phases that are seen only there."""
+    found: dict[str, dict[str, list[PairSums]]] = {}
+    waiting: dict[str, list[PairSums]] = {}
+    for phase in ("backward", "reduce", "clip", "optimizer"):
+        if phase not in evidence.report.invisible:
+            found[f"stage-{phase}"], waiting = waiting, {}
+        elif phase != "reduce":
+            for port in _read(evidence.noise, f"stage-{phase}").ports.values():
+                if port.port.startswith(PARAMETER_PREFIX):
+                    waiting.setdefault(port.stage.module, []).append(port.sums)
+    return found
+
+
+def _add_rank(
     group: Group,
     results: ReplayResults,
-    noise: ReplayResults,
+    judged: list[Judged],
+    bias: DeviceBias | None,
     broken: set[tuple[str, str]],
-    limits: Limits,
 ) -> None:
     """Add what one rank measured to its group."""
-    judged, bias = judge_replay(results, noise, limits)
     group.judged += [item for item in judged if (item.port.module, item.port.port) not in broken]
     group.ports += results.ports.values()
     group.unmatched_expected += results.unmatched_expected

@@ -110,8 +110,11 @@ def _train(
 
 
 def _changed(
-    expected: dict[str, str], held: dict[str, str], trainer: Any, left_out: str
-) -> list[str]:  # noqa: ANN401
+    expected: dict[str, str],
+    held: dict[str, str],
+    trainer: Any,  # noqa: ANN401 - any trainer
+    left_out: str,
+) -> list[str]:
     """Paths of what is not as it was: what the trainer says of its state, and what it holds.
 
     left_out: the first part of paths that do not count; "" for none.

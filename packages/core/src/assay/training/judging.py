@@ -7,7 +7,7 @@ from typing import Any
 
 from assay.comparing.judge import FailedStage, Judged, find_origin, rank_stages
 from assay.sites import Phase
-from assay.training.diagnosing import Finding, diagnose_replay, find_strayed
+from assay.training.diagnosing import Finding, diagnose_replay, find_strayed, stands_still
 from assay.training.evidence import (
     Evidence,
     Group,
@@ -34,6 +34,11 @@ from assay.verdicts import (
 )
 
 _LISTED = 50
+
+_STEPS_ELSEWHERE = (
+    "the optimizer holds none of the model's parameters, and they change all the same: tensors of"
+    " its own, as master weights are, cannot be compared"
+)
 
 # Which measurements each level judges; those of `modules` are split by phase.
 _GROUPS_OF_LEVEL = {
@@ -73,6 +78,10 @@ def judge_training(evidence: Evidence) -> tuple[Verdict, list[Measurement]]:
     if unshared := find_unshared(evidence):
         inputs = {"verdict": Outcome.FAIL, "reason": unshared}
         results["inputs"].level = results["inputs"].level.model_copy(update=inputs)
+    if _steps_elsewhere(evidence, groups["stage-optimizer"]):
+        for result in (results["updates"], results["checkpoint"]):
+            update = {"verdict": Outcome.NOT_COMPARED, "reason": _STEPS_ELSEWHERE}
+            result.level = result.level.model_copy(update=update)
     levels = {name: result.level for name, result in results.items()}
     outcome = overall_outcome([level.verdict for level in levels.values() if level.verdict])
     free = [item for item in (*course, *([loss] if loss else [])) if item.failed]
@@ -106,6 +115,14 @@ def judge_training(evidence: Evidence) -> tuple[Verdict, list[Measurement]]:
     return verdict, [row for result in results.values() for row in result.measurements]
 
 
+def _steps_elsewhere(evidence: Evidence, updates: Group) -> bool:
+    """Whether the optimizer changes the model without holding any of its parameters."""
+    foreign = len(set(evidence.report.not_in_optimizer)) == evidence.reference.num_trainable
+    return foreign and any(
+        item.port.port.startswith("update.") and not stands_still(item) for item in updates.judged
+    )
+
+
 def _unmeasured_notes(report: CandidateReport) -> list[str]:
     """What the trainer declares that cannot be measured: nothing is left out in silence."""
     if not report.divided:
@@ -126,10 +143,6 @@ def _judge_level(
     chosen = [groups[group] for group in _GROUPS_OF_LEVEL[name]]
     judged = [item for group in chosen for item in group.judged if _belongs(name, item)] + extra
     compared = len({(item.port.stage, item.port.module, item.port.port) for item in judged})
-    hidden_groups = {f"stage-{phase}" for phase in evidence.report.invisible}
-    # Of the modules' ports the level `activations` tells what is missing.
-    told = [g for g in chosen if name != "inputs" or g.name != "modules"]
-    missing = [m for g in told if g.name not in hidden_groups for m in g.unmatched_expected]
     facts: dict[str, Any] = {"limits_origin": evidence.limits.origin}
     if judged:
         worst = max(judged, key=lambda item: item.severity)
@@ -140,38 +153,58 @@ def _judge_level(
             "module": worst.port.stage.module,
             "resolution": _resolutions(judged),
         }
-    phases: tuple[Phase, ...] = _PHASES_OF_LEVEL.get(name, ())
-    invisible = evidence.report.invisible
-    hidden = [f"{p} is not visible: {invisible[p]}" for p in phases if p in invisible]
-    unseen = [
-        METHODS[p]
-        for p in phases
-        if p in METHODS and p not in invisible and p not in evidence.report.seen
-    ]
-    outcome, reason = Outcome.PASS, None
-    if wrong := _told_by_report(name, evidence.report):
-        outcome, reason = Outcome.FAIL, wrong
-    elif any(item.failed for item in judged):
-        outcome = Outcome.FAIL
-    elif broken := [port for group in chosen for port in group.broken]:
-        outcome = Outcome.NOT_COMPARED
-        reason = f"the noise run itself is not finite there: {name_some(broken)}"
-    elif name == "loss" and not all(map(math.isfinite, evidence.reference.noise_losses)):
-        outcome, reason = Outcome.NOT_COMPARED, "losses of the noise run itself are not finite"
-    elif unseen:
-        outcome, reason = Outcome.NOT_COMPARED, f"never called: {', '.join(unseen)}"
-    elif "optimizer" in phases and "optimizer" in invisible:
-        outcome, reason = Outcome.NOT_COMPARED, hidden[-1]
-    elif missing:
-        outcome, reason = Outcome.NOT_COMPARED, f"not seen: {name_some(missing)}"
-    elif hidden:
-        reason = hidden[-1]
-        outcome = Outcome.PASS if compared else Outcome.NOT_COMPARED
-    elif not compared:
-        outcome, reason = Outcome.NOT_COMPARED, "nothing was compared"
-    notes = [note for group in chosen if name != "inputs" for note in group.notes] + hidden
+    outcome, reason = _outcome_of(name, chosen, judged, evidence)
+    notes = [note for group in chosen if name != "inputs" for note in group.notes]
+    notes += _hidden_phases(name, evidence.report)
     level = Level(verdict=outcome, reason=reason, compared=compared, **facts)
     return LevelResult(level, [measurement_of(name, item) for item in judged], notes)
+
+
+def _outcome_of(
+    name: str, chosen: list[Group], judged: list[Judged], evidence: Evidence
+) -> tuple[Outcome, str | None]:
+    """Of a level, with the reason where there is more to say than a number."""
+    if wrong := _told_by_report(name, evidence.report):
+        return Outcome.FAIL, wrong
+    if any(item.failed for item in judged):
+        return Outcome.FAIL, None
+    if gap := _gap(name, chosen, evidence):
+        return Outcome.NOT_COMPARED, gap
+    hidden = _hidden_phases(name, evidence.report)
+    if not judged:
+        return Outcome.NOT_COMPARED, hidden[-1] if hidden else "nothing was compared"
+    return Outcome.PASS, hidden[-1] if hidden else None
+
+
+def _gap(name: str, chosen: list[Group], evidence: Evidence) -> str | None:
+    """Why a level at which nothing is wrong is no PASS all the same."""
+    report = evidence.report
+    if broken := [port for group in chosen for port in group.broken]:
+        return f"the noise run itself is not finite there: {name_some(broken)}"
+    if name == "loss" and not all(map(math.isfinite, evidence.reference.noise_losses)):
+        return "losses of the noise run itself are not finite"
+    phases = _PHASES_OF_LEVEL.get(name, ())
+    if unseen := [METHODS[p] for p in phases if p not in report.invisible and p not in report.seen]:
+        return f"never called: {', '.join(unseen)}"
+    if "optimizer" in phases and "optimizer" in report.invisible:
+        return _hidden_phases(name, report)[-1]
+    # Of the modules' ports the level `activations` tells what is missing.
+    told = [group for group in chosen if name != "inputs" or group.name != "modules"]
+    missing = [
+        port
+        for group in told
+        if group.name.removeprefix("stage-") not in report.invisible
+        for port in group.unmatched_expected
+    ]
+    return f"not seen: {name_some(missing)}" if missing else None
+
+
+def _hidden_phases(level: str, report: CandidateReport) -> list[str]:
+    return [
+        f"{phase} is not visible: {report.invisible[phase]}"
+        for phase in _PHASES_OF_LEVEL.get(level, ())
+        if phase in report.invisible
+    ]
 
 
 def _told_by_report(level: str, report: CandidateReport) -> str | None:
