@@ -4,6 +4,7 @@ Each function is given with `--candidate-setup`, for generation and for training
 when they are used, and keep their gradients.
 """
 
+import sys
 from typing import Any
 
 import torch
@@ -91,6 +92,12 @@ def fused_gate_and_up(model: Any) -> None:
             mlp.forward = _fused_mlp(mlp)
 
 
+def own_projections(model: Any) -> None:
+    """Attention makes queries, keys and values by one product of its own."""
+    for layer in model.model.layers:
+        layer.self_attn.forward = _attention_with_projections(layer.self_attn)
+
+
 def window_of_8192(model: Any) -> None:
     """Another window, both longer than any text."""
     assert model.config.sliding_window > 2048
@@ -117,6 +124,28 @@ def _fused_mlp(mlp: Any) -> Any:
         weight = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))
         gate, up = functional.linear(x, weight).chunk(2, -1)
         return mlp.down_proj(mlp.act_fn(gate) * up)
+
+    return forward
+
+
+def _attention_with_projections(attention: Any) -> Any:
+    rotate = sys.modules[type(attention).__module__].apply_rotary_pos_emb
+
+    def forward(hidden_states: Tensor, position_embeddings: Any, **_: Any) -> Any:
+        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+        weight = torch.cat([part.weight for part in parts])
+        sizes = [part.out_features for part in parts]
+        shape = (*hidden_states.shape[:2], -1, attention.head_dim)
+        query, key, value = (
+            part.view(shape).transpose(1, 2)
+            for part in functional.linear(hidden_states, weight).split(sizes, -1)
+        )
+        query, key = rotate(query, key, *position_embeddings)
+        # Padding is on the right: no row that is learned sees it.
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=attention.scaling, enable_gqa=True
+        )
+        return attention.o_proj(mixed.transpose(1, 2).flatten(2)), None
 
     return forward
 

@@ -3,13 +3,15 @@
 Each class is given with `--candidate-trainer`.
 """
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from assay.training.batches import IGNORED, MicroBatch
+from assay.stages import StepReport, TrainingPlan
+from assay.training.batches import IGNORED, MicroBatch, check_batch
 from assay.training.reference import ReferenceTrainer
 
 
@@ -72,6 +74,115 @@ class ExactClipping(ReferenceTrainer):
         for gradient in gradients:
             gradient.mul_(min(1.0, max_norm / (norm + 1e-6)))
         return norm
+
+
+class EvaluatesInItsSteps(ReferenceTrainer):
+    """Before each step the model is run without gradients, as for a validation loss."""
+
+    def step(self, batch: Sequence[MicroBatch]) -> StepReport:
+        self.model.eval()
+        with torch.no_grad():
+            self.network(input_ids=batch[0]["input_ids"].to(self.device.torch_device))
+        self.model.train()
+        return super().step(batch)
+
+
+class CountsInABuffer(ReferenceTrainer):
+    """The model counts its steps in a buffer that the reference does not have."""
+
+    def build_model(self, plan: TrainingPlan) -> nn.Module:
+        model = super().build_model(plan)
+        model.register_buffer("num_steps_seen", torch.zeros((), dtype=torch.long), persistent=False)
+        return model
+
+    def optimizer_step(self) -> None:
+        self.model.get_buffer("num_steps_seen").add_(1)
+        super().optimizer_step()
+
+
+class ClipsInItsOptimizer(ReferenceTrainer):
+    """Gradients are clipped in the step of the optimizer, as the trainer declares."""
+
+    invisible_stages: ClassVar[Mapping[str, str]] = {"clip": "the optimizer clips"}
+
+    def clip_gradients(self, max_norm: float) -> float:
+        gradients = [one.grad for one in self._trained() if one.grad is not None]
+        return float(nn.utils.get_total_norm(gradients))
+
+    def optimizer_step(self) -> None:
+        super().clip_gradients(self.plan.max_grad_norm)
+        super().optimizer_step()
+
+
+class KeepsSumsOfItsOwn(ReferenceTrainer):
+    """Gradients are added up beside the parameters, and handed over to be reduced."""
+
+    invisible_stages: ClassVar[Mapping[str, str]] = {"backward": "sums are handed over later"}
+
+    def backward(self, loss: Tensor) -> None:
+        super().backward(loss)
+        for one in self._trained():
+            kept = getattr(one, "kept", None)
+            one.kept = one.grad if kept is None else kept + one.grad  # type: ignore[attr-defined]
+            one.grad = None
+
+    def reduce_gradients(self) -> None:
+        for one in self._trained():
+            one.grad, one.kept = one.kept, None  # type: ignore[attr-defined]
+        super().reduce_gradients()
+
+
+class LossOfAllClasses(ReferenceTrainer):
+    """Classes come second, and what is not learned is left out last; labels are used up."""
+
+    def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
+        logits = self.network(
+            input_ids=micro_batch["input_ids"], attention_mask=micro_batch["attention_mask"]
+        ).logits
+        labels = micro_batch["labels"][:, 1:]
+        counted = labels != IGNORED
+        losses = functional.cross_entropy(
+            logits[:, :-1].float().transpose(1, 2), labels.clamp_(min=0), reduction="none"
+        )
+        return (losses * counted).sum() / num_step_tokens
+
+
+class StepsOnCopies(ReferenceTrainer):
+    """The optimizer has copies in float32, from which the model takes its weights."""
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        self.copies = [nn.Parameter(one.detach().float().clone()) for one in _trainable(model)]
+        return torch.optim.AdamW(self.copies, lr=self.plan.learning_rate)
+
+    def train_on(self, own: Sequence[MicroBatch], num_tokens: int) -> float:
+        self.model.zero_grad(set_to_none=True)
+        return super().train_on(own, num_tokens)
+
+    def clip_gradients(self, max_norm: float) -> float:
+        return float(nn.utils.clip_grad_norm_(_trainable(self.model), max_norm))
+
+    def optimizer_step(self) -> None:
+        for copy, one in zip(self.copies, _trainable(self.model), strict=True):
+            copy.grad = None if one.grad is None else one.grad.float()
+        super().optimizer_step()
+        with torch.no_grad():
+            for copy, one in zip(self.copies, _trainable(self.model), strict=True):
+                one.copy_(copy)
+
+
+class HasNoOptimizerStep(ReferenceTrainer):
+    """Nobody can see what the optimizer is given."""
+
+    optimizer_step = None  # type: ignore[assignment]
+
+    def step(self, batch: Sequence[MicroBatch]) -> StepReport:
+        num_tokens = check_batch(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        total = self.train_on(batch, num_tokens)
+        norm = self.clip_gradients(self.plan.max_grad_norm)
+        self.optimizer.step()
+        self._num_steps += 1
+        return StepReport(self._num_steps - 1, total, num_tokens, norm, self.plan.learning_rate)
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:

@@ -60,7 +60,17 @@ class TrainingFault:
 
 def training_corpus() -> Iterator[TrainingFault]:
     """Every fault in every dtype."""
-    parts = (_losses, _reductions, _clips, _optimizers, _checkpoints, _kept, _backward, _others)
+    parts = (
+        _losses,
+        _reductions,
+        _clips,
+        _optimizers,
+        _checkpoints,
+        _kept,
+        _aside,
+        _backward,
+        _others,
+    )
     for part in parts:
         yield from part()
 
@@ -134,6 +144,28 @@ def _kept() -> Iterator[TrainingFault]:
     yield from _trainer(
         "BaseShrunkAfterwards", "optimizer", "optimizer-update", file="kept", lora=True
     )
+
+
+def _aside() -> Iterator[TrainingFault]:
+    for name in ("SavingDropsMoments", "SavingLowersTheRate", "HalfPrecisionTold"):
+        yield from _trainer(name, "checkpoint", "checkpoint-mismatch", file="aside")
+    yield from _trainer(
+        "SavingFreezesTheHead", "checkpoint", "checkpoint-mismatch", "lm_head", file="aside"
+    )
+    yield from _trainer("CountsTwice", "optimizer", "optimizer-update", file="aside")
+    yield from _trainer(
+        "FewerLayersNamed", "checkpoint", "adapter-mismatch", file="aside", lora=True
+    )
+    yield from _trainer(
+        "AdapterStartsAtZero", "forward", "adapter-mismatch", file="aside", lora=True
+    )
+    for dtype in BOTH:
+        yield TrainingFault(
+            "aside:LargestPartWins", dtype, "reduce", "missing-reduction", mesh="dp=2"
+        )
+    # In bfloat16 they are below what the noise of a free run hides.
+    for name in ("SavingLeavesAHook", "ThirdUpdateIsHalf"):
+        yield TrainingFault(f"aside:{name}", "float32", "optimizer", "optimizer-update")
 
 
 def _backward() -> Iterator[TrainingFault]:

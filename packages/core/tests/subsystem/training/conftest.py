@@ -60,12 +60,18 @@ def check_plant(goldens: Callable[..., Path], tmp_path: Path) -> CheckPlant:
             "cpu/float32",
             f"cpu/{dtype}",
             trainer=_trainer(trainer),
-            setup=f"{PLANTS / 'setups.py'}:{setup}" if setup else None,
+            setup=_setup(setup),
             mesh=mesh or {},
         )
         return check_candidate(candidate, goldens(dtype, options), tmp_path, SilentProgress())
 
     return check
+
+
+def _setup(name: str | None) -> str | None:
+    """A function among the plants, or FILE.py:FUNC as it is."""
+    is_plant = name is not None and ":" not in name
+    return f"{PLANTS / 'setups.py'}:{name}" if is_plant else name
 
 
 def _trainer(name: str | None) -> str | None:

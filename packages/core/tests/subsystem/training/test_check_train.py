@@ -165,6 +165,61 @@ def test_what_a_trainer_does_not_tell_is_found(
     assert (verdict.diagnosis, verdict.location.phase) == (diagnosis, phase)
 
 
+@pytest.mark.parametrize(
+    ("name", "diagnosis", "phase", "options"),
+    [
+        ("SavingDropsMoments", "checkpoint-mismatch", "checkpoint", {"dtype": "bfloat16"}),
+        ("SavingLowersTheRate", "checkpoint-mismatch", "checkpoint", {"dtype": "bfloat16"}),
+        ("SavingFreezesTheHead", "checkpoint-mismatch", "checkpoint", {"dtype": "bfloat16"}),
+        ("SavingLeavesAHook", "optimizer-update", "optimizer", {}),
+        ("ThirdUpdateIsHalf", "optimizer-update", "optimizer", {}),
+        ("CountsTwice", "optimizer-update", "optimizer", {"dtype": "bfloat16"}),
+        ("HalfPrecisionTold", "checkpoint-mismatch", "checkpoint", {}),
+        ("AdapterStartsAtZero", "adapter-mismatch", "forward", {"lora": True}),
+        ("FewerLayersNamed", "adapter-mismatch", "checkpoint", {"lora": True}),
+        ("LargestPartWins", "missing-reduction", "reduce", {"mesh": {"dp": 2}}),
+    ],
+)  # fmt: skip
+def test_what_happens_beside_the_steps_is_found(
+    check_plant: CheckPlant, name: str, diagnosis: str, phase: str, options: dict[str, Any]
+) -> None:
+    verdict = check_plant(trainer=f"{PLANTS / 'aside.py'}:{name}", **options)
+
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.location is not None
+    assert (verdict.diagnosis, verdict.location.phase) == (diagnosis, phase)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "setup"),
+    [
+        ("EvaluatesInItsSteps", None),
+        ("CountsInABuffer", None),
+        ("ClipsInItsOptimizer", None),
+        ("KeepsSumsOfItsOwn", None),
+        ("LossOfAllClasses", None),
+        (None, "own_projections"),
+    ],
+)
+def test_unusual_and_correct_training_passes(
+    check_plant: CheckPlant, trainer: str | None, setup: str | None
+) -> None:
+    verdict = check_plant(
+        trainer=trainer and f"{FALSE_ALARMS / 'trainers.py'}:{trainer}",
+        setup=setup and f"{FALSE_ALARMS / 'setups.py'}:{setup}",
+    )
+
+    assert verdict.verdict is Outcome.PASS, verdict.location
+
+
+@pytest.mark.parametrize("name", ["StepsOnCopies", "HasNoOptimizerStep"])
+def test_updates_that_cannot_be_seen_are_no_pass(check_plant: CheckPlant, name: str) -> None:
+    verdict = check_plant(trainer=f"{FALSE_ALARMS / 'trainers.py'}:{name}")
+
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert verdict.levels["updates"].verdict is Outcome.NOT_COMPARED
+
+
 def test_a_checkpoint_that_users_cannot_load_is_not_a_pass(check_plant: CheckPlant) -> None:
     verdict = check_plant(trainer="SavesElsewhere")
 
