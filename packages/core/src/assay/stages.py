@@ -60,6 +60,7 @@ class TrainingPlan:
     """What a trainer is to do: enough to build the same run on any device and mesh.
 
     setup: FILE.py:FUNC to be called with the loaded model before anything is built around it.
+    remote_code: whether code that comes with the model may run.
     """
 
     model: str
@@ -74,6 +75,7 @@ class TrainingPlan:
     features: frozenset[str] = frozenset()
     setup: str | None = None
     adapter_dropout: float = 0.1
+    remote_code: Literal["refuse", "trust"] = "refuse"
 
 
 @dataclass(frozen=True, slots=True)

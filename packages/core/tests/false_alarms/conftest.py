@@ -2,6 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from packages.core.tests.false_alarms.training_variants import training_variants
+from packages.core.tests.false_alarms.variants import variants
+
 CORPORA = {
     "generation": "test_false_alarms.py",
     "training": "test_training_false_alarms.py",
@@ -20,10 +23,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    for option in ("--publish", "--limits-to"):
+        if config.getoption(option) and config.getoption("--variant"):
+            raise pytest.UsageError(f"{option} is for a whole corpus: leave out --variant")
     if config.getoption("--limits-to") and not config.getoption("--corpus"):
         raise pytest.UsageError(
             f"--limits-to is for the runs of one corpus: add --corpus {' or '.join(CORPORA)}"
         )
+
+
+def pytest_collection_modifyitems(config: pytest.Config) -> None:
+    wanted = config.getoption("--variant")
+    names = {
+        "generation": [variant.name for variant in variants()],
+        "training": [variant.name for variant in training_variants()],
+    }
+    chosen = [config.getoption("--corpus")] if config.getoption("--corpus") else list(names)
+    if not any(wanted in name for corpus in chosen for name in names[corpus]):
+        raise pytest.UsageError(f"--variant {wanted}: no variant has such a name")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -11,5 +11,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--publish") and (
+        config.getoption("--fault") or config.getoption("--training-fault")
+    ):
+        raise pytest.UsageError("--publish is for all faults: choose none")
+
+
 def pytest_collection_modifyitems(config: pytest.Config) -> None:
     choose_faults(config.getoption("--fault", ""))

@@ -18,7 +18,7 @@ from packages.core.tests.trials.trial import run_all
 
 MODEL = "micro:llama"
 
-# Of docs/detection.md: what is promised of the whole corpus.
+# What is asked of the whole corpus.
 SHARE_DETECTED = {"float32": 0.95, "bfloat16": 0.85}
 SHARE_LOCATED = 0.9
 SHARE_DIAGNOSED = 0.85
@@ -186,6 +186,8 @@ def test_optimizer_that_plants_change_is_right_without_them(tmp_path: Path) -> N
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_faults_are_found(findings: list[Finding], dtype: str) -> None:
     some = [finding for finding in findings if finding.fault.dtype == dtype]
+    if not some:
+        pytest.skip(f"no fault in {dtype} was chosen")
     missed = [finding for finding in some if not finding.detected]
 
     assert len(missed) <= (1 - SHARE_DETECTED[dtype]) * len(some), names(missed)
@@ -197,7 +199,7 @@ def test_phase_and_place_are_right(findings: list[Finding]) -> None:
     assert len(wrong) <= (1 - SHARE_LOCATED) * len(findings), names(wrong)
 
 
-def test_diagnoses_are_those_of_the_corpus(findings: list[Finding]) -> None:
+def test_most_diagnoses_are_those_of_the_corpus(findings: list[Finding]) -> None:
     wrong = [finding for finding in findings if finding.detected and not finding.diagnosed]
 
     assert len(wrong) <= (1 - SHARE_DIAGNOSED) * len(findings), names(wrong)

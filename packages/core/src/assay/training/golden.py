@@ -17,7 +17,6 @@ from assay.locating.gradients import GradientReplayer
 from assay.locating.replay import Replayer
 from assay.models import estimate_size, load_model
 from assay.models.by_size import choose_threads, yardstick_dtype
-from assay.models.folders import RemoteCode
 from assay.recording.capture import Recorder
 from assay.recording.gradients import GradientRecorder, GradientWatch
 from assay.recording.hooks import Bystander, Watch
@@ -59,8 +58,8 @@ class Trusted(ReferenceTrainer):
     backward, with eight times the error of those that were kept.
     """
 
-    def __init__(self, rounded_to: str | None, remote_code: RemoteCode = "refuse") -> None:
-        super().__init__(remote_code)
+    def __init__(self, rounded_to: str | None) -> None:
+        super().__init__()
         self._rounded_to = rounded_to
 
     def build_model(self, plan: TrainingPlan) -> nn.Module:
@@ -71,7 +70,7 @@ class Trusted(ReferenceTrainer):
             device=self.device.torch_device,
             attention=None if self._rounded_to is None else "eager",
             rounded_to=self._rounded_to,
-            remote_code=self._remote_code,
+            remote_code=plan.remote_code,
         ).model
         if "lora" in plan.features:
             model = add_lora(model, plan.adapter_dropout)
@@ -188,7 +187,7 @@ class _Side:
         self._request, self._device, self._dtype = request, device, dtype
         run = f"{parse_run(request.reference).device}/{dtype}"
         self._plan = request.options.plan(run)
-        self.trainer = Trusted(request.dtype if wide else None, request.options.remote_code)
+        self.trainer = Trusted(request.dtype if wide else None)
         self.trainer.setup(self._plan)
         keep_no_cache(self.trainer.model)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from assay.models.setups import SetupError
 from assay.plugins import PluginError, load_object
 from assay.stages import TrainingPlan
 from assay.training.setups import called
+
+# Where other packages register trainers: NAME = "MODULE:CLASS".
+GROUP = "assay.trainers"
 
 NAMED: dict[str, tuple[str, str]] = {
     "reference": ("assay.training.reference", "ReferenceTrainer"),
@@ -36,11 +40,12 @@ def require_trainer(name: str | None) -> None:
 
     Raises: TrainerError, PluginError.
     """
-    if name is None or name in NAMED:
+    known = [*NAMED, *entry_points(group=GROUP).names]
+    if name is None or name in known:
         return
     if ":" not in name:
         raise TrainerError(
-            f"no trainer called {name!r}; there are: {', '.join(NAMED)}, or FILE.py:CLASS"
+            f"no trainer called {name!r}; there are: {', '.join(known)}, or FILE.py:CLASS"
         )
     file = Path(name.rpartition(":")[0]).expanduser()
     if not file.is_file():
@@ -87,6 +92,8 @@ def describe_trainer(name: str | None, plan: TrainingPlan, model: nn.Module) -> 
 
 
 def _class_of(name: str) -> Any:  # noqa: ANN401 - any trainer's class
+    if name in entry_points(group=GROUP).names:
+        return entry_points(group=GROUP)[name].load()
     if name not in NAMED:
         return load_object(name)
     module, attribute = NAMED[name]

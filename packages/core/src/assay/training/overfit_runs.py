@@ -164,7 +164,7 @@ def _wide_dtype(request: OverfitRequest | ExamRequest, device: "Device") -> str:
 
 def _open_trusted(request: OverfitRequest | ExamRequest, wide: str | None) -> Trusted:
     """The trusted trainer, as yardstick in the dtype `wide` or as noise run."""
-    trainer = Trusted(request.dtype if wide else None, request.options.remote_code)
+    trainer = Trusted(request.dtype if wide else None)
     run = f"{parse_run(request.reference).device}/{wide or request.dtype}"
     trainer.setup(request.options.plan(run))
     keep_no_cache(trainer.model)

@@ -15,7 +15,6 @@ from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.models import load_model
-from assay.models.folders import RemoteCode
 from assay.models.quiet import quiet_transformers
 from assay.stages import StepReport, TrainingPlan
 from assay.training.adapters import add_lora, load_adapter, save_adapter
@@ -47,8 +46,7 @@ class ReferenceTrainer:
     model: nn.Module
     optimizer: torch.optim.Optimizer
 
-    def __init__(self, remote_code: RemoteCode = "refuse") -> None:
-        self._remote_code = remote_code
+    def __init__(self) -> None:
         self._num_steps = 0
 
     def setup(self, plan: TrainingPlan) -> None:
@@ -87,7 +85,7 @@ class ReferenceTrainer:
             name,
             dtype=self.parameter_dtype(),
             device=self.device.torch_device,
-            remote_code=self._remote_code,
+            remote_code=self.plan.remote_code,
         ).model
 
     def parameter_dtype(self) -> str:

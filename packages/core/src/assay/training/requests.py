@@ -47,6 +47,7 @@ class TrainOptions(Record):
             mesh=mesh or {},
             adapter_dropout=self.adapter_dropout,
             setup=setup,
+            remote_code=self.remote_code,
         )
 
 

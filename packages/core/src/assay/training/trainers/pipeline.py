@@ -67,7 +67,7 @@ class PipelineTrainer(TensorParallelTrainer):
             whole: Any = set_up(self.load_pretrained(plan.model), plan.setup)
             return cut_stage(whole, self._plan_stages(whole.config), self.stages.index)
         with open_weights(
-            plan.model, dtype=self.parameter_dtype(), remote_code=self._remote_code
+            plan.model, dtype=self.parameter_dtype(), remote_code=plan.remote_code
         ) as weights:
             empty: Any = weights.empty_model()
             stage = cut_stage(empty, self._plan_stages(empty.config), self.stages.index)
