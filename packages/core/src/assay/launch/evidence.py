@@ -1,6 +1,6 @@
 """Which of several failures is the cause, and how a failed world is told. No processes here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -103,21 +103,19 @@ def failure_of(
     return WorldError("\n".join(lines), ranks)
 
 
-def hang_of(world: World, states: Mapping[int, RankState], what: str) -> WorldHungError:
-    """The error for a world whose ranks did not come to their end.
+def hang_of(
+    world: World, states: Mapping[int, RankState], what: str, ranks: Iterable[int]
+) -> WorldHungError:
+    """The error for a world whose `ranks` did not come to their end.
 
     what: the limit that was passed, in words.
     """
-    waiting = [rank for rank, state in sorted(states.items()) if _is_at_work(state)]
+    waiting = sorted(ranks)
     lines = [f"{_name(waiting)} of {world} hung: {what}"]
     lines += _say_others(states, None)
     for rank in waiting:
         lines += _say_log(rank, states[rank])
     return WorldHungError("\n".join(lines), waiting)
-
-
-def _is_at_work(state: RankState) -> bool:
-    return state.report is None and state.exit_code is None
 
 
 def _say(evidence: Evidence, state: RankState) -> str:
@@ -148,6 +146,8 @@ def _say_others(states: Mapping[int, RankState], told: int | None) -> list[str]:
             line = state.report.kind + (
                 f" ({state.report.summary})" if state.report.summary else ""
             )
+            if state.where and state.exit_code is None:
+                line += f", and is still at {state.where}"
         else:
             line = f"waited at {state.where}" if state.where else "did not say where it stands"
         said.setdefault(line, []).append(rank)

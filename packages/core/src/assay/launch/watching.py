@@ -4,7 +4,7 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -105,11 +105,21 @@ class Watch:
             lambda: all(state.exit_code is not None for state in self._states.values()),
             limits.start_seconds,
             f"not every rank had ended {limits.start_seconds:g} s after its body",
+            self._alive,
         )
         return [report.value for report in reports]
 
-    def _wait_until(self, reached: Callable[[], bool], seconds: float, what: str) -> None:
-        """Hear the ranks until `reached`. Raises: the error of a rank that failed or hangs."""
+    def _wait_until(
+        self,
+        reached: Callable[[], bool],
+        seconds: float,
+        what: str,
+        waited_for: Callable[[], list[int]] | None = None,
+    ) -> None:
+        """Hear the ranks until `reached`. Raises: the error of a rank that failed or hangs.
+
+        waited_for: the ranks that have to do something yet; by default those at work.
+        """
         deadline = time.monotonic() + seconds
         while True:
             if found := strongest(self._states):
@@ -118,8 +128,9 @@ class Watch:
                 return
             left = deadline - time.monotonic()
             if left <= 0:
-                self._look_closely()
-                raise hang_of(self._world, self._states, what)
+                ranks = (waited_for or self._at_work)()
+                self._look_closely(ranks)
+                raise hang_of(self._world, self._states, what, ranks)
             self._hear(left)
 
     def _failure(self, found: tuple[Evidence, list[int]]) -> AssayError:
@@ -131,9 +142,9 @@ class Watch:
                 break
             self._hear(left)
             found = strongest(self._states) or found
-        self._look_closely()
+        self._look_closely(self._at_work())
         if found[0] is Evidence.COMMUNICATION and self._at_work():
-            return hang_of(self._world, self._states, "a collective was given up")
+            return hang_of(self._world, self._states, "a collective was given up", self._at_work())
         return failure_of(self._world, self._states, found)
 
     def _at_work(self) -> list[int]:
@@ -173,9 +184,9 @@ class Watch:
         state = self._states[rank]
         state.order = state.order or self._num_heard
 
-    def _look_closely(self) -> None:
-        """Have every rank that is at work say where; read the ends of the logs."""
-        waiting = set(self._at_work())
+    def _look_closely(self, ranks: Iterable[int]) -> None:
+        """Have `ranks` say where they are; read the ends of the logs."""
+        waiting = set(ranks)
         for rank in waiting & set(self._pids):
             with suppress(ProcessLookupError):
                 os.kill(self._pids[rank], STACK_SIGNAL)

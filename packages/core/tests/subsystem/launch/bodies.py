@@ -1,6 +1,7 @@
 """What the ranks of the tests in this folder run. Lines that a test asks for end with a mark."""
 
 import ctypes
+import functools
 import itertools
 import os
 import random
@@ -31,6 +32,13 @@ def sum_of_ranks(rank: Rank, factor: float = 1.0) -> float:
     value = torch.tensor(factor * rank.number)
     dist.all_reduce(value)  # waits
     return float(value)
+
+
+def linger(rank: Rank) -> None:
+    """One rank does not come to its end: the backend waits, as after a lost message."""
+    if rank.number == BAD:
+        wait = functools.partial(time.sleep, 600)
+        unittest.mock.patch.object(dist, "destroy_process_group", wait).start()
 
 
 def place(rank: Rank) -> dict[str, object]:

@@ -134,6 +134,18 @@ def test_a_hang_in_python_names_both_ranks_and_their_lines(pids: Path) -> None:
     assert lines[2] == f"  rank 1 waited at {line_of('sleeps')} in <lambda>"
 
 
+def test_a_rank_that_does_not_end_after_its_body_is_named() -> None:
+    limits = Limits(start_seconds=10)
+    with pytest.raises(WorldHungError) as caught:
+        launch_world(bodies.linger, World({"dp": 2}, limits=limits))
+    assert caught.value.ranks == (1,)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == (
+        "rank 1 of a world of 2 ranks (dp=2) hung: not every rank had ended 10 s after its body"
+    )
+    assert any(line.startswith("  rank 1 returned") for line in lines)
+
+
 @pytest.mark.parametrize("fault", ["loop", "loop-in-c"])
 def test_a_rank_that_never_gives_up_the_interpreter_is_found(pids: Path, fault: str) -> None:
     error = failure(fault, pids, IMPATIENT)

@@ -147,7 +147,7 @@ def test_a_hang_names_the_ranks_at_work_and_where_every_rank_waited() -> None:
         2: RankState(where="body.py:12 in sleep"),
         3: RankState(RETURNED),
     }
-    error = hang_of(FOUR, states, "not every body had ended after 3 s")
+    error = hang_of(FOUR, states, "not every body had ended after 3 s", [1, 2])
     assert isinstance(error, WorldHungError)
     assert error.ranks == (1, 2)
     assert str(error) == (
@@ -160,5 +160,7 @@ def test_a_hang_names_the_ranks_at_work_and_where_every_rank_waited() -> None:
 
 
 def test_a_rank_that_gave_no_stack_is_named_as_well() -> None:
-    error = hang_of(PAIR, {0: RankState(where="body.py:1 in f"), 1: RankState()}, "too long")
+    error = hang_of(
+        PAIR, {0: RankState(where="body.py:1 in f"), 1: RankState()}, "too long", [0, 1]
+    )
     assert "rank 1 did not say where it stands" in str(error)

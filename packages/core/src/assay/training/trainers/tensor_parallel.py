@@ -1,9 +1,12 @@
 """Tensor parallelism: heads, features and vocabulary are divided over the ranks of `tp`."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from assay.errors import UsageError
 from assay.parallel.layout import Features, TensorLayout
 from assay.parallel.tensor import apply_tensor_parallel
 from assay.sites import unwrapped_path
@@ -22,9 +25,25 @@ class TensorParallelTrainer(FSDPTrainer):
         if self.mesh is None:
             return model
         if "tp" in (self.mesh.mesh_dim_names or ()):
+            _require_no_dropout(model)
             mesh = self.mesh["tp"]
             self.layout = BordersOfRank(apply_tensor_parallel(model, mesh), mesh.get_group())
         return super().spread(model) if self.data.size > 1 else model
+
+
+def _require_no_dropout(model: Any) -> None:  # noqa: ANN401 - of transformers, or of peft
+    """Raises: UsageError; ranks of tp would draw masks for their own heads and features."""
+    settings = model.config.to_dict().items()
+    drawn = [
+        f"{name} {value}"
+        for name, value in settings
+        if "dropout" in name and isinstance(value, float | int) and value > 0
+    ]
+    if drawn:
+        raise UsageError(
+            f"{', '.join(drawn)}: ranks of tp draw masks of dropout that no single process draws;"
+            " train without, or on dp"
+        )
 
 
 class BordersOfRank:
