@@ -284,3 +284,19 @@ def test_watch_knows_whose_code_is_running(diary: Diary) -> None:
 
     assert seen == [("first", 0, 0), ("first", 0, 1)]
     assert (watch.current, watch.current_call) == (None, None)
+
+
+def test_calls_that_nobody_listens_to_are_not_told(diary: Diary) -> None:
+    model, watch = Parent(), Watch(diary)
+    watch.deaf = True
+    with watch.attached(model):
+        model(IDS)
+        assert diary.events == []
+        with watch.listening():
+            model(IDS)
+        heard = list(diary.events)
+        model(IDS)
+
+    assert heard[0] == "> (model)"
+    assert heard[-1] == "end"
+    assert diary.events == heard
