@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from assay.devices.base import Device
     from assay.stages import TrainingPlan
 
-# Root mean squares of a few hundred random numbers are 5% apart; other distributions that adapters
-# are drawn from (uniform or normal, by either side of the matrix) are three times apart and more.
+# Root mean squares of a few hundred random numbers are 5% apart.
 _DRAWN_ALIKE = 1.5
 
 

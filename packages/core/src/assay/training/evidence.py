@@ -1,7 +1,7 @@
 """What there is to judge of a training check, and the words for places in it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -103,10 +103,10 @@ def judge_groups(evidence: Evidence) -> dict[str, Group]:
     ties: set[str] = set()
     covered: dict[int, list[str]] = {}
     divided = [report.divided for report in evidence.reports]
-    least_units = {Stage("", "backward"): _unit_of_loss(evidence.noise)}
-    beside = _noise_of_late_phases(evidence)
-    for number, name in enumerate(GROUPS):
-        noise = _read(evidence.noise, name)
+    measured = {name: _read(evidence.noise, name) for name in GROUPS}
+    least_units = {Stage("", "backward"): _unit_of_loss(measured)}
+    beside = _noise_of_late_phases(measured, evidence.report.invisible)
+    for number, (name, noise) in enumerate(measured.items()):
         broken = {
             key for key, port in noise.ports.items() if port.sums.num_nan or port.sums.num_inf
         }
@@ -128,7 +128,7 @@ def judge_groups(evidence: Evidence) -> dict[str, Group]:
             own_noise = noise if shown and not divided[rank] else _noise_at_head(results, noise)
             others = beside.get(name, {})
             if name == "stage-backward":
-                others = _noise_of_unmet_results(evidence.noise, covered[rank])
+                others = _noise_of_unmet_results(measured["gradients"], covered[rank])
             allowances = Allowances(least_units, others)
             judged, bias = judge_replay(results, own_noise, evidence.limits, allowances)
             _add_rank(group, results, judged, bias, broken)
@@ -172,16 +172,16 @@ def _is_made_by_loss(module: str, port: str) -> bool:
     return module == "" and port.startswith("output")
 
 
-def _unit_of_loss(noise: Trace) -> float:
+def _unit_of_loss(noise: Mapping[str, ReplayResults]) -> float:
     """What rounding the largest logits to float32 changes of the gradient that a loss gives.
 
     A loss that takes the logarithm of a sum from each logit at once, as fused ones do, has
     probabilities of this relative error; taking off the largest logit first is many times better.
     """
-    loss = _port_of_loss(_read(noise, "gradients"))
+    loss = _port_of_loss(noise["gradients"])
     sizes = [
         math.sqrt(float(port.sums.channel[2].max()) / port.sums.channel_rows)
-        for (_, name), port in _read(noise, "modules").ports.items()
+        for (_, name), port in noise["modules"].ports.items()
         if loss is not None
         and port.sums.channel is not None
         and name.startswith("output")
@@ -190,28 +190,31 @@ def _unit_of_loss(noise: Trace) -> float:
     return float_format("float32").unit_roundoff * max(sizes, default=1.0)
 
 
-def _noise_of_unmet_results(noise: Trace, covered: Sequence[str]) -> dict[str, list[PairSums]]:
+def _noise_of_unmet_results(
+    gradients: ReplayResults, covered: Sequence[str]
+) -> dict[str, list[PairSums]]:
     """What the noise run measured of gradients at the results of modules that are never called.
 
     They are not fed either: gradients of the modules' parameters are made from what comes.
     """
     found: dict[str, list[PairSums]] = {}
-    if covered:
-        for (module, name), port in _read(noise, "gradients").ports.items():
-            if module in covered and name.startswith("output"):
-                found.setdefault(module, []).append(port.sums)
+    for (module, name), port in gradients.ports.items():
+        if module in covered and name.startswith("output"):
+            found.setdefault(module, []).append(port.sums)
     return found
 
 
-def _noise_of_late_phases(evidence: Evidence) -> dict[str, dict[str, list[PairSums]]]:
+def _noise_of_late_phases(
+    noise: Mapping[str, ReplayResults], invisible: Mapping[str, str]
+) -> dict[str, dict[str, list[PairSums]]]:
     """By group, and by module, what the noise run measured of phases that are seen only there."""
     found: dict[str, dict[str, list[PairSums]]] = {}
     waiting: dict[str, list[PairSums]] = {}
     for phase in ("backward", "reduce", "clip", "optimizer"):
-        if phase not in evidence.report.invisible:
+        if phase not in invisible:
             found[f"stage-{phase}"], waiting = waiting, {}
         elif phase != "reduce":
-            for port in _read(evidence.noise, f"stage-{phase}").ports.values():
+            for port in noise[f"stage-{phase}"].ports.values():
                 if port.port.startswith(PARAMETER_PREFIX):
                     waiting.setdefault(port.stage.module, []).append(port.sums)
     return found

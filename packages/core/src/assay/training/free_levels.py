@@ -177,7 +177,7 @@ def _wrong_state(evidence: Evidence, paths: list[str], when: str) -> _Problem | 
 
 
 def _parameter(path: str) -> str | None:
-    part, _, name = path.partition(".")
+    part, _, name = path.removesuffix(" requires_grad").partition(".")
     # Moments have the name of their parameter and their own; ranks' parts have their number.
     of_model = part == "model" and " " not in name
     return unwrapped_path(name.partition("|")[0]) if of_model else None
