@@ -14,6 +14,13 @@ from assay.training.requests import FreeRun
 from assay.training.states import name_some
 from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome
 
+# Names of where a free run, and the resumed one, take a parameter.
+COURSE, RESUMED_COURSE = "course", "resumed-course"
+
+# The sum of two parts is the same in both orders. Of more, DistributedDataParallel adds up in another
+# order after its first step than in it, and so in a resumed run.
+_MOST_IN_ANY_ORDER = 2
+
 
 def judge_losses(evidence: Evidence) -> tuple[Judged | None, list[str]]:
     """The losses of the free run against the yardstick's, and what to say of them.
@@ -46,7 +53,7 @@ def judge_losses(evidence: Evidence) -> tuple[Judged | None, list[str]]:
 
 
 def judge_course(evidence: Evidence) -> list[Judged]:
-    """Where the free run takes each parameter, against where the recorded steps do.
+    """Where the free run, and the resumed one, take each parameter, against the recorded steps.
 
     It sees what no replayed step does: the last update of all, and what changes the training only
     as it goes on.
@@ -56,14 +63,15 @@ def judge_course(evidence: Evidence) -> list[Judged]:
     noise = {row.parameter: row for row in evidence.reference.noise_course}
     judged = []
     for rank, report in enumerate(evidence.reports):
-        for row in report.free.course:
+        runs = {COURSE: report.free.course, RESUMED_COURSE: report.free.resumed_course}
+        for name, row in ((name, row) for name, rows in runs.items() for row in rows):
             module, _, short = row.parameter.rpartition(".")
             floor = TENSOR_FLOOR * evidence.unit_roundoff * row.size
             expected = max(noise[row.parameter].error, floor)
             if not math.isfinite(expected) or not expected:
                 continue
             stage = Stage(module, "optimizer")
-            port = PortResult(module, f"course.{short}", stage, 0, evidence.dtype, "")
+            port = PortResult(module, f"{name}.{short}", stage, 0, evidence.dtype, "")
             port.rank = rank
             ratio = Ratio("course-error", row.error, expected)
             judged.append(Judged(port, ratio, evidence.limits.of("course-error")))
@@ -152,7 +160,7 @@ def _wrong_settings(evidence: Evidence, free: FreeRun) -> _Problem | None:
 
 
 def _other_end(evidence: Evidence, free: FreeRun) -> _Problem | None:
-    if not free.ended_otherwise:
+    if not free.ended_otherwise or len(evidence.reports) > _MOST_IN_ANY_ORDER:
         return None
     reason = (
         f"after the last step {len(free.ended_otherwise)} parameters and moments of the resumed run"

@@ -85,6 +85,7 @@ def run_freely(
     run.compared = len(expected) + len(held)
     run.resumed = _train(resumed, request, batches[options.resume_at :], [])
     run.ended_otherwise = _unequal(end, _hash_of_what_is_held(resumed))
+    run.resumed_course = course_of(resumed.model, golden_end)
     resumed.teardown()
     return run
 

@@ -16,7 +16,12 @@ from assay.training.evidence import (
     location_of,
     measurement_of,
 )
-from assay.training.free_levels import judge_checkpoint, judge_course, judge_losses
+from assay.training.free_levels import (
+    RESUMED_COURSE,
+    judge_checkpoint,
+    judge_course,
+    judge_losses,
+)
 from assay.training.observing import METHODS
 from assay.training.replicas import find_unshared, judge_replicas
 from assay.training.requests import CandidateReport
@@ -251,10 +256,14 @@ def _decide(
         return _Decision(finding, _told_at(finding.location, groups, origin))
     if broken is not None:
         return _Decision(broken, None)
-    if free:
-        # Every stage of a step is right by itself: something else changes what is trained.
-        return _Decision(Finding("optimizer-update", Location(phase="optimizer")), free[0])
-    return _Decision(None, None)
+    if not free:
+        return _Decision(None, None)
+    # Every stage of a step is right by itself: something else changes what is trained.
+    finding = Finding("optimizer-update", Location(phase="optimizer"))
+    if all(item.port.port.startswith(RESUMED_COURSE) for item in free):
+        location = Location(phase="checkpoint", step=evidence.options.resume_at)
+        finding = Finding("checkpoint-mismatch", location)
+    return _Decision(finding, free[0])
 
 
 def _told_at(location: Location, groups: dict[str, Group], origin: FailedStage) -> Judged:

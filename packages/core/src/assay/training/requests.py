@@ -104,7 +104,7 @@ class FreeRun(Record):
         ranks that hold the same part of it.
     changed_by_saving: parts of the state that are not as they were before it was saved.
     settings: of the model folder's configuration what is not the model's.
-    course: where it takes each parameter.
+    course, resumed_course: where it, and the resumed run, take each parameter.
     ended_otherwise: what the resumed run holds after its last step that is not the uninterrupted
         run's.
     """
@@ -116,6 +116,7 @@ class FreeRun(Record):
     changed_by_saving: list[str] = Field(default_factory=list)
     ended_otherwise: list[str] = Field(default_factory=list)
     course: list[CourseRecord] = Field(default_factory=list)
+    resumed_course: list[CourseRecord] = Field(default_factory=list)
     not_restored: list[str] = Field(default_factory=list)
     compared: int = 0
     saved_compared: int = 0
