@@ -135,6 +135,7 @@ def test_a_hang_in_python_names_both_ranks_and_their_lines(pids: Path) -> None:
 
 
 def test_a_rank_that_does_not_end_after_its_body_is_named() -> None:
+    launch_world(bodies.sum_of_ranks, World({"dp": 2}))  # what is preloaded takes no part in it
     limits = Limits(start_seconds=10)
     with pytest.raises(WorldHungError) as caught:
         launch_world(bodies.linger, World({"dp": 2}, limits=limits))
