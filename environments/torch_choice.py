@@ -152,13 +152,16 @@ try:
     found = torch.accelerator.current_accelerator(check_available=True)
 except Exception:
     found = None
+folder, version = os.path.dirname(os.path.dirname(torch.__file__)), torch.__version__
 try:
-    version = importlib.metadata.version("torch")
-except importlib.metadata.PackageNotFoundError:
-    version = torch.__version__
+    installed = importlib.metadata.distribution("torch")
+    if os.path.samefile(installed.locate_file(""), folder):
+        version = installed.version
+except (importlib.metadata.PackageNotFoundError, OSError):
+    pass
 print(json.dumps({
     "version": version,
-    "folder": os.path.dirname(os.path.dirname(torch.__file__)),
+    "folder": folder,
     "accelerator": found.type if found is not None else (plugins or [""])[0],
 }))
 """
