@@ -113,13 +113,16 @@ def read_golden_state(golden: Path, step: int) -> State:
 
 def read_pointwise(golden: Path) -> frozenset[str]:
     """Modules whose own code, in the noise run, only rounded element by element."""
-    names: Any = Trace.open(golden / NOISE).attachment_json(_POINTWISE)
-    return frozenset(names)
+    return _read_names(golden, _POINTWISE)
 
 
 def read_untrained(golden: Path) -> frozenset[str]:
     """Buffers and frozen parameters of the reference's model."""
-    names: Any = Trace.open(golden / NOISE).attachment_json(_UNTRAINED)
+    return _read_names(golden, _UNTRAINED)
+
+
+def _read_names(golden: Path, kind: str) -> frozenset[str]:
+    names: Any = Trace.open(golden / NOISE).attachment_json(kind)
     return frozenset(names)
 
 
