@@ -13,10 +13,7 @@ VENDOR_WORD = re.compile(r"(?<![a-z])(cuda|rocm|npu|hpu|xpu|neuron|spyre)(?![a-z
 VENDOR_WORDS_ALLOWED: dict[str, str] = {}
 
 MAX_LINES = 400
-LONG_FILES_ALLOWED: dict[str, str] = {
-    "packages/core/tests/unit/locating/test_replay.py": "every rule of replay, on one rig",
-    "packages/core/tests/unit/test_metrics.py": "mirrors metrics.py, case by case",
-}
+LONG_FILES_ALLOWED: dict[str, str] = {}
 
 VAGUE_NAMES = {"common", "helper", "helpers", "manager", "misc", "util", "utils"}
 

@@ -1,6 +1,6 @@
 """Pipelines over the axes pp, dp and tp, trained as one process trains the whole model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,20 +81,34 @@ def train_stages(
     optimizer = build_optimizer(pipeline.parameters())
     before = named_values(named)
     record = Record()
-    for step in range(STEPS):
+    train_pipeline(pipeline, named, optimizer, mesh, range(STEPS), record, rows=rows)
+    record.updates = updates_since(before, named)
+    return record
+
+
+def train_pipeline(
+    pipeline: Pipeline,
+    named: Sequence[tuple[str, nn.Parameter]],
+    optimizer: torch.optim.Optimizer,
+    mesh: DeviceMesh,
+    steps: Iterable[int],
+    record: Record,
+    *,
+    rows: int = 2,
+) -> None:
+    """Add `steps` to `record`; named: the parameters of this rank's stages."""
+    for step in steps:
         batch = step_batch(step, rows=rows)
         optimizer.zero_grad()
         loss = pipeline.forward_backward(_own_rows(batch, mesh), num_label_tokens(batch))
         if "dp" in (mesh.mesh_dim_names or ()):
             dist.all_reduce(loss, group=mesh["dp"].get_group())
         pipeline.sum_tied_gradients()
-        if step == 0:
+        if not record.gradients:
             record.gradients = named_gradients(named)
         record.losses.append(loss.item())
         record.norms.append(float(pipeline.clip_gradients(MAX_NORM)))
         optimizer.step()
-    record.updates = updates_since(before, named)
-    return record
 
 
 def _own_rows(batch: list[dict[str, Tensor]], mesh: DeviceMesh) -> list[dict[str, Tensor]]:

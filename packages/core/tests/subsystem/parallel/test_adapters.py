@@ -1,6 +1,5 @@
 """LoRA on divided models: adapters train on several ranks as on one."""
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from assay.parallel.sequence import apply_sequence_parallel
 from assay.parallel.tensor import apply_tensor_parallel
 from packages.core.tests.subsystem.parallel.tiny_models import (
     ARCHITECTURES,
+    add_lora,
     build_model,
     draw_parameters,
 )
@@ -30,15 +30,8 @@ Options = dict[str, Any]
 
 
 def build_with_lora(architecture: str, **options: Any) -> nn.Module:
-    """Adapters of rank 4 on all linears and experts but the head, neither half zero."""
-    import peft
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of versions to come
-        config = peft.LoraConfig(
-            r=4, lora_alpha=8, lora_dropout=0.0, target_modules="all-linear", **options
-        )
-        model: nn.Module = peft.get_peft_model(build_model(architecture), config)
+    """Adapters on all linears and experts but the head."""
+    model: nn.Module = add_lora(build_model(architecture), target_modules="all-linear", **options)
     draw_parameters(model)
     return model
 

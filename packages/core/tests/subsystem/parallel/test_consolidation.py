@@ -27,6 +27,7 @@ from assay.parallel.loading import WeightsError
 from assay.parallel.sharding import shard_parameters
 from packages.core.tests.subsystem.parallel.divided_models import load_divided
 from packages.core.tests.subsystem.parallel.judging import plain
+from packages.core.tests.subsystem.parallel.tiny_models import add_lora
 from packages.core.tests.subsystem.parallel.training_steps import NUM_LAYERS, load_whole
 
 ARCHITECTURES = ("llama", "granite", "mixtral")
@@ -167,20 +168,8 @@ with_peft = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:Futur
 
 
 def _with_adapters(model: nn.Module, names: tuple[str, ...]) -> Any:
-    import peft
-
-    config = peft.LoraConfig(
-        r=4, lora_alpha=8, target_modules=["q_proj", "o_proj", "down_proj"], task_type="CAUSAL_LM"
-    )
-    wrapped: Any = peft.get_peft_model(model, config, adapter_name=names[0])
-    for name in names[1:]:
-        wrapped.add_adapter(name, config)
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for _, parameter in sorted(wrapped.named_parameters()):
-            if "lora_" in _:
-                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return wrapped
+    targets = ["q_proj", "o_proj", "down_proj"]
+    return add_lora(model, *names, target_modules=targets, task_type="CAUSAL_LM")
 
 
 def _base_of(folder: Path) -> Any:
@@ -230,16 +219,13 @@ def test_adapters_of_stages_are_saved_as_peft_loads_them(
     assert _differing_adapters(tmp_path, folder, names, _held_by_ranks(model)) == []
 
 
-@with_peft
 @pytest.mark.world(pp=2)
 def test_folder_names_the_adapted_layers_of_all_stages(
     mesh: DeviceMesh, folder: Path, tmp_path: Path
 ) -> None:
-    import peft
-
     stage: Any = load_divided(folder, mesh)
     own = [path for path, module in stage.named_modules() if path.endswith("down_proj")]
-    save_adapters(tmp_path, [peft.get_peft_model(stage, peft.LoraConfig(target_modules=own))])
+    save_adapters(tmp_path, [add_lora(stage, target_modules=own)])
     dist.barrier()
     saved = json.loads((tmp_path / "adapter_config.json").read_text(encoding="utf-8"))
     assert own
@@ -264,7 +250,6 @@ def test_an_adapter_saved_under_the_name_of_another_is_seen(
     assert len(found) == 2 * 2 * 3 * NUM_LAYERS
 
 
-@with_peft
 @pytest.mark.world(dp=2)
 def test_an_adapter_with_trained_biases_is_refused(mesh: DeviceMesh, folder: Path) -> None:
     model = _with_adapters(load_whole(folder, mesh.device_type), ("default",))

@@ -1,6 +1,7 @@
 """Runs that were saved by some ranks and go on on others, or become a folder."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,13 @@ from assay.parallel.checkpointing import CheckpointError, load_checkpoint, save_
 from assay.parallel.consolidation import consolidate_checkpoint
 from assay.parallel.pipeline import Pipeline
 from packages.core.tests.subsystem.parallel.divided_models import load_divided
+from packages.core.tests.subsystem.parallel.pipeline_runs import Case, train_pipeline
 from packages.core.tests.subsystem.parallel.training_steps import (
-    MAX_NORM,
     Record,
     build_optimizer,
     disagreements,
     load_whole,
     named_values,
-    num_label_tokens,
-    step_batch,
-    to_device,
     train_alone,
     train_replicas,
     updates_since,
@@ -55,14 +53,7 @@ def _train(
         train_replicas(model, optimizer, mesh["dp"], steps, record)
         return
     pipeline = Pipeline({mesh.get_local_rank(): model}, mesh.size(), mesh)
-    for step in steps:
-        batch = to_device(step_batch(step), mesh.device_type)
-        optimizer.zero_grad()
-        loss = pipeline.forward_backward(batch, num_label_tokens(batch))
-        pipeline.sum_tied_gradients()
-        record.losses.append(loss.item())
-        record.norms.append(float(pipeline.clip_gradients(MAX_NORM)))
-        optimizer.step()
+    train_pipeline(pipeline, [*model.named_parameters()], optimizer, mesh, steps, record)
 
 
 @pytest.fixture(scope="session")
@@ -92,11 +83,9 @@ def checkpoint(
 
 
 @pytest.fixture
-def uninterrupted(checkpoint: tuple[str, Path], folders: Callable[[str], Path]) -> Record:
+def uninterrupted(checkpoint: tuple[str, Path], cases: Callable[[str], Case]) -> Record:
     """Three steps on one process; gradients are not compared."""
-    record = train_alone(load_whole(folders(checkpoint[0])))
-    record.gradients = {}
-    return record
+    return replace(cases(checkpoint[0]).expected, gradients={})
 
 
 def _resumed(

@@ -19,6 +19,8 @@ from torch.distributed.tensor import DTensor
 from assay.parallel.clipping import clip_gradients
 from assay.parallel.pipeline import Pipeline
 from assay.parallel.sharding import shard_parameters
+from packages.core.tests.subsystem.parallel.pipeline_runs import Case
+from packages.core.tests.subsystem.parallel.tiny_models import add_lora
 from packages.core.tests.subsystem.parallel.training_steps import (
     STEPS,
     Record,
@@ -35,16 +37,6 @@ with warnings.catch_warnings():
     # Of torch's own: other optimizers of this package are scripted when it is imported.
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch.distributed.optim import ZeroRedundancyOptimizer
-
-
-@pytest.fixture(scope="session")
-def llama(folders: Callable[[str], Path]) -> Path:
-    return folders("llama")
-
-
-@pytest.fixture(scope="session")
-def expected(llama: Path) -> Record:
-    return train_alone(load_whole(llama))
 
 
 def _train(
@@ -67,25 +59,23 @@ def _train(
 
 
 @pytest.mark.world(dp=2)
-def test_two_shards_train_as_one_process(mesh: DeviceMesh, llama: Path, expected: Record) -> None:
-    actual = _train(shard_parameters(load_whole(llama, mesh.device_type), mesh), mesh)
-    assert disagreements(actual, expected) == []
+def test_two_shards_train_as_one_process(mesh: DeviceMesh, case: Case) -> None:
+    actual = _train(shard_parameters(load_whole(case.folder, mesh.device_type), mesh), mesh)
+    assert disagreements(actual, case.expected) == []
 
 
 @pytest.mark.world(dp=4)
-def test_four_shards_train_as_one_process(mesh: DeviceMesh, llama: Path, expected: Record) -> None:
-    actual = _train(shard_parameters(load_whole(llama, mesh.device_type), mesh), mesh)
-    assert disagreements(actual, expected) == []
+def test_four_shards_train_as_one_process(mesh: DeviceMesh, case: Case) -> None:
+    actual = _train(shard_parameters(load_whole(case.folder, mesh.device_type), mesh), mesh)
+    assert disagreements(actual, case.expected) == []
 
 
 @pytest.mark.world(dp=2)
-def test_shards_on_the_host_train_as_one_process(
-    mesh: DeviceMesh, llama: Path, expected: Record
-) -> None:
-    model = shard_parameters(load_whole(llama, mesh.device_type), mesh, kept_on="host")
+def test_shards_on_the_host_train_as_one_process(mesh: DeviceMesh, case: Case) -> None:
+    model = shard_parameters(load_whole(case.folder, mesh.device_type), mesh, kept_on="host")
     actual = _train(model, mesh)
     assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
-    assert disagreements(actual, expected) == []
+    assert disagreements(actual, case.expected) == []
 
 
 def _average_gradients(model: nn.Module) -> None:
@@ -95,11 +85,9 @@ def _average_gradients(model: nn.Module) -> None:
 
 
 @pytest.mark.world(dp=2)
-def test_gradients_that_are_averaged_are_seen(
-    mesh: DeviceMesh, llama: Path, expected: Record
-) -> None:
-    model = shard_parameters(load_whole(llama, mesh.device_type), mesh)
-    found = disagreements(_train(model, mesh, change=_average_gradients), expected)
+def test_gradients_that_are_averaged_are_seen(mesh: DeviceMesh, case: Case) -> None:
+    model = shard_parameters(load_whole(case.folder, mesh.device_type), mesh)
+    found = disagreements(_train(model, mesh, change=_average_gradients), case.expected)
     assert "gradients of model.norm.weight" in found
     assert "loss of step 0" not in found
 
@@ -117,11 +105,9 @@ def _skip_a_micro_batch(model: nn.Module) -> None:
 
 
 @pytest.mark.world(dp=2)
-def test_an_accumulation_that_forgets_a_micro_batch_is_seen(
-    mesh: DeviceMesh, llama: Path, expected: Record
-) -> None:
-    model = shard_parameters(load_whole(llama, mesh.device_type), mesh)
-    found = disagreements(_train(model, mesh, change=_skip_a_micro_batch), expected)
+def test_an_accumulation_that_forgets_a_micro_batch_is_seen(mesh: DeviceMesh, case: Case) -> None:
+    model = shard_parameters(load_whole(case.folder, mesh.device_type), mesh)
+    found = disagreements(_train(model, mesh, change=_skip_a_micro_batch), case.expected)
     assert "gradients of model.layers.0.mlp.down_proj.weight" in found
     assert "loss of step 0" not in found
 
@@ -131,10 +117,10 @@ def test_an_accumulation_that_forgets_a_micro_batch_is_seen(
 
 @pytest.mark.world(dp=2)
 def test_mixed_precision_trains_as_one_process_that_rounds_alike(
-    mesh: DeviceMesh, llama: Path, expected_in_bfloat16: Record
+    mesh: DeviceMesh, folder: Path, expected_in_bfloat16: Record
 ) -> None:
     model = shard_parameters(
-        load_whole(llama, mesh.device_type), mesh, compute_dtype=torch.bfloat16
+        load_whole(folder, mesh.device_type), mesh, compute_dtype=torch.bfloat16
     )
     actual = _train(model, mesh)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
@@ -143,18 +129,18 @@ def test_mixed_precision_trains_as_one_process_that_rounds_alike(
 
 @pytest.mark.world(dp=2)
 def test_mixed_precision_is_not_taken_for_float32(
-    mesh: DeviceMesh, llama: Path, expected_in_bfloat16: Record
+    mesh: DeviceMesh, folder: Path, expected_in_bfloat16: Record
 ) -> None:
-    actual = _train(shard_parameters(load_whole(llama, mesh.device_type), mesh), mesh)
+    actual = _train(shard_parameters(load_whole(folder, mesh.device_type), mesh), mesh)
     found = disagreements(actual, expected_in_bfloat16)
     assert "gradients of model.layers.0.mlp.down_proj.weight" in found
 
 
 @pytest.mark.world(dp=2)
 def test_gradients_that_are_reduced_in_bfloat16_are_seen(
-    mesh: DeviceMesh, llama: Path, expected_in_bfloat16: Record
+    mesh: DeviceMesh, folder: Path, expected_in_bfloat16: Record
 ) -> None:
-    model = load_whole(llama, mesh.device_type)
+    model = load_whole(folder, mesh.device_type)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     unit: Any = model
@@ -253,11 +239,9 @@ def _clip_own_shards(parameters: Any, max_norm: float) -> Tensor:
 
 
 @pytest.mark.world(dp=2)
-def test_clipping_by_the_norm_of_own_shards_is_seen(
-    mesh: DeviceMesh, llama: Path, expected: Record
-) -> None:
-    model = shard_parameters(load_whole(llama, mesh.device_type), mesh)
-    found = disagreements(_train(model, mesh, clip=_clip_own_shards), expected)
+def test_clipping_by_the_norm_of_own_shards_is_seen(mesh: DeviceMesh, case: Case) -> None:
+    model = shard_parameters(load_whole(case.folder, mesh.device_type), mesh)
+    found = disagreements(_train(model, mesh, clip=_clip_own_shards), case.expected)
     assert "norm of step 0" in found
     assert "updates of model.norm.weight" in found
 
@@ -287,15 +271,13 @@ def _train_zero1(
 
 
 @pytest.mark.world(dp=2)
-def test_an_optimizer_spread_over_ranks_steps_as_one(
-    mesh: DeviceMesh, llama: Path, expected: Record
-) -> None:
-    actual, own = _train_zero1(llama, mesh, ZeroRedundancyOptimizer)
-    assert disagreements(actual, expected) == []
+def test_an_optimizer_spread_over_ranks_steps_as_one(mesh: DeviceMesh, case: Case) -> None:
+    actual, own = _train_zero1(case.folder, mesh, ZeroRedundancyOptimizer)
+    assert disagreements(actual, case.expected) == []
     everything: list[Any] = [None, None]
     dist.all_gather_object(everything, own)
     assert everything[0] & everything[1] == set()
-    assert everything[0] | everything[1] == expected.updates.keys()
+    assert everything[0] | everything[1] == case.expected.updates.keys()
 
 
 class _Unsynchronised(ZeroRedundancyOptimizer):
@@ -306,11 +288,9 @@ class _Unsynchronised(ZeroRedundancyOptimizer):
 
 
 @pytest.mark.world(dp=2)
-def test_updates_that_do_not_reach_other_ranks_are_seen(
-    mesh: DeviceMesh, llama: Path, expected: Record
-) -> None:
-    actual, _ = _train_zero1(llama, mesh, _Unsynchronised)
-    found = disagreements(actual, expected)
+def test_updates_that_do_not_reach_other_ranks_are_seen(mesh: DeviceMesh, case: Case) -> None:
+    actual, _ = _train_zero1(case.folder, mesh, _Unsynchronised)
+    found = disagreements(actual, case.expected)
     assert "updates of model.norm.weight" in found
     assert "gradients of model.norm.weight" not in found
 
@@ -318,39 +298,18 @@ def test_updates_that_do_not_reach_other_ranks_are_seen(
 # Adapters
 
 
-def _with_adapter(model: nn.Module) -> nn.Module:
-    import peft
-
-    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"])
-    wrapped: nn.Module = peft.get_peft_model(model, config)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in wrapped.parameters():
-            if parameter.requires_grad:
-                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return wrapped.train()
-
-
-# peft 0.21 asks transformers 5.23 for an attribute under its old name.
-with_peft = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-
-
-@with_peft
 @pytest.mark.world(dp=2)
-def test_a_sharded_adapter_trains_as_on_one_process(mesh: DeviceMesh, llama: Path) -> None:
-    expected = train_alone(_with_adapter(load_whole(llama)))
+def test_a_sharded_adapter_trains_as_on_one_process(mesh: DeviceMesh, folder: Path) -> None:
+    expected = train_alone(add_lora(load_whole(folder)))
     assert {name.split(".")[-3] for name in expected.gradients} == {"lora_A", "lora_B"}
-    actual = _train(
-        shard_parameters(_with_adapter(load_whole(llama, mesh.device_type)), mesh), mesh
-    )
+    actual = _train(shard_parameters(add_lora(load_whole(folder, mesh.device_type)), mesh), mesh)
     assert disagreements(actual, expected) == []
 
 
-@with_peft
 @pytest.mark.world(dp=2)
-def test_a_base_that_is_trained_beside_its_adapter_is_seen(mesh: DeviceMesh, llama: Path) -> None:
-    expected = train_alone(_with_adapter(load_whole(llama)))
-    model = _with_adapter(load_whole(llama, mesh.device_type)).requires_grad_(True)
+def test_a_base_that_is_trained_beside_its_adapter_is_seen(mesh: DeviceMesh, folder: Path) -> None:
+    expected = train_alone(add_lora(load_whole(folder)))
+    model = add_lora(load_whole(folder, mesh.device_type)).requires_grad_(True)
     found = disagreements(_train(shard_parameters(model, mesh), mesh), expected)
     assert "gradients of base_model.model.model.norm.weight: unexpected" in found
     assert "updates of base_model.model.model.norm.weight" in found

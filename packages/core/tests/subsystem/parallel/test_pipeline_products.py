@@ -20,6 +20,7 @@ from packages.core.tests.subsystem.parallel.pipeline_runs import (
     Stages,
     train_stages,
 )
+from packages.core.tests.subsystem.parallel.tiny_models import add_lora
 from packages.core.tests.subsystem.parallel.training_steps import (
     Record,
     disagreements,
@@ -183,7 +184,7 @@ def _recompute_something_else(stages: Stages) -> None:
             )
 
 
-# Names that transformers 5.23 has replaced, and earlier versions and peft 0.21 have not.
+# Names that transformers 5.23 has replaced, and earlier versions have not.
 quietly = pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing:FutureWarning")
 
 
@@ -209,21 +210,7 @@ def test_a_recomputation_of_something_else_is_seen(mesh: DeviceMesh, case: Case)
 
 def _add_adapters(stages: Stages) -> None:
     for index, stage in stages.items():
-        stages[index] = _add_adapter(stage)
-
-
-def _add_adapter(model: nn.Module) -> nn.Module:
-    """The same values whatever layers there are."""
-    import peft
-
-    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"])
-    wrapped: nn.Module = peft.get_peft_model(model, config).train()
-    for name, parameter in wrapped.named_parameters():
-        if parameter.requires_grad:
-            generator = torch.Generator().manual_seed(sum(map(ord, name)))
-            with torch.no_grad():
-                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return wrapped
+        stages[index] = add_lora(stage)
 
 
 FROZEN = "base_model.model.model.layers.3.mlp.down_proj.lora_A.default.weight"
@@ -235,25 +222,22 @@ def _freeze_the_last(stages: Stages) -> None:
         stages[1].get_parameter(FROZEN).requires_grad_(False)
 
 
-@quietly
 @pytest.mark.parametrize("case", ["llama", "granite"], indirect=True)
 @pytest.mark.world(pp=2)
 def test_stages_with_adapters_train_as_one_process(mesh: DeviceMesh, case: Case) -> None:
-    expected = train_alone(_add_adapter(load_whole(case.folder)))
+    expected = train_alone(add_lora(load_whole(case.folder)))
     assert len(expected.gradients) == 2 * 2 * 4
     assert disagreements(train_stages(case.folder, mesh, change=_add_adapters), expected) == []
 
 
-@quietly
 @pytest.mark.world(pp=2, dp=2)
 def test_sharded_stages_with_adapters_train_as_one_process(mesh: DeviceMesh, case: Case) -> None:
-    expected = train_alone(_add_adapter(load_whole(case.folder)))
+    expected = train_alone(add_lora(load_whole(case.folder)))
     assert disagreements(train_stages(case.folder, mesh, change=_add_adapters), expected) == []
 
 
-@quietly
 @pytest.mark.world(pp=2)
 def test_an_adapter_that_is_frozen_on_one_stage_is_seen(mesh: DeviceMesh, case: Case) -> None:
-    expected = train_alone(_add_adapter(load_whole(case.folder)))
+    expected = train_alone(add_lora(load_whole(case.folder)))
     found = disagreements(train_stages(case.folder, mesh, change=_freeze_the_last), expected)
     assert {f"gradients of {FROZEN}: on no rank", f"updates of {FROZEN}"} <= {*found}

@@ -1,5 +1,7 @@
 """Tiny models of every architecture, with weights and batches that leave no gradient at zero."""
 
+import warnings
+import zlib
 from typing import Any
 
 import torch
@@ -58,6 +60,30 @@ def draw_parameters(model: nn.Module, seed: int = 0) -> None:
         noise = torch.randn(parameter.shape, generator=generator)
         with torch.no_grad():
             parameter.copy_(0.15 * noise if parameter.dim() > 1 else 1 + 0.1 * noise)
+
+
+def add_lora(model: nn.Module, *adapters: str, **options: Any) -> Any:
+    """Adapters of rank 4, neither half zero: their values depend on nothing but their names."""
+    import peft
+
+    config = peft.LoraConfig(
+        r=4, lora_alpha=8, **{"target_modules": ["q_proj", "down_proj"]} | options
+    )
+    first, *more = adapters or ("default",)
+    with warnings.catch_warnings():
+        # peft 0.21 asks transformers 5.23 for attributes under their old names, and misses the
+        # modules of a rank that it gives to fused experts itself.
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", RuntimeWarning)
+        wrapped: Any = peft.get_peft_model(model, config, adapter_name=first)
+        for name in more:
+            wrapped.add_adapter(name, config)
+    for name, parameter in wrapped.named_parameters():
+        if "lora_" in name:
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            with torch.no_grad():
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return wrapped.train()
 
 
 def batch(seed: int) -> dict[str, Tensor]:

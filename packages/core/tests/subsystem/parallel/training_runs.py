@@ -1,4 +1,8 @@
-"""Two training steps of a model, and everything they leave behind, whole and by name."""
+"""Two training steps of a model, and everything they leave behind, whole and by name.
+
+Beside training_steps.py: the loss is that of transformers, with a router's own part, and float64
+judges it on any device.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -35,7 +35,7 @@ _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 class Record:
     """What steps made of a model, by the names of the whole model's parameters.
 
-    gradients: of the first step, before clipping. parameters: after the last step.
+    gradients: of the first step, before clipping. updates: by all steps.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -90,6 +90,13 @@ def token_loss(model: nn.Module, micro_batch: Mapping[str, Tensor], num_tokens: 
     )
 
 
+def run_micro_batch(model: nn.Module, micro_batch: Mapping[str, Tensor], num_tokens: int) -> Tensor:
+    """Its loss, after its gradients were added up."""
+    loss = token_loss(model, micro_batch, num_tokens)
+    loss.backward()
+    return loss.detach()
+
+
 def build_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     # An epsilon of the size of gradients: with a tiny one the first update is the sign of the
     # gradient, and rounding decides what becomes of elements near zero.
@@ -97,7 +104,13 @@ def build_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer
     return torch.optim.AdamW(trained, lr=1e-3, eps=1e-3, foreach=False)
 
 
-def train_alone(model: nn.Module, *, steps: int = STEPS, rows: int = 2) -> Record:
+def train_alone(
+    model: nn.Module,
+    *,
+    steps: int = STEPS,
+    rows: int = 2,
+    run: Callable[[nn.Module, Mapping[str, Tensor], int], Tensor] = run_micro_batch,
+) -> Record:
     """The oracle: one process, one micro-batch after the other, torch's own clipping."""
     record = Record()
     optimizer = build_optimizer(model.parameters())
@@ -105,11 +118,7 @@ def train_alone(model: nn.Module, *, steps: int = STEPS, rows: int = 2) -> Recor
     for step in range(steps):
         batch = step_batch(step, rows=rows)
         optimizer.zero_grad()
-        losses = []
-        for micro_batch in batch:
-            loss = token_loss(model, micro_batch, num_label_tokens(batch))
-            loss.backward()
-            losses.append(loss.item())
+        losses = [run(model, part, num_label_tokens(batch)).item() for part in batch]
         if step == 0:
             record.gradients = named_gradients(model.named_parameters())
         record.losses.append(sum(losses))
@@ -124,35 +133,21 @@ def train_alone_in_bfloat16(folder: Path) -> Record:
 
     Weights are kept in float32 and rounded for each micro-batch; gradients are added in float32.
     """
-    model = load_whole(folder)
     rounded = load_whole(folder)
-    for parameter in rounded.parameters():
-        parameter.data = parameter.data.bfloat16()
-    optimizer = build_optimizer(model.parameters())
-    before = named_values(model.named_parameters())
-    record = Record()
-    for step in range(STEPS):
-        batch = step_batch(step)
-        optimizer.zero_grad()
-        losses = []
-        for micro_batch in batch:
-            for own, copy in zip(model.parameters(), rounded.parameters(), strict=True):
-                copy.data = own.data.bfloat16()
-                copy.grad = None
-            loss = token_loss(rounded, micro_batch, num_label_tokens(batch))
-            loss.backward()
-            losses.append(loss.item())
-            for own, copy in zip(model.parameters(), rounded.parameters(), strict=True):
-                assert copy.grad is not None
-                wide = copy.grad.float()
-                own.grad = wide if own.grad is None else own.grad + wide
-        if step == 0:
-            record.gradients = named_gradients(model.named_parameters())
-        record.losses.append(sum(losses))
-        record.norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)))
-        optimizer.step()
-    record.updates = updates_since(before, model.named_parameters())
-    return record
+
+    def run(model: nn.Module, micro_batch: Mapping[str, Tensor], num_tokens: int) -> Tensor:
+        pairs = [*zip(model.parameters(), rounded.parameters(), strict=True)]
+        for own, copy in pairs:
+            copy.grad = None
+            copy.data = own.data.bfloat16()
+        loss = run_micro_batch(rounded, micro_batch, num_tokens)
+        for own, copy in pairs:
+            assert copy.grad is not None
+            wide = copy.grad.float()
+            own.grad = wide if own.grad is None else own.grad + wide
+        return loss
+
+    return train_alone(load_whole(folder), run=run)
 
 
 def named_values(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor]:
@@ -232,9 +227,7 @@ def train_replicas(
         optimizer.zero_grad()
         total = torch.zeros((), device=mesh.device_type)
         for micro_batch in to_device(mine, mesh.device_type):
-            loss = token_loss(model, micro_batch, num_label_tokens(batch))
-            loss.backward()
-            total += loss.detach()
+            total += run_micro_batch(model, micro_batch, num_label_tokens(batch))
         dist.all_reduce(total, group=mesh.get_group())
         reduce(model)
         if not record.gradients:

@@ -22,6 +22,7 @@ from assay.recording.hooks import Watch
 from assay.recording.precision import ExactDouble
 from assay.recording.rounding import Border
 from assay.trace import Trace, TraceWriter
+from packages.core.tests.unit.locating.plants import do_nothing
 
 Plant = Callable[[Any], object]
 
@@ -33,10 +34,6 @@ LABELS = IDS.masked_fill(MASK == 0, -100)
 NORM = "model.layers.0.post_attention_layernorm"
 KEYS = "model.layers.1.self_attn.k_proj"
 DOWN = "model.layers.0.mlp.down_proj"
-
-
-def do_nothing(_model: Any) -> None:
-    pass
 
 
 class _Scaled(torch.autograd.Function):

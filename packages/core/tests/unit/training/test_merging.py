@@ -1,18 +1,5 @@
 from assay.training.merging import merge_reports
-from assay.training.requests import CandidateReport, FreeRun
-
-
-def report(*shared: list[str], saved: tuple[str, ...] = ()) -> CandidateReport:
-    return CandidateReport(
-        run={},
-        free=FreeRun(changed_by_saving=list(saved)),
-        seen=[],
-        invisible={},
-        weights_different=[],
-        not_in_optimizer=[],
-        shared=list(shared),
-        not_taken=[],
-    )
+from packages.core.tests.unit.training.candidate_reports import report
 
 
 def test_what_goes_wrong_on_one_rank_has_gone_wrong() -> None:
@@ -24,5 +11,5 @@ def test_what_goes_wrong_on_one_rank_has_gone_wrong() -> None:
 def test_parameters_are_one_if_they_are_on_every_rank() -> None:
     tied = ["head.weight", "embeddings.weight"]
 
-    assert merge_reports([report(tied), report(tied)]).shared == [tied]
-    assert merge_reports([report(tied), report()]).shared == []
+    assert merge_reports([report(shared=(tied,)), report(shared=(tied,))]).shared == [tied]
+    assert merge_reports([report(shared=(tied,)), report()]).shared == []

@@ -5,25 +5,9 @@ import pytest
 
 from assay.training.evidence import Evidence
 from assay.training.replicas import find_unshared, judge_replicas
-from assay.training.requests import CandidateReport, FreeRun, TrainOptions
+from assay.training.requests import CandidateReport, TrainOptions
 from assay.verdicts import Outcome
-
-
-def report(
-    *steps: dict[str, str], taken: tuple[tuple[int, int], ...] = (), **coordinates: int
-) -> CandidateReport:
-    return CandidateReport(
-        run={},
-        free=FreeRun(held=list(steps)),
-        seen=[],
-        invisible={},
-        weights_different=[],
-        not_in_optimizer=[],
-        shared=[],
-        not_taken=[],
-        taken=list(taken),
-        coordinates=coordinates,
-    )
+from packages.core.tests.unit.training.candidate_reports import report
 
 
 @dataclass
