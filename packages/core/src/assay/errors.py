@@ -4,6 +4,10 @@ A numerical mismatch is never an exception: it is a `assay.verdicts.Verdict`.
 Each room derives its own errors from these two and words them itself.
 """
 
+from collections.abc import Sequence
+
+_NAMES_SHOWN = 3
+
 
 class AssayError(Exception):
     """Anything that stops a command before a verdict. The command line exits with 2."""
@@ -17,3 +21,10 @@ class UsageError(AssayError):
 
 class MachineError(AssayError):
     """The machine cannot do what was asked: an absent device, a full disk, a dead process."""
+
+
+def name_some(names: Sequence[str], num_shown: int = _NAMES_SHOWN) -> str:
+    """The first few of `names`, and how many more there are."""
+    rest = len(names) - num_shown
+    shown = ", ".join(names[:num_shown])
+    return f"{shown} and {rest:,} more" if rest > 0 else shown

@@ -197,13 +197,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     mark = pyfuncitem.get_closest_marker("world")
     if mark is None:
         return None
-    from assay.launch import Limits, World, WorldSkipped
+    from assay.launch import TimeLimits, World, WorldSkipped
     from assay.testing.worlds import run_test_in_world
 
     config = pyfuncitem.config
     run = config.stash[SESSION].run
     seconds = _timeout_seconds(pyfuncitem)
-    limits = Limits.within(seconds) if seconds else Limits()
+    limits = TimeLimits.within(seconds) if seconds else TimeLimits()
     stops: bool = config.getoption("usepdb", default=False)
     if stops:
         from assay.testing.debugging import WITHOUT_HURRY
@@ -317,8 +317,8 @@ def golden(request: pytest.FixtureRequest, assay_run: Run, tmp_path: Path) -> "G
 @pytest.fixture
 def mesh(request: pytest.FixtureRequest) -> "MeshOfRanks":
     """The `DeviceMesh` of the ranks that a test marked world runs on; each has its own."""
-    from assay.testing.worlds import MeshError, MeshOfRanks
+    from assay.testing.worlds import MeshFixtureError, MeshOfRanks
 
     if request.node.get_closest_marker("world") is None:
-        pytest.fail(str(MeshError.unmarked()), pytrace=False)
+        pytest.fail(str(MeshFixtureError.unmarked()), pytrace=False)
     return MeshOfRanks()

@@ -7,6 +7,7 @@ no rounding that would excuse a difference.
 import math
 from dataclasses import dataclass, field
 
+from assay.errors import name_some
 from assay.sites import Phase, unwrapped_path
 from assay.verdicts import (
     Diagnosis,
@@ -20,8 +21,6 @@ from assay.verdicts import (
 )
 from assay_smoke.planning import Cycle
 from assay_smoke.reports import Fingerprint, PartReport, StepRecord
-
-_NAMES_SHOWN = 3
 
 
 @dataclass(slots=True)
@@ -235,9 +234,7 @@ def _at(diagnosis: Diagnosis, step: int, paths: list[str], phase: Phase = "optim
 
 
 def _some(paths: list[str]) -> str:
-    shown = ", ".join(_shown(path) for path in paths[:_NAMES_SHOWN])
-    rest = len(paths) - _NAMES_SHOWN
-    return f"{shown} and {rest} more" if rest > 0 else shown
+    return name_some([_shown(path) for path in paths])
 
 
 def _shown(path: str) -> str:

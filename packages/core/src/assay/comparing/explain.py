@@ -17,6 +17,7 @@ from assay.comparing.phrases import (
     is_against_target,
     one_line,
 )
+from assay.errors import name_some
 from assay.sites import Phase
 from assay.verdicts import Location, Measurement, Outcome, Verdict
 
@@ -140,7 +141,9 @@ def _explain_not_compared(verdict: Verdict) -> list[str]:
     ]
     missing = verdict.unmatched.expected
     if missing:
-        details.append(f"expected and not found ({len(missing):,}): {_listed(missing)}")
+        details.append(
+            f"expected and not found ({len(missing):,}): {name_some(missing, MAX_LISTED)}"
+        )
     return details
 
 
@@ -235,9 +238,3 @@ def _describe_diagnosis(name: str) -> str:
 
 def _joined(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _listed(names: list[str]) -> str:
-    rest = len(names) - MAX_LISTED
-    text = ", ".join(names[:MAX_LISTED])
-    return f"{text} and {rest:,} more" if rest > 0 else text

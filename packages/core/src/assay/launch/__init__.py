@@ -12,12 +12,12 @@ from assay.launch.errors import (
 )
 from assay.launch.launching import launch_world
 from assay.launch.rank import Rank
-from assay.launch.world import Limits, World, outer_world_size
+from assay.launch.world import TimeLimits, World, outer_world_size
 
 __all__ = [
-    "Limits",
     "Rank",
     "RankSkipped",
+    "TimeLimits",
     "UnsendableError",
     "World",
     "WorldError",

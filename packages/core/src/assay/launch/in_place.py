@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from assay.launch.causes import RankState, failure_of, strongest
 from assay.launch.errors import WorldError, WorldSkipped
-from assay.launch.evidence import RankState, failure_of, strongest
 from assay.launch.joining import joined
 from assay.launch.rank import Rank
 from assay.launch.reports import RankReport, report_of

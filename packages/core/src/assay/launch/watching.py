@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from assay.errors import AssayError
+from assay.launch.causes import Directness, RankState, failure_of, hang_of, strongest
 from assay.launch.errors import WorldError, WorldSkipped
-from assay.launch.evidence import Evidence, RankState, failure_of, hang_of, strongest
 from assay.launch.forkserver import FORK_SERVER
 from assay.launch.pipes import LinePipe, Pipe, opened, wait_for_any
 from assay.launch.rank_process import STACK_SIGNAL
@@ -20,11 +20,11 @@ from assay.launch.world import World
 # How long a failure waits for one that says more. A rank may hear that its peer is gone long
 # before the system has given back the peer's memory, and only then is its end reported.
 _SETTLE_SECONDS = {
-    Evidence.SIGNAL: 0.0,
-    Evidence.EXCEPTION: 0.1,
-    Evidence.EXIT: 0.5,
-    Evidence.SKIP: 0.5,
-    Evidence.COMMUNICATION: 1.0,
+    Directness.SIGNAL: 0.0,
+    Directness.EXCEPTION: 0.1,
+    Directness.EXIT: 0.5,
+    Directness.SKIP: 0.5,
+    Directness.COMMUNICATION: 1.0,
 }
 # Every rank answers in milliseconds, unless it is stopped or waits inside of a driver.
 _STACK_SECONDS = 5.0
@@ -133,7 +133,7 @@ class Watch:
                 raise hang_of(self._world, self._states, what, ranks)
             self._hear(left)
 
-    def _failure(self, found: tuple[Evidence, list[int]]) -> AssayError:
+    def _failure(self, found: tuple[Directness, list[int]]) -> AssayError:
         """The error, after a moment in which a failure may come that says more."""
         begun = time.monotonic()
         while self._alive():
@@ -143,7 +143,7 @@ class Watch:
             self._hear(left)
             found = strongest(self._states) or found
         self._look_closely(self._at_work())
-        if found[0] is Evidence.COMMUNICATION and self._at_work():
+        if found[0] is Directness.COMMUNICATION and self._at_work():
             return hang_of(self._world, self._states, "a collective was given up", self._at_work())
         return failure_of(self._world, self._states, found)
 

@@ -16,7 +16,7 @@ _OUTER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TimeLimits:
     """How long each part of a world may take before its ranks are ended.
 
     start_seconds: until every rank has opened its device and joined the process group.
@@ -36,8 +36,8 @@ class Limits:
             )
 
     @classmethod
-    def within(cls, seconds: float) -> "Limits":
-        """Limits of a world that is ended from outside after `seconds`.
+    def within(cls, seconds: float) -> "TimeLimits":
+        """TimeLimits of a world that is ended from outside after `seconds`.
 
         Its start and its body together end before that, so that the ranks can still say where
         they stand, and a collective before the body, so that torch's own error is seen.
@@ -63,7 +63,7 @@ class World:
     axes: Mapping[str, int]
     device: str = "cpu"
     threads: int = 1
-    limits: Limits = field(default_factory=Limits)
+    limits: TimeLimits = field(default_factory=TimeLimits)
     preload: tuple[str, ...] = ()
     log_folder: Path | None = None
 

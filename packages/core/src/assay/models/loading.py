@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from assay.errors import MachineError, UsageError
+from assay.errors import MachineError, UsageError, name_some
 from assay.models import checkpoint
 from assay.models.configs import find_model_class, first_line, load_config
 from assay.models.folders import RemoteCode, local_folder
@@ -24,7 +24,6 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +172,7 @@ def _load_weights(
     notes = []
     if unexpected:
         notes.append(
-            f"the checkpoint holds tensors that the model does not use: {_some(unexpected)}"
+            f"the checkpoint holds tensors that the model does not use: {name_some(unexpected)}"
         )
     return module, notes
 
@@ -189,7 +188,7 @@ def _refuse_incomplete(folder: Path, info: dict[str, Any]) -> None:
         )
     missing = sorted(info["missing_keys"])
     if missing:
-        raise UsageError(f"{folder}: the weights lack {_some(missing)}")
+        raise UsageError(f"{folder}: the weights lack {name_some(missing)}")
 
 
 def _widen(module: nn.Module) -> None:
@@ -217,8 +216,3 @@ def _pad_token_id(own: int | None, config: Any, eos_token_ids: tuple[int, ...]) 
     candidates = (own, getattr(config, "pad_token_id", None), *eos_token_ids[:1])
     known = [id_ for id_ in candidates if id_ is not None and 0 <= id_ < config.vocab_size]
     return known[0] if known else 0
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _NAMES_SHOWN
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

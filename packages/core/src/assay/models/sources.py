@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import parse_qsl
 
-from assay.errors import UsageError
+from assay.errors import UsageError, name_some
 from assay.models.micro import RECIPES, Recipe, find_recipe
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
@@ -63,8 +63,7 @@ def _list_folders(parent: Path) -> str:
     )
     if not names:
         return f"in {parent} there are none"
-    more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
-    return f"in {parent} there are: {', '.join(names[:_NUM_NAMED])}{more}"
+    return f"in {parent} there are: {name_some(names, _NUM_NAMED)}"
 
 
 def _resolve_recipe(reference: str) -> ModelSource:

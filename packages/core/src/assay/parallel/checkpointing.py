@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorSt
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from assay.errors import MachineError
-from assay.parallel.loading import some, tied_names
+from assay.errors import MachineError, name_some
+from assay.parallel.loading import tied_names
 
 _Stored = Mapping[str, TensorStorageMetadata | BytesStorageMetadata]
 
@@ -42,7 +42,7 @@ class CheckpointError(MachineError):
     ) -> "CheckpointError":
         """Names that only one side has."""
         parts = [
-            f"{what}: {some(sorted(names))}"
+            f"{what}: {name_some(sorted(names))}"
             for what, names in (("missing", [*missing]), ("extra", [*extra]))
             if names
         ]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from assay.errors import UsageError
+from assay.errors import UsageError, name_some
 from assay.models import checkpoint
 from assay.models.configs import find_model_class, load_config
 from assay.models.folders import RemoteCode, local_folder
@@ -27,8 +27,6 @@ from assay.models.loading import DTYPES
 from assay.models.quiet import quiet_transformers
 from assay.models.sources import resolve_model
 from assay.parallel.stored_names import Assembly, assembly_of
-
-_NAMES_SHOWN = 5
 
 
 class WeightsError(UsageError):
@@ -45,7 +43,7 @@ class WeightsError(UsageError):
     ) -> "WeightsError":
         """Names that only one of model and folder has."""
         parts = [
-            f"{what}: {some(names)}"
+            f"{what}: {name_some(names)}"
             for what, names in (("missing", sorted(missing)), ("extra", sorted(extra)))
             if names
         ]
@@ -67,12 +65,6 @@ class WeightsError(UsageError):
     def unfilled(cls, name: str, why: str) -> "WeightsError":
         """A tensor of the model for which there is no way to get its values."""
         return cls(f"{name} cannot be filled: {why}")
-
-
-def some(names: list[str]) -> str:
-    """The first of `names`, and how many there are beside them."""
-    more = len(names) - _NAMES_SHOWN
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True, slots=True)

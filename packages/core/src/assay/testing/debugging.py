@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from assay.launch import Limits
+from assay.launch import TimeLimits
 
 DEBUGGED_RANK = 0
 # Nothing is given up while somebody thinks.
-WITHOUT_HURRY = Limits(start_seconds=600.0, collective_seconds=86_400.0, body_seconds=90_000.0)
+WITHOUT_HURRY = TimeLimits(start_seconds=600.0, collective_seconds=86_400.0, body_seconds=90_000.0)
 
 _TERMINAL = Path("/dev/tty")
 _FLAG = "stopped"

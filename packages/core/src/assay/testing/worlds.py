@@ -44,16 +44,16 @@ def preload_for_ranks(*modules: str) -> None:
     _preloaded.extend(module for module in modules if module not in _preloaded)
 
 
-class MeshError(UsageError):
+class MeshFixtureError(UsageError):
     """The fixture mesh, where there is no mesh."""
 
     @classmethod
-    def unmarked(cls) -> "MeshError":
+    def unmarked(cls) -> "MeshFixtureError":
         """The test runs on no world."""
         return cls("the fixture mesh needs a world of ranks; mark the test world(dp=2)")
 
     @classmethod
-    def in_fixture(cls, name: str) -> "MeshError":
+    def in_fixture(cls, name: str) -> "MeshFixtureError":
         """A fixture uses it."""
         return cls(
             f"mesh.{name}: the mesh is made in the ranks, after all fixtures; use it in the test's "
@@ -67,7 +67,7 @@ class MeshOfRanks:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):  # asked by pytest, pickle and the like
             raise AttributeError(name)
-        raise MeshError.in_fixture(name)
+        raise MeshFixtureError.in_fixture(name)
 
 
 def run_test_in_world(item: "pytest.Function", world: World) -> None:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from assay.comparing.judge import Judged
 from assay.comparing.results import PortResult
+from assay.errors import name_some
 from assay.noise import TENSOR_FLOOR, Ratio
 from assay.sites import unwrapped_path
 from assay.stages import Stage
 from assay.training.diagnosing import Finding
 from assay.training.evidence import Evidence, LevelResult
 from assay.training.requests import FreeRun
-from assay.training.states import name_some
 from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome
 
 # Names of where a free run, and the resumed one, take a parameter.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.comparing.judge import FailedStage, Judged, find_origin, rank_stages
+from assay.errors import name_some
 from assay.sites import Phase
 from assay.training.diagnosing import Finding, diagnose_replay, find_strayed, stands_still
 from assay.training.evidence import (
@@ -25,7 +26,6 @@ from assay.training.free_levels import (
 from assay.training.observing import METHODS
 from assay.training.replicas import find_unshared, judge_replicas
 from assay.training.requests import CandidateReport
-from assay.training.states import name_some
 from assay.verdicts import (
     Diagnosis,
     Level,

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from assay.errors import name_some
 from assay.training.examining import LABELS
 from assay.training.overfit_evidence import (
     BY_HEART,
@@ -14,7 +15,6 @@ from assay.training.overfit_evidence import (
     typical,
     why_not_overfit,
 )
-from assay.training.states import name_some
 from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome, Verdict
 
 

@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from assay.errors import name_some
 from assay.training.diagnosing import Finding
 from assay.training.evidence import Evidence, LevelResult
 from assay.training.requests import CandidateReport
-from assay.training.states import name_some
 from assay.verdicts import Level, Location, Outcome
 
 

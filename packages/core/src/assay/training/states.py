@@ -16,7 +16,6 @@ from assay.training.state_files import fingerprint
 
 State = dict[str, Any]
 
-_NAMES_SHOWN = 3
 
 # Of what a trainer's state is made, beside what only it knows.
 _PARTS = ("model", "optimizer", "generators")
@@ -131,13 +130,6 @@ def shared_parameters(model: nn.Module) -> list[list[str]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(plain_name(name))
     return sorted(sorted(names) for names in groups.values() if len(names) > 1)
-
-
-def name_some(names: list[str]) -> str:
-    """The first few of `names`, and how many more there are."""
-    rest = len(names) - _NAMES_SHOWN
-    shown = ", ".join(names[:_NAMES_SHOWN])
-    return f"{shown} and {rest} more" if rest > 0 else shown
 
 
 def _differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> set[str]:

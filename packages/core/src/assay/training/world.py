@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.devices.run_string import parse_run
-from assay.launch import Limits, World, launch_world
+from assay.launch import TimeLimits, World, launch_world
 from assay.runs import SilentProgress
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     RankBody = Callable[[Rank, dict[str, Any]], dict[str, Any]]
 
 # Ranks start once and then train as long as a model needs; no collective of a step takes minutes.
-_LIMITS = Limits(start_seconds=300.0, collective_seconds=300.0, body_seconds=86_400.0)
+_LIMITS = TimeLimits(start_seconds=300.0, collective_seconds=300.0, body_seconds=86_400.0)
 
 
 def rank_folder(folder: Path, number: int) -> Path:

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay.launch import Limits, World, WorldError, WorldHungError, launch_world
+from assay.launch import TimeLimits, World, WorldError, WorldHungError, launch_world
 from assay.launch.forkserver import FORK_SERVER
 from packages.core.tests.subsystem.launch import bodies
 from packages.core.tests.subsystem.launch.conftest import is_alive, noted
 
 # A collective is given up long before the body, or not within it.
-PATIENT = Limits(collective_seconds=20, body_seconds=40)
-IMPATIENT = Limits(collective_seconds=0.5, body_seconds=20)
+PATIENT = TimeLimits(collective_seconds=20, body_seconds=40)
+IMPATIENT = TimeLimits(collective_seconds=0.5, body_seconds=20)
 
 BODIES = str(Path(bodies.__file__))
 
@@ -35,7 +35,7 @@ def line_of(mark: str) -> str:
     return f"{BODIES}:{number}"
 
 
-def failure(fault: str, folder: Path, limits: Limits = PATIENT, size: int = 2) -> WorldError:
+def failure(fault: str, folder: Path, limits: TimeLimits = PATIENT, size: int = 2) -> WorldError:
     """The error of a world in which rank 1 does `fault` while the others wait for it."""
     started = time.monotonic()
     with pytest.raises(WorldError) as caught:
@@ -136,7 +136,7 @@ def test_a_hang_in_python_names_both_ranks_and_their_lines(pids: Path) -> None:
 
 def test_a_rank_that_does_not_end_after_its_body_is_named() -> None:
     launch_world(bodies.sum_of_ranks, World({"dp": 2}))  # what is preloaded takes no part in it
-    limits = Limits(start_seconds=10)
+    limits = TimeLimits(start_seconds=10)
     with pytest.raises(WorldHungError) as caught:
         launch_world(bodies.linger, World({"dp": 2}, limits=limits))
     assert caught.value.ranks == (1,)
@@ -167,7 +167,7 @@ def test_a_hang_in_a_collective_names_the_line_where_the_rank_waits(pids: Path) 
 
 
 def test_a_collective_that_outlives_the_body_is_a_hang_with_the_stacks_of_all(pids: Path) -> None:
-    limits = Limits(collective_seconds=0.9, body_seconds=1)
+    limits = TimeLimits(collective_seconds=0.9, body_seconds=1)
     with pytest.raises(WorldHungError) as caught:
         launch_world(bodies.sleep_for_ever, World({"dp": 2}, limits=limits), pids)
     assert caught.value.ranks == (0, 1)

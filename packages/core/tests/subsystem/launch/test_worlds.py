@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import MachineError, UsageError
-from assay.launch import Limits, World, WorldSkipped, launch_world
+from assay.launch import TimeLimits, World, WorldSkipped, launch_world
 from assay.launch.errors import ForkServerError
 from assay.launch.forkserver import FORK_SERVER
 from packages.core.tests.subsystem.launch import bodies
@@ -171,5 +171,5 @@ def test_a_script_needs_no_guard_and_imports_no_torch(tmp_path: Path) -> None:
 
 
 def test_limits_do_not_end_a_world_that_is_in_time() -> None:
-    limits = Limits(start_seconds=30, collective_seconds=10, body_seconds=20)
+    limits = TimeLimits(start_seconds=30, collective_seconds=10, body_seconds=20)
     assert launch_world(bodies.sum_of_ranks, World({"dp": 2}, limits=limits)) == [1.0, 1.0]

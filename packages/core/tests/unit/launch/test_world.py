@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay.launch import Limits, UnsendableError, World, launch_world, outer_world_size
+from assay.launch import TimeLimits, UnsendableError, World, launch_world, outer_world_size
 from assay.launch.rank import Rank
 
 
@@ -28,11 +28,11 @@ def test_a_collective_is_given_up_before_the_body(
     collective: float, body: float, start: float
 ) -> None:
     with pytest.raises(UsageError, match="limits must be positive"):
-        Limits(start_seconds=start, collective_seconds=collective, body_seconds=body)
+        TimeLimits(start_seconds=start, collective_seconds=collective, body_seconds=body)
 
 
 def test_limits_within_a_timeout_end_before_it() -> None:
-    limits = Limits.within(120)
+    limits = TimeLimits.within(120)
     assert (limits.start_seconds, limits.collective_seconds, limits.body_seconds) == (42, 30, 60)
     assert limits.start_seconds + limits.body_seconds < 120
 

@@ -6,7 +6,7 @@ import pytest
 
 from assay.launch import UnsendableError
 from assay.testing.bodies import FixtureLostError, RewritingFinder, _unpack_fixtures, rewrite
-from assay.testing.worlds import MeshError, MeshOfRanks, pack_fixtures
+from assay.testing.worlds import MeshFixtureError, MeshOfRanks, pack_fixtures
 
 
 def test_fixtures_arrive_with_what_they_share() -> None:
@@ -39,7 +39,7 @@ def test_a_fixture_that_is_lost_on_the_way_is_named() -> None:
 
 
 def test_the_mesh_of_a_fixture_says_where_there_is_one() -> None:
-    with pytest.raises(MeshError, match=r"^mesh.get_group: the mesh is made in the ranks"):
+    with pytest.raises(MeshFixtureError, match=r"^mesh.get_group: the mesh is made in the ranks"):
         _ = MeshOfRanks().get_group
     assert not hasattr(MeshOfRanks(), "__array__")
 

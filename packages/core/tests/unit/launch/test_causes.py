@@ -3,8 +3,8 @@
 import pytest
 
 from assay.errors import MachineError, UsageError
+from assay.launch.causes import Directness, RankState, failure_of, hang_of, strongest
 from assay.launch.errors import WorldError, WorldHungError
-from assay.launch.evidence import Evidence, RankState, failure_of, hang_of, strongest
 from assay.launch.reports import RankReport
 from assay.launch.world import World
 
@@ -42,19 +42,19 @@ def test_nothing_failed_while_ranks_run_return_or_all_skip() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "evidence"),
+    ("state", "directness"),
     [
-        (RankState(exit_code=-9), Evidence.SIGNAL),
-        (RankState(RETURNED, exit_code=-11), Evidence.SIGNAL),
-        (RankState(RAISED, exit_code=1), Evidence.EXCEPTION),
-        (RankState(exit_code=0), Evidence.EXIT),
-        (RankState(exit_code=3), Evidence.EXIT),
-        (RankState(RETURNED, exit_code=1), Evidence.EXIT),
-        (RankState(CUT_OFF, exit_code=1), Evidence.COMMUNICATION),
+        (RankState(exit_code=-9), Directness.SIGNAL),
+        (RankState(RETURNED, exit_code=-11), Directness.SIGNAL),
+        (RankState(RAISED, exit_code=1), Directness.EXCEPTION),
+        (RankState(exit_code=0), Directness.EXIT),
+        (RankState(exit_code=3), Directness.EXIT),
+        (RankState(RETURNED, exit_code=1), Directness.EXIT),
+        (RankState(CUT_OFF, exit_code=1), Directness.COMMUNICATION),
     ],
 )
-def test_each_way_to_fail_is_one(state: RankState, evidence: Evidence) -> None:
-    assert strongest({0: RankState(RETURNED), 1: state}) == (evidence, [1])
+def test_each_way_to_fail_is_one(state: RankState, directness: Directness) -> None:
+    assert strongest({0: RankState(RETURNED), 1: state}) == (directness, [1])
 
 
 def test_a_killed_rank_is_told_before_what_its_peers_raised() -> None:
@@ -63,18 +63,18 @@ def test_a_killed_rank_is_told_before_what_its_peers_raised() -> None:
         1: RankState(RAISED, order=2),
         2: RankState(exit_code=-9, order=3),
     }
-    assert strongest(states) == (Evidence.SIGNAL, [2])
-    assert strongest({rank: states[rank] for rank in (0, 1)}) == (Evidence.EXCEPTION, [1])
+    assert strongest(states) == (Directness.SIGNAL, [2])
+    assert strongest({rank: states[rank] for rank in (0, 1)}) == (Directness.EXCEPTION, [1])
 
 
 def test_of_equal_failures_the_first_is_told() -> None:
     states = {0: RankState(RAISED, order=2), 1: RankState(RAISED, order=1)}
-    assert strongest(states) == (Evidence.EXCEPTION, [1, 0])
+    assert strongest(states) == (Directness.EXCEPTION, [1, 0])
 
 
 @pytest.mark.parametrize("other", [RankState(RETURNED), RankState(CUT_OFF, exit_code=1)])
 def test_a_skip_beside_anything_else_is_a_failure(other: RankState) -> None:
-    assert strongest({0: other, 1: RankState(SKIPPED, exit_code=0)}) == (Evidence.SKIP, [1])
+    assert strongest({0: other, 1: RankState(SKIPPED, exit_code=0)}) == (Directness.SKIP, [1])
 
 
 def test_a_skip_beside_ranks_at_work_is_none_yet() -> None:
@@ -134,7 +134,7 @@ def test_other_failures_in_words(state: RankState, message: str) -> None:
 def test_an_error_of_assay_keeps_its_kind_and_words(is_usage: bool, kind: type) -> None:
     report = RankReport("raised", words="no such model: 'x'", is_usage=is_usage)
     states = {0: RankState(report, exit_code=1)}
-    error = failure_of(World({"dp": 1}), states, (Evidence.EXCEPTION, [0]))
+    error = failure_of(World({"dp": 1}), states, (Directness.EXCEPTION, [0]))
     assert str(error) == "no such model: 'x'"
     assert isinstance(error, kind)
     assert not isinstance(error, WorldError)

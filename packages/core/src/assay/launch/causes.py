@@ -13,8 +13,8 @@ from assay.launch.world import World
 _TAIL_LINES = 20
 
 
-class Evidence(IntEnum):
-    """How much a failure says about its cause; the least number is told first.
+class Directness(IntEnum):
+    """How directly a failure shows its cause; the least number is told first.
 
     A rank that was killed shows as an exception on the ranks that waited for it, and one that
     raised, skipped or went away as an error of their communication.
@@ -41,32 +41,32 @@ class RankState:
     order: int = 0
 
     @property
-    def evidence(self) -> Evidence | None:
+    def directness(self) -> Directness | None:
         """How this rank failed; None while it did not."""
         if self.exit_code is not None and self.exit_code < 0:
-            return Evidence.SIGNAL
+            return Directness.SIGNAL
         if self.report is None:
-            return None if self.exit_code is None else Evidence.EXIT
+            return None if self.exit_code is None else Directness.EXIT
         if self.report.kind == "raised":
             is_communication = self.report.is_communication
-            return Evidence.COMMUNICATION if is_communication else Evidence.EXCEPTION
+            return Directness.COMMUNICATION if is_communication else Directness.EXCEPTION
         if self.exit_code:
-            return Evidence.EXIT
+            return Directness.EXIT
         return None
 
 
-def strongest(states: Mapping[int, RankState]) -> tuple[Evidence, list[int]] | None:
+def strongest(states: Mapping[int, RankState]) -> tuple[Directness, list[int]] | None:
     """The ranks whose failure says most, the earliest first; None if nothing failed.
 
     A skip is a failure only where another rank did not skip, so it takes another failure, or a
     rank that returned, to make it one.
     """
-    found = {rank: state.evidence for rank, state in states.items()}
-    failed = {rank: evidence for rank, evidence in found.items() if evidence is not None}
+    found = {rank: state.directness for rank, state in states.items()}
+    failed = {rank: directness for rank, directness in found.items() if directness is not None}
     kinds = {state.report.kind for state in states.values() if state.report}
     if "skipped" in kinds and (failed or "returned" in kinds):
         failed |= {
-            rank: Evidence.SKIP
+            rank: Directness.SKIP
             for rank, state in states.items()
             if rank not in failed and state.report and state.report.kind == "skipped"
         }
@@ -74,14 +74,14 @@ def strongest(states: Mapping[int, RankState]) -> tuple[Evidence, list[int]] | N
         return None
     best = min(failed.values())
     ranks = sorted(
-        (rank for rank, evidence in failed.items() if evidence is best),
+        (rank for rank, directness in failed.items() if directness is best),
         key=lambda rank: (states[rank].order, rank),
     )
     return best, ranks
 
 
 def failure_of(
-    world: World, states: Mapping[int, RankState], found: tuple[Evidence, list[int]]
+    world: World, states: Mapping[int, RankState], found: tuple[Directness, list[int]]
 ) -> AssayError:
     """The error for a world in which a rank failed.
 
@@ -91,10 +91,10 @@ def failure_of(
     best, ranks = found
     first = states[ranks[0]]
     report = first.report
-    if best is Evidence.EXCEPTION and report and report.words:
+    if best is Directness.EXCEPTION and report and report.words:
         return (UsageError if report.is_usage else MachineError)(report.words)
     lines = [f"rank {ranks[0]} of {world} {_say(best, first)}"]
-    if best in (Evidence.EXCEPTION, Evidence.COMMUNICATION) and report:
+    if best in (Directness.EXCEPTION, Directness.COMMUNICATION) and report:
         lines += _indent(report.traceback)
     elif first.where:
         lines += ["  it stood at", *_indent(first.where, 4)]
@@ -118,15 +118,15 @@ def hang_of(
     return WorldHungError("\n".join(lines), waiting)
 
 
-def _say(evidence: Evidence, state: RankState) -> str:
+def _say(directness: Directness, state: RankState) -> str:
     report = state.report
-    if evidence in (Evidence.SIGNAL, Evidence.EXIT):
+    if directness in (Directness.SIGNAL, Directness.EXIT):
         when = " before its body returned" if report is None else " after its body"
         if report and report.kind == "returned":
             when += " had returned"
         return f"{exit_in_words(state.exit_code or 0)}{when}"
     summary = report.summary if report else ""
-    if evidence is Evidence.SKIP:
+    if directness is Directness.SKIP:
         return f"skipped ({summary}), but not all ranks did"
     return f"raised {summary}"
 
@@ -137,11 +137,11 @@ def _say_others(states: Mapping[int, RankState], told: int | None) -> list[str]:
     for rank, state in sorted(states.items()):
         if rank == told:
             continue
-        evidence = state.evidence
-        if evidence is Evidence.COMMUNICATION and state.report:
+        directness = state.directness
+        if directness is Directness.COMMUNICATION and state.report:
             line = f"waited at {state.report.where}, until {state.report.summary}"
-        elif evidence is not None:
-            line = _say(evidence, state)
+        elif directness is not None:
+            line = _say(directness, state)
         elif state.report is not None:
             line = state.report.kind + (
                 f" ({state.report.summary})" if state.report.summary else ""
