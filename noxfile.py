@@ -71,6 +71,9 @@ def check(session: nox.Session) -> None:
     if not _is_given(session, "--max-new-tokens"):
         # Half of the usual: enough steps to show a verdict, and a second run within 30 s.
         command += ["--max-new-tokens", "16"]
+    if _is_given(session, "--help"):
+        environment.run(session, *command)
+        return
     clean = f"runs/{started}-clean"
     environment.run(session, *command, "--reference", "cpu/float32", "--output", clean)
 

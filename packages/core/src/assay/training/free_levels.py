@@ -49,7 +49,16 @@ def judge_losses(evidence: Evidence) -> tuple[Judged | None, list[str]]:
         f"largest difference of a loss over {len(actual)} free steps: {delta:.1e} nats"
         f" (noise run: {noise_delta:.1e})"
     )
-    return Judged(port, ratio, evidence.limits.of("loss-error")), [note]
+    return Judged(port, ratio, evidence.limits.of("loss-error")), [note, *_other_counts(evidence)]
+
+
+def _other_counts(evidence: Evidence) -> list[str]:
+    """What the trainer says of its steps beside their loss: it trains nothing, and logs show it."""
+    counted = [step.num_tokens for step in evidence.report.free.steps]
+    expected = evidence.reference.num_tokens
+    if counted == expected:
+        return []
+    return [f"the trainer counts {counted} label tokens in its steps, the reference {expected}"]
 
 
 def judge_course(evidence: Evidence) -> list[Judged]:
@@ -68,7 +77,7 @@ def judge_course(evidence: Evidence) -> list[Judged]:
             module, _, short = row.parameter.rpartition(".")
             floor = TENSOR_FLOOR * evidence.unit_roundoff * row.size
             expected = max(noise[row.parameter].error, floor)
-            if not math.isfinite(expected) or not expected:
+            if not math.isfinite(expected):
                 continue
             stage = Stage(module, "optimizer")
             port = PortResult(module, f"{name}.{short}", stage, 0, evidence.dtype, "")

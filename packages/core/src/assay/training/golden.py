@@ -165,6 +165,7 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
         yardstick_losses=[step.loss for step in recorded],
         noise_losses=[step.loss for step in free],
         noise_course=course,
+        num_tokens=[step.num_tokens for step in recorded],
         num_trainable=facts["num_trainable"],
         shared=shared,
         draws=draws,

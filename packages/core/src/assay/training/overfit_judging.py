@@ -17,6 +17,9 @@ from assay.training.overfit_evidence import (
 )
 from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome, Verdict
 
+# A first loss further off than this part of what one update gains is no rounding of it.
+_OF_ONE_UPDATE = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
@@ -194,7 +197,7 @@ def _find_other_start(evidence: OverfitEvidence) -> _Finding | None:
         f" {_listed(expected)} nats per label token"
     )
     # The loss of step 0 is computed before any update.
-    before = abs(actual[0] - expected[0]) > 0.5 * abs(expected[0] - expected[1])
+    before = abs(actual[0] - expected[0]) > _OF_ONE_UPDATE * abs(expected[0] - expected[1])
     if step == 0 or before:
         location = Location(phase="forward", op="loss")
         return _Finding(reason, "loss-scale", location, row)

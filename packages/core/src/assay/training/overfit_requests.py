@@ -7,6 +7,9 @@ from pydantic import Field
 from assay.training.requests import TrainOptions
 from assay.verdicts import Number, Record
 
+# Folder of what a candidate has learned, below the one it writes to.
+TRAINED = "trained"
+
 
 class OverfitRequest(Record):
     """The trusted process: yardstick and noise run overfit, for candidates in `dtype`."""

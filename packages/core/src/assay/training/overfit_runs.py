@@ -27,6 +27,7 @@ from assay.training.golden import (
 )
 from assay.training.opening import blaming, describe_trainer, open_trainer
 from assay.training.overfit_requests import (
+    TRAINED,
     Curve,
     Exam,
     ExamRequest,
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from assay.runs.progress import Task
 
 _ADAPTER = ".lora_"
-TRAINED = "trained"
 
 
 def overfit_trusted(request: OverfitRequest, progress: Progress) -> OverfitReference:

@@ -22,6 +22,7 @@ from assay.training.check import (
     write_verdict,
 )
 from assay.training.overfit_requests import (
+    TRAINED,
     Curve,
     Exam,
     ExamRequest,
@@ -155,7 +156,7 @@ def _examine(check: TrainCheck, folder: Path, progress: Progress) -> Exam:
         options=check.options,
         reference=check.reference,
         dtype=check.dtype,
-        trained=str(folder / "candidate" / "trained"),
+        trained=str(folder / "candidate" / TRAINED),
     )
     return Exam.model_validate(ask("exam", request, folder, progress).result)
 

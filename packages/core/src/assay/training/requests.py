@@ -132,6 +132,7 @@ class ReferenceReport(Record):
     yardstick_losses: of the recorded steps: between them the state is rounded to the candidate's
         dtype, as a run in that dtype has it.
     noise_losses: of the noise run, of which nothing is replaced; noise_course: where it ends.
+    num_tokens: the unmasked label tokens of each step.
     draws: whether training draws random numbers, as dropout does.
     """
 
@@ -140,6 +141,7 @@ class ReferenceReport(Record):
     yardstick_losses: list[Number]
     noise_losses: list[Number]
     noise_course: list[CourseRecord]
+    num_tokens: list[int]
     num_trainable: int
     shared: list[list[str]]
     draws: bool = False
