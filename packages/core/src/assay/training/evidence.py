@@ -301,7 +301,7 @@ def location_of(failed: FailedStage, judged: list[Judged]) -> Location:
     told = failed.told.port
     parameter = None
     if failed.stage.phase == "optimizer":
-        parameter = parameter_of(failed.told)
+        parameter = parameter_of(failed.told) or None
     elif gradients:
         parameter = parameter_of(max(gradients, key=lambda item: item.severity))
     made_by_loss = told.module == "" and (told.port.startswith("output") or told.port == "loss")

@@ -49,16 +49,27 @@ def judge_losses(evidence: Evidence) -> tuple[Judged | None, list[str]]:
         f"largest difference of a loss over {len(actual)} free steps: {delta:.1e} nats"
         f" (noise run: {noise_delta:.1e})"
     )
-    return Judged(port, ratio, evidence.limits.of("loss-error")), [note, *_other_counts(evidence)]
+    notes = [note, *_told_otherwise(evidence)]
+    return Judged(port, ratio, evidence.limits.of("loss-error")), notes
 
 
-def _other_counts(evidence: Evidence) -> list[str]:
-    """What the trainer says of its steps beside their loss: it trains nothing, and logs show it."""
+def _told_otherwise(evidence: Evidence) -> list[str]:
+    """What the trainer says of its steps beside the loss: it trains nothing, and logs show it."""
+    notes = []
     counted = [step.num_tokens for step in evidence.report.free.steps]
     expected = evidence.reference.num_tokens
-    if counted == expected:
-        return []
-    return [f"the trainer counts {counted} label tokens in its steps, the reference {expected}"]
+    if counted != expected:
+        notes.append(
+            f"the trainer counts {counted} label tokens in its steps, the reference {expected}"
+        )
+    losses = [[step.loss for step in report.free.steps] for report in evidence.reports]
+    others = [rank for rank, own in enumerate(losses) if not all(map(_same, own, losses[0]))]
+    if others:
+        notes.append(
+            f"rank {others[0]} tells the losses {losses[others[0]]}, rank 0 {losses[0]}: those of"
+            " rank 0 are judged"
+        )
+    return notes
 
 
 def judge_course(evidence: Evidence) -> list[Judged]:
@@ -87,9 +98,20 @@ def judge_course(evidence: Evidence) -> list[Judged]:
     return judged
 
 
+def gap_of_course(evidence: Evidence) -> str | None:
+    """Where nothing can be said of where the free run ends; None if there is no such parameter."""
+    if evidence.reference.draws and evidence.on_ranks:
+        return None
+    expected = {row.parameter: row.error for row in evidence.reference.noise_course}
+    if broken := sorted(name for name, error in expected.items() if not math.isfinite(error)):
+        return f"the noise run itself does not end at a finite {name_some(broken)}"
+    shown = {row.parameter for report in evidence.reports for row in report.free.course}
+    if missing := sorted(expected.keys() - shown):
+        return f"not seen after the last step: {name_some(missing)}"
+    return None
+
+
 def _relative_error(actual: list[float], expected: list[float]) -> float:
-    if len(actual) != len(expected):
-        return math.nan
     squares = [((a - e) / e) ** 2 for a, e in zip(actual, expected, strict=True)]
     return math.sqrt(sum(squares) / len(squares))
 
@@ -103,7 +125,16 @@ class _Problem:
 def judge_checkpoint(evidence: Evidence) -> tuple[LevelResult, Finding | None]:
     """What was saved, what was read back, and how the resumed run went on: all to the bit."""
     free = evidence.report.free
-    rows = _resumed_rows(evidence, free)
+    in_any_order = len(evidence.reports) > _MOST_IN_ANY_ORDER
+    rows = [
+        row
+        for rank, report in enumerate(evidence.reports)
+        for row in _resumed_rows(evidence, rank, report.free)
+    ]
+    if in_any_order:
+        # Sums are added up in another order, from the first reduction on.
+        first = (evidence.options.resume_at, "loss")
+        rows = [row for row in rows if (row.step, row.port) == first]
     problems = [
         problem
         for problem in (
@@ -114,11 +145,11 @@ def judge_checkpoint(evidence: Evidence) -> tuple[LevelResult, Finding | None]:
             _wrong_state(evidence, free.not_restored, "after loading the checkpoint"),
             _wrong_state(evidence, evidence.report.not_taken, "after load_state_dict"),
             _other_course(evidence, rows),
-            _other_end(evidence, free),
+            None if in_any_order else _other_end(evidence, free),
         )
         if problem is not None
     ]
-    compared = free.saved_compared + free.compared + len(rows)
+    compared = free.saved_compared + free.compared + len({(row.step, row.port) for row in rows})
     if problems:
         outcome, reason = Outcome.FAIL, problems[0].reason
     elif not compared or not rows:
@@ -129,6 +160,12 @@ def judge_checkpoint(evidence: Evidence) -> tuple[LevelResult, Finding | None]:
         outcome, reason = Outcome.PASS, None
     level = Level(verdict=outcome, compared=compared, reason=reason)
     notes = [*free.notes, *(problem.reason for problem in problems[1:])]
+    if in_any_order:
+        by = "not compared" if evidence.reference.draws else "judged by its noise"
+        notes.append(
+            f"{len(evidence.reports)} ranks may add up in another order after a restart: of the"
+            f" resumed run the first loss is compared to the bit, what follows is {by}"
+        )
     return LevelResult(level, rows, notes), problems[0].finding if problems else None
 
 
@@ -169,7 +206,7 @@ def _wrong_settings(evidence: Evidence, free: FreeRun) -> _Problem | None:
 
 
 def _other_end(evidence: Evidence, free: FreeRun) -> _Problem | None:
-    if not free.ended_otherwise or len(evidence.reports) > _MOST_IN_ANY_ORDER:
+    if not free.ended_otherwise:
         return None
     reason = (
         f"after the last step {len(free.ended_otherwise)} parameters and moments of the resumed run"
@@ -212,14 +249,17 @@ def _other_course(evidence: Evidence, rows: list[Measurement]) -> _Problem | Non
     at_once = first.port == "loss" and first.step == evidence.options.resume_at
     drawn = at_once and not free.not_restored and not free.generators_compared
     diagnosis: Diagnosis = "rng-state" if drawn else _mismatch(evidence)
-    location = Location(phase="checkpoint", step=first.step)
+    location = Location(phase="checkpoint", step=first.step, rank=first.rank)
     return _Problem(reason, Finding(diagnosis, location))
 
 
-def _resumed_rows(evidence: Evidence, free: FreeRun) -> list[Measurement]:
-    rows = []
+def _resumed_rows(evidence: Evidence, rank: int, free: FreeRun) -> list[Measurement]:
+    """What a rank says of each resumed step, beside what it has said of the uninterrupted one."""
+    rows: list[Measurement] = []
+    if not free.resumed:
+        return rows
     expected = free.steps[evidence.options.resume_at :]
-    for one, other in zip(free.resumed, expected, strict=False):
+    for one, other in zip(free.resumed, expected, strict=True):
         pairs = {"loss": (one.loss, other.loss), "gradient norm": (one.grad_norm, other.grad_norm)}
         rows += [
             Measurement(
@@ -227,6 +267,7 @@ def _resumed_rows(evidence: Evidence, free: FreeRun) -> list[Measurement]:
                 module="",
                 port=port,
                 phase="checkpoint",
+                rank=rank,
                 step=other.step,
                 statistic="exact",
                 actual=abs(actual - wanted),

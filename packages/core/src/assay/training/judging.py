@@ -19,6 +19,7 @@ from assay.training.evidence import (
 )
 from assay.training.free_levels import (
     RESUMED_COURSE,
+    gap_of_course,
     judge_checkpoint,
     judge_course,
     judge_losses,
@@ -184,8 +185,12 @@ def _outcome_of(
 def _gap(name: str, chosen: list[Group], evidence: Evidence) -> str | None:
     """Why a level at which nothing is wrong is no PASS all the same."""
     report = evidence.report
-    if broken := [port for group in chosen for port in group.broken]:
+    # Of the modules' ports the level `activations` tells what cannot be said.
+    told = [group for group in chosen if name != "inputs" or group.name != "modules"]
+    if broken := [port for group in told for port in group.broken]:
         return f"the noise run itself is not finite there: {name_some(broken)}"
+    if name == "updates" and (gap := gap_of_course(evidence)):
+        return gap
     if name == "loss" and not all(map(math.isfinite, evidence.reference.noise_losses)):
         return "losses of the noise run itself are not finite"
     phases = _PHASES_OF_LEVEL.get(name, ())
@@ -193,8 +198,6 @@ def _gap(name: str, chosen: list[Group], evidence: Evidence) -> str | None:
         return f"never called: {', '.join(unseen)}"
     if "optimizer" in phases and "optimizer" in report.invisible:
         return _hidden_phases(name, report)[-1]
-    # Of the modules' ports the level `activations` tells what is missing.
-    told = [group for group in chosen if name != "inputs" or group.name != "modules"]
     missing = [
         port
         for group in told
