@@ -36,6 +36,8 @@ ADAPTER_IN_STAGES: Options = (
 )  # fmt: skip
 # Stages of a pipeline pass on tensors of one shape.
 IN_STAGES: Options = (("equal_lengths", True), ("micro_batches", 4))
+# Several steps after the restart: sums are then added up in another order on more than two ranks.
+LONGER: Options = (("seed", 5), ("steps", 5), ("micro_batches", 4))
 OTHER_ADAPTER: Options = (("lora", True), ("seed", 1), ("micro_batches", 3))
 
 CAPPED_BEFORE_ITS_LOSS = (
@@ -168,10 +170,12 @@ def _ranks_of_llama(dtype: str) -> Iterator[TrainingVariant]:
         yield _on_ranks(model, dtype, trainer, device="sim:split2")
         yield _on_ranks(model, dtype, trainer, options=four)
         yield _on_ranks(model, dtype, trainer, (("dp", 4),), options=four)
+        yield _on_ranks(model, dtype, trainer, (("dp", 4),), options=LONGER)
     yield _on_ranks(model, dtype, "fsdp", features=("cpu-offload",))
     yield _on_ranks(model, dtype, "fsdp", features=("cpu-offload", "recompute"))
     for mesh in ((("tp", 4),), (("dp", 2), ("tp", 2))):
         yield _on_ranks(model, dtype, "tensor-parallel", mesh)
+        yield _on_ranks(model, dtype, "tensor-parallel", mesh, options=LONGER)
     yield _on_ranks(model, dtype, "tensor-parallel", (("tp", 2),), device="sim:split2")
     for mesh in ((("pp", 4),), (("tp", 2), ("pp", 2)), (("dp", 2), ("pp", 2))):
         yield _on_ranks(model, dtype, "pipeline", mesh, options=IN_STAGES)
