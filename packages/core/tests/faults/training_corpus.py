@@ -69,6 +69,7 @@ def training_corpus() -> Iterator[TrainingFault]:
         _kept,
         _aside,
         _backward,
+        _recomputed,
         _others,
     )
     for part in parts:
@@ -190,6 +191,19 @@ def _backward() -> Iterator[TrainingFault]:
     yield from _setup("norm_weights_detached_on_half", "backward", "missing-reduction")
     yield from _setup("one_norm_detached_on_half", "backward", "missing-reduction", INPUT_NORM)
     yield from _trainer("RecomputeLosesGenerator", "backward", "rng-state", lora=True)
+
+
+def _recomputed() -> Iterator[TrainingFault]:
+    for name in (
+        "input_kept_in_8_bits",
+        "rows_of_input_exchanged",
+        "rotary_turned_backwards",
+        "mask_left_out",
+        "residual_doubled",
+    ):
+        for dtype in BOTH:
+            plant = f"recomputed:{name}"
+            yield TrainingFault(plant, dtype, "backward", "module-error", "model.layers.1")
 
 
 def _others() -> Iterator[TrainingFault]:

@@ -31,7 +31,7 @@ from assay.recording.nested import iterate_leaves, iterate_tensors, map_tensors
 from assay.recording.rounding import Border
 from assay.recording.timeline import RowIndex
 from assay.sites import Call, CallSite, RowMap
-from assay.stages import stage_that_made
+from assay.stages import Stage, stage_that_made
 from assay.trace import Trace
 
 
@@ -64,6 +64,7 @@ class Replayer:
     layout: how a rank's tensors are parts of whole ones; None where they are whole.
     divided: modules that this process has only some children of: they are run, and not measured.
     unmeasured: modules and ports that are left as they are.
+    recomputed: what calls made again in backward were given, and gave.
     """
 
     trace: Trace
@@ -75,6 +76,7 @@ class Replayer:
     divided: frozenset[str] = frozenset()
     unmeasured: frozenset[tuple[str, str]] = frozenset()
     results: ReplayResults = field(default_factory=ReplayResults)
+    recomputed: ReplayResults = field(default_factory=ReplayResults)
     source: BatchSource = field(default_factory=lambda: BatchSource(0))
     _handed_on: TensorMap[str] = field(default_factory=TensorMap)  # handed on -> its content
     _caches: CacheWatch = field(default_factory=CacheWatch)
@@ -150,6 +152,7 @@ class Replayer:
         is_own: whether this process had to make a call that the trace has.
         """
         self.results.flush()
+        self.recomputed.flush()
         made = {(site.step, site.micro_batch, site.module) for site in self._called}
         for call in self.trace.calls:
             if call.site.phase == "forward" and call.site not in self._called:
@@ -214,9 +217,12 @@ class Replayer:
             result.exact.add(expected.numel(), expected.numel())
             return actual
         excluded = matched.excluded if port != matched.scores else None
-        if not entry.again:
+        fed = self.border.hand_on(expected, actual.dtype)
+        # What was kept for a recomputation is what was handed on before.
+        kept = entry.again and port.startswith("input.") and torch.equal(value, fed)
+        if not kept:
             self._measure(result, matched.rows, excluded, value, expected)
-        fed = self.border.hand_on(expected, actual.dtype).to(actual.device)
+        fed = fed.to(actual.device)
         if layout is not None:
             fed = layout.part(module, port, fed)
         self._handed_on.put(fed, key)
@@ -332,23 +338,24 @@ class Replayer:
 
     def _result(self, entry: Entry, port: str, value: Tensor) -> PortResult:
         key = (entry.call.site.module, port)
-        # What is computed again was measured the first time.
-        result = None if entry.again else self.results.ports.get(key)
+        results = self.recomputed if entry.again else self.results
+        result = results.ports.get(key)
         if result is None:
             stage = stage_that_made(entry.call, port)
+            if entry.again:
+                stage = Stage(stage.module, "backward")
             made_here = not port.startswith("input.")
             pointwise = stage.module in self.pointwise
             result = PortResult(
                 *key,
                 stage,
-                len(self.results.ports),
+                len(results.ports),
                 str(value.dtype).removeprefix("torch."),
                 entry.call.class_name if made_here else "",
                 pointwise=pointwise,
                 sums=PairSums(counts_misrounded=pointwise),
             )
-            if not entry.again:
-                self.results.ports[key] = result
+            results.ports[key] = result
         return result
 
     def _note_missing_ports(self, entry: Entry, output: Any) -> None:  # noqa: ANN401

@@ -23,8 +23,8 @@ from assay.verdicts import Level, Location, Measurement
 
 # Measurements in the order of a step: what is first of several equally bad is the place.
 GROUPS = (
-    "stage-inputs", "modules", "stage-forward", "gradients", "stage-backward", "stage-reduce",
-    "stage-clip", "stage-optimizer",
+    "stage-inputs", "modules", "stage-forward", "recomputed", "gradients", "stage-backward",
+    "stage-reduce", "stage-clip", "stage-optimizer",
 )  # fmt: skip
 _GROUP_SIZE = 100_000
 _BACKWARD_GROUPS = ("gradients", "stage-backward")
@@ -104,6 +104,8 @@ def judge_groups(evidence: Evidence) -> dict[str, Group]:
     covered: dict[int, list[str]] = {}
     divided = [report.divided for report in evidence.reports]
     measured = {name: _read(evidence.noise, name) for name in GROUPS}
+    # The noise run computes nothing twice: what is computed again rounds as the first time.
+    measured["recomputed"] = measured["modules"]
     least_units = {Stage("", "backward"): _unit_of_loss(measured)}
     beside = _noise_of_late_phases(measured, evidence.report.invisible)
     for number, (name, noise) in enumerate(measured.items()):
@@ -111,13 +113,14 @@ def judge_groups(evidence: Evidence) -> dict[str, Group]:
             key for key, port in noise.ports.items() if port.sums.num_nan or port.sums.num_inf
         }
         group = groups[name] = Group(name)
-        group.broken = [f"{module or '(model)'}:{port}" for module, port in sorted(broken)]
+        if name != "recomputed":  # forward tells of it
+            group.broken = [f"{module or '(model)'}:{port}" for module, port in sorted(broken)]
         for rank, trace in enumerate(evidence.candidates):
             results = _read(trace, name)
             if name == "modules":
                 covered[rank] = results.covered
-            elif name == "gradients":
-                # Who does a module's work forwards does it backwards.
+            elif name in ("recomputed", "gradients"):
+                # Who does a module's work forwards does it again, and backwards.
                 results.covered = covered[rank]
             for port in results.ports.values():
                 port.order += number * _GROUP_SIZE

@@ -308,6 +308,7 @@ class ReplayedSteps:
         spread, replayer = self._spread, self._replayer
         finished = replayer.finish() if spread is None else replayer.finish(spread.is_own_call)
         results["modules"] = finished
+        results["recomputed"] = replayer.recomputed
         results["gradients"] = self._gradients.results
         for name, result in results.items():
             data, sums = result.to_parts()

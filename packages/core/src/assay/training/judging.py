@@ -51,7 +51,7 @@ _GROUPS_OF_LEVEL = {
     "inputs": ("modules", "stage-inputs"),
     "loss": ("stage-forward",),
     "activations": ("modules",),
-    "gradients": ("gradients", "stage-backward", "stage-reduce", "stage-clip"),
+    "gradients": ("recomputed", "gradients", "stage-backward", "stage-reduce", "stage-clip"),
     "updates": ("stage-optimizer",),
 }
 _PHASES_OF_LEVEL: dict[str, tuple[Phase, ...]] = {

@@ -92,7 +92,7 @@ _STAGES: dict[Place, Stage] = {
     **{update(module): Stage(module, "optimizer") for module in KINDS},
     UNTRAINED: Stage("", "optimizer"),
 }
-_GROUPS = (*dict.fromkeys(group for group, _, _ in _STAGES),)
+_GROUPS = (*dict.fromkeys(group for group, _, _ in _STAGES), "recomputed")
 _EXACT = (LABELS, ("modules", "", "input.input_ids"), UNTRAINED)
 
 
