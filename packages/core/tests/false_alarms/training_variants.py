@@ -125,7 +125,7 @@ def _one_process(model: str, dtype: str) -> Iterator[TrainingVariant]:
         yield _set_up(model, dtype, "fused_gate_and_up")
     for name in (
         "FusedOptimizer", "OptimizerOneByOne", "LossOfTheModel", "LossBesideTheModels",
-        "LossRowByRow", "ExactClipping",
+        "LossRowByRow", "ExactClipping", "PositionsGiven",
     ):  # fmt: skip
         trainer = f"{TRAINERS}:{name}"
         capped = (model, dtype, name) == ("micro:gemma2", "bfloat16", "LossOfTheModel")

@@ -148,18 +148,22 @@ def _kept() -> Iterator[TrainingFault]:
 
 
 def _aside() -> Iterator[TrainingFault]:
-    for name in ("SavingDropsMoments", "SavingLowersTheRate", "HalfPrecisionTold"):
+    for name in (
+        "SavingDropsMoments",
+        "SavingLowersTheRate",
+        "HalfPrecisionTold",
+        "OtherEndOfTextSaved",
+    ):
         yield from _trainer(name, "checkpoint", "checkpoint-mismatch", file="aside")
     yield from _trainer(
         "SavingFreezesTheHead", "checkpoint", "checkpoint-mismatch", "lm_head", file="aside"
     )
     yield from _trainer("CountsTwice", "optimizer", "optimizer-update", file="aside")
-    yield from _trainer(
-        "FewerLayersNamed", "checkpoint", "adapter-mismatch", file="aside", lora=True
-    )
-    yield from _trainer(
-        "AdapterStartsAtZero", "forward", "adapter-mismatch", file="aside", lora=True
-    )
+    for name in ("FewerLayersNamed", "AdapterLeavesOutLayers"):
+        yield from _trainer(name, "checkpoint", "adapter-mismatch", file="aside", lora=True)
+    for name in ("AdapterStartsAtZero", "AdapterOfRankOne"):
+        yield from _trainer(name, "forward", "adapter-mismatch", file="aside", lora=True)
+    yield from _trainer("MasksRepeated", "forward", "rng-state", file="aside", lora=True)
     for dtype in BOTH:
         yield TrainingFault(
             "aside:LargestPartWins", dtype, "reduce", "missing-reduction", mesh="dp=2"

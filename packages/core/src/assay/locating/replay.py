@@ -187,7 +187,8 @@ class Replayer:
                     recorded = self.trace.stored(expected, port).shape
                     shape = self.source.selected_shape(recorded, expected.rows)
                     layout = layout_of(self.layout, expected.site.module, port, tensor, shape)
-                    if shape != tensor.shape and layout is None:
+                    alike = shape == tensor.shape or _is_for_any_row(shape, tuple(tensor.shape))
+                    if not alike and layout is None:
                         return None
         return expected
 
@@ -213,6 +214,8 @@ class Replayer:
         if layout is not None:
             value = layout.whole(module, port, value, shape)
         value = value.cpu()
+        if _is_for_any_row(tuple(expected.shape), tuple(value.shape)):
+            expected = expected.expand_as(value)
         if value.shape != expected.shape:
             result.exact.add(expected.numel(), expected.numel())
             return actual
@@ -379,3 +382,8 @@ class Replayer:
         }
         for port in sorted(absent - offered_none):
             self.results.note_missing_port(entry.call.site, port)
+
+
+def _is_for_any_row(expected: tuple[int, ...], actual: tuple[int, ...]) -> bool:
+    """Whether the reference has once what this run has for each row, as positions are written."""
+    return expected[:1] == (1,) and actual[:1] > (1,) and expected[1:] == actual[1:]

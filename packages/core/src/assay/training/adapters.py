@@ -15,9 +15,13 @@ from assay.training.sharding import put
 
 ADAPTER_FILE = "adapter_model.safetensors"
 _CONFIG_FILE = "adapter_config.json"
-_COMPUTED_WITH = (
-    "peft_type", "r", "rank_pattern", "lora_alpha", "alpha_pattern", "use_rslora", "use_dora",
-    "bias", "fan_in_fan_out", "layers_to_transform", "modules_to_save",
+# Settings that say where an adapter comes from, not what it computes; and the layers it is on, which
+# are compared by themselves.
+_NOT_COMPUTED_WITH = frozenset(
+    {
+        "auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision",
+        "target_modules",
+    }
 )  # fmt: skip
 
 # Small, for a few steps of a small model.
@@ -98,11 +102,22 @@ def other_adapter_settings(model: Any, folder: Path) -> list[str]:  # noqa: ANN4
     except (OSError, ValueError) as error:
         raise AdapterError.damaged(path, error) from error
     own = model.peft_config["default"]
-    wrong = [name for name in _COMPUTED_WITH if saved.get(name) != getattr(own, name, None)]
+    wrong = sorted(
+        name
+        for name, value in own.to_dict().items()
+        if name not in _NOT_COMPUTED_WITH and _plain(saved.get(name)) != _plain(value)
+    )
     # A folder may name more than one stage of a pipeline has.
     if not set(own.target_modules) <= set(saved.get("target_modules") or ()):
         wrong.append("target_modules")
     return wrong
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - a setting
+    """As JSON has it; nothing and an empty collection are alike."""
+    if isinstance(value, set | frozenset | tuple | list):
+        value = sorted(map(str, value))
+    return value or None if isinstance(value, dict | list) else value
 
 
 def load_adapter(model: nn.Module, folder: Path) -> None:

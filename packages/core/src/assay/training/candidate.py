@@ -32,6 +32,7 @@ from assay.training.golden import (
 )
 from assay.training.observing import METHODS, named_parameters
 from assay.training.opening import attention_of, blaming, describe_trainer, open_trainer
+from assay.training.randomness import generator_states
 from assay.training.requests import CallScale, CandidateReport, CandidateRequest
 from assay.training.sharding import PartialSums, whole
 from assay.training.spreading import Spread
@@ -91,8 +92,10 @@ class _Candidate:
             different = self._own_weights_that_differ(first.model, initial)
             with comparable(self._run.dtype, device):
                 end = read_golden_state(self._golden, len(batches))
+                # What ranks draw, their free run draws of their own numbers.
+                drawn = {"generators": generator_states(device.torch_device)} if self._rank else {}
                 free = run_freely(
-                    first, self._open, batches, start, end, request, device.torch_device
+                    first, self._open, batches, start | drawn, end, request, device.torch_device
                 )
         with self._progress.step("candidate: every stage is measured"):
             trainer = self._open()
@@ -198,17 +201,28 @@ class _Candidate:
 
 
 def _other_adapter_start(initial: State, model: nn.Module) -> list[str]:
-    """Parameters of an adapter that do not start as the reference's: drawn alike, or zero."""
-    wrong = []
+    """Parameters of an adapter that do not start as the reference's: drawn alike, or zero.
+
+    Each is drawn for itself, and no row of it follows from the others: it would never leave them.
+    """
+    wrong, drawn = [], set()
     for item in named_parameters(model):
         if ".lora_" not in item.name or item.name not in initial["model"]:
             continue
-        size, expected = (
-            float(value.double().pow(2).mean().sqrt())
+        actual, expected = (
+            value.cpu().double()
             for value in (whole(item.tensor.detach()), initial["model"][item.name])
         )
-        if not expected / _DRAWN_ALIKE <= size <= expected * _DRAWN_ALIKE:
+        size, usual = (float(value.pow(2).mean().sqrt()) for value in (actual, expected))
+        ranks = [torch.linalg.matrix_rank(value) for value in (actual, expected)]
+        content = actual.numpy().tobytes()
+        if (
+            not usual / _DRAWN_ALIKE <= size <= usual * _DRAWN_ALIKE
+            or bool((ranks[0] < ranks[1]).any())
+            or (size and content in drawn)
+        ):
             wrong.append(item.name)
+        drawn.add(content)
     return wrong
 
 

@@ -32,6 +32,19 @@ def comparable_dropout() -> Iterator[None]:
         module.dropout, module.scaled_dot_product_attention = _dropout, _attention
 
 
+_listeners: list[Callable[[Tensor], None]] = []
+
+
+@contextmanager
+def told_of_masks(listener: Callable[[Tensor], None]) -> Iterator[None]:
+    """Inside, and inside of `comparable_dropout`, tell of each mask the generator's state before."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
 class _DropoutMode(TorchFunctionMode):
     def __torch_function__(
         self,
@@ -58,6 +71,8 @@ def _drop(
     if not training or p == 0:
         return input
     with suspended():
+        for tell in _listeners:
+            tell(torch.get_rng_state())
         keep = torch.rand(input.shape) >= p
         scale = torch.where(keep, 1 / (1 - p) if p < 1 else 0.0, 0.0)
         scale = scale.to(device=input.device, dtype=input.dtype)

@@ -1,14 +1,16 @@
 """A run of which nothing is replaced: its losses, its checkpoint, and its resumption from that."""
 
+import hashlib
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from assay.errors import AssayError
 from assay.models import load_model
@@ -16,7 +18,8 @@ from assay.sites import unwrapped_path
 from assay.training.adapters import adapter_tensors, other_adapter_settings, read_adapter
 from assay.training.batches import MicroBatch, copied
 from assay.training.course import course_of
-from assay.training.observing import named_parameters
+from assay.training.dropout import told_of_masks
+from assay.training.observing import named_parameters, root_of
 from assay.training.opening import blaming
 from assay.training.reference import MODEL_FOLDER
 from assay.training.requests import CandidateRequest, FreeRun, StepRecord
@@ -51,7 +54,8 @@ def run_freely(
     folder = Path(request.folder).parent / "checkpoint"
     run = FreeRun()
     feed_state(trainer, start, torch_device)
-    run.steps = _train(trainer, request, batches[: options.resume_at], run.held)
+    with _masks_noted(trainer, run.masks):
+        run.steps = _train(trainer, request, batches[: options.resume_at], run.held)
     expected, held = fingerprint(trainer.state_dict()), _hash_of_what_lasts(trainer)
     try:
         with blaming(request.trainer or "reference", "save"):
@@ -64,7 +68,8 @@ def run_freely(
             _read_back(trainer, folder / MODEL_FOLDER, request, run)
         except (AssayError, OSError, ValueError) as error:
             run.problem = f"the model in the checkpoint cannot be read: {error}"
-    run.steps += _train(trainer, request, batches[options.resume_at :], run.held)
+    with _masks_noted(trainer, run.masks):
+        run.steps += _train(trainer, request, batches[options.resume_at :], run.held)
     end = _hash_of_what_is_held(trainer)
     run.course = course_of(trainer.model, golden_end)
     trainer.teardown()
@@ -88,6 +93,30 @@ def run_freely(
     run.resumed_course = course_of(resumed.model, golden_end)
     resumed.teardown()
     return run
+
+
+@contextmanager
+def _masks_noted(trainer: Any, masks: list[str]) -> Iterator[None]:  # noqa: ANN401 - any trainer
+    """Inside, add to `masks` from which random numbers each micro-batch begins to drop."""
+    begun = False
+
+    def begin(module: nn.Module, inputs: Any) -> None:  # noqa: ANN401 - torch's own
+        nonlocal begun
+        del module, inputs
+        begun = torch.is_grad_enabled()
+
+    def note(state: Tensor) -> None:
+        nonlocal begun
+        if begun:
+            masks.append(hashlib.sha256(state.numpy().tobytes()).hexdigest())
+        begun = False
+
+    handle = root_of(trainer).register_forward_pre_hook(begin)
+    try:
+        with told_of_masks(note):
+            yield
+    finally:
+        handle.remove()
 
 
 def _train(
@@ -157,6 +186,9 @@ def _read_back(trainer: Any, folder: Path, request: CandidateRequest, run: FreeR
             f"the checkpoint has no folder {MODEL_FOLDER}: what users would load is not compared"
         )
         return
+    if request.options.lora and not hasattr(trainer.model, "peft_config"):
+        run.notes.append("the adapter is not one of peft's: what users would load is not compared")
+        return
     if request.options.lora:
         own, actual = adapter_tensors(trainer.model), read_adapter(folder)
         run.settings = other_adapter_settings(trainer.model, folder)
@@ -166,6 +198,9 @@ def _read_back(trainer: Any, folder: Path, request: CandidateRequest, run: FreeR
         loaded = load_model(str(folder), dtype=dtype, remote_code=request.options.remote_code)
         actual = loaded.model.state_dict()
         run.settings = _other_settings(trainer.model.config, loaded.config)
+        if getattr(trainer.model, "generation_config", None) is not None:
+            generation: Any = loaded.model.generation_config
+            run.settings += _other_settings(trainer.model.generation_config, generation)
         if (told := _dtype_told(folder)) and torch.promote_types(
             told, getattr(torch, dtype)
         ) != told:

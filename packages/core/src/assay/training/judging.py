@@ -25,7 +25,7 @@ from assay.training.free_levels import (
     judge_losses,
 )
 from assay.training.observing import METHODS
-from assay.training.replicas import find_unshared, judge_replicas
+from assay.training.replicas import find_repeated_masks, find_unshared, judge_replicas
 from assay.training.requests import CandidateReport
 from assay.verdicts import (
     Diagnosis,
@@ -84,6 +84,9 @@ def judge_training(evidence: Evidence) -> tuple[Verdict, list[Measurement]]:
     if unshared := find_unshared(evidence):
         inputs = {"verdict": Outcome.FAIL, "reason": unshared}
         results["inputs"].level = results["inputs"].level.model_copy(update=inputs)
+    if repeated := find_repeated_masks(evidence):
+        masks = {"verdict": Outcome.FAIL, "reason": repeated[0]}
+        results["activations"].level = results["activations"].level.model_copy(update=masks)
     if _steps_elsewhere(evidence, groups["stage-optimizer"]):
         for result in (results["updates"], results["checkpoint"]):
             update = {"verdict": Outcome.NOT_COMPARED, "reason": _STEPS_ELSEWHERE}
@@ -94,6 +97,9 @@ def judge_training(evidence: Evidence) -> tuple[Verdict, list[Measurement]]:
     decision = _decide(evidence, groups, ranked, divergence or broken, free)
     if unshared:
         decision = _Decision(Finding("inputs-differ", Location(phase="inputs")), None)
+    elif repeated and not ranked:
+        location = Location(phase="forward", rank=repeated[1])
+        decision = _Decision(Finding("rng-state", location), None)
     finding = decision.finding if outcome is Outcome.FAIL else None
     diagnosis: Diagnosis | None = finding.diagnosis if finding else None
     notes = [*evidence.reference.notes]

@@ -66,6 +66,13 @@ def named_parameters(model: nn.Module) -> list[NamedParameter]:
     return found
 
 
+def root_of(trainer: Any) -> nn.Module:  # noqa: ANN401 - any trainer
+    """What is called for a micro-batch: a schedule calls a stage without its wrapper."""
+    scheduled = callable(getattr(trainer, SCHEDULE, None))
+    root: nn.Module = trainer.network if scheduled else trainer.model
+    return root
+
+
 def untrained_values(model: nn.Module) -> dict[str, Tensor]:
     """Buffers and frozen parameters, under the names of the unwrapped model."""
     values: dict[str, Tensor] = dict(model.named_buffers())
@@ -123,7 +130,7 @@ class StepObserver:
         # What is run beside the loss, as an evaluation is, is no part of the training.
         self.watch.deaf = bool({METHODS["forward"], SCHEDULE} & originals.keys())
         try:
-            with self.watch.attached(self._root):
+            with self.watch.attached(root_of(self.trainer)):
                 yield
         finally:
             for name in originals:
@@ -233,7 +240,7 @@ class StepObserver:
             index = sum(step == self._step for step, _ in self.taken)
             self._begin_micro_batch(self._number_of(batch[index]), batch[index])
 
-        handle = self._root.register_forward_pre_hook(begin, prepend=True)
+        handle = root_of(self.trainer).register_forward_pre_hook(begin, prepend=True)
         try:
             with self.watch.listening():
                 result = original(*args, **kwargs)
@@ -293,13 +300,6 @@ class StepObserver:
         A reduction that is declared is done inside of backward: it is over by then.
         """
         return frozenset(getattr(self.trainer, "invisible_stages", ())) - {"reduce"}
-
-    @property
-    def _root(self) -> nn.Module:
-        """What is called for a micro-batch: a schedule calls a stage without its wrapper."""
-        scheduled = callable(getattr(self.trainer, SCHEDULE, None))
-        root: nn.Module = self.trainer.network if scheduled else self.trainer.model
-        return root
 
     @property
     def _dtype(self) -> str:

@@ -68,6 +68,8 @@ class ReferenceTrainer:
         self.device.seed(plan.seed)
         self.model = self.build_model(plan)
         self.optimizer = self.build_optimizer(self.model)
+        # What was drawn so far is the same on all ranks; masks of dropout are each data rank's own.
+        self.device.seed(plan.seed + self.data.index)
 
     def build_model(self, plan: TrainingPlan) -> nn.Module:
         """The model in training mode on its device, with its adapter where one is asked for."""

@@ -64,6 +64,21 @@ def find_unshared(evidence: Evidence) -> str | None:
     return None
 
 
+def find_repeated_masks(evidence: Evidence) -> tuple[str, int] | None:
+    """Which masks of dropout were used twice, and by which rank; None if each was used once."""
+    owners: dict[str, tuple[int, int]] = {}
+    for rank, report in enumerate(evidence.reports):
+        masks, own = report.free.masks, report.coordinates.get("dp", 0)
+        if len(set(masks)) < len(masks):
+            return "two micro-batches drop by the same random numbers", rank
+        for mask in masks:
+            other, data_rank = owners.setdefault(mask, (rank, own))
+            if data_rank != own:
+                what = f"ranks {other} and {rank} drop by the same random numbers, though they"
+                return f"{what} train on different micro-batches", rank
+    return None
+
+
 def _by_data_rank(reports: Sequence[CandidateReport]) -> dict[int, list[CandidateReport]]:
     """Ranks that train on the same micro-batches, by their place on the axis dp."""
     groups: dict[int, list[CandidateReport]] = {}

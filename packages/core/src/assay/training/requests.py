@@ -105,6 +105,8 @@ class FreeRun(Record):
     changed_by_saving: parts of the state that are not as they were before it was saved.
     settings: of the model folder's configuration what is not the model's.
     course, resumed_course: where it, and the resumed run, take each parameter.
+    masks: of each micro-batch a hash of the random numbers from which its first mask of dropout
+        comes.
     ended_otherwise: what the resumed run holds after its last step that is not the uninterrupted
         run's.
     """
@@ -115,6 +117,7 @@ class FreeRun(Record):
     settings: list[str] = Field(default_factory=list)
     changed_by_saving: list[str] = Field(default_factory=list)
     ended_otherwise: list[str] = Field(default_factory=list)
+    masks: list[str] = Field(default_factory=list)
     course: list[CourseRecord] = Field(default_factory=list)
     resumed_course: list[CourseRecord] = Field(default_factory=list)
     not_restored: list[str] = Field(default_factory=list)

@@ -1,7 +1,7 @@
 """Faults beside the step: in what saving leaves behind, in counting, and in where a run starts."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from assay.stages import TrainingPlan
+from assay.stages import StepReport, TrainingPlan
+from assay.training.batches import MicroBatch
 from assay.training.reference import ReferenceTrainer
 
 
@@ -125,3 +126,42 @@ class HalfPrecisionTold(ReferenceTrainer):
 
 def _change(file: Path, name: str, value: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
+
+
+class MasksRepeated(ReferenceTrainer):
+    """Each step drops what the step before has dropped."""
+
+    def step(self, batch: Sequence[MicroBatch]) -> StepReport:
+        self.device.seed(self.plan.seed)
+        return super().step(batch)
+
+
+class AdapterOfRankOne(ReferenceTrainer):
+    """All rows of each first factor start alike, get equal gradients, and stay alike."""
+
+    def build_model(self, plan: TrainingPlan) -> nn.Module:
+        model = super().build_model(plan)
+        for name, parameter in model.named_parameters():
+            if ".lora_A." in name:
+                parameter.data = parameter.data[:1].expand_as(parameter).clone()
+        return model
+
+
+class AdapterLeavesOutLayers(ReferenceTrainer):
+    """OtherScaleSaved's sister: who loads the folder gets no adapter on some layers."""
+
+    def save_model(self, folder: Path) -> None:
+        super().save_model(folder)
+        path = folder / "adapter_config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps(config | {"exclude_modules": ".*up_proj"}), encoding="utf-8")
+
+
+class OtherEndOfTextSaved(ReferenceTrainer):
+    """Who loads the folder generates until another token."""
+
+    def save_model(self, folder: Path) -> None:
+        super().save_model(folder)
+        path = folder / "generation_config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps(config | {"eos_token_id": 5}), encoding="utf-8")

@@ -50,7 +50,7 @@ def _compute_again(model: Any, again: Callable[[_Call, Tensor], Tensor]) -> None
 
         return checkpoint(run, hidden, use_reentrant=True)
 
-    layer.gradient_checkpointing, layer._gradient_checkpointing_func = True, keep  # noqa: SLF001
+    layer.gradient_checkpointing, layer._gradient_checkpointing_func = True, keep
 
 
 def _in_8_bits(value: Tensor) -> Tensor:

@@ -177,6 +177,10 @@ def test_what_a_trainer_does_not_tell_is_found(
         ("HalfPrecisionTold", "checkpoint-mismatch", "checkpoint", {}),
         ("AdapterStartsAtZero", "adapter-mismatch", "forward", {"lora": True}),
         ("FewerLayersNamed", "adapter-mismatch", "checkpoint", {"lora": True}),
+        ("AdapterLeavesOutLayers", "adapter-mismatch", "checkpoint", {"lora": True}),
+        ("AdapterOfRankOne", "adapter-mismatch", "forward", {"lora": True}),
+        ("MasksRepeated", "rng-state", "forward", {"lora": True, "dtype": "bfloat16"}),
+        ("OtherEndOfTextSaved", "checkpoint-mismatch", "checkpoint", {}),
         ("LargestPartWins", "missing-reduction", "reduce", {"mesh": {"dp": 2}}),
     ],
 )  # fmt: skip
@@ -190,10 +194,22 @@ def test_what_happens_beside_the_steps_is_found(
     assert (verdict.diagnosis, verdict.location.phase) == (diagnosis, phase)
 
 
+@pytest.mark.parametrize("name", ["input_kept_in_8_bits", "mask_left_out"])
+def test_layer_computed_again_from_something_else_is_found(
+    check_plant: CheckPlant, name: str
+) -> None:
+    verdict = check_plant(setup=f"{PLANTS / 'recomputed.py'}:{name}", dtype="bfloat16")
+
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.location is not None
+    assert (verdict.location.phase, verdict.location.module) == ("backward", "model.layers.1")
+
+
 @pytest.mark.parametrize(
     ("trainer", "setup"),
     [
         ("EvaluatesInItsSteps", None),
+        ("PositionsGiven", None),
         ("CountsInABuffer", None),
         ("ClipsInItsOptimizer", None),
         ("KeepsSumsOfItsOwn", None),

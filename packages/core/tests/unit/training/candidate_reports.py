@@ -8,12 +8,13 @@ def report(
     saved: tuple[str, ...] = (),
     shared: tuple[list[str], ...] = (),
     taken: tuple[tuple[int, int], ...] = (),
+    masks: tuple[str, ...] = (),
     **coordinates: int,
 ) -> CandidateReport:
     """steps: what is held after each; saved: what was changed by saving."""
     return CandidateReport(
         run={},
-        free=FreeRun(held=list(steps), changed_by_saving=list(saved)),
+        free=FreeRun(held=list(steps), changed_by_saving=list(saved), masks=list(masks)),
         seen=[],
         invisible={},
         weights_different=[],

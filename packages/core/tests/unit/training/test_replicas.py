@@ -4,7 +4,7 @@ from typing import Any, cast
 import pytest
 
 from assay.training.evidence import Evidence
-from assay.training.replicas import find_unshared, judge_replicas
+from assay.training.replicas import find_repeated_masks, find_unshared, judge_replicas
 from assay.training.requests import CandidateReport, TrainOptions
 from assay.verdicts import Outcome
 from packages.core.tests.unit.training.candidate_reports import report
@@ -84,3 +84,24 @@ def test_ranks_of_one_replica_train_on_the_same() -> None:
     ]
 
     assert find_unshared(evidence(*reports)) == "ranks with dp=0 train on different micro-batches"
+
+
+def test_masks_of_dropout_are_each_used_once() -> None:
+    first, second = report(masks=("a", "b"), dp=0), report(masks=("c", "d"), dp=1)
+    repeats = report(masks=("c", "a", "c"), dp=1)
+    shares = report(masks=("a", "d"), dp=1)
+
+    assert find_repeated_masks(evidence(first, second)) is None
+    assert find_repeated_masks(evidence(report(), report())) is None
+    assert find_repeated_masks(evidence(repeats)) == (
+        "two micro-batches drop by the same random numbers", 0
+    )  # fmt: skip
+    told = find_repeated_masks(evidence(first, shares))
+    assert told is not None
+    assert told[0].startswith("ranks 0 and 1 drop by the same random numbers")
+
+
+def test_ranks_that_share_a_micro_batch_may_share_its_masks() -> None:
+    pair = [report(masks=("a", "b"), dp=0, tp=number) for number in range(2)]
+
+    assert find_repeated_masks(evidence(*pair)) is None
