@@ -37,7 +37,7 @@ class TimeLimits:
 
     @classmethod
     def within(cls, seconds: float) -> "TimeLimits":
-        """TimeLimits of a world that is ended from outside after `seconds`.
+        """Limits of a world that is ended from outside after `seconds`.
 
         Its start and its body together end before that, so that the ranks can still say where
         they stand, and a collective before the body, so that torch's own error is seen.

@@ -105,7 +105,7 @@ def other_adapter_settings(model: Any, folder: Path) -> list[str]:  # noqa: ANN4
     wrong = sorted(
         name
         for name, value in own.to_dict().items()
-        if name not in _NOT_COMPUTED_WITH and _plain(saved.get(name)) != _plain(value)
+        if name not in _NOT_COMPUTED_WITH and not _is_alike(saved.get(name), value)
     )
     # A folder may name more than one stage of a pipeline has.
     if not set(own.target_modules) <= set(saved.get("target_modules") or ()):
@@ -113,11 +113,13 @@ def other_adapter_settings(model: Any, folder: Path) -> list[str]:  # noqa: ANN4
     return wrong
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - a setting
-    """As JSON has it; nothing and an empty collection are alike."""
-    if isinstance(value, set | frozenset | tuple | list):
-        value = sorted(map(str, value))
-    return value or None if isinstance(value, dict | list) else value
+def _is_alike(saved: Any, own: Any) -> bool:  # noqa: ANN401 - a setting
+    """Whether JSON has kept a setting; nothing and an empty collection are alike."""
+    if isinstance(own, set | frozenset):
+        return set(saved or ()) == own
+    if isinstance(own, list | tuple | dict):
+        return (saved or None) == (json.loads(json.dumps(own)) or None)
+    return bool(saved == own) or (saved in ([], {}) and own is None)
 
 
 def load_adapter(model: nn.Module, folder: Path) -> None:

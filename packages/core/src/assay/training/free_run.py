@@ -198,9 +198,9 @@ def _read_back(trainer: Any, folder: Path, request: CandidateRequest, run: FreeR
         loaded = load_model(str(folder), dtype=dtype, remote_code=request.options.remote_code)
         actual = loaded.model.state_dict()
         run.settings = _other_settings(trainer.model.config, loaded.config)
-        if getattr(trainer.model, "generation_config", None) is not None:
-            generation: Any = loaded.model.generation_config
-            run.settings += _other_settings(trainer.model.generation_config, generation)
+        if (folder / "generation_config.json").is_file():
+            models: list[Any] = [trainer.model, loaded.model]
+            run.settings += _other_settings(*(model.generation_config for model in models))
         if (told := _dtype_told(folder)) and torch.promote_types(
             told, getattr(torch, dtype)
         ) != told:

@@ -25,7 +25,12 @@ from assay.training.free_levels import (
     judge_losses,
 )
 from assay.training.observing import METHODS
-from assay.training.replicas import find_repeated_masks, find_unshared, judge_replicas
+from assay.training.replicas import (
+    find_repeated_masks,
+    find_unshared,
+    judge_replicas,
+    notes_on_shared_masks,
+)
 from assay.training.requests import CandidateReport
 from assay.verdicts import (
     Diagnosis,
@@ -45,6 +50,8 @@ _STEPS_ELSEWHERE = (
     "the optimizer holds none of the model's parameters, and they change all the same: tensors of"
     " its own, as master weights are, cannot be compared"
 )
+
+_SAME_MASKS = "two micro-batches drop by the same random numbers"
 
 # Which measurements each level judges; those of `modules` are split by phase.
 _GROUPS_OF_LEVEL = {
@@ -84,8 +91,10 @@ def judge_training(evidence: Evidence) -> tuple[Verdict, list[Measurement]]:
     if unshared := find_unshared(evidence):
         inputs = {"verdict": Outcome.FAIL, "reason": unshared}
         results["inputs"].level = results["inputs"].level.model_copy(update=inputs)
-    if repeated := find_repeated_masks(evidence):
-        masks = {"verdict": Outcome.FAIL, "reason": repeated[0]}
+    results["activations"].notes += notes_on_shared_masks(evidence)
+    repeating = find_repeated_masks(evidence)
+    if repeating is not None:
+        masks = {"verdict": Outcome.FAIL, "reason": _SAME_MASKS}
         results["activations"].level = results["activations"].level.model_copy(update=masks)
     if _steps_elsewhere(evidence, groups["stage-optimizer"]):
         for result in (results["updates"], results["checkpoint"]):
@@ -97,8 +106,8 @@ def judge_training(evidence: Evidence) -> tuple[Verdict, list[Measurement]]:
     decision = _decide(evidence, groups, ranked, divergence or broken, free)
     if unshared:
         decision = _Decision(Finding("inputs-differ", Location(phase="inputs")), None)
-    elif repeated and not ranked:
-        location = Location(phase="forward", rank=repeated[1])
+    elif repeating is not None and not ranked:
+        location = Location(phase="forward", rank=repeating)
         decision = _Decision(Finding("rng-state", location), None)
     finding = decision.finding if outcome is Outcome.FAIL else None
     diagnosis: Diagnosis | None = finding.diagnosis if finding else None

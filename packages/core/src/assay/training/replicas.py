@@ -64,19 +64,24 @@ def find_unshared(evidence: Evidence) -> str | None:
     return None
 
 
-def find_repeated_masks(evidence: Evidence) -> tuple[str, int] | None:
-    """Which masks of dropout were used twice, and by which rank; None if each was used once."""
-    owners: dict[str, tuple[int, int]] = {}
-    for rank, report in enumerate(evidence.reports):
-        masks, own = report.free.masks, report.coordinates.get("dp", 0)
-        if len(set(masks)) < len(masks):
-            return "two micro-batches drop by the same random numbers", rank
-        for mask in masks:
-            other, data_rank = owners.setdefault(mask, (rank, own))
-            if data_rank != own:
-                what = f"ranks {other} and {rank} drop by the same random numbers, though they"
-                return f"{what} train on different micro-batches", rank
-    return None
+def find_repeated_masks(evidence: Evidence) -> int | None:
+    """The first rank that drops by the same random numbers twice; None if none does."""
+    repeats = (
+        rank
+        for rank, report in enumerate(evidence.reports)
+        if len(set(report.free.masks)) < len(report.free.masks)
+    )
+    return next(repeats, None)
+
+
+def notes_on_shared_masks(evidence: Evidence) -> list[str]:
+    """Whether ranks of dp drop alike: some train so on purpose, most by a seed that they share."""
+    first: dict[str, int] = {}
+    for data_rank, reports in _by_data_rank(evidence.reports).items():
+        for mask in {mask for report in reports for mask in report.free.masks}:
+            if first.setdefault(mask, data_rank) != data_rank:
+                return [f"dp={first[mask]} and dp={data_rank} drop by the same random numbers"]
+    return []
 
 
 def _by_data_rank(reports: Sequence[CandidateReport]) -> dict[int, list[CandidateReport]]:

@@ -4,7 +4,12 @@ from typing import Any, cast
 import pytest
 
 from assay.training.evidence import Evidence
-from assay.training.replicas import find_repeated_masks, find_unshared, judge_replicas
+from assay.training.replicas import (
+    find_repeated_masks,
+    find_unshared,
+    judge_replicas,
+    notes_on_shared_masks,
+)
 from assay.training.requests import CandidateReport, TrainOptions
 from assay.verdicts import Outcome
 from packages.core.tests.unit.training.candidate_reports import report
@@ -86,22 +91,19 @@ def test_ranks_of_one_replica_train_on_the_same() -> None:
     assert find_unshared(evidence(*reports)) == "ranks with dp=0 train on different micro-batches"
 
 
-def test_masks_of_dropout_are_each_used_once() -> None:
-    first, second = report(masks=("a", "b"), dp=0), report(masks=("c", "d"), dp=1)
-    repeats = report(masks=("c", "a", "c"), dp=1)
-    shares = report(masks=("a", "d"), dp=1)
+def test_mask_that_a_rank_uses_twice_is_found() -> None:
+    clean, repeats = report(masks=("a", "b"), dp=0), report(masks=("c", "a", "c"), dp=1)
 
-    assert find_repeated_masks(evidence(first, second)) is None
+    assert find_repeated_masks(evidence(clean)) is None
     assert find_repeated_masks(evidence(report(), report())) is None
-    assert find_repeated_masks(evidence(repeats)) == (
-        "two micro-batches drop by the same random numbers", 0
-    )  # fmt: skip
-    told = find_repeated_masks(evidence(first, shares))
-    assert told is not None
-    assert told[0].startswith("ranks 0 and 1 drop by the same random numbers")
+    assert find_repeated_masks(evidence(clean, repeats)) == 1
 
 
-def test_ranks_that_share_a_micro_batch_may_share_its_masks() -> None:
-    pair = [report(masks=("a", "b"), dp=0, tp=number) for number in range(2)]
+def test_masks_that_ranks_of_dp_share_are_told() -> None:
+    first, second = report(masks=("a", "b"), dp=0), report(masks=("c", "d"), dp=1)
+    shares, half = report(masks=("a", "d"), dp=1), report(masks=("a", "b"), dp=0, tp=1)
 
-    assert find_repeated_masks(evidence(*pair)) is None
+    assert notes_on_shared_masks(evidence(first, second)) == []
+    assert notes_on_shared_masks(evidence(first, half)) == []
+    told = ["dp=0 and dp=1 drop by the same random numbers"]
+    assert notes_on_shared_masks(evidence(first, shares)) == told
