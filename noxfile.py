@@ -52,7 +52,9 @@ def unit(session: nox.Session, package: str) -> None:
 def subsystem(session: nox.Session) -> None:
     """Test rooms together: whole commands, processes and reports on micro models."""
     folders = [str(path) for path in sorted(Path("packages").glob("*/tests/subsystem"))]
-    torch_environment(session).run(session, "pytest", *folders, *session.posargs)
+    # Most tests wait for a process of their own: two at a time take half as long.
+    at_a_time = ("-n", "2", "--dist", "loadfile")
+    torch_environment(session).run(session, "pytest", *at_a_time, *folders, *session.posargs)
 
 
 @nox.session
