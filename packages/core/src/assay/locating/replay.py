@@ -152,7 +152,6 @@ class Replayer:
         is_own: whether this process had to make a call that the trace has.
         """
         self.results.flush()
-        self.recomputed.flush()
         made = {(site.step, site.micro_batch, site.module) for site in self._called}
         for call in self.trace.calls:
             if call.site.phase == "forward" and call.site not in self._called:

@@ -92,10 +92,11 @@ class _Candidate:
             different = self._own_weights_that_differ(first.model, initial)
             with comparable(self._run.dtype, device):
                 end = read_golden_state(self._golden, len(batches))
-                # What ranks draw, their free run draws of their own numbers.
-                drawn = {"generators": generator_states(device.torch_device)} if self._rank else {}
+                begin = start
+                if self._rank is not None:  # what ranks draw, they draw from numbers of their own
+                    begin = start | {"generators": generator_states(device.torch_device)}
                 free = run_freely(
-                    first, self._open, batches, start | drawn, end, request, device.torch_device
+                    first, self._open, batches, begin, end, request, device.torch_device
                 )
         with self._progress.step("candidate: every stage is measured"):
             trainer = self._open()

@@ -29,7 +29,7 @@ from assay.training.replicas import (
     find_repeated_masks,
     find_unshared,
     judge_replicas,
-    notes_on_shared_masks,
+    notes_on_masks,
 )
 from assay.training.requests import CandidateReport
 from assay.verdicts import (
@@ -50,8 +50,6 @@ _STEPS_ELSEWHERE = (
     "the optimizer holds none of the model's parameters, and they change all the same: tensors of"
     " its own, as master weights are, cannot be compared"
 )
-
-_SAME_MASKS = "two micro-batches drop by the same random numbers"
 
 # Which measurements each level judges; those of `modules` are split by phase.
 _GROUPS_OF_LEVEL = {
@@ -88,14 +86,7 @@ def judge_training(evidence: Evidence) -> tuple[Verdict, list[Measurement]]:
     results["replicas"], divergence = judge_replicas(evidence)
     results["checkpoint"], broken = judge_checkpoint(evidence)
     ranked = rank_stages(item for group in groups.values() for item in group.judged)
-    if unshared := find_unshared(evidence):
-        inputs = {"verdict": Outcome.FAIL, "reason": unshared}
-        results["inputs"].level = results["inputs"].level.model_copy(update=inputs)
-    results["activations"].notes += notes_on_shared_masks(evidence)
-    repeating = find_repeated_masks(evidence)
-    if repeating is not None:
-        masks = {"verdict": Outcome.FAIL, "reason": _SAME_MASKS}
-        results["activations"].level = results["activations"].level.model_copy(update=masks)
+    results["activations"].notes += notes_on_masks(evidence)
     if _steps_elsewhere(evidence, groups["stage-optimizer"]):
         for result in (results["updates"], results["checkpoint"]):
             update = {"verdict": Outcome.NOT_COMPARED, "reason": _STEPS_ELSEWHERE}
@@ -104,11 +95,6 @@ def judge_training(evidence: Evidence) -> tuple[Verdict, list[Measurement]]:
     outcome = overall_outcome([level.verdict for level in levels.values() if level.verdict])
     free = [item for item in (*course, *([loss] if loss else [])) if item.failed]
     decision = _decide(evidence, groups, ranked, divergence or broken, free)
-    if unshared:
-        decision = _Decision(Finding("inputs-differ", Location(phase="inputs")), None)
-    elif repeating is not None and not ranked:
-        location = Location(phase="forward", rank=repeating)
-        decision = _Decision(Finding("rng-state", location), None)
     finding = decision.finding if outcome is Outcome.FAIL else None
     diagnosis: Diagnosis | None = finding.diagnosis if finding else None
     notes = [*evidence.reference.notes]
@@ -185,7 +171,7 @@ def _outcome_of(
     name: str, chosen: list[Group], judged: list[Judged], evidence: Evidence
 ) -> tuple[Outcome, str | None]:
     """Of a level, with the reason where there is more to say than a number."""
-    if wrong := _told_by_report(name, evidence.report):
+    if wrong := _told_by_reports(name, evidence):
         return Outcome.FAIL, wrong
     if any(item.failed for item in judged):
         return Outcome.FAIL, None
@@ -230,8 +216,13 @@ def _hidden_phases(level: str, report: CandidateReport) -> list[str]:
     ]
 
 
-def _told_by_report(level: str, report: CandidateReport) -> str | None:
+def _told_by_reports(level: str, evidence: Evidence) -> str | None:
     """What is wrong at a level beside all measurements."""
+    report = evidence.report
+    if level == "inputs":
+        return find_unshared(evidence)
+    if level == "activations" and find_repeated_masks(evidence) is not None:
+        return "two micro-batches drop by the same random numbers"
     if level == "updates" and report.strayed:
         return f"trained, and should not be: {name_some(report.strayed)}"
     if level == "activations" and report.adapter_start:
@@ -261,19 +252,14 @@ def _decide(
     free: list[Judged],
 ) -> _Decision:
     """What the verdict is about; `free`: what has failed of the free run."""
+    if find_unshared(evidence):
+        return _Decision(Finding("inputs-differ", Location(phase="inputs")), None)
     origin = find_origin(ranked)
-    if origin is None and evidence.report.strayed:
-        return _Decision(find_strayed(evidence), None)
-    if origin is None and evidence.report.adapter_start:
-        name = evidence.report.adapter_start[0]
-        module = name.rpartition(".")[0]
-        location = Location(phase="forward", module=module, parameter=name)
-        return _Decision(Finding("adapter-mismatch", location), None)
     if origin is not None:
         finding = diagnose_replay(evidence, groups, origin)
         return _Decision(finding, _told_at(finding.location, groups, origin))
-    if broken is not None:
-        return _Decision(broken, None)
+    if beside := _find_beside(evidence) or broken:
+        return _Decision(beside, None)
     if not free:
         return _Decision(None, None)
     # Every stage of a step is right by itself: something else changes what is trained.
@@ -282,6 +268,19 @@ def _decide(
         location = Location(phase="checkpoint", step=evidence.options.resume_at)
         finding = Finding("checkpoint-mismatch", location)
     return _Decision(finding, free[0])
+
+
+def _find_beside(evidence: Evidence) -> Finding | None:
+    """What reports tell, where no measurement of the replayed steps failed."""
+    repeating = find_repeated_masks(evidence)
+    if repeating is not None:
+        return Finding("rng-state", Location(phase="forward", rank=repeating))
+    if evidence.report.adapter_start and not evidence.report.strayed:
+        name = evidence.report.adapter_start[0]
+        module = name.rpartition(".")[0]
+        location = Location(phase="forward", module=module, parameter=name)
+        return Finding("adapter-mismatch", location)
+    return find_strayed(evidence)
 
 
 def _told_at(location: Location, groups: dict[str, Group], origin: FailedStage) -> Judged:

@@ -74,8 +74,10 @@ def find_repeated_masks(evidence: Evidence) -> int | None:
     return next(repeats, None)
 
 
-def notes_on_shared_masks(evidence: Evidence) -> list[str]:
-    """Whether ranks of dp drop alike: some train so on purpose, most by a seed that they share."""
+def notes_on_masks(evidence: Evidence) -> list[str]:
+    """Whether ranks of dp drop alike, as trainers do that seed all of them so; or none was seen."""
+    if evidence.reference.draws and not any(report.free.masks for report in evidence.reports):
+        return ["masks of dropout are not compared: none is drawn by torch's own functions"]
     first: dict[str, int] = {}
     for data_rank, reports in _by_data_rank(evidence.reports).items():
         for mask in {mask for report in reports for mask in report.free.masks}:

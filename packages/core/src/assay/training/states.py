@@ -16,7 +16,6 @@ from assay.training.state_files import fingerprint
 
 State = dict[str, Any]
 
-
 # Of what a trainer's state is made, beside what only it knows.
 _PARTS = ("model", "optimizer", "generators")
 

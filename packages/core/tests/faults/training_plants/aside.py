@@ -124,10 +124,6 @@ class HalfPrecisionTold(ReferenceTrainer):
         _change(folder / "config.json", "dtype", "float16")
 
 
-def _change(file: Path, name: str, value: object) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
-
-
 class MasksRepeated(ReferenceTrainer):
     """Each step drops what the step before has dropped."""
 
@@ -148,13 +144,11 @@ class AdapterOfRankOne(ReferenceTrainer):
 
 
 class AdapterLeavesOutLayers(ReferenceTrainer):
-    """OtherScaleSaved's sister: who loads the folder gets no adapter on some layers."""
+    """Who loads the folder gets no adapter on some layers."""
 
     def save_model(self, folder: Path) -> None:
         super().save_model(folder)
-        path = folder / "adapter_config.json"
-        config = json.loads(path.read_text(encoding="utf-8"))
-        path.write_text(json.dumps(config | {"exclude_modules": ".*up_proj"}), encoding="utf-8")
+        _change(folder / "adapter_config.json", "exclude_modules", ".*up_proj")
 
 
 class OtherEndOfTextSaved(ReferenceTrainer):
@@ -162,6 +156,8 @@ class OtherEndOfTextSaved(ReferenceTrainer):
 
     def save_model(self, folder: Path) -> None:
         super().save_model(folder)
-        path = folder / "generation_config.json"
-        config = json.loads(path.read_text(encoding="utf-8"))
-        path.write_text(json.dumps(config | {"eos_token_id": 5}), encoding="utf-8")
+        _change(folder / "generation_config.json", "eos_token_id", 5)
+
+
+def _change(file: Path, name: str, value: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))

@@ -8,9 +8,9 @@ from assay.training.replicas import (
     find_repeated_masks,
     find_unshared,
     judge_replicas,
-    notes_on_shared_masks,
+    notes_on_masks,
 )
-from assay.training.requests import CandidateReport, TrainOptions
+from assay.training.requests import CandidateReport, ReferenceReport, TrainOptions
 from assay.verdicts import Outcome
 from packages.core.tests.unit.training.candidate_reports import report
 
@@ -21,15 +21,20 @@ class Reports:
 
     reports: list[CandidateReport]
     options: TrainOptions
+    reference: ReferenceReport
 
     @property
     def on_ranks(self) -> bool:
         return len(self.reports) > 1
 
 
-def evidence(*reports: CandidateReport, steps: int = 1) -> Evidence:
+def evidence(*reports: CandidateReport, steps: int = 1, draws: bool = False) -> Evidence:
     options = TrainOptions(model="micro:llama", steps=steps)
-    made: Any = Reports(list(reports), options)
+    reference = ReferenceReport(
+        model={}, reference={}, yardstick_losses=[], noise_losses=[], noise_course=[],
+        num_tokens=[], num_trainable=0, shared=[], draws=draws,
+    )  # fmt: skip
+    made: Any = Reports(list(reports), options, reference)
     return cast("Evidence", made)
 
 
@@ -103,7 +108,15 @@ def test_masks_that_ranks_of_dp_share_are_told() -> None:
     first, second = report(masks=("a", "b"), dp=0), report(masks=("c", "d"), dp=1)
     shares, half = report(masks=("a", "d"), dp=1), report(masks=("a", "b"), dp=0, tp=1)
 
-    assert notes_on_shared_masks(evidence(first, second)) == []
-    assert notes_on_shared_masks(evidence(first, half)) == []
+    assert notes_on_masks(evidence(first, second)) == []
+    assert notes_on_masks(evidence(first, half)) == []
     told = ["dp=0 and dp=1 drop by the same random numbers"]
-    assert notes_on_shared_masks(evidence(first, shares)) == told
+    assert notes_on_masks(evidence(first, shares)) == told
+
+
+def test_masks_that_nobody_saw_are_told_where_the_reference_drops() -> None:
+    told = ["masks of dropout are not compared: none is drawn by torch's own functions"]
+
+    assert notes_on_masks(evidence(report(), draws=True)) == told
+    assert notes_on_masks(evidence(report(masks=("a",)), draws=True)) == []
+    assert notes_on_masks(evidence(report(), draws=False)) == []
