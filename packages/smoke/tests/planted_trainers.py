@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from assay.stages import TrainingPlan
-from assay.training.adapters import ADAPTER_FILE, read_adapter
 from assay.training.batches import MicroBatch
-from assay.training.reference import ReferenceTrainer
+from assay.training.protocol import TrainingPlan
+from assay.training.trainers.adapters import ADAPTER_FILE, read_adapter
+from assay.training.trainers.reference import ReferenceTrainer
 
 
 class MomentsDropped(ReferenceTrainer):

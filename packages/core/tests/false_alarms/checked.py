@@ -131,12 +131,12 @@ def variants_table(checked: Sequence[Checked]) -> str:
             largest_readings(some), key=lambda pair: pair[0].severity, default=None
         )  # of none that came to a verdict there is none
         failed = sum(one.said is not Said.PASS for one in some)
-        told = ("", "", "")
+        reported = ("", "", "")
         if nearest is not None:
             reading, variant = nearest
             name = f"{variant.model} {variant.dtype}"
-            told = reading.statistic, number(reading.severity), name
-        rows.append((way, device, str(len(some)), str(failed), *told))
+            reported = reading.statistic, number(reading.severity), name
+        rows.append((way, device, str(len(some)), str(failed), *reported))
     return markdown_table(head, rows)
 
 

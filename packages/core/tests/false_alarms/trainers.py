@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from assay.stages import StepReport, TrainingPlan
 from assay.training.batches import IGNORED, MicroBatch, check_batch
-from assay.training.reference import ReferenceTrainer
+from assay.training.protocol import StepReport, TrainingPlan
+from assay.training.trainers.reference import ReferenceTrainer
 
 
 class FusedOptimizer(ReferenceTrainer):

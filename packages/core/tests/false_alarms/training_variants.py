@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.training.requests import TrainOptions
+from assay.training.processes.requests import TrainOptions
 
 SETUPS = Path(__file__).parent / "setups.py"
 TRAINERS = Path(__file__).parent / "trainers.py"
@@ -41,7 +41,7 @@ LONGER: Options = (("seed", 5), ("steps", 5), ("micro_batches", 4))
 OTHER_ADAPTER: Options = (("lora", True), ("seed", 1), ("micro_batches", 3))
 
 CAPPED_BEFORE_ITS_LOSS = (
-    "what a model does between its head and a loss of its own, here soft caps, has no border: the"
+    "what a model does between its head and a loss of its own, here soft caps, has no boundary: the"
     " loss gets the candidate's logits, and elsewhere the reference's"
 )
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from assay.generate.requests import InputOptions
+from assay.generate.processes.requests import InputOptions
 
 SETUPS = Path(__file__).parent / "setups.py"
 DTYPES = ("float32", "float16", "bfloat16")

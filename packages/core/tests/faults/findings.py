@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from assay.generate.requests import InputOptions
+from assay.generate.processes.requests import InputOptions
 from assay.stages import Stage
 from assay.verdicts import Outcome as Said
 from packages.core.tests.faults.corpus import Fault
@@ -111,13 +111,13 @@ def _trial(fault: Fault | None, golden: Golden, folder: Path) -> Trial:
         f"cpu/{golden.dtype}",
         folder / "trials" / name.replace(":", "-").replace(" ", "-"),
         setup=fault.setup if fault is not None else None,
-        watched=fault.stage if fault is not None else None,
+        taps=fault.stage if fault is not None else None,
     )
 
 
 def _size(outcome: Outcome) -> float:
-    exact, whole = outcome.watched.get("exact"), outcome.watched.get("replay-tensor")
-    if "non-finite" in outcome.watched:
+    exact, whole = outcome.taps.get("exact"), outcome.taps.get("replay-tensor")
+    if "non-finite" in outcome.taps:
         return math.nan
     if exact is not None and exact.actual > 0:
         return exact.actual

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from assay.runs import SilentProgress
-from assay.training.check import TrainCheck, check_candidate, options_for, record_golden
-from assay.training.mesh_string import parse_mesh
-from assay.training.requests import TrainOptions
+from assay.training.processes.check import TrainCheck, check_candidate, options_for, record_golden
+from assay.training.processes.mesh_string import parse_mesh
+from assay.training.processes.requests import TrainOptions
 from assay.verdicts import Outcome, Verdict
-from packages.core.tests.faults.fresh_corpus import fresh_corpus
+from packages.core.tests.faults.second_author_corpus import second_author_corpus
 from packages.core.tests.faults.training_corpus import PLANTS, TrainingFault, training_corpus
 from packages.core.tests.trials.tables import markdown_table, number, publish
 from packages.core.tests.trials.trial import run_all
@@ -82,7 +82,7 @@ class Finding:
 
 
 def whole_corpus() -> list[TrainingFault]:
-    return [*training_corpus(), *fresh_corpus()]
+    return [*training_corpus(), *second_author_corpus()]
 
 
 def record(work: Work) -> None:
@@ -176,7 +176,9 @@ def test_names_are_unique_and_every_plant_is_there() -> None:
 
 
 def test_optimizer_that_plants_change_is_right_without_them(tmp_path: Path) -> None:
-    clean = TrainingFault("fresh:OptimizerByHand", "float32", "optimizer", "optimizer-update")
+    clean = TrainingFault(
+        "second_author:OptimizerByHand", "float32", "optimizer", "optimizer-update"
+    )
     work = Work(clean, tmp_path)
     record(work)
 

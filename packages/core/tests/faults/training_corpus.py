@@ -66,8 +66,8 @@ def training_corpus() -> Iterator[TrainingFault]:
         _clips,
         _optimizers,
         _checkpoints,
-        _kept,
-        _aside,
+        _kept_state,
+        _around_the_step,
         _backward,
         _recomputed,
         _others,
@@ -136,41 +136,49 @@ def _checkpoints() -> Iterator[TrainingFault]:
     yield from _trainer("AdapterSavedWithoutTensors", "checkpoint", "adapter-mismatch", lora=True)
 
 
-def _kept() -> Iterator[TrainingFault]:
+def _kept_state() -> Iterator[TrainingFault]:
     for name in ("MasterWeightsForgotten", "MomentsForgottenInSecret", "OtherSettingsSaved"):
-        yield from _trainer(name, "checkpoint", "checkpoint-mismatch", file="kept")
-    yield from _trainer("OtherScaleSaved", "checkpoint", "adapter-mismatch", file="kept", lora=True)
-    for name in ("OptimizerMadeAnew", "MicroBatchesCounted", "ShrunkWhileClipping"):
-        yield from _trainer(name, "optimizer", "optimizer-update", file="kept")
+        yield from _trainer(name, "checkpoint", "checkpoint-mismatch", file="kept_state")
     yield from _trainer(
-        "BaseShrunkAfterwards", "optimizer", "optimizer-update", file="kept", lora=True
+        "OtherScaleSaved", "checkpoint", "adapter-mismatch", file="kept_state", lora=True
+    )
+    for name in ("OptimizerMadeAnew", "MicroBatchesCounted", "ShrunkWhileClipping"):
+        yield from _trainer(name, "optimizer", "optimizer-update", file="kept_state")
+    yield from _trainer(
+        "BaseShrunkAfterwards", "optimizer", "optimizer-update", file="kept_state", lora=True
     )
 
 
-def _aside() -> Iterator[TrainingFault]:
+def _around_the_step() -> Iterator[TrainingFault]:
     for name in (
         "SavingDropsMoments",
         "SavingLowersTheRate",
-        "HalfPrecisionTold",
+        "HalfPrecisionDeclared",
         "OtherEndOfTextSaved",
     ):
-        yield from _trainer(name, "checkpoint", "checkpoint-mismatch", file="aside")
+        yield from _trainer(name, "checkpoint", "checkpoint-mismatch", file="around_the_step")
     yield from _trainer(
-        "SavingFreezesTheHead", "checkpoint", "checkpoint-mismatch", "lm_head", file="aside"
+        "SavingFreezesTheHead",
+        "checkpoint",
+        "checkpoint-mismatch",
+        "lm_head",
+        file="around_the_step",
     )
-    yield from _trainer("CountsTwice", "optimizer", "optimizer-update", file="aside")
+    yield from _trainer("CountsTwice", "optimizer", "optimizer-update", file="around_the_step")
     for name in ("FewerLayersNamed", "AdapterLeavesOutLayers"):
-        yield from _trainer(name, "checkpoint", "adapter-mismatch", file="aside", lora=True)
+        yield from _trainer(
+            name, "checkpoint", "adapter-mismatch", file="around_the_step", lora=True
+        )
     for name in ("AdapterStartsAtZero", "AdapterOfRankOne"):
-        yield from _trainer(name, "forward", "adapter-mismatch", file="aside", lora=True)
-    yield from _trainer("MasksRepeated", "forward", "rng-state", file="aside", lora=True)
+        yield from _trainer(name, "forward", "adapter-mismatch", file="around_the_step", lora=True)
+    yield from _trainer("MasksRepeated", "forward", "rng-state", file="around_the_step", lora=True)
     for dtype in BOTH:
         yield TrainingFault(
-            "aside:LargestPartWins", dtype, "reduce", "missing-reduction", mesh="dp=2"
+            "around_the_step:LargestPartWins", dtype, "reduce", "missing-reduction", mesh="dp=2"
         )
     # In bfloat16 they are below what the noise of a free run hides.
     for name in ("SavingLeavesAHook", "ThirdUpdateIsHalf"):
-        yield TrainingFault(f"aside:{name}", "float32", "optimizer", "optimizer-update")
+        yield TrainingFault(f"around_the_step:{name}", "float32", "optimizer", "optimizer-update")
 
 
 def _backward() -> Iterator[TrainingFault]:

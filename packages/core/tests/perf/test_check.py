@@ -13,11 +13,11 @@ import torch
 from transformers import LlamaForCausalLM
 
 from assay.comparing.limits import load_limits
-from assay.generate.candidate import run_candidate
-from assay.generate.evidence import Evidence
-from assay.generate.golden import GoldenSection, capture_golden, read_golden
-from assay.generate.judging import judge_generation
-from assay.generate.requests import CandidateRequest, CaptureRequest, InputOptions
+from assay.generate.judging.evidence import GenerateEvidence
+from assay.generate.judging.verdict import judge_generation
+from assay.generate.processes.candidate import run_candidate
+from assay.generate.processes.golden import GoldenSection, capture_golden, read_golden
+from assay.generate.processes.requests import CandidateRequest, CaptureRequest, InputOptions
 from assay.runs import SilentProgress
 from assay.trace import Trace
 from packages.core.tests.perf.conftest import VOCABULARY, Table
@@ -48,7 +48,7 @@ def whole_check(model_folder: Path, prompts: Path, folder: Path, new_tokens: int
     )
     report = run_candidate(candidate, SilentProgress())
     section = GoldenSection.open(golden, "float32")
-    evidence = Evidence(
+    evidence = GenerateEvidence(
         read_golden(golden), section, Trace.open(actual), report, load_limits("noise")
     )
     assert judge_generation(evidence).verdict.verdict == "PASS"
@@ -112,14 +112,14 @@ def highest_memory() -> Iterator[list[int]]:
     """
     highest, over = [0], threading.Event()
 
-    def watch() -> None:
+    def tracer() -> None:
         while not over.is_set():
             for line in Path("/proc/self/status").read_text().splitlines():
                 if line.startswith("RssAnon:"):
                     highest[0] = max(highest[0], int(line.split()[1]) * 1024)
             time.sleep(0.005)
 
-    thread = threading.Thread(target=watch)
+    thread = threading.Thread(target=tracer)
     thread.start()
     try:
         yield highest

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.generate.distributions import compare_largest, largest
-from assay.generate.logits import TOP_K, compare_logits
+from assay.generate.judging.distributions import compare_largest, largest
+from assay.generate.judging.logits import TOP_K, compare_logits
 from assay.metrics import PairSums
 from packages.core.tests.perf.conftest import Table
 from packages.core.tests.perf.stopwatch import Times, Work, median_times, take_turns

@@ -12,21 +12,24 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from assay.recording.hooks import Bystander, Watch
-from assay.recording.rounding import Border
+from assay.hooks.boundary import Boundary
+from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.runs import SilentProgress
-from assay.stages import StepReport
 from assay.trace import Trace, TraceWriter
 from assay.training.batches import MicroBatch
-from assay.training.candidate import run_candidate
-from assay.training.check import load_training_limits
-from assay.training.evidence import Evidence
-from assay.training.golden import NOISE, TRACE, Trusted, comparable, plan_batches, record_reference
-from assay.training.judging import judge_training
-from assay.training.observing import StepObserver
-from assay.training.reference import ReferenceTrainer
-from assay.training.requests import CandidateRequest, ReferenceRequest, TrainOptions
-from assay.training.stage_values import StageKeeper, StageRecorder, StageReplayer
+from assay.training.judging.evidence import TrainEvidence
+from assay.training.judging.verdict import judge_training
+from assay.training.processes.candidate import run_candidate
+from assay.training.processes.check import load_training_limits
+from assay.training.processes.golden import NOISE, plan_batches
+from assay.training.processes.reference import Trusted, record_reference
+from assay.training.processes.requests import CandidateRequest, ReferenceRequest, TrainOptions
+from assay.training.protocol import StepReport
+from assay.training.replay.conditions import comparable
+from assay.training.replay.replayed_steps import TRACE
+from assay.training.replay.stage_values import StageRecorder, StageReplayer, StepValueHandler
+from assay.training.replay.step_observer import StepObserver
+from assay.training.trainers.reference import ReferenceTrainer
 from packages.core.tests.perf.conftest import Table
 from packages.core.tests.perf.stopwatch import median_ratio, take_turns
 
@@ -55,7 +58,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> TrainOptions:
     return TrainOptions(model=str(folder), micro_batches=MICRO_BATCHES)
 
 
-class _NoHooks(Watch):
+class _NoHooks(ModuleTracer):
     """Watches no module: what lies between the phases is seen by the trainer's methods."""
 
     @contextmanager
@@ -89,20 +92,20 @@ class Sides:
 
     def train_observed(self, folder: Path) -> StageReplayer:
         """The same steps; what lies between their phases is recorded, then measured."""
-        border = Border.exact_inputs_for(getattr(torch, DTYPE))
+        boundary = Boundary.exact_inputs_for(getattr(torch, DTYPE))
         with TraceWriter(folder, {}) as writer:
-            self._observe(self.yardstick, "float64", StageRecorder(writer, border))
-        replayer = StageReplayer(Trace.open(folder), border)
+            self._observe(self.yardstick, "float64", StageRecorder(writer, boundary))
+        replayer = StageReplayer(Trace.open(folder), boundary)
         self._observe(self.candidate, DTYPE, replayer)
         for results in replayer.results.values():
             results.flush()
         return replayer
 
-    def _observe(self, trainer: ReferenceTrainer, dtype: str, keeper: StageKeeper) -> None:
-        no_borders: Any = SimpleNamespace(
-            join=lambda loss: loss, keeper=SimpleNamespace(finish_backward=lambda: None)
+    def _observe(self, trainer: ReferenceTrainer, dtype: str, handler: StepValueHandler) -> None:
+        no_boundaries: Any = SimpleNamespace(
+            join=lambda loss: loss, handler=SimpleNamespace(finish_backward=lambda: None)
         )
-        observer = StepObserver(trainer, keeper, _NoHooks(Bystander()), no_borders)
+        observer = StepObserver(trainer, handler, _NoHooks(NullHandler()), no_boundaries)
         with observer.attached(), comparable(dtype, trainer.device):
             for number, batch in enumerate(self.batches):
                 observer.run_step(number, batch)
@@ -175,7 +178,7 @@ def whole_check(options: TrainOptions, folder: Path) -> None:
         ),
         SilentProgress(),
     )
-    evidence = Evidence(
+    evidence = TrainEvidence(
         options,
         DTYPE,
         reference,

@@ -8,8 +8,13 @@ from pathlib import Path
 
 from assay.errors import AssayError
 from assay.runs import SilentProgress
-from assay.training.check import MEASUREMENTS_FILE, TrainCheck, check_candidate, record_golden
-from assay.training.requests import TrainOptions
+from assay.training.processes.check import (
+    MEASUREMENTS_FILE,
+    TrainCheck,
+    check_candidate,
+    record_golden,
+)
+from assay.training.processes.requests import TrainOptions
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.trials.readings import (
     Reading,

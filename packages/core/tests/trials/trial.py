@@ -14,9 +14,9 @@ from typing import TypeVar
 import torch
 from rich.console import Console
 
-from assay.generate.check import MEASUREMENTS_FILE, GenerateCheck, check_generate
-from assay.generate.check import capture as capture_golden
-from assay.generate.requests import CaptureRequest, InputOptions
+from assay.generate.processes.check import MEASUREMENTS_FILE, check_generate
+from assay.generate.processes.check import capture as capture_golden
+from assay.generate.processes.requests import CaptureRequest, GenerateCheck, InputOptions
 from assay.runs import SilentProgress
 from assay.stages import Stage
 from assay.trace import Trace
@@ -55,7 +55,7 @@ class Trial:
     folder: Path
     setup: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
-    watched: Stage | None = None
+    taps: Stage | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Outcome:
 
     verdict: Verdict
     worst: Mapping[str, Reading]
-    watched: Mapping[str, Reading]
+    taps: Mapping[str, Reading]
     fingerprint: str
     seconds: float
 
@@ -135,7 +135,7 @@ def hold(trial: Trial) -> Outcome:
     outcome = Outcome(
         verdict,
         worst_readings(readings),
-        worst_readings([reading for reading in readings if reading.stage == trial.watched]),
+        worst_readings([reading for reading in readings if reading.stage == trial.taps]),
         _fingerprint(Trace.open(trial.folder / "candidate")),
         time.monotonic() - started,
     )

@@ -1,7 +1,8 @@
 import pytest
 
 from assay.sites import Call, CallSite
-from assay.stages import Stage, TrainingPlan, stage_that_made
+from assay.stages import Stage, stage_that_made
+from assay.training.protocol import TrainingPlan
 
 
 def call(module: str, caller: str | None) -> Call:

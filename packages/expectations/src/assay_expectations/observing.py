@@ -14,7 +14,7 @@ from assay.devices.base import Device
 from assay.devices.registry import is_host_adapter, open_device, open_run
 from assay.devices.run_string import Run, parse_device
 from assay.errors import UsageError
-from assay.generate.passes import Side, run_forced, run_free, whole_batches
+from assay.generate.passes.passes import Side, run_forced, run_free, whole_batches
 from assay.inputs import InputPlan, PlanOptions, limits_of, plan_batches
 from assay.models import LoadedModel, load_model
 from assay.models.by_size import choose_threads, yardstick_dtype

@@ -98,15 +98,17 @@ def _judge_updates(levels: _Levels, cycle: Cycle, report: PartReport) -> None:
     trainable = set(report.trainable)
     moved = _differences(report.at_start, report.at_end)
     still = sorted(trainable - moved)
-    strayed = sorted(moved - trainable)
+    unexpectedly_trained = sorted(moved - trainable)
     compared = len(report.at_start)
     if still or not trainable:
         reason = f"{len(still)} of {len(trainable)} trainable tensors never moved: {_some(still)}"
         reason = reason if trainable else "nothing is trainable"
         levels.failed("updates", compared, reason, _at("frozen-parameters", cycle.steps, still))
-    elif strayed:
-        reason = f"{len(strayed)} frozen tensors moved: {_some(strayed)}"
-        levels.failed("updates", compared, reason, _at("optimizer-update", cycle.steps, strayed))
+    elif unexpectedly_trained:
+        reason = f"{len(unexpectedly_trained)} frozen tensors moved: {_some(unexpectedly_trained)}"
+        levels.failed(
+            "updates", compared, reason, _at("optimizer-update", cycle.steps, unexpectedly_trained)
+        )
     else:
         levels.passed("updates", compared)
 

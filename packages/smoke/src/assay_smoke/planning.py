@@ -7,7 +7,7 @@ from pydantic import Field
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.models.sources import resolve_model
-from assay.stages import TrainingPlan
+from assay.training.protocol import TrainingPlan
 from assay.verdicts import SCHEMA, Record
 
 Part = Literal["set-up", "step", "checkpoint", "tear-down", "resume"]

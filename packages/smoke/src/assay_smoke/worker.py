@@ -13,11 +13,11 @@ from assay.models.by_size import choose_threads
 from assay.plugins import load_object
 from assay.runs import Progress
 from assay.runs.worker import serve
-from assay.stages import Trainer
-from assay.training.adapters import ADAPTER_FILE, adapter_tensors, read_adapter
 from assay.training.batches import MicroBatch, coder_of, training_batches
-from assay.training.reference import ReferenceTrainer
-from assay.training.state_files import fingerprint
+from assay.training.protocol import Trainer
+from assay.training.state.files import fingerprint
+from assay.training.trainers.adapters import ADAPTER_FILE, adapter_tensors, read_adapter
+from assay.training.trainers.reference import ReferenceTrainer
 from assay_smoke.reports import Fingerprint, PartReport, PartRequest, StepRecord
 
 

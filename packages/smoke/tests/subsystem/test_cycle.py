@@ -9,8 +9,8 @@ import torch
 
 from assay.plugins import load_object
 from assay.runs import SilentProgress
-from assay.stages import Trainer
-from assay.training.reference import ReferenceTrainer
+from assay.training.protocol import Trainer
+from assay.training.trainers.reference import ReferenceTrainer
 from assay.verdicts import Location, Outcome, Verdict
 from assay_smoke.judging import judge_cycle
 from assay_smoke.planning import plan_smoke

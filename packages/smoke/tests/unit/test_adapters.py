@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from assay.models import load_model
-from assay.training.adapters import (
+from assay.training.trainers.adapters import (
     ADAPTER_FILE,
     AdapterError,
     adapter_tensors,

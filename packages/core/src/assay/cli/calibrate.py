@@ -28,7 +28,7 @@ def calibrate(
     from assay.comparing.calibration import limits_file
     from assay.devices.run_string import parse_run
     from assay.errors import UsageError
-    from assay.generate.calibrating import MODELS, run_clean
+    from assay.generate.calibration_runs import MODELS, run_clean
     from assay.runs import RunFolder, open_progress, write_whole
 
     if output.exists():

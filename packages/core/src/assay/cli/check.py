@@ -88,8 +88,8 @@ def generate(  # noqa: PLR0913 - the options of the contract
     """
     from assay.cli.verdict_faces import finish
     from assay.errors import UsageError
-    from assay.generate.check import GenerateCheck, check_generate
-    from assay.generate.requests import InputOptions
+    from assay.generate.processes.check import check_generate
+    from assay.generate.processes.requests import GenerateCheck, InputOptions
     from assay.runs import RunFolder, open_progress
 
     if (reference is None) == (golden is None):

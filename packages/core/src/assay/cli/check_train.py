@@ -100,16 +100,16 @@ def train(  # noqa: PLR0913 - the options of the contract
 
     Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 not everything could be compared.
     """
-    from assay.cli.training_course import Course
+    from assay.cli.train_mode import TrainMode
     from assay.cli.verdict_faces import finish
     from assay.errors import UsageError
     from assay.runs import RunFolder, open_progress
-    from assay.training.check import TrainCheck
-    from assay.training.mesh_string import parse_mesh
-    from assay.training.requests import TrainOptions
+    from assay.training.processes.check import TrainCheck
+    from assay.training.processes.mesh_string import parse_mesh
+    from assay.training.processes.requests import TrainOptions
 
-    course = Course(steps, resume_at, learning_rate, overfit, overfit_steps, track)
-    course.require_sense()
+    mode = TrainMode(steps, resume_at, learning_rate, overfit, overfit_steps, track)
+    mode.require_sense()
     ranks = parse_mesh(mesh) if mesh else {}
     if world is not None and world != prod(ranks.values()):
         if mesh:
@@ -138,7 +138,7 @@ def train(  # noqa: PLR0913 - the options of the contract
     )
     folder = RunFolder.create("check train", output)
     with open_progress() as progress:
-        course.run(check, folder.path, progress)
+        mode.run(check, folder.path, progress)
     finish(folder.path, as_json=as_json)
 
 

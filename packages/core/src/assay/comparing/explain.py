@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from assay.comparing.deciding_rows import DecidingRows
 from assay.comparing.diagnoses import load_diagnoses
-from assay.comparing.evidence import Evidence
 from assay.comparing.numerals import format_against, format_number
 from assay.comparing.phrases import (
     describe_first_bad_token,
@@ -69,7 +69,7 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain_verdict(verdict: Verdict, evidence: Evidence) -> Explanation:
+def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
     """The words for `verdict`."""
     if verdict.verdict is Outcome.FAIL:
         headline, details = _explain_failure(verdict, evidence)
@@ -90,7 +90,7 @@ def explain_verdict(verdict: Verdict, evidence: Evidence) -> Explanation:
     )
 
 
-def _explain_pass(verdict: Verdict, evidence: Evidence) -> list[str]:
+def _explain_pass(verdict: Verdict, evidence: DecidingRows) -> list[str]:
     details = [_describe_compared(verdict)]
     skipped = [
         f"{name} ({level.reason or 'no reason was given'})"
@@ -111,7 +111,7 @@ def _explain_pass(verdict: Verdict, evidence: Evidence) -> list[str]:
     return details
 
 
-def _explain_failure(verdict: Verdict, evidence: Evidence) -> tuple[str, list[str]]:
+def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, list[str]]:
     location = verdict.location
     overfit = verdict.levels.get("overfit")
     if overfit is not None:
@@ -160,7 +160,7 @@ def _failure_headline(verdict: Verdict, location: Location | None) -> str:
     return f"{describe_place(location)} ({where}) {verb} from the reference."
 
 
-def _describe_ratio(verdict: Verdict, evidence: Evidence) -> str:
+def _describe_ratio(verdict: Verdict, evidence: DecidingRows) -> str:
     ratio, limit = verdict.noise_ratio, verdict.limit
     if ratio is None:
         return ""
@@ -183,7 +183,7 @@ def _describe_ratio(verdict: Verdict, evidence: Evidence) -> str:
     return f"{what} = {shown}x the {_describe_noise(verdict, row)}{end}"
 
 
-def _describe_limit(limit: float | None, evidence: Evidence) -> str:
+def _describe_limit(limit: float | None, evidence: DecidingRows) -> str:
     if limit is None:
         return ""
     source = f", {evidence.limits_origin}" if evidence.limits_origin else ""
@@ -205,7 +205,7 @@ def _floor_decided(row: Measurement) -> bool:
     return row.ratio > 0 and row.actual / row.ratio > 1.01 * row.expected
 
 
-def _describe_worst(evidence: Evidence) -> str | None:
+def _describe_worst(evidence: DecidingRows) -> str | None:
     parts: list[str] = []
     row, element = evidence.worst_token, evidence.worst_element
     if row:

@@ -85,13 +85,13 @@ def judge_replay(
 ) -> tuple[list[Judged], DeviceBias | None]:
     """Every statistic of every port, in the order of the forward pass."""
     bias = _device_bias(candidate, noise)
-    covered = _noise_of_covered(candidate, noise)
+    replaced_by_ancestor = _noise_of_replaced(candidate, noise)
     judged = []
     for key, port in candidate.ports.items():
         reference = noise.ports.get(key)
         common = bias.slope if bias else 0.0
         module = port.stage.module
-        others = [*covered.get(module, ()), *allowances.beside.get(module, ())]
+        others = [*replaced_by_ancestor.get(module, ()), *allowances.beside.get(module, ())]
         least = allowances.least_units.get(port.stage, 0.0)
         judged += [
             Judged(port, ratio, limits.of(ratio.statistic))
@@ -100,22 +100,22 @@ def judge_replay(
     return judged, bias
 
 
-def _noise_of_covered(candidate: ReplayResults, noise: ReplayResults) -> dict[str, list[PairSums]]:
+def _noise_of_replaced(candidate: ReplayResults, noise: ReplayResults) -> dict[str, list[PairSums]]:
     """What the noise run measured of modules that the candidate never calls, by who covers them.
 
     A fused replacement does its children's work as well as its own, and may round as often: where
-    its own code met their borders, too.
+    its own code met their boundaries, too.
     """
     found: dict[str, list[PairSums]] = {}
-    uncalled = set(candidate.covered)
+    uncalled = set(candidate.replaced_by_ancestor)
     for (module, _), result in noise.ports.items():
         if module not in uncalled or not result.sums.num_elements:
             continue
-        cover = module
-        while cover in uncalled:
-            cover = cover.rpartition(".")[0]
-        if result.stage.module in (module, cover):
-            found.setdefault(cover, []).append(result.sums)
+        ancestor = module
+        while ancestor in uncalled:
+            ancestor = ancestor.rpartition(".")[0]
+        if result.stage.module in (module, ancestor):
+            found.setdefault(ancestor, []).append(result.sums)
     return found
 
 
@@ -192,7 +192,7 @@ def _device_bias(candidate: ReplayResults, noise: ReplayResults) -> DeviceBias |
 
 
 # Of several statistics over their limits the one that is easiest to read is told first.
-_TOLD_FIRST: tuple[Statistic, ...] = (
+_REPORTED_FIRST: tuple[Statistic, ...] = (
     "non-finite", "exact", "replay-tensor", "replay-row", "replay-slope", "replay-bins",
     "replay-channel", "replay-row-slope", "replay-share",
 )  # fmt: skip
@@ -206,7 +206,7 @@ class FailedStage:
     """
 
     stage: Stage
-    told: Judged
+    reported: Judged
     severity: float
     order: int
 
@@ -220,7 +220,10 @@ def rank_stages(judged: Iterable[Judged]) -> list[FailedStage]:
     ranked = [
         FailedStage(
             stage,
-            min(items, key=lambda item: (_TOLD_FIRST.index(item.ratio.statistic), -item.severity)),
+            min(
+                items,
+                key=lambda item: (_REPORTED_FIRST.index(item.ratio.statistic), -item.severity),
+            ),
             max(item.severity for item in items),
             min(item.port.order for item in items),
         )
@@ -229,18 +232,18 @@ def rank_stages(judged: Iterable[Judged]) -> list[FailedStage]:
     return sorted(ranked, key=lambda item: (-item.severity, item.order))
 
 
-def find_spoilt_padding(results: ReplayResults) -> FailedStage | None:
+def find_nonfinite_padding(results: ReplayResults) -> FailedStage | None:
     """The first stage that writes NaN or infinity into padding, where the reference does not.
 
     Some kernels leave padding undefined and nothing reads it, so it is a fault only where values
     that are read became NaN as well: attention multiplies padding by zero, which keeps a NaN.
     """
-    spoilt = [port for port in results.ports.values() if port.num_spoilt_padding]
-    if not spoilt:
+    nonfinite_padding = [port for port in results.ports.values() if port.num_nonfinite_padding]
+    if not nonfinite_padding:
         return None
-    first = min(spoilt, key=lambda port: port.order)
-    told = Judged(first, Ratio("non-finite", math.nan, 0.0), 0.0)
-    return FailedStage(first.stage, told, math.inf, first.order)
+    first = min(nonfinite_padding, key=lambda port: port.order)
+    reported = Judged(first, Ratio("non-finite", math.nan, 0.0), 0.0)
+    return FailedStage(first.stage, reported, math.inf, first.order)
 
 
 def find_origin(ranked: list[FailedStage]) -> FailedStage | None:

@@ -44,9 +44,9 @@ _STATISTICS = {
     "logits-error": "relative error of the logits",
     "logits-worst": "relative error of the worst token's logits",
     "loss-error": "relative error of the losses",
-    "course-error": "median distance of a trained parameter from the reference's",
+    "trajectory-error": "median distance of a trained parameter from the reference's",
     "overfit-loss": "loss of the last steps",
-    "overfit-exam": "loss that the trained weights have on the trusted device",
+    "overfit-memorization": "loss that the trained weights have on the trusted device",
     "candidate-loss": "loss of a step beside the yardstick's",
     "candidate-grad-norm": "gradient norm of a step beside the yardstick's",
     "noise-loss": "loss of the noise run's step beside the yardstick's",
@@ -140,7 +140,7 @@ def describe_tokens(prompt: int, first: int, last: int, step: int) -> str:
 
 def is_against_target(statistic: str | None) -> bool:
     """Whether the ratio of `statistic` is to a target, and not to the noise run's error."""
-    return statistic in ("overfit-loss", "overfit-exam")
+    return statistic in ("overfit-loss", "overfit-memorization")
 
 
 def name_ratio(statistic: str | None) -> str:

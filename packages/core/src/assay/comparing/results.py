@@ -15,7 +15,7 @@ _SUM_FIELDS = (
     "num_elements", "num_calls", "dd", "ee", "de", "dede", "num_nan", "num_inf",
     "num_misrounded", "channel_rows",
 )  # fmt: skip
-_LIST_FIELDS = ("covered", "unmatched_expected", "unmatched_actual")
+_LIST_FIELDS = ("replaced_by_ancestor", "unmatched_expected", "unmatched_actual")
 _ROW_FIELDS = tuple(item.name for item in fields(RowErrors))
 
 
@@ -43,7 +43,7 @@ class PortResult:
     dtype: of the values as they were made.
     kind: class of the stage's module.
     pointwise: no operation of the stage adds anything up; each rounds element by element.
-    num_spoilt_padding: values in padding, which is not compared, that are not finite where the
+    num_nonfinite_padding: values in padding, which is not compared, that are not finite where the
         reference's are.
     rank: of the process that measured it, among those of one candidate.
     """
@@ -55,7 +55,7 @@ class PortResult:
     dtype: str
     kind: str
     pointwise: bool = False
-    num_spoilt_padding: int = 0
+    num_nonfinite_padding: int = 0
     sums: PairSums = field(default_factory=PairSums)
     exact: ExactCount = field(default_factory=ExactCount)
     rank: int = 0
@@ -71,7 +71,7 @@ class ReplayResults:
 
     ports: dict[tuple[str, str], PortResult] = field(default_factory=dict)
     num_identical: int = 0
-    covered: list[str] = field(default_factory=list)
+    replaced_by_ancestor: list[str] = field(default_factory=list)
     unmatched_expected: list[str] = field(default_factory=list)
     unmatched_actual: list[str] = field(default_factory=list)
 
@@ -87,9 +87,12 @@ class ReplayResults:
         """The trace has a tensor that the model's call does not have."""
         _append_new(self.unmatched_expected, f"{site.module or '(model)'}:{port}")
 
-    def note_missing_call(self, site: CallSite, *, covered: bool) -> None:
+    def note_missing_call(self, site: CallSite, *, replaced_by_ancestor: bool) -> None:
         """The trace has a call that the model does not make."""
-        _append_new(self.covered if covered else self.unmatched_expected, site.module or "(model)")
+        _append_new(
+            self.replaced_by_ancestor if replaced_by_ancestor else self.unmatched_expected,
+            site.module or "(model)",
+        )
 
     def flush(self) -> None:
         """Add up what waits for more calls of its port."""
@@ -119,7 +122,7 @@ class ReplayResults:
                     "dtype": result.dtype,
                     "kind": result.kind,
                     "pointwise": result.pointwise,
-                    "num_spoilt_padding": result.num_spoilt_padding,
+                    "num_nonfinite_padding": result.num_nonfinite_padding,
                     "exact": asdict(result.exact),
                     "sums": {item: getattr(sums, item) for item in _SUM_FIELDS},
                     "worst": asdict(sums.worst),
@@ -145,7 +148,7 @@ class ReplayResults:
             exact = ExactCount(**row["exact"] | {"first": tuple(row["exact"]["first"])})
             result = PortResult(
                 row["module"], row["port"], Stage(**row["stage"]), row["order"], row["dtype"],
-                row["kind"], row["pointwise"], row["num_spoilt_padding"], sums, exact,
+                row["kind"], row["pointwise"], row["num_nonfinite_padding"], sums, exact,
             )  # fmt: skip
             results.ports[result.module, result.port] = result
         return results

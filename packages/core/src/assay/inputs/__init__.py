@@ -4,10 +4,10 @@ Importing this package imports no torch: tensors are made when a batch is asked 
 """
 
 from assay.inputs.batches import Batch, InputPlan
+from assay.inputs.hard_cases import describe_hard_cases
 from assay.inputs.limits import ModelLimits, limits_of
 from assay.inputs.planning import LengthRange, PlanOptions, parse_lengths, plan_batches
 from assay.inputs.prompts import Prompt, built_in_texts, load_prompts, read_prompts
-from assay.inputs.reach import describe_reach
 
 __all__ = [
     "Batch",
@@ -17,7 +17,7 @@ __all__ = [
     "PlanOptions",
     "Prompt",
     "built_in_texts",
-    "describe_reach",
+    "describe_hard_cases",
     "limits_of",
     "load_prompts",
     "parse_lengths",

@@ -1,4 +1,4 @@
-"""Gradients at module borders, measured against the reference's and replaced by them."""
+"""Gradients at module boundaries, measured against the reference's and replaced by them."""
 
 import math
 from dataclasses import dataclass, field
@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
-from assay.locating.layouts import RankLayout, layout_of
+from assay.hooks.boundary import Boundary
+from assay.hooks.timeline import RowIndex
+from assay.locating.rank_layout import RankLayout, layout_of
 from assay.metrics import PairSums
-from assay.recording.rounding import Border
-from assay.recording.timeline import RowIndex
 from assay.sites import Call, CallSite
 from assay.stages import stage_that_made
 from assay.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
-class CallScale:
+class GradientScale:
     """A gradient at the model's results beside the reference's, of one call.
 
     slope: of the error on the expected value; rest: what it leaves, as a relative error.
@@ -28,7 +28,7 @@ class CallScale:
     rest: float
 
     @classmethod
-    def of(cls, site: CallSite, actual: Tensor, expected: Tensor) -> "CallScale":
+    def of(cls, site: CallSite, actual: Tensor, expected: Tensor) -> "GradientScale":
         """From the two tensors."""
         a, e = actual.double(), expected.double()
         ee = float((e * e).sum())
@@ -47,11 +47,11 @@ class GradientReplayer:
     """
 
     trace: Trace
-    border: Border
+    boundary: Boundary
     layout: RankLayout | None = None
     unmeasured: frozenset[tuple[str, str]] = frozenset()
     results: ReplayResults = field(default_factory=ReplayResults)
-    scales: list[CallScale] = field(default_factory=list)
+    scales: list[GradientScale] = field(default_factory=list)
     _index: RowIndex = field(default_factory=lambda: RowIndex(None))
     _expected: set[tuple[CallSite, str]] = field(default_factory=set)
 
@@ -95,7 +95,7 @@ class GradientReplayer:
         (actual_RC, expected_RC), prompt, position = self._index.flatten(actual, expected)
         result = self._result(partner, port, gradient)
         if partner.caller is None and port.startswith("output"):
-            self.scales.append(CallScale.of(partner.site, actual_RC, expected_RC))
+            self.scales.append(GradientScale.of(partner.site, actual_RC, expected_RC))
             # Elsewhere padding may hold anything, but nothing of it goes into the loss.
             padding, expected_padding = self._index.padding(actual, expected)
             wrong = (padding != 0).any(-1) & (expected_padding == 0).all(-1)
@@ -103,8 +103,8 @@ class GradientReplayer:
         if actual.dtype.itemsize > expected.dtype.itemsize:
             actual_RC = actual_RC.to(expected.dtype)  # the yardstick, as it was stored
         result.sums.add_later(actual_RC, expected_RC, prompt, position)
-        fed = self.border.hand_on(expected, gradient.dtype).to(gradient.device)
-        return fed if layout is None else layout.part_of_gradient(*place, fed)
+        injected = self.boundary.injected(expected, gradient.dtype).to(gradient.device)
+        return injected if layout is None else layout.part_of_gradient(*place, injected)
 
     def finish_backward(self) -> None:
         """Note what was announced and did not arrive."""

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from assay.comparing.limits import Limits
 from assay.dtypes import FORMATS
+from assay.hooks.timeline import RowIndex
 from assay.metrics import PairSums
 from assay.noise import Ratio, error_ratios
 from assay.recording.operations import MOVING, Operation
-from assay.recording.timeline import RowIndex
 from assay.sites import RowMap
 
 

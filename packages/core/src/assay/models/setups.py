@@ -16,7 +16,7 @@ class SetupError(UsageError):
         """The trainer builds its model without it."""
         return cls(
             f"{trainer} never called {reference}: its build_model has to call"
-            " assay.training.setups.set_up(model, plan.setup), or that of ReferenceTrainer"
+            " assay.training.trainers.setups.set_up(model, plan.setup), or that of ReferenceTrainer"
         )
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from assay.errors import UsageError
-from assay.parallel.borders import shard_tensor
+from assay.parallel.boundaries import shard_tensor
 from assay.parallel.division import check_every_rank_has_some, divide_evenly
 
 

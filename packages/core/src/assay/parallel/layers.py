@@ -1,4 +1,4 @@
-"""Modules that compute with this rank's part of their weights, with plain tensors at their borders.
+"""Modules that compute with this rank's part of their weights, with plain tensors at their boundaries.
 
 Each takes over a module in place: its class changes, its path and the names of its parameters do
 not. Divided parameters become DTensors that are sharded evenly and in the order of the whole
@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.nn import functional
 
 from assay.errors import UsageError
-from assay.parallel.borders import (
+from assay.parallel.boundaries import (
     gather,
     shard_tensor,
     split,

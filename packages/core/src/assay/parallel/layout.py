@@ -1,4 +1,4 @@
-"""What each rank's tensors are of the whole ones, at the borders of divided modules."""
+"""What each rank's tensors are of the whole ones, at the boundaries of divided modules."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Shard
 
 from assay.errors import UsageError
 from assay.parallel.blocks import Adapter, Block, BlockError, Experts, find_blocks
-from assay.parallel.borders import gather, split
+from assay.parallel.boundaries import gather, split
 from assay.parallel.layers import RowParallelLinear, TakenOver, WithSummedGradients, take_over
 
 # Hidden states are (batch, tokens, features).

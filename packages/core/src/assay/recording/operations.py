@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from assay.recording.hooks import Watch
-from assay.recording.modes import is_suspended, suspended
+from assay.hooks.module_tracer import ModuleTracer
+from assay.hooks.suspension import is_suspended, suspended
 
 # Operations that move or make values without computing: they do not round.
 MOVING = frozenset(
@@ -60,9 +60,9 @@ def is_pointwise(func: Any) -> bool:  # noqa: ANN401 - torch._ops.OpOverload
 class PointwiseStages(TorchDispatchMode):
     """Finds the modules whose own code adds nothing up: all its operations are pointwise."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, tracer: ModuleTracer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._watch = watch
+        self._tracer = tracer
         self._pointwise: dict[str, bool] = defaultdict(lambda: True)
 
     @property
@@ -78,8 +78,8 @@ class PointwiseStages(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
         del types
-        if not is_suspended() and self._watch.current is not None:
-            self._pointwise[self._watch.current] &= is_pointwise(func)
+        if not is_suspended() and self._tracer.current is not None:
+            self._pointwise[self._tracer.current] &= is_pointwise(func)
         return func(*args, **(kwargs or {}))
 
 
@@ -99,7 +99,7 @@ class OperationRecorder(TorchDispatchMode):
     wanted: (module path, step, call) of the calls to record.
     """
 
-    watch: Watch
+    tracer: ModuleTracer
     wanted: tuple[str, int, int]
     operations: list[Operation] = field(default_factory=list)
 
@@ -117,7 +117,7 @@ class OperationRecorder(TorchDispatchMode):
     ) -> Any:  # noqa: ANN401
         del types
         result = func(*args, **(kwargs or {}))
-        if is_suspended() or self.watch.current_call != self.wanted:
+        if is_suspended() or self.tracer.current_call != self.wanted:
             return result
         with suspended():
             self._keep(func, result)

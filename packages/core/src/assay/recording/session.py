@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from assay.recording.capture import Recorder, StatisticsRecorder
-from assay.recording.hooks import Watch
+from assay.hooks.module_tracer import ModuleTracer
+from assay.recording.modules import Recorder, StatisticsRecorder
 from assay.runs import provenance
 from assay.trace import TraceWriter
 
@@ -33,6 +33,6 @@ def capture(
     }
     with TraceWriter(folder, manifest) as writer:
         kind = Recorder if level == "module" else StatisticsRecorder
-        watch = Watch(kind(writer))
-        with watch.attached(model):
+        tracer = ModuleTracer(kind(writer))
+        with tracer.attached(model):
             yield

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from assay.comparing.evidence import severity
+from assay.comparing.deciding_rows import severity
 from assay.comparing.numerals import format_number
 from assay.comparing.phrases import (
     describe_left_out,

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from assay.comparing.evidence import TOKEN_STATISTIC, severity
+from assay.comparing.deciding_rows import TOKEN_STATISTIC, severity
 from assay.comparing.phrases import (
     describe_left_out,
     describe_pooling,

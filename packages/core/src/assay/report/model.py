@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from assay.comparing.evidence import find_evidence, over_limit
+from assay.comparing.deciding_rows import find_deciding_rows, over_limit
 from assay.comparing.explain import Explanation, explain_verdict
 from assay.comparing.numerals import format_number
 from assay.comparing.phrases import LEVEL_QUESTIONS, describe_stage
@@ -84,7 +84,7 @@ class Report:
     @cached_property
     def explanation(self) -> Explanation:
         """The verdict in words."""
-        evidence = find_evidence(self.verdict, self.measurements)
+        evidence = find_deciding_rows(self.verdict, self.measurements)
         return explain_verdict(self.verdict, evidence)
 
     @cached_property

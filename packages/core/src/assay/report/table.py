@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from assay.comparing.evidence import rank_of, shown_ratio
+from assay.comparing.deciding_rows import rank_of, shown_ratio
 from assay.comparing.phrases import describe_measurements_left_out
 from assay.report.model import Report
 from assay.report.packing import pack_labels, pack_numbers

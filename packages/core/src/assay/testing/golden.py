@@ -16,7 +16,7 @@ from assay.runs import SilentProgress
 from assay.testing.verdicts import assert_run_passed
 
 if TYPE_CHECKING:
-    from assay.generate.requests import InputOptions
+    from assay.generate.processes.requests import InputOptions
     from assay.verdicts import Verdict
 
 Mode = Literal["capture", "check"]
@@ -73,7 +73,7 @@ class Golden:
             if there is no golden or it cannot be checked.
         """
         __tracebackhide__ = True
-        from assay.generate.requests import InputOptions
+        from assay.generate.processes.requests import InputOptions
 
         asked = InputOptions.model_validate(inputs)
         try:
@@ -86,7 +86,8 @@ class Golden:
         return assert_run_passed(self.scratch)
 
     def _check(self, model: str, setup: str | None, inputs: "InputOptions") -> None:
-        from assay.generate.check import GenerateCheck, check_generate
+        from assay.generate.processes.check import check_generate
+        from assay.generate.processes.requests import GenerateCheck
 
         if not self.folder.is_dir():
             raise GoldenError.absent(self.folder)
@@ -103,8 +104,8 @@ class Golden:
 
     def _capture(self, model: str, noise_for: Sequence[str], inputs: "InputOptions") -> NoReturn:
         __tracebackhide__ = True
-        from assay.generate.check import capture
-        from assay.generate.requests import CaptureRequest
+        from assay.generate.processes.check import capture
+        from assay.generate.processes.requests import CaptureRequest
 
         captured = self.scratch / "golden"
         captured.mkdir(parents=True)

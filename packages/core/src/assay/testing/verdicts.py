@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from assay.comparing.evidence import find_evidence
+from assay.comparing.deciding_rows import find_deciding_rows
 from assay.comparing.explain import explain_verdict
 from assay.report.model import read_report
 from assay.verdicts import Measurement, Verdict
@@ -16,7 +16,7 @@ def assert_passed(verdict: Verdict, measurements: Sequence[Measurement] = ()) ->
     """
     __tracebackhide__ = True
     if not verdict.passed:
-        evidence = find_evidence(verdict, measurements)
+        evidence = find_deciding_rows(verdict, measurements)
         raise AssertionError(explain_verdict(verdict, evidence).message)
 
 

@@ -3,15 +3,15 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from assay.stages import StepReport, Trainer, TrainingPlan
+from assay.training.protocol import StepReport, Trainer, TrainingPlan
 
 if TYPE_CHECKING:
     from assay.training.batches import MicroBatch, training_batches
-    from assay.training.reference import ReferenceTrainer
+    from assay.training.trainers.reference import ReferenceTrainer
 
 _HOMES = {
     "MicroBatch": "batches",
-    "ReferenceTrainer": "reference",
+    "ReferenceTrainer": "trainers.reference",
     "training_batches": "batches",
 }
 

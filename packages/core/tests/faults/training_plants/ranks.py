@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from assay.stages import StepReport, TrainingPlan
 from assay.training.batches import MicroBatch, count_label_tokens
-from assay.training.reference import ReferenceTrainer
+from assay.training.protocol import StepReport, TrainingPlan
 from assay.training.trainers.ddp import DDPTrainer
 from assay.training.trainers.pipeline import PipelineTrainer
+from assay.training.trainers.reference import ReferenceTrainer
 
 NORM = "model.layers.1.input_layernorm.weight"
 GATE = "model.layers.2.mlp.gate_proj.weight"
@@ -95,7 +95,7 @@ class RankLoadsOtherMoments(ReferenceTrainer):
 class MeanOfBuckets(DDPTrainer):
     """DistributedDataParallel as it comes: it averages."""
 
-    def spread(self, model: nn.Module) -> nn.Module:
+    def distribute(self, model: nn.Module) -> nn.Module:
         replica = nn.parallel.DistributedDataParallel(model, process_group=self.data.group)
         self._replica = replica
         return model
@@ -104,11 +104,11 @@ class MeanOfBuckets(DDPTrainer):
 class RouterStaysLocal(DDPTrainer):
     """Megatron-LM#599: one parameter is not synchronised."""
 
-    def spread(self, model: nn.Module) -> nn.Module:
+    def distribute(self, model: nn.Module) -> nn.Module:
         nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
             model, [GATE]
         )
-        return super().spread(model)
+        return super().distribute(model)
 
 
 class AdapterOfOneStageScaled(PipelineTrainer):

@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from assay.stages import StepReport, TrainingPlan
-from assay.training.adapters import ADAPTER_FILE
 from assay.training.batches import MicroBatch, count_label_tokens
-from assay.training.reference import ReferenceTrainer
+from assay.training.protocol import StepReport, TrainingPlan
+from assay.training.trainers.adapters import ADAPTER_FILE
+from assay.training.trainers.reference import ReferenceTrainer
 
 WEIGHTS_FILE = "model.safetensors"
 

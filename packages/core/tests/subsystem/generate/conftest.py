@@ -129,7 +129,7 @@ def keys_102(model):
         model.get_submodule("model.layers.1.self_attn.k_proj").weight.mul_(1.02)
 
 
-def padding_spoilt(model):
+def padding_made_nonfinite(model):
     """One layer leaves NaN where nothing is to be seen; attention multiplies it by zero later."""
     layer = model.get_submodule("model.layers.1")
     forward = layer.forward

@@ -114,7 +114,7 @@ def test_logits_that_are_not_finite_fail_at_the_head(check: Run, setups: Path, s
 def test_logits_spoilt_by_padding_fail_where_the_padding_is_written(
     check: Run, setups: Path
 ) -> None:
-    run = check("--candidate-setup", f"{setups}:padding_spoilt")
+    run = check("--candidate-setup", f"{setups}:padding_made_nonfinite")
 
     verdict = run.verdict
     assert (run.code, verdict["diagnosis"]) == (1, "non-finite")

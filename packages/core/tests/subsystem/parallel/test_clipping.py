@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
 from assay.devices.base import Device
-from assay.parallel.borders import shard_tensor
+from assay.parallel.boundaries import shard_tensor
 from assay.parallel.clipping import clip_gradients, gradient_norm
 
 # Norms 3, 4 and 12, which make 13 together; the last has an odd number of rows.

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from assay.devices.base import Device
 from assay.parallel import embedding as embedding_room
 from assay.parallel import layers
-from assay.parallel.borders import shard_tensor
+from assay.parallel.boundaries import shard_tensor
 from assay.parallel.division import DivisionError
 from assay.parallel.embedding import VocabularyError, resize_vocabulary
 from assay.parallel.layers import (
@@ -59,7 +59,7 @@ def draw(*shape: int) -> Tensor:
 
 
 def run(pair: TiedPair, dtype: torch.dtype, device: str) -> Results:
-    # Each token at least once, on borders of the ranks and in other orders; padding twice.
+    # Each token at least once, on boundaries of the ranks and in other orders; padding twice.
     ids = torch.tensor([[0, 10, 3, 4, 7, 8, PADDING], [9, 6, PADDING, 1, 2, 4, 4]], device=device)
     rows, logits = pair(ids)
     ((rows * draw(*rows.shape).to(device, dtype)).sum()

@@ -1,4 +1,4 @@
-"""Every border of every module of a divided model: plain tensors, and the parts the layout says."""
+"""Every boundary of every module of a divided model: plain tensors, and the parts the layout says."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,17 +15,17 @@ from assay.parallel.tensor import apply_tensor_parallel
 from packages.core.tests.subsystem.parallel.judging import differing
 from packages.core.tests.subsystem.parallel.tiny_models import ARCHITECTURES, batch, build_model
 
-# A border is the first tensor that goes into a module or comes out of it, by path and number of
+# A boundary is the first tensor that goes into a module or comes out of it, by path and number of
 # the call.
-Border = tuple[str, str, int]
+Boundary = tuple[str, str, int]
 
 
-class Borders:
-    """Values and gradients at all borders of one forward and backward pass."""
+class Boundaries:
+    """Values and gradients at all boundaries of one forward and backward pass."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.values: dict[Border, Tensor] = {}
-        self.gradients: dict[Border, Tensor] = {}
+        self.values: dict[Boundary, Tensor] = {}
+        self.gradients: dict[Boundary, Tensor] = {}
         self.kinds: set[type] = set()
         self._num_calls: dict[str, int] = {}
         for path, module in model.named_modules():
@@ -47,29 +47,29 @@ class Borders:
 
         return see
 
-    def _see(self, border: Border, values: tuple[object, ...]) -> None:
+    def _see(self, boundary: Boundary, values: tuple[object, ...]) -> None:
         tensors = [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]
         if not tensors:
             return
         tensor = tensors[0]
         self.kinds.add(type(tensor))
-        self.values[border] = tensor.detach().cpu()
+        self.values[boundary] = tensor.detach().cpu()
         if tensor.requires_grad:
-            tensor.register_hook(lambda gradient: self._see_gradient(border, gradient))
+            tensor.register_hook(lambda gradient: self._see_gradient(boundary, gradient))
 
-    def _see_gradient(self, border: Border, gradient: Tensor) -> None:
+    def _see_gradient(self, boundary: Boundary, gradient: Tensor) -> None:
         self.kinds.add(type(gradient))
-        self.gradients[border] = gradient.detach().cpu()
+        self.gradients[boundary] = gradient.detach().cpu()
 
 
-def pass_through(model: nn.Module, device: str) -> Borders:
-    borders = Borders(model)
+def pass_through(model: nn.Module, device: str) -> Boundaries:
+    boundaries = Boundaries(model)
     model(**{name: value.to(device) for name, value in batch(0).items()}).loss.backward()
-    return borders
+    return boundaries
 
 
-def features_at(layout: TensorLayout, border: Border) -> Features | None:
-    path, port, _ = border
+def features_at(layout: TensorLayout, boundary: Boundary) -> Features | None:
+    path, port, _ = boundary
     return (layout.input_features if port == "input" else layout.output_features).get(path)
 
 
@@ -84,36 +84,36 @@ def merge(parts: Tensor, features: Features | None, whole: Tensor, mesh: DeviceM
     return merged.cpu()
 
 
-def wrong_borders(
-    actual: Borders, noise: Borders, exact: Borders, layout: TensorLayout, mesh: DeviceMesh
-) -> list[Border]:
-    """Borders whose value is no part of the whole one, or whose gradients do not add up to it."""
+def wrong_boundaries(
+    actual: Boundaries, noise: Boundaries, exact: Boundaries, layout: TensorLayout, mesh: DeviceMesh
+) -> list[Boundary]:
+    """Boundaries whose value is no part of the whole one, or whose gradients do not add up to it."""
     assert actual.values.keys() == exact.values.keys()
     assert actual.gradients.keys() == exact.gradients.keys()
     wrong = []
-    for border in exact.values:
-        features = features_at(layout, border)
+    for boundary in exact.values:
+        features = features_at(layout, boundary)
         part, part_noise = (
-            side.values[border] if features is None else features.cut(side.values[border])
+            side.values[boundary] if features is None else features.cut(side.values[boundary])
             for side in (exact, noise)
         )
-        if part.shape != actual.values[border].shape:
-            wrong.append(border)
+        if part.shape != actual.values[boundary].shape:
+            wrong.append(boundary)
             continue
-        sides = [{"value": actual.values[border]}, {"value": part_noise}, {"value": part}]
-        if border in exact.gradients:
-            gradient = actual.gradients[border]
-            sides[0]["gradient"] = merge(gradient, features, exact.gradients[border], mesh)
-            sides[1]["gradient"] = noise.gradients[border]
-            sides[2]["gradient"] = exact.gradients[border]
+        sides = [{"value": actual.values[boundary]}, {"value": part_noise}, {"value": part}]
+        if boundary in exact.gradients:
+            gradient = actual.gradients[boundary]
+            sides[0]["gradient"] = merge(gradient, features, exact.gradients[boundary], mesh)
+            sides[1]["gradient"] = noise.gradients[boundary]
+            sides[2]["gradient"] = exact.gradients[boundary]
         if differing(*sides):
-            wrong.append(border)
+            wrong.append(boundary)
     return wrong
 
 
 def compare(
     mesh: DeviceMesh, device: Device, architecture: str, fault: str | None = None
-) -> tuple[list[Border], Borders]:
+) -> tuple[list[Boundary], Boundaries]:
     exact = pass_through(build_model(architecture).double(), "cpu")
     noise = pass_through(build_model(architecture).to(device.torch_device), device.torch_device)
     model = build_model(architecture).to(device.torch_device)
@@ -121,19 +121,19 @@ def compare(
     if fault:
         layout = FAULTS[fault](layout)
     actual = pass_through(model, device.torch_device)
-    return wrong_borders(actual, noise, exact, layout, mesh["tp"]), actual
+    return wrong_boundaries(actual, noise, exact, layout, mesh["tp"]), actual
 
 
 @pytest.mark.world(tp=4)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_border_holds_what_the_layout_says(
+def test_every_boundary_holds_what_the_layout_says(
     mesh: DeviceMesh, device: Device, architecture: str
 ) -> None:
-    wrong, borders = compare(mesh, device, architecture)
+    wrong, boundaries = compare(mesh, device, architecture)
     assert wrong == []
-    assert borders.kinds == {Tensor}, "hooks meet plain tensors only"
+    assert boundaries.kinds == {Tensor}, "hooks meet plain tensors only"
     # 2 layers: q, k, v or qkv and the rest; values and gradients at both sides of each.
-    assert len(borders.gradients) > 40
+    assert len(boundaries.gradients) > 40
 
 
 def without(names: str) -> Callable[[TensorLayout], TensorLayout]:
@@ -176,8 +176,8 @@ FAULTS: dict[str, Callable[[TensorLayout], TensorLayout]] = {
         ("another head", ("model.layers.0.self_attn.v_proj", "output", 0)),
     ],
 )
-def test_a_wrong_layout_is_found_at_its_border(
-    mesh: DeviceMesh, device: Device, fault: str, expected: Border
+def test_a_wrong_layout_is_found_at_its_boundary(
+    mesh: DeviceMesh, device: Device, fault: str, expected: Boundary
 ) -> None:
     wrong, _ = compare(mesh, device, "llama", fault)
     assert wrong == [expected]

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Replicate
 
 from assay.devices.base import Device
 from assay.parallel import layers
-from assay.parallel.borders import sum_over_ranks
+from assay.parallel.boundaries import sum_over_ranks
 from assay.parallel.division import Division, divide_by_heads, divide_evenly, fuse
 from assay.parallel.heads import share_heads
 from assay.parallel.layers import (

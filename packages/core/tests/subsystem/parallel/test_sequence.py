@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from assay.devices.base import Device
 from assay.parallel import layers, sequence
 from assay.parallel.blocks import BlockError
-from assay.parallel.borders import sum_over_ranks
+from assay.parallel.boundaries import sum_over_ranks
 from assay.parallel.sequence import SequenceError, apply_sequence_parallel
 from assay.parallel.tensor import apply_tensor_parallel
 from packages.core.tests.subsystem.parallel.tiny_models import ARCHITECTURES, batch, build_model

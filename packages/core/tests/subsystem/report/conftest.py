@@ -46,14 +46,14 @@ class Chromium:
         )
         opened = OpenedPage(context.new_page())
 
-        def watch(route: Route) -> None:
+        def tracer(route: Route) -> None:
             opened.requests.append(route.request.url)
             if route.request.url.startswith("file:"):
                 route.continue_()
             else:
                 route.abort()
 
-        context.route("**/*", watch)
+        context.route("**/*", tracer)
         page = opened.page
         page.on("console", lambda message: opened.complaints.append(message.text))
         page.on("pageerror", lambda error: opened.complaints.append(str(error)))

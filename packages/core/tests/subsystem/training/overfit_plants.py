@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from assay.stages import StepReport, TrainingPlan
 from assay.training.batches import IGNORED, MicroBatch
-from assay.training.reference import ReferenceTrainer
+from assay.training.protocol import StepReport, TrainingPlan
+from assay.training.trainers.reference import ReferenceTrainer
 
 
 class LearningRateOfZero(ReferenceTrainer):

@@ -157,7 +157,7 @@ def test_a_loss_beside_the_models_own_passes(train: RunTrain) -> None:
 def test_what_a_trainer_does_not_tell_is_found(
     check_plant: CheckPlant, name: str, diagnosis: str, phase: str, lora: bool
 ) -> None:
-    trainer = f"{PLANTS / 'kept.py'}:{name}"
+    trainer = f"{PLANTS / 'kept_state.py'}:{name}"
     verdict = check_plant(trainer=trainer, dtype="bfloat16", lora=lora)
 
     assert verdict.verdict is Outcome.FAIL
@@ -174,7 +174,7 @@ def test_what_a_trainer_does_not_tell_is_found(
         ("SavingLeavesAHook", "optimizer-update", "optimizer", {}),
         ("ThirdUpdateIsHalf", "optimizer-update", "optimizer", {}),
         ("CountsTwice", "optimizer-update", "optimizer", {"dtype": "bfloat16"}),
-        ("HalfPrecisionTold", "checkpoint-mismatch", "checkpoint", {}),
+        ("HalfPrecisionDeclared", "checkpoint-mismatch", "checkpoint", {}),
         ("AdapterStartsAtZero", "adapter-mismatch", "forward", {"lora": True}),
         ("FewerLayersNamed", "adapter-mismatch", "checkpoint", {"lora": True}),
         ("AdapterLeavesOutLayers", "adapter-mismatch", "checkpoint", {"lora": True}),
@@ -187,7 +187,7 @@ def test_what_a_trainer_does_not_tell_is_found(
 def test_what_happens_beside_the_steps_is_found(
     check_plant: CheckPlant, name: str, diagnosis: str, phase: str, options: dict[str, Any]
 ) -> None:
-    verdict = check_plant(trainer=f"{PLANTS / 'aside.py'}:{name}", **options)
+    verdict = check_plant(trainer=f"{PLANTS / 'around_the_step.py'}:{name}", **options)
 
     assert verdict.verdict is Outcome.FAIL
     assert verdict.location is not None

@@ -13,7 +13,7 @@ CPU = ("--candidate", "cpu/float32")
 def trainers(tmp_path: Path) -> Path:
     path = tmp_path / "trainers.py"
     path.write_text(
-        "from assay.training.reference import ReferenceTrainer\n"
+        "from assay.training.trainers.reference import ReferenceTrainer\n"
         "class NoTrainer:\n    pass\n"
         "class Raises(ReferenceTrainer):\n"
         "    def __init__(self):\n        raise RuntimeError('no such fabric')\n"

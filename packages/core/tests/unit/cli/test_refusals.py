@@ -19,8 +19,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise AssertionError("a process was started")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("assay.generate.calibrating.run_clean", start)
-    monkeypatch.setattr("assay.generate.check.capture", start)
+    monkeypatch.setattr("assay.generate.calibration_runs.run_clean", start)
+    monkeypatch.setattr("assay.generate.processes.check.capture", start)
 
 
 def message(command: object, *arguments: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from assay.comparing.evidence import Evidence, find_evidence
+from assay.comparing.deciding_rows import DecidingRows, find_deciding_rows
 from assay.comparing.explain import explain_verdict
 from assay.comparing.phrases import describe_judged, one_line
 from assay.sites import Phase
@@ -64,7 +64,7 @@ TOKEN = measured(statistic="token", ratio=21.3, limit=None, prompt=1, position=1
 
 
 def message(verdict: Verdict, *rows: Measurement) -> str:
-    return explain_verdict(verdict, find_evidence(verdict, rows)).message
+    return explain_verdict(verdict, find_deciding_rows(verdict, rows)).message
 
 
 def test_a_module_error_is_told_whole() -> None:
@@ -218,7 +218,7 @@ def test_a_systematic_statistic_is_called_what_it_is() -> None:
 )
 def test_every_phase_has_a_subject(phase: Phase, subject: str) -> None:
     verdict = failed_verdict(location=Location(phase=phase, step=1), diagnosis=None)
-    headline = explain_verdict(verdict, Evidence()).headline
+    headline = explain_verdict(verdict, DecidingRows()).headline
     assert headline == f"{subject} ({phase}, step 1) differs from the reference."
 
 
@@ -252,7 +252,7 @@ def test_a_pass_says_what_was_compared_and_what_it_could_not_see() -> None:
         compared=1279,
     )
     row = measured(actual=0.003668, expected=0.0028, ratio=1.31)
-    explanation = explain_verdict(verdict, find_evidence(verdict, [row]))
+    explanation = explain_verdict(verdict, find_deciding_rows(verdict, [row]))
     assert explanation.title == "PASS: micro:llama on cpu/bfloat16 against cpu/float32"
     assert explanation.message == (
         "The candidate agrees with the reference.\n"
@@ -283,7 +283,7 @@ def test_what_was_not_compared_is_named() -> None:
         unmatched=Unmatched(expected=[f"layers.{n}:output" for n in range(7)]),
         compared=4,
     )
-    explanation = explain_verdict(verdict, Evidence())
+    explanation = explain_verdict(verdict, DecidingRows())
     assert explanation.title == "NOT_COMPARED: the model on the candidate against the reference"
     assert explanation.message == (
         "Not everything that was promised could be compared: this is not a pass.\n"

@@ -106,7 +106,7 @@ def test_fused_module_may_round_as_often_as_the_children_whose_work_it_does() ->
         measured("mlp", noise()), measured("mlp.gate", noise(3 * UNIT)), measured("other", noise())
     )
     candidate = results(measured("mlp", noise(3 * UNIT)), measured("other", noise(3 * UNIT)))
-    candidate.covered = ["mlp.gate"]
+    candidate.replaced_by_ancestor = ["mlp.gate"]
 
     items, _ = judge_replay(candidate, reference, LIMITS)
 
@@ -114,7 +114,7 @@ def test_fused_module_may_round_as_often_as_the_children_whose_work_it_does() ->
 
 
 def backward(module: str, name: str, made_by: str, error: Tensor) -> PortResult:
-    """A gradient at a border of `module`."""
+    """A gradient at a boundary of `module`."""
     result = measured(module, error)
     result.port, result.stage = name, Stage(made_by, "backward")
     return result
@@ -136,7 +136,7 @@ def test_gradients_of_a_fused_module_may_round_as_often_as_those_that_its_childr
         backward("mlp.gate", name, made_by, noise(3 * UNIT)),
     )
     candidate = results(backward("mlp", "input.x", "mlp", noise(3 * UNIT)))
-    candidate.covered = ["mlp.gate"]
+    candidate.replaced_by_ancestor = ["mlp.gate"]
 
     items, _ = judge_replay(candidate, reference, LIMITS)
 
@@ -316,7 +316,7 @@ def test_stages_are_ranked_by_their_worst_statistic() -> None:
 def test_stage_is_told_by_the_statistic_that_is_easiest_to_read() -> None:
     (ranked,) = rank_stages([judged("replay-slope", 60.0), judged("replay-row", 5.0)])
 
-    assert ranked.told.ratio.statistic == "replay-row"
+    assert ranked.reported.ratio.statistic == "replay-row"
     assert ranked.severity == 10.0
 
 

@@ -18,7 +18,7 @@ def limits_file(tmp_path: Path) -> Path:
 def test_shipped_limits_cover_every_statistic() -> None:
     limits = load_limits()
 
-    for statistic in set(get_args(Statistic)) - {"loss-error", "course-error"}:  # of training
+    for statistic in set(get_args(Statistic)) - {"loss-error", "trajectory-error"}:  # of training
         assert limits.of(statistic) >= 0
 
 

@@ -15,13 +15,13 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from assay.comparing.judge import Judged, judge_replay
 from assay.comparing.limits import load_limits
 from assay.comparing.results import ReplayResults
-from assay.locating.replay import Replayer
+from assay.hooks.boundary import Boundary
+from assay.hooks.exact_double import ExactDouble
+from assay.hooks.module_tracer import ModuleTracer
+from assay.hooks.timeline import Timeline
+from assay.locating.modules import Replayer
 from assay.models.quiet import quiet_transformers
-from assay.recording.capture import Recorder
-from assay.recording.hooks import Watch
-from assay.recording.precision import ExactDouble
-from assay.recording.rounding import Border
-from assay.recording.timeline import Timeline
+from assay.recording.modules import Recorder
 from assay.trace import Trace, TraceWriter
 
 Plant = Callable[[Any], object]
@@ -55,15 +55,15 @@ class Rig:
     _noise: ReplayResults | None = field(default=None)
 
     @property
-    def border(self) -> Border:
-        return Border.exact_inputs_for(self.dtype)
+    def boundary(self) -> Boundary:
+        return Boundary.exact_inputs_for(self.dtype)
 
     @property
     def trace(self) -> Trace:
         if self._trace is None:
             with TraceWriter(self.folder, {}) as writer:
-                watch = Watch(Recorder(writer, self.border))
-                self._go(widen(self.model, self.dtype), watch, exact=True)
+                tracer = ModuleTracer(Recorder(writer, self.boundary))
+                self._go(widen(self.model, self.dtype), tracer, exact=True)
             self._trace = Trace.open(self.folder)
         return self._trace
 
@@ -73,13 +73,13 @@ class Rig:
         changed = plant(model)
         if isinstance(changed, nn.Module):
             model = changed
-        replayer = Replayer(self.trace, self.border, attention)
-        self._go(model, Watch(replayer), exact=False)
+        replayer = Replayer(self.trace, self.boundary, attention)
+        self._go(model, ModuleTracer(replayer), exact=False)
         return replayer.finish()
 
     def replay_yardstick(self) -> ReplayResults:
-        replayer = Replayer(self.trace, self.border)
-        self._go(widen(self.model, self.dtype), Watch(replayer), exact=True)
+        replayer = Replayer(self.trace, self.boundary)
+        self._go(widen(self.model, self.dtype), ModuleTracer(replayer), exact=True)
         return replayer.finish()
 
     def judge(self, plant: Plant = lambda _model: None, attention: str = "eager") -> list[Judged]:
@@ -97,9 +97,9 @@ class Rig:
                 names.add(f"{stage}{phase}")
         return names
 
-    def _go(self, model: nn.Module, watch: Watch, *, exact: bool) -> None:
-        watch.begin_batch(0, self.timeline)
-        with watch.attached(model), torch.no_grad(), ExactDouble() if exact else nullcontext():
+    def _go(self, model: nn.Module, tracer: ModuleTracer, *, exact: bool) -> None:
+        tracer.begin_batch(0, self.timeline)
+        with tracer.attached(model), torch.no_grad(), ExactDouble() if exact else nullcontext():
             self.run(model)
 
 

@@ -14,13 +14,14 @@ from torch.utils.checkpoint import checkpoint
 from assay.comparing.judge import Judged, judge_replay
 from assay.comparing.limits import load_limits
 from assay.comparing.results import ReplayResults
+from assay.hooks.boundary import Boundary
+from assay.hooks.exact_double import ExactDouble
+from assay.hooks.gradient_taps import GradientTaps
+from assay.hooks.module_tracer import ModuleTracer
 from assay.locating.gradients import GradientReplayer
-from assay.locating.replay import Replayer
-from assay.recording.capture import Recorder
-from assay.recording.gradients import GradientRecorder, GradientWatch
-from assay.recording.hooks import Watch
-from assay.recording.precision import ExactDouble
-from assay.recording.rounding import Border
+from assay.locating.modules import Replayer
+from assay.recording.gradients import GradientRecorder
+from assay.recording.modules import Recorder
 from assay.trace import Trace, TraceWriter
 from packages.core.tests.unit.locating.plants import do_nothing
 
@@ -59,11 +60,11 @@ class Rig:
 
     def __init__(self, model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
         self.model, self.dtype = model, dtype
-        self.border = Border.exact_inputs_for(dtype)
+        self.boundary = Boundary.exact_inputs_for(dtype)
         yardstick = self.copy().double()
         with TraceWriter(folder, {}) as writer:
-            recorder = GradientRecorder(writer, self.border)
-            self.run(yardstick, GradientWatch(Recorder(writer, self.border), recorder), exact=True)
+            recorder = GradientRecorder(writer, self.boundary)
+            self.run(yardstick, GradientTaps(Recorder(writer, self.boundary), recorder), exact=True)
         self.trace = Trace.open(folder)
         self.noise = self.replay(do_nothing)
 
@@ -73,27 +74,27 @@ class Rig:
             parameter.data = parameter.data.to(self.dtype)
         return model
 
-    def run(self, model: Any, watched: GradientWatch, *, exact: bool = False) -> None:
-        watch = Watch(watched)
-        watch.begin_batch(0, None)
-        with watch.attached(model), ExactDouble() if exact else nullcontext():
+    def run(self, model: Any, taps: GradientTaps, *, exact: bool = False) -> None:
+        tracer = ModuleTracer(taps)
+        tracer.begin_batch(0, None)
+        with tracer.attached(model), ExactDouble() if exact else nullcontext():
             logits = model(input_ids=IDS, attention_mask=MASK, use_cache=False).logits
             if not exact:
                 logits = logits.float()
             loss = nn.functional.cross_entropy(
                 logits[:, :-1].flatten(0, 1), LABELS[:, 1:].flatten(), reduction="mean"
             )
-            watch.recomputing = True
-            watched.join(loss).backward()
-            watched.keeper.finish_backward()
+            tracer.recomputing = True
+            taps.join(loss).backward()
+            taps.handler.finish_backward()
 
     def replay(self, plant: Plant) -> tuple[ReplayResults, ReplayResults]:
         """Measurements of forward and of backward."""
         model = self.copy()
         plant(model)
-        forward = Replayer(self.trace, self.border)
-        backward = GradientReplayer(self.trace, self.border)
-        self.run(model, GradientWatch(forward, backward))
+        forward = Replayer(self.trace, self.boundary)
+        backward = GradientReplayer(self.trace, self.boundary)
+        self.run(model, GradientTaps(forward, backward))
         self.last = model
         backward.results.flush()
         return forward.finish(), backward.results
@@ -132,7 +133,7 @@ def wrap_forward(path: str, change: Callable[[Any, Tensor, Callable[..., Any]], 
     return plant
 
 
-def test_same_code_passes_with_gradients_at_every_border(rig: Rig) -> None:
+def test_same_code_passes_with_gradients_at_every_boundary(rig: Rig) -> None:
     items = rig.judge(do_nothing)
 
     backward = {item.port.stage.module for item in items if item.port.stage.phase == "backward"}
@@ -251,9 +252,9 @@ def compute_again(path: str, *, reentrant: bool) -> Plant:
 @pytest.mark.parametrize("reentrant", [False, True], ids=["saved-tensor hooks", "reentrant"])
 def test_activations_computed_again_are_not_measured_twice(rig: Rig, *, reentrant: bool) -> None:
     plain = rig.replay(do_nothing)
-    again = rig.replay(compute_again("model.layers.1", reentrant=reentrant))
+    is_recompute = rig.replay(compute_again("model.layers.1", reentrant=reentrant))
 
-    for results, expected in zip(again, plain, strict=True):
+    for results, expected in zip(is_recompute, plain, strict=True):
         assert results.ports.keys() == expected.ports.keys()
         assert results.unmatched_expected == []
         for key, port in results.ports.items():

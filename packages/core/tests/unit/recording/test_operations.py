@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody names it
 from torch import Tensor, nn
 
-from assay.recording.hooks import Bystander, Watch
+from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.recording.operations import (
     Operation,
     OperationRecorder,
@@ -71,15 +71,15 @@ class Gated(nn.Module):
 
 
 @contextmanager
-def watching(model: nn.Module) -> Iterator[Watch]:
-    watch = Watch(Bystander())
-    with watch.attached(model), torch.no_grad():
-        yield watch
+def watching(model: nn.Module) -> Iterator[ModuleTracer]:
+    tracer = ModuleTracer(NullHandler())
+    with tracer.attached(model), torch.no_grad():
+        yield tracer
 
 
 def test_stages_whose_own_code_only_rounds_are_pointwise() -> None:
     model = Gated()
-    with watching(model) as watch, PointwiseStages(watch) as stages:
+    with watching(model) as tracer, PointwiseStages(tracer) as stages:
         model(torch.ones(2, 4))
 
     # The root's own code multiplies; sums are made by its children.
@@ -87,7 +87,7 @@ def test_stages_whose_own_code_only_rounds_are_pointwise() -> None:
 
 
 def record(model: nn.Module, wanted: tuple[str, int, int], calls: int = 1) -> list[Operation]:
-    with watching(model) as watch, OperationRecorder(watch, wanted) as recorder:
+    with watching(model) as tracer, OperationRecorder(tracer, wanted) as recorder:
         for _ in range(calls):
             model(torch.ones(2, 4))
     operations: list[Operation] = recorder.operations

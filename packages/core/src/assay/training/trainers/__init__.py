@@ -1,1 +1,1 @@
-"""Trainers of torch's ways to train on several ranks; `assay.training.opening` knows their names."""
+"""Trainers of torch's ways to train on several ranks; `assay.training.trainers.registry` knows their names."""

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from assay.training.reference import ReferenceTrainer
+from assay.training.trainers.reference import ReferenceTrainer
 
 
 class DDPTrainer(ReferenceTrainer):
@@ -24,7 +24,7 @@ class DDPTrainer(ReferenceTrainer):
             return {}
         return {"reduce": "DistributedDataParallel adds gradients up inside of backward"}
 
-    def spread(self, model: nn.Module) -> nn.Module:
+    def distribute(self, model: nn.Module) -> nn.Module:
         """The model itself: what wraps it is called instead, and holds no name of its own."""
         if self.data.size == 1:
             self._replica = model

@@ -12,8 +12,8 @@ from assay.parallel.checkpointing import load_checkpoint, save_checkpoint
 from assay.parallel.clipping import clip_gradients
 from assay.parallel.consolidation import save_adapters, save_model
 from assay.parallel.sharding import shard_parameters
-from assay.training.reference import ReferenceTrainer
-from assay.training.sharding import moment_like, put, whole
+from assay.training.state.sharding import moment_like, put, whole
+from assay.training.trainers.reference import ReferenceTrainer
 
 
 class FSDPTrainer(ReferenceTrainer):
@@ -33,7 +33,7 @@ class FSDPTrainer(ReferenceTrainer):
         mixed = "mixed-precision" in self.plan.features
         return "float32" if mixed else parse_run(self.plan.run).dtype
 
-    def spread(self, model: nn.Module) -> nn.Module:
+    def distribute(self, model: nn.Module) -> nn.Module:
         """Shard every decoder layer, then what is left."""
         if self.mesh is None:
             return model

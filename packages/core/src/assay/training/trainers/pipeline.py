@@ -11,11 +11,11 @@ from assay.errors import UsageError
 from assay.parallel.loading import open_weights
 from assay.parallel.pipeline import Pipeline
 from assay.parallel.stages import StagePlan, called_module, cut_stage
-from assay.stages import TrainingPlan
-from assay.training.adapters import add_lora
 from assay.training.batches import MicroBatch
-from assay.training.mesh import Axis
-from assay.training.setups import set_up
+from assay.training.protocol import TrainingPlan
+from assay.training.trainers.adapters import add_lora
+from assay.training.trainers.mesh import Axis
+from assay.training.trainers.setups import set_up
 from assay.training.trainers.tensor_parallel import TensorParallelTrainer
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class PipelineTrainer(TensorParallelTrainer):
         stage = self._load_stage(plan)
         if "lora" in plan.features:
             stage = add_lora(stage, plan.adapter_dropout)
-        model = self.spread(stage.train())
+        model = self.distribute(stage.train())
         self.pipeline = Pipeline(
             {self.stages.index: model},
             self.stages.size,
@@ -52,7 +52,7 @@ class PipelineTrainer(TensorParallelTrainer):
     unmeasured_ports = frozenset({("model.rotary_emb", "input.x")})
 
     @property
-    def divided_modules(self) -> frozenset[str]:
+    def partial_modules(self) -> frozenset[str]:
         """What holds layers of several stages: each rank runs it for its own."""
         return frozenset({"", "model"}) if self.stages.size > 1 else frozenset()
 

@@ -18,17 +18,17 @@ class TensorParallelTrainer(FSDPTrainer):
 
     axes = frozenset({"dp", "tp"})
 
-    layout: "BordersOfRank | None" = None
+    layout: "RankBoundaries | None" = None
 
-    def spread(self, model: nn.Module) -> nn.Module:
+    def distribute(self, model: nn.Module) -> nn.Module:
         """Divide the model, then shard what each rank has."""
         if self.mesh is None:
             return model
         if "tp" in (self.mesh.mesh_dim_names or ()):
             _require_no_dropout(model)
             mesh = self.mesh["tp"]
-            self.layout = BordersOfRank(apply_tensor_parallel(model, mesh), mesh.get_group())
-        return super().spread(model) if self.data.size > 1 else model
+            self.layout = RankBoundaries(apply_tensor_parallel(model, mesh), mesh.get_group())
+        return super().distribute(model) if self.data.size > 1 else model
 
 
 def _require_no_dropout(model: Any) -> None:  # noqa: ANN401 - of transformers, or of peft
@@ -46,7 +46,7 @@ def _require_no_dropout(model: Any) -> None:  # noqa: ANN401 - of transformers, 
         )
 
 
-class BordersOfRank:
+class RankBoundaries:
     """Of what whole tensors the ranks of a tensor-parallel group hold parts; see RankLayout."""
 
     def __init__(self, layout: TensorLayout, group: dist.ProcessGroup) -> None:

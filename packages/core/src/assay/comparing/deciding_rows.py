@@ -1,0 +1,108 @@
+"""The measurements that a verdict rests on. Selection only: nothing is computed here."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from assay.verdicts import Location, Measurement, Number, Record, Verdict
+
+# The statistic of single tokens: shown, never judged. Row by row, clean runs reach a ratio of 20.
+TOKEN_STATISTIC = "token"  # noqa: S105 - a statistic, no password
+
+
+class ShownElement(Record):
+    """The element with the largest difference at the place that decided."""
+
+    index: list[int]
+    actual: Number
+    expected: Number
+
+
+@dataclass(frozen=True, slots=True)
+class DecidingRows:
+    """What the words of a verdict are filled with, beside the verdict itself.
+
+    deciding: the row whose ratio decided; None where no row holds exactly that ratio.
+    worst_token: the worst single token at the place of the error.
+    limits_origin: where the limit comes from, as in "calibrated on 312 clean runs".
+    """
+
+    deciding: Measurement | None = None
+    worst_token: Measurement | None = None
+    worst_element: ShownElement | None = None
+    limits_origin: str | None = None
+
+
+def severity(value: float) -> float:
+    """A key that ranks ratios: NaN is as bad as infinity."""
+    return math.inf if math.isnan(value) else value
+
+
+def shown_ratio(measurement: Measurement) -> float | None:
+    """The ratio of a row; None for values that are only shown, and held against no noise."""
+    values = measurement.actual, measurement.expected
+    if math.isnan(measurement.ratio) and all(math.isfinite(value) for value in values):
+        return None
+    return measurement.ratio
+
+
+def rank_of(measurement: Measurement) -> float:
+    """A key that ranks rows, the worst highest; rows without a ratio come last."""
+    ratio = shown_ratio(measurement)
+    return -1.0 if ratio is None else severity(ratio)
+
+
+def over_limit(measurement: Measurement) -> float:
+    """A key that ranks judged rows of different statistics: ratio / limit."""
+    limit = measurement.limit
+    if not limit:
+        return severity(measurement.ratio)
+    return severity(measurement.ratio / limit)
+
+
+def find_deciding_rows(verdict: Verdict, measurements: Iterable[Measurement]) -> DecidingRows:
+    """The rows behind the numbers of `verdict`."""
+    deciding: Measurement | None = None
+    worst_token: Measurement | None = None
+    for row in measurements:
+        if not _is_at(row, verdict.location):
+            continue
+        if row.statistic == TOKEN_STATISTIC and row.prompt is not None:
+            if worst_token is None or severity(row.ratio) > severity(worst_token.ratio):
+                worst_token = row
+        elif deciding is None and _decided(row, verdict):
+            deciding = row
+    extras = _extras(verdict, deciding)
+    element = extras.get("worst_element")
+    return DecidingRows(
+        deciding=deciding,
+        worst_token=worst_token if verdict.location else None,
+        worst_element=ShownElement.model_validate(element) if element else None,
+        limits_origin=extras.get("limits_origin"),
+    )
+
+
+def _is_at(row: Measurement, location: Location | None) -> bool:
+    if location is None:
+        return True
+    # What is wrong in no single module is shown by the row that decided, whichever it is.
+    return row.phase == location.phase and location.module in (None, row.module)
+
+
+def _decided(row: Measurement, verdict: Verdict) -> bool:
+    if verdict.noise_ratio is None or row.statistic != verdict.statistic:
+        return False
+    both_nan = math.isnan(row.ratio) and math.isnan(verdict.noise_ratio)
+    return both_nan or row.ratio == verdict.noise_ratio
+
+
+def _extras(verdict: Verdict, deciding: Measurement | None) -> dict[str, Any]:
+    """What the judge left beside the level that decided."""
+    names = [deciding.level] if deciding else []
+    names += [name for name, level in verdict.levels.items() if level.verdict is verdict.verdict]
+    for name in names:
+        level = verdict.levels.get(name)
+        if level is not None and level.model_extra:
+            return level.model_extra
+    return {}

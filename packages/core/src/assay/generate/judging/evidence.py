@@ -1,0 +1,95 @@
+"""What is there to judge: a golden, a candidate's results, and the limits."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from assay.comparing.limits import Limits
+from assay.dtypes import float_format
+from assay.generate.passes.batch_attachments import attached_batches
+from assay.generate.processes.golden import GoldenSection
+from assay.generate.processes.requests import CandidateReport, GoldenManifest
+from assay.generate.processes.requests import Level as Depth
+from assay.trace import Trace
+from assay.verdicts import Level, Measurement, Outcome, TokenPosition
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateEvidence:
+    """Both sides of a check, the limits by which it is judged, and how deep it went."""
+
+    golden: GoldenManifest
+    section: GoldenSection
+    candidate: Trace
+    report: CandidateReport
+    limits: Limits
+    depth: Depth = "modules"
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of candidate and noise run."""
+        return str(self.section.trace.manifest["dtype"])
+
+    @property
+    def unit_roundoff(self) -> float:
+        """That of `dtype`."""
+        return float_format(self.dtype).unit_roundoff
+
+    @property
+    def reference_deterministic(self) -> bool:
+        """Whether two runs on the trusted device agreed bit for bit."""
+        return self.golden.sections[self.dtype].reference_deterministic
+
+    def actual(self, name: str) -> list[Tensor]:
+        """The candidate's tensors of each batch: tokens, logits, scores."""
+        return attached_batches(self.candidate, name, self.section.batches)
+
+    def expected(self, name: str) -> list[Tensor]:
+        """The golden's tensors of each batch: tokens, logits, noise-logits, scores."""
+        return self.section.tensors(name)
+
+    def token(self, prompt: int, position: int) -> TokenPosition:
+        """A token's place, with the phase in which it was seen."""
+        lengths = {
+            number: len(row)
+            for batch in self.section.batches
+            for number, row in zip(batch.prompts, batch.rows, strict=True)
+        }
+        in_prompt = position < lengths.get(prompt, 0)
+        return TokenPosition(
+            prompt=prompt, position=position, phase="prefill" if in_prompt else "decode"
+        )
+
+    def call_of(self, token: TokenPosition) -> tuple[int, int]:
+        """Batch and step of the forward call in which a token was the input."""
+        for batch in self.section.batches:
+            if token.prompt in batch.prompts:
+                row = batch.rows[batch.prompts.index(token.prompt)]
+                column = token.position + batch.length - len(row)
+                chunk = batch.prefill_chunk or batch.length
+                if column < batch.length:
+                    return batch.number, column // chunk
+                return batch.number, -(-batch.length // chunk) + column - batch.length
+        return self.section.batches[0].number, 0
+
+
+@dataclass(slots=True)
+class LevelResult:
+    """What one level found."""
+
+    level: Level
+    measurements: list[Measurement] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    first_bad: TokenPosition | None = None
+
+    @classmethod
+    def not_run(cls, reason: str) -> "LevelResult":
+        """A level that was not run."""
+        return cls(Level(verdict=None, reason=reason))
+
+
+def outcome_of(num_compared: int, failures: list[object]) -> Outcome:
+    """Nothing compared is never a pass."""
+    if num_compared == 0:
+        return Outcome.NOT_COMPARED
+    return Outcome.FAIL if failures else Outcome.PASS

@@ -1,0 +1,165 @@
+"""The levels inputs and modules: what every stage made of the reference's inputs."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.comparing.judge import (
+    DeviceBias,
+    FailedStage,
+    Judged,
+    find_nonfinite_padding,
+    find_origin,
+    judge_replay,
+    rank_stages,
+)
+from assay.comparing.results import ReplayResults
+from assay.generate.judging.evidence import GenerateEvidence, LevelResult, outcome_of
+from assay.generate.judging.replay_rows import drift_rows, replay_rows
+from assay.metrics import RowErrors
+from assay.verdicts import Level, Location, Outcome, TokenPosition, Unmatched
+
+_LISTED = 50
+_NAMED = 5
+_SYSTEMATIC = ("replay-slope", "replay-bins", "replay-channel", "replay-share", "replay-row-slope")
+
+
+@dataclass(slots=True)
+class ReplayJudgement:
+    """What the replay showed.
+
+    ranked: failed stages, worst first; origin: where the error is made.
+    spoilt: the first stage that writes NaN or infinity into padding, which no level compares.
+    """
+
+    inputs: LevelResult
+    modules: LevelResult
+    ranked: list[FailedStage] = field(default_factory=list)
+    origin: FailedStage | None = None
+    nonfinite_padding: FailedStage | None = None
+    unmatched: Unmatched = field(default_factory=Unmatched)
+
+
+def judge_module_levels(evidence: GenerateEvidence) -> ReplayJudgement:
+    """Judge every stage; where several fail, find the one that makes the error."""
+    if evidence.depth != "modules":
+        reason = f"checked at level {evidence.depth}"
+        return ReplayJudgement(LevelResult.not_run(reason), LevelResult.not_run(reason))
+    replay = ReplayResults.from_parts(
+        evidence.candidate.attachment_json("replay"),  # type: ignore[arg-type]
+        evidence.candidate.attachment("replay-sums"),
+    )
+    noise = evidence.section.noise()
+    judged, bias = judge_replay(replay, noise, evidence.limits)
+    unmatched = Unmatched(
+        expected=replay.unmatched_expected[:_LISTED], actual=replay.unmatched_actual[:_LISTED]
+    )
+    inputs = [item for item in judged if item.port.stage.phase == "inputs"]
+    modules = [item for item in judged if item.port.stage.phase != "inputs"]
+    judgement = ReplayJudgement(
+        LevelResult(_level(inputs, Unmatched())),
+        LevelResult(
+            _level(modules, unmatched),
+            replay_rows(judged, noise, evidence) + drift_rows(judged, evidence),
+        ),
+        rank_stages(judged),
+        nonfinite_padding=find_nonfinite_padding(replay),
+        unmatched=unmatched,
+    )
+    judgement.modules.notes = _notes(replay, bias)
+    judgement.origin = find_origin(judgement.ranked)
+    in_inputs = judgement.origin is not None and judgement.origin.stage.phase == "inputs"
+    _describe_decision(judgement.inputs.level, judgement.origin if in_inputs else None, evidence)
+    _describe_decision(judgement.modules.level, None if in_inputs else judgement.origin, evidence)
+    if judgement.origin is not None:
+        judgement.modules.first_bad = _first_bad_token(judgement.origin.reported, noise, evidence)
+    return judgement
+
+
+def location_of(failed: FailedStage) -> Location:
+    """Phase and module of a stage."""
+    return Location(phase=failed.stage.phase, module=failed.stage.module)
+
+
+def _level(judged: list[Judged], unmatched: Unmatched) -> Level:
+    compared = len({(item.port.module, item.port.port) for item in judged})
+    outcome = outcome_of(compared, [item for item in judged if item.failed])
+    if outcome is Outcome.PASS and unmatched.expected:
+        outcome = Outcome.NOT_COMPARED
+    if not judged:
+        return Level(verdict=outcome, compared=compared)
+    worst = max(judged, key=lambda item: item.severity)
+    resolution: dict[str, float] = {}
+    for item in judged:
+        if item.limit:
+            known = resolution.get(item.ratio.statistic, 0.0)
+            resolution[item.ratio.statistic] = max(known, item.resolution)
+    facts: dict[str, Any] = {
+        "statistic": worst.ratio.statistic,
+        "noise_ratio": worst.ratio.value,
+        "limit": worst.limit,
+        "module": worst.port.stage.module,
+        "resolution": resolution,
+    }
+    return Level(verdict=outcome, compared=compared, **facts)
+
+
+def _describe_decision(
+    level: Level, origin: FailedStage | None, evidence: GenerateEvidence
+) -> None:
+    facts: dict[str, Any] = {"limits_origin": evidence.limits.origin}
+    if origin is not None:
+        worst = origin.reported.port.sums.worst
+        if worst.index:
+            facts["worst_element"] = {
+                "index": list(worst.index),
+                "actual": worst.actual,
+                "expected": worst.expected,
+            }
+    for name, value in facts.items():
+        setattr(level, name, value)
+
+
+def _notes(replay: ReplayResults, bias: DeviceBias | None) -> list[str]:
+    notes = []
+    if bias is not None:
+        notes.append(
+            f"all {bias.num_modules} matrix products shrink their results by about"
+            f" {-bias.slope:.1e}: the device truncates sums. This is not counted as an error;"
+            " an equal error in all of them would not be seen"
+        )
+    if replay.replaced_by_ancestor:
+        notes.append(
+            f"{len(replay.replaced_by_ancestor)} modules of the reference are not called here; they are covered"
+            f" by the modules that contain them: {', '.join(replay.replaced_by_ancestor[:_NAMED])}"
+        )
+    ties = sum(port.exact.num_near_ties for port in replay.ports.values())
+    if ties:
+        notes.append(
+            f"{ties} routing choices differ where the scores are nearly equal; their rows are left"
+            " out"
+        )
+    return notes
+
+
+def _first_bad_token(
+    reported: Judged, noise: ReplayResults, evidence: GenerateEvidence
+) -> TokenPosition | None:
+    rows = RowErrors.concatenate(reported.port.sums.rows)
+    if rows.error.numel() == 0 or reported.ratio.statistic == "exact":
+        prompt, position = reported.port.exact.first
+        return evidence.token(prompt, position) if prompt >= 0 else None
+    # A systematic error is in every row, and in none over a limit of its own.
+    threshold = 0.0
+    if reported.ratio.statistic not in _SYSTEMATIC:
+        reference = noise.ports.get((reported.port.module, reported.port.port))
+        worst = reference.sums.worst_row()[0] if reference is not None else 0.0
+        floor = evidence.unit_roundoff / 2
+        threshold = evidence.limits.of("replay-row") * max(worst, floor)
+        if not bool((~(rows.relative() <= threshold)).any()):
+            threshold = reported.ratio.expected
+    bad = ~(rows.relative() <= threshold) & (rows.prompt >= 0) & (rows.position >= 0)
+    numbers = bad.nonzero()[:, 0].tolist()
+    if not numbers:
+        return None
+    first = min(numbers, key=lambda i: (int(rows.position[i]), int(rows.prompt[i])))
+    return evidence.token(int(rows.prompt[first]), int(rows.position[first]))

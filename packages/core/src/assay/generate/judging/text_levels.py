@@ -1,0 +1,226 @@
+"""The levels tokens, logits and sampler: what comes out of the model."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.generate.judging.evidence import GenerateEvidence, LevelResult, outcome_of
+from assay.generate.judging.logits import TokenMetrics, compare_logits, failure_rate, judge_logits
+from assay.generate.judging.tokens import (
+    NEAR_TIE,
+    FirstDifference,
+    count_equal,
+    first_differences,
+)
+from assay.generate.passes.sampler import compare_scores
+from assay.inputs import Batch
+from assay.noise import Ratio
+from assay.verdicts import Level, Measurement, Outcome
+
+# Column of the measurements -> field of TokenMetrics.
+_COLUMNS = {
+    "kl": "kl", "top1-agreement": "top1", "max-abs": "max_difference",
+    "cross_entropy": "cross_entropy", "prob_mean": "prob_mean", "prob_std": "prob_std",
+    "diff_mean": "diff_mean",
+}  # fmt: skip
+
+
+def judge_logits_level(evidence: GenerateEvidence) -> LevelResult:
+    """Are the distributions the same for the same tokens?"""
+    if evidence.depth == "tokens":
+        return LevelResult.not_run("checked at level tokens")
+    expected, noise = evidence.expected("logits"), evidence.expected("noise-logits")
+    actual = evidence.actual("logits")
+    if any(a.shape != e.shape for a, e in zip(actual, expected, strict=True)):
+        reason = "the candidate's logits have another shape"
+        return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=reason))
+    valid = [
+        _valid_tokens(evidence, batch, logits)
+        for batch, logits in zip(evidence.section.batches, expected, strict=True)
+    ]
+    metrics = _metrics(actual, expected, valid)
+    noise_metrics = _metrics(noise, expected, valid)
+    ratios = judge_logits(metrics, noise_metrics, evidence.unit_roundoff)
+    limit_of = evidence.limits.of
+    failed = [ratio for ratio in ratios if ratio.value > limit_of(ratio.statistic)]
+    worst = max(ratios, key=lambda ratio: ratio.value / limit_of(ratio.statistic))
+    kl_limit = limit_of("logits-kl-worst") * ratios[-1].expected
+    count = metrics.kl.numel()
+    facts: dict[str, Any] = {
+        "statistic": worst.statistic,
+        "noise_ratio": worst.value,
+        "limit": limit_of(worst.statistic),
+        "limits_origin": evidence.limits.origin,
+        "resolution": {
+            ratio.statistic: limit_of(ratio.statistic) * ratio.expected for ratio in ratios
+        },
+        "kl_mean": float(metrics.kl.mean()),
+        "kl_max": float(metrics.kl.amax()),
+        "failure_rate": failure_rate(metrics.kl, kl_limit),
+        "cosine": float(metrics.cosine.amin()),
+        "max_difference": float(metrics.max_difference.amax()),
+    } | {
+        name: float(getattr(metrics, name).mean())
+        for name in ("top1", "top_k", "cross_entropy", "prob_mean", "prob_std", "diff_mean")
+    }
+    addresses = _addresses(evidence, valid)
+    result = LevelResult(
+        Level(verdict=outcome_of(count, list(failed)), compared=count, **facts),
+        [_pooled_row(ratio, limit_of(ratio.statistic)) for ratio in ratios]
+        + _token_rows(evidence, metrics, noise_metrics, addresses, ratios[2].expected),
+    )
+    bad = (~(metrics.kl <= kl_limit)).nonzero()[:, 0].tolist() if failed else []
+    if bad:
+        first = min(bad, key=lambda index: addresses[index][::-1])
+        result.first_bad = evidence.token(*addresses[first])
+    return result
+
+
+def judge_tokens_level(evidence: GenerateEvidence) -> LevelResult:
+    """Does the candidate choose the same tokens, but for near ties?"""
+    if not evidence.golden.model.can_generate:
+        return LevelResult.not_run("the model does not generate")
+    if evidence.golden.inputs.sampling.get("do_sample"):
+        return LevelResult.not_run("tokens are drawn at random: see the sampler level")
+    compared = equal = 0
+    ties: list[FirstDifference] = []
+    wrong: list[tuple[Batch, FirstDifference]] = []
+    rows = []
+    for batch, actual, expected, logits, noise in zip(
+        evidence.section.batches,
+        evidence.actual("tokens"),
+        evidence.expected("tokens"),
+        evidence.expected("logits"),
+        evidence.expected("noise-logits"),
+        strict=True,
+    ):
+        if actual.shape != expected.shape:
+            reason = (
+                f"batch {batch.number}: {tuple(actual.shape)} tokens instead of"
+                f" {tuple(expected.shape)}"
+            )
+            return LevelResult(Level(verdict=Outcome.FAIL, reason=reason))
+        differences = first_differences(actual, expected, logits, noise, NEAR_TIE)
+        # Behind its first difference a text has another history: nothing there is compared.
+        behind = sum(expected.shape[1] - 1 - difference.step for difference in differences)
+        compared += expected.numel() - behind
+        equal += count_equal(actual, expected)
+        for difference in differences:
+            rows.append(_difference_row(batch, difference))
+            if difference.is_near_tie:
+                ties.append(difference)
+            else:
+                wrong.append((batch, difference))
+    facts: dict[str, Any] = {"equal": equal, "near_ties": len(ties)}
+    level = Level(verdict=outcome_of(compared, list(wrong)), compared=compared, **facts)
+    result = LevelResult(level, rows)
+    if ties:
+        result.notes.append(
+            f"{len(ties)} of the generated texts leave the reference's where two tokens are nearly"
+            " tied: the gap is within the noise"
+        )
+    if wrong:
+        batch, difference = min(wrong, key=lambda pair: pair[1].step)
+        position = len(batch.rows[difference.row]) + difference.step
+        result.first_bad = evidence.token(batch.prompts[difference.row], position)
+    return result
+
+
+def judge_sampler_level(evidence: GenerateEvidence) -> LevelResult:
+    """Do the same logits give the same scores?"""
+    if evidence.depth == "tokens":
+        return LevelResult.not_run("checked at level tokens")
+    if not evidence.golden.model.can_generate:
+        return LevelResult.not_run("the model does not generate")
+    differences = [
+        compare_scores(actual, expected)
+        for actual, expected in zip(
+            evidence.actual("scores"), evidence.expected("scores"), strict=True
+        )
+    ]
+    compared = sum(item.num_tokens for item in differences)
+    facts: dict[str, Any] = {
+        "masked_differently": sum(item.num_masked_differently for item in differences),
+        "largest_difference": max((item.largest for item in differences), default=math.nan),
+    }
+    wrong: list[object] = [item for item in differences if not item.agrees]
+    return LevelResult(Level(verdict=outcome_of(compared, wrong), compared=compared, **facts))
+
+
+def _valid_tokens(evidence: GenerateEvidence, batch: Batch, logits: Tensor) -> Tensor:
+    """Which logits belong to tokens: all generated ones, or those that are no padding, (B, T)."""
+    if evidence.golden.model.can_generate:
+        return torch.ones(logits.shape[:2], dtype=torch.bool)
+    return batch.attention_mask.bool()
+
+
+def _addresses(evidence: GenerateEvidence, valid: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Prompt and position of every valid token, in the order of the flattened metrics."""
+    addresses = []
+    for batch, mask in zip(evidence.section.batches, valid, strict=True):
+        for row, prompt in enumerate(batch.prompts):
+            start = len(batch.rows[row]) if evidence.golden.model.can_generate else 0
+            addresses += [(prompt, start + step) for step in range(int(mask[row].sum()))]
+    return addresses
+
+
+def _metrics(
+    actual: Sequence[Tensor], expected: Sequence[Tensor], valid: Sequence[Tensor]
+) -> TokenMetrics:
+    parts = [compare_logits(a, e) for a, e in zip(actual, expected, strict=True)]
+    return TokenMetrics(
+        *(
+            torch.cat([getattr(part, name)[mask] for part, mask in zip(parts, valid, strict=True)])
+            for name in TokenMetrics.__slots__
+        )
+    )
+
+
+def _pooled_row(ratio: Ratio, limit: float) -> Measurement:
+    return Measurement(
+        level="logits", module="", port="logits", statistic=ratio.statistic, actual=ratio.actual,
+        expected=ratio.expected, ratio=ratio.value, limit=limit,
+    )  # fmt: skip
+
+
+def _token_rows(
+    evidence: GenerateEvidence,
+    metrics: TokenMetrics,
+    noise: TokenMetrics,
+    addresses: list[tuple[int, int]],
+    kl_floor: float,
+) -> list[Measurement]:
+    # The logits of a token come from the call before it, whose input is the token at position - 1.
+    shift = 1 if evidence.golden.model.can_generate else 0
+    steps = [
+        evidence.call_of(evidence.token(prompt, position - shift))[1]
+        for prompt, position in addresses
+    ]
+    rows = []
+    for statistic, name in _COLUMNS.items():
+        values = zip(
+            addresses, steps, getattr(metrics, name).tolist(), getattr(noise, name).tolist(),
+            strict=True,
+        )  # fmt: skip
+        for (prompt, position), step, actual, expected in values:
+            ratio = actual / max(expected, kl_floor) if statistic == "kl" else math.nan
+            rows.append(
+                Measurement(
+                    level="logits", module="", port="logits", statistic=statistic, actual=actual,
+                    expected=expected, ratio=ratio, prompt=prompt, position=position, step=step,
+                )
+            )  # fmt: skip
+    return rows
+
+
+def _difference_row(batch: Batch, difference: FirstDifference) -> Measurement:
+    return Measurement(
+        level="tokens", module="", port="tokens", statistic="first-difference",
+        actual=difference.gap, expected=difference.noise,
+        ratio=difference.gap / max(difference.noise, 1e-300), limit=difference.limit,
+        prompt=batch.prompts[difference.row],
+        position=len(batch.rows[difference.row]) + difference.step,
+    )  # fmt: skip

@@ -1,0 +1,202 @@
+"""From levels to one verdict: outcome, location, diagnosis."""
+
+import math
+from dataclasses import dataclass
+
+from assay.comparing.judge import FailedStage
+from assay.generate.judging.evidence import GenerateEvidence, LevelResult
+from assay.generate.judging.module_levels import ReplayJudgement, judge_module_levels, location_of
+from assay.generate.judging.text_levels import (
+    judge_logits_level,
+    judge_sampler_level,
+    judge_tokens_level,
+)
+from assay.verdicts import (
+    Diagnosis,
+    Location,
+    Measurement,
+    Outcome,
+    Suspect,
+    TokenPosition,
+    Verdict,
+    overall_outcome,
+)
+
+_LISTED = 50
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict, the measurements behind it, and where to look closer.
+
+    ranked: all failed stages, worst first; origin: where the error is made.
+    call: batch and step in which the error is seen first.
+    """
+
+    verdict: Verdict
+    measurements: list[Measurement]
+    ranked: list[FailedStage]
+    origin: FailedStage | None
+    call: tuple[int, int] | None = None
+
+
+def judge_generation(evidence: GenerateEvidence) -> Judgement:
+    """Judge all levels, and say what they mean together."""
+    replay = judge_module_levels(evidence)
+    results = {
+        "inputs": replay.inputs,
+        "tokens": judge_tokens_level(evidence),
+        "logits": judge_logits_level(evidence),
+        "modules": replay.modules,
+        "sampler": judge_sampler_level(evidence),
+    }
+    levels = {name: result.level for name, result in results.items()}
+    origin = replay.origin
+    if origin is None and _is_not_finite(results["logits"]):
+        origin = replay.nonfinite_padding
+    outcome = overall_outcome(
+        [level.verdict for level in levels.values() if level.verdict is not None]
+    )
+    notes = list(dict.fromkeys([*evidence.golden.notes, *evidence.report.notes]))
+    notes += [note for result in results.values() for note in result.notes]
+    diagnosis = _diagnose(evidence, outcome, results, origin)
+    if diagnosis == "below-resolution":
+        names = ", ".join(evidence.report.weights_different[:_NAMED])
+        notes.append(f"weights differ from the reference's, within the limits: {names}")
+    if origin is not None and origin is replay.nonfinite_padding:
+        notes.append(
+            f"{origin.stage} writes NaN or infinity into padding; what attends to padding, with"
+            " weight zero, is NaN as well"
+        )
+    if not evidence.report.deterministic:
+        notes.append(
+            f"two runs of the candidate differ by {evidence.report.spread:.1e} of the logits"
+        )
+    failed = outcome is Outcome.FAIL
+    verdict = Verdict(
+        verdict=outcome,
+        model=evidence.golden.model.model_dump(),
+        reference=evidence.golden.reference
+        | {"yardstick": evidence.golden.sections[evidence.dtype].yardstick_dtype},
+        candidate=evidence.report.run | {"deterministic": evidence.report.deterministic},
+        levels=levels,
+        first_bad_token=_first_bad_token(results, replay) if failed else None,
+        location=_location(evidence, results, origin) if failed else None,
+        suspects=[
+            Suspect(
+                location=location_of(item),
+                statistic=item.reported.ratio.statistic,
+                noise_ratio=item.reported.ratio.value,
+                limit=item.reported.limit,
+            )
+            for item in replay.ranked[:_LISTED]
+        ],
+        diagnosis=diagnosis,
+        notes=notes,
+        compared=sum(level.compared for level in levels.values()),
+        unmatched=replay.unmatched,
+        **_deciding(results, origin),
+    )
+    measurements = [row for result in results.values() for row in result.measurements]
+    call = None
+    if verdict.first_bad_token is not None and origin is not None:
+        call = evidence.call_of(verdict.first_bad_token)
+    return Judgement(verdict, measurements, replay.ranked, origin, call)
+
+
+def _location(
+    evidence: GenerateEvidence, results: dict[str, LevelResult], origin: FailedStage | None
+) -> Location | None:
+    if origin is not None:
+        location = location_of(origin)
+        if origin.stage.phase != "forward":
+            return location
+        named = _parameters_of(origin.stage.module, evidence.report.weights_different)
+        return location.model_copy(update={"parameter": named[0] if named else None})
+    if results["sampler"].level.verdict is Outcome.FAIL:
+        return Location(phase="sampler")
+    return None
+
+
+def _first_bad_token(
+    results: dict[str, LevelResult], replay: ReplayJudgement
+) -> TokenPosition | None:
+    if replay.origin is not None and replay.modules.first_bad is not None:
+        return replay.modules.first_bad
+    return results["logits"].first_bad or results["tokens"].first_bad
+
+
+def _deciding(
+    results: dict[str, LevelResult], origin: FailedStage | None
+) -> dict[str, float | str | None]:
+    """Ratio, limit, statistic and resolution of what decided, or of the closest call."""
+    if origin is not None:
+        reported = origin.reported
+        return {
+            "noise_ratio": reported.ratio.value,
+            "limit": reported.limit,
+            "statistic": reported.ratio.statistic,
+            "resolution": reported.resolution,
+        }
+    name = "modules" if results["modules"].level.compared else "logits"
+    if results["logits"].level.verdict is Outcome.FAIL:
+        name = "logits"
+    facts = results[name].level.model_extra or {}
+    # What any error is held to, whatever its form; systematic ones are seen far below.
+    general = "replay-tensor" if name == "modules" else "logits-error"
+    return {
+        "noise_ratio": facts.get("noise_ratio"),
+        "limit": facts.get("limit"),
+        "statistic": facts.get("statistic"),
+        "resolution": facts.get("resolution", {}).get(general),
+    }
+
+
+def _diagnose(
+    evidence: GenerateEvidence,
+    outcome: Outcome,
+    results: dict[str, LevelResult],
+    origin: FailedStage | None,
+) -> Diagnosis | None:
+    if outcome is Outcome.FAIL:
+        return _diagnose_failure(evidence, results, origin)
+    if outcome is not Outcome.PASS:
+        return None
+    if evidence.report.weights_different:
+        return "below-resolution"
+    return "near-tie" if results["tokens"].notes else None
+
+
+def _diagnose_failure(
+    evidence: GenerateEvidence, results: dict[str, LevelResult], origin: FailedStage | None
+) -> Diagnosis:
+    unsteady = not evidence.report.deterministic and evidence.reference_deterministic
+    if origin is None:
+        if _is_not_finite(results["logits"]):
+            return "non-finite"
+        if results["sampler"].level.verdict is Outcome.FAIL:
+            return "sampler"
+        return "nondeterminism" if unsteady else "module-error"
+    if origin.reported.ratio.statistic == "non-finite":
+        return "non-finite"
+    if origin.stage.phase == "inputs":
+        return "inputs-differ"
+    return "nondeterminism" if unsteady else _diagnose_module(evidence, origin.stage.module)
+
+
+def _diagnose_module(evidence: GenerateEvidence, module: str) -> Diagnosis:
+    if _parameters_of(module, evidence.report.untied):
+        return "untied-parameters"
+    if _parameters_of(module, evidence.report.weights_different):
+        return "weight-mismatch"
+    return "module-error"
+
+
+def _is_not_finite(logits: LevelResult) -> bool:
+    return math.isnan((logits.level.model_extra or {}).get("kl_mean", 0.0))
+
+
+def _parameters_of(module: str, parameters: list[str]) -> list[str]:
+    """Those of `parameters` that `module` itself owns."""
+    return [name for name in parameters if name.rpartition(".")[0] == module]

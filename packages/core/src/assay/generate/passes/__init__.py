@@ -1,0 +1,1 @@
+"""Running a model over batches: free, teacher-forced, recorded, replayed."""

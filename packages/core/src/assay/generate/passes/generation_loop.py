@@ -1,0 +1,112 @@
+"""Running a batch through `model.generate`: freely, or with every token given.
+
+Teacher forcing goes through the generation loop as well, so that the loop itself (positions,
+masks, cache) is part of what is tested.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from assay.hooks.timeline import Timeline
+from assay.inputs import Batch
+from assay.models import LoadedModel
+
+GREEDY: dict[str, Any] = {"do_sample": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What a batch gave.
+
+    tokens: (B, N) generated ids; logits: (B, N, V) before any processor, on the CPU, in the
+    precision that the generation loop gives them. N is 0 and logits (B, T, V) for a model that
+    does not generate.
+    """
+
+    tokens: Tensor
+    logits: Tensor
+
+
+class _Force(LogitsProcessor):
+    """Leaves one token possible at every step."""
+
+    def __init__(self, tokens_BN: Tensor, prompt_length: int) -> None:
+        self._tokens_BN = tokens_BN
+        self._prompt_length = prompt_length
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        step = input_ids.shape[1] - self._prompt_length
+        token_B1 = self._tokens_BN[:, step : step + 1].to(scores.device)
+        return torch.full_like(scores, -torch.inf).scatter(1, token_B1, 0.0)
+
+
+def timeline_of(batch: Batch) -> Timeline:
+    """Prompts and positions of all columns of `batch`."""
+    return Timeline.of_batch(batch.prompts, batch.attention_mask, batch.max_new_tokens)
+
+
+def generate(
+    loaded: LoadedModel, batch: Batch, sampling: dict[str, Any] | None = None
+) -> Generated:
+    """Let the model choose its tokens: greedily, or as `sampling` (generation options) says."""
+    return _run(loaded, batch, LogitsProcessorList(), sampling or GREEDY)
+
+
+def generate_forced(loaded: LoadedModel, batch: Batch, tokens_BN: Tensor) -> Generated:
+    """Give the model its tokens, (B, N), and see which logits it had for each."""
+    force = _Force(tokens_BN, batch.input_ids.shape[1])
+    return _run(loaded, batch, LogitsProcessorList([force]), GREEDY)
+
+
+def generation_options(
+    loaded: LoadedModel, batch: Batch, sampling: dict[str, Any]
+) -> GenerationConfig:
+    """Options of `model.generate` for this batch."""
+    return GenerationConfig(
+        max_new_tokens=batch.max_new_tokens,
+        # A check needs tokens, not answers: the end of the text is never chosen.
+        min_new_tokens=batch.max_new_tokens if loaded.eos_token_ids else None,
+        pad_token_id=loaded.pad_token_id,
+        prefill_chunk_size=batch.prefill_chunk,
+        return_dict_in_generate=True,
+        output_logits=True,
+        **(sampling or GREEDY),
+    )
+
+
+@torch.no_grad()
+def _run(
+    loaded: LoadedModel, batch: Batch, processors: LogitsProcessorList, sampling: dict[str, Any]
+) -> Generated:
+    model: Any = loaded.model
+    device = next(model.parameters()).device
+    input_ids = batch.input_ids.to(device)
+    attention_mask = batch.attention_mask.to(device)
+    if not loaded.can_generate:
+        output = model(input_ids=input_ids, attention_mask=attention_mask)
+        logits = output["logits"] if isinstance(output, dict) else output[0]
+        return Generated(torch.zeros(len(batch.prompts), 0, dtype=torch.long), logits.cpu())
+    config = generation_options(loaded, batch, sampling)
+    result = model.generate(
+        input_ids,
+        attention_mask=attention_mask,
+        generation_config=config,
+        logits_processor=processors,
+    )
+    tokens = result.sequences[:, input_ids.shape[1] :].cpu()
+    steps = list(result.logits)
+    del result  # holds every step's logits, and the cache
+    return Generated(tokens, _stack(steps))
+
+
+def _stack(steps: list[Tensor]) -> Tensor:
+    """(B, N, V) of N times (B, V), each freed as soon as it is copied."""
+    batch, vocabulary = steps[0].shape
+    logits = torch.empty(batch, len(steps), vocabulary, dtype=steps[0].dtype)
+    for number in reversed(range(len(steps))):
+        logits[:, number] = steps.pop().cpu()
+    return logits

@@ -1,0 +1,152 @@
+"""The passes over a model that both sides of a check make: free, forced, replayed."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from assay.comparing.results import ReplayResults
+from assay.devices.base import Device
+from assay.generate.passes.generation_loop import Generated, generate, generate_forced, timeline_of
+from assay.hooks.boundary import Boundary
+from assay.hooks.exact_double import ExactDouble
+from assay.hooks.module_tracer import ModuleTracer, NullHandler
+from assay.inputs import Batch
+from assay.locating.accumulated_error import DriftMeter
+from assay.locating.batch_source import BatchSource
+from assay.locating.modules import Replayer
+from assay.models import LoadedModel
+from assay.recording.modules import Recorder
+from assay.recording.operations import PointwiseStages
+from assay.trace import TraceWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A model on a device, ready to run."""
+
+    loaded: LoadedModel
+    device: Device
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run model code as the device does, and in true double precision where that is asked."""
+        with ExitStack() as stack:
+            stack.enter_context(self.device.execution())
+            if self.loaded.dtype == "float64":
+                stack.enter_context(ExactDouble())
+            yield
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A batch to run and where its rows are found in the reference's batches."""
+
+    batch: Batch
+    source: BatchSource
+
+
+def whole_batches(batches: Sequence[Batch]) -> list[Work]:
+    """The reference's batches as they are."""
+    return [Work(batch, BatchSource(batch.number)) for batch in batches]
+
+
+def single_rows(batches: Sequence[Batch]) -> list[Work]:
+    """The reference's batches cut into single rows.
+
+    Rows keep the padding of their batch: every tensor then has a partner of the same shape.
+    """
+    return [
+        Work(
+            replace(
+                batch,
+                rows=batch.rows[row : row + 1],
+                prompts=batch.prompts[row : row + 1],
+                padded_to=batch.length,
+            ),
+            BatchSource(batch.number, row),
+        )
+        for batch in batches
+        for row in range(len(batch.prompts))
+    ]
+
+
+def run_free(side: Side, work: Work, sampling: dict[str, Any]) -> Generated:
+    """The tokens that the model chooses, and the logits that it had for each."""
+    with side.running():
+        return generate(side.loaded, work.batch, sampling)
+
+
+def run_forced(
+    side: Side, work: Work, tokens_BN: Tensor, inside: AbstractContextManager[Any] | None = None
+) -> Generated:
+    """The logits that the model has for given tokens.
+
+    inside: entered after the device: of two that watch operations the inner one sees them first.
+    """
+    with side.running(), inside or nullcontext():
+        return generate_forced(side.loaded, work.batch, tokens_BN)
+
+
+def record(
+    side: Side,
+    works: Sequence[Work],
+    tokens: Sequence[Tensor],
+    writer: TraceWriter,
+    boundary: Boundary,
+) -> None:
+    """Record every call of a teacher-forced run; `tokens` has (B, N) for each work."""
+    tracer = ModuleTracer(Recorder(writer, boundary))
+    with tracer.attached(side.loaded.model):
+        for work, tokens_BN in zip(works, tokens, strict=True):
+            tracer.begin_batch(work.batch.number, timeline_of(work.batch))
+            run_forced(side, work, tokens_BN)
+
+
+def run_all_forced(
+    side: Side, works: Sequence[Work], tokens: Sequence[Tensor], meter: DriftMeter | None
+) -> Iterator[Generated]:
+    """`run_forced` for all work, one after the other as they are asked for.
+
+    meter: measures on the way the error that accumulates.
+    """
+    if meter is None:
+        for work, tokens_BN in zip(works, tokens, strict=True):
+            yield run_forced(side, work, tokens_BN)
+        return
+    tracer = ModuleTracer(meter)
+    with tracer.attached(side.loaded.model):
+        for work, tokens_BN in zip(works, tokens, strict=True):
+            meter.source = work.source
+            tracer.begin_batch(work.batch.number, timeline_of(work.batch))
+            yield run_forced(side, work, tokens_BN)
+
+
+def find_pointwise(side: Side, work: Work) -> frozenset[str]:
+    """Modules whose own code, in the first forward call, only rounds element by element."""
+    batch = replace(work.batch, max_new_tokens=1)
+    tracer = ModuleTracer(NullHandler())
+    stages = PointwiseStages(tracer)
+    with tracer.attached(side.loaded.model), stages:
+        generate(side.loaded, batch)
+    return stages.modules
+
+
+def replay(
+    side: Side, works: Sequence[Work], tokens: Sequence[Tensor], replayer: Replayer
+) -> ReplayResults:
+    """Measure every stage of a model against a recorded run, fed the recorded values."""
+    tracer = ModuleTracer(replayer)
+    with tracer.attached(side.loaded.model):
+        for work, tokens_BN in zip(works, tokens, strict=True):
+            replayer.source = work.source
+            tracer.begin_batch(work.batch.number, timeline_of(work.batch))
+            run_forced(side, work, tokens_BN)
+    return replayer.finish()
+
+
+def attention_of(loaded: LoadedModel) -> str:
+    """Name of the attention implementation that the model uses."""
+    return str(getattr(loaded.config, "_attn_implementation", None) or "eager")

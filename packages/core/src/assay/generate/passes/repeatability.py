@@ -1,0 +1,50 @@
+"""Whether a model gives the same numbers again."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from assay.generate.passes.passes import Side, Work, run_forced
+
+
+@dataclass(frozen=True, slots=True)
+class Repeatability:
+    """What two runs of the same work gave.
+
+    identical: equal bit for bit; spread: norm of the difference over the norm of the first.
+    """
+
+    identical: bool
+    spread: float
+
+
+class RepeatedWorks:
+    """The works that run twice: the first, and the last, which is the longest and comes in chunks.
+
+    Their logits are kept from the first run; those of the others are not.
+    """
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self._works = works
+        self._numbers = sorted({0, len(works) - 1})
+        self._logits: list[Tensor] = []
+
+    def offer(self, number: int, logits: Tensor) -> None:
+        """Take the logits of work `number`, in order; keep those that are needed."""
+        if number in self._numbers:
+            self._logits.append(logits)
+
+    def run_again(self, side: Side, tokens: Sequence[Tensor]) -> Repeatability:
+        """Run them once more, with the tokens of every work, and compare."""
+        again = [run_forced(side, self._works[n], tokens[n]).logits for n in self._numbers]
+        pairs = list(zip(again, self._logits, strict=True))
+        if all(torch.equal(one, other) for one, other in pairs):
+            return Repeatability(identical=True, spread=0.0)
+        difference = sum(
+            float((one.double() - other.double()).pow(2).sum()) for one, other in pairs
+        )
+        scale = sum(float(one.double().pow(2).sum()) for one in self._logits)
+        return Repeatability(identical=False, spread=math.sqrt(difference / max(scale, 1e-300)))

@@ -1,0 +1,83 @@
+"""The sampler level: from logits to scores, on the reference's own logits.
+
+The processors (temperature, top-k, top-p, penalties, minimum length) are those that the model's
+own `generate` prepares; they are given the reference's logits and tokens at every step.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.generate.passes.generation_loop import generation_options
+from assay.generate.passes.passes import Side, Work
+
+# Scores are float32 in the generation loop: a few operations on each leave a few roundings.
+# Source: Higham, Accuracy and Stability, 3.1: n operations give at most n u / (1 - n u).
+SCORE_TOLERANCE = 16 * 2.0**-24
+
+
+@torch.no_grad()
+def processed_scores(
+    side: Side, work: Work, tokens_BN: Tensor, logits_BNV: Tensor, sampling: dict[str, Any]
+) -> Tensor:
+    """Scores after all processors, (B, N, V) float32, for given tokens and logits."""
+    model: Any = side.loaded.model
+    scores_BNV = torch.empty(logits_BNV.shape, dtype=torch.float32)
+    device = next(model.parameters()).device
+
+    def instead_of_sampling(
+        model: Any,  # noqa: ANN401 - as transformers calls it
+        input_ids: Tensor,
+        logits_processor: Any,  # noqa: ANN401
+        **rest: Any,  # noqa: ANN401
+    ) -> Tensor:
+        del model, rest
+        sequence = torch.cat([input_ids, tokens_BN.to(input_ids.device)], dim=1)
+        start = input_ids.shape[1]
+        for step in range(tokens_BN.shape[1]):
+            logits = logits_BNV[:, step].to(device, torch.float32)
+            scores_BNV[:, step] = logits_processor(sequence[:, : start + step], logits).cpu()
+        return sequence
+
+    batch = work.batch
+    with side.device.execution():
+        model.generate(
+            batch.input_ids.to(device),
+            attention_mask=batch.attention_mask.to(device),
+            generation_config=generation_options(side.loaded, batch, sampling),
+            custom_generate=instead_of_sampling,
+        )
+    return scores_BNV
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreDifference:
+    """How two sets of scores differ.
+
+    num_masked_differently: (token, id) pairs that one side excludes and the other does not.
+    largest: largest relative difference among scores that both keep; nan if one is not a number.
+    """
+
+    num_tokens: int
+    num_masked_differently: int
+    largest: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the same ids can be drawn, with the same probabilities."""
+        return self.num_masked_differently == 0 and self.largest <= SCORE_TOLERANCE
+
+
+def compare_scores(actual_BNV: Tensor, expected_BNV: Tensor) -> ScoreDifference:
+    """Compare processed scores, (B, N, V) each; ids that both exclude (-inf) agree."""
+    excluded, actual_excluded = expected_BNV.isneginf(), actual_BNV.isneginf()
+    kept = ~excluded & ~actual_excluded
+    scale = expected_BNV.masked_fill(excluded, 0.0).abs().amax(-1, keepdim=True).clamp(min=1e-30)
+    relative = ((actual_BNV - expected_BNV).abs() / scale)[kept]
+    return ScoreDifference(
+        actual_BNV.shape[0] * actual_BNV.shape[1],
+        int((excluded != actual_excluded).sum()),
+        float(relative.max()) if relative.numel() else 0.0,
+    )

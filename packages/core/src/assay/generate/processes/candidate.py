@@ -1,0 +1,286 @@
+"""The candidate process: runs the model as it is to be judged, and writes what it saw.
+
+It never judges: a setup function may have patched anything in this process.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.devices.description import describe_run
+from assay.devices.registry import open_run
+from assay.devices.run_string import parse_run
+from assay.errors import UsageError
+from assay.generate.passes.batch_attachments import attach_batch
+from assay.generate.passes.passes import (
+    Side,
+    attention_of,
+    replay,
+    run_all_forced,
+    run_free,
+    single_rows,
+    whole_batches,
+)
+from assay.generate.passes.repeatability import Repeatability, RepeatedWorks
+from assay.generate.passes.sampler import processed_scores
+from assay.generate.processes.golden import GoldenSection, plan_inputs, read_golden
+from assay.generate.processes.options import CandidateOptions
+from assay.generate.processes.requests import (
+    LEVELS,
+    CandidateReport,
+    CandidateRequest,
+    GoldenManifest,
+)
+from assay.locating.accumulated_error import DriftMeter
+from assay.locating.modules import Replayer
+from assay.models import LoadedModel, load_model, weight_hashes
+from assay.models.by_size import choose_threads
+from assay.models.setups import apply_setup
+from assay.plugins import load_object
+from assay.runs import Progress
+from assay.trace import TraceWriter
+
+_NAMES_SHOWN = 200
+
+
+def load_candidate(
+    request: CandidateRequest, golden: GoldenManifest, section: GoldenSection
+) -> tuple[Side, list[str]]:
+    """The candidate's model, set up as asked, and the names of weights that differ."""
+    check_deep_enough(golden, request)
+    run = parse_run(request.candidate)
+    device = open_run(run)
+    options = CandidateOptions.parse(request.options)
+    choose_threads(golden.model.num_parameters)
+    options.apply_to_process()
+    loaded = load_model(
+        request.model,
+        dtype=run.dtype,
+        device=device.torch_device,
+        attention=options.attention,
+        experts=options.experts,
+        remote_code=request.remote_code,
+    )
+    check_same_model(golden, loaded)
+    check_same_inputs(golden, loaded, request.inputs)
+    if request.setup is not None:
+        model = apply_setup(load_object(request.setup), loaded.model, request.setup)
+        loaded = replace(loaded, model=model)
+    different = _different_weights(section, loaded.model)
+    return Side(options.compiled(loaded, device), device), different
+
+
+def run_candidate(request: CandidateRequest, progress: Progress) -> CandidateReport:
+    """Run the candidate and write its results as a trace into `request.folder`."""
+    golden = read_golden(Path(request.golden))
+    run = parse_run(request.candidate)
+    section = GoldenSection.open(Path(request.golden), run.dtype)
+    with progress.step(f"candidate: loads {request.model} on {run}"):
+        side, different = load_candidate(request, golden, section)
+    loaded, device = side.loaded, side.device
+    candidate = _Candidate(side, golden, section, request)
+    with TraceWriter(request.folder, {"run": str(run)}) as writer:
+        repeatability = candidate.write(writer, progress)
+    return CandidateReport(
+        run=describe_run(device, run)
+        | {
+            "attention": attention_of(loaded),
+            "setup": request.setup,
+            "options": request.options,
+        },
+        deterministic=repeatability.identical,
+        spread=repeatability.spread,
+        weights_different=different[:_NAMES_SHOWN],
+        untied=_untied(section, loaded.model),
+        notes=[*loaded.notes, *candidate.notes],
+        peak_memory_bytes=device.peak_memory_bytes(),
+    )
+
+
+def check_same_model(golden: GoldenManifest, loaded: LoadedModel) -> None:
+    """Raise UsageError if the golden was made of another model."""
+    for what, expected, actual in (
+        ("weights", golden.model.weights_hash, loaded.weights_hash),
+        ("tokenizer", golden.model.tokenizer_hash, loaded.tokenizer_hash),
+    ):
+        if expected != actual:
+            raise UsageError(
+                f"the golden is of another model: its {what} (of {golden.model.name}) have the"
+                f" hash {expected}, those of {loaded.source.reference} have {actual}"
+            )
+
+
+def check_same_inputs(
+    golden: GoldenManifest, loaded: LoadedModel, given: Mapping[str, Any]
+) -> None:
+    """Raise UsageError if options that were given beside a golden ask for other inputs."""
+    if not given:
+        return
+    wanted = golden.inputs.model_copy(update=dict(given))
+    different = [name for name in given if getattr(golden.inputs, name) != getattr(wanted, name)]
+    same_plan = plan_inputs(wanted, loaded).content_hash == golden.inputs_hash
+    if same_plan and wanted.sampling == golden.inputs.sampling:
+        return
+    was = ", ".join(f"{name}={getattr(golden.inputs, name)!r}" for name in different)
+    raise UsageError(
+        f"the golden has other inputs: it was captured with {was}; leave these options out, or"
+        " capture a golden with them"
+        if different
+        else "the golden has other inputs: the prompts have changed since; capture it again"
+    )
+
+
+def check_deep_enough(golden: GoldenManifest, request: CandidateRequest) -> None:
+    """Raise UsageError if the golden holds less than is to be compared."""
+    if LEVELS.index(request.level) > LEVELS.index(golden.level):
+        raise UsageError(
+            f"{request.golden} was captured at level {golden.level}, which says nothing of"
+            f" {request.level}: check with --level {golden.level}, or capture it anew"
+        )
+
+
+class _Candidate:
+    def __init__(
+        self,
+        side: Side,
+        golden: GoldenManifest,
+        section: GoldenSection,
+        request: CandidateRequest,
+    ) -> None:
+        options = CandidateOptions.parse(request.options)
+        self._side = side
+        self._golden = golden
+        self._section = section
+        self._level = request.level
+        self._compiled = options.compile
+        self._works = (
+            whole_batches(section.batches)
+            if options.batch_size is None
+            else single_rows(section.batches)
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """What the reader of a verdict has to know of how the candidate ran."""
+        if not self._compiled or self._level != "modules":
+            return []
+        note = (
+            "modules are measured in graphs that are cut at their boundaries; the graphs as they were"
+            " compiled ran for the levels tokens and logits"
+        )
+        return [note]
+
+    def write(self, writer: TraceWriter, progress: Progress) -> Repeatability:
+        """Make all passes. Returns: whether the candidate gives the same numbers again."""
+        repeated = RepeatedWorks(self._works)
+        with progress.step("candidate: generates"):
+            own = self._generate(writer, repeated)
+        tokens = own
+        if self._level != "tokens":
+            tokens = self._expected("tokens")
+            with progress.step("candidate: reference's tokens are forced"):
+                self._force(writer, tokens, repeated)
+            self._score(writer, tokens)
+        with progress.step("candidate: runs again, for the same numbers"):
+            repeatability = repeated.run_again(self._side, tokens)
+        if self._level == "modules":
+            with progress.step("candidate: every module is measured"):
+                self._replay(writer, tokens)
+        return repeatability
+
+    def _generate(self, writer: TraceWriter, repeated: RepeatedWorks) -> list[Tensor]:
+        sampling = self._golden.inputs.sampling
+        tokens = []
+        for number, work in enumerate(self._works):
+            free = run_free(self._side, work, sampling)
+            tokens.append(free.tokens)
+            if self._level == "tokens":
+                repeated.offer(number, free.logits)
+        self._attach(writer, "tokens", tokens)
+        return tokens
+
+    def _force(self, writer: TraceWriter, tokens: list[Tensor], repeated: RepeatedWorks) -> None:
+        # Hooks would cut a compiled model into pieces.
+        measured = self._level == "modules" and not self._compiled
+        meter = DriftMeter(self._section.trace) if measured else None
+
+        def logits() -> Iterator[Tensor]:
+            forced = run_all_forced(self._side, self._works, tokens, meter)
+            for number, generated in enumerate(forced):
+                repeated.offer(number, generated.logits)
+                yield generated.logits
+
+        self._attach(writer, "logits", logits())
+        if meter is not None:
+            writer.attach_json("drift", meter.relative_errors())
+
+    def _score(self, writer: TraceWriter, tokens: list[Tensor]) -> None:
+        """What the sampler makes of the reference's logits."""
+        if not self._golden.model.can_generate:
+            return
+        logits = self._expected("logits")
+        sampling = self._golden.inputs.sampling
+        scores = (
+            processed_scores(self._side, work, forced, expected, sampling)
+            for work, forced, expected in zip(self._works, tokens, logits, strict=True)
+        )
+        self._attach(writer, "scores", scores)
+
+    def _replay(self, writer: TraceWriter, tokens: list[Tensor]) -> None:
+        section, attention = self._section, attention_of(self._side.loaded)
+        replayer = Replayer(
+            section.trace, section.boundary, attention, section.pointwise(), section.score_noise()
+        )
+        results = replay(self._side, self._works, tokens, replayer)
+        data, sums = results.to_parts()
+        writer.attach_json("replay", data)
+        writer.attach("replay-sums", sums)
+
+    def _expected(self, name: str) -> list[Tensor]:
+        """The golden's tensors, cut as the work is cut."""
+        by_batch = {
+            batch.number: tensor
+            for batch, tensor in zip(
+                self._section.batches, self._section.tensors(name), strict=True
+            )
+        }
+        return [
+            tensor if work.source.row is None else tensor[work.source.row : work.source.row + 1]
+            for work in self._works
+            for tensor in (by_batch[work.source.batch],)
+        ]
+
+    def _attach(self, writer: TraceWriter, name: str, tensors: Iterable[Tensor]) -> None:
+        """Store results, in the order of the work, by batch of the golden: rows put together."""
+        by_work = zip(self._works, tensors, strict=True)
+        for batch, group in groupby(by_work, key=lambda pair: pair[0].source.batch):
+            rows = [tensor for _, tensor in group]
+            attach_batch(writer, name, batch, rows[0] if len(rows) == 1 else torch.cat(rows))
+
+
+def _different_weights(section: GoldenSection, model: nn.Module) -> list[str]:
+    expected = section.weights()
+    actual = {_plain(name): value for name, value in weight_hashes(model).items()}
+    return sorted(
+        name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name)
+    )
+
+
+def _untied(section: GoldenSection, model: nn.Module) -> list[str]:
+    """Parameters that are one tensor in the reference and several in the candidate."""
+    expected = section.weights()
+    ids = {_plain(n): id(p) for n, p in model.named_parameters(remove_duplicate=False)}
+    embedding = next((n for n in expected if n.endswith("embed_tokens.weight")), None)
+    if embedding is None or embedding not in ids or "lm_head.weight" not in ids:
+        return []
+    tied = expected.get("lm_head.weight") == expected[embedding]
+    return ["lm_head.weight"] if tied and ids["lm_head.weight"] != ids[embedding] else []
+
+
+def _plain(name: str) -> str:
+    return name.replace("_orig_mod.", "")

@@ -1,0 +1,151 @@
+"""`assay check generate` from the outside: separate processes, one verdict, files in a folder."""
+
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assay.comparing.limits import load_limits
+from assay.devices.isolation import require_run
+from assay.devices.run_string import parse_run
+from assay.errors import UsageError
+from assay.generate.processes.options import CandidateOptions
+from assay.generate.processes.requests import (
+    CandidateRequest,
+    CaptureRequest,
+    GenerateCheck,
+    InputOptions,
+)
+from assay.generate.processes.workers import PRELOAD, Workers
+from assay.inputs import parse_lengths, read_prompts
+from assay.plugins import find_plugin_file
+from assay.runs import Answer, Progress, provenance
+from assay.runs.folders import write_whole
+from assay.verdicts import Measurement, Verdict
+
+if TYPE_CHECKING:
+    from assay.generate.judging.verdict import Judgement
+
+VERDICT_FILE = "verdict.json"
+MEASUREMENTS_FILE = "measurements.jsonl"
+
+
+def capture(request: CaptureRequest, folder: Path, progress: Progress) -> Answer:
+    """Capture a golden in a process of its own; logs go to `folder`."""
+    require_run(parse_run(request.reference))
+    _require_readable(request.inputs)
+    return Workers(folder, progress).ask("capture", request.model_dump(), "reference")
+
+
+def _require_readable(inputs: InputOptions) -> None:
+    """Raise UsageError, before a model is loaded, for prompts and lengths that no model could take."""
+    if inputs.prompts is not None:
+        read_prompts(Path(inputs.prompts))
+    if inputs.prompt_length:
+        parse_lengths(inputs.prompt_length)
+
+
+def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Verdict:
+    """Run both sides, judge, and write verdict.json and measurements.jsonl into `folder`."""
+    from assay.runs.forking import begin_preload  # slow for --help
+
+    load_limits(check.limits)
+    CandidateOptions.parse(check.options)
+    _require_readable(check.inputs)
+    if check.setup is not None:
+        find_plugin_file(check.setup)
+    if check.golden is not None and not check.golden.is_dir():
+        raise UsageError(f"there is no folder {check.golden}")
+    begin_preload(PRELOAD)
+    for run in (check.reference, check.candidate):
+        if run is not None:  # before anything is computed
+            require_run(parse_run(run))
+    _import_meanwhile("assay.generate.judging.verdict", "assay.report.publish")
+    workers = Workers(folder, progress)
+    golden = check.golden or _capture_golden(check, workers)
+    candidate = CandidateRequest(
+        model=check.model,
+        candidate=check.candidate,
+        golden=str(golden),
+        folder=str(folder / "candidate"),
+        setup=check.setup,
+        level=check.level,
+        options=check.options,
+        inputs=check.inputs.model_dump(include=set(check.given)) if check.golden else {},
+        remote_code=check.remote_code,
+    )
+    answer = workers.ask("candidate", candidate.model_dump(), "candidate")
+    judgement = judge(golden, check, folder / "candidate", answer)
+    write_measurements(folder / MEASUREMENTS_FILE, judgement.measurements)
+    # Before the closer look: whatever ends that, the verdict is there.
+    verdict = _write_verdict(folder, judgement.verdict)
+    if judgement.origin is not None:
+        from assay.generate.processes.followup import follow_up  # torch
+
+        verdict = _write_verdict(folder, follow_up(judgement, check, candidate, workers).verdict)
+    return verdict
+
+
+def _write_verdict(folder: Path, verdict: Verdict) -> Verdict:
+    verdict = verdict.model_copy(
+        update={"command": ["assay", *sys.argv[1:]], "environment": provenance()}
+    )
+    write_whole(folder / VERDICT_FILE, verdict.to_json())
+    return verdict
+
+
+def _import_meanwhile(*modules: str) -> None:
+    """Import what comes after the other processes while they run: torch takes a second or two."""
+    from assay.runs.forking import import_to_stay
+
+    def import_all() -> None:
+        # What cannot be imported is told by whoever needs it.
+        with suppress(ImportError):
+            import_to_stay(*modules)
+
+    threading.Thread(target=import_all, daemon=True).start()
+
+
+def _capture_golden(check: GenerateCheck, workers: Workers) -> Path:
+    if check.reference is None:
+        raise UsageError("a check needs --reference RUN or --golden TRACE")
+    golden = workers.folder / "golden"
+    request = CaptureRequest(
+        model=check.model,
+        reference=check.reference,
+        noise_for=[check.dtype],
+        inputs=check.inputs,
+        level=check.level,
+        folder=str(golden),
+        remote_code=check.remote_code,
+    )
+    workers.ask("capture", request.model_dump(), "reference")
+    return golden
+
+
+def judge(golden: Path, check: GenerateCheck, candidate: Path, answer: Answer) -> "Judgement":
+    """The judgement over a candidate's results."""
+    from assay.generate.judging.evidence import GenerateEvidence  # torch is not needed for --help
+    from assay.generate.judging.verdict import judge_generation
+    from assay.generate.processes.golden import GoldenSection, read_golden
+    from assay.generate.processes.requests import CandidateReport
+    from assay.models.by_size import chosen_threads
+    from assay.trace import Trace
+
+    evidence = GenerateEvidence(
+        read_golden(golden),
+        GoldenSection.open(golden, check.dtype),
+        Trace.open(candidate),
+        CandidateReport.model_validate(answer.result),
+        load_limits(check.limits),
+        check.level,
+    )
+    with chosen_threads(evidence.golden.model.num_parameters):
+        return judge_generation(evidence)
+
+
+def write_measurements(path: Path, measurements: Sequence[Measurement]) -> None:
+    """One JSON object a line."""
+    write_whole(path, "".join(row.model_dump_json() + "\n" for row in measurements))

@@ -1,0 +1,151 @@
+"""What is asked once a stage has failed: is it only another representation, and which operation?"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from assay.comparing.judge import Judged, judge_replay
+from assay.comparing.limits import load_limits
+from assay.comparing.results import ReplayResults
+from assay.dtypes import float_format
+from assay.errors import AssayError
+from assay.generate.judging.verdict import Judgement
+from assay.generate.processes.equivalence import is_representation
+from assay.generate.processes.golden import GoldenSection
+from assay.generate.processes.operation_trace import read_operations
+from assay.generate.processes.requests import (
+    CandidateRequest,
+    EquivalenceRequest,
+    GenerateCheck,
+    OperationsRequest,
+)
+from assay.generate.processes.workers import Workers
+from assay.locating.operations import find_wrong_operation
+from assay.sites import CallSite
+from assay.trace import Trace
+from assay.verdicts import Outcome, overall_outcome
+
+_TEXT_LEVELS = ("tokens", "logits", "sampler")
+_NAMED = 5
+
+
+def follow_up(
+    judgement: Judgement, check: GenerateCheck, candidate: CandidateRequest, workers: Workers
+) -> Judgement:
+    """The judgement after a closer look; where that is not possible, as it was, with a note."""
+    levels = judgement.verdict.levels
+    if check.setup is not None and all(
+        levels[name].verdict in (None, Outcome.PASS) for name in _TEXT_LEVELS
+    ):
+        try:
+            judgement = _excuse_representation(judgement, check, candidate, workers)
+        except AssayError as error:
+            judgement = _with_note(judgement, f"not run in float64: {error}")
+    if judgement.origin is None or judgement.call is None:
+        return judgement
+    try:
+        operation = _find_operation(judgement, check, candidate, workers)
+    except AssayError as error:
+        # A golden from elsewhere: its device need not be here.
+        return _with_note(judgement, f"no operation is named: {error}")
+    if operation is None or judgement.verdict.location is None:
+        return judgement
+    location = judgement.verdict.location.model_copy(update={"op": operation})
+    return replace(judgement, verdict=judgement.verdict.model_copy(update={"location": location}))
+
+
+def _with_note(judgement: Judgement, note: str) -> Judgement:
+    verdict = judgement.verdict
+    update = {"notes": [*verdict.notes, note]}
+    return replace(judgement, verdict=verdict.model_copy(update=update))
+
+
+def _excuse_representation(
+    judgement: Judgement, check: GenerateCheck, candidate: CandidateRequest, workers: Workers
+) -> Judgement:
+    request = EquivalenceRequest(
+        model=check.model,
+        golden=candidate.golden,
+        dtype=check.dtype,
+        setup=check.setup,
+        options=check.options,
+        remote_code=check.remote_code,
+    )
+    found = workers.ask("equivalence", request.model_dump(), "equivalence").result
+    failed = _failed_statistics(check, candidate)
+    if not found["agrees"] or not is_representation(failed, found["stages"]):
+        return judgement
+    stages = sorted({str(item.port.stage) for item in failed})
+    levels: dict[str, Any] = dict(judgement.verdict.levels)
+    for name in ("inputs", "modules"):
+        if levels[name].verdict is Outcome.FAIL:
+            update = {"verdict": Outcome.PASS, "reason": "only the representation differs"}
+            levels[name] = levels[name].model_copy(update=update)
+    outcome = overall_outcome([one.verdict for one in levels.values() if one.verdict is not None])
+    changed = judgement.verdict.model_copy(
+        update={
+            "verdict": outcome,
+            "levels": levels,
+            "location": None,
+            "first_bad_token": None,
+            "suspects": [],
+            "noise_ratio": None,
+            "limit": None,
+            "statistic": None,
+            "diagnosis": "representation-difference" if outcome is Outcome.PASS else None,
+        }
+    )
+    note = (
+        f"{len(stages)} stages hold other values than the reference ({', '.join(stages[:_NAMED])}),"
+        " but computed exactly the model is the same: its logits agree in float64"
+    )
+    return _with_note(replace(judgement, verdict=changed, origin=None), note)
+
+
+def _failed_statistics(check: GenerateCheck, candidate: CandidateRequest) -> list[Judged]:
+    results = Trace.open(candidate.folder)
+    replay = ReplayResults.from_parts(
+        results.attachment_json("replay"),  # type: ignore[arg-type]
+        results.attachment("replay-sums"),
+    )
+    noise = GoldenSection.open(Path(candidate.golden), check.dtype).noise()
+    judged, _ = judge_replay(replay, noise, load_limits(check.limits))
+    return [item for item in judged if item.failed]
+
+
+def _find_operation(
+    judgement: Judgement, check: GenerateCheck, candidate: CandidateRequest, workers: Workers
+) -> str | None:
+    """The first wrong operation of the stage that made the error, if one can be told."""
+    batch, step = judgement.call or (0, 0)
+    module = judgement.origin.stage.module if judgement.origin is not None else ""
+    sides = {}
+    for name, parts in (("reference", ("yardstick", "noise")), ("candidate", ("candidate",))):
+        request = OperationsRequest(
+            model=check.model,
+            golden=candidate.golden,
+            dtype=check.dtype,
+            folder=str(workers.folder / f"operations-{name}"),
+            module=module,
+            batch=batch,
+            step=step,
+            candidate=candidate if name == "candidate" else None,
+            remote_code=check.remote_code,
+        )
+        workers.ask("operations", request.model_dump(), f"operations-{name}")
+        trace = Trace.open(Path(request.folder))
+        for part in parts:
+            names = trace.attachment_json(f"{part}-names")
+            sides[part] = read_operations(names, trace.attachment(part))  # type: ignore[arg-type]
+    recorded = GoldenSection.open(Path(candidate.golden), check.dtype).trace.find(
+        CallSite(step, module, micro_batch=batch)
+    )
+    wrong = find_wrong_operation(
+        sides["candidate"],
+        sides["yardstick"],
+        sides["noise"],
+        load_limits(check.limits),
+        float_format(check.dtype).unit_roundoff,
+        recorded.rows if recorded is not None else None,
+    )
+    return wrong.name if wrong is not None else None

@@ -1,0 +1,335 @@
+"""Goldens: what the trusted process leaves for any number of candidates.
+
+A golden is a folder: `golden.json`, and one trace for each dtype that candidates may have. The
+trace holds the yardstick's calls; attached to it are the inputs, the yardstick's tokens and
+logits, and what the noise run in this dtype measured.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from assay.comparing.results import ReplayResults
+from assay.devices.base import Device
+from assay.devices.description import describe_run
+from assay.devices.registry import open_run
+from assay.devices.run_string import parse_run
+from assay.errors import UsageError
+from assay.generate.passes.batch_attachments import attach_batch, attached_batches
+from assay.generate.passes.passes import (
+    Side,
+    Work,
+    attention_of,
+    find_pointwise,
+    record,
+    replay,
+    run_all_forced,
+    run_free,
+    whole_batches,
+)
+from assay.generate.passes.repeatability import RepeatedWorks
+from assay.generate.passes.sampler import processed_scores
+from assay.generate.processes.requests import (
+    CaptureRequest,
+    GoldenManifest,
+    InputOptions,
+    ModelIdentity,
+    Section,
+)
+from assay.hooks.boundary import Boundary
+from assay.inputs import (
+    Batch,
+    InputPlan,
+    PlanOptions,
+    describe_hard_cases,
+    limits_of,
+    load_prompts,
+    parse_lengths,
+    plan_batches,
+)
+from assay.locating.accumulated_error import DriftMeter
+from assay.locating.modules import Replayer
+from assay.models import LoadedModel, estimate_size, load_model, weight_hashes
+from assay.models.biases import add_biases_last
+from assay.models.by_size import FLOAT64_PARAMETERS, choose_threads, yardstick_dtype
+from assay.models.folders import RemoteCode
+from assay.runs import Progress, provenance
+from assay.trace import Trace, TraceWriter
+
+MANIFEST = "golden.json"
+
+
+class GoldenError(UsageError):
+    """A golden that cannot be used for what was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenSection:
+    """One dtype of a golden, opened."""
+
+    trace: Trace
+    batches: tuple[Batch, ...]
+    boundary: Boundary
+
+    @classmethod
+    def open(cls, folder: Path, dtype: str) -> Self:
+        """Open the part of the golden in `folder` that serves candidates in `dtype`.
+
+        Raises: GoldenError if it has none.
+        """
+        sections = read_golden(folder).sections
+        if dtype not in sections:
+            raise GoldenError(
+                f"{folder} is for candidates in {', '.join(sections)}, not in {dtype}: capture one"
+                f" with --noise-for {dtype}"
+            )
+        trace = Trace.open(folder / dtype)
+        plan = InputPlan.from_json(trace.attachment_json("inputs"))  # type: ignore[arg-type]
+        return cls(trace, plan.batches, Boundary.exact_inputs_for(getattr(torch, dtype)))
+
+    def tensors(self, name: str) -> list[Tensor]:
+        """What is attached under `name` for each batch: tokens, logits, noise-logits, scores."""
+        return attached_batches(self.trace, name, self.batches)
+
+    def noise(self) -> ReplayResults:
+        """What the noise run measured."""
+        data = self.trace.attachment_json("noise")
+        return ReplayResults.from_parts(data, self.trace.attachment("noise-sums"))  # type: ignore[arg-type]
+
+    def pointwise(self) -> frozenset[str]:
+        """Modules whose own code, in the noise run, only rounded element by element."""
+        data: Any = self.trace.attachment_json("noise")
+        return frozenset(port["stage"]["module"] for port in data["ports"] if port["pointwise"])
+
+    def score_noise(self) -> dict[tuple[str, str], float]:
+        """Root mean square error of every port in the noise run, by module and port."""
+        return {
+            key: math.sqrt(port.sums.dd / port.sums.num_elements)
+            for key, port in self.noise().ports.items()
+            if port.sums.num_elements
+        }
+
+    def weights(self) -> dict[str, str]:
+        """Hashes of the noise run's weights."""
+        return dict(self.trace.attachment_json("weights"))  # type: ignore[arg-type]
+
+
+def read_golden(folder: Path) -> GoldenManifest:
+    """The manifest of the golden in `folder`.
+
+    Raises: GoldenError if there is none, or it was not finished.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        begun = any(folder.glob("*/manifest.json")) if folder.is_dir() else False
+        why = "its capture did not finish" if begun else f"it has no {MANIFEST}"
+        raise GoldenError(f"{folder} is no golden: {why}")
+    try:
+        return GoldenManifest.model_validate_json(path.read_text())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise GoldenError(f"{path} is damaged: {where}: {first['msg']}") from None
+
+
+def capture_golden(request: CaptureRequest, progress: Progress) -> GoldenManifest:
+    """Run the reference and write the golden into `request.folder`."""
+    folder = Path(request.folder)
+    run = parse_run(request.reference)
+    device = open_run(run)
+    size = estimate_size(request.model)
+    choose_threads(size.num_parameters)
+    wide = yardstick_dtype(size.num_parameters, device.supported_dtypes())
+    if wide in request.noise_for:
+        raise UsageError(
+            f"a candidate in {wide} cannot be judged: its yardstick would be computed"
+            f" in {wide} as well (float64 is for devices that have it, and models of at"
+            f" most {FLOAT64_PARAMETERS / 1e9:g} billion parameters)"
+        )
+    plan: InputPlan | None = None
+    sections = {}
+    identity: ModelIdentity | None = None
+    notes: list[str] = []
+    for dtype in request.noise_for:
+        with progress.step(f"reference: yardstick in {wide} for {dtype}"):
+            yardstick = load_reference(request.model, device, wide, dtype, request.remote_code)
+        if plan is None or identity is None:
+            identity = identify(yardstick)
+            plan = plan_inputs(request.inputs, yardstick)
+            notes = [*plan.notes, *yardstick.notes]
+        with TraceWriter(folder / dtype, {"model": identity.name, "dtype": dtype}) as writer:
+            section = _Capture(request, device, writer, plan, dtype, progress)
+            section.run_yardstick(Side(yardstick, device))
+            del yardstick
+            sections[dtype] = section.run_noise(wide)
+    if identity is None or plan is None:
+        raise UsageError("a golden needs at least one dtype")
+    manifest = GoldenManifest(
+        schema=1,
+        model=identity,
+        reference=describe_run(device, run),
+        inputs=request.inputs,
+        inputs_hash=plan.content_hash,
+        level=request.level,
+        sections=sections,
+        notes=notes,
+        environment=provenance(),
+    )
+    partial = folder / f"{MANIFEST}.partial"
+    partial.write_text(manifest.model_dump_json(by_alias=True, indent=1))
+    partial.replace(folder / MANIFEST)
+    return manifest
+
+
+def plan_inputs(options: InputOptions, loaded: LoadedModel) -> InputPlan:
+    """The batches that `options` ask for, for this model."""
+    limits = limits_of(loaded)
+    prompts = None
+    if options.chat and loaded.encode_chat is None:
+        raise UsageError(f"--chat: {loaded.source.reference} has no chat template")
+    if options.prompts is not None:
+        prompts = load_prompts(
+            Path(options.prompts),
+            loaded.encode,
+            limits,
+            max_new_tokens=options.max_new_tokens,
+            encode_chat=loaded.encode_chat if options.chat else None,
+        )
+    lengths = parse_lengths(options.prompt_length) if options.prompt_length else None
+    plan_options = PlanOptions(
+        lengths=lengths,
+        batch_size=options.batch_size,
+        max_new_tokens=options.max_new_tokens,
+        seed=options.seed,
+    )
+    plan = plan_batches(limits, plan_options, loaded.encode, prompts)
+    missed = [
+        name for name, met in describe_hard_cases(plan.batches, limits).items() if met is False
+    ]
+    if not missed:
+        return plan
+    return replace(plan, notes=(*plan.notes, f"these inputs do not try: {', '.join(missed)}"))
+
+
+def identify(loaded: LoadedModel) -> ModelIdentity:
+    """Which model this is, by content."""
+    return ModelIdentity(
+        name=loaded.source.reference,
+        architecture=type(loaded.model).__name__,
+        weights_hash=loaded.weights_hash,
+        tokenizer_hash=loaded.tokenizer_hash,
+        checkpoint_dtype=loaded.checkpoint_dtype,
+        vocab_size=loaded.vocab_size,
+        num_parameters=sum(p.numel() for p in loaded.model.parameters()),
+        max_positions=loaded.max_positions,
+        can_generate=loaded.can_generate,
+    )
+
+
+def load_reference(
+    model: str, device: Device, dtype: str, rounded_to: str | None, remote_code: RemoteCode
+) -> LoadedModel:
+    """The trusted model.
+
+    Its attention is eager: sdpa gets masks in forms that differ from version to version.
+    """
+    return load_model(
+        model,
+        dtype=dtype,
+        device=device.torch_device,
+        attention="eager",
+        rounded_to=rounded_to,
+        remote_code=remote_code,
+    )
+
+
+@dataclass
+class _Capture:
+    """The two runs behind one dtype of a golden."""
+
+    request: CaptureRequest
+    device: Device
+    writer: TraceWriter
+    plan: InputPlan
+    dtype: str
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self.works: list[Work] = whole_batches(self.plan.batches)
+        self.boundary = Boundary.exact_inputs_for(getattr(torch, self.dtype))
+        self.tokens: list[Tensor] = []
+
+    def run_yardstick(self, side: Side) -> None:
+        """Free generation, and the replayable pass with its tokens forced."""
+        sampling = self.request.inputs.sampling
+        self.writer.attach_json("inputs", self.plan.to_json())
+        with self.progress.step("reference: generates"):
+            for work in self.works:
+                # Its logits are those of teacher forcing: the same calls with the same tokens.
+                free = run_free(side, work, sampling)
+                self.tokens.append(free.tokens)
+                self._attach("tokens", work, free.tokens)
+                self._attach("logits", work, free.logits)
+                del free
+        if side.loaded.can_generate:
+            self._attach_scores(side)
+        if self.request.level == "modules":
+            with self.progress.step("reference: every module is recorded"):
+                record(side, self.works, self.tokens, self.writer, self.boundary)
+
+    def run_noise(self, wide: str) -> Section:
+        """The same work in the candidate's dtype, measured against the yardstick."""
+        with self.progress.step(f"noise run in {self.dtype}"):
+            loaded = load_reference(
+                self.request.model,
+                self.device,
+                self.dtype,
+                None,
+                self.request.remote_code,
+            )
+            add_biases_last(loaded.model)
+            side = Side(loaded, self.device)
+            trace = Trace.open(self.writer.folder)
+            deterministic = self._attach_noise_logits(side, trace)
+        self.writer.attach_json("weights", weight_hashes(side.loaded.model))
+        if self.request.level == "modules":
+            with self.progress.step("noise run: every module is measured"):
+                pointwise = find_pointwise(side, self.works[0])
+                attention = attention_of(side.loaded)
+                replayer = Replayer(trace, self.boundary, attention, pointwise)
+                data, sums = replay(side, self.works, self.tokens, replayer).to_parts()
+                self.writer.attach_json("noise", data)
+                self.writer.attach("noise-sums", sums)
+        return Section(
+            dtype=self.dtype,
+            yardstick_dtype=wide,
+            reference_deterministic=deterministic,
+            num_calls=len(trace.calls),
+        )
+
+    def _attach_scores(self, side: Side) -> None:
+        logits = attached_batches(Trace.open(self.writer.folder), "logits", self.plan.batches)
+        sampling = self.request.inputs.sampling
+        for work, tokens, expected in zip(self.works, self.tokens, logits, strict=True):
+            scores = processed_scores(side, work, tokens, expected, sampling)
+            self._attach("scores", work, scores)
+
+    def _attach_noise_logits(self, side: Side, trace: Trace) -> bool:
+        """Returns whether two runs agree bit for bit."""
+        meter = DriftMeter(trace) if self.request.level == "modules" else None
+        forced = run_all_forced(side, self.works, self.tokens, meter)
+        repeated = RepeatedWorks(self.works)
+        for number, (work, generated) in enumerate(zip(self.works, forced, strict=True)):
+            self._attach("noise-logits", work, generated.logits)
+            repeated.offer(number, generated.logits)
+        if meter is not None:
+            self.writer.attach_json("noise-drift", meter.relative_errors())
+        return repeated.run_again(side, self.tokens).identical
+
+    def _attach(self, name: str, work: Work, tensor: Tensor) -> None:
+        attach_batch(self.writer, name, work.batch.number, tensor)

@@ -1,0 +1,105 @@
+"""A closer look at one call of one stage: what each of its operations gave."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from assay.devices.registry import open_run
+from assay.devices.run_string import parse_run
+from assay.errors import UsageError
+from assay.generate.passes.generation_loop import timeline_of
+from assay.generate.passes.passes import Side, Work, attention_of, run_forced, whole_batches
+from assay.generate.processes.candidate import load_candidate
+from assay.generate.processes.golden import GoldenSection, load_reference, read_golden
+from assay.generate.processes.requests import OperationsRequest
+from assay.hooks.module_tracer import ModuleTracer
+from assay.locating.modules import Replayer
+from assay.models.by_size import choose_threads
+from assay.recording.operations import Operation, OperationRecorder
+from assay.runs import Progress
+from assay.trace import TraceWriter
+
+
+def trace_operations(request: OperationsRequest, progress: Progress) -> dict[str, Any]:
+    """Record the operations of one call, on the side that the request names."""
+    golden = read_golden(Path(request.golden))
+    section = GoldenSection.open(Path(request.golden), request.dtype)
+    work = _shortened(section, request)
+    with TraceWriter(request.folder, {"module": request.module}) as writer:
+        if request.candidate is not None:
+            side, _ = load_candidate(request.candidate, golden, section)
+            with progress.step(f"candidate: operations of {request.module}"):
+                _record(side, section, work, request, writer, "candidate")
+            return {}
+        choose_threads(golden.model.num_parameters)
+        run = parse_run(golden.reference["run"])
+        device = open_run(run)
+        yardstick_dtype = golden.sections[request.dtype].yardstick_dtype
+        for name, dtype, rounded_to in (
+            ("yardstick", yardstick_dtype, request.dtype),
+            ("noise", request.dtype, None),
+        ):
+            with progress.step(f"reference: operations of {request.module}, {name}"):
+                loaded = load_reference(
+                    request.model, device, dtype, rounded_to, request.remote_code
+                )
+                _record(Side(loaded, device), section, work, request, writer, name)
+    return {}
+
+
+def _shortened(section: GoldenSection, request: OperationsRequest) -> Work:
+    """The batch of the call, and no more steps of it than are needed."""
+    work = next(
+        (w for w in whole_batches(section.batches) if w.batch.number == request.batch), None
+    )
+    if work is None:
+        raise UsageError(f"the golden has no batch {request.batch}")
+    if not work.batch.max_new_tokens:
+        return work
+    steps = min(work.batch.max_new_tokens, request.step + 1)
+    return Work(replace(work.batch, max_new_tokens=steps), work.source)
+
+
+def _record(
+    side: Side,
+    section: GoldenSection,
+    work: Work,
+    request: OperationsRequest,
+    writer: TraceWriter,
+    name: str,
+) -> None:
+    replayer = Replayer(
+        section.trace, section.boundary, attention_of(side.loaded), source=work.source
+    )
+    tracer = ModuleTracer(replayer)
+    recorder = OperationRecorder(tracer, (request.module, request.step, request.call))
+    tokens = section.tensors("tokens")[[b.number for b in section.batches].index(request.batch)]
+    with tracer.attached(side.loaded.model):
+        tracer.begin_batch(work.batch.number, timeline_of(work.batch))
+        run_forced(side, work, tokens[:, : work.batch.max_new_tokens], recorder)
+    names, tensors = store_operations(recorder.operations)
+    writer.attach_json(f"{name}-names", names)
+    writer.attach(name, tensors)
+
+
+def store_operations(
+    operations: list[Operation],
+) -> tuple[list[list[str]], dict[str, Tensor]]:
+    """Operations as JSON names and numbered tensors."""
+    names = [[item.name, item.overload, str(len(item.outputs))] for item in operations]
+    tensors = {
+        f"{number}.{output}": tensor
+        for number, item in enumerate(operations)
+        for output, tensor in enumerate(item.outputs)
+    }
+    return names, tensors
+
+
+def read_operations(names: list[list[str]], tensors: dict[str, Tensor]) -> list[Operation]:
+    """What `store_operations` gave."""
+    return [
+        Operation(name, overload, tuple(tensors[f"{number}.{k}"] for k in range(int(count))))
+        for number, (name, overload, count) in enumerate(names)
+    ]

@@ -1,0 +1,158 @@
+"""What the two processes of a check are asked for, and what they answer, as JSON."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import Field
+
+from assay.verdicts import Record
+
+Level = Literal["tokens", "logits", "modules"]
+# From the shallowest to the deepest.
+LEVELS: tuple[Level, ...] = get_args(Level)
+RemoteCode = Literal["refuse", "trust"]
+
+
+class InputOptions(Record):
+    """Which prompts are run, and how many tokens are generated."""
+
+    prompts: str | None = None
+    prompt_length: str | None = None
+    batch_size: int = 4
+    max_new_tokens: int = 32
+    chat: bool = False
+    seed: int = 0
+    sampling: dict[str, Any] = Field(default_factory=dict)
+
+
+class CaptureRequest(Record):
+    """The trusted process: run the reference and keep what a candidate is judged by."""
+
+    model: str
+    reference: str
+    noise_for: list[str]
+    inputs: InputOptions = Field(default_factory=InputOptions)
+    level: Level = "modules"
+    folder: str
+    remote_code: RemoteCode = "refuse"
+
+
+class CandidateRequest(Record):
+    """The candidate process: run the model as it is to be judged, against a golden.
+
+    inputs: options of the inputs that the user gave beside the golden; they must be its own.
+    """
+
+    model: str
+    candidate: str
+    golden: str
+    folder: str
+    setup: str | None = None
+    level: Level = "modules"
+    options: dict[str, str] = Field(default_factory=dict)
+    inputs: dict[str, Any] = Field(default_factory=dict)
+    remote_code: RemoteCode = "refuse"
+
+
+class OperationsRequest(Record):
+    """Either side: the operations of one call of one stage.
+
+    candidate: None for the trusted side, which runs yardstick and noise run.
+    """
+
+    model: str
+    golden: str
+    dtype: str
+    folder: str
+    module: str
+    batch: int
+    step: int
+    call: int = 0
+    candidate: CandidateRequest | None = None
+    remote_code: RemoteCode = "refuse"
+
+
+class EquivalenceRequest(Record):
+    """The candidate's code once more in float64, against the golden's part for `dtype`."""
+
+    model: str
+    golden: str
+    dtype: str
+    setup: str | None = None
+    options: dict[str, str] = Field(default_factory=dict)
+    remote_code: RemoteCode = "refuse"
+
+
+class ModelIdentity(Record):
+    """Which model it was, by content."""
+
+    name: str
+    architecture: str
+    weights_hash: str
+    tokenizer_hash: str
+    checkpoint_dtype: str
+    vocab_size: int
+    num_parameters: int
+    max_positions: int | None = None
+    can_generate: bool = True
+
+
+class Section(Record):
+    """One dtype of a golden. The yardstick and the noise run of this dtype."""
+
+    dtype: str
+    yardstick_dtype: str
+    reference_deterministic: bool
+    num_calls: int = 0
+
+
+class GoldenManifest(Record):
+    """golden.json: what was captured, and where."""
+
+    schema_: int = Field(default=1, alias="schema")
+    model: ModelIdentity
+    reference: dict[str, Any]
+    inputs: InputOptions
+    inputs_hash: str
+    level: Level
+    sections: dict[str, Section]
+    notes: list[str] = Field(default_factory=list)
+    environment: dict[str, Any] = Field(default_factory=dict)
+
+
+class CandidateReport(Record):
+    """What the candidate process says of itself, beside its measurements."""
+
+    run: dict[str, Any]
+    deterministic: bool
+    spread: float
+    weights_different: list[str]
+    untied: list[str] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
+    peak_memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateCheck:
+    """What is checked. Exactly one of `reference` and `golden` is given.
+
+    given: those options of `inputs` that were asked for; a golden must have been captured with them.
+    """
+
+    model: str
+    candidate: str
+    reference: str | None = None
+    golden: Path | None = None
+    inputs: InputOptions = field(default_factory=InputOptions)
+    given: frozenset[str] = frozenset()
+    level: Level = "modules"
+    setup: str | None = None
+    options: dict[str, str] = field(default_factory=dict)
+    limits: str = "noise"
+    remote_code: RemoteCode = "refuse"
+
+    @property
+    def dtype(self) -> str:
+        """The candidate's dtype."""
+        return self.candidate.rpartition("/")[2]

@@ -1,0 +1,98 @@
+"""Key/value caches: what a call added to them, and putting other values in its place.
+
+A snapshot of a cache at every step would cost the square of the length; what a step added is
+enough, because the rest was added by earlier steps. That the rest is unchanged is checked.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PARTS = ("keys", "values")
+
+
+@dataclass(slots=True)
+class Addition:
+    """What one call added to one part of one cache layer.
+
+    tensor: a view of the cache's last `tensor.shape[-2]` tokens, (B, heads, tokens, head_dim):
+        writing to it changes the cache.
+    history_changed: whether tokens that were there before the call are no longer the same.
+    """
+
+    port: str
+    tensor: Tensor
+    history_changed: bool
+
+
+_Key = tuple[str, int]
+
+
+class CacheTracker:
+    """Finds the calls that change a cache, and what they add."""
+
+    def __init__(self) -> None:
+        self._claimed: set[_Key] = set()
+
+    def begin_root(self) -> None:
+        """A new root call: every layer of a cache may be changed again."""
+        self._claimed.clear()
+
+    def snapshot(self, arguments: dict[str, Any]) -> dict[_Key, tuple[Tensor | None, ...]]:
+        """The tensors that the caches among `arguments` hold before a call."""
+        return {
+            (name, index): tuple(getattr(layer, part, None) for part in PARTS)
+            for name, index, layer in _layers(arguments)
+        }
+
+    def additions(
+        self,
+        arguments: dict[str, Any],
+        before: dict[_Key, tuple[Tensor | None, ...]],
+        num_tokens: int | None,
+    ) -> Iterator[Addition]:
+        """What the call that ends now added; what a callee of it added is not told again.
+
+        num_tokens: tokens of the root call, None if not known.
+        """
+        for name, index, layer in _layers(arguments):
+            key = (name, index)
+            old = before.get(key, (None, None))
+            new = tuple(getattr(layer, part, None) for part in PARTS)
+            if key in self._claimed or all(a is b for a, b in zip(new, old, strict=True)):
+                continue
+            self._claimed.add(key)
+            for part, tensor, previous in zip(PARTS, new, old, strict=True):
+                if isinstance(tensor, Tensor) and tensor.ndim == 4:
+                    count = _num_added(tensor, previous, num_tokens)
+                    yield Addition(
+                        f"changed.{name}.{index}.{part}",
+                        tensor[..., tensor.shape[-2] - count :, :],
+                        _history_changed(tensor, previous, count),
+                    )
+
+
+def _layers(arguments: dict[str, Any]) -> Iterator[tuple[str, int, Any]]:
+    for name, value in arguments.items():
+        layers = getattr(value, "layers", None)
+        if hasattr(value, "get_seq_length") and isinstance(layers, list):
+            for index, layer in enumerate(layers):
+                yield name, index, layer
+
+
+def _num_added(tensor: Tensor, previous: Tensor | None, num_tokens: int | None) -> int:
+    length = tensor.shape[-2]
+    if num_tokens is not None:
+        return min(num_tokens, length)
+    before = previous.shape[-2] if isinstance(previous, Tensor) and previous.ndim == 4 else 0
+    return length - before if length > before else min(1, length)
+
+
+def _history_changed(tensor: Tensor, previous: Tensor | None, count: int) -> bool:
+    kept = tensor.shape[-2] - count
+    if kept == 0 or not isinstance(previous, Tensor) or previous.ndim != 4:
+        return False
+    return not torch.equal(tensor[..., :kept, :], previous[..., previous.shape[-2] - kept :, :])

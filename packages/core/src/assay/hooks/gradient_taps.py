@@ -1,0 +1,199 @@
+"""Gradients as they cross module boundaries on their way back.
+
+At every boundary the injected value stays in the graph by a *gradient tap*. In backward the tap
+observes the gradient that arrives and may pass another one on: so an error made in backward stays
+in the stage that makes it, as an error in forward does.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from assay.hooks.module_tracer import ActiveCall, TraceHandler
+from assay.hooks.nested import iterate_tensors, map_tensors
+from assay.hooks.suspension import suspended
+from assay.sites import Call, CallSite
+
+
+class BoundaryHandler(TraceHandler, Protocol):
+    """A listener that knows values again which it handed on."""
+
+    def recognises(self, value: Tensor) -> bool:
+        """Whether this very object was handed on."""
+
+    def alias(self, new: Tensor, known: Tensor) -> None:
+        """From now on `new` is what `known` is."""
+
+
+class GradientHandler(Protocol):
+    """What is done with the gradients that arrive at boundaries."""
+
+    def expects(self, call: Call, port: str, value: Tensor) -> bool:
+        """Whether a gradient shall be met at `port` of `call`, where `value` was made."""
+
+    def announce(self, call: Call, port: str) -> None:
+        """A gradient is to arrive there."""
+
+    def arrive(self, call: Call, port: str, gradient: Tensor) -> Tensor:
+        """Take a gradient; returns the one that is handed on."""
+
+    def finish_backward(self) -> None:
+        """All gradients of one backward pass have arrived."""
+
+
+class _GradientTap(torch.autograd.Function):
+    """Hands on a value that was made elsewhere as if it were the one that the graph made."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's own
+        made: Tensor,
+        injected: Tensor,
+        anchor: Tensor,
+        arrive: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        del made, anchor
+        ctx.arrive = arrive
+        # A tensor of its own: code may change it in place, and views of a Function's may not be.
+        return injected.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
+        with suspended():
+            return ctx.arrive(gradient), None, None, None
+
+
+class _Join(torch.autograd.Function):
+    """The loss, on which every crossing depends: one that nothing else reaches gets zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, *tapped: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.num_tapped = len(tapped)
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
+        return gradient, *[None] * ctx.num_tapped
+
+
+@dataclass
+class GradientTaps:
+    """A listener that puts a crossing at every boundary where `inner` hands on a value.
+
+    A boundary has its own crossing even if its value is known already: along a residual stream the
+    values are the same and the gradients are not.
+    """
+
+    inner: BoundaryHandler
+    handler: GradientHandler
+    # A value that the candidate detached has to get gradients too: they are compared.
+    _anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
+    _tapped: list[Tensor] = field(default_factory=list)
+    _places: set[tuple[CallSite, str]] = field(default_factory=set)
+
+    def enter(self, active: ActiveCall) -> None:
+        """As `inner` does, with crossings at the arguments."""
+        if active.call.caller is None and not active.is_recompute:
+            self._places.clear()
+        made = _tensors_of(active.arguments)
+        self.inner.enter(active)
+        if active.state is None:
+            return
+        for name, value in active.arguments.items():
+            active.arguments[name] = map_tensors(
+                value, f"input.{name}", lambda port, tensor: self._tap(active, port, made, tensor)
+            )
+
+    def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see Listener
+        """As `inner` does, with crossings at the results."""
+        made = dict(iterate_tensors(output, "output"))
+        output = self.inner.leave(active, output)
+        if active.state is None:
+            return output
+        cross = self._pass_through if _holds_own_loss(active, made) else self._tap
+        return map_tensors(output, "output", lambda port, tensor: cross(active, port, made, tensor))
+
+    def finish_root(self, active: ActiveCall) -> None:
+        """As `inner` does."""
+        self.inner.finish_root(active)
+
+    def join(self, loss: Tensor) -> Tensor:
+        """`loss`, such that its backward reaches every crossing made since the last one."""
+        tapped, self._tapped = self._tapped, []
+        return cast("Tensor", _Join.apply(loss, *tapped))  # type: ignore[no-untyped-call]
+
+    def _tap(
+        self, active: ActiveCall, port: str, made: dict[str, Tensor], injected: Tensor
+    ) -> Tensor:
+        value = made.get(port)
+        if (
+            value is None
+            or not torch.is_grad_enabled()
+            or not injected.is_floating_point()
+            or not self.inner.recognises(injected)
+        ):
+            return injected
+        if self.handler.expects(active.call, port, value):
+            arrive = self._arrive_at(active, port)
+        elif value.requires_grad:
+            arrive = _as_it_is  # more than is expected is not compared, and not cut off either
+        else:
+            return injected
+        tapped = cast(
+            "Tensor",
+            _GradientTap.apply(value, injected.detach(), self._anchor, arrive),  # type: ignore[no-untyped-call]
+        )
+        self.inner.alias(tapped, injected)
+        if not active.is_recompute:
+            self._tapped.append(tapped)
+        return tapped
+
+    def _pass_through(
+        self, active: ActiveCall, port: str, made: dict[str, Tensor], injected: Tensor
+    ) -> Tensor:
+        """A crossing that only a loss from this value reaches: gradients go on as they are."""
+        del active
+        value = made.get(port)
+        if value is None or not value.requires_grad or not self.inner.recognises(injected):
+            return injected
+        tapped: Tensor = _GradientTap.apply(value, injected.detach(), self._anchor, _as_it_is)  # type: ignore[no-untyped-call]
+        self.inner.alias(tapped, injected)
+        return tapped
+
+    def _arrive_at(self, active: ActiveCall, port: str) -> Callable[[Tensor], Tensor]:
+        """What is done with the gradient at a boundary.
+
+        Of activations that are computed again backward needs the values alone, unless they had
+        no graph the first time.
+        """
+        call, handler = active.call, self.handler
+        place = call.site, port
+        if active.is_recompute and place in self._places:
+            return _as_it_is
+        self._places.add(place)
+        handler.announce(call, port)
+        return lambda gradient: handler.arrive(call, port, gradient)
+
+
+def _holds_own_loss(active: ActiveCall, made: dict[str, Tensor]) -> bool:
+    """Whether the model computed a loss itself: gradients need not come through its results.
+
+    They are met at the head's.
+    """
+    loss = made.get("output.loss")
+    return active.call.caller is None and loss is not None and loss.requires_grad
+
+
+def _as_it_is(gradient: Tensor) -> Tensor:
+    return gradient
+
+
+def _tensors_of(arguments: dict[str, Any]) -> dict[str, Tensor]:
+    return {
+        port: tensor
+        for name, value in arguments.items()
+        for port, tensor in iterate_tensors(value, f"input.{name}")
+    }

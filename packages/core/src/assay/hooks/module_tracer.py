@@ -1,0 +1,248 @@
+"""Hooks on every module of a model, told as one story: who calls whom, with what, in which order."""
+
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from assay.hooks.suspension import is_suspended, suspended
+from assay.hooks.timeline import Timeline
+from assay.sites import Call, CallSite, RowMap, unwrapped_path
+
+
+@dataclass(slots=True)
+class ActiveCall:
+    """One call that is under way. `arguments` are named by the forward signature."""
+
+    call: Call
+    module: nn.Module
+    arguments: dict[str, Any]
+    state: Any = None  # what the listener wants to find again when the call ends
+    is_recompute: bool = False  # a call made before: backward computes its activations anew
+
+
+class TraceHandler(Protocol):
+    """What a run is watched for. Both methods may replace what passes the boundary."""
+
+    def enter(self, active: ActiveCall) -> None:
+        """A module was called; may change `entry.arguments` in place."""
+
+    def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - whatever modules return
+        """The module returns `output`; returns what its caller shall see."""
+
+    def finish_root(self, active: ActiveCall) -> None:
+        """The root call has ended."""
+
+
+class NullHandler:
+    """A listener that changes nothing and keeps nothing."""
+
+    def enter(self, active: ActiveCall) -> None:
+        """Nothing."""
+
+    def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see Listener
+        """The output as it is."""
+        del active
+        return output
+
+    def finish_root(self, active: ActiveCall) -> None:
+        """Nothing."""
+
+
+@dataclass
+class ModuleTracer:
+    """Tells a listener every module call of a model.
+
+    timeline: rows of the batch that is being run; None if nothing is known of them.
+    recomputing: whether calls are those of the last root call made again, as activation
+        checkpointing makes them in backward.
+    deaf: whether calls are not told at all.
+    """
+
+    handler: TraceHandler
+    batch: int = 0
+    timeline: Timeline | None = None
+    step: int = -1
+    order: int = 0
+    recomputing: bool = False
+    paused: bool = False
+    _column: int = 0
+    _stack: list[ActiveCall] = field(default_factory=list)
+    _counts: Counter[str] = field(default_factory=Counter)
+    _rows: RowMap | None = None
+    _made: dict[tuple[str, int], Call] = field(default_factory=dict)
+    _num_recomputed: Counter[str] = field(default_factory=Counter)
+
+    def begin_batch(self, number: int, timeline: Timeline | None, first_step: int = 0) -> None:
+        """The next root call is the first of this batch, and has the step `first_step`."""
+        self.batch, self.timeline = number, timeline
+        self.step, self._column = first_step - 1, 0
+
+    @property
+    def current(self) -> str | None:
+        """Path of the module whose code is running, None outside of the model."""
+        return self._stack[-1].call.site.module if self._stack else None
+
+    @property
+    def current_call(self) -> tuple[str, int, int] | None:
+        """Path, step and call of the module whose code is running."""
+        if not self._stack:
+            return None
+        site = self._stack[-1].call.site
+        return site.module, site.step, site.call
+
+    @contextmanager
+    def attached(self, model: nn.Module) -> Iterator[None]:
+        """Watch `model` inside this context."""
+        handles = []
+        for path, module in model.named_modules():
+            name = unwrapped_path(path)
+            if module is not model and not name:
+                continue  # a wrapper's inside: the wrapped model is the root already
+            pre = self._pre_hook(name, _Signature(module))
+            post = self._post_hook()
+            handles.append(module.register_forward_pre_hook(pre, with_kwargs=True))
+            handles.append(module.register_forward_hook(post, with_kwargs=True))
+        _forget_compiled_graphs()
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            _forget_compiled_graphs()
+
+    @contextmanager
+    def unpaused(self) -> Iterator[None]:
+        """Inside, calls are told."""
+        before, self.paused = self.paused, False
+        try:
+            yield
+        finally:
+            self.paused = before
+
+    def _pre_hook(self, name: str, signature: "_Signature") -> Callable[..., Any]:
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+            if self.paused or is_suspended():
+                return None
+            with suspended():
+                if not name:
+                    self._stack.clear()  # of a root call that ended by an exception
+                arguments = signature.bind(args, kwargs)
+                if self.recomputing:
+                    known = self._made.get((name, self._num_recomputed[name]))
+                    self._num_recomputed[name] += 1
+                    if known is None:
+                        return None
+                    active = ActiveCall(known, module, arguments, is_recompute=True)
+                else:
+                    if not self._stack:
+                        self._begin_root(arguments)
+                    active = ActiveCall(self._begin_call(name, module), module, arguments)
+                self._stack.append(active)
+                self.handler.enter(active)
+                return signature.unbind(active.arguments, len(args))
+
+        hook: Callable[..., Any] = torch.compiler.disable(enter)
+        return hook
+
+    def _post_hook(self) -> Callable[..., Any]:
+        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:  # noqa: ANN401
+            del args, kwargs
+            if self.paused or is_suspended():
+                return None
+            with suspended():
+                while self._stack and self._stack[-1].module is not module:
+                    self._stack.pop()  # a callee that left by an exception its caller caught
+                if not self._stack:
+                    return None  # a call made again that was not made before
+                active = self._stack.pop()
+                output = self.handler.leave(active, output)
+                if not self._stack and not self.recomputing:
+                    self.handler.finish_root(active)
+                return output
+
+        hook: Callable[..., Any] = torch.compiler.disable(leave)
+        return hook
+
+    def _begin_call(self, name: str, module: nn.Module) -> Call:
+        number = self._counts[name]
+        self._counts[name] += 1
+        site = CallSite(self.step, name, number, micro_batch=self.batch)
+        caller = self._stack[-1].call.site.module if self._stack else None
+        call = Call(site, type(module).__name__, caller, self.order, rows=self._rows)
+        self.order += 1
+        self._made[name, number] = call
+        return call
+
+    def _begin_root(self, arguments: dict[str, Any]) -> None:
+        self.step += 1
+        self._counts.clear()
+        self._made.clear()
+        self._num_recomputed.clear()
+        ids = _sequence(arguments)
+        if ids is None:
+            self._rows = None
+            return
+        timeline = self.timeline
+        if timeline is None:
+            timeline = Timeline.of_call(ids, arguments.get("attention_mask"))
+            self._column = timeline.positions.shape[1] - ids.shape[1]
+        self._rows = timeline.rows(self._column, ids.shape[1])
+        self._column += ids.shape[1]
+
+
+def _sequence(arguments: dict[str, Any]) -> torch.Tensor | None:
+    """The argument that has the tokens of the call, (B, T) or (B, T, C)."""
+    for name in ("input_ids", "inputs_embeds", "decoder_input_ids"):
+        tensor = arguments.get(name)
+        if isinstance(tensor, torch.Tensor) and tensor.ndim >= 2:
+            return tensor
+    return None
+
+
+def _forget_compiled_graphs() -> None:
+    """Make torch.compile trace again: graphs made without hooks do not call them."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+
+
+class _Signature:
+    """Arguments of a forward method by name, and back to how it was called.
+
+    What came by position goes back by position: wrappers of Hugging Face look into keywords only.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._names = []
+        self._rest = "args"
+        # Of the class: a setup function may have put another callable on the instance.
+        parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
+        for parameter in parameters:
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+                self._names.append(parameter.name)
+            elif parameter.kind is parameter.VAR_POSITIONAL:
+                self._rest = parameter.name
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """All arguments by name; positional ones beyond the names as one tuple."""
+        arguments: dict[str, Any] = dict(zip(self._names, args, strict=False))
+        if len(args) > len(self._names):
+            arguments[self._rest] = args[len(self._names) :]
+        return arguments | kwargs
+
+    def unbind(
+        self, arguments: dict[str, Any], num_positional: int
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """`arguments` in the form of a call that had `num_positional` positional ones."""
+        names = self._names[:num_positional]
+        args = tuple(arguments[name] for name in names)
+        if num_positional > len(self._names):
+            args += tuple(arguments[self._rest])
+            names = [*names, self._rest]
+        return args, {name: value for name, value in arguments.items() if name not in names}

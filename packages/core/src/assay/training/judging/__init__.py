@@ -1,0 +1,1 @@
+"""From what the processes measured to one verdict."""

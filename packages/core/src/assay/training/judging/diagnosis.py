@@ -1,0 +1,264 @@
+"""What is wrong, by its signature: which stages fail together, and how."""
+
+import math
+from dataclasses import dataclass
+
+from assay.comparing.judge import FailedStage, Judged
+from assay.comparing.results import PortResult
+from assay.sites import Phase
+from assay.training.judging.evidence import (
+    PARAMETER_PREFIX,
+    Group,
+    TrainEvidence,
+    is_root_gradient,
+    location_of,
+    parameter_of,
+)
+from assay.verdicts import Diagnosis, Location
+
+# A gradient of the right direction and another length: what is left after scaling, relative to
+# what the scale changes. One wrong element in a thousand would leave 3%.
+_PARALLEL = 0.02
+
+# Of many gradients, each is scaled by the same number to this accuracy; in 8 bits that rounds to
+# 0.4%, a factor near 1 is known to a tenth of what it changes.
+_ALIKE = 0.1
+
+# What leaves out the part of even one of many ranks is far above what any dtype rounds.
+_LEAST_PART = 0.05
+
+_SAME_SUM = 1e-9
+
+_OF_GROUP: dict[str, Diagnosis] = {
+    "stage-reduce": "missing-reduction",
+    "stage-clip": "clip-norm",
+    "stage-optimizer": "optimizer-update",
+}
+_GROUP_OF_PHASE: dict[Phase, str] = {
+    "reduce": "stage-reduce",
+    "clip": "stage-clip",
+    "optimizer": "stage-optimizer",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A diagnosis and the place that it names."""
+
+    diagnosis: Diagnosis
+    location: Location
+
+
+def diagnose_replay(
+    evidence: TrainEvidence, groups: dict[str, Group], origin: FailedStage
+) -> Finding:
+    """What the replayed steps show; `origin` is the stage where the error is made."""
+    failed = [item for group in groups.values() for item in group.failed]
+    location = location_of(origin, failed)
+    if origin.reported.ratio.statistic == "non-finite":
+        return Finding("non-finite", location)
+    phase = origin.stage.phase
+    if phase == "inputs":
+        return Finding("inputs-differ", location)
+    return (
+        _find_untied(evidence, location)
+        or _find_other_weights(evidence, location)
+        or find_unexpectedly_trained(evidence)
+        or _find_frozen(evidence, groups)
+        or _diagnose_phase(evidence, groups, origin, location)
+    )
+
+
+def _find_untied(evidence: TrainEvidence, location: Location) -> Finding | None:
+    lost = [names for names in evidence.reference.shared if names not in evidence.report.shared]
+    if not lost:
+        return None
+    # The table that is shared is the embedding's; what has become a copy is the head's.
+    name = lost[0][0]
+    module = name.rpartition(".")[0]
+    return Finding(
+        "untied-parameters", location.model_copy(update={"module": module, "parameter": name})
+    )
+
+
+def _find_other_weights(evidence: TrainEvidence, location: Location) -> Finding | None:
+    own = [
+        name
+        for name in evidence.report.weights_different
+        if name.rpartition(".")[0] == location.module
+    ]
+    if not own or location.phase not in ("forward", "backward"):
+        return None
+    return Finding("weight-mismatch", location.model_copy(update={"parameter": own[0]}))
+
+
+def _find_frozen(evidence: TrainEvidence, groups: dict[str, Group]) -> Finding | None:
+    """Parameters that do not move at all, where the noise run's do."""
+    group = groups["stage-optimizer"]
+    frozen = sorted(
+        {
+            parameter_of(item)
+            for item in group.judged
+            if item.port.port.startswith("update.") and stands_still(item)
+        }
+        | set(evidence.report.not_in_optimizer)
+    )
+    if not frozen:
+        return None
+    whole = len(frozen) == evidence.reference.num_trainable
+    return Finding("frozen-parameters", _optimizer_location(None if whole else frozen[0]))
+
+
+def find_unexpectedly_trained(evidence: TrainEvidence) -> Finding | None:
+    """Parameters that are trained and should not be, such as the base under an adapter."""
+    unexpectedly_trained = evidence.report.unexpectedly_trained
+    return (
+        Finding("optimizer-update", _optimizer_location(unexpectedly_trained[0]))
+        if unexpectedly_trained
+        else None
+    )
+
+
+def _optimizer_location(parameter: str | None) -> Location:
+    module = parameter.rpartition(".")[0] if parameter is not None else None
+    return Location(phase="optimizer", module=module, parameter=parameter)
+
+
+def stands_still(item: Judged) -> bool:
+    """Whether the candidate's values are all zero and the reference's are not."""
+    sums = item.port.sums
+    exact = (sums.dd - sums.ee, sums.de + sums.ee)
+    # Sums of squares that were added up in another order.
+    return item.failed and sums.ee > 0 and max(map(abs, exact)) <= _SAME_SUM * sums.ee
+
+
+def _diagnose_phase(
+    evidence: TrainEvidence, groups: dict[str, Group], origin: FailedStage, location: Location
+) -> Finding:
+    port = origin.reported.port
+    match origin.stage.phase:
+        case "forward":
+            return _diagnose_forward(evidence, groups, port, location)
+        case "backward":
+            return _diagnose_backward(evidence, groups, port, location)
+        case phase:
+            group = groups.get(_GROUP_OF_PHASE.get(phase, ""))
+            if group is None:
+                return Finding("module-error", location)
+            return _diagnose_group(group, phase, location)
+
+
+def _diagnose_forward(
+    evidence: TrainEvidence, groups: dict[str, Group], port: PortResult, location: Location
+) -> Finding:
+    if port.port == "loss" and _is_loss_scaled(evidence):
+        # What is wrong with a wrong length of the loss is what it does to the gradients.
+        return Finding("loss-scale", location.model_copy(update={"phase": "backward"}))
+    parts = evidence.on_ranks and _is_only_part(groups, port)
+    return Finding("missing-reduction" if parts else "module-error", location)
+
+
+def _diagnose_backward(
+    evidence: TrainEvidence, groups: dict[str, Group], port: PortResult, location: Location
+) -> Finding:
+    if _only_sums_fail(groups):
+        # Boundaries are right: what is wrong is how the micro-batches were added up.
+        alike = _all_scaled_alike(groups["stage-backward"])
+        return Finding("loss-scale" if alike else "missing-reduction", _of_no_module(location))
+    if is_root_gradient(port.module, port.port, "backward"):
+        return Finding("loss-scale" if _is_loss_scaled(evidence) else "module-error", location)
+    if evidence.report.drew_in_backward:
+        return Finding("rng-state", location)
+    parts = evidence.on_ranks and _is_only_part(groups, port)
+    return Finding(
+        "missing-reduction" if parts or _only_norms(groups) else "module-error", location
+    )
+
+
+def _diagnose_group(group: Group, phase: Phase, location: Location) -> Finding:
+    if phase == "reduce":
+        if _all_scaled_alike(group):
+            return Finding("loss-scale", _of_no_module(location))
+        if not _is_part_missing(group):
+            return Finding("module-error", location)
+    if phase == "clip" or (phase == "optimizer" and _most_fail(group)):
+        location = _of_no_module(location)
+    return Finding(_OF_GROUP[group.name], location)
+
+
+def _of_no_module(location: Location) -> Location:
+    return location.model_copy(update={"module": None, "parameter": None})
+
+
+def _is_loss_scaled(evidence: TrainEvidence) -> bool:
+    """Whether in every micro-batch the gradient at the logits has another length and no more."""
+    scales = evidence.report.logit_gradients
+    noise = 4 * evidence.unit_roundoff
+    return any(abs(scale.slope) > noise for scale in scales) and all(
+        scale.rest <= max(_PARALLEL * abs(scale.slope), noise) for scale in scales
+    )
+
+
+def _all_scaled_alike(group: Group) -> bool:
+    """Whether every gradient is the reference's times the same number."""
+    sums = [
+        port.sums
+        for port in group.ports
+        if port.port.startswith(PARAMETER_PREFIX) and port.sums.ee > 0
+    ]
+    slopes = [one.slope for one in sums]
+    if not slopes or min(abs(slope) for slope in slopes) == 0:
+        return False
+    rests = [
+        math.sqrt(max(one.dd - one.de * one.de / one.ee, 0.0) / one.ee) / abs(one.slope)
+        for one in sums
+    ]
+    spread = max(slopes) - min(slopes)
+    return max(rests) <= _ALIKE and spread <= _ALIKE * abs(slopes[0])
+
+
+def _only_sums_fail(groups: dict[str, Group]) -> bool:
+    """Whether gradients of most parameters are wrong, and those at the boundaries of modules not."""
+    return not groups["gradients"].failed and _most_fail(groups["stage-backward"])
+
+
+def _most_fail(group: Group) -> bool:
+    """Whether the values of more than half of all modules are wrong: then it is none of them."""
+    modules = {port.stage.module for port in group.ports}
+    return 2 * len({item.port.stage.module for item in group.failed}) > len(modules)
+
+
+def _is_only_part(groups: dict[str, Group], port: PortResult) -> bool:
+    """Whether ranks hold different parts of what each should have whole.
+
+    The parts add up to it: gradients of a trainer that reduces them inside of backward, results and
+    gradients of layers that are divided over ranks.
+    """
+    parts = [
+        1 + one.sums.slope
+        for group in groups.values()
+        for one in group.ports
+        if (one.module, one.port, one.stage) == (port.module, port.port, port.stage)
+    ]
+    return abs(sum(parts) - 1) <= _ALIKE and max(parts) - min(parts) > _ALIKE
+
+
+def _is_part_missing(group: Group) -> bool:
+    """Whether some sum is wrong by more than its rounding."""
+    failed = [item.port.sums for item in group.failed]
+    return any(not one.relative_error <= _LEAST_PART for one in failed)
+
+
+def _only_norms(groups: dict[str, Group]) -> bool:
+    """Whether nothing but gradients of norms' parameters is wrong.
+
+    Under sequence parallelism each rank has the gradients of its own tokens: a sum over ranks
+    that is left out shows in the parameters that are not sharded, and nowhere else.
+    """
+    failed = [item for group in groups.values() for item in group.failed]
+    return all(
+        item.port.stage.phase == "backward"
+        and item.port.port.startswith(PARAMETER_PREFIX)
+        and "Norm" in item.port.kind
+        for item in failed
+    )

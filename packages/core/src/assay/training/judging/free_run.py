@@ -1,0 +1,287 @@
+"""The losses of the free run and its checkpoint, judged."""
+
+import math
+from dataclasses import dataclass
+
+from assay.comparing.judge import Judged
+from assay.comparing.results import PortResult
+from assay.errors import name_some
+from assay.noise import TENSOR_FLOOR, Ratio
+from assay.sites import unwrapped_path
+from assay.stages import Stage
+from assay.training.judging.diagnosis import Finding
+from assay.training.judging.evidence import LevelResult, TrainEvidence
+from assay.training.processes.requests import FreeRun
+from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome
+
+# Names of where a free run, and the resumed one, take a parameter.
+TRAJECTORY, RESUMED_TRAJECTORY = "trajectory", "resumed-trajectory"
+
+# The sum of two parts is the same in both orders. Of more, DistributedDataParallel adds up in another
+# order after its first step than in it, and so in a resumed run.
+_MOST_IN_ANY_ORDER = 2
+
+
+def judge_losses(evidence: TrainEvidence) -> tuple[Judged | None, list[str]]:
+    """The losses of the free run against the yardstick's, and what to say of them.
+
+    The error that accumulates is the noise run's, but for the few numbers that a loss is: the
+    root mean square over the steps is taken of both.
+    """
+    expected = evidence.reference.yardstick_losses
+    actual = [step.loss for step in evidence.report.free.steps]
+    noise = evidence.reference.noise_losses
+    if evidence.reference.draws and evidence.on_ranks:
+        note = (
+            "losses of the free run are not compared: each rank draws the numbers of its own"
+            " dropout; those of single micro-batches are"
+        )
+        return None, [note]
+    if not all(map(math.isfinite, noise)):
+        return None, [f"losses are not compared: the noise run itself has {noise}"]
+    error = _relative_error(actual, expected)
+    floor = TENSOR_FLOOR * evidence.unit_roundoff
+    ratio = Ratio("loss-error", error, max(_relative_error(noise, expected), floor))
+    port = PortResult("", "free-run", Stage("", "forward"), 0, evidence.dtype, "")
+    delta = max((abs(a - e) for a, e in zip(actual, expected, strict=True)), default=math.nan)
+    noise_delta = max((abs(a - e) for a, e in zip(noise, expected, strict=True)), default=math.nan)
+    note = (
+        f"largest difference of a loss over {len(actual)} free steps: {delta:.1e} nats"
+        f" (noise run: {noise_delta:.1e})"
+    )
+    notes = [note, *_report_differences(evidence)]
+    return Judged(port, ratio, evidence.limits.of("loss-error")), notes
+
+
+def _report_differences(evidence: TrainEvidence) -> list[str]:
+    """What the trainer says of its steps beside the loss: it trains nothing, and logs show it."""
+    notes = []
+    counted = [step.num_tokens for step in evidence.report.free.steps]
+    expected = evidence.reference.num_tokens
+    if counted != expected:
+        notes.append(
+            f"the trainer counts {counted} label tokens in its steps, the reference {expected}"
+        )
+    losses = [[step.loss for step in report.free.steps] for report in evidence.reports]
+    others = [rank for rank, own in enumerate(losses) if not all(map(_same, own, losses[0]))]
+    if others:
+        notes.append(
+            f"rank {others[0]} tells the losses {losses[others[0]]}, rank 0 {losses[0]}: those of"
+            " rank 0 are judged"
+        )
+    return notes
+
+
+def judge_trajectory(evidence: TrainEvidence) -> list[Judged]:
+    """Where the free run, and the resumed one, take each parameter, against the recorded steps.
+
+    It sees what no replayed step does: the last update of all, and what changes the training only
+    as it goes on.
+    """
+    if evidence.reference.draws and evidence.on_ranks:
+        return []
+    noise = {row.parameter: row for row in evidence.reference.noise_trajectory}
+    judged = []
+    for rank, report in enumerate(evidence.reports):
+        runs = {
+            TRAJECTORY: report.free.trajectory,
+            RESUMED_TRAJECTORY: report.free.resumed_trajectory,
+        }
+        for name, row in ((name, row) for name, rows in runs.items() for row in rows):
+            module, _, short = row.parameter.rpartition(".")
+            floor = TENSOR_FLOOR * evidence.unit_roundoff * row.size
+            expected = max(noise[row.parameter].error, floor)
+            if not math.isfinite(expected):
+                continue
+            stage = Stage(module, "optimizer")
+            port = PortResult(module, f"{name}.{short}", stage, 0, evidence.dtype, "")
+            port.rank = rank
+            ratio = Ratio("trajectory-error", row.error, expected)
+            judged.append(Judged(port, ratio, evidence.limits.of("trajectory-error")))
+    return judged
+
+
+def trajectory_gap(evidence: TrainEvidence) -> str | None:
+    """Where nothing can be said of where the free run ends; None if there is no such parameter."""
+    if evidence.reference.draws and evidence.on_ranks:
+        return None
+    expected = {row.parameter: row.error for row in evidence.reference.noise_trajectory}
+    if broken := sorted(name for name, error in expected.items() if not math.isfinite(error)):
+        return f"the noise run itself does not end at a finite {name_some(broken)}"
+    shown = {row.parameter for report in evidence.reports for row in report.free.trajectory}
+    if missing := sorted(expected.keys() - shown):
+        return f"not seen after the last step: {name_some(missing)}"
+    return None
+
+
+def _relative_error(actual: list[float], expected: list[float]) -> float:
+    squares = [((a - e) / e) ** 2 for a, e in zip(actual, expected, strict=True)]
+    return math.sqrt(sum(squares) / len(squares))
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    reason: str
+    finding: Finding
+
+
+def judge_checkpoint(evidence: TrainEvidence) -> tuple[LevelResult, Finding | None]:
+    """What was saved, what was read back, and how the resumed run went on: all to the bit."""
+    free = evidence.report.free
+    in_any_order = len(evidence.reports) > _MOST_IN_ANY_ORDER
+    rows = [
+        row
+        for rank, report in enumerate(evidence.reports)
+        for row in _resumed_rows(evidence, rank, report.free)
+    ]
+    if in_any_order:
+        # Sums are added up in another order, from the first reduction on.
+        first = (evidence.options.resume_at, "loss")
+        rows = [row for row in rows if (row.step, row.port) == first]
+    problems = [
+        problem
+        for problem in (
+            _unreadable(evidence, free),
+            _wrong_state(evidence, free.changed_by_saving, "after saving"),
+            _wrong_files(evidence, free),
+            _wrong_settings(evidence, free),
+            _wrong_state(evidence, free.not_restored, "after loading the checkpoint"),
+            _wrong_state(evidence, evidence.report.not_loaded, "after load_state_dict"),
+            _different_step(evidence, rows),
+            None if in_any_order else _other_end(evidence, free),
+        )
+        if problem is not None
+    ]
+    compared = free.saved_compared + free.compared + len({(row.step, row.port) for row in rows})
+    if problems:
+        outcome, reason = Outcome.FAIL, problems[0].reason
+    elif not compared or not rows:
+        outcome, reason = Outcome.NOT_COMPARED, "the run was not resumed"
+    elif not free.saved_compared:
+        outcome, reason = Outcome.NOT_COMPARED, "the checkpoint has no model that users could load"
+    else:
+        outcome, reason = Outcome.PASS, None
+    level = Level(verdict=outcome, compared=compared, reason=reason)
+    notes = [*free.notes, *(problem.reason for problem in problems[1:])]
+    if in_any_order:
+        by = "not compared" if evidence.reference.draws else "judged by its noise"
+        notes.append(
+            f"{len(evidence.reports)} ranks may add up in another order after a restart: of the"
+            f" resumed run the first loss is compared to the bit, what follows is {by}"
+        )
+    return LevelResult(level, rows, notes), problems[0].finding if problems else None
+
+
+def _location(evidence: TrainEvidence, name: str | None = None) -> Location:
+    return Location(
+        phase="checkpoint",
+        step=evidence.options.resume_at,
+        module=name.rpartition(".")[0] if name else None,
+        parameter=name,
+    )
+
+
+def _mismatch(evidence: TrainEvidence) -> Diagnosis:
+    return "adapter-mismatch" if evidence.options.lora else "checkpoint-mismatch"
+
+
+def _unreadable(evidence: TrainEvidence, free: FreeRun) -> _Problem | None:
+    if free.problem is None:
+        return None
+    return _Problem(free.problem, Finding(_mismatch(evidence), _location(evidence)))
+
+
+def _wrong_files(evidence: TrainEvidence, free: FreeRun) -> _Problem | None:
+    if not free.saved:
+        return None
+    reason = (
+        f"{len(free.saved)} of {free.saved_compared} tensors in the model folder are not what the"
+        f" model held: {name_some(free.saved)}"
+    )
+    return _Problem(reason, Finding(_mismatch(evidence), _location(evidence, free.saved[0])))
+
+
+def _wrong_settings(evidence: TrainEvidence, free: FreeRun) -> _Problem | None:
+    if not free.settings:
+        return None
+    reason = f"the model folder's configuration is not the model's: {name_some(free.settings)}"
+    return _Problem(reason, Finding(_mismatch(evidence), _location(evidence)))
+
+
+def _other_end(evidence: TrainEvidence, free: FreeRun) -> _Problem | None:
+    if not free.ended_otherwise:
+        return None
+    reason = (
+        f"after the last step {len(free.ended_otherwise)} parameters and moments of the resumed run"
+        f" are not the uninterrupted run's: {name_some(free.ended_otherwise)}"
+    )
+    return _Problem(reason, Finding(_mismatch(evidence), _location(evidence)))
+
+
+def _wrong_state(evidence: TrainEvidence, paths: list[str], when: str) -> _Problem | None:
+    if not paths:
+        return None
+    reason = f"{len(paths)} values are not as they were {when}: {name_some(paths)}"
+    if all(path.startswith("generators.") for path in paths):
+        return _Problem(reason, Finding("rng-state", _location(evidence)))
+    parameters = [_parameter(path) for path in paths]
+    named = [name for name in parameters if name is not None]
+    # Under an adapter nothing else of the model changes from checkpoint to checkpoint.
+    adapted = evidence.options.lora and named
+    diagnosis: Diagnosis = "adapter-mismatch" if adapted else "checkpoint-mismatch"
+    name = named[0] if named else None
+    return _Problem(reason, Finding(diagnosis, _location(evidence, name)))
+
+
+def _parameter(path: str) -> str | None:
+    part, _, name = path.removesuffix(" requires_grad").partition(".")
+    # Moments have the name of their parameter and their own; ranks' parts have their number.
+    of_model = part == "model" and " " not in name
+    return unwrapped_path(name.partition("|")[0]) if of_model else None
+
+
+def _different_step(evidence: TrainEvidence, rows: list[Measurement]) -> _Problem | None:
+    wrong = [row for row in rows if row.ratio > 0]
+    if not wrong:
+        return None
+    first = wrong[0]
+    reason = f"the {first.port} of step {first.step} is not the uninterrupted run's"
+    free = evidence.report.free
+    # An equal state and an equal batch give another first loss only by other random numbers, or by
+    # what no state holds, such as the scale of an adapter.
+    at_once = first.port == "loss" and first.step == evidence.options.resume_at
+    drawn = at_once and not free.not_restored and not free.generators_compared
+    diagnosis: Diagnosis = "rng-state" if drawn else _mismatch(evidence)
+    location = Location(phase="checkpoint", step=first.step, rank=first.rank)
+    return _Problem(reason, Finding(diagnosis, location))
+
+
+def _resumed_rows(evidence: TrainEvidence, rank: int, free: FreeRun) -> list[Measurement]:
+    """What a rank says of each resumed step, beside what it has said of the uninterrupted one."""
+    rows: list[Measurement] = []
+    if not free.resumed:
+        return rows
+    expected = free.steps[evidence.options.resume_at :]
+    for one, other in zip(free.resumed, expected, strict=True):
+        pairs = {"loss": (one.loss, other.loss), "gradient norm": (one.grad_norm, other.grad_norm)}
+        rows += [
+            Measurement(
+                level="checkpoint",
+                module="",
+                port=port,
+                phase="checkpoint",
+                rank=rank,
+                step=other.step,
+                statistic="exact",
+                actual=abs(actual - wanted),
+                expected=0.0,
+                ratio=0.0 if _same(actual, wanted) else math.inf,
+                limit=0.0,
+            )
+            for port, (actual, wanted) in pairs.items()
+        ]
+    return rows
+
+
+def _same(actual: float, expected: float) -> bool:
+    return actual == expected or (math.isnan(actual) and math.isnan(expected))

@@ -1,0 +1,44 @@
+"""Reports of several ranks as one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from assay.training.processes.requests import CandidateReport, FreeRun
+
+# What goes wrong on one rank has gone wrong.
+_UNITED = (
+    "weights_different", "not_in_optimizer", "unexpectedly_trained", "adapter_start", "not_loaded",
+    "logit_gradients", "partial_modules", "unmeasured",
+)  # fmt: skip
+
+_UNITED_OF_RUNS = (
+    "saved", "settings", "changed_by_saving", "not_restored", "ended_otherwise", "notes",
+)  # fmt: skip
+
+
+def merge_reports(reports: Sequence[CandidateReport]) -> CandidateReport:
+    """What all ranks say together; a phase was seen if every rank has shown it."""
+    first = reports[0]
+    update: dict[str, Any] = {name: _union(reports, name) for name in _UNITED}
+    update |= {
+        "free": _merge_runs([report.free for report in reports]),
+        "shared": [names for names in first.shared if all(names in one.shared for one in reports)],
+        "seen": [phase for phase in first.seen if all(phase in one.seen for one in reports)],
+        "invisible": {k: v for report in reports for k, v in report.invisible.items()},
+        "drew_in_backward": any(report.drew_in_backward for report in reports),
+    }
+    return first.model_copy(update=update)
+
+
+def _merge_runs(runs: Sequence[FreeRun]) -> FreeRun:
+    """The run of the first rank, with what went wrong on any."""
+    problems = [run.problem for run in runs if run.problem is not None]
+    update: dict[str, Any] = {name: _union(runs, name) for name in _UNITED_OF_RUNS}
+    return runs[0].model_copy(update=update | {"problem": problems[0] if problems else None})
+
+
+def _union(items: Sequence[Any], name: str) -> list[Any]:
+    found: list[Any] = []
+    for item in items:
+        found += [value for value in getattr(item, name) if value not in found]
+    return found

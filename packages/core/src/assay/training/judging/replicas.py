@@ -1,0 +1,110 @@
+"""What ranks hold in common, and how they share out the micro-batches of a step."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from assay.errors import name_some
+from assay.training.judging.diagnosis import Finding
+from assay.training.judging.evidence import LevelResult, TrainEvidence
+from assay.training.processes.requests import CandidateReport
+from assay.verdicts import Level, Location, Outcome
+
+
+def judge_replicas(evidence: TrainEvidence) -> tuple[LevelResult, Finding | None]:
+    """Whether ranks that hold the same part of a value hold the same numbers, to the bit."""
+    if not evidence.on_ranks:
+        return LevelResult(Level(verdict=None, reason="one process has no replicas")), None
+    held = [report.free.held for report in evidence.reports]
+    compared = 0
+    for step in range(min(map(len, held))):
+        at_step = [rank[step] for rank in held]
+        copies = Counter(key for rank in at_step for key in rank)
+        compared += sum(count > 1 for count in copies.values())
+        diverged = _diverged(at_step)
+        if diverged:
+            names = sorted({_parameter(key) for key in diverged})
+            reason = (
+                f"after step {step} {len(names)} parameters or their moments differ between ranks"
+                f" that hold the same part of them: {name_some(names)}"
+            )
+            key, rank = min(diverged.items())
+            name = _parameter(key)
+            location = Location(
+                phase="optimizer",
+                step=step,
+                rank=rank,
+                module=name.rpartition(".")[0],
+                parameter=name,
+            )
+            level = Level(verdict=Outcome.FAIL, compared=compared, reason=reason)
+            return LevelResult(level), Finding("replica-divergence", location)
+    if not compared:
+        reason = "no rank holds what another one holds"
+        return LevelResult(Level(verdict=None, reason=reason)), None
+    return LevelResult(Level(verdict=Outcome.PASS, compared=compared)), None
+
+
+def find_unshared(evidence: TrainEvidence) -> str | None:
+    """What is wrong with how micro-batches were shared out; None if each was trained once."""
+    if not evidence.on_ranks:
+        return None
+    options = evidence.options
+    micro_batches_run: Counter[tuple[int, int]] = Counter()
+    for coordinate, reports in _by_data_rank(evidence.reports).items():
+        for report in reports:
+            if sorted(report.micro_batches_run) != sorted(reports[0].micro_batches_run):
+                return f"ranks with dp={coordinate} train on different micro-batches"
+        micro_batches_run.update(reports[0].micro_batches_run)
+    for step in range(options.steps):
+        for number in range(options.micro_batches):
+            count = micro_batches_run[step, number]
+            if count != 1:
+                how = "by no rank" if not count else f"{count} times"
+                return f"micro-batch {number} of step {step} was trained {how}"
+    return None
+
+
+def find_repeated_masks(evidence: TrainEvidence) -> int | None:
+    """The first rank that drops by the same random numbers twice; None if none does."""
+    repeats = (
+        rank
+        for rank, report in enumerate(evidence.reports)
+        if len(set(report.free.masks)) < len(report.free.masks)
+    )
+    return next(repeats, None)
+
+
+def notes_on_masks(evidence: TrainEvidence) -> list[str]:
+    """Whether ranks of dp drop alike, as trainers do that seed all of them so; or none was seen."""
+    if evidence.reference.draws and not any(report.free.masks for report in evidence.reports):
+        return ["masks of dropout are not compared: none is drawn by torch's own functions"]
+    first: dict[str, int] = {}
+    for data_rank, reports in _by_data_rank(evidence.reports).items():
+        for mask in {mask for report in reports for mask in report.free.masks}:
+            if first.setdefault(mask, data_rank) != data_rank:
+                return [f"dp={first[mask]} and dp={data_rank} drop by the same random numbers"]
+    return []
+
+
+def _by_data_rank(reports: Sequence[CandidateReport]) -> dict[int, list[CandidateReport]]:
+    """Ranks that train on the same micro-batches, by their place on the axis dp."""
+    groups: dict[int, list[CandidateReport]] = {}
+    for report in reports:
+        groups.setdefault(report.coordinates.get("dp", 0), []).append(report)
+    return groups
+
+
+def _diverged(ranks: Sequence[Mapping[str, str]]) -> dict[str, int]:
+    """Keys whose hash is not that of the first rank that has them, and a rank where it is not."""
+    first: dict[str, str] = {}
+    wrong: dict[str, int] = {}
+    for number, rank in enumerate(ranks):
+        for key, value in rank.items():
+            if first.setdefault(key, value) != value:
+                wrong.setdefault(key, number)
+    return wrong
+
+
+def _parameter(key: str) -> str:
+    """The parameter that a key is of."""
+    return key.partition("|")[0].partition(" ")[0]

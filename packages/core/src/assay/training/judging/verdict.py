@@ -1,0 +1,350 @@
+"""From measured steps, losses and a checkpoint to one verdict."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from assay.comparing.judge import FailedStage, Judged, find_origin, rank_stages
+from assay.errors import name_some
+from assay.sites import Phase
+from assay.training.judging.diagnosis import (
+    Finding,
+    diagnose_replay,
+    find_unexpectedly_trained,
+    stands_still,
+)
+from assay.training.judging.evidence import (
+    Group,
+    LevelResult,
+    TrainEvidence,
+    judge_groups,
+    location_of,
+    measurement_of,
+)
+from assay.training.judging.free_run import (
+    RESUMED_TRAJECTORY,
+    judge_checkpoint,
+    judge_losses,
+    judge_trajectory,
+    trajectory_gap,
+)
+from assay.training.judging.replicas import (
+    find_repeated_masks,
+    find_unshared,
+    judge_replicas,
+    notes_on_masks,
+)
+from assay.training.processes.requests import CandidateReport
+from assay.training.replay.step_observer import METHODS
+from assay.verdicts import (
+    Diagnosis,
+    Level,
+    Location,
+    Measurement,
+    Outcome,
+    Suspect,
+    Unmatched,
+    Verdict,
+    overall_outcome,
+)
+
+_LISTED = 50
+
+_STEPS_ELSEWHERE = (
+    "the optimizer holds none of the model's parameters, and they change all the same: tensors of"
+    " its own, as master weights are, cannot be compared"
+)
+
+# Which measurements each level judges; those of `modules` are split by phase.
+_GROUPS_OF_LEVEL = {
+    "inputs": ("modules", "stage-inputs"),
+    "loss": ("stage-forward",),
+    "activations": ("modules",),
+    "gradients": ("recomputed", "gradients", "stage-backward", "stage-reduce", "stage-clip"),
+    "updates": ("stage-optimizer",),
+}
+_PHASES_OF_LEVEL: dict[str, tuple[Phase, ...]] = {
+    "gradients": ("backward", "reduce", "clip"),
+    "updates": ("optimizer",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """What the verdict is about."""
+
+    finding: Finding | None
+    judged: Judged | None
+
+
+def judge_training(evidence: TrainEvidence) -> tuple[Verdict, list[Measurement]]:
+    """The verdict over all levels, and its measurements."""
+    groups = judge_groups(evidence)
+    loss, loss_notes = judge_losses(evidence)
+    trajectory = judge_trajectory(evidence)
+    extra = {"loss": [loss] if loss else [], "updates": trajectory}
+    results = {
+        name: _judge_level(name, groups, evidence, extra.get(name, [])) for name in _GROUPS_OF_LEVEL
+    }
+    results["loss"].notes += loss_notes
+    results["replicas"], divergence = judge_replicas(evidence)
+    results["checkpoint"], broken = judge_checkpoint(evidence)
+    ranked = rank_stages(item for group in groups.values() for item in group.judged)
+    results["activations"].notes += notes_on_masks(evidence)
+    if _steps_elsewhere(evidence, groups["stage-optimizer"]):
+        for result in (results["updates"], results["checkpoint"]):
+            update = {"verdict": Outcome.NOT_COMPARED, "reason": _STEPS_ELSEWHERE}
+            result.level = result.level.model_copy(update=update)
+    levels = {name: result.level for name, result in results.items()}
+    outcome = overall_outcome([level.verdict for level in levels.values() if level.verdict])
+    free = [item for item in (*trajectory, *([loss] if loss else [])) if item.failed]
+    decision = _decide(evidence, groups, ranked, divergence or broken, free)
+    finding = decision.finding if outcome is Outcome.FAIL else None
+    diagnosis: Diagnosis | None = finding.diagnosis if finding else None
+    notes = [*evidence.reference.notes]
+    notes += _unmeasured_notes(evidence.report)
+    notes += [note for result in results.values() for note in result.notes]
+    if outcome is Outcome.PASS and evidence.report.weights_different:
+        diagnosis = "below-resolution"
+        names = name_some(evidence.report.weights_different)
+        notes.append(f"weights differ from the reference's, within the limits: {names}")
+    all_judged = [item for group in groups.values() for item in group.judged]
+    verdict = Verdict(
+        verdict=outcome,
+        model=evidence.reference.model,
+        reference=evidence.reference.reference,
+        candidate=evidence.report.run,
+        levels=levels,
+        location=finding.location if finding else None,
+        suspects=[_suspect(item, all_judged) for item in ranked[:_LISTED]],
+        diagnosis=diagnosis,
+        notes=list(dict.fromkeys(notes)),
+        compared=sum(level.compared for level in levels.values()),
+        unmatched=_unmatched(groups, evidence.report.invisible),
+        **_numbers(decision, all_judged),
+    )
+    return verdict, [row for result in results.values() for row in result.measurements]
+
+
+def _steps_elsewhere(evidence: TrainEvidence, updates: Group) -> bool:
+    """Whether the optimizer changes the model without holding any of its parameters."""
+    foreign = len(set(evidence.report.not_in_optimizer)) == evidence.reference.num_trainable
+    return foreign and any(
+        item.port.port.startswith("update.") and not stands_still(item) for item in updates.judged
+    )
+
+
+def _unmeasured_notes(report: CandidateReport) -> list[str]:
+    """What the trainer declares that cannot be measured: nothing is left out in silence."""
+    if not report.partial_modules:
+        return []
+    names = ", ".join(name or "(model)" for name in report.partial_modules)
+    notes = [
+        f"no rank has all of {names}: their own code is not measured, what is inside of them is",
+        "losses of single micro-batches are not visible",
+    ]
+    if report.unmeasured:
+        notes.append(f"declared to be of no effect, not measured: {', '.join(report.unmeasured)}")
+    return notes
+
+
+def _judge_level(
+    name: str, groups: dict[str, Group], evidence: TrainEvidence, extra: list[Judged]
+) -> LevelResult:
+    chosen = [groups[group] for group in _GROUPS_OF_LEVEL[name]]
+    judged = [item for group in chosen for item in group.judged if _belongs(name, item)] + extra
+    compared = len({(item.port.stage, item.port.module, item.port.port) for item in judged})
+    facts: dict[str, Any] = {"limits_origin": evidence.limits.origin}
+    if judged:
+        worst = max(judged, key=lambda item: item.severity)
+        facts |= {
+            "statistic": worst.ratio.statistic,
+            "noise_ratio": worst.ratio.value,
+            "limit": worst.limit,
+            "module": worst.port.stage.module,
+            "resolution": _resolutions(judged),
+        }
+    outcome, reason = _outcome_of(name, chosen, judged, evidence)
+    notes = [note for group in chosen if name != "inputs" for note in group.notes]
+    notes += _hidden_phases(name, evidence.report)
+    level = Level(verdict=outcome, reason=reason, compared=compared, **facts)
+    return LevelResult(level, [measurement_of(name, item) for item in judged], notes)
+
+
+def _outcome_of(
+    name: str, chosen: list[Group], judged: list[Judged], evidence: TrainEvidence
+) -> tuple[Outcome, str | None]:
+    """Of a level, with the reason where there is more to say than a number."""
+    if wrong := _reported_problem(name, evidence):
+        return Outcome.FAIL, wrong
+    if any(item.failed for item in judged):
+        return Outcome.FAIL, None
+    if gap := _gap(name, chosen, evidence):
+        return Outcome.NOT_COMPARED, gap
+    hidden = _hidden_phases(name, evidence.report)
+    if not judged:
+        return Outcome.NOT_COMPARED, hidden[-1] if hidden else "nothing was compared"
+    return Outcome.PASS, hidden[-1] if hidden else None
+
+
+def _gap(name: str, chosen: list[Group], evidence: TrainEvidence) -> str | None:
+    """Why a level at which nothing is wrong is no PASS all the same."""
+    report = evidence.report
+    # Of the modules' ports the level `activations` tells what cannot be said.
+    reported = [group for group in chosen if name != "inputs" or group.name != "modules"]
+    if broken := [port for group in reported for port in group.broken]:
+        return f"the noise run itself is not finite there: {name_some(broken)}"
+    if name == "updates" and (gap := trajectory_gap(evidence)):
+        return gap
+    if name == "loss" and not all(map(math.isfinite, evidence.reference.noise_losses)):
+        return "losses of the noise run itself are not finite"
+    phases = _PHASES_OF_LEVEL.get(name, ())
+    if unseen := [METHODS[p] for p in phases if p not in report.invisible and p not in report.seen]:
+        return f"never called: {', '.join(unseen)}"
+    if "optimizer" in phases and "optimizer" in report.invisible:
+        return _hidden_phases(name, report)[-1]
+    missing = [
+        port
+        for group in reported
+        if group.name.removeprefix("stage-") not in report.invisible
+        for port in group.unmatched_expected
+    ]
+    return f"not seen: {name_some(missing)}" if missing else None
+
+
+def _hidden_phases(level: str, report: CandidateReport) -> list[str]:
+    return [
+        f"{phase} is not visible: {report.invisible[phase]}"
+        for phase in _PHASES_OF_LEVEL.get(level, ())
+        if phase in report.invisible
+    ]
+
+
+def _reported_problem(level: str, evidence: TrainEvidence) -> str | None:
+    """What is wrong at a level beside all measurements."""
+    report = evidence.report
+    if level == "inputs":
+        return find_unshared(evidence)
+    if level == "activations" and find_repeated_masks(evidence) is not None:
+        return "two micro-batches drop by the same random numbers"
+    if level == "updates" and report.unexpectedly_trained:
+        return f"trained, and should not be: {name_some(report.unexpectedly_trained)}"
+    if level == "activations" and report.adapter_start:
+        return f"the adapter does not start as an adapter does: {name_some(report.adapter_start)}"
+    return None
+
+
+def _belongs(level: str, item: Judged) -> bool:
+    is_input = item.port.stage.phase == "inputs"
+    return is_input if level == "inputs" else not is_input
+
+
+def _resolutions(judged: list[Judged]) -> dict[str, float]:
+    resolution: dict[str, float] = {}
+    for item in judged:
+        if item.limit:
+            known = resolution.get(item.ratio.statistic, 0.0)
+            resolution[item.ratio.statistic] = max(known, item.resolution)
+    return resolution
+
+
+def _decide(
+    evidence: TrainEvidence,
+    groups: dict[str, Group],
+    ranked: list[FailedStage],
+    broken: Finding | None,
+    free: list[Judged],
+) -> _Decision:
+    """What the verdict is about; `free`: what has failed of the free run."""
+    if find_unshared(evidence):
+        return _Decision(Finding("inputs-differ", Location(phase="inputs")), None)
+    origin = find_origin(ranked)
+    if origin is not None:
+        finding = diagnose_replay(evidence, groups, origin)
+        return _Decision(finding, _reported_at(finding.location, groups, origin))
+    if beside := _find_in_reports(evidence) or broken:
+        return _Decision(beside, None)
+    if not free:
+        return _Decision(None, None)
+    # Every stage of a step is right by itself: something else changes what is trained.
+    finding = Finding("optimizer-update", Location(phase="optimizer"))
+    if all(item.port.port.startswith(RESUMED_TRAJECTORY) for item in free):
+        location = Location(phase="checkpoint", step=evidence.options.resume_at)
+        finding = Finding("checkpoint-mismatch", location)
+    return _Decision(finding, free[0])
+
+
+def _find_in_reports(evidence: TrainEvidence) -> Finding | None:
+    """What reports tell, where no measurement of the replayed steps failed."""
+    repeating = find_repeated_masks(evidence)
+    if repeating is not None:
+        return Finding("rng-state", Location(phase="forward", rank=repeating))
+    if evidence.report.adapter_start and not evidence.report.unexpectedly_trained:
+        name = evidence.report.adapter_start[0]
+        module = name.rpartition(".")[0]
+        location = Location(phase="forward", module=module, parameter=name)
+        return Finding("adapter-mismatch", location)
+    return find_unexpectedly_trained(evidence)
+
+
+def _reported_at(location: Location, groups: dict[str, Group], origin: FailedStage) -> Judged:
+    """The failed statistic that is told of a finding: of the origin, unless it is elsewhere."""
+    if origin.stage.phase == location.phase:
+        return origin.reported
+    there = [
+        item
+        for stage in rank_stages(item for group in groups.values() for item in group.failed)
+        if stage.stage.phase == location.phase and location.module in (None, stage.stage.module)
+        for item in (stage.reported,)
+    ]
+    return there[0] if there else origin.reported
+
+
+def _numbers(decision: _Decision, judged: list[Judged]) -> dict[str, float | str | None]:
+    """Ratio, limit, statistic and resolution of what decided, or of the closest call."""
+    reported = decision.judged
+    if reported is None and decision.finding is not None:
+        return {"noise_ratio": None, "limit": 0.0, "statistic": "exact", "resolution": 0.0}
+    if reported is not None:
+        resolution = reported.resolution
+    elif judged:
+        reported = max(judged, key=lambda item: item.severity)
+        # What any error is held to, whatever its form; systematic ones are seen far below.
+        resolution = max(
+            (
+                item.resolution
+                for item in judged
+                if item.ratio.statistic == "replay-tensor"
+                and item.port.stage.phase in ("forward", "backward")
+            ),
+            default=0.0,
+        )
+    else:
+        return {}
+    return {
+        "noise_ratio": reported.ratio.value,
+        "limit": reported.limit,
+        "statistic": reported.ratio.statistic,
+        "resolution": resolution,
+    }
+
+
+def _suspect(failed: FailedStage, judged: list[Judged]) -> Suspect:
+    return Suspect(
+        location=location_of(failed, judged),
+        statistic=failed.reported.ratio.statistic,
+        noise_ratio=failed.reported.ratio.value,
+        limit=failed.reported.limit,
+    )
+
+
+def _unmatched(groups: dict[str, Group], invisible: Mapping[str, str]) -> Unmatched:
+    expected = [
+        name
+        for group in groups.values()
+        if group.name.removeprefix("stage-") not in invisible
+        for name in group.unmatched_expected
+    ]
+    actual = [name for group in groups.values() for name in group.unmatched_actual]
+    return Unmatched(expected=expected[:_LISTED], actual=actual[:_LISTED])

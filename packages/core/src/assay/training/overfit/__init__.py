@@ -1,0 +1,1 @@
+"""`assay check train --overfit`: does a trainer memorize a few sequences as the reference does?"""

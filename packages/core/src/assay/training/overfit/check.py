@@ -1,0 +1,167 @@
+"""`assay check train --overfit` from the outside: does a trainer learn a few sequences by heart?
+
+Importing it imports no torch.
+"""
+
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assay.errors import UsageError
+from assay.runs import Progress
+from assay.runs.folders import write_whole
+from assay.training.overfit.requests import (
+    TRAINED,
+    Curve,
+    Memorization,
+    MemorizationRequest,
+    OverfitCandidate,
+    OverfitReference,
+    OverfitRequest,
+)
+from assay.training.overfit.tracking import require_tracker, track
+from assay.training.processes.check import (
+    PRELOAD,
+    TrainCheck,
+    ask,
+    candidate_request,
+    load_training_limits,
+    options_for,
+    require_sense,
+    write_verdict,
+)
+from assay.training.processes.ranks import overfit_on_rank, run_ranks
+from assay.training.processes.requests import TrainOptions
+from assay.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from assay.training.overfit.evidence import OverfitEvidence
+
+STEPS = 120
+LORA_STEPS = 160
+
+LEARNING_RATE = 1e-3
+# Adapters take ten times the rate that the whole model takes. Source: Schulman et al., LoRA Without
+# Regret, 2025.
+LORA_LEARNING_RATE = 1e-2
+
+_FEWEST_STEPS = 10
+_REPORT = "overfit.json"
+
+
+def overfit_options(
+    options: TrainOptions, steps: int | None, learning_rate: float | None
+) -> TrainOptions:
+    """`options` for overfitting; None leaves the choice to what is trained.
+
+    Adapters have no dropout: it would keep them from learning by heart. There is no resumption.
+    """
+    lora = options.lora
+    rate = LORA_LEARNING_RATE if lora else LEARNING_RATE
+    update = {
+        "steps": steps if steps is not None else LORA_STEPS if lora else STEPS,
+        "resume_at": 1,
+        "learning_rate": rate if learning_rate is None else learning_rate,
+        "adapter_dropout": 0.0,
+    }
+    return options.model_copy(update=update)
+
+
+def check_overfit(
+    check: TrainCheck, folder: Path, progress: Progress, tracker: str | None = None
+) -> Verdict:
+    """Overfit on both sides, judge, and write verdict.json and measurements.jsonl into `folder`.
+
+    tracker: where the curves go as well: a name that `assay.training.overfit.tracking` knows.
+    """
+    _require_sense(check, tracker)
+    check = replace(check, options=options_for(check.options, check.mesh))
+    golden = folder / "golden"
+    record_overfit(check, golden, progress)
+    return check_overfit_candidate(check, golden, folder, progress, tracker)
+
+
+def record_overfit(check: TrainCheck, golden: Path, progress: Progress) -> None:
+    """Have yardstick and noise run overfit, and what they did recorded in `golden`."""
+    golden.mkdir(parents=True, exist_ok=True)
+    request = OverfitRequest(
+        options=check.options, reference=check.reference, dtype=check.dtype, folder=str(golden)
+    )
+    answer = ask("overfit-reference", request, golden.parent, progress)
+    report = OverfitReference.model_validate(answer.result)
+    write_whole(golden / _REPORT, report.model_dump_json())
+
+
+def check_overfit_candidate(
+    check: TrainCheck, golden: Path, folder: Path, progress: Progress, tracker: str | None = None
+) -> Verdict:
+    """Have the candidate overfit as `record_overfit` did, judge, and write both files."""
+    from assay.training.overfit.evidence import why_not_overfit
+    from assay.training.overfit.verdict import judge_overfit
+
+    evidence = _evidence(check, golden)
+    if why_not_overfit(evidence) is None:
+        candidates = _overfit_candidate(check, golden, folder, progress)
+        memorization = _measure_memorization(check, folder, progress)
+        evidence = replace(evidence, candidates=candidates, memorization=memorization)
+    verdict, measurements = judge_overfit(evidence)
+    candidate = verdict.candidate or {"run": check.candidate}
+    verdict = verdict.model_copy(update={"candidate": candidate})
+    verdict = write_verdict(verdict, measurements, folder)
+    if tracker is not None:
+        facts = {"model": check.options.model, "candidate": check.candidate}
+        where = track(tracker, _curves(evidence), folder, facts)
+        progress.note(f"curves for {tracker}: {where}")
+    return verdict
+
+
+def _require_sense(check: TrainCheck, tracker: str | None) -> None:
+    """Raise UsageError, before anything is computed, for what cannot be checked."""
+    if tracker is not None:
+        require_tracker(tracker)
+    if check.options.steps < _FEWEST_STEPS:
+        raise UsageError(
+            f"--overfit-steps {check.options.steps}: nothing is learned by heart in fewer than"
+            f" {_FEWEST_STEPS} steps"
+        )
+    require_sense(check)
+
+
+def _evidence(check: TrainCheck, golden: Path) -> "OverfitEvidence":
+    from assay.training.overfit.evidence import OverfitEvidence  # torch is not needed for --help
+
+    text = (golden / _REPORT).read_text(encoding="utf-8")
+    reference = OverfitReference.model_validate_json(text)
+    limits = load_training_limits(check.limits)
+    return OverfitEvidence(check.dtype, check.options.lora, reference, limits)
+
+
+def _overfit_candidate(
+    check: TrainCheck, golden: Path, folder: Path, progress: Progress
+) -> list[OverfitCandidate]:
+    """What the candidate reports, by rank."""
+    request = candidate_request(check, golden, folder)
+    num_ranks = prod(check.mesh.values())
+    if num_ranks == 1:
+        result = ask("overfit-candidate", request, folder, progress).result
+        return [OverfitCandidate.model_validate(result)]
+    with progress.step(f"candidate: overfits on {num_ranks} ranks"):
+        results = run_ranks(request, PRELOAD, overfit_on_rank)
+    return [OverfitCandidate.model_validate(result) for result in results]
+
+
+def _measure_memorization(check: TrainCheck, folder: Path, progress: Progress) -> Memorization:
+    request = MemorizationRequest(
+        options=check.options,
+        reference=check.reference,
+        dtype=check.dtype,
+        trained=str(folder / "candidate" / TRAINED),
+    )
+    return Memorization.model_validate(ask("memorization", request, folder, progress).result)
+
+
+def _curves(evidence: "OverfitEvidence") -> dict[str, Curve]:
+    reference = evidence.reference
+    sides = {"yardstick": reference.yardstick, "noise": reference.noise}
+    return {"candidate": evidence.curve} | sides if evidence.candidates else sides

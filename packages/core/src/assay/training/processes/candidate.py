@@ -1,0 +1,270 @@
+"""The candidate process of a training check: runs the trainer as it is to be judged.
+
+It never judges: a setup function may have patched anything in this process.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from assay.devices.description import describe_run
+from assay.devices.registry import open_run
+from assay.devices.run_string import parse_run
+from assay.hooks.boundary import Boundary
+from assay.launch import Rank
+from assay.models import estimate_size
+from assay.models.by_size import choose_threads
+from assay.runs import Progress
+from assay.sites import unwrapped_path
+from assay.trace import TraceWriter
+from assay.training.processes.free_run import run_freely
+from assay.training.processes.golden import (
+    Batches,
+    plan_batches,
+    read_golden_state,
+    read_pointwise,
+    read_untrained,
+)
+from assay.training.processes.requests import (
+    CandidateReport,
+    CandidateRequest,
+    LogitGradientScale,
+    rank_folder,
+)
+from assay.training.replay.conditions import comparable, keep_no_cache
+from assay.training.replay.rank_view import RankView
+from assay.training.replay.replayed_steps import ReplayedSteps
+from assay.training.replay.step_observer import METHODS
+from assay.training.state.generators import generator_states
+from assay.training.state.parameters import named_parameters
+from assay.training.state.sharding import PartialSums, whole
+from assay.training.state.states import (
+    State,
+    collect_state,
+    differing_parameters,
+    inject_state,
+    shared_parameters,
+)
+from assay.training.trainers.registry import (
+    attention_of,
+    describe_trainer,
+    open_trainer,
+    trainer_errors,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from assay.devices.base import Device
+    from assay.training.protocol import TrainingPlan
+
+# Root mean squares of a few hundred random numbers are 5% apart.
+_DRAWN_ALIKE = 1.5
+
+
+def run_candidate(
+    request: CandidateRequest, progress: Progress, rank: Rank | None = None
+) -> CandidateReport:
+    """Run the candidate's trainer, or one rank of it, and write what it measured.
+
+    Into `request.folder`, of several ranks each into a folder of its own there.
+    """
+    return _Candidate(request, progress, rank).run()
+
+
+class _Candidate:
+    def __init__(self, request: CandidateRequest, progress: Progress, rank: Rank | None) -> None:
+        self._request, self._progress, self._rank = request, progress, rank
+        self._run = parse_run(request.candidate)
+        self._device: Device = open_run(self._run) if rank is None else rank.device
+        self._plan: TrainingPlan = request.options.plan(
+            request.candidate if rank is None else f"{rank.device.name}/{self._run.dtype}",
+            request.setup,
+            request.mesh,
+            request.features,
+        )
+        self._golden = Path(request.golden)
+
+    def run(self) -> CandidateReport:
+        request, device = self._request, self._device
+        batches = plan_batches(request.options)
+        # Before any setup function, which may choose otherwise: then for all trainers of this run.
+        choose_threads(estimate_size(request.options.model).num_parameters)
+        with self._progress.step(f"candidate: trains freely on {self._run}"):
+            first = self._open()
+            complete = read_golden_state(self._golden, 0)
+            initial = self._own(first, complete)
+            start = self._starting_state(first, initial)
+            adapter_start = _other_adapter_start(initial, first.model)
+            different = self._own_weights_that_differ(first.model, initial)
+            with comparable(self._run.dtype, device):
+                end = read_golden_state(self._golden, len(batches))
+                begin = start
+                if self._rank is not None:  # what ranks draw, they draw from numbers of their own
+                    begin = start | {"generators": generator_states(device.torch_device)}
+                free = run_freely(
+                    first, self._open, batches, begin, end, request, device.torch_device
+                )
+        with self._progress.step("candidate: every stage is measured"):
+            trainer = self._open()
+            keep_no_cache(trainer.model)
+            attention = attention_of(trainer.model)
+            steps, not_loaded = self._replay(trainer, batches, start, attention)
+        folder = Path(request.folder)
+        if self._rank is not None:
+            folder = rank_folder(folder, self._rank.number)
+        with TraceWriter(folder, {"run": str(self._run)}) as writer:
+            steps.write(writer)
+        report = CandidateReport(
+            run=describe_run(device, self._run)
+            | describe_trainer(request.trainer, self._plan, trainer.model),
+            free=free,
+            seen=steps.seen,
+            invisible=_invisible(trainer),
+            weights_different=different,
+            not_in_optimizer=_not_in_optimizer(trainer, initial),
+            unexpectedly_trained=_unexpectedly_trained(trainer, initial),
+            shared=shared_parameters(trainer.model),
+            drew_in_backward=steps.drew_in_backward,
+            micro_batches_run=steps.micro_batches_run,
+            coordinates=self._coordinates(),
+            partial_modules=sorted(getattr(trainer, "partial_modules", ())),
+            unmeasured=sorted(
+                f"{module}:{port}" for module, port in getattr(trainer, "unmeasured_ports", ())
+            ),
+            absent=sorted(complete["model"].keys() - initial["model"].keys()),
+            not_loaded=not_loaded,
+            adapter_start=adapter_start,
+            logit_gradients=[LogitGradientScale.model_validate(row) for row in steps.scales],
+        )
+        trainer.teardown()
+        return report
+
+    def _coordinates(self) -> dict[str, int]:
+        if self._rank is None:
+            return {}
+        return {axis: self._rank.mesh.get_local_rank(axis) for axis in self._rank.axes}
+
+    def _rank_view(self, trainer: Any) -> RankView | None:  # noqa: ANN401
+        """What the other ranks have of a step; None for a single process."""
+        if self._rank is None:
+            return None
+        axes, mesh = self._rank.axes, self._rank.mesh
+        reduces = axes.get("dp", 1) > 1 and "reduce" not in _invisible(trainer)
+        partial_modules: frozenset[str] = getattr(trainer, "partial_modules", frozenset())
+        held = frozenset(unwrapped_path(path) for path, _ in trainer.model.named_modules())
+        return RankView(
+            PartialSums(mesh.get_group("dp")) if reduces else None,
+            getattr(trainer, "layout", None),
+            held if partial_modules else None,
+            partial_modules,
+            getattr(trainer, "unmeasured_ports", frozenset()) if partial_modules else frozenset(),
+        )
+
+    def _own(self, trainer: Any, state: State) -> State:  # noqa: ANN401
+        """The part of a state that this process has."""
+        rank_view = self._rank_view(trainer)
+        return state if rank_view is None else rank_view.own_part(state)
+
+    def _open(self) -> Any:  # noqa: ANN401 - any trainer
+        """A trainer after its set-up."""
+        return open_trainer(self._request.trainer, self._plan)
+
+    def _starting_state(self, trainer: Any, initial: State) -> State:  # noqa: ANN401
+        """What the first step starts from: the candidate's own weights, the reference's adapter.
+
+        An adapter is drawn at random, in another dtype with other numbers.
+        """
+        own = collect_state(trainer, self._device.torch_device)["model"]
+        drawn = {name: value for name, value in initial["model"].items() if ".lora_" in name}
+        return initial | {"model": own | drawn}
+
+    def _own_weights_that_differ(self, model: nn.Module, initial: State) -> list[str]:
+        return [name for name in differing_parameters(initial, model) if ".lora_" not in name]
+
+    def _replay(
+        self,
+        trainer: Any,  # noqa: ANN401
+        batches: Batches,
+        start: State,
+        attention: str,
+    ) -> tuple[ReplayedSteps, list[str]]:
+        boundary = Boundary.exact_inputs_for(getattr(torch, self._run.dtype))
+        pointwise = read_pointwise(self._golden)
+        rank_view = self._rank_view(trainer)
+        untrained = read_untrained(self._golden)
+        steps = ReplayedSteps(
+            trainer, self._golden, boundary, attention, pointwise, rank_view, untrained
+        )
+        not_loaded: list[str] = []
+        with steps.attached(), comparable(self._run.dtype, self._device):
+            for number, batch in enumerate(batches):
+                state = read_golden_state(self._golden, number) if number else start
+                state = self._own(trainer, state)
+                lost = inject_state(trainer, state, self._device.torch_device)
+                not_loaded += [path for path in lost if path not in not_loaded]
+                with trainer_errors(self._request.trainer or "reference", "step"):
+                    steps.run_step(number, batch)
+        return steps, not_loaded
+
+
+def _other_adapter_start(initial: State, model: nn.Module) -> list[str]:
+    """Parameters of an adapter that do not start as the reference's: drawn alike, or zero.
+
+    Each is drawn for itself, and no row of it follows from the others: it would never leave them.
+    """
+    wrong, drawn = [], set()
+    for item in named_parameters(model):
+        if ".lora_" not in item.name or item.name not in initial["model"]:
+            continue
+        actual, expected = (
+            value.cpu().double()
+            for value in (whole(item.tensor.detach()), initial["model"][item.name])
+        )
+        size, usual = (float(value.pow(2).mean().sqrt()) for value in (actual, expected))
+        ranks = [torch.linalg.matrix_rank(value) for value in (actual, expected)]
+        content = actual.numpy().tobytes()
+        if (
+            not usual / _DRAWN_ALIKE <= size <= usual * _DRAWN_ALIKE
+            or bool((ranks[0] < ranks[1]).any())
+            or (size and content in drawn)
+        ):
+            wrong.append(item.name)
+        drawn.add(content)
+    return wrong
+
+
+def _invisible(trainer: Any) -> dict[str, str]:  # noqa: ANN401 - any trainer
+    """Phases that nobody can observe, each with the reason."""
+    declared: Mapping[str, str] = getattr(trainer, "invisible_stages", {})
+    absent = {
+        phase: f"the trainer has no method {name}"
+        for phase, name in METHODS.items()
+        if not callable(getattr(trainer, name, None))
+    }
+    return absent | dict(declared)
+
+
+def _unexpectedly_trained(trainer: Any, initial: State) -> list[str]:  # noqa: ANN401
+    """Parameters that this optimizer changes and the reference does not train."""
+    held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    return [
+        item.name
+        for item in named_parameters(trainer.model)
+        if id(item.tensor) in held
+        and item.tensor.requires_grad
+        and item.name in initial["model"]
+        and item.name not in initial["trainable"]
+    ]
+
+
+def _not_in_optimizer(trainer: Any, initial: State) -> list[str]:  # noqa: ANN401
+    """Parameters of the model that the reference trains and this optimizer does not hold."""
+    held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    return [
+        item.name
+        for item in named_parameters(trainer.model)
+        if id(item.tensor) not in held and item.name in initial["trainable"]
+    ]

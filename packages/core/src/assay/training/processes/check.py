@@ -1,0 +1,242 @@
+"""`assay check train` from the outside: separate processes, one verdict, files in a folder."""
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from assay.comparing.limits import Limits, load_limits
+from assay.devices.isolation import require_run
+from assay.devices.run_string import parse_run
+from assay.errors import UsageError
+from assay.models.sources import resolve_model
+from assay.runs import Answer, Progress, provenance, run_process
+from assay.runs.folders import write_whole
+from assay.training.processes.ranks import run_ranks
+from assay.training.processes.requests import (
+    CandidateReport,
+    CandidateRequest,
+    ReferenceReport,
+    ReferenceRequest,
+    TrainOptions,
+    rank_folder,
+)
+from assay.verdicts import Measurement, Record, Verdict
+
+WORKER = "assay.training.processes.worker"
+# What both sides import before they run: a check then pays for it once.
+PRELOAD = ("assay.training.processes.preload",)
+VERDICT_FILE = "verdict.json"
+MEASUREMENTS_FILE = "measurements.jsonl"
+_REPORT = "report.json"
+
+CALIBRATED = "training"
+
+# One before the checkpoint, and one after it.
+FEWEST_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TrainCheck:
+    """What is checked."""
+
+    options: TrainOptions
+    reference: str
+    candidate: str
+    trainer: str | None = None
+    setup: str | None = None
+    limits: str = CALIBRATED
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
+
+    @property
+    def dtype(self) -> str:
+        """The candidate's dtype."""
+        return parse_run(self.candidate).dtype
+
+
+def check_train(check: TrainCheck, folder: Path, progress: Progress) -> Verdict:
+    """Run both sides, judge, and write verdict.json and measurements.jsonl into `folder`."""
+    load_training_limits(check.limits)
+    require_sense(check)
+    check = replace(check, options=options_for(check.options, check.mesh))
+    golden = folder / "golden"
+    record_golden(check, golden, progress)
+    return check_candidate(check, golden, folder, progress)
+
+
+def record_golden(check: TrainCheck, golden: Path, progress: Progress) -> None:
+    """Have yardstick and noise run trained, and what they made recorded in `golden`."""
+    golden.mkdir(parents=True, exist_ok=True)
+    request = ReferenceRequest(
+        options=check.options, reference=check.reference, dtype=check.dtype, folder=str(golden)
+    )
+    answer = ask("reference", request, golden.parent, progress)
+    report = ReferenceReport.model_validate(answer.result)
+    write_whole(golden / _REPORT, report.model_dump_json())
+
+
+def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Progress) -> Verdict:
+    """Run the candidate against what `record_golden` left, judge, and write both files."""
+    reports = _run_candidate(candidate_request(check, golden, folder), folder, progress)
+    verdict, measurements = _judge(check, golden, folder, reports)
+    return write_verdict(verdict, measurements, folder)
+
+
+def candidate_request(check: TrainCheck, golden: Path, folder: Path) -> CandidateRequest:
+    """What the candidate is asked for, against `golden`; it writes below `folder`."""
+    return CandidateRequest(
+        options=check.options,
+        candidate=check.candidate,
+        golden=str(golden),
+        folder=str(folder / "candidate"),
+        trainer=check.trainer or trainer_for(check.mesh),
+        setup=check.setup,
+        mesh=dict(check.mesh),
+        features=list(check.features),
+    )
+
+
+def write_verdict(verdict: Verdict, measurements: Iterable[Measurement], folder: Path) -> Verdict:
+    """Write both files into `folder`. Returns: the verdict as written, with its origin."""
+    verdict = verdict.model_copy(
+        update={"command": ["assay", *sys.argv[1:]], "environment": provenance()}
+    )
+    write_whole(
+        folder / MEASUREMENTS_FILE, "".join(row.model_dump_json() + "\n" for row in measurements)
+    )
+    write_whole(folder / VERDICT_FILE, verdict.to_json())
+    return verdict
+
+
+def options_for(options: TrainOptions, mesh: Mapping[str, int]) -> TrainOptions:
+    """`options` as ranks on `mesh` can train: alike on both sides.
+
+    Ranks draw masks of dropout for their own micro-batches, features or layers, as no single
+    process does; without dropout the losses of a free run can be compared. Pipelines send tensors
+    of one shape.
+    """
+    update: dict[str, Any] = {}
+    if prod(mesh.values()) > 1:
+        update["adapter_dropout"] = 0.0
+    if mesh.get("pp", 1) > 1:
+        update["equal_lengths"] = True
+    return options.model_copy(update=update)
+
+
+def trainer_for(mesh: Mapping[str, int]) -> str:
+    """The named trainer that knows the axes of `mesh`."""
+    if mesh.get("pp", 1) > 1:
+        return "pipeline"
+    return "tensor-parallel" if mesh.get("tp", 1) > 1 else "reference"
+
+
+def load_training_limits(name: str) -> Limits:
+    """The limits called `name`; those of `training` only widen the ones of the forward pass."""
+    limits = load_limits(name)
+    if name != CALIBRATED:
+        return limits
+    widened = dict(load_limits().by_statistic)
+    for statistic, limit in limits.by_statistic.items():
+        widened[statistic] = max(limit, widened.get(statistic, 0.0))
+    return Limits(name, limits.origin, widened)
+
+
+def require_sense(check: TrainCheck) -> None:
+    """Raise UsageError, before anything is computed, for what cannot be checked."""
+    options = check.options
+    if options.steps < FEWEST_STEPS:
+        raise UsageError(
+            f"--steps {options.steps}: a run that is resumed needs at least {FEWEST_STEPS}"
+        )
+    if not options.learning_rate > 0:
+        raise UsageError(f"--learning-rate {options.learning_rate}: nothing would be learned")
+    if not 1 <= options.resume_at < options.steps:
+        raise UsageError(
+            f"--resume-at {options.resume_at}: a run of {options.steps} steps can be resumed after"
+            f" 1 to {options.steps - 1} of them"
+        )
+    if options.micro_batches < 1:
+        raise UsageError(f"--micro-batches {options.micro_batches}: a step needs at least one")
+    num_ranks, num_stages = check.mesh.get("dp", 1), check.mesh.get("pp", 1)
+    if options.micro_batches < num_ranks * num_stages:
+        stages = f"{num_stages} stages on each of " if num_stages > 1 else ""
+        raise UsageError(
+            f"--micro-batches {options.micro_batches}: {stages}{num_ranks} ranks of dp need at"
+            f" least {num_ranks * num_stages}"
+        )
+    if options.micro_batches % num_ranks:
+        raise UsageError(
+            f"--micro-batches {options.micro_batches}: {num_ranks} ranks of dp cannot share out"
+            f" {options.micro_batches} micro-batches evenly"
+        )
+    _require_files(check)
+    for run in (check.reference, check.candidate):
+        require_run(parse_run(run))
+    recipe = resolve_model(options.model).recipe
+    if recipe is not None and recipe.masked:
+        raise UsageError(
+            f"{options.model} predicts no next token: there is no loss that it could be trained by"
+        )
+
+
+def _require_files(check: TrainCheck) -> None:
+    from assay.training.trainers.registry import require_trainer  # torch is not needed for --help
+
+    require_trainer(check.trainer)
+    file, separator, _ = (check.setup or "").rpartition(":")
+    if check.setup is not None and not (separator and Path(file).expanduser().is_file()):
+        raise UsageError(
+            f"--candidate-setup {check.setup}: there is no such file; give FILE.py:FUNC"
+        )
+
+
+def ask(name: str, request: Record, folder: Path, progress: Progress) -> Answer:
+    """Have a process do what `name` says; its files go to `folder`."""
+    return run_process(
+        WORKER,
+        {"kind": name, "request": request.model_dump()},
+        folder,
+        name=name,
+        progress=progress,
+        preload=PRELOAD,
+    )
+
+
+def _run_candidate(
+    request: CandidateRequest, folder: Path, progress: Progress
+) -> list[CandidateReport]:
+    """What the candidate reports, by rank."""
+    if prod(request.mesh.values()) == 1:
+        return [CandidateReport.model_validate(ask("candidate", request, folder, progress).result)]
+    mesh = ", ".join(f"{axis}={size}" for axis, size in request.mesh.items())
+    with progress.step(f"candidate: trains on {prod(request.mesh.values())} ranks ({mesh})"):
+        return [CandidateReport.model_validate(report) for report in run_ranks(request, PRELOAD)]
+
+
+def _judge(
+    check: TrainCheck, golden: Path, folder: Path, reports: list[CandidateReport]
+) -> tuple[Verdict, list[Measurement]]:
+    from assay.trace import Trace  # torch is not needed for --help
+    from assay.training.judging.evidence import TrainEvidence
+    from assay.training.judging.verdict import judge_training
+
+    candidate = folder / "candidate"
+    folders = (
+        [candidate]
+        if len(reports) == 1
+        else [rank_folder(candidate, number) for number in range(len(reports))]
+    )
+    traces = [Trace.open(one) for one in folders]
+    evidence = TrainEvidence(
+        check.options,
+        check.dtype,
+        ReferenceReport.model_validate_json((golden / _REPORT).read_text(encoding="utf-8")),
+        reports,
+        Trace.open(golden / "noise"),
+        traces,
+        load_training_limits(check.limits),
+    )
+    return judge_training(evidence)

@@ -1,0 +1,55 @@
+"""The golden of a training check: what it holds, and where."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from assay.trace import Trace
+from assay.training.batches import MicroBatch, check_batch, coder_of, padded_alike, training_batches
+from assay.training.processes.requests import TrainOptions
+from assay.training.state.files import read_state
+from assay.training.state.states import (
+    State,
+)
+
+NOISE, POINTWISE, UNTRAINED = "noise", "pointwise", "untrained"
+
+Batches = Sequence[Sequence[MicroBatch]]
+
+
+def plan_batches(options: TrainOptions) -> Batches:
+    """The batches that both sides train on. Raises: UsageError if a step has nothing to learn."""
+    batches = training_batches(
+        coder_of(options.model, options.remote_code),
+        steps=options.steps,
+        micro_batches=options.micro_batches,
+        seed=options.seed,
+    )
+    for batch in batches:
+        check_batch(batch)
+    return [padded_alike(batch) for batch in batches] if options.equal_lengths else batches
+
+
+def state_file(golden: Path, step: int) -> Path:
+    """Where the state before a step lies."""
+    return golden / f"state-{step}"
+
+
+def read_golden_state(golden: Path, step: int) -> State:
+    """The state before a step, in numbers that the candidate can hold."""
+    return read_state(state_file(golden, step))
+
+
+def read_pointwise(golden: Path) -> frozenset[str]:
+    """Modules whose own code, in the noise run, only rounded element by element."""
+    return _read_names(golden, POINTWISE)
+
+
+def read_untrained(golden: Path) -> frozenset[str]:
+    """Buffers and frozen parameters of the reference's model."""
+    return _read_names(golden, UNTRAINED)
+
+
+def _read_names(golden: Path, kind: str) -> frozenset[str]:
+    names: Any = Trace.open(golden / NOISE).attachment_json(kind)
+    return frozenset(names)

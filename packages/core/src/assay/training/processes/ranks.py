@@ -1,0 +1,55 @@
+"""The candidate of a training check on several ranks. Importing it imports no torch."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assay.devices.run_string import parse_run
+from assay.launch import TimeLimits, World, launch_world
+from assay.runs import SilentProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from assay.launch import Rank
+    from assay.training.processes.requests import CandidateRequest
+
+    RankBody = Callable[[Rank, dict[str, Any]], dict[str, Any]]
+
+# Ranks start once and then train as long as a model needs; no collective of a step takes minutes.
+_LIMITS = TimeLimits(start_seconds=300.0, collective_seconds=300.0, body_seconds=86_400.0)
+
+
+def run_ranks(
+    request: "CandidateRequest", preload: tuple[str, ...], body: "RankBody | None" = None
+) -> list[dict[str, Any]]:
+    """Run the candidate's trainer on every rank of its mesh; what each rank reports, by rank.
+
+    body: what a rank does; None: it trains and is measured.
+    """
+    folder = Path(request.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    world = World(
+        request.mesh,
+        parse_run(request.candidate).device,
+        limits=_LIMITS,
+        preload=preload,
+        log_folder=folder,
+    )
+    return launch_world(body or _run_rank, world, request.model_dump())
+
+
+def _run_rank(rank: "Rank", body: dict[str, Any]) -> dict[str, Any]:
+    from assay.training.processes.candidate import run_candidate
+    from assay.training.processes.requests import CandidateRequest
+
+    request = CandidateRequest.model_validate(body)
+    return run_candidate(request, SilentProgress(), rank).model_dump(mode="json")
+
+
+def overfit_on_rank(rank: "Rank", body: dict[str, Any]) -> dict[str, Any]:
+    """One rank of `assay check train --overfit`."""
+    from assay.training.overfit.sides import overfit_candidate
+    from assay.training.processes.requests import CandidateRequest
+
+    request = CandidateRequest.model_validate(body)
+    return overfit_candidate(request, SilentProgress(), rank).model_dump(mode="json")

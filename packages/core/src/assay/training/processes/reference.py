@@ -1,0 +1,210 @@
+"""The trusted process of a training check: yardstick and noise run, recorded for a candidate."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from assay.devices.base import Device
+from assay.devices.description import describe_run
+from assay.devices.registry import open_run
+from assay.devices.run_string import parse_run
+from assay.errors import UsageError
+from assay.hooks.boundary import Boundary
+from assay.hooks.gradient_taps import GradientTaps
+from assay.hooks.module_tracer import ModuleTracer, NullHandler
+from assay.models import estimate_size, load_model
+from assay.models.by_size import choose_threads, yardstick_dtype
+from assay.recording.gradients import GradientRecorder
+from assay.recording.modules import Recorder
+from assay.recording.operations import PointwiseStages
+from assay.runs import Progress
+from assay.trace import TraceWriter
+from assay.training.batches import MicroBatch
+from assay.training.processes.golden import (
+    NOISE,
+    POINTWISE,
+    UNTRAINED,
+    Batches,
+    plan_batches,
+    read_golden_state,
+    state_file,
+)
+from assay.training.processes.requests import ReferenceReport, ReferenceRequest
+from assay.training.protocol import StepReport, TrainingPlan
+from assay.training.replay.conditions import comparable, keep_no_cache
+from assay.training.replay.replayed_steps import TRACE, ReplayedSteps
+from assay.training.replay.stage_values import StageRecorder
+from assay.training.replay.step_observer import StepObserver
+from assay.training.state.files import write_state
+from assay.training.state.parameters import named_parameters, untrained_values
+from assay.training.state.states import (
+    State,
+    collect_state,
+    inject_state,
+    round_state,
+    shared_parameters,
+)
+from assay.training.state.trajectory import trajectory_of
+from assay.training.trainers.adapters import add_lora
+from assay.training.trainers.reference import ReferenceTrainer
+from assay.training.trainers.registry import attention_of
+
+
+class Trusted(ReferenceTrainer):
+    """The reference trainer as yardstick or noise run.
+
+    The yardstick's attention is eager, whose masks have one form in all versions. The noise run
+    has what the candidate has by default: fused kernels compute the probabilities anew in
+    backward, with eight times the error of those that were kept.
+    """
+
+    def __init__(self, rounded_to: str | None) -> None:
+        super().__init__()
+        self._rounded_to = rounded_to
+
+    def build_model(self, plan: TrainingPlan) -> nn.Module:
+        """The model, its weights rounded to the candidate's dtype before they are widened."""
+        model = load_model(
+            plan.model,
+            dtype=self.parameter_dtype(),
+            device=self.device.torch_device,
+            attention=None if self._rounded_to is None else "eager",
+            rounded_to=self._rounded_to,
+            remote_code=plan.remote_code,
+        ).model
+        if "lora" in plan.features:
+            model = add_lora(model, plan.adapter_dropout)
+        return model.train()
+
+
+def record_reference(request: ReferenceRequest, progress: Progress) -> ReferenceReport:
+    """Train as yardstick and as noise run, and write the golden into `request.folder`."""
+    folder, options = Path(request.folder), request.options
+    run = parse_run(request.reference)
+    device = open_run(run)
+    batches = plan_batches(options)
+    size = estimate_size(options.model)
+    wide = yardstick_dtype(size.num_parameters, device.supported_dtypes())
+    with progress.step(f"reference: yardstick in {wide} for {request.dtype}"):
+        yardstick = _Side(request, device, wide)
+        num_parameters = sum(p.numel() for p in yardstick.trainer.model.parameters())
+        choose_threads(num_parameters)
+        facts = describe_model(yardstick.trainer, options.model, num_parameters)
+        initial = round_state(
+            collect_state(yardstick.trainer, device.torch_device), getattr(torch, request.dtype)
+        )
+        write_state(state_file(folder, 0), initial)
+        drawn = torch.get_rng_state()
+        recorded = yardstick.record(batches, initial, folder)
+        draws = not torch.equal(drawn, torch.get_rng_state())
+    with progress.step(f"noise run in {request.dtype}"):
+        noise = _Side(request, device, None)
+        free = noise.train_freely(batches, initial)
+        trajectory = trajectory_of(noise.trainer.model, read_golden_state(folder, len(batches)))
+        noise.replay(batches, folder)
+        shared = shared_parameters(noise.trainer.model)
+    return ReferenceReport(
+        model=facts,
+        reference=describe_run(device, run) | {"yardstick": wide},
+        yardstick_losses=[step.loss for step in recorded],
+        noise_losses=[step.loss for step in free],
+        noise_trajectory=trajectory,
+        num_tokens=[step.num_tokens for step in recorded],
+        num_trainable=facts["num_trainable"],
+        shared=shared,
+        draws=draws,
+        notes=_notes_on_clipping(
+            [step.grad_norm for step in recorded], yardstick.trainer.plan.max_grad_norm
+        ),
+    )
+
+
+def _notes_on_clipping(norms: Sequence[float], max_norm: float) -> list[str]:
+    """What a clip that is always or never needed does not try."""
+    if min(norms) <= max_norm < max(norms):
+        return []
+    side, other = ("above", "below") if min(norms) > max_norm else ("below", "above")
+    return [f"gradient norms are {side} {max_norm:g} in all steps: clipping {other} is not tried"]
+
+
+class _Side:
+    """The trusted trainer, as yardstick in the dtype `wide` or as noise run."""
+
+    def __init__(self, request: ReferenceRequest, device: Device, wide: str | None) -> None:
+        dtype = wide or request.dtype
+        self._request, self._device, self._dtype = request, device, dtype
+        run = f"{parse_run(request.reference).device}/{dtype}"
+        self._plan = request.options.plan(run)
+        self.trainer = Trusted(request.dtype if wide else None)
+        self.trainer.setup(self._plan)
+        keep_no_cache(self.trainer.model)
+
+    @property
+    def boundary(self) -> Boundary:
+        return Boundary.exact_inputs_for(getattr(torch, self._request.dtype))
+
+    def train_freely(self, batches: Batches, initial: State) -> list[StepReport]:
+        """The steps of a run of which nothing is replaced."""
+        inject_state(self.trainer, initial, self._device.torch_device)
+        with comparable(self._dtype, self._device):
+            return [self.trainer.step(batch) for batch in batches]
+
+    def record(self, batches: Batches, initial: State, folder: Path) -> list[StepReport]:
+        """Every stage of every step, each from numbers that the candidate can hold."""
+        state, reports = initial, []
+        manifest: dict[str, Any] = {"dtype": self._request.dtype, "kind": "training"}
+        with TraceWriter(folder / TRACE, manifest) as writer:
+            recorder = Recorder(writer, self.boundary)
+            gradients = GradientTaps(recorder, GradientRecorder(writer, self.boundary))
+            handler = StageRecorder(writer, self.boundary)
+            observer = StepObserver(self.trainer, handler, ModuleTracer(gradients), gradients)
+            with observer.attached(), comparable(self._dtype, self._device):
+                for step, batch in enumerate(batches):
+                    inject_state(self.trainer, state, self._device.torch_device)
+                    reports.append(observer.run_step(step, batch))
+                    state = round_state(
+                        collect_state(self.trainer, self._device.torch_device),
+                        getattr(torch, self._request.dtype),
+                    )
+                    write_state(state_file(folder, step + 1), state)
+        return reports
+
+    def replay(self, batches: Batches, folder: Path) -> None:
+        """Measure this trainer against what the yardstick recorded."""
+        pointwise = self._find_pointwise(batches[0][0])
+        attention = attention_of(self.trainer.model)
+        observer = ReplayedSteps(self.trainer, folder, self.boundary, attention, pointwise)
+        with observer.attached(), comparable(self._dtype, self._device):
+            for step, batch in enumerate(batches):
+                state = read_golden_state(folder, step)
+                inject_state(self.trainer, state, self._device.torch_device)
+                observer.run_step(step, batch)
+        with TraceWriter(folder / NOISE, {"kind": "training-noise"}) as writer:
+            observer.write(writer)
+            writer.attach_json(POINTWISE, sorted(pointwise))
+            writer.attach_json(UNTRAINED, sorted(untrained_values(self.trainer.model)))
+
+    def _find_pointwise(self, micro_batch: MicroBatch) -> frozenset[str]:
+        """Modules whose own code only rounds element by element."""
+        tracer = ModuleTracer(NullHandler())
+        stages = PointwiseStages(tracer)
+        with tracer.attached(self.trainer.model), stages, torch.no_grad():
+            self.trainer.compute_loss(self.trainer.on_device(micro_batch), 1)
+        return stages.modules
+
+
+def describe_model(trainer: ReferenceTrainer, name: str, num_parameters: int) -> dict[str, Any]:
+    """What a verdict says of the model. Raises: UsageError if nothing of it is trained."""
+    parameters = named_parameters(trainer.model)
+    trainable = [item.name for item in parameters if item.tensor.requires_grad]
+    if not trainable:
+        raise UsageError(f"{name} has no trainable parameter")
+    return {
+        "name": name,
+        "architecture": type(trainer.model).__name__,
+        "num_parameters": num_parameters,
+        "num_trainable": len(trainable),
+    }

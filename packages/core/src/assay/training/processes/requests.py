@@ -1,0 +1,205 @@
+"""What the processes of `assay check train` are asked for, and what they answer, as JSON."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from assay.models.folders import RemoteCode
+from assay.training.protocol import TrainingPlan
+from assay.verdicts import Number, Record
+
+
+class TrainOptions(Record):
+    """What is trained, alike on both sides.
+
+    equal_lengths: all micro-batches of a step are padded to one length, as pipelines need it.
+    """
+
+    model: str
+    steps: int = 3
+    resume_at: int = 2
+    micro_batches: int = 2
+    lora: bool = False
+    adapter_dropout: float = 0.1
+    equal_lengths: bool = False
+    seed: int = 0
+    learning_rate: float = 1e-3
+    remote_code: RemoteCode = "refuse"
+
+    def plan(
+        self,
+        run: str,
+        setup: str | None = None,
+        mesh: Mapping[str, int] | None = None,
+        features: Iterable[str] = (),
+    ) -> TrainingPlan:
+        """The plan of a trainer on `run`."""
+        return TrainingPlan(
+            model=self.model,
+            run=run,
+            steps=self.steps,
+            micro_batches=self.micro_batches,
+            resume_at=self.resume_at,
+            seed=self.seed,
+            learning_rate=self.learning_rate,
+            features=frozenset({"lora"} if self.lora else ()) | frozenset(features),
+            mesh=mesh or {},
+            adapter_dropout=self.adapter_dropout,
+            setup=setup,
+            remote_code=self.remote_code,
+        )
+
+
+def rank_folder(folder: Path, number: int) -> Path:
+    """Where a rank writes what it measured."""
+    return folder / f"rank-{number}"
+
+
+class ReferenceRequest(Record):
+    """The trusted process: yardstick and noise run for candidates in `dtype`."""
+
+    options: TrainOptions
+    reference: str
+    dtype: str
+    folder: str
+
+
+class CandidateRequest(Record):
+    """The candidate process: the trainer as it is to be judged, against a golden."""
+
+    options: TrainOptions
+    candidate: str
+    golden: str
+    folder: str
+    trainer: str | None = None
+    setup: str | None = None
+    mesh: dict[str, int] = Field(default_factory=dict)
+    features: list[str] = Field(default_factory=list)
+
+
+class StepRecord(Record):
+    """One optimizer step of a free run."""
+
+    step: int
+    loss: Number
+    num_tokens: int
+    grad_norm: Number
+
+
+class TrajectoryRecord(Record):
+    """Where a free run takes a parameter: medians over its elements.
+
+    error: distance from where the recorded steps end; size: of the values there.
+    """
+
+    parameter: str
+    error: Number
+    size: Number
+
+
+class FreeRun(Record):
+    """A run of which nothing is replaced, and its resumption from the checkpoint in the middle.
+
+    saved: what the model folder does not hold as the model did when it was saved.
+    not_restored: parts of the state that are not as they were saved; compared: how many there are.
+    problem: why the checkpoint could not be written or read.
+    generators_compared: whether the state that was compared has the random number generators.
+    held: after each step a hash of every parameter and moment, under a key that is the same on all
+        ranks that hold the same part of it.
+    changed_by_saving: parts of the state that are not as they were before it was saved.
+    settings: of the model folder's configuration what is not the model's.
+    course, resumed_trajectory: where it, and the resumed run, take each parameter.
+    masks: of each micro-batch a hash of the random numbers from which its first mask of dropout
+        comes.
+    ended_otherwise: what the resumed run holds after its last step that is not the uninterrupted
+        run's.
+    """
+
+    steps: list[StepRecord] = Field(default_factory=list)
+    resumed: list[StepRecord] = Field(default_factory=list)
+    saved: list[str] = Field(default_factory=list)
+    settings: list[str] = Field(default_factory=list)
+    changed_by_saving: list[str] = Field(default_factory=list)
+    ended_otherwise: list[str] = Field(default_factory=list)
+    masks: list[str] = Field(default_factory=list)
+    trajectory: list[TrajectoryRecord] = Field(default_factory=list)
+    resumed_trajectory: list[TrajectoryRecord] = Field(default_factory=list)
+    not_restored: list[str] = Field(default_factory=list)
+    compared: int = 0
+    saved_compared: int = 0
+    problem: str | None = None
+    notes: list[str] = Field(default_factory=list)
+    generators_compared: bool = False
+    held: list[dict[str, str]] = Field(default_factory=list)
+
+
+class ReferenceReport(Record):
+    """What the trusted process says of itself, beside what it recorded.
+
+    yardstick_losses: of the recorded steps: between them the state is rounded to the candidate's
+        dtype, as a run in that dtype has it.
+    noise_losses: of the noise run, of which nothing is replaced; noise_trajectory: where it ends.
+    num_tokens: the unmasked label tokens of each step.
+    draws: whether training draws random numbers, as dropout does.
+    """
+
+    model: dict[str, Any]
+    reference: dict[str, Any]
+    yardstick_losses: list[Number]
+    noise_losses: list[Number]
+    noise_trajectory: list[TrajectoryRecord]
+    num_tokens: list[int]
+    num_trainable: int
+    shared: list[list[str]]
+    draws: bool = False
+    notes: list[str] = Field(default_factory=list)
+
+
+class CandidateReport(Record):
+    """What the candidate process says of itself, beside what it measured.
+
+    seen: phases whose method was called; invisible: those that the trainer declares so, and why.
+    weights_different: parameters that are not the reference's before the first step.
+    not_in_optimizer: parameters that the reference trains and this optimizer does not hold.
+    strayed: parameters that this optimizer changes and the reference does not train.
+    not_loaded: parts of a state that the trainer's load_state_dict does not take over.
+    drew_in_backward: whether a backward pass left the generator in another state than before.
+    taken: step and number of each micro-batch that this process ran.
+    coordinates: of this process on the mesh.
+    divided: modules of which this process has only some children.
+    unmeasured: ports of its modules that it declares to have other values, without effect.
+    absent: parameters and buffers of the model that this process does not have.
+    adapter_start: parameters of an adapter that do not start as an adapter does.
+    """
+
+    run: dict[str, Any]
+    free: FreeRun
+    seen: list[str]
+    invisible: dict[str, str]
+    weights_different: list[str]
+    not_in_optimizer: list[str]
+    unexpectedly_trained: list[str] = Field(default_factory=list)
+    shared: list[list[str]]
+    not_loaded: list[str]
+    drew_in_backward: bool = False
+    logit_gradients: list["LogitGradientScale"] = Field(default_factory=list)
+    micro_batches_run: list[tuple[int, int]] = Field(default_factory=list)
+    coordinates: dict[str, int] = Field(default_factory=dict)
+    partial_modules: list[str] = Field(default_factory=list)
+    unmeasured: list[str] = Field(default_factory=list)
+    absent: list[str] = Field(default_factory=list)
+    adapter_start: list[str] = Field(default_factory=list)
+
+
+class LogitGradientScale(Record):
+    """The gradient at the logits of one micro-batch beside the reference's.
+
+    slope: of the error on the expected value; rest: what the slope leaves, as a relative error.
+    """
+
+    step: int
+    micro_batch: int
+    slope: Number
+    rest: Number

@@ -1,0 +1,29 @@
+"""Conditions under which the steps of two trainers can be compared."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import nn
+
+from assay.devices.base import Device
+from assay.hooks.exact_double import ExactDouble
+from assay.training.replay.dropout import comparable_dropout
+
+
+@contextmanager
+def comparable(dtype: str, device: Device) -> Iterator[None]:
+    """Inside, steps of a trainer draw and round as the check needs it."""
+    with ExitStack() as stack:
+        stack.enter_context(device.deterministic())
+        stack.enter_context(comparable_dropout())
+        if dtype == "float64":
+            stack.enter_context(ExactDouble())
+        yield
+
+
+def keep_no_cache(model: nn.Module) -> None:
+    """Caches are for generation: a training step would fill one and throw it away."""
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "use_cache", None):
+        config.use_cache = False

@@ -1,0 +1,109 @@
+"""Dropout that drops the same elements on every device and in every dtype."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from assay.hooks.suspension import is_suspended, suspended
+
+_dropout, _attention = functional.dropout, functional.scaled_dot_product_attention
+
+
+@contextmanager
+def comparable_dropout() -> Iterator[None]:
+    """Inside, masks of dropout are drawn from the host's generator, in float32.
+
+    Devices draw other numbers, and so do other dtypes on one device. The generator's state is
+    part of what is compared: a recompute that loses it gives other gradients.
+    """
+    module: Any = functional
+    # By name for backward, which may compute forward again and in which no mode is active; by the
+    # mode for code that has imported the functions.
+    module.dropout, module.scaled_dot_product_attention = _drop, _attend
+    try:
+        with _DropoutMode():
+            yield
+    finally:
+        module.dropout, module.scaled_dot_product_attention = _dropout, _attention
+
+
+_observers: list[Callable[[Tensor], None]] = []
+
+
+@contextmanager
+def masks_observed(observer: Callable[[Tensor], None]) -> Iterator[None]:
+    """Inside, and inside of `comparable_dropout`, tell of each mask the generator's state before."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
+class _DropoutMode(TorchFunctionMode):
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever func returns
+        del types
+        if func is _dropout and not is_suspended():
+            return _drop(*args, **(kwargs or {}))
+        if func is _attention and not is_suspended():
+            return _attend(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+# By the names of torch's own arguments, as everything here may be called by keyword.
+def _drop(
+    input: Tensor,  # noqa: A002
+    p: float = 0.5,
+    training: bool = True,  # noqa: FBT001, FBT002
+    inplace: bool = False,  # noqa: FBT001, FBT002
+) -> Tensor:
+    if not training or p == 0:
+        return input
+    with suspended():
+        for observe in _observers:
+            observe(torch.get_rng_state())
+        keep = torch.rand(input.shape) >= p
+        scale = torch.where(keep, 1 / (1 - p) if p < 1 else 0.0, 0.0)
+        scale = scale.to(device=input.device, dtype=input.dtype)
+    return input.mul_(scale) if inplace else input * scale
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002
+) -> Tensor:
+    if not dropout_p:
+        return _attention(
+            query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    # Step by step: no kernel takes a mask of what is to be dropped.
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = (tensor.repeat_interleave(groups, -3) for tensor in (key, value))
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ key.transpose(-2, -1) * factor
+    if is_causal:
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~allowed, -torch.inf)
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        scores = scores.masked_fill(~attn_mask, -torch.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return _drop(scores.softmax(-1), dropout_p) @ value

@@ -1,0 +1,85 @@
+"""Every step of a trainer, measured against a golden and fed the golden's values."""
+
+from pathlib import Path
+from typing import Any
+
+from assay.hooks.boundary import Boundary
+from assay.hooks.gradient_taps import GradientTaps
+from assay.hooks.module_tracer import ModuleTracer
+from assay.locating.gradients import GradientReplayer
+from assay.locating.modules import Replayer
+from assay.trace import Trace, TraceWriter
+from assay.training.replay.rank_view import RankView
+from assay.training.replay.stage_values import PHASES, StageReplayer
+from assay.training.replay.step_observer import StepObserver
+
+TRACE = "trace"
+
+
+class ReplayedSteps:
+    """A trainer that is measured against a golden, every stage fed the golden's values."""
+
+    def __init__(
+        self,
+        trainer: Any,  # noqa: ANN401 - any trainer
+        golden: Path,
+        boundary: Boundary,
+        attention: str,
+        pointwise: frozenset[str],
+        rank_view: RankView | None = None,
+        untrained: frozenset[str] | None = None,
+    ) -> None:
+        trace = Trace.open(golden / TRACE)
+        self._replayer = Replayer(trace, boundary, attention, pointwise)
+        self._gradients = GradientReplayer(trace, boundary)
+        self._handler = StageReplayer(trace, boundary)
+        self._rank_view = rank_view
+        if rank_view is not None:
+            self._replayer.layout = self._gradients.layout = rank_view.layout
+            self._replayer.partial_modules = rank_view.partial_modules
+            self._replayer.unmeasured = self._gradients.unmeasured = rank_view.unmeasured
+            self._handler.is_own = rank_view.is_own_value
+        taps = GradientTaps(self._replayer, self._gradients)
+        self._observer = StepObserver(
+            trainer, self._handler, ModuleTracer(taps), taps, self._replayer, rank_view, untrained
+        )
+        self.attached = self._observer.attached
+        self.run_step = self._observer.run_step
+
+    @property
+    def seen(self) -> list[str]:
+        """Phases whose method was called."""
+        return sorted(self._observer.seen)
+
+    @property
+    def micro_batches_run(self) -> list[tuple[int, int]]:
+        """Step and number of every micro-batch that this process ran."""
+        return self._observer.micro_batches_run
+
+    @property
+    def drew_in_backward(self) -> bool:
+        """Whether a backward pass drew random numbers for good."""
+        return self._observer.drew_in_backward
+
+    @property
+    def scales(self) -> list[dict[str, Any]]:
+        """Of the gradients that the loss gave, call by call."""
+        return [
+            {"step": s.step, "micro_batch": s.micro_batch, "slope": s.slope, "rest": s.rest}
+            for s in self._gradients.scales
+        ]
+
+    def write(self, writer: TraceWriter) -> None:
+        """Attach all measurements."""
+        results = {f"stage-{phase}": self._handler.results[phase] for phase in PHASES}
+        rank_view, replayer = self._rank_view, self._replayer
+        finished = (
+            replayer.finish() if rank_view is None else replayer.finish(rank_view.is_own_call)
+        )
+        results["modules"] = finished
+        results["recomputed"] = replayer.recomputed
+        results["gradients"] = self._gradients.results
+        for name, result in results.items():
+            data, sums = result.to_parts()
+            writer.attach_json(name, data)
+            writer.attach(f"{name}-sums", sums)

@@ -1,0 +1,356 @@
+"""Watching a trainer from outside: its methods are wrapped on the instance, one for each phase."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.errors import UsageError
+from assay.hooks.gradient_taps import GradientTaps
+from assay.hooks.module_tracer import ModuleTracer
+from assay.hooks.suspension import suspended_modes
+from assay.hooks.timeline import Timeline
+from assay.locating.batch_source import BatchSource
+from assay.locating.modules import Replayer
+from assay.sites import Phase
+from assay.stages import Stage
+from assay.training.batches import MicroBatch, copied
+from assay.training.replay.rank_view import RankView
+from assay.training.replay.stage_values import COUNT, StepValueHandler, ValueAddress, row_number
+from assay.training.state.files import fingerprint
+from assay.training.state.parameters import NamedParameter, named_parameters, untrained_values
+from assay.training.state.sharding import local_part, put, whole
+
+# The method that shows each phase.
+METHODS: Mapping[Phase, str] = {
+    "forward": "compute_loss",
+    "backward": "backward",
+    "reduce": "reduce_gradients",
+    "clip": "clip_gradients",
+    "optimizer": "optimizer_step",
+}
+
+
+# The method by which a pipeline runs forward and backward of all micro-batches of a step.
+SCHEDULE = "run_schedule"
+
+
+def root_of(trainer: Any) -> nn.Module:  # noqa: ANN401 - any trainer
+    """What is called for a micro-batch: a schedule calls a stage without its wrapper."""
+    scheduled = callable(getattr(trainer, SCHEDULE, None))
+    root: nn.Module = trainer.network if scheduled else trainer.model
+    return root
+
+
+def address_of(item: NamedParameter, phase: Phase, what: str) -> ValueAddress:
+    """Where a value of a parameter stands; `what` is such as "gradient" or "update"."""
+    dtype = str(item.tensor.dtype).removeprefix("torch.")
+    short = item.name.removeprefix(item.module).removeprefix(".")
+    kind = item.kind if what == "gradient" and phase == "backward" else ""
+    return ValueAddress(Stage(item.module, phase), f"{what}.{short}", 0, kind, dtype)
+
+
+@dataclass
+class StepObserver:
+    """Tells a keeper what every phase of a trainer's step made, and feeds the next one.
+
+    seen: phases whose method was called.
+    drew_in_backward: whether a backward pass left the generator in another state than before.
+    spread: what the other ranks have of each step; None for a single process.
+    untrained: buffers and frozen parameters that must not change; None for all.
+    taken: step and number of every micro-batch that this process ran.
+    """
+
+    trainer: Any
+    handler: StepValueHandler
+    tracer: ModuleTracer
+    gradients: GradientTaps
+    replayer: Replayer | None = None
+    rank_view: RankView | None = None
+    untrained: frozenset[str] | None = None
+    seen: set[Phase] = field(default_factory=set)
+    micro_batches_run: list[tuple[int, int]] = field(default_factory=list)
+    drew_in_backward: bool = False
+    _step: int = 0
+    _batch: Sequence[MicroBatch] = ()
+    _injected_phase: Phase = "forward"
+    _before: dict[str, Tensor] = field(default_factory=dict)
+    _after: list[tuple[NamedParameter, Tensor, dict[str, str]]] = field(default_factory=list)
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Observe inside this context."""
+        wrappers: dict[Phase, Callable[..., Any]] = {
+            "forward": self._compute_loss,
+            "backward": self._backward,
+            "reduce": self._reduce,
+            "clip": self._clip,
+            "optimizer": self._optimize,
+        }
+        originals = {}
+        for phase, name in METHODS.items():
+            method = getattr(self.trainer, name, None)
+            if callable(method):
+                originals[name] = method
+                setattr(self.trainer, name, _bind(wrappers[phase], method))
+        schedule = getattr(self.trainer, SCHEDULE, None)
+        if callable(schedule):
+            originals[SCHEDULE] = schedule
+            setattr(self.trainer, SCHEDULE, _bind(self._run_schedule, schedule))
+        # What is run beside the loss, as an evaluation is, is no part of the training.
+        self.tracer.paused = bool({METHODS["forward"], SCHEDULE} & originals.keys())
+        try:
+            with self.tracer.attached(root_of(self.trainer)):
+                yield
+        finally:
+            for name in originals:
+                delattr(self.trainer, name)
+
+    def run_step(self, step: int, batch: Sequence[MicroBatch]) -> Any:  # noqa: ANN401 - a StepReport
+        """One step of the trainer, observed."""
+        self._step, self._batch, self._injected_phase = step, batch, "forward"
+        self.handler.begin_step(step)
+        with suspended_modes():
+            self._before = {item.name: _copy(item.tensor) for item in self._trainable()}
+            untrained = self._hash_untrained()
+        report = self.trainer.step(copied(batch))
+        self._observe_gradients("backward")
+        with suspended_modes():
+            self.gradients.handler.finish_backward()
+            for item, value, moments in self._after:
+                # Nothing but the optimizer may change what is trained, and what it remembers.
+                changed = torch.count_nonzero(whole(item.tensor.detach()) != value).cpu()
+                changed += _num_unequal(moments, self._hash_moments(item.tensor))
+                self.handler.observe(
+                    address_of(item, "optimizer", "changed-later"), changed.reshape(1)
+                )
+            self._after.clear()
+            self._before.clear()
+            address = ValueAddress(Stage("", "optimizer"), "changed-untrained")
+            changed = torch.tensor([_num_unequal(untrained, self._hash_untrained())])
+            self.handler.observe(address, changed)
+        self.handler.end_step()
+        return report
+
+    def _compute_loss(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
+        self.seen.add("forward")
+        batch = args[0] if args else kwargs.get("micro_batch")
+        index = self._number_of(batch)
+        self._begin_micro_batch(index, batch)
+        with self.tracer.unpaused():
+            loss = original(*args, **kwargs)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise UsageError(
+                f"compute_loss of {type(self.trainer).__name__} returned"
+                f" {_described(loss)}; it must return one number with its graph"
+            )
+        with suspended_modes():
+            self.handler.observe(
+                ValueAddress(Stage("", "forward"), "loss", index), loss.reshape(1, 1)
+            )
+        return self.gradients.join(loss)
+
+    def _begin_micro_batch(self, index: int, batch: Any) -> None:  # noqa: ANN401 - as it is given
+        self.micro_batches_run.append((self._step, index))
+        if self.rank_view is not None:
+            self.rank_view.micro_batches_run.add((self._step, index))
+        timeline = None
+        if isinstance(batch, Mapping) and "input_ids" in batch:
+            with suspended_modes():
+                timeline = self._timeline(batch, index)
+                labels = batch.get("labels")
+                if labels is not None:
+                    self.handler.observe(ValueAddress(Stage("", "inputs"), "labels", index), labels)
+        self.tracer.begin_batch(index, timeline, self._step)
+        if self.replayer is not None:
+            self.replayer.source = BatchSource(index)
+        with suspended_modes():
+            # What one micro-batch draws must not decide what the next one drops.
+            state = self.handler.observe_state(f"generator.{index}", torch.get_rng_state())
+            torch.set_rng_state(state)
+
+    def _number_of(self, batch: Any) -> int:  # noqa: ANN401 - what compute_loss was given
+        """Which micro-batch of the step it is.
+
+        In one process they come in their order. Of several ranks each takes some of them.
+        """
+        done = [number for step, number in self.micro_batches_run if step == self._step]
+        if self.rank_view is None or not isinstance(batch, Mapping):
+            return len(done)
+        with suspended_modes():
+            for number, known in enumerate(self._batch):
+                ids = batch["input_ids"].cpu()
+                if number not in done and torch.equal(known["input_ids"], ids):
+                    return number
+        return len(done)
+
+    def _timeline(self, batch: Mapping[str, Tensor], index: int) -> Timeline:
+        ids = batch["input_ids"]
+        single = Timeline.of_call(ids, batch.get("attention_mask"))
+        first = row_number(self._step, index)
+        return Timeline(tuple(range(first, first + len(ids))), single.positions)
+
+    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        self.seen.add("backward")
+        before = torch.get_rng_state()
+        self.tracer.recomputing = True
+        try:
+            with self.tracer.unpaused():
+                result = original(*args, **kwargs)
+        finally:
+            self.tracer.recomputing = False
+        with suspended_modes():
+            self.drew_in_backward |= not torch.equal(before, torch.get_rng_state())
+            self.gradients.handler.finish_backward()
+        return result
+
+    def _run_schedule(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """A pipeline runs the micro-batches of a step by itself: each call of its stage is one."""
+        self.seen |= {"forward", "backward"}
+        batch = args[0] if args else kwargs["batch"]
+
+        def begin(module: nn.Module, inputs: Any) -> None:  # noqa: ANN401 - torch's own
+            del module, inputs
+            index = sum(step == self._step for step, _ in self.micro_batches_run)
+            self._begin_micro_batch(self._number_of(batch[index]), batch[index])
+
+        handle = root_of(self.trainer).register_forward_pre_hook(begin, prepend=True)
+        try:
+            with self.tracer.unpaused():
+                result = original(*args, **kwargs)
+        finally:
+            handle.remove()
+        with suspended_modes():
+            self.gradients.handler.finish_backward()
+        return result
+
+    def _reduce(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        self.seen.add("reduce")
+        self._observe_gradients("backward")
+        result = original(*args, **kwargs)
+        self._observe_gradients("reduce")
+        return result
+
+    def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        self.seen.add("clip")
+        self._observe_gradients("backward")
+        norm = original(*args, **kwargs)
+        if "clip" in self._late:
+            return norm
+        with suspended_modes():
+            value = whole(norm) if isinstance(norm, Tensor) else torch.tensor(float(norm))
+            address = ValueAddress(Stage("", "clip"), "norm", dtype=self._dtype)
+            self.handler.observe(address, value.detach().double().reshape(1, 1))
+        self._observe_gradients("clip")
+        return norm
+
+    def _optimize(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        self.seen.add("optimizer")
+        self._observe_gradients("backward")
+        with suspended_modes():
+            parameters = self._trainable()
+        result = original(*args, **kwargs)
+        with suspended_modes():
+            states = self.trainer.optimizer.state
+            self._after = [
+                (item, _copy(item.tensor), self._hash_moments(item.tensor)) for item in parameters
+            ]
+            for item, new, _ in self._after:
+                # From the start of the step: whatever changes it on the way is in the update.
+                update = new.double() - self._before[item.name].double()
+                self.handler.observe(address_of(item, "optimizer", "update"), update)
+                for name, value in states.get(item.tensor, {}).items():
+                    if isinstance(value, Tensor) and value.ndim:
+                        self.handler.observe(address_of(item, "optimizer", name), whole(value))
+                    elif isinstance(value, Tensor | int | float):
+                        count = torch.tensor([round(float(value))])
+                        self.handler.observe(address_of(item, "optimizer", f"{COUNT}{name}"), count)
+        return result
+
+    @property
+    def _late(self) -> frozenset[str]:
+        """Phases whose work is not done yet when their method ends, as the trainer declares.
+
+        A reduction that is declared is done inside of backward: it is over by then.
+        """
+        return frozenset(getattr(self.trainer, "invisible_stages", ())) - {"reduce"}
+
+    @property
+    def _dtype(self) -> str:
+        first = next(p for p in self.trainer.model.parameters() if p.is_floating_point())
+        return str(first.dtype).removeprefix("torch.")
+
+    def _trainable(self) -> list[NamedParameter]:
+        return [item for item in named_parameters(self.trainer.model) if item.tensor.requires_grad]
+
+    def _hash_moments(self, parameter: Tensor) -> dict[str, str]:
+        kept = self.trainer.optimizer.state.get(parameter, {})
+        return fingerprint({name: _local(value) for name, value in kept.items()})
+
+    def _hash_untrained(self) -> dict[str, str]:
+        """Of what the reference does not train: counters of a trainer's own may count."""
+        values = untrained_values(self.trainer.model)
+        return fingerprint(
+            {
+                name: _local(value.detach())
+                for name, value in values.items()
+                if self.untrained is None or name in self.untrained
+            }
+        )
+
+    def _observe_gradients(self, phase: Phase) -> None:
+        """Meet all gradients after `phase`, once in a step, and put in the reference's."""
+        order = list(METHODS)
+        if phase in self._late or order.index(phase) <= order.index(self._injected_phase):
+            return
+        self._injected_phase = phase
+        with suspended_modes():
+            wanted = {
+                (address.stage.module, address.port) for address in self.handler.expected(phase)
+            }
+            for item in named_parameters(self.trainer.model):
+                address = address_of(item, phase, "gradient")
+                parameter = item.tensor
+                expected = (address.stage.module, address.port) in wanted
+                if parameter.grad is None and not expected:
+                    continue
+                # What was never computed is as wrong as zeros.
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                partial = self.rank_view.partial if self.rank_view and phase == "backward" else None
+                value = whole(gradient.detach())
+                injected = self.handler.observe(
+                    address, value if partial is None else partial.total(value)
+                )
+                if partial is not None:
+                    injected = partial.share(injected, gradient.dtype)
+                if parameter.grad is None:
+                    parameter.grad = gradient
+                put(parameter.grad, injected)
+
+
+def _copy(parameter: Tensor) -> Tensor:
+    return whole(parameter.detach()).clone()
+
+
+def _local(value: Any) -> Any:  # noqa: ANN401 - a leaf of a state
+    return local_part(value) if isinstance(value, Tensor) else value
+
+
+def _num_unequal(before: Mapping[str, str], after: Mapping[str, str]) -> int:
+    return sum(before.get(name) != after.get(name) for name in before.keys() | after.keys())
+
+
+def _bind(wrapper: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the method takes
+        return wrapper(original, *args, **kwargs)
+
+    return call
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return type(value).__name__

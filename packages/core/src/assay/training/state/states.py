@@ -1,0 +1,188 @@
+"""The state between two steps under names that every trainer shares, and feeding it to one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.errors import UsageError
+from assay.hooks.boundary import cast_within_range
+from assay.sites import unwrapped_path
+from assay.training.state.files import fingerprint
+from assay.training.state.generators import generator_states, restore_generators
+from assay.training.state.parameters import named_parameters
+from assay.training.state.sharding import moment_like, put, whole
+
+State = dict[str, Any]
+
+# Of what a trainer's state is made, beside what only it knows.
+_PARTS = ("model", "optimizer", "generators")
+
+
+def plain_name(name: str) -> str:
+    """The name of a parameter or buffer in the unwrapped model."""
+    owner, _, last = name.rpartition(".")
+    path = unwrapped_path(owner)
+    return f"{path}.{last}" if path else last
+
+
+def collect_state(trainer: Any, torch_device: str) -> State:  # noqa: ANN401 - any trainer
+    """Parameters, moments by parameter, and generators, whole and copied to the host."""
+    model = {plain_name(name): _copy(value) for name, value in trainer.model.state_dict().items()}
+    names = _names_by_id(trainer.model)
+    moments = {
+        names[id(parameter)]: {key: _copy(value) for key, value in values.items()}
+        for parameter, values in trainer.optimizer.state.items()
+        if id(parameter) in names
+    }
+    return {
+        "model": model,
+        "moments": moments,
+        "generators": generator_states(torch_device),
+        "trainable": sorted(
+            item.name for item in named_parameters(trainer.model) if item.tensor.requires_grad
+        ),
+    }
+
+
+def round_state(state: State, dtype: torch.dtype) -> State:
+    """`state` with parameters and moments in `dtype`."""
+
+    def rounded(value: Any) -> Any:  # noqa: ANN401 - a leaf of the state
+        # Counters are 0-dimensional.
+        if not isinstance(value, Tensor) or not value.is_floating_point() or not value.ndim:
+            return value
+        return cast_within_range(value, dtype)
+
+    return state | {
+        "model": {name: rounded(value) for name, value in state["model"].items()},
+        "moments": {
+            name: {key: rounded(value) for key, value in values.items()}
+            for name, values in state["moments"].items()
+        },
+    }
+
+
+def inject_state(trainer: Any, state: Mapping[str, Any], torch_device: str) -> list[str]:  # noqa: ANN401
+    """Put `state` into a trainer, by its own `load_state_dict` and then by force.
+
+    Returns: what its own method did not take over, as paths such as "moments.NAME.exp_avg".
+    Raises: UsageError if it refuses the state.
+    """
+    own = trainer.state_dict()
+    if absent := [name for name in _PARTS if name not in own]:
+        raise UsageError(
+            f"state_dict() of {type(trainer).__name__} has no {', '.join(absent)}: a check feeds the"
+            f" reference's state by the names {', '.join(_PARTS)}"
+        )
+    wanted = dict(own) | {
+        "model": {
+            name: state["model"].get(plain_name(name), value)
+            for name, value in own["model"].items()
+        },
+        "optimizer": {
+            "state": _by_index(trainer, state["moments"]),
+            "param_groups": trainer.optimizer.state_dict()["param_groups"],
+        },
+        "generators": state["generators"],
+    }
+    try:
+        trainer.load_state_dict(wanted)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"load_state_dict of {type(trainer).__name__} refuses the reference's state:"
+            f" {type(error).__name__}: {error}"
+        ) from error
+    not_loaded = sorted(_differences(state, collect_state(trainer, torch_device)))
+    if any(path.startswith("model.") for path in not_loaded):
+        _force_model(trainer.model, state["model"])
+    if any(path.startswith("moments.") for path in not_loaded):
+        _force_moments(trainer, state["moments"])
+    restore_generators(state["generators"], torch_device)
+    return not_loaded
+
+
+def differing_parameters(state: Mapping[str, Any], model: nn.Module) -> list[str]:
+    """Names of parameters and buffers whose values are not those of `state`."""
+    actual = {plain_name(name): value for name, value in model.state_dict().items()}
+    expected = state["model"]
+    return sorted(
+        name
+        for name in expected.keys() | actual.keys()
+        if name not in expected
+        or name not in actual
+        or not same_values(whole(actual[name]), expected[name])
+    )
+
+
+def same_values(actual: Tensor, expected: Tensor) -> bool:
+    """Whether `actual` is `expected`, rounded to its dtype."""
+    if actual.shape != expected.shape:
+        return False
+    return torch.equal(actual.detach().cpu(), cast_within_range(expected.cpu(), actual.dtype))
+
+
+def shared_parameters(model: nn.Module) -> list[list[str]]:
+    """Groups of names that are one parameter, as tied embeddings are."""
+    groups: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(plain_name(name))
+    return sorted(sorted(names) for names in groups.values() if len(names) > 1)
+
+
+def _differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> set[str]:
+    wrong = {
+        f"model.{name}"
+        for name, value in expected["model"].items()
+        if name not in actual["model"] or not same_values(actual["model"][name], value)
+    }
+    for name, values in expected["moments"].items():
+        own = actual["moments"].get(name, {})
+        wrong |= {
+            f"moments.{name}.{key}"
+            for key, value in values.items()
+            if key not in own or not same_values(torch.as_tensor(own[key]), torch.as_tensor(value))
+        }
+    generators = fingerprint(expected["generators"]), fingerprint(actual["generators"])
+    return wrong | {
+        f"generators.{path}"
+        for path in generators[0].keys() | generators[1].keys()
+        if generators[0].get(path) != generators[1].get(path)
+    }
+
+
+def _force_model(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    for name, own in model.state_dict().items():
+        if plain_name(name) in values:
+            put(own, values[plain_name(name)])
+
+
+def _force_moments(trainer: Any, moments: Mapping[str, Any]) -> None:  # noqa: ANN401
+    names = _names_by_id(trainer.model)
+    for group in trainer.optimizer.param_groups:
+        for parameter in group["params"]:
+            wanted = moments.get(names.get(id(parameter), ""))
+            if wanted is not None:
+                trainer.optimizer.state[parameter] = {
+                    key: moment_like(value, parameter) for key, value in wanted.items()
+                }
+
+
+def _by_index(trainer: Any, moments: Mapping[str, Any]) -> dict[int, Any]:  # noqa: ANN401
+    """Moments as a state of torch's optimizers has them: by number of the parameter."""
+    names = _names_by_id(trainer.model)
+    parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+    return {
+        number: {key: _copy(value) for key, value in moments[names[id(parameter)]].items()}
+        for number, parameter in enumerate(parameters)
+        if names.get(id(parameter)) in moments
+    }
+
+
+def _names_by_id(model: nn.Module) -> dict[int, str]:
+    return {id(item.tensor): item.name for item in named_parameters(model)}
+
+
+def _copy(value: Any) -> Any:  # noqa: ANN401 - a leaf of a state
+    return whole(value.detach()).cpu().clone() if isinstance(value, Tensor) else value

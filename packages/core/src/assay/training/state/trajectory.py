@@ -1,0 +1,33 @@
+"""Where a free run ends, beside where the recorded steps end."""
+
+import torch
+from torch import Tensor, nn
+
+from assay.training.processes.requests import TrajectoryRecord
+from assay.training.state.parameters import named_parameters
+from assay.training.state.sharding import whole
+from assay.training.state.states import State
+
+
+def trajectory_of(model: nn.Module, end: State) -> list[TrajectoryRecord]:
+    """How far each trained parameter of `model` is from where the recorded steps end.
+
+    Medians over its elements: an optimizer that divides by the size of a gradient turns the
+    rounding of a few that are nearly zero into whole updates. A collective on several ranks.
+    """
+    trained = set(end["trainable"])
+    return [
+        TrajectoryRecord(
+            parameter=item.name,
+            error=_median((value.double() - end["model"][item.name].double()).abs()),
+            size=_median(end["model"][item.name].double().abs()),
+        )
+        for item in named_parameters(model)
+        if item.name in trained
+        for value in (whole(item.tensor.detach()).cpu(),)
+    ]
+
+
+def _median(values: Tensor) -> float:
+    # Not torch.median: of a NaN among finite values it makes the largest.
+    return float(values.median()) if bool(values.isfinite().all()) else float(torch.nan)

@@ -1,0 +1,148 @@
+"""LoRA adapters by peft, which comes with the package that trains with them."""
+
+import json
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from assay.errors import MachineError, UsageError
+from assay.training.state.sharding import put
+
+ADAPTER_FILE = "adapter_model.safetensors"
+_CONFIG_FILE = "adapter_config.json"
+# Settings that say where an adapter comes from, not what it computes; and the layers it is on, which
+# are compared by themselves.
+_NOT_COMPUTED_WITH = frozenset(
+    {
+        "auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision",
+        "target_modules",
+    }
+)  # fmt: skip
+
+# Small, for a few steps of a small model.
+_RANK, _ALPHA = 4, 8
+
+
+class AdapterError(MachineError):
+    """An adapter that cannot be loaded."""
+
+    @classmethod
+    def damaged(cls, path: Path, problem: object) -> "AdapterError":
+        """What is wrong with the file."""
+        return cls(f"the adapter in {path} cannot be loaded: {problem}")
+
+
+def add_lora(model: nn.Module, dropout: float) -> nn.Module:
+    """`model` with a trainable adapter on every linear layer but the head; the rest is frozen."""
+    peft = _import_peft()
+    config = peft.LoraConfig(
+        r=_RANK,
+        lora_alpha=_ALPHA,
+        lora_dropout=dropout,
+        target_modules=_adapted(model),
+        task_type="CAUSAL_LM",
+    )
+    with warnings.catch_warnings():
+        # peft 0.21 asks transformers 5.23 for an attribute under its old name.
+        warnings.simplefilter("ignore", FutureWarning)
+        wrapped: nn.Module = peft.get_peft_model(model, config)
+    return wrapped
+
+
+def _adapted(model: Any) -> list[str]:  # noqa: ANN401 - a model of transformers
+    """Paths of the linear layers.
+
+    Named one by one: "all-linear" of peft 0.21 takes in the parameters of experts, for which it
+    has no dropout.
+    """
+    head = model.get_output_embeddings()
+    return [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head
+    ]
+
+
+def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The adapter of `model`, under the names that its file has."""
+    # Left to choose, peft asks the hub whether embeddings were resized.
+    tensors: dict[str, Tensor] = _import_peft().get_peft_model_state_dict(
+        model, save_embedding_layers=False
+    )
+    return tensors
+
+
+def save_adapter(model: Any, folder: Path) -> None:  # noqa: ANN401 - a model of peft's
+    """Write the adapter of `model` as peft's users find it."""
+    model.save_pretrained(folder, save_embedding_layers=False)
+
+
+def read_adapter(folder: Path) -> dict[str, Tensor]:
+    """The tensors that an adapter's file holds. Raises: AdapterError."""
+    path = folder / ADAPTER_FILE
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise AdapterError.damaged(path, error) from error
+
+
+def other_adapter_settings(model: Any, folder: Path) -> list[str]:  # noqa: ANN401 - of peft's
+    """Settings in an adapter's folder that change what it computes, and are not the model's.
+
+    Raises: AdapterError.
+    """
+    path = folder / _CONFIG_FILE
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AdapterError.damaged(path, error) from error
+    own = model.peft_config["default"]
+    wrong = sorted(
+        name
+        for name, value in own.to_dict().items()
+        if name not in _NOT_COMPUTED_WITH and not _is_alike(saved.get(name), value)
+    )
+    # A folder may name more than one stage of a pipeline has.
+    if not set(own.target_modules) <= set(saved.get("target_modules") or ()):
+        wrong.append("target_modules")
+    return wrong
+
+
+def _is_alike(saved: Any, own: Any) -> bool:  # noqa: ANN401 - a setting
+    """Whether JSON has kept a setting; nothing and an empty collection are alike."""
+    if isinstance(own, set | frozenset):
+        return set(saved or ()) == own
+    if isinstance(own, list | tuple | dict):
+        return (saved or None) == (json.loads(json.dumps(own)) or None)
+    return bool(saved == own) or (saved in ([], {}) and own is None)
+
+
+def load_adapter(model: nn.Module, folder: Path) -> None:
+    """Put the adapter in `folder` into `model`.
+
+    Raises: AdapterError if the file does not hold just the tensors that the model has: peft
+        itself keeps the fresh ones for those that are missing.
+    """
+    found, wanted = read_adapter(folder), adapter_tensors(model)
+    for name in sorted(found.keys() | wanted.keys()):
+        shapes = [tuple(side[name].shape) if name in side else None for side in (found, wanted)]
+        if shapes[0] != shapes[1]:
+            problem = f"{name} has shape {shapes[0]}, the model's {shapes[1]}"
+            raise AdapterError.damaged(folder / ADAPTER_FILE, problem)
+    for name, value in wanted.items():
+        put(value, found[name])
+
+
+def _import_peft() -> ModuleType:
+    try:
+        import peft
+    except ImportError as error:
+        raise UsageError(
+            f"LoRA needs peft, which comes with assay-smoke: pip install assay-smoke ({error})"
+        ) from error
+    return peft

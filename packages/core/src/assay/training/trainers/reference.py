@@ -1,0 +1,285 @@
+"""The trainer that others are held to: nothing sharded, nothing fused."""
+
+import gc
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from assay.devices.registry import open_run
+from assay.devices.run_string import parse_run
+from assay.errors import UsageError
+from assay.models import load_model
+from assay.models.quiet import quiet_transformers
+from assay.training.batches import IGNORED, MicroBatch, check_batch
+from assay.training.protocol import StepReport, TrainingPlan
+from assay.training.state.files import read_state, write_state
+from assay.training.state.generators import generator_states, restore_generators
+from assay.training.trainers.adapters import add_lora, load_adapter, save_adapter
+from assay.training.trainers.mesh import Axis, open_mesh
+from assay.training.trainers.setups import set_up
+
+# Of a checkpoint folder: what users take away, and what only a resume needs.
+MODEL_FOLDER = "model"
+TRAINER_STATE = "trainer"
+GENERATORS = "generators"
+
+
+class ReferenceTrainer:
+    """Trains as a textbook does, in methods that are meant to be overridden one by one.
+
+    A step is: gradients set to none; for each micro-batch `compute_loss` and `backward`; then
+    `reduce_gradients`, `clip_gradients`, `optimizer_step`. Gradients stay until the next step.
+    On several ranks (axis `dp`) each trains on some of the micro-batches, and gradients are added up.
+
+    features, axes: what of a plan this trainer knows.
+    """
+
+    features: frozenset[str] = frozenset({"lora", "recompute"})
+    axes: frozenset[str] = frozenset({"dp"})
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+
+    def setup(self, plan: TrainingPlan) -> None:
+        """Build model and optimizer. Raises: UsageError for what this trainer cannot do."""
+        used = {axis for axis, size in plan.mesh.items() if size > 1}
+        for what, asked, known in (
+            ("features", plan.features, self.features),
+            ("axes of a mesh", used, self.axes),
+        ):
+            if unknown := sorted(asked - known):
+                raise UsageError(
+                    f"{type(self).__name__} does not know the {what} {', '.join(unknown)}; it"
+                    f" knows: {', '.join(sorted(known))}"
+                )
+        self.plan = plan
+        self.device = open_run(parse_run(plan.run))
+        self.mesh = open_mesh(plan.mesh, self.device.torch_device)
+        self.data = Axis.of(self.mesh, "dp")
+        self.device.seed(plan.seed)
+        self.model = self.build_model(plan)
+        self.optimizer = self.build_optimizer(self.model)
+        # What was drawn so far is the same on all ranks; masks of dropout are each data rank's own.
+        self.device.seed(plan.seed + self.data.index)
+
+    def build_model(self, plan: TrainingPlan) -> nn.Module:
+        """The model in training mode on its device, with its adapter where one is asked for."""
+        model: Any = self.load_pretrained(plan.model)
+        model = set_up(model, plan.setup)
+        if "recompute" in plan.features:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        if "lora" in plan.features:
+            model = add_lora(model, plan.adapter_dropout)
+        return self.distribute(model.train())
+
+    def load_pretrained(self, name: str) -> nn.Module:
+        """The model of a hub name, folder or recipe as it comes."""
+        return load_model(
+            name,
+            dtype=self.parameter_dtype(),
+            device=self.device.torch_device,
+            remote_code=self.plan.remote_code,
+        ).model
+
+    def parameter_dtype(self) -> str:
+        """In which dtype the parameters are kept."""
+        return parse_run(self.plan.run).dtype
+
+    def distribute(self, model: nn.Module) -> nn.Module:
+        """Spread the model over the ranks: here each has all of it."""
+        return model
+
+    @property
+    def network(self) -> nn.Module:
+        """What is called to compute logits."""
+        return self.model
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """AdamW over what is trainable. Raises: UsageError if nothing is."""
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not parameters:
+            raise UsageError(f"{self.plan.model} has no trainable parameter")
+        return torch.optim.AdamW(parameters, lr=self.plan.learning_rate)
+
+    def step(self, batch: Sequence[MicroBatch]) -> StepReport:
+        """One optimizer step over the micro-batches of `batch`."""
+        num_tokens = check_batch(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.device.execution():
+            own = self.train_on(batch[self.data.index :: self.data.size], num_tokens)
+            total = float(self.data.sum(torch.tensor(own, dtype=torch.float64)))
+            self.reduce_gradients()
+            grad_norm = self.clip_gradients(self.plan.max_grad_norm)
+            self.optimizer_step()
+        report = StepReport(
+            step=self._num_steps,
+            loss=total,
+            num_tokens=num_tokens,
+            grad_norm=grad_norm,
+            learning_rate=self.optimizer.param_groups[0]["lr"],
+        )
+        self._num_steps += 1
+        return report
+
+    def train_on(self, own: Sequence[MicroBatch], num_tokens: int) -> float:
+        """Forward and backward of this rank's micro-batches; their loss."""
+        total = 0.0
+        for number, micro_batch in enumerate(own, start=1):
+            with self.accumulating(len(own) - number):
+                loss = self.compute_loss(self.on_device(micro_batch), num_tokens)
+                self.backward(loss)
+            total += loss.item()
+        return total
+
+    def accumulating(self, num_left: int) -> AbstractContextManager[Any]:
+        """Around each micro-batch; `num_left` more of the step will follow."""
+        del num_left
+        return nullcontext()
+
+    def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
+        """Summed token losses over the unmasked label tokens of the whole step, nats.
+
+        Over all micro-batches (and ranks) they add up to the mean of the step.
+        """
+        logits_BTV = self.network(
+            input_ids=micro_batch["input_ids"], attention_mask=micro_batch["attention_mask"]
+        ).logits
+        # At least float32: a sum over a vocabulary in 8 bits would be the loudest error.
+        logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
+        summed = functional.cross_entropy(
+            logits_BTV[:, :-1].flatten(0, 1),
+            micro_batch["labels"][:, 1:].flatten(),
+            ignore_index=IGNORED,
+            reduction="sum",
+        )
+        return summed / num_step_tokens
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of `loss`."""
+        loss.backward()
+
+    def reduce_gradients(self) -> None:
+        """Add up gradients over the ranks that train on other micro-batches."""
+        if self.data.size > 1:
+            for parameter in self._trained():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                self.data.sum(parameter.grad)
+
+    def clip_gradients(self, max_norm: float) -> float:
+        """Scale all gradients so that their global norm is at most `max_norm`.
+
+        Returns: the norm before.
+        """
+        return float(nn.utils.clip_grad_norm_(self._trained(), max_norm))
+
+    def optimizer_step(self) -> None:
+        """Change the parameters."""
+        self.optimizer.step()
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint into `folder`: the model for its users, the rest for a resume."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.save_model(folder / MODEL_FOLDER)
+        self.save_progress(folder / TRAINER_STATE)
+        write_state(
+            folder / f"{GENERATORS}-{self.rank}", generator_states(self.device.torch_device)
+        )
+        self.wait_for_others()
+
+    def save_model(self, folder: Path) -> None:
+        """Write the model, of an adapted one the adapter, as a Hugging Face folder."""
+        if self.rank != 0:
+            return
+        if "lora" in self.plan.features:
+            save_adapter(self.model, folder)
+        else:
+            model: Any = self.model
+            with quiet_transformers():
+                model.save_pretrained(folder)
+
+    def load(self, folder: Path) -> None:
+        """Go on where `save` was called; `setup` comes first.
+
+        Raises: AdapterError, StateFileError or UsageError if the checkpoint is not whole.
+        """
+        self.load_model(folder / MODEL_FOLDER)
+        self.load_progress(folder / TRAINER_STATE)
+        self.load_generators(read_state(folder / f"{GENERATORS}-{self.rank}"))
+
+    def save_progress(self, path: Path) -> None:
+        """Write moments and counters."""
+        if self.rank == 0:
+            progress = {"optimizer": self.optimizer.state_dict(), "num_steps": self._num_steps}
+            write_state(path, progress)
+
+    def load_progress(self, path: Path) -> None:
+        """Read what `save_progress` wrote."""
+        progress = read_state(path)
+        self.load_optimizer(progress["optimizer"])
+        self._num_steps = progress["num_steps"]
+
+    def load_model(self, folder: Path) -> None:
+        """Read what `save_model` wrote."""
+        if "lora" in self.plan.features:
+            load_adapter(self.model, folder)
+        else:
+            self.model.load_state_dict(self.load_pretrained(str(folder)).state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on, whole: parameters, moments, generators."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generators": generator_states(self.device.torch_device),
+            "num_steps": self._num_steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called; `setup` comes first."""
+        self.model.load_state_dict(state["model"])
+        self._load_rest(state)
+
+    def _load_rest(self, state: Mapping[str, Any]) -> None:
+        self.load_optimizer(state["optimizer"])
+        self.load_generators(state["generators"])
+        self._num_steps = state["num_steps"]
+
+    def load_optimizer(self, state: Mapping[str, Any]) -> None:
+        """Restore moments and counters."""
+        self.optimizer.load_state_dict(dict(state))
+
+    def load_generators(self, states: Mapping[str, Any]) -> None:
+        """Restore the random number generators."""
+        restore_generators(states, self.device.torch_device)
+
+    def teardown(self) -> None:
+        """Let go of model and optimizer."""
+        del self.model, self.optimizer
+        gc.collect()
+
+    @property
+    def rank(self) -> int:
+        """Number of this process in the world."""
+        return 0 if self.mesh is None else dist.get_rank()
+
+    def wait_for_others(self) -> None:
+        """Until every rank is here."""
+        if self.mesh is not None:
+            dist.barrier()
+
+    def _trained(self) -> list[nn.Parameter]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def on_device(self, micro_batch: MicroBatch) -> MicroBatch:
+        """The tensors of a micro-batch where the model is."""
+        return {name: tensor.to(self.device.torch_device) for name, tensor in micro_batch.items()}

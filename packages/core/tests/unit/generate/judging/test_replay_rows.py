@@ -1,0 +1,114 @@
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from assay.comparing.results import PortResult, ReplayResults
+from assay.generate.judging.replay_rows import _token_rows
+from assay.metrics import PairSums, RowErrors
+from assay.stages import Stage
+from assay.verdicts import Measurement, TokenPosition
+
+
+class FakeEvidence:
+    """Prompts of two tokens each; a step for every token after them."""
+
+    unit_roundoff = 2.0**-8
+
+    def token(self, prompt: int, position: int) -> TokenPosition:
+        phase: Any = "prefill" if position < 2 else "decode"
+        return TokenPosition(prompt=prompt, position=position, phase=phase)
+
+    def call_of(self, token: TokenPosition) -> tuple[int, int]:
+        return 0, max(0, token.position - 1)
+
+
+def port(module: str, name: str, stage: str, *rows: tuple[int, int, float]) -> PortResult:
+    """rows: prompt, position, relative error."""
+    prompt, position, error = zip(*rows, strict=True)
+    one = torch.ones(len(rows), dtype=torch.float64)
+    errors = RowErrors(
+        torch.tensor(prompt), torch.tensor(position), torch.tensor(error).double(), one, one
+    )
+    return PortResult(module, name, Stage(stage), 3, "bfloat16", "", sums=PairSums(rows=[errors]))
+
+
+def rows_of(ports: list[PortResult], noise: list[PortResult]) -> list[Measurement]:
+    evidence: Any = FakeEvidence()
+    return _token_rows(
+        {(one.module, one.port): one for one in ports},
+        ReplayResults({(one.module, one.port): one for one in noise}),
+        evidence,
+    )
+
+
+def test_each_token_has_a_row_in_the_order_of_prompt_and_position() -> None:
+    actual = port("a", "output", "a", (1, 0, 0.5), (0, 2, 0.25), (0, 1, 0.125))
+    noise = port("a", "output", "a", (0, 1, 0.125), (1, 0, 0.25), (0, 2, 0.25))
+
+    rows = rows_of([actual], [noise])
+
+    assert [(row.prompt, row.position, row.step) for row in rows] == [
+        (0, 1, 0), (0, 2, 1), (1, 0, 0)
+    ]  # fmt: skip
+    assert [row.ratio for row in rows] == [1.0, 1.0, 2.0]
+    assert {(row.level, row.module, row.port, row.order) for row in rows} == {
+        ("modules", "a", "output", 3)
+    }
+
+
+def test_row_of_a_stage_is_that_of_its_worst_port() -> None:
+    own = port("a", "output", "a", (0, 0, 0.5), (0, 1, 0.25))
+    handed = port("a.child", "input.x", "a", (0, 0, 0.25), (0, 1, 0.5))
+    noise = [
+        port("a", "output", "a", (0, 0, 0.25), (0, 1, 0.25)),
+        port("a.child", "input.x", "a", (0, 0, 0.25), (0, 1, 0.125)),
+    ]
+
+    first, second = rows_of([own, handed], noise)
+
+    assert (first.port, first.ratio) == ("output", 2.0)
+    assert (second.port, second.ratio, second.actual, second.expected) == (
+        "a.child:input.x", 4.0, 0.5, 0.125
+    )  # fmt: skip
+
+
+def test_rows_of_one_token_count_by_the_worst() -> None:
+    # The heads of an attention.
+    heads = port("a", "output", "a", (0, 0, 0.125), (0, 0, 0.5), (0, 0, 0.25))
+
+    (row,) = rows_of([heads], [heads])
+
+    assert (row.actual, row.expected, row.ratio) == (0.5, 0.5, 1.0)
+
+
+def test_nan_is_the_worst_of_a_token_and_of_a_stage() -> None:
+    nan = port("a", "output", "a", (0, 0, 0.1), (0, 0, math.nan), (0, 0, 0.2))
+    number = port("a.child", "input.x", "a", (0, 0, 0.5))
+
+    for ports in ([nan, number], [number, nan]):
+        (row,) = rows_of(ports, [])
+        assert row.port == "output"
+        assert math.isnan(row.ratio)
+
+
+def test_lucky_noise_has_the_floor_of_half_a_unit() -> None:
+    actual = port("a", "output", "a", (0, 0, 2.0**-8))
+
+    (alone,) = rows_of([actual], [])
+    (lucky,) = rows_of([actual], [port("a", "output", "a", (0, 0, 0.0))])
+
+    assert (alone.ratio, lucky.ratio) == (2.0, 2.0)
+    assert alone.expected == 0.0
+
+
+def test_rows_that_belong_to_no_token_are_left_out() -> None:
+    assert rows_of([port("a", "output", "a", (-1, -1, 0.5), (-1, 3, 0.5))], []) == []
+
+
+@pytest.mark.parametrize("position", [0, 1 << 20])
+def test_long_positions_stay_what_they_are(position: int) -> None:
+    (row,) = rows_of([port("a", "output", "a", (7, position, 0.5))], [])
+
+    assert (row.prompt, row.position) == (7, position)

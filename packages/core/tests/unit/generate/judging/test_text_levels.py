@@ -1,0 +1,319 @@
+"""The levels tokens, logits and sampler, and the addresses of what they find."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.comparing.limits import load_limits
+from assay.generate.judging.evidence import GenerateEvidence, outcome_of
+from assay.generate.judging.text_levels import (
+    judge_logits_level,
+    judge_sampler_level,
+    judge_tokens_level,
+)
+from assay.inputs import Batch
+from assay.verdicts import Outcome, TokenPosition
+
+# Prompts 0 and 1 together, prompt 2 alone and in chunks of two; two new tokens each.
+BATCHES = (
+    Batch(0, ((1, 2), (3, 4, 5)), (0, 1), 0, 2),
+    Batch(1, ((6, 7, 8, 9, 10),), (2,), 0, 2, prefill_chunk=2),
+)
+VOCABULARY = 50
+MakeEvidence = Callable[..., Any]
+
+
+def random(shape: tuple[int, ...], seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def logits_of_batches(seed: int, size: float = 1.0) -> dict[str, Tensor]:
+    return {
+        "0": size * random((2, 2, VOCABULARY), seed),
+        "1": size * random((1, 2, VOCABULARY), seed + 1),
+    }
+
+
+@dataclass
+class Results:
+    """A candidate's trace, by name and batch."""
+
+    stored: dict[str, dict[str, Tensor]]
+
+    def attachment(self, name: str) -> dict[str, Tensor]:
+        kind, _, batch = name.rpartition(".")
+        return {"values": self.stored[kind][batch]}
+
+
+@pytest.fixture
+def make_evidence() -> MakeEvidence:
+    """Evidence of a healthy candidate, but for what is given."""
+
+    def make(
+        *, can_generate: bool = True, sampling: dict[str, Any] | None = None, **actual: Any
+    ) -> Any:
+        expected = logits_of_batches(0, 3.0)
+        tokens = {number: values.argmax(-1) for number, values in expected.items()}
+        noise = logits_of_batches(10, 0.01)
+        golden = {
+            "logits": expected,
+            "tokens": tokens,
+            "scores": expected,
+            "noise-logits": {n: expected[n] + noise[n] for n in expected},
+        }
+        error = logits_of_batches(20, 0.01)
+        candidate = {
+            "logits": {n: expected[n] + error[n] for n in expected},
+            "tokens": dict(tokens),
+            "scores": expected,
+        } | actual
+        section = SimpleNamespace(
+            batches=BATCHES,
+            tensors=lambda name: [golden[name][str(batch.number)] for batch in BATCHES],
+            trace=SimpleNamespace(manifest={"dtype": "bfloat16"}),
+        )
+        manifest: Any = SimpleNamespace(
+            model=SimpleNamespace(can_generate=can_generate),
+            inputs=SimpleNamespace(sampling=sampling or {}),
+        )
+        results: Any = Results(candidate)
+        sections: Any = section
+        report: Any = SimpleNamespace()
+        return GenerateEvidence(manifest, sections, results, report, load_limits())
+
+    return make
+
+
+def changed(
+    evidence: Any, name: str, batch: str, change: Callable[[Tensor], None]
+) -> dict[str, Tensor]:
+    values = {number: value.clone() for number, value in evidence.candidate.stored[name].items()}
+    change(values[batch])
+    return values
+
+
+# Logits
+
+
+def test_tokens_behind_the_first_difference_are_not_counted_as_compared(
+    make_evidence: MakeEvidence,
+) -> None:
+    tokens = {name: values.argmax(-1) for name, values in logits_of_batches(0, 3.0).items()}
+    tokens["0"][1, 0] += 1
+
+    result = judge_tokens_level(make_evidence(tokens=tokens))
+
+    assert judge_tokens_level(make_evidence()).level.compared == 6
+    assert result.level.compared == 5
+
+
+@pytest.mark.parametrize("judge", [judge_logits_level, judge_sampler_level])
+def test_level_tokens_judges_tokens_alone(make_evidence: MakeEvidence, judge: Any) -> None:
+    level = judge(replace(make_evidence(), depth="tokens")).level
+
+    assert (level.verdict, level.reason) == (None, "checked at level tokens")
+
+
+def test_healthy_logits_pass_with_every_token_compared(make_evidence: MakeEvidence) -> None:
+    result = judge_logits_level(make_evidence())
+
+    assert (result.level.verdict, result.level.compared) == (Outcome.PASS, 6)
+    assert result.first_bad is None
+    facts = result.level.model_extra or {}
+    assert facts["top1"] == 1.0
+    assert 0 < facts["noise_ratio"] < facts["limit"]
+    assert set(facts["resolution"]) == {
+        "logits-error", "logits-worst", "logits-kl", "logits-kl-worst",
+    }  # fmt: skip
+
+
+def test_logits_of_another_shape_are_not_compared_and_never_pass(
+    make_evidence: MakeEvidence,
+) -> None:
+    shorter = {n: value[:, :1] for n, value in logits_of_batches(0).items()}
+
+    result = judge_logits_level(make_evidence(logits=shorter))
+
+    assert (result.level.verdict, result.level.compared) == (Outcome.NOT_COMPARED, 0)
+    assert result.level.reason == "the candidate's logits have another shape"
+
+
+def test_first_bad_token_is_the_earliest_position_of_any_prompt(
+    make_evidence: MakeEvidence,
+) -> None:
+    def spoil(logits: Tensor) -> None:
+        logits[0, 1] += 3 * random((VOCABULARY,), 5)  # prompt 0, position 3
+        logits[1, 0] += 3 * random((VOCABULARY,), 6)  # prompt 1, position 3
+        logits[1, 1] += 3 * random((VOCABULARY,), 7)
+
+    evidence = make_evidence(logits=changed(make_evidence(), "logits", "0", spoil))
+    result = judge_logits_level(evidence)
+
+    assert result.level.verdict is Outcome.FAIL
+    assert result.first_bad == TokenPosition(prompt=0, position=3, phase="decode")
+
+
+def test_one_nan_fails_the_level_at_its_token(make_evidence: MakeEvidence) -> None:
+    def spoil(logits: Tensor) -> None:
+        logits[0, 1, 7] = math.nan
+
+    evidence = make_evidence(logits=changed(make_evidence(), "logits", "1", spoil))
+    result = judge_logits_level(evidence)
+
+    assert result.level.verdict is Outcome.FAIL
+    assert math.isnan((result.level.model_extra or {})["kl_mean"])
+    assert result.first_bad == TokenPosition(prompt=2, position=6, phase="decode")
+
+
+def test_measured_tokens_have_the_step_that_made_them(make_evidence: MakeEvidence) -> None:
+    rows = judge_logits_level(make_evidence()).measurements
+
+    kl = {(row.prompt, row.position): row.step for row in rows if row.statistic == "kl"}
+    # The first logits come from the prefill (three chunks for prompt 2), the next from decoding.
+    assert kl == {(0, 2): 0, (0, 3): 1, (1, 3): 0, (1, 4): 1, (2, 5): 2, (2, 6): 3}
+
+
+# Tokens
+
+
+def test_equal_tokens_pass(make_evidence: MakeEvidence) -> None:
+    result = judge_tokens_level(make_evidence())
+
+    assert (result.level.verdict, result.level.compared) == (Outcome.PASS, 6)
+    assert result.level.model_extra == {"equal": 6, "near_ties": 0}
+
+
+def test_other_token_that_is_no_near_tie_fails_at_its_place(make_evidence: MakeEvidence) -> None:
+    def spoil(tokens: Tensor) -> None:
+        tokens[0, 1] = (tokens[0, 1] + 1) % VOCABULARY
+
+    evidence = make_evidence(tokens=changed(make_evidence(), "tokens", "1", spoil))
+    result = judge_tokens_level(evidence)
+
+    assert result.level.verdict is Outcome.FAIL
+    assert result.first_bad == TokenPosition(prompt=2, position=6, phase="decode")
+    assert result.level.model_extra == {"equal": 5, "near_ties": 0}
+
+
+def test_near_tie_passes_and_is_told(make_evidence: MakeEvidence) -> None:
+    evidence = make_evidence()
+    first, second = evidence.expected("logits")[0][0, 1].topk(2).indices.tolist()
+    for side in (*evidence.expected("logits")[:1], *evidence.expected("noise-logits")[:1]):
+        side[0, 1, second] = side[0, 1, first] - 1e-4
+    evidence.candidate.stored["tokens"]["0"] = evidence.expected("tokens")[0].clone()
+    evidence.candidate.stored["tokens"]["0"][0, 1] = second
+
+    result = judge_tokens_level(evidence)
+
+    assert (result.level.verdict, result.first_bad) == (Outcome.PASS, None)
+    assert result.level.model_extra == {"equal": 5, "near_ties": 1}
+    assert result.notes
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_texts_of_another_length_fail(make_evidence: MakeEvidence, length: int) -> None:
+    other = {"0": torch.zeros(2, length), "1": torch.zeros(1, length)}
+
+    result = judge_tokens_level(make_evidence(tokens=other))
+
+    assert result.level.verdict is Outcome.FAIL
+    assert result.level.reason == f"batch 0: (2, {length}) tokens instead of (2, 2)"
+
+
+def test_drawn_tokens_are_not_compared(make_evidence: MakeEvidence) -> None:
+    result = judge_tokens_level(make_evidence(sampling={"do_sample": True}))
+
+    assert result.level.verdict is None
+    assert "random" in (result.level.reason or "")
+
+
+# Sampler
+
+
+def test_equal_scores_pass(make_evidence: MakeEvidence) -> None:
+    result = judge_sampler_level(make_evidence())
+
+    assert (result.level.verdict, result.level.compared) == (Outcome.PASS, 6)
+
+
+@pytest.mark.parametrize("value", [0.1, math.nan, -math.inf])
+def test_one_other_score_fails(make_evidence: MakeEvidence, value: float) -> None:
+    def spoil(scores: Tensor) -> None:
+        scores[0, 0, 3] += value
+
+    evidence = make_evidence(scores=changed(make_evidence(), "scores", "1", spoil))
+
+    assert judge_sampler_level(evidence).level.verdict is Outcome.FAIL
+
+
+# Models that generate nothing
+
+
+def test_encoder_has_neither_tokens_nor_a_sampler(make_evidence: MakeEvidence) -> None:
+    evidence = make_evidence(can_generate=False)
+
+    assert judge_tokens_level(evidence).level.verdict is None
+    assert judge_sampler_level(evidence).level.verdict is None
+
+
+def test_encoder_is_compared_at_every_token_and_at_no_padding(make_evidence: MakeEvidence) -> None:
+    expected = [random((2, 3, VOCABULARY), 1), random((1, 5, VOCABULARY), 2)]
+    actual = {"0": expected[0].clone(), "1": expected[1].clone()}
+    actual["0"][0, 0] = math.nan  # padding of prompt 0
+    evidence = make_evidence(can_generate=False, logits=actual)
+    evidence.section.tensors = lambda _name: expected
+
+    result = judge_logits_level(evidence)
+
+    assert (result.level.verdict, result.level.compared) == (Outcome.PASS, 2 + 3 + 5)
+    rows = [row for row in result.measurements if row.statistic == "kl"]
+    addresses = [(row.prompt, row.position) for row in rows]
+    assert addresses[:5] == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
+
+
+# Addresses
+
+
+@pytest.mark.parametrize(
+    ("prompt", "position", "phase", "call"),
+    [
+        (0, 0, "prefill", (0, 0)),
+        (0, 1, "prefill", (0, 0)),
+        (0, 2, "decode", (0, 1)),
+        (1, 3, "decode", (0, 1)),
+        (2, 0, "prefill", (1, 0)),
+        (2, 3, "prefill", (1, 1)),
+        (2, 4, "prefill", (1, 2)),
+        (2, 5, "decode", (1, 3)),
+        (2, 6, "decode", (1, 4)),
+    ],
+)
+def test_token_has_its_phase_and_the_call_that_it_entered(
+    make_evidence: MakeEvidence, prompt: int, position: int, phase: str, call: tuple[int, int]
+) -> None:
+    evidence = make_evidence()
+    token = evidence.token(prompt, position)
+
+    assert token.phase == phase
+    assert evidence.call_of(token) == call
+
+
+@pytest.mark.parametrize(
+    ("compared", "failures", "expected"),
+    [
+        (0, [], Outcome.NOT_COMPARED),
+        (0, [object()], Outcome.NOT_COMPARED),
+        (1, [], Outcome.PASS),
+        (1, [object()], Outcome.FAIL),
+    ],
+)
+def test_nothing_compared_is_never_a_pass(
+    compared: int, failures: list[object], expected: Outcome
+) -> None:
+    assert outcome_of(compared, failures) is expected

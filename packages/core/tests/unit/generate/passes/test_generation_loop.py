@@ -1,0 +1,117 @@
+"""Running a batch through the model's own generation loop."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.generate.passes.generation_loop import (
+    Generated,
+    generate,
+    generate_forced,
+    generation_options,
+    timeline_of,
+)
+from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
+from assay.inputs import Batch
+from assay.models import LoadedModel
+
+
+@torch.no_grad()
+def logits_without_cache(loaded: LoadedModel, ids: list[int]) -> Tensor:
+    """Logits of every position in one plain forward call."""
+    logits: Tensor = loaded.model(input_ids=torch.tensor([ids]), use_cache=False).logits
+    return logits[0]
+
+
+@pytest.fixture(scope="module")
+def free(llama: LoadedModel) -> Generated:
+    return generate(llama, Batch(7, ((65, 66), (67, 68, 69, 70)), (0, 1), 259, 3))
+
+
+def test_greedy_tokens_are_the_largest_logits_of_plain_forward_calls(
+    llama: LoadedModel, free: Generated, batch: Batch
+) -> None:
+    assert free.tokens.shape == (2, 3)
+    for row, prompt in enumerate(batch.rows):
+        ids = [*prompt, *free.tokens[row].tolist()]
+        logits = logits_without_cache(llama, ids)
+        for step in range(3):
+            expected = logits[len(prompt) - 1 + step]
+            assert torch.allclose(free.logits[row, step], expected, atol=1e-4)
+
+
+def test_forced_tokens_give_the_logits_before_any_processor(
+    llama: LoadedModel, batch: Batch
+) -> None:
+    tokens = torch.tensor([[1, 2, 3], [4, 5, 6]])
+
+    forced = generate_forced(llama, batch, tokens)
+
+    assert torch.equal(forced.tokens, tokens)
+    assert bool(forced.logits.isfinite().all())
+    expected = logits_without_cache(llama, [65, 66, 1, 2])[1:]
+    assert torch.allclose(forced.logits[0], expected, atol=1e-4)
+
+
+def test_forcing_the_model_s_own_tokens_changes_no_bit(
+    llama: LoadedModel, free: Generated, batch: Batch
+) -> None:
+    assert torch.equal(generate_forced(llama, batch, free.tokens).logits, free.logits)
+
+
+def test_end_of_text_is_never_chosen_freely(llama: LoadedModel, batch: Batch) -> None:
+    class Ending(NullHandler):
+        def leave(self, active: ActiveCall, output: Any) -> Any:
+            if not active.call.site.module:
+                output.logits[..., llama.eos_token_ids[0]] = 100.0
+            return output
+
+    with ModuleTracer(Ending()).attached(llama.model):
+        generated = generate(llama, batch)
+
+    assert generated.tokens.shape == (2, 3)
+    assert llama.eos_token_ids[0] not in generated.tokens.unique().tolist()
+
+
+def test_prefill_in_chunks_gives_the_same_tokens(
+    llama: LoadedModel, free: Generated, batch: Batch
+) -> None:
+    chunked = generate(llama, replace(batch, prefill_chunk=2))
+
+    assert torch.equal(chunked.tokens, free.tokens)
+    assert torch.allclose(chunked.logits, free.logits, atol=1e-4)
+
+
+def test_padding_changes_nothing_but_rounding(
+    llama: LoadedModel, free: Generated, batch: Batch
+) -> None:
+    alone = generate(llama, replace(batch, rows=batch.rows[:1], prompts=(0,)))
+
+    assert torch.allclose(alone.logits[0], free.logits[0], atol=1e-4)
+
+
+def test_encoder_gives_logits_of_every_position_and_no_tokens(bert: LoadedModel) -> None:
+    batch = Batch(0, ((65, 66), (67, 68, 69)), (0, 1), 259, 0)
+
+    generated = generate(bert, batch)
+
+    assert generated.tokens.shape == (2, 0)
+    assert generated.logits.shape == (2, 3, bert.vocab_size)
+
+
+def test_sampling_options_reach_the_generation_loop(llama: LoadedModel, batch: Batch) -> None:
+    options = generation_options(llama, batch, {"do_sample": True, "temperature": 0.5, "top_k": 3})
+
+    assert (options.do_sample, options.temperature, options.top_k) == (True, 0.5, 3)
+    assert (options.max_new_tokens, options.min_new_tokens) == (3, 3)
+    assert generation_options(llama, batch, {}).do_sample is False
+
+
+def test_timeline_has_the_positions_of_prompts_and_generated_tokens(batch: Batch) -> None:
+    assert timeline_of(batch).positions.tolist() == [
+        [-1, -1, 0, 1, 2, 3, 4],
+        [0, 1, 2, 3, 4, 5, 6],
+    ]

@@ -1,0 +1,68 @@
+"""What is wrong with the options is said before any process is started."""
+
+from pathlib import Path
+
+import pytest
+
+from assay.errors import UsageError
+from assay.generate.processes.check import capture, check_generate
+from assay.generate.processes.requests import CaptureRequest, GenerateCheck, InputOptions
+from assay.runs import SilentProgress
+
+
+@pytest.fixture(autouse=True)
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("assay.generate.processes.workers.run_process", refuse)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the file is empty"),
+        ("{", "prompts.jsonl:1: not JSON"),
+        ('{"prompt": "a"}\n{"question": "b"}', "prompts.jsonl:2: needs an object with one of"),
+        ('{"ids": ["a"]}', "ids must be a list of whole numbers"),
+    ],
+)
+def test_prompts_that_no_model_could_take(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(text)
+    inputs = InputOptions(prompts=str(path))
+    request = CaptureRequest(
+        model="micro:llama",
+        reference="cpu/float32",
+        noise_for=["bfloat16"],
+        folder=str(tmp_path),
+        inputs=inputs,
+    )
+    check = GenerateCheck(
+        model="micro:llama", reference="cpu/float32", candidate="cpu/bfloat16", inputs=inputs
+    )
+
+    with pytest.raises(UsageError, match=message):
+        capture(request, tmp_path, SilentProgress())
+    with pytest.raises(UsageError, match=message):
+        check_generate(check, tmp_path, SilentProgress())
+
+
+def test_candidate_option_and_length_that_are_unknown(tmp_path: Path) -> None:
+    options = GenerateCheck(
+        model="micro:llama",
+        reference="cpu/float32",
+        candidate="cpu/bfloat16",
+        options={"tempo": "fast"},
+    )
+    length = GenerateCheck(
+        model="micro:llama",
+        reference="cpu/float32",
+        candidate="cpu/bfloat16",
+        inputs=InputOptions(prompt_length="long"),
+    )
+
+    with pytest.raises(UsageError, match="unknown candidate option 'tempo'"):
+        check_generate(options, tmp_path, SilentProgress())
+    with pytest.raises(UsageError, match="prompt length 'long'"):
+        check_generate(length, tmp_path, SilentProgress())

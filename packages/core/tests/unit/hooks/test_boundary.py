@@ -1,0 +1,118 @@
+import math
+
+import pytest
+import torch
+
+from assay.hooks.boundary import Boundary, cast_within_range
+
+
+def value_of(number: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.tensor([number], dtype=dtype)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_largest_number_of_a_wider_dtype_stays_finite(dtype: torch.dtype, sign: float) -> None:
+    wide = torch.tensor([sign * torch.finfo(torch.float64).max, 1.5], dtype=torch.float64)
+
+    assert cast_within_range(wide, dtype).tolist() == [sign * torch.finfo(dtype).max, 1.5]
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_infinity_stays_infinite_beside_values_that_are_cut(value: float) -> None:
+    wide = torch.tensor([value, 1e300, -2.0], dtype=torch.float64)
+
+    assert cast_within_range(wide, torch.float16).tolist() == [value, 65504.0, -2.0]
+
+
+def test_nan_stays_nan() -> None:
+    assert math.isnan(float(cast_within_range(value_of(math.nan), torch.bfloat16)))
+
+
+def test_largest_float32_is_not_rounded_to_infinity_in_bfloat16() -> None:
+    # 3.4028e38 is over the largest bfloat16, 3.3895e38, and would round up.
+    largest = value_of(torch.finfo(torch.float32).max)
+
+    assert torch.isinf(largest.to(torch.bfloat16)).all()
+    assert float(cast_within_range(largest, torch.bfloat16)) == torch.finfo(torch.bfloat16).max
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_whole_numbers_are_cast_as_they_are(dtype: torch.dtype) -> None:
+    assert cast_within_range(torch.tensor([0, 1], dtype=dtype), torch.float16).tolist() == [0, 1]
+    assert cast_within_range(value_of(1.0), dtype).dtype is dtype
+
+
+def test_empty_tensor_is_cast() -> None:
+    assert cast_within_range(torch.zeros(0, 3), torch.float16).dtype is torch.float16
+
+
+def test_value_in_its_own_dtype_is_the_same_object() -> None:
+    value = value_of(1e30)
+
+    assert cast_within_range(value, torch.float32) is value
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored"),
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.float32, torch.float64),
+        (torch.float64, torch.float64),
+    ],
+)
+def test_yardstick_stores_what_resolves_the_candidate_s_rounding(
+    dtype: torch.dtype, stored: torch.dtype
+) -> None:
+    boundary = Boundary.exact_inputs_for(dtype)
+
+    assert (boundary.stored, boundary.rounded) == (stored, dtype)
+
+
+def test_stored_value_is_not_rounded_and_the_one_handed_on_is() -> None:
+    boundary = Boundary.exact_inputs_for(torch.bfloat16)
+    value = value_of(1.0 + 2.0**-10, torch.float64)
+
+    stored = boundary.store(value)
+    injected = boundary.injected(stored, torch.float64)
+
+    assert float(stored) == 1.0 + 2.0**-10
+    assert (float(injected), injected.dtype) == (1.0, torch.float64)
+
+
+def test_value_handed_on_is_the_same_in_every_dtype_that_can_hold_it() -> None:
+    # What the yardstick computes with in float64 must be what the candidate gets in bfloat16.
+    boundary = Boundary.exact_inputs_for(torch.bfloat16)
+    stored = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+
+    in_bfloat16 = boundary.injected(stored, torch.bfloat16)
+
+    assert torch.equal(boundary.injected(stored, torch.float64), in_bfloat16.double())
+    assert torch.equal(boundary.injected(stored, torch.float32), in_bfloat16.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_stored_value_outlives_what_is_written_over_it(dtype: torch.dtype) -> None:
+    boundary = Boundary.exact_inputs_for(dtype)
+    value = value_of(1.5, boundary.stored or dtype)
+
+    stored = boundary.store(value)
+    value.fill_(7.0)
+
+    assert float(stored) == 1.5
+
+
+def test_boundary_without_dtypes_changes_nothing() -> None:
+    value = value_of(0.1, torch.float64)
+
+    assert Boundary().store(value) is value
+    assert Boundary().injected(value, torch.float64) is value
+
+
+def test_whole_numbers_pass_every_boundary() -> None:
+    boundary = Boundary.exact_inputs_for(torch.bfloat16)
+    ids = torch.tensor([257, 100_001])
+
+    assert boundary.store(ids) is ids
+    assert boundary.injected(ids, torch.int64).tolist() == [257, 100_001]

@@ -1,0 +1,58 @@
+import gc
+
+import torch
+
+from assay.hooks.tensor_map import TensorMap
+
+
+def test_object_is_recognised_and_its_equal_is_not() -> None:
+    known: TensorMap[str] = TensorMap()
+    tensor = torch.ones(2)
+    known.put(tensor, "x")
+
+    assert known.get(tensor) == "x"
+    assert known.get(torch.ones(2)) is None
+    assert known.get(tensor.view(2)) is None
+
+
+def test_tensor_changed_in_place_is_another_value() -> None:
+    known: TensorMap[str] = TensorMap()
+    tensor = torch.ones(2)
+    known.put(tensor, "x")
+    tensor.mul_(2)
+
+    assert known.get(tensor) is None
+    known.put(tensor, "y")
+    assert known.get(tensor) == "y"
+
+
+def test_forgotten_and_cleared_tensors_are_unknown() -> None:
+    known: TensorMap[str] = TensorMap()
+    one, two = torch.ones(1), torch.ones(1)
+    known.put(one, "1")
+    known.put(two, "2")
+
+    known.forget(one)
+    known.forget(one)
+    assert (known.get(one), known.get(two)) == (None, "2")
+    known.clear()
+    assert known.get(two) is None
+
+
+def test_tensors_are_not_kept_alive_and_a_new_one_in_their_place_is_not_known() -> None:
+    known: TensorMap[str] = TensorMap()
+    for _ in range(100):
+        known.put(torch.ones(1), "old")
+    gc.collect()
+
+    assert all(known.get(torch.ones(1)) is None for _ in range(100))
+    assert len(known._entries) == 0
+
+
+def test_tensors_of_inference_mode_are_known_though_their_changes_are_not_counted() -> None:
+    known: TensorMap[str] = TensorMap()
+    with torch.inference_mode():
+        tensor = torch.ones(1)
+        known.put(tensor, "x")
+
+    assert known.get(tensor) == "x"

@@ -1,0 +1,261 @@
+"""What a recorded run holds, and what its modules were handed on."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from assay.hooks.boundary import Boundary
+from assay.hooks.module_tracer import ModuleTracer
+from assay.recording.modules import Recorder, StatisticsRecorder
+from assay.sites import CallSite
+from assay.trace import Trace, TraceWriter
+
+EXACT = Boundary.exact_inputs_for(torch.bfloat16)
+FINE = 1.0 + 2.0**-10  # what bfloat16 cannot hold
+
+
+class Seeing(nn.Module):
+    """Adds 2**-10 and remembers what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Any:
+        self.seen.append(x.clone())
+        return x + 2.0**-10
+
+
+class Chain(nn.Module):
+    def __init__(self, between: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        super().__init__()
+        self.one = Seeing()
+        self.two = Seeing()
+        self.between = between
+
+    def forward(self, x: Tensor) -> Any:
+        return self.two(self.between(self.one(x)))
+
+
+def record(model: nn.Module, folder: Path, *args: Tensor, boundary: Boundary = EXACT) -> Trace:
+    with (
+        TraceWriter(folder, {}) as writer,
+        ModuleTracer(Recorder(writer, boundary)).attached(model),
+    ):
+        model(*args)
+    return Trace.open(folder)
+
+
+def recorded(trace: Trace, module: str, port: str) -> list[float]:
+    call = trace.find(CallSite(0, module))
+    assert call is not None
+    return [float(value) for value in trace.tensor(call, port).reshape(-1)]
+
+
+ONE = torch.ones(1, 1, dtype=torch.float64)
+
+
+def test_recorded_value_is_exact_and_the_one_handed_on_is_rounded(tmp_path: Path) -> None:
+    model = Chain()
+    trace = record(model, tmp_path / "t", ONE)
+
+    assert recorded(trace, "one", "output") == [FINE]
+    assert recorded(trace, "two", "input.x") == [FINE]
+    assert model.two.seen[0].tolist() == [[1.0]]  # rounded to bfloat16
+    assert recorded(trace, "two", "output") == [FINE]  # exact for the rounded input
+
+
+def test_what_only_passes_a_boundary_is_stored_once(tmp_path: Path) -> None:
+    trace = record(Chain(), tmp_path / "t", ONE)
+
+    one, two = (trace.find(CallSite(0, name)) for name in ("one", "two"))
+    assert one is not None
+    assert two is not None
+    assert trace.stored(one, "output").digest == trace.stored(two, "input.x").digest
+
+
+def test_value_changed_in_place_between_two_children_is_recorded_anew(tmp_path: Path) -> None:
+    model = Chain(lambda x: x.mul_(3.0))
+
+    trace = record(model, tmp_path / "t", ONE)
+
+    assert recorded(trace, "one", "output") == [FINE]
+    assert recorded(trace, "two", "input.x") == [3.0]  # of the rounded value
+    assert model.two.seen[0].tolist() == [[3.0]]
+
+
+def test_argument_changed_in_place_is_a_result_of_the_call(tmp_path: Path) -> None:
+    class Changing(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            x.add_(2.0**-10)
+            return x * 2
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Changing()
+
+        def forward(self, x: Tensor) -> Any:
+            y = x * 4
+            result = self.inner(y)
+            return result + y
+
+    trace = record(Outer(), tmp_path / "t", ONE)
+
+    assert recorded(trace, "inner", "input.x") == [4.0]
+    assert recorded(trace, "inner", "changed.x") == [4.0 + 2.0**-10]
+    assert recorded(trace, "", "output") == [8.0 + 4.0]  # both handed on in bfloat16
+
+
+def test_cache_is_recorded_by_what_each_call_adds_and_handed_on_rounded(tmp_path: Path) -> None:
+    class Attention(nn.Module):
+        def forward(self, x: Tensor, past_key_values: DynamicCache) -> Any:
+            keys = x[:, None, :, :]
+            past_key_values.update(keys + 2.0**-10, keys, 0)
+            return x
+
+    model, cache = Attention(), DynamicCache()
+    with (
+        TraceWriter(tmp_path / "t", {}) as writer,
+        ModuleTracer(Recorder(writer, EXACT)).attached(model),
+    ):
+        model(torch.ones(1, 3, 2, dtype=torch.float64), cache)
+        model(torch.ones(1, 1, 2, dtype=torch.float64), cache)
+    trace = Trace.open(tmp_path / "t")
+
+    shapes = [trace.stored(call, "changed.past_key_values.0.keys").shape for call in trace.calls]
+    assert shapes == [(1, 1, 3, 2), (1, 1, 1, 2)]
+    assert recorded(trace, "", "changed.past_key_values.0.keys") == [FINE] * 6
+    keys: Tensor = cache.layers[0].keys  # type: ignore[assignment, union-attr]
+    assert keys.unique().tolist() == [1.0]
+
+
+def test_cache_of_a_float32_candidate_is_recorded_before_it_is_rounded(tmp_path: Path) -> None:
+    class Attention(nn.Module):
+        def forward(self, x: Tensor, past_key_values: DynamicCache) -> Any:
+            keys = x[:, None, :, :]
+            past_key_values.update(keys + 2.0**-40, keys, 0)
+            return x
+
+    model, boundary = Attention(), Boundary.exact_inputs_for(torch.float32)
+    with (
+        TraceWriter(tmp_path / "t", {}) as writer,
+        ModuleTracer(Recorder(writer, boundary)).attached(model),
+    ):
+        model(torch.ones(1, 1, 1, dtype=torch.float64), DynamicCache())
+    trace = Trace.open(tmp_path / "t")
+
+    assert recorded(trace, "", "changed.past_key_values.0.keys") == [1.0 + 2.0**-40]
+
+
+def test_whole_numbers_and_constants_are_recorded_as_they_are(tmp_path: Path) -> None:
+    class Embedding(nn.Module):
+        def forward(self, ids: Tensor, use_cache: bool = True, mode: str = "x") -> Any:
+            del use_cache, mode
+            return ids.double()
+
+    model = Embedding()
+    with (
+        TraceWriter(tmp_path / "t", {}) as writer,
+        ModuleTracer(Recorder(writer, EXACT)).attached(model),
+    ):
+        model(torch.tensor([[300]]), use_cache=False)
+    trace = Trace.open(tmp_path / "t")
+
+    assert recorded(trace, "", "input.ids") == [300.0]
+    assert dict(trace.calls[0].constants) == {"input.use_cache": False}
+
+
+def test_tuples_dictionaries_and_none_have_ports_of_their_own(tmp_path: Path) -> None:
+    class Nested(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, None, dict[str, Tensor]]:
+            return x, None, {"aux": 2 * x}
+
+    trace = record(Nested(), tmp_path / "t", ONE)
+
+    assert trace.calls[0].ports == ("input.x", "output.0", "output.2.aux")
+
+
+def test_attention_probabilities_beside_the_result_are_not_recorded(tmp_path: Path) -> None:
+    class Eager(nn.Module):
+        def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+            batch, length = input_ids.shape
+            return input_ids.double(), torch.rand(batch, 2, length, length).softmax(-1)
+
+    trace = record(Eager(), tmp_path / "t", torch.ones(1, 4, dtype=torch.long))
+
+    assert "output.1" not in trace.calls[0].ports
+
+
+def test_second_result_by_heads_is_recorded(tmp_path: Path) -> None:
+    # Rotated queries and keys, (B, heads, T, head_dim) each, are no probabilities.
+    class Rotary(nn.Module):
+        def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+            q = torch.ones(*input_ids.shape, 8).unsqueeze(1)
+            return q, 2 * q
+
+    trace = record(Rotary(), tmp_path / "t", torch.ones(1, 4, dtype=torch.long))
+
+    assert "output.1" in trace.calls[0].ports
+
+
+def test_boundary_that_keeps_everything_changes_nothing(tmp_path: Path) -> None:
+    model = Chain()
+
+    trace = record(model, tmp_path / "t", ONE, boundary=Boundary())
+
+    assert recorded(trace, "two", "output") == [1.0 + 2 * 2.0**-10]
+
+
+def test_run_cut_short_keeps_the_root_calls_that_were_finished(tmp_path: Path) -> None:
+    model = Chain()
+    writer = TraceWriter(tmp_path / "t", {})
+    with ModuleTracer(Recorder(writer, EXACT)).attached(model):
+        model(ONE)
+        model(2 * ONE)
+    # The writer is not closed: as after kill -9.
+    trace = Trace.open(tmp_path / "t")
+
+    assert not trace.complete
+    assert [call.site.step for call in trace.calls] == [0, 0, 0, 1, 1, 1]
+    writer.close()
+
+
+def test_statistics_are_minimum_maximum_mean_and_norm(tmp_path: Path) -> None:
+    class Same(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return x.clone()
+
+    model = Same()
+    with (
+        TraceWriter(tmp_path / "t", {}) as writer,
+        ModuleTracer(StatisticsRecorder(writer)).attached(model),
+    ):
+        model(torch.tensor([[3.0, -4.0, 0.0, 0.0]]))
+
+    trace = Trace.open(tmp_path / "t")
+    assert recorded(trace, "", "output.statistics") == [-4.0, 3.0, -0.25, 5.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_statistics_of_large_low_precision_tensors_do_not_overflow(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    class Same(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return x.clone()
+
+    model = Same()
+    with (
+        TraceWriter(tmp_path / "t", {}) as writer,
+        ModuleTracer(StatisticsRecorder(writer)).attached(model),
+    ):
+        model(torch.full((1, 40_000), 512.0, dtype=dtype))
+
+    # The norm is 512 * 200 = 102,400: over the largest float16, and not a bfloat16.
+    assert recorded(Trace.open(tmp_path / "t"), "", "output.statistics")[2:] == [512.0, 102_400.0]

@@ -1,0 +1,26 @@
+"""Reports of candidate processes that tell nothing but what a test is about."""
+
+from assay.training.processes.requests import CandidateReport, FreeRun
+
+
+def report(
+    *steps: dict[str, str],
+    saved: tuple[str, ...] = (),
+    shared: tuple[list[str], ...] = (),
+    micro_batches_run: tuple[tuple[int, int], ...] = (),
+    masks: tuple[str, ...] = (),
+    **coordinates: int,
+) -> CandidateReport:
+    """steps: what is held after each; saved: what was changed by saving."""
+    return CandidateReport(
+        run={},
+        free=FreeRun(held=list(steps), changed_by_saving=list(saved), masks=list(masks)),
+        seen=[],
+        invisible={},
+        weights_different=[],
+        not_in_optimizer=[],
+        shared=list(shared),
+        not_loaded=[],
+        micro_batches_run=list(micro_batches_run),
+        coordinates=coordinates,
+    )

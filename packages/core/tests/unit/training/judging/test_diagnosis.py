@@ -1,0 +1,306 @@
+"""What is wrong, by which measured values are: each diagnosis beside what only looks like it."""
+
+import math
+
+import pytest
+from torch import Tensor
+
+from assay.training.processes.requests import LogitGradientScale
+from packages.core.tests.unit.training.judging.evidence_by_hand import (
+    KINDS,
+    LABELS,
+    LOSS,
+    LOSS_GRADIENT,
+    NORM,
+    NOT_A_NUMBER,
+    UNIT,
+    WRONG,
+    Place,
+    boundary,
+    diagnosed,
+    evidence,
+    from_step,
+    gradient,
+    measured,
+    output,
+    report,
+    rounding,
+    step_results,
+    times,
+    update,
+)
+
+Changed = dict[Place, Tensor]
+
+
+def reported(changed: Changed, *ranks: Changed) -> tuple[str, str | None, str | None]:
+    """Diagnosis, module and parameter of what one process measured, or several."""
+    finding = diagnosed(evidence(step_results(changed), *map(step_results, ranks)))
+    return finding.diagnosis, finding.location.module, finding.location.parameter
+
+
+def scales(*pairs: tuple[float, float]) -> list[LogitGradientScale]:
+    """The slope and the rest of each micro-batch of a step."""
+    return [
+        LogitGradientScale(step=0, micro_batch=number, slope=slope, rest=rest)
+        for number, (slope, rest) in enumerate(pairs)
+    ]
+
+
+@pytest.mark.parametrize("place", [output("b"), boundary("b"), gradient("b", "clip"), update("b")])
+def test_nan_is_not_finite_in_whichever_phase_it_is_made(place: Place) -> None:
+    finding = diagnosed(evidence(step_results({place: from_step(1, NOT_A_NUMBER)})))
+
+    assert (finding.diagnosis, finding.location.module) == ("non-finite", "b")
+    assert finding.location.step == 1
+
+
+def test_other_labels_are_other_inputs() -> None:
+    finding = diagnosed(evidence(step_results(different=[LABELS])))
+
+    assert (finding.diagnosis, finding.location.phase) == ("inputs-differ", "inputs")
+
+
+# Weights
+
+
+def test_module_that_computes_with_other_weights_is_not_what_is_wrong() -> None:
+    made = evidence(
+        step_results({output("b"): WRONG}), reports=report(weights_different=["a.weight", "b.bias"])
+    )
+
+    finding = diagnosed(made)
+
+    assert finding.diagnosis == "weight-mismatch"
+    assert finding.location.parameter == "b.bias"
+
+
+@pytest.mark.parametrize(
+    ("place", "diagnosis"),
+    [(output("norm"), "module-error"), (update("b"), "optimizer-update")],
+)
+def test_other_weights_explain_nothing_of_other_modules_and_phases(
+    place: Place, diagnosis: str
+) -> None:
+    different = report(weights_different=["b.weight"])
+
+    finding = diagnosed(evidence(step_results({place: WRONG}), reports=different))
+
+    assert finding.diagnosis == diagnosis
+
+
+@pytest.mark.parametrize("place", [output("b"), gradient("a"), update("a")])
+def test_copy_of_a_shared_table_is_named_wherever_it_shows(place: Place) -> None:
+    pair = ["head.weight", "tokens.weight"]
+    changed = step_results({place: WRONG})
+
+    finding = diagnosed(evidence(changed, shared=[pair], reports=report(shared=[])))
+    assert finding.diagnosis == "untied-parameters"
+    assert (finding.location.module, finding.location.parameter) == ("head", "head.weight")
+
+    finding = diagnosed(evidence(changed, shared=[pair], reports=report(shared=[pair])))
+    assert finding.diagnosis != "untied-parameters"
+
+
+def test_parameter_that_does_not_move_explains_the_gradient_that_it_does_not_have() -> None:
+    changed = {gradient("a"): times(0.0), update("a"): times(0.0)}
+
+    assert reported(changed) == ("frozen-parameters", "a", "a.weight")
+
+
+def test_parameters_that_all_stand_still_are_of_no_module() -> None:
+    changed = {update(module): times(0.0) for module in KINDS}
+
+    assert reported(changed) == ("frozen-parameters", None, None)
+
+
+def test_parameter_that_rounding_keeps_still_in_the_noise_run_too_is_not_frozen() -> None:
+    noise = step_results({update("a"): times(0.0)})
+    candidate = step_results({update("a"): times(0.0), update("b"): WRONG})
+
+    finding = diagnosed(evidence(candidate, noise=noise))
+
+    assert (finding.diagnosis, finding.location.parameter) == ("optimizer-update", "b.weight")
+
+
+def test_parameter_that_the_reference_does_not_move_either_is_not_frozen() -> None:
+    candidate = step_results({update("b"): WRONG})
+    still = measured(update("a"), rounding(0.0), size=0.0)
+    candidate["stage-optimizer"].ports["a", "update.weight"] = still
+
+    assert diagnosed(evidence(candidate)).location.parameter == "b.weight"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [times(1e-3), times(2.0), times(0.0) + rounding(0.5)],
+    ids=["too short", "too long", "at right angles"],
+)
+def test_parameter_that_moves_otherwise_is_not_frozen(error: Tensor) -> None:
+    assert reported({update("a"): error}) == ("optimizer-update", "a", "a.weight")
+
+
+def test_parameter_that_the_optimizer_does_not_hold_is_frozen() -> None:
+    made = evidence(step_results({update("b"): WRONG}), reports=report(not_in_optimizer=["b.bias"]))
+
+    assert diagnosed(made).diagnosis == "frozen-parameters"
+    assert diagnosed(made).location.parameter == "b.bias"
+
+
+def test_parameter_that_should_not_be_trained_is_told_before_what_it_spoils() -> None:
+    made = evidence(
+        step_results({output("b"): WRONG}), reports=report(unexpectedly_trained=["base.weight"])
+    )
+
+    finding = diagnosed(made)
+
+    assert (finding.diagnosis, finding.location.parameter) == ("optimizer-update", "base.weight")
+
+
+# The loss
+
+
+@pytest.mark.parametrize(
+    ("pairs", "diagnosis"),
+    [
+        ([(1.0, 0.0), (1.0, 0.019)], "loss-scale"),
+        ([(1.0, 0.0), (0.0, 0.0)], "loss-scale"),  # one micro-batch of two
+        ([(-0.5, 0.009)], "loss-scale"),
+        ([(1.0, 0.0), (1.0, 0.021)], "module-error"),  # more than a length is wrong
+        ([(1.0, math.nan)], "module-error"),
+        ([(3 * UNIT, 0.0)], "module-error"),  # no more than rounding
+        ([], "module-error"),  # nothing was seen
+    ],
+)
+@pytest.mark.parametrize("place", [LOSS, LOSS_GRADIENT])
+def test_loss_of_another_length_is_scaled_if_each_micro_batch_s_gradient_is(
+    place: Place, pairs: list[tuple[float, float]], diagnosis: str
+) -> None:
+    made = evidence(
+        step_results({place: times(2.0)}), reports=report(logit_gradients=scales(*pairs))
+    )
+
+    finding = diagnosed(made)
+
+    assert (finding.diagnosis, finding.location.op) == (diagnosis, "loss")
+    if diagnosis == "loss-scale":
+        assert finding.location.phase == "backward"
+
+
+def test_gradient_that_the_model_hands_to_a_child_is_not_the_loss_s() -> None:
+    made = evidence(
+        step_results({("gradients", "b", "output"): WRONG}),
+        reports=report(logit_gradients=scales((1.0, 0.0))),
+    )
+
+    assert (diagnosed(made).diagnosis, diagnosed(made).location.module) == ("module-error", "")
+
+
+# Modules
+
+
+@pytest.mark.parametrize("place", [output("b"), boundary("b")])
+def test_parts_that_add_up_over_ranks_are_a_reduction_that_is_missing(place: Place) -> None:
+    assert reported({place: times(0.7)}, {place: times(0.3)})[0] == "missing-reduction"
+
+
+@pytest.mark.parametrize("place", [output("b"), boundary("b")])
+@pytest.mark.parametrize(
+    "factors",
+    [(0.7,), (0.5, 0.5), (0.7, 0.5)],
+    ids=["one process", "alike", "more than the whole"],
+)
+def test_wrong_length_of_a_module_s_values_is_the_module_s(
+    place: Place, factors: tuple[float, ...]
+) -> None:
+    first, *others = [{place: times(factor)} for factor in factors]
+
+    assert reported(first, *others)[:2] == ("module-error", "b")
+
+
+@pytest.mark.parametrize(("drew", "diagnosis"), [(True, "rng-state"), (False, "module-error")])
+def test_backward_that_draws_numbers_of_its_own_is_told_by_them(drew: bool, diagnosis: str) -> None:
+    made = evidence(step_results({boundary("b"): WRONG}), reports=report(drew_in_backward=drew))
+
+    assert (diagnosed(made).diagnosis, diagnosed(made).location.module) == (diagnosis, "b")
+
+
+def test_numbers_that_are_drawn_in_backward_are_no_excuse_for_the_forward_pass() -> None:
+    made = evidence(step_results({output("b"): WRONG}), reports=report(drew_in_backward=True))
+
+    assert diagnosed(made).diagnosis == "module-error"
+
+
+# Gradients of parameters
+
+
+def gradients(*errors: Tensor, phase: str = "backward") -> Changed:
+    """Of `a`, `norm` and `b`."""
+    return {
+        (f"stage-{phase}", module, "gradient.weight"): error
+        for module, error in zip(KINDS, errors, strict=False)
+    }
+
+
+def test_sums_that_are_all_wrong_by_one_factor_are_a_scale_of_the_loss() -> None:
+    assert reported(gradients(times(0.5), times(0.5), times(0.5))) == ("loss-scale", None, None)
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [(times(0.5), times(0.3), times(0.7)), (times(0.5) + rounding(0.25),) * 3],
+    ids=["factors of their own", "more than a factor"],
+)
+def test_sums_that_are_wrong_by_more_than_one_factor_lack_a_part(
+    errors: tuple[Tensor, ...],
+) -> None:
+    assert reported(gradients(*errors)) == ("missing-reduction", None, None)
+
+
+def test_sum_that_is_wrong_in_one_module_of_three_is_that_module_s() -> None:
+    assert reported(gradients(times(0.5))) == ("module-error", "a", "a.weight")
+
+
+def test_sums_beside_a_wrong_boundary_are_the_boundary_s_fault() -> None:
+    changed = {boundary("b"): WRONG, **gradients(times(0.5), times(0.5), times(0.5))}
+
+    assert reported(changed)[:2] == ("module-error", "b")
+
+
+def test_only_norms_gradients_wrong_are_a_sum_over_tokens_that_is_missing() -> None:
+    assert reported({gradient("norm"): WRONG})[0] == "missing-reduction"
+    assert reported({gradient("b"): WRONG})[0] == "module-error"
+    # What a norm hands back is no parameter's.
+    assert reported({boundary("norm"): WRONG, gradient("norm"): WRONG})[0] == "module-error"
+
+
+@pytest.mark.parametrize(
+    ("errors", "finding"),
+    [
+        ((times(2.0), times(2.0), times(2.0)), ("loss-scale", None, None)),
+        ((times(2.0), times(2.09), times(2.0)), ("loss-scale", None, None)),  # alike to a tenth
+        ((times(2.0), times(2.2), times(2.0)), ("missing-reduction", "b", "b.weight")),
+        ((times(0.5),), ("missing-reduction", "a", "a.weight")),
+        ((times(0.94),), ("missing-reduction", "a", "a.weight")),
+        ((times(0.96),), ("module-error", "a", "a.weight")),  # less than a rank's part
+    ],
+)
+def test_reduction_is_told_by_whether_all_sums_or_some_are_wrong_and_how_much(
+    errors: tuple[Tensor, ...], finding: tuple[str, str | None, str | None]
+) -> None:
+    assert reported(gradients(*errors, phase="reduce")) == finding
+
+
+def test_clip_is_of_no_module() -> None:
+    assert reported({gradient("a", "clip"): WRONG}) == ("clip-norm", None, None)
+    assert reported({NORM: times(2.0)}) == ("clip-norm", None, None)
+
+
+def test_update_is_of_its_parameter_unless_most_are_wrong() -> None:
+    one = {update("a"): times(2.0)}
+    assert reported(one) == ("optimizer-update", "a", "a.weight")
+
+    # Of four modules: the model itself has values of the optimizer, too.
+    two = one | {update("b"): times(2.0)}
+    assert reported(two) == ("optimizer-update", "a", "a.weight")
+    assert reported(two | {update("norm"): times(2.0)}) == ("optimizer-update", None, None)

@@ -1,0 +1,195 @@
+"""Losses and courses of free runs, given by hand."""
+
+import math
+
+import pytest
+
+from assay.training.judging.evidence import TrainEvidence
+from assay.training.judging.free_run import judge_losses, judge_trajectory
+from assay.training.processes.requests import FreeRun, TrajectoryRecord
+from packages.core.tests.unit.training.judging.evidence_by_hand import (
+    LOSSES,
+    UNIT,
+    free_run,
+    ran,
+    records,
+    trajectory,
+)
+
+
+def losses(*values: float) -> FreeRun:
+    return free_run(steps=records(values))
+
+
+def ratio_of_losses(made: TrainEvidence) -> float:
+    judged, _ = judge_losses(made)
+    assert judged is not None
+    return judged.ratio.value
+
+
+# Losses
+
+
+def test_losses_are_compared_by_the_root_mean_square_of_their_relative_errors() -> None:
+    # Errors of 3, 0 and 4 units; the noise run's are 1, 0 and 0: sqrt(25 / 1).
+    free = losses(4.0 * (1 + 3 * UNIT), 2.0, 1.0 - 4 * UNIT)
+
+    judged, notes = judge_losses(ran(free))
+
+    assert judged is not None
+    assert judged.ratio.value == pytest.approx(5.0)
+    assert not judged.failed
+    # Of 4 nats 3 units, and 1, are 12/256 and 4/256.
+    assert notes == [
+        "largest difference of a loss over 3 free steps: 4.7e-02 nats (noise run: 1.6e-02)"
+    ]
+
+
+@pytest.mark.parametrize(("units", "fails"), [(9.9, False), (10.1, True)])
+def test_losses_of_a_noise_run_without_an_error_are_held_to_half_a_unit(
+    units: float, fails: bool
+) -> None:
+    # One of three steps is wrong: the root mean square is the error over sqrt(3). 10 is 20 / 2.
+    free = losses(4.0, 2.0, 1.0 + math.sqrt(3) * units * UNIT)
+
+    judged, _ = judge_losses(ran(free, noise_losses=LOSSES))
+
+    assert judged is not None
+    assert judged.failed is fails
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_loss_that_is_not_finite_fails(value: float) -> None:
+    assert ratio_of_losses(ran(losses(4.0, value, 1.0))) == math.inf
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_losses_are_not_compared_if_the_noise_run_s_are_not_finite(value: float) -> None:
+    judged, (note,) = judge_losses(ran(losses(9.0, 9.0, 9.0), noise_losses=[4.0, value, 1.0]))
+
+    assert judged is None
+    assert note.startswith("losses are not compared: the noise run itself has")
+
+
+def test_other_count_of_label_tokens_is_a_note_and_no_error() -> None:
+    judged, notes = judge_losses(ran(free_run(), num_tokens=[8, 9, 8]))
+
+    assert judged is not None
+    assert not judged.failed
+    assert notes[1:] == [
+        "the trainer counts [8, 8, 8] label tokens in its steps, the reference [8, 9, 8]"
+    ]
+
+
+def test_losses_that_only_one_rank_tells_are_a_note() -> None:
+    _, notes = judge_losses(ran(free_run(), free_run(steps=records([math.nan] * 3))))
+
+    assert notes[1:] == [
+        "rank 1 tells the losses [nan, nan, nan], rank 0 [4.0, 2.0, 1.0]: those of rank 0 are judged"
+    ]
+    assert len(judge_losses(ran(free_run(), free_run()))[1]) == 1
+
+
+def test_losses_under_dropout_are_compared_in_one_process_and_not_on_ranks() -> None:
+    free = losses(9.0, 9.0, 9.0)
+
+    judged, notes = judge_losses(ran(free, free, draws=True))
+    assert judged is None
+    assert "each rank draws the numbers of its own dropout" in notes[0]
+
+    for made in (ran(free, draws=True), ran(free, free)):
+        judged, _ = judge_losses(made)
+        assert judged is not None
+        assert judged.failed
+
+
+# The course
+
+
+def failed_ports(made: TrainEvidence) -> list[str]:
+    return [
+        f"{item.port.module}:{item.port.port}" for item in judge_trajectory(made) if item.failed
+    ]
+
+
+def test_trajectory_like_the_noise_run_s_is_judged_for_each_parameter_and_passes() -> None:
+    judged = judge_trajectory(ran(free_run()))
+
+    assert [item.ratio.value for item in judged] == [1.0] * 6
+    assert {(item.port.module, item.port.port, item.port.stage.phase) for item in judged} == {
+        (module, port, "optimizer")
+        for module in ("a", "norm", "b")
+        for port in ("trajectory.weight", "resumed-trajectory.weight")
+    }
+
+
+def test_parameter_that_ends_elsewhere_fails_in_the_run_in_which_it_does() -> None:
+    free = free_run(
+        trajectory=trajectory(b=21 * UNIT), resumed_trajectory=trajectory(norm=21 * UNIT)
+    )
+
+    assert failed_ports(ran(free)) == ["b:trajectory.weight", "norm:resumed-trajectory.weight"]
+
+
+@pytest.mark.parametrize("error", [1e-30, math.inf, math.nan])
+def test_parameter_of_size_zero_that_the_noise_run_never_moves_may_not_move(error: float) -> None:
+    """Such as a bias that starts at zero and has no gradient."""
+    noise = trajectory(0.0, 0.0)
+
+    moved = free_run(
+        trajectory=trajectory(0.0, 0.0, a=error), resumed_trajectory=trajectory(0.0, 0.0)
+    )
+    assert failed_ports(ran(moved, noise_trajectory=noise)) == ["a:trajectory.weight"]
+
+    kept = free_run(trajectory=trajectory(0.0, 0.0), resumed_trajectory=trajectory(0.0, 0.0))
+    assert failed_ports(ran(kept, noise_trajectory=noise)) == []
+    assert len(judge_trajectory(ran(kept, noise_trajectory=noise))) == 6
+
+
+@pytest.mark.parametrize(("units", "wrong"), [(19, []), (21, ["a:trajectory.weight"])])
+def test_trajectory_without_noise_is_held_to_half_a_unit_of_the_parameter_s_size(
+    units: float, wrong: list[str]
+) -> None:
+    # Parameters of size 8: half a unit of it, twenty times.
+    moved = trajectory(0.0, 8.0, a=units / 2 * UNIT * 8)
+
+    assert (
+        failed_ports(ran(free_run(trajectory=moved), noise_trajectory=trajectory(0.0, 8.0)))
+        == wrong
+    )
+
+
+def test_trajectory_that_is_no_number_fails() -> None:
+    assert failed_ports(ran(free_run(trajectory=trajectory(b=math.nan)))) == ["b:trajectory.weight"]
+
+
+def test_trajectory_says_nothing_of_a_parameter_whose_noise_is_not_finite() -> None:
+    made = ran(free_run(trajectory=trajectory(1e3)), noise_trajectory=trajectory(b=math.nan))
+
+    assert failed_ports(made) == ["a:trajectory.weight", "norm:trajectory.weight"]
+
+
+def test_every_rank_s_trajectory_is_judged() -> None:
+    judged = judge_trajectory(ran(free_run(), free_run(trajectory=trajectory(a=1.0))))
+
+    assert [item.port.rank for item in judged if item.failed] == [1]
+
+
+def test_parameter_that_a_rank_does_not_have_is_judged_where_it_is() -> None:
+    rows = trajectory()
+    parts = (
+        free_run(trajectory=rows[:1], resumed_trajectory=[]),
+        free_run(
+            trajectory=[*rows[1:2], TrajectoryRecord(parameter="b.weight", error=1.0, size=1.0)],
+            resumed_trajectory=[],
+        ),
+    )
+
+    assert failed_ports(ran(*parts)) == ["b:trajectory.weight"]
+
+
+def test_trajectory_under_dropout_is_judged_in_one_process_and_not_on_ranks() -> None:
+    free = free_run(trajectory=trajectory(1.0))
+
+    assert judge_trajectory(ran(free, free, draws=True)) == []
+    assert len(failed_ports(ran(free, draws=True))) == 3

@@ -1,0 +1,15 @@
+from assay.training.judging.rank_reports import merge_reports
+from packages.core.tests.unit.training.judging.candidate_reports import report
+
+
+def test_what_goes_wrong_on_one_rank_has_gone_wrong() -> None:
+    merged = merge_reports([report(), report(saved=("model.head",))])
+
+    assert merged.free.changed_by_saving == ["model.head"]
+
+
+def test_parameters_are_one_if_they_are_on_every_rank() -> None:
+    tied = ["head.weight", "embeddings.weight"]
+
+    assert merge_reports([report(shared=(tied,)), report(shared=(tied,))]).shared == [tied]
+    assert merge_reports([report(shared=(tied,)), report()]).shared == []

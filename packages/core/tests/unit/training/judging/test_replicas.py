@@ -1,0 +1,122 @@
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from assay.training.judging.evidence import TrainEvidence
+from assay.training.judging.replicas import (
+    find_repeated_masks,
+    find_unshared,
+    judge_replicas,
+    notes_on_masks,
+)
+from assay.training.processes.requests import CandidateReport, ReferenceReport, TrainOptions
+from assay.verdicts import Outcome
+from packages.core.tests.unit.training.judging.candidate_reports import report
+
+
+@dataclass
+class Reports:
+    """Of an `Evidence` what this room reads."""
+
+    reports: list[CandidateReport]
+    options: TrainOptions
+    reference: ReferenceReport
+
+    @property
+    def on_ranks(self) -> bool:
+        return len(self.reports) > 1
+
+
+def evidence(*reports: CandidateReport, steps: int = 1, draws: bool = False) -> TrainEvidence:
+    options = TrainOptions(model="micro:llama", steps=steps)
+    reference = ReferenceReport(
+        model={}, reference={}, yardstick_losses=[], noise_losses=[], noise_trajectory=[],
+        num_tokens=[], num_trainable=0, shared=[], draws=draws,
+    )  # fmt: skip
+    made: Any = Reports(list(reports), options, reference)
+    return cast("TrainEvidence", made)
+
+
+def test_equal_copies_pass_and_are_counted_once_a_step() -> None:
+    held = {"a.weight": "1", "a.weight exp_avg": "2"}
+
+    result, finding = judge_replicas(evidence(report(held, held), report(held, held)))
+
+    assert (result.level.verdict, result.level.compared, finding) == (Outcome.PASS, 4, None)
+
+
+def test_first_step_at_which_copies_differ_is_named_with_the_rank() -> None:
+    same, other = {"a.weight": "1", "b.weight": "2"}, {"a.weight": "1", "b.weight": "3"}
+
+    result, finding = judge_replicas(
+        evidence(report(same, same), report(same, same), report(same, other))
+    )
+
+    assert result.level.verdict is Outcome.FAIL
+    assert finding is not None
+    assert finding.diagnosis == "replica-divergence"
+    place = finding.location
+    assert (place.step, place.rank, place.parameter) == (1, 2, "b.weight")
+
+
+def test_parts_that_no_other_rank_has_are_no_replicas() -> None:
+    result, finding = judge_replicas(
+        evidence(report({"a.weight|0=0": "1"}), report({"a.weight|0=1": "2"}))
+    )
+
+    assert (result.level.verdict, finding) == (None, None)
+    assert result.level.reason == "no rank holds what another one holds"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "problem"),
+    [
+        (((0, 0),), ((0, 1),), None),
+        (((0, 0),), ((0, 0),), "micro-batch 0 of step 0 was trained 2 times"),
+        (((0, 0),), (), "micro-batch 1 of step 0 was trained by no rank"),
+    ],
+)
+def test_every_micro_batch_is_trained_once(
+    first: tuple[tuple[int, int], ...],
+    second: tuple[tuple[int, int], ...],
+    problem: str | None,
+) -> None:
+    reports = report(micro_batches_run=first, dp=0), report(micro_batches_run=second, dp=1)
+
+    assert find_unshared(evidence(*reports)) == problem
+
+
+def test_ranks_of_one_replica_train_on_the_same() -> None:
+    reports = [
+        report(micro_batches_run=((0, 0), (0, 1)), dp=0, tp=0),
+        report(micro_batches_run=((0, 0),), dp=0, tp=1),
+    ]
+
+    assert find_unshared(evidence(*reports)) == "ranks with dp=0 train on different micro-batches"
+
+
+def test_mask_that_a_rank_uses_twice_is_found() -> None:
+    clean, repeats = report(masks=("a", "b"), dp=0), report(masks=("c", "a", "c"), dp=1)
+
+    assert find_repeated_masks(evidence(clean)) is None
+    assert find_repeated_masks(evidence(report(), report())) is None
+    assert find_repeated_masks(evidence(clean, repeats)) == 1
+
+
+def test_masks_that_ranks_of_dp_share_are_told() -> None:
+    first, second = report(masks=("a", "b"), dp=0), report(masks=("c", "d"), dp=1)
+    shares, half = report(masks=("a", "d"), dp=1), report(masks=("a", "b"), dp=0, tp=1)
+
+    assert notes_on_masks(evidence(first, second)) == []
+    assert notes_on_masks(evidence(first, half)) == []
+    reported = ["dp=0 and dp=1 drop by the same random numbers"]
+    assert notes_on_masks(evidence(first, shares)) == reported
+
+
+def test_masks_that_nobody_saw_are_told_where_the_reference_drops() -> None:
+    reported = ["masks of dropout are not compared: none is drawn by torch's own functions"]
+
+    assert notes_on_masks(evidence(report(), draws=True)) == reported
+    assert notes_on_masks(evidence(report(masks=("a",)), draws=True)) == []
+    assert notes_on_masks(evidence(report(), draws=False)) == []

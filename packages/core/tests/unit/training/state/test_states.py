@@ -1,0 +1,139 @@
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from assay.errors import UsageError
+from assay.training.state.generators import generator_states, restore_generators
+from assay.training.state.states import (
+    collect_state,
+    differing_parameters,
+    inject_state,
+    plain_name,
+    round_state,
+    shared_parameters,
+)
+
+
+class Small:
+    """The least that a trainer is: a model, an optimizer, and its state."""
+
+    def __init__(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.model: nn.Module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+
+    def step(self) -> None:
+        self.model(torch.ones(1, 3)).sum().backward()
+        self.optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generators": generator_states("cpu"),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(dict(state["optimizer"]))
+        restore_generators(state["generators"], "cpu")
+
+
+class Reversed(Small):
+    """Its optimizer holds the parameters in another order."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.optimizer = torch.optim.AdamW(list(self.model.parameters())[::-1], lr=0.1)
+
+
+class Forgetful(Small):
+    """It loads the parameters alone."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+
+
+class Refusing(Small):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        raise KeyError("master_weights")
+
+
+@pytest.fixture
+def state() -> dict[str, Any]:
+    trainer = Small(seed=1)
+    trainer.step()
+    return copy.deepcopy(collect_state(trainer, "cpu"))
+
+
+@pytest.mark.parametrize("kind", [Small, Reversed])
+def test_state_is_taken_over_by_name(kind: type[Small], state: dict[str, Any]) -> None:
+    trainer = kind(seed=2)
+    torch.rand(3)
+
+    assert inject_state(trainer, state, "cpu") == []
+    actual = collect_state(trainer, "cpu")
+    assert set(actual["moments"]) == {"0.weight", "0.bias", "1.weight"}
+    for name, moments in state["moments"].items():
+        assert torch.equal(actual["moments"][name]["exp_avg"], moments["exp_avg"])
+    assert torch.equal(torch.get_rng_state(), state["generators"]["torch"])
+
+
+def test_what_a_trainer_does_not_load_is_named_and_loaded_all_the_same(
+    state: dict[str, Any],
+) -> None:
+    trainer = Forgetful(seed=2)
+    torch.rand(3)
+    lost = inject_state(trainer, state, "cpu")
+
+    assert "moments.0.weight.exp_avg" in lost
+    assert "generators.torch" in lost
+    assert not [path for path in lost if path.startswith("model.")]
+    assert torch.equal(
+        trainer.optimizer.state[trainer.model.get_parameter("0.weight")]["exp_avg"],
+        state["moments"]["0.weight"]["exp_avg"],
+    )
+    assert torch.equal(torch.get_rng_state(), state["generators"]["torch"])
+
+
+def test_refused_state_is_one_clear_error(state: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"^load_state_dict of Refusing refuses .*master_weights"):
+        inject_state(Refusing(), state, "cpu")
+
+
+def test_rounded_state_can_be_held_in_the_dtype(state: dict[str, Any]) -> None:
+    rounded = round_state(state, torch.bfloat16)
+
+    weight, moments = rounded["model"]["0.weight"], rounded["moments"]["0.weight"]
+    assert torch.equal(weight, state["model"]["0.weight"].bfloat16())
+    assert torch.equal(moments["exp_avg_sq"], state["moments"]["0.weight"]["exp_avg_sq"].bfloat16())
+    assert moments["step"] == 1
+
+
+def test_weights_are_compared_as_their_dtype_rounds_them(state: dict[str, Any]) -> None:
+    trainer = Small(seed=1)
+    trainer.step()
+    assert differing_parameters(state, trainer.model) == []
+
+    assert differing_parameters(state, trainer.model.bfloat16()) == []
+    with torch.no_grad():
+        trainer.model.get_parameter("1.weight").mul_(1.01)
+    assert differing_parameters(state, trainer.model) == ["1.weight"]
+
+
+def test_names_are_those_of_the_unwrapped_model() -> None:
+    assert plain_name("base_model.model.model.norm.weight") == "model.norm.weight"
+    assert plain_name("_orig_mod.lm_head.weight") == "lm_head.weight"
+    assert plain_name("weight") == "weight"
+
+
+def test_shared_parameters_are_grouped() -> None:
+    model = nn.ModuleDict({"embed": nn.Embedding(5, 3), "head": nn.Linear(3, 5, bias=False)})
+    assert shared_parameters(model) == []
+
+    model["head"].weight = model["embed"].weight
+    assert shared_parameters(model) == [["embed.weight", "head.weight"]]

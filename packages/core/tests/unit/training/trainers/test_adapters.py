@@ -1,0 +1,57 @@
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from assay.errors import UsageError
+from assay.training.trainers.adapters import ADAPTER_FILE, AdapterError, add_lora, read_adapter
+
+
+def test_lora_without_peft_is_an_error_that_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(UsageError) as raised:
+        add_lora(nn.Linear(2, 2), dropout=0.0)
+    assert str(raised.value).startswith(
+        "LoRA needs peft, which comes with assay-smoke: pip install assay-smoke"
+    )
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no safetensors file"])
+def test_an_adapter_that_cannot_be_read_is_an_error_that_names_it(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    if content is not None:
+        (tmp_path / ADAPTER_FILE).write_bytes(content)
+    with pytest.raises(AdapterError, match=rf"^the adapter in {tmp_path / ADAPTER_FILE} cannot be"):
+        read_adapter(tmp_path)
+
+
+class _WithExperts(nn.Module):
+    """A layer, two experts in one parameter, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Linear(4, 4)
+        self.experts = nn.ParameterDict({"gate_up_proj": nn.Parameter(torch.zeros(2, 4, 8))})
+        self.head = nn.Linear(4, 4)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def prepare_inputs_for_generation(self) -> None:
+        """Asked for by peft."""
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_adapters_are_on_linear_layers_and_neither_on_experts_nor_the_head() -> None:
+    adapted = add_lora(_WithExperts(), dropout=0.1)
+
+    trained = [name for name, value in adapted.named_parameters() if value.requires_grad]
+    assert [name.removeprefix("base_model.model.") for name in trained] == [
+        "projection.lora_A.default.weight",
+        "projection.lora_B.default.weight",
+    ]
