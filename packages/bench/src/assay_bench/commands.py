@@ -41,7 +41,7 @@ def run(
 
     Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 the task has no documents.
     """
-    from assay.cli.verdict_faces import finish
+    from assay.cli.verdict_output import finish
     from assay.runs import RunFolder, open_progress
     from assay_bench.results import EvaluationRequest
     from assay_bench.running import run_bench
@@ -71,7 +71,7 @@ def compare(
 
     Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 the two were not asked the same.
     """
-    from assay.cli.verdict_faces import finish
+    from assay.cli.verdict_output import finish
     from assay.runs import RunFolder
     from assay_bench.running import compare_results
 

@@ -10,7 +10,7 @@ from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError
 from assay.models import load_model
-from assay.models.by_size import choose_threads
+from assay.models.size_policy import choose_threads
 from assay.runs import Progress
 from assay.runs.worker import serve
 from assay_bench.results import BenchResult, EvaluationRequest

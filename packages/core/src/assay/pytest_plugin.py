@@ -23,7 +23,7 @@ from assay.testing.marks import AcceleratorMark, MarkError, WorldMark, read_budg
 
 if TYPE_CHECKING:
     from assay.devices.base import Device
-    from assay.devices.listing import ListedDevice
+    from assay.devices.detection.listing import ListedDevice
     from assay.testing.golden import Golden, Mode
     from assay.testing.worlds import MeshOfRanks
 
@@ -54,7 +54,7 @@ class Session:
     @cached_property
     def listed(self) -> "tuple[ListedDevice, ...]":
         """The devices of this machine."""
-        from assay.devices.listing import list_devices
+        from assay.devices.detection.listing import list_devices
 
         return list_devices()
 

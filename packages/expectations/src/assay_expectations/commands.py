@@ -62,7 +62,7 @@ def verify(
     Exit code: 0 PASS; 1 FAIL, also for an expectation that nothing can meet any more;
     2 usage or environment error; 3 no expectation was captured on such a machine and software.
     """
-    from assay.cli.verdict_faces import finish
+    from assay.cli.verdict_output import finish
     from assay.runs import RunFolder, open_progress
     from assay_expectations.verifying import verify_expectations
 
@@ -83,7 +83,7 @@ def diff(
     as_json: _AsJson = False,
 ) -> None:
     """Does what was captured in B agree with A, by A's limits; and what differs in their keys?"""
-    from assay.cli.verdict_faces import finish
+    from assay.cli.verdict_output import finish
     from assay.runs import RunFolder
     from assay_expectations.verifying import diff_expectations
 

@@ -17,8 +17,8 @@ from assay.errors import UsageError
 from assay.generate.passes.passes import Side, run_forced, run_free, whole_batches
 from assay.inputs import InputPlan, PlanOptions, limits_of, plan_batches
 from assay.models import LoadedModel, load_model
-from assay.models.by_size import choose_threads, yardstick_dtype
-from assay.models.setups import apply_setup
+from assay.models.candidate_setup import apply_setup
+from assay.models.size_policy import choose_threads, yardstick_dtype
 from assay.plugins import load_object
 from assay.runs import Progress
 from assay_expectations.records import (

@@ -52,7 +52,7 @@ def run(
 
     Exit code: 0 PASS, 1 FAIL, 2 usage or environment error.
     """
-    from assay.cli.verdict_faces import finish
+    from assay.cli.verdict_output import finish
     from assay.runs import RunFolder, open_progress
     from assay_smoke.cycle import run_cycle
     from assay_smoke.planning import plan_smoke

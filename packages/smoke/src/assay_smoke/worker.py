@@ -9,7 +9,7 @@ from torch import Tensor
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import AssayError, MachineError
-from assay.models.by_size import choose_threads
+from assay.models.size_policy import choose_threads
 from assay.plugins import load_object
 from assay.runs import Progress
 from assay.runs.worker import serve

@@ -7,7 +7,8 @@ from typing import NoReturn
 
 import typer
 
-from assay.cli import calibrate, capture, check, devices, explain, extensions, models, report
+from assay.cli import extensions
+from assay.cli.commands import calibrate, capture, check, devices, explain, models, report
 from assay.errors import AssayError
 
 app = typer.Typer(

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import torch
 
-from assay.devices.base import Detection, UnknownVariantError, Vendor
-from assay.devices.float32_precision import float32_operand_format
-from assay.devices.host_memory import (
+from assay.devices.adapter_parts.float32_precision import float32_operand_format
+from assay.devices.adapter_parts.host_memory import (
     available_bytes,
     peak_resident_bytes,
     reset_peak_resident_bytes,
 )
-from assay.devices.reproducibility import deterministic_algorithms, seed_generators
+from assay.devices.adapter_parts.reproducibility import deterministic_algorithms, seed_generators
+from assay.devices.base import Detection, UnknownVariantError, Vendor
 
 CPU = Vendor(
     name="cpu",

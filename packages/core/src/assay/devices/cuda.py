@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
+from assay.devices.adapter_parts.float32_precision import float32_operand_format
+from assay.devices.adapter_parts.reproducibility import deterministic_algorithms
 from assay.devices.base import Detection, Vendor
-from assay.devices.float32_precision import float32_operand_format
-from assay.devices.reproducibility import deterministic_algorithms
 from assay.devices.torch_backend import TorchBackendDevice
 
 NVIDIA = Vendor(

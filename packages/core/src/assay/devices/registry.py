@@ -1,7 +1,7 @@
 """Devices by name: built-in ones and those that other packages register alike.
 
 An adapter is an entry point of the group `assay.devices`; its name is the part of a device name
-before the colon. What is called here runs in this process. `assay.devices.isolation` asks the
+before the colon. What is called here runs in this process. `assay.devices.detection.isolation` asks the
 same in another one, for who must not be stopped by a vendor's software.
 """
 
@@ -9,8 +9,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from assay.devices.base import AbsentDeviceError, Detection, Device
+from assay.devices.known_vendors import KNOWN_VENDORS
 from assay.devices.run_string import Run, parse_device
-from assay.devices.vendors import KNOWN_VENDORS
 from assay.errors import AssayError, MachineError, UsageError
 
 GROUP = "assay.devices"
@@ -178,3 +178,14 @@ def _present_names() -> list[str]:
         for kind in adapter_names()
         if is_own_adapter(kind) and any(detection.present for detection in detect(kind))
     ]
+
+
+def describe_run(device: Device, run: Run) -> dict[str, Any]:
+    """The RUN, product, architecture, precision of products and versions, as JSON values."""
+    return {
+        "run": str(run),
+        "device": device.product(),
+        "architecture": device.architecture(),
+        "effective_precision": device.effective_precision(run.dtype),
+        "versions": dict(device.versions()),
+    }

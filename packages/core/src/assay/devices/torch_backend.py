@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from assay.devices.adapter_parts.reproducibility import deterministic_algorithms, seed_generators
 from assay.devices.base import AbsentDeviceError, UnknownVariantError
-from assay.devices.reproducibility import deterministic_algorithms, seed_generators
 
 
 class TorchBackendDevice:

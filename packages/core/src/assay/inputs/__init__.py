@@ -5,7 +5,7 @@ Importing this package imports no torch: tensors are made when a batch is asked 
 
 from assay.inputs.batches import Batch, InputPlan
 from assay.inputs.hard_cases import describe_hard_cases
-from assay.inputs.limits import ModelLimits, limits_of
+from assay.inputs.model_limits import ModelLimits, limits_of
 from assay.inputs.planning import LengthRange, PlanOptions, parse_lengths, plan_batches
 from assay.inputs.prompts import Prompt, built_in_texts, load_prompts, read_prompts
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from assay.errors import UsageError
 from assay.inputs.batches import Batch, InputPlan
-from assay.inputs.limits import ModelLimits
+from assay.inputs.model_limits import ModelLimits
 from assay.inputs.prompts import Encode, Prompt, built_in_texts
 
 # RoPE phases computed in bfloat16 differ by 3 times the noise below position 128 and by 190

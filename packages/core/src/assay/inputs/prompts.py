@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import UsageError
-from assay.inputs.limits import ModelLimits
+from assay.inputs.model_limits import ModelLimits
 
 Encode = Callable[[str], list[int]]
 EncodeChat = Callable[[Sequence[Mapping[str, str]]], list[int]]

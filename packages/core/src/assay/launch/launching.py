@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from assay.launch.errors import UnsendableError, WorldError, WorldSizeError
+from assay.launch.processes.rank_process import in_world
 from assay.launch.rank import Rank
-from assay.launch.rank_process import in_world
-from assay.launch.watching import started
+from assay.launch.supervising import supervised
 from assay.launch.world import World, outer_world_size
 
 P = ParamSpec("P")
@@ -42,9 +42,9 @@ def launch_world(
     if outer is not None:
         if outer != world.size:
             raise WorldSizeError.outer(world, outer)
-        from assay.launch.in_place import call_in_place
+        from assay.launch.under_torchrun import call_under_torchrun
 
-        return call_in_place(target, world, *args, **kwargs)
+        return call_under_torchrun(target, world, *args, **kwargs)
     if in_world():
         raise WorldSizeError.nested()
     call = _pickled_call(target, args, kwargs)
@@ -59,8 +59,8 @@ def launch_world(
                 log = world.log_folder / f"rank{rank}.log"
                 log.unlink(missing_ok=True)
                 (folder / log.name).symlink_to(log.resolve())
-        with started(world, folder) as watch:
-            values = watch.wait()
+        with supervised(world, folder) as supervisor:
+            values = supervisor.wait()
         return [_loaded(value, rank) for rank, value in enumerate(values)]
 
 

@@ -6,21 +6,21 @@ Importing this package imports no torch: what needs torch is loaded on first use
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from assay.models.micro import RECIPES, Recipe
+from assay.models.micro.recipes import RECIPES, Recipe
 from assay.models.sources import ModelSource, resolve_model
 
 if TYPE_CHECKING:
-    from assay.models.building import build_model
-    from assay.models.hashing import combine_hashes, weight_hashes
-    from assay.models.loading import LoadedModel, load_model
+    from assay.models.loading.loaded_model import LoadedModel, load_model
+    from assay.models.micro_training.building import build_model
     from assay.models.size import ModelSize, estimate_size
+    from assay.models.weight_files.hashing import combine_hashes, weight_hashes
 
 _HOMES = {
-    "build_model": "building",
-    "combine_hashes": "hashing",
-    "weight_hashes": "hashing",
-    "LoadedModel": "loading",
-    "load_model": "loading",
+    "build_model": "micro_training.building",
+    "combine_hashes": "weight_files.hashing",
+    "weight_hashes": "weight_files.hashing",
+    "LoadedModel": "loading.loaded_model",
+    "load_model": "loading.loaded_model",
     "ModelSize": "size",
     "estimate_size": "size",
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from assay.errors import MachineError, UsageError
-from assay.models.micro import Recipe, read_provenance
+from assay.models.micro.recipes import Recipe, read_provenance
 from assay.models.sources import ModelSource
 
 RemoteCode = Literal["refuse", "trust"]
@@ -55,7 +55,7 @@ def write_untrained(recipe: Recipe, seed: int, folder: Path) -> None:
     """Write a folder with random weights; those of norms vary around their usual value."""
     import torch
 
-    from assay.models.assembling import new_model, save_model
+    from assay.models.micro.untrained import new_model, save_model
 
     model = new_model(recipe, seed)
     generator = torch.Generator().manual_seed(seed)

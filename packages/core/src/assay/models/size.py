@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from assay.models.checkpoint import read_tensors, weight_files
 from assay.models.folders import fetch_config
-from assay.models.quiet import quiet_transformers
 from assay.models.sources import ModelSource, resolve_model
+from assay.models.transformers_logging import quiet_transformers
+from assay.models.weight_files.reading import read_tensors, weight_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ def _count_on_meta(source: ModelSource) -> tuple[int, int]:
     import torch
     import transformers
 
-    from assay.models.assembling import new_config
-    from assay.models.configs import load_config
+    from assay.models.loading.configs import load_config
+    from assay.models.micro.untrained import new_config
 
     with quiet_transformers():
         if source.recipe is not None:

@@ -7,7 +7,7 @@ from typing import Literal
 from urllib.parse import parse_qsl
 
 from assay.errors import UsageError, name_some
-from assay.models.micro import RECIPES, Recipe, find_recipe
+from assay.models.micro.recipes import RECIPES, Recipe, find_recipe
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 _TRUTH = {"0": False, "1": True}

@@ -11,7 +11,7 @@ from assay.comparing.phrases import (
     describe_resolution,
     describe_statistic,
 )
-from assay.report.model import Report
+from assay.report.run_report import Report
 from assay.verdicts import Outcome
 
 

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from assay.report.html import INDEX_FILE, REPORT_FILE, render_html, render_index
-from assay.report.model import Report
+from assay.report.page.html import INDEX_FILE, REPORT_FILE, render_html, render_index
+from assay.report.run_report import Report
 from assay.runs.errors import DiskError
 from assay.runs.folders import RunFolder, write_whole
 from assay.verdicts import Outcome

@@ -19,7 +19,7 @@ from assay.comparing.phrases import (
     describe_statistic,
     one_line,
 )
-from assay.report.model import LadderRung, Report
+from assay.report.run_report import LadderRung, Report
 from assay.verdicts import Outcome
 
 # Colours that differ in brightness too, and always beside the word.

@@ -6,7 +6,8 @@ Imports neither torch nor transformers.
 from assay.runs.errors import DiskError, FolderError, ProcessError
 from assay.runs.folders import RunFolder, write_whole
 from assay.runs.processes import Answer, run_process
-from assay.runs.progress import LineProgress, Progress, SilentProgress, Task, open_progress
+from assay.runs.progress import Progress, SilentProgress, Task
+from assay.runs.progress_display import LineProgress, open_progress
 from assay.runs.provenance import provenance
 
 __all__ = [

@@ -19,7 +19,7 @@ class FolderError(UsageError):
         return cls(f"{folder} is not empty (it holds {held}): name a new folder with --output")
 
     @classmethod
-    def taken(cls, folder: Path) -> "FolderError":
+    def in_use(cls, folder: Path) -> "FolderError":
         """A second run lost the race for a folder."""
         return cls(f"{folder} was just taken by another run: name a new folder with --output")
 

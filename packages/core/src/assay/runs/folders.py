@@ -40,7 +40,7 @@ class RunFolder:
             with (path / MARK).open("x", encoding="utf-8") as file:
                 file.write(text)
         except FileExistsError:
-            raise FolderError.taken(path) from None
+            raise FolderError.in_use(path) from None
         except OSError as error:
             raise DiskError.refused(path / MARK, error) from error
         return cls(path)

@@ -127,7 +127,7 @@ def _listen(process: "_Process", log: IO[bytes], name: str, progress: Progress) 
     stream = cast("IO[bytes]", process.stdout)
     try:
         while line := stream.readline(_LONGEST_LINE_BYTES):
-            reader.feed(line.decode(errors="replace").rstrip("\r\n"))
+            reader.read_line(line.decode(errors="replace").rstrip("\r\n"))
     except ValueError:  # the log is closed: a process that left the group still holds the pipe
         pass
     finally:

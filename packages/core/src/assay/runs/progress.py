@@ -1,24 +1,22 @@
-"""How far a run is: bars on a terminal, plain lines elsewhere, across processes.
+"""How far a run is, across processes: what shows it is in `assay.runs.progress_display`.
 
 Everything goes to standard error. A child process says it in lines that its parent shows.
 """
 
 import json
 import os
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 # A line of a child that tells progress. It may follow on text without a newline, such as another
 # library's progress bar, so it begins with a character that no such text holds.
 _WIRE_MARK = "\x1eassay "
 
-# As often as an eye can follow, respectively as a log can bear.
+# As often as an eye can follow.
 _WIRE_SECONDS = 0.1
-_LINE_SECONDS = 5.0
 
 
 class Task(Protocol):
@@ -44,7 +42,7 @@ class Progress(ABC):
         return self.task(description, None)
 
 
-class _Counter(ABC):
+class PacedCounter(ABC):
     """A task that shows how much is done, but not more often than every few seconds."""
 
     def __init__(self, seconds: float) -> None:
@@ -53,53 +51,15 @@ class _Counter(ABC):
         self._shown = time.monotonic()
 
     def advance(self, amount: float = 1) -> None:
+        """Count `amount` more, and show it where the last time is long enough ago."""
         self.done += amount
         if time.monotonic() - self._shown >= self._seconds:
             self._shown = time.monotonic()
             self.show()
 
     @abstractmethod
-    def show(self) -> None: ...
-
-
-class _LineTask(_Counter):
-    def __init__(self, progress: "LineProgress", description: str, total: float | None) -> None:
-        super().__init__(_LINE_SECONDS)
-        self._progress, self._description, self._total = progress, description, total
-        self._started = time.monotonic()
-        progress.note(f"{description} ...")
-
     def show(self) -> None:
-        self._progress.note(f"{self._description}: {self._so_far()}")
-
-    def end(self) -> None:
-        counted = f"{self._so_far()} in " if self.done or self._total else ""
-        seconds = time.monotonic() - self._started
-        self._progress.note(f"{self._description}: {counted}{seconds:.1f} s")
-
-    def _so_far(self) -> str:
-        return f"{self.done:g}" if self._total is None else f"{self.done:g} of {self._total:g}"
-
-
-class LineProgress(Progress):
-    """Plain lines, for logs: at the begin and end of a task, and every few seconds between."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    @contextmanager
-    def task(self, description: str, total: float | None) -> Iterator[Task]:
-        """See Progress."""
-        task = _LineTask(self, description, total)
-        try:
-            yield task
-        finally:
-            task.end()
-
-    def note(self, text: str) -> None:
-        """See Progress."""
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        """Show what is done so far."""
 
 
 class SilentProgress(Progress):
@@ -119,7 +79,7 @@ class _SilentTask:
         pass
 
 
-class _WireTask(_Counter):
+class _WireTask(PacedCounter):
     def __init__(self, wire: "WireProgress", key: str) -> None:
         super().__init__(_WIRE_SECONDS)
         self._wire, self._key = wire, key
@@ -165,7 +125,7 @@ class WireReader:
         self._progress, self._take_text = progress, take_text
         self._tasks: dict[str, tuple[AbstractContextManager[Task], Task, float]] = {}
 
-    def feed(self, line: str) -> None:
+    def read_line(self, line: str) -> None:
         """Take one line, without its end."""
         text, mark, event = line.partition(_WIRE_MARK)
         if text:
@@ -193,16 +153,3 @@ class WireReader:
         for context, _, _ in self._tasks.values():
             context.__exit__(None, None, None)
         self._tasks.clear()
-
-
-@contextmanager
-def open_progress(stream: TextIO | None = None) -> Iterator[Progress]:
-    """Bars where `stream` (by default standard error) is a terminal, else plain lines."""
-    stream = sys.stderr if stream is None else stream
-    if not stream.isatty():
-        yield LineProgress(stream)
-        return
-    from assay.runs.bars import BarProgress
-
-    with BarProgress(stream) as bars:
-        yield bars

@@ -7,7 +7,7 @@ from assay.errors import UsageError
 from assay.testing.marks import AcceleratorMark, MarkError, WorldMark
 
 if TYPE_CHECKING:
-    from assay.devices.listing import ListedDevice
+    from assay.devices.detection.listing import ListedDevice
 
 REQUIRE_HARDWARE = "ASSAY_REQUIRE_HARDWARE"
 

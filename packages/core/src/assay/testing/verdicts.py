@@ -5,7 +5,7 @@ from pathlib import Path
 
 from assay.comparing.deciding_rows import find_deciding_rows
 from assay.comparing.explain import explain_verdict
-from assay.report.model import read_report
+from assay.report.run_report import read_report
 from assay.verdicts import Measurement, Verdict
 
 

@@ -1,6 +1,6 @@
 """Tests on every rank of a world: what is sent to the ranks, and what comes back.
 
-Imports neither torch nor pytest; the ranks' half is `assay.testing.bodies`.
+Imports neither torch nor pytest; the ranks' half is `assay.testing.rank_body`.
 """
 
 import inspect
@@ -88,7 +88,7 @@ def _run_as_this_rank(
     rank: Rank, function: Callable[..., object], fixtures: dict[str, object]
 ) -> None:
     __tracebackhide__ = True
-    from assay.testing.bodies import call_test, fixtures_of
+    from assay.testing.rank_body import call_test, fixtures_of
 
     call_test(function, fixtures | fixtures_of(rank, fixtures))
 
@@ -97,7 +97,7 @@ def _run_in_new_ranks(
     item: "pytest.Function", fixtures: Mapping[str, object], world: World
 ) -> None:
     __tracebackhide__ = True
-    from assay.testing.bodies import BodyCall, run_body
+    from assay.testing.rank_body import BodyCall, run_body
 
     module: ModuleType = item.module
     sent = {name: value for name, value in fixtures.items() if name not in RANK_FIXTURES}
@@ -118,7 +118,7 @@ def _run_in_new_ranks(
     with TemporaryDirectory(prefix="assay-logs-") as folder:
         if item.config.getoption("usepdb", default=False):
             call = replace(call, stops_in=folder)
-        preload = (*world.preload, "pytest", "assay.testing.bodies", *_preloaded)
+        preload = (*world.preload, "pytest", "assay.testing.rank_body", *_preloaded)
         try:
             launch_world(run_body, replace(world, preload=preload, log_folder=Path(folder)), call)
         finally:
@@ -158,7 +158,7 @@ def _rewritten_files() -> dict[str, str]:
 @lru_cache(maxsize=64)
 def _rewritten_code(file: str, _changed: int) -> bytes:
     """Rewritten here once, not in every rank."""
-    from assay.testing.bodies import rewrite
+    from assay.testing.rank_body import rewrite
 
     return marshal.dumps(rewrite(Path(file)))
 

@@ -8,7 +8,7 @@ beside the calls). What the index names survives a kill of the writer.
 
 from assay.trace.errors import StorageError, TraceError
 from assay.trace.index import StoredTensor
-from assay.trace.jsontext import Json
+from assay.trace.json_text import Json
 from assay.trace.reader import Summary, Trace
 from assay.trace.writer import TraceWriter
 

@@ -32,7 +32,7 @@ class TraceError(UsageError):
         return cls(f"{text}: name a new folder for the trace")
 
     @classmethod
-    def taken(cls, folder: Path) -> "TraceError":
+    def in_use(cls, folder: Path) -> "TraceError":
         """A second writer lost the race for a folder."""
         return cls(f"{folder} is being written by another run: name a new folder for the trace")
 

@@ -125,7 +125,7 @@ class Folder:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except FileExistsError:
-            raise TraceError.taken(self.path) from None
+            raise TraceError.in_use(self.path) from None
         except OSError as error:
             raise StorageError.refused(path, "create", error) from error
         with _refusals(path, "write"), os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 from assay.sites import Call, CallSite, Phase, RowMap
-from assay.trace.jsontext import to_text
+from assay.trace.json_text import to_text
 from assay.trace.layout import dtype_called, dtype_name
 
 MANIFEST = "manifest.json"

@@ -23,7 +23,7 @@ from assay.trace.index import (
     flush_from_json,
     shard_file,
 )
-from assay.trace.jsontext import Json, from_text
+from assay.trace.json_text import Json, from_text
 from assay.trace.layout import ShardReader, dtype_called, dtype_name
 
 # Headers kept in memory: a step of generation reads from its own shard and a few before it.

@@ -25,7 +25,7 @@ from assay.trace.index import (
     attachment_file,
     shard_file,
 )
-from assay.trace.jsontext import Json, to_text
+from assay.trace.json_text import Json, to_text
 from assay.trace.layout import ShardWriter, dtype_name, header_bytes_for, host_bytes
 
 DEFAULT_SHARD_BYTES = 1 << 30

@@ -13,9 +13,9 @@ from torch import Tensor
 from assay.errors import UsageError
 from assay.inputs import built_in_texts
 from assay.models.folders import RemoteCode, local_folder
+from assay.models.loading.tokenizing import find_tokenizing
 from assay.models.sources import resolve_model
-from assay.models.tokenizing import find_tokenizing
-from assay.parallel.pipeline import pad_alike
+from assay.parallel.pipeline_parallel.pipeline import pad_alike
 
 # `input_ids`, `attention_mask` and `labels`, each (B, T) in int64.
 MicroBatch = Mapping[str, Tensor]

@@ -11,9 +11,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from assay.parallel.boundaries import sum_over_ranks
-from assay.parallel.layers import part_of
-from assay.parallel.stages import cut_stage
+from assay.parallel.pipeline_parallel.stages import cut_stage
+from assay.parallel.tensor_parallel.collectives import sum_over_ranks
+from assay.parallel.tensor_parallel.layers import part_of
 from assay.training.batches import IGNORED, MicroBatch
 from assay.training.protocol import StepReport, TrainingPlan
 from assay.training.trainers.ddp import DDPTrainer

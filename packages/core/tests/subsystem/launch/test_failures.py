@@ -17,7 +17,7 @@ import pytest
 
 from assay.errors import UsageError
 from assay.launch import TimeLimits, World, WorldError, WorldHungError, launch_world
-from assay.launch.forkserver import FORK_SERVER
+from assay.launch.processes.fork_server_client import FORK_SERVER
 from packages.core.tests.subsystem.launch import bodies
 from packages.core.tests.subsystem.launch.conftest import is_alive, noted
 
@@ -182,7 +182,7 @@ def test_a_collective_that_outlives_the_body_is_a_hang_with_the_stacks_of_all(pi
 def test_a_stopped_rank_is_ended_although_it_cannot_answer(
     pids: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("assay.launch.watching._STACK_SECONDS", 0.3)
+    monkeypatch.setattr("assay.launch.supervising._STACK_SECONDS", 0.3)
     error = failure("stop", pids, IMPATIENT)
     assert isinstance(error, WorldHungError)
     assert str(error).splitlines()[2] == "  rank 1 did not say where it stands"

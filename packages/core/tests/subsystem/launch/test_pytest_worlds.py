@@ -11,7 +11,7 @@ import pytest
 # Loaded here, it is not loaded anew in each of the runs, which torch does not survive.
 import torch.distributed.device_mesh  # noqa: F401
 
-import assay.testing.bodies
+import assay.testing.rank_body
 import assay.testing.worlds
 
 pytest_plugins = ("pytester",)

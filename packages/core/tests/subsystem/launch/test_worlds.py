@@ -11,7 +11,7 @@ import pytest
 from assay.errors import MachineError, UsageError
 from assay.launch import TimeLimits, World, WorldSkipped, launch_world
 from assay.launch.errors import ForkServerError
-from assay.launch.forkserver import FORK_SERVER
+from assay.launch.processes.fork_server_client import FORK_SERVER
 from packages.core.tests.subsystem.launch import bodies
 from packages.core.tests.subsystem.launch.conftest import (
     noted,

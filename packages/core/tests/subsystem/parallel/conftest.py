@@ -7,7 +7,7 @@ import torch
 
 from assay.devices.base import Device
 from assay.testing.worlds import preload_for_ranks
-from packages.core.tests.subsystem.parallel.pipeline_runs import Case
+from packages.core.tests.subsystem.parallel.pipeline_parallel.pipeline_runs import Case
 from packages.core.tests.subsystem.parallel.tiny_models import build_model
 from packages.core.tests.subsystem.parallel.training_runs import Oracle, train_whole
 from packages.core.tests.subsystem.parallel.training_steps import (

@@ -5,10 +5,10 @@ from pathlib import Path
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from assay.parallel.loading import open_weights
-from assay.parallel.sharding import shard_parameters
-from assay.parallel.stages import StagePlan, cut_stage
-from assay.parallel.tensor import apply_tensor_parallel
+from assay.parallel.checkpoints.weight_loading import open_weights
+from assay.parallel.fsdp import shard_parameters
+from assay.parallel.pipeline_parallel.stages import StagePlan, cut_stage
+from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
 from packages.core.tests.subsystem.parallel.training_steps import NUM_LAYERS, load_whole
 
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
-from assay.models.quiet import quiet_transformers
+from assay.models.transformers_logging import quiet_transformers
+from assay.parallel.checkpoints.weight_loading import open_weights
 from assay.parallel.clipping import clip_gradients
-from assay.parallel.loading import open_weights
 from packages.core.tests.subsystem.parallel.judging import plain, relative_error
 from packages.core.tests.subsystem.parallel.tiny_models import VOCABULARY, build_model
 

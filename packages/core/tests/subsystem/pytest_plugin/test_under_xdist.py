@@ -20,13 +20,13 @@ def test_skipped(): pass
 """
 
 MACHINE = """
-import assay.devices.listing
+import assay.devices.detection.listing
 from assay.devices.base import Vendor
-from assay.devices.listing import ListedDevice
+from assay.devices.detection.listing import ListedDevice
 
 NOBODY = Vendor("nobody", "Nobody", "gloo", "inductor", ())
 LISTED = (ListedDevice("nobody", "absent", NOBODY, missing="its driver"),)
-assay.devices.listing.list_devices = lambda: LISTED
+assay.devices.detection.listing.list_devices = lambda: LISTED
 """
 
 

@@ -9,9 +9,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from assay.comparing.numerals import format_number
-from assay.report.model import Report, read_report
 from assay.report.publish import publish_one, publish_several
-from assay.report.samples import Sample, write_hostile_sample, write_sample
+from assay.report.run_report import Report, read_report
+from assay.testing.sample_runs import Sample, write_hostile_sample, write_sample
 from assay.verdicts import Measurement, Outcome, Verdict
 
 FAULTY = "model.layers.2.mlp.down_proj"

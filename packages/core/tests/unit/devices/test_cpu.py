@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from assay.devices import host_memory
+from assay.devices.adapter_parts import host_memory
+from assay.devices.adapter_parts.float32_precision import float32_operand_format
+from assay.devices.adapter_parts.reproducibility import deterministic_algorithms, seed_generators
 from assay.devices.base import UnknownVariantError
 from assay.devices.conformance import check_device_protocol
 from assay.devices.cpu import CpuDevice
-from assay.devices.float32_precision import float32_operand_format
-from assay.devices.reproducibility import deterministic_algorithms, seed_generators
 
 
 def test_the_cpu_keeps_the_protocol() -> None:

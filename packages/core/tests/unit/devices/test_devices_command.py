@@ -8,10 +8,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from assay.cli.devices import devices
-from assay.devices import listing
+from assay.cli.commands.devices import devices
 from assay.devices.base import Vendor
-from assay.devices.listing import ListedDevice
+from assay.devices.detection import listing
+from assay.devices.detection.listing import ListedDevice
 
 ACME = Vendor("acme", "Acme Rocket", "gloo", "eager", ("assay-acme", "assay-fast"))
 LINES = (
@@ -70,6 +70,6 @@ def test_the_table_shows_names_to_use_and_what_is_missing(app: typer.Typer) -> N
 
 
 def test_the_command_is_loaded_without_torch() -> None:
-    code = "import sys, assay.cli.devices; print('torch' in sys.modules, 'rich' in sys.modules)"
+    code = "import sys, assay.cli.commands.devices; print('torch' in sys.modules, 'rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[0] == "False"

@@ -20,7 +20,7 @@ from assay.hooks.exact_double import ExactDouble
 from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.timeline import Timeline
 from assay.locating.modules import Replayer
-from assay.models.quiet import quiet_transformers
+from assay.models.transformers_logging import quiet_transformers
 from assay.recording.modules import Recorder
 from assay.trace import Trace, TraceWriter
 

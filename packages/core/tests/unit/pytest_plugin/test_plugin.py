@@ -7,14 +7,14 @@ import pytest
 
 # Loaded here, they are not loaded anew in each of the runs, which torch does not survive.
 import assay.devices.cpu
-import assay.devices.listing  # noqa: F401
+import assay.devices.detection.listing  # noqa: F401
 
 pytest_plugins = ("pytester",)
 
 MACHINE = """
-import assay.devices.listing
+import assay.devices.detection.listing
 from assay.devices.base import Vendor
-from assay.devices.listing import ListedDevice
+from assay.devices.detection.listing import ListedDevice
 
 def vendor(name):
     return Vendor(name, name, "gloo", "inductor", ())
@@ -24,7 +24,7 @@ LISTED = (
     ListedDevice("acme", "present", vendor("acme"), ("Acme 1", "Acme 1")),
     ListedDevice("other", "absent", vendor("other"), missing="the driver of Other"),
 )
-assay.devices.listing.list_devices = lambda: LISTED
+assay.devices.detection.listing.list_devices = lambda: LISTED
 """
 
 MARKED = """

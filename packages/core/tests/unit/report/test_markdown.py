@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from assay.report.markdown import render_markdown
-from assay.report.model import Report, read_report
-from assay.report.samples import Sample, write_hostile_sample, write_sample
+from assay.report.run_report import Report, read_report
+from assay.testing.sample_runs import Sample, write_hostile_sample, write_sample
 from assay.verdicts import Level, Outcome, Verdict
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from assay.report.model import Report, read_report
-from assay.report.samples import Sample, write_hostile_sample, write_sample
+from assay.report.run_report import Report, read_report
 from assay.report.terminal import print_index, print_report
+from assay.testing.sample_runs import Sample, write_hostile_sample, write_sample
 from assay.verdicts import Level, Outcome, Unmatched, Verdict
 
 FAILED = Sample(1, 2, 18, 2, "model.layers.0.mlp.down_proj")

@@ -112,7 +112,7 @@ def test_progress_crosses_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     texts: list[str] = []
     reader = WireReader(LineProgress(stream), texts.append)
     for line in lines:
-        reader.feed(line)
+        reader.read_line(line)
     assert texts == []
     assert 50 < len(lines) < 100  # at most ten a second of the nine seconds
     assert stream.getvalue().splitlines()[-1].startswith("prompts: 300 of 300 in ")
@@ -121,7 +121,7 @@ def test_progress_crosses_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_text_before_progress_in_one_line_is_kept() -> None:
     shown: list[str] = []
     reader = WireReader(LineProgress(stream := io.StringIO()), shown.append)
-    reader.feed('10%|##\r\x1eassay {"task": "1.1", "begin": "x", "total": null}')
+    reader.read_line('10%|##\r\x1eassay {"task": "1.1", "begin": "x", "total": null}')
     assert shown == ["10%|##"]
     assert stream.getvalue() == "x ...\n"
 
@@ -140,14 +140,14 @@ def test_text_before_progress_in_one_line_is_kept() -> None:
 )
 def test_what_is_no_progress_is_shown_as_text(line: str) -> None:
     shown: list[str] = []
-    WireReader(SilentProgress(), shown.append).feed(line)
+    WireReader(SilentProgress(), shown.append).read_line(line)
     assert shown == [line]
 
 
 def test_tasks_that_a_dead_child_left_open_are_ended() -> None:
     stream = io.StringIO()
     reader = WireReader(LineProgress(stream), print)
-    reader.feed('\x1eassay {"task": "1", "begin": "prompts", "total": 4}')
-    reader.feed('\x1eassay {"task": "1", "done": 3}')
+    reader.read_line('\x1eassay {"task": "1", "begin": "prompts", "total": 4}')
+    reader.read_line('\x1eassay {"task": "1", "done": 3}')
     reader.close()
     assert stream.getvalue().splitlines()[-1] == "prompts: 3 of 4 in 0.0 s"

@@ -1,7 +1,7 @@
 import pytest
 
 from assay.devices.base import Vendor
-from assay.devices.listing import ListedDevice
+from assay.devices.detection.listing import ListedDevice
 from assay.errors import UsageError
 from assay.testing.hardware import hardware_policy, missing_accelerators, missing_ranks
 from assay.testing.marks import AcceleratorMark, MarkError, WorldMark

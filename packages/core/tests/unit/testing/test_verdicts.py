@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from assay.report.model import UnreadableRunError
-from assay.report.samples import Sample, write_sample
+from assay.report.run_report import UnreadableRunError
+from assay.testing.sample_runs import Sample, write_sample
 from assay.testing.verdicts import assert_passed, assert_run_passed
 from assay.verdicts import Level, Outcome, Verdict
 

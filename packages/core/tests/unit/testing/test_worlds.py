@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from assay.launch import UnsendableError
-from assay.testing.bodies import FixtureLostError, RewritingFinder, _unpack_fixtures, rewrite
+from assay.testing.rank_body import FixtureLostError, RewritingFinder, _unpack_fixtures, rewrite
 from assay.testing.worlds import MeshFixtureError, MeshOfRanks, pack_fixtures
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from assay.devices.description import describe_run
-from assay.devices.registry import open_run
+from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.generate.passes.batch_attachments import attach_batch
@@ -39,8 +38,8 @@ from assay.generate.processes.requests import (
 from assay.locating.accumulated_error import DriftMeter
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, load_model, weight_hashes
-from assay.models.by_size import choose_threads
-from assay.models.setups import apply_setup
+from assay.models.candidate_setup import apply_setup
+from assay.models.size_policy import choose_threads
 from assay.plugins import load_object
 from assay.runs import Progress
 from assay.trace import TraceWriter

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.comparing.limits import load_limits
-from assay.devices.isolation import require_run
+from assay.devices.detection.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.generate.processes.options import CandidateOptions
@@ -131,7 +131,7 @@ def judge(golden: Path, check: GenerateCheck, candidate: Path, answer: Answer) -
     from assay.generate.judging.verdict import judge_generation
     from assay.generate.processes.golden import GoldenSection, read_golden
     from assay.generate.processes.requests import CandidateReport
-    from assay.models.by_size import chosen_threads
+    from assay.models.size_policy import chosen_threads
     from assay.trace import Trace
 
     evidence = GenerateEvidence(

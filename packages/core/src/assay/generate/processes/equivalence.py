@@ -21,8 +21,8 @@ from assay.generate.processes.options import CandidateOptions
 from assay.generate.processes.requests import EquivalenceRequest
 from assay.locating.modules import Replayer
 from assay.models import load_model
-from assay.models.by_size import choose_threads
-from assay.models.setups import apply_setup
+from assay.models.candidate_setup import apply_setup
+from assay.models.size_policy import choose_threads
 from assay.plugins import load_object
 from assay.runs import Progress
 

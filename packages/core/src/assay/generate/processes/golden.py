@@ -16,8 +16,7 @@ from torch import Tensor
 
 from assay.comparing.results import ReplayResults
 from assay.devices.base import Device
-from assay.devices.description import describe_run
-from assay.devices.registry import open_run
+from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.generate.passes.batch_attachments import attach_batch, attached_batches
@@ -56,8 +55,8 @@ from assay.locating.accumulated_error import DriftMeter
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, estimate_size, load_model, weight_hashes
 from assay.models.biases import add_biases_last
-from assay.models.by_size import FLOAT64_PARAMETERS, choose_threads, yardstick_dtype
 from assay.models.folders import RemoteCode
+from assay.models.size_policy import FLOAT64_PARAMETERS, choose_threads, yardstick_dtype
 from assay.runs import Progress, provenance
 from assay.trace import Trace, TraceWriter
 

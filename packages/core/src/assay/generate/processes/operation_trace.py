@@ -16,7 +16,7 @@ from assay.generate.processes.golden import GoldenSection, load_reference, read_
 from assay.generate.processes.requests import OperationsRequest
 from assay.hooks.module_tracer import ModuleTracer
 from assay.locating.modules import Replayer
-from assay.models.by_size import choose_threads
+from assay.models.size_policy import choose_threads
 from assay.recording.operations import Operation, OperationRecorder
 from assay.runs import Progress
 from assay.trace import TraceWriter

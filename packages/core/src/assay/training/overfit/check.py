@@ -26,9 +26,9 @@ from assay.training.processes.check import (
     TrainCheck,
     ask,
     candidate_request,
+    check_consistency,
     load_training_limits,
     options_for,
-    require_sense,
     write_verdict,
 )
 from assay.training.processes.ranks import overfit_on_rank, run_ranks
@@ -125,7 +125,7 @@ def _require_sense(check: TrainCheck, tracker: str | None) -> None:
             f"--overfit-steps {check.options.steps}: nothing is learned by heart in fewer than"
             f" {_FEWEST_STEPS} steps"
         )
-    require_sense(check)
+    check_consistency(check)
 
 
 def _evidence(check: TrainCheck, golden: Path) -> "OverfitEvidence":

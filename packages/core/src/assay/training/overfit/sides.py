@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from assay.devices.description import describe_run
-from assay.devices.registry import open_run
+from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
 from assay.launch import Rank
 from assay.models import estimate_size
-from assay.models.by_size import choose_threads, yardstick_dtype
+from assay.models.size_policy import choose_threads, yardstick_dtype
 from assay.runs import Progress
 from assay.training.batches import MicroBatch, check_batch
 from assay.training.overfit.memorization import (

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from assay.devices.description import describe_run
-from assay.devices.registry import open_run
+from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
 from assay.hooks.boundary import Boundary
 from assay.launch import Rank
 from assay.models import estimate_size
-from assay.models.by_size import choose_threads
+from assay.models.size_policy import choose_threads
 from assay.runs import Progress
 from assay.sites import unwrapped_path
 from assay.trace import TraceWriter

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.comparing.limits import Limits, load_limits
-from assay.devices.isolation import require_run
+from assay.devices.detection.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.models.sources import resolve_model
@@ -60,7 +60,7 @@ class TrainCheck:
 def check_train(check: TrainCheck, folder: Path, progress: Progress) -> Verdict:
     """Run both sides, judge, and write verdict.json and measurements.jsonl into `folder`."""
     load_training_limits(check.limits)
-    require_sense(check)
+    check_consistency(check)
     check = replace(check, options=options_for(check.options, check.mesh))
     golden = folder / "golden"
     record_golden(check, golden, progress)
@@ -144,7 +144,7 @@ def load_training_limits(name: str) -> Limits:
     return Limits(name, limits.origin, widened)
 
 
-def require_sense(check: TrainCheck) -> None:
+def check_consistency(check: TrainCheck) -> None:
     """Raise UsageError, before anything is computed, for what cannot be checked."""
     options = check.options
     if options.steps < FEWEST_STEPS:

@@ -8,15 +8,14 @@ import torch
 from torch import nn
 
 from assay.devices.base import Device
-from assay.devices.description import describe_run
-from assay.devices.registry import open_run
+from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.hooks.boundary import Boundary
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.models import estimate_size, load_model
-from assay.models.by_size import choose_threads, yardstick_dtype
+from assay.models.size_policy import choose_threads, yardstick_dtype
 from assay.recording.gradients import GradientRecorder
 from assay.recording.modules import Recorder
 from assay.recording.operations import PointwiseStages

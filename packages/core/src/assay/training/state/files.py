@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from assay.errors import MachineError
-from assay.models.hashing import hash_values
+from assay.models.weight_files.hashing import hash_values
 from assay.runs.folders import write_whole
 
 

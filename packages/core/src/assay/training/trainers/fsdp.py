@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from assay.devices.run_string import parse_run
-from assay.parallel.checkpointing import load_checkpoint, save_checkpoint
+from assay.parallel.checkpoints.consolidation import save_adapters, save_model
+from assay.parallel.checkpoints.sharded import load_checkpoint, save_checkpoint
 from assay.parallel.clipping import clip_gradients
-from assay.parallel.consolidation import save_adapters, save_model
-from assay.parallel.sharding import shard_parameters
+from assay.parallel.fsdp import shard_parameters
 from assay.training.state.sharding import moment_like, put, whole
 from assay.training.trainers.reference import ReferenceTrainer
 

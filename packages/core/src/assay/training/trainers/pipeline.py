@@ -8,9 +8,9 @@ from torch import nn
 
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
-from assay.parallel.loading import open_weights
-from assay.parallel.pipeline import Pipeline
-from assay.parallel.stages import StagePlan, called_module, cut_stage
+from assay.parallel.checkpoints.weight_loading import open_weights
+from assay.parallel.pipeline_parallel.pipeline import Pipeline
+from assay.parallel.pipeline_parallel.stages import StagePlan, called_module, cut_stage
 from assay.training.batches import MicroBatch
 from assay.training.protocol import TrainingPlan
 from assay.training.trainers.adapters import add_lora

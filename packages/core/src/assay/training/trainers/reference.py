@@ -15,7 +15,7 @@ from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.models import load_model
-from assay.models.quiet import quiet_transformers
+from assay.models.transformers_logging import quiet_transformers
 from assay.training.batches import IGNORED, MicroBatch, check_batch
 from assay.training.protocol import StepReport, TrainingPlan
 from assay.training.state.files import read_state, write_state

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from assay.errors import AssayError, UsageError
-from assay.models.setups import SetupError
+from assay.models.candidate_setup import SetupError
 from assay.plugins import PluginError, load_object
 from assay.training.protocol import TrainingPlan
 from assay.training.trainers.setups import called

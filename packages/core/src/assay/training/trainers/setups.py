@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from assay.models.setups import apply_setup
+from assay.models.candidate_setup import apply_setup
 from assay.plugins import load_object
 
 # References of the functions that were called in this process.

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from assay.errors import UsageError
-from assay.parallel.layout import Features, TensorLayout
-from assay.parallel.tensor import apply_tensor_parallel
+from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
+from assay.parallel.tensor_parallel.layout import Features, TensorLayout
 from assay.sites import unwrapped_path
 from assay.training.trainers.fsdp import FSDPTrainer
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay.models.setups import SetupError
+from assay.models.candidate_setup import SetupError
 from assay.training.protocol import TrainingPlan
 from assay.training.trainers.registry import open_trainer, require_trainer
 

@@ -1,0 +1,86 @@
+"""`assay capture`: record the reference, for candidates elsewhere."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay.cli.options import generation as options
+
+
+class CaptureLevel(StrEnum):
+    """What is recorded."""
+
+    LOGITS = "logits"
+    MODULE = "module"
+
+
+def capture(  # noqa: PLR0913 - the options of the contract
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")
+    ],
+    *,
+    run: Annotated[str, typer.Option(metavar="RUN", help="The trusted device: cpu/float32.")],
+    output: Annotated[Path, typer.Option(metavar="TRACE", help="Folder of the golden.")],
+    noise_for: Annotated[
+        str, typer.Option(metavar="DTYPES", help="Dtypes of the candidates to come.")
+    ] = "bfloat16,float16",
+    level: Annotated[CaptureLevel, typer.Option(help="What is recorded.")] = CaptureLevel.MODULE,
+    prompts: options.Prompts = None,
+    prompt_length: options.PromptLength = None,
+    batch_size: options.BatchSize = 4,
+    max_new_tokens: options.MaxNewTokens = 32,
+    chat: options.Chat = False,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    generation_config: options.GenerationConfigFile = None,
+    seed: options.Seed = 0,
+    trust_remote_code: options.TrustRemoteCode = False,
+) -> None:
+    """Record MODEL on a trusted device as a golden for `assay check generate --golden`.
+
+    Example: assay capture micro:llama --run cpu/float32 --output golden --noise-for bfloat16
+    """
+    from assay.generate.processes.check import capture as capture_golden
+    from assay.generate.processes.requests import CaptureRequest, InputOptions
+    from assay.runs import RunFolder, open_progress
+
+    inputs = InputOptions(
+        prompts=prompts,
+        prompt_length=prompt_length,
+        batch_size=batch_size,
+        max_new_tokens=max_new_tokens,
+        chat=chat,
+        seed=seed,
+        sampling=options.sampling_options(temperature, top_p, top_k, generation_config),
+    )
+    dtypes = _dtypes(noise_for)
+    folder = RunFolder.create("capture", output)
+    request = CaptureRequest(
+        model=model,
+        reference=run,
+        noise_for=dtypes,
+        inputs=inputs,
+        level="logits" if level is CaptureLevel.LOGITS else "modules",
+        folder=str(folder.path),
+        remote_code="trust" if trust_remote_code else "refuse",
+    )
+    with open_progress() as progress:
+        capture_golden(request, folder.path, progress)
+    typer.echo(folder.path)
+
+
+def _dtypes(text: str) -> list[str]:
+    from assay.devices.run_string import RUN_DTYPES
+    from assay.errors import UsageError
+
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in RUN_DTYPES:
+            known = ", ".join(RUN_DTYPES)
+            raise UsageError(f"--noise-for {text!r}: unknown dtype {name!r}; known: {known}")
+        if names.count(name) > 1:
+            raise UsageError(f"--noise-for {text!r}: {name} is given twice")
+    return names

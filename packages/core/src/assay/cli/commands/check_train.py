@@ -1,0 +1,147 @@
+"""`assay check train`: do training steps do here what they do on the reference?"""
+
+from math import prod
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay.cli.options import generation as options
+
+
+def train(  # noqa: PLR0913 - the options of the contract
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")
+    ],
+    *,
+    reference: Annotated[str, typer.Option(metavar="RUN", help="The trusted device: cpu/float32.")],
+    candidate: Annotated[
+        str, typer.Option(metavar="RUN", help="What is judged, as DEVICE/DTYPE: sim/bfloat16.")
+    ],
+    candidate_trainer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE.py:CLASS",
+            help="reference, ddp, fsdp, tensor-parallel, pipeline; default: what fits the mesh.",
+        ),
+    ] = None,
+    candidate_setup: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.py:FUNC", help="Called with the candidate's model before LoRA."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps; default: 3.")] = None,
+    resume_at: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps before the checkpoint from which training is resumed; default: 2."
+        ),
+    ] = None,
+    overfit: Annotated[
+        bool,
+        typer.Option(
+            "--overfit", help="Only: does it learn a few sequences by heart, as it should?"
+        ),
+    ] = False,
+    overfit_steps: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Steps of --overfit; default: 120, with --lora 160."),
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Default: 0.001; with --overfit and --lora 0.01.")
+    ] = None,
+    track: Annotated[
+        str | None,
+        typer.Option(metavar="tensorboard|wandb", help="Where the curves of --overfit go as well."),
+    ] = None,
+    micro_batches: Annotated[
+        int | None,
+        typer.Option(
+            help="Micro-batches of each step, of unequal token counts; default: 2, or dp times pp."
+        ),
+    ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(metavar="dp=2,tp=2", help="Ranks of the candidate by axis: dp, tp, pp."),
+    ] = None,
+    world: Annotated[
+        int | None, typer.Option(metavar="N", help="Ranks; without --mesh they are all of dp.")
+    ] = None,
+    cpu_offload: Annotated[
+        bool, typer.Option("--cpu-offload", help="Keep parameters and moments on the host.")
+    ] = False,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Compute activations anew in backward.")
+    ] = False,
+    mixed_precision: Annotated[
+        bool, typer.Option("--mixed-precision", help="Keep the trained parameters in float32.")
+    ] = False,
+    lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter only.")] = False,
+    seed: Annotated[int, typer.Option(help="Chooses texts, their lengths and random numbers.")] = 0,
+    limits: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="Limits of the noise ratios.")
+    ] = "training",
+    trust_remote_code: options.TrustRemoteCode = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-check-train.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the verdict as JSON and nothing else.")
+    ] = False,
+) -> None:
+    """Does MODEL train on the candidate as on the reference?
+
+    Example: assay check train micro:llama --reference cpu/float32 --candidate cpu/bfloat16
+
+    On ranks: assay check train micro:llama --reference cpu/float32 --candidate cpu/float32
+    --candidate-trainer fsdp --mesh dp=2
+
+    By heart: assay check train micro:llama --reference cpu/float32 --candidate cpu/bfloat16
+    --overfit --track tensorboard
+
+    Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 not everything could be compared.
+    """
+    from assay.cli.options.train_mode import TrainMode
+    from assay.cli.verdict_output import finish
+    from assay.errors import UsageError
+    from assay.runs import RunFolder, open_progress
+    from assay.training.processes.check import TrainCheck
+    from assay.training.processes.mesh_string import parse_mesh
+    from assay.training.processes.requests import TrainOptions
+
+    mode = TrainMode(steps, resume_at, learning_rate, overfit, overfit_steps, track)
+    mode.check_consistency()
+    ranks = parse_mesh(mesh) if mesh else {}
+    if world is not None and world != prod(ranks.values()):
+        if mesh:
+            raise UsageError(f"--world {world}: the mesh {mesh} has {prod(ranks.values())} ranks")
+        ranks = parse_mesh(f"dp={world}")
+    features = {
+        "cpu-offload": cpu_offload,
+        "recompute": recompute,
+        "mixed-precision": mixed_precision,
+    }
+    check = TrainCheck(
+        TrainOptions(
+            model=model,
+            micro_batches=_default_micro_batches(ranks) if micro_batches is None else micro_batches,
+            lora=lora,
+            seed=seed,
+            remote_code="trust" if trust_remote_code else "refuse",
+        ),
+        reference,
+        candidate,
+        trainer=candidate_trainer,
+        setup=candidate_setup,
+        limits=limits,
+        mesh=ranks,
+        features=tuple(name for name, wanted in features.items() if wanted),
+    )
+    folder = RunFolder.create("check train", output)
+    with open_progress() as progress:
+        mode.run(check, folder.path, progress)
+    finish(folder.path, as_json=as_json)
+
+
+def _default_micro_batches(ranks: dict[str, int]) -> int:
+    """Two, or one for every stage of every rank of dp."""
+    return max(2, ranks.get("dp", 1) * ranks.get("pp", 1))

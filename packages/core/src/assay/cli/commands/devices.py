@@ -1,0 +1,74 @@
+"""`assay devices`: what this machine has, and for each vendor what is missing."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from assay.devices.detection.listing import ListedDevice
+
+_STYLES = {"present": "green", "absent": "dim", "no-adapter": "dim", "broken": "red"}
+
+
+def devices(
+    *,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+    ] = False,
+) -> None:
+    """Show the devices of this machine, and for each vendor what is missing.
+
+    A DEVICE of the list is the first part of a RUN, such as cuda:1/bfloat16.
+    """
+    from assay.devices.detection.listing import list_devices
+
+    lines = list_devices()
+    if as_json:
+        text = json.dumps({"schema": 1, "devices": [line.to_json() for line in lines]}, indent=1)
+        typer.echo(text)
+    else:
+        _print_table(lines)
+
+
+def _print_table(lines: "tuple[ListedDevice, ...]") -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    overview = _new_table("DEVICE", "VENDOR", "STATUS", "DISTRIBUTED", "COMPILE", "RUNNER LABELS")
+    details = _new_table("VENDOR", "FOUND OR MISSING")
+    for line in lines:
+        vendor = line.vendor
+        overview.add_row(
+            line.device,
+            vendor.title if vendor else "?",
+            Text(line.status, style=_STYLES[line.status]),
+            vendor.distributed_backend if vendor else "?",
+            vendor.compile_backend if vendor else "?",
+            ", ".join(vendor.runner_labels) if vendor else "?",
+        )
+        details.add_row(vendor.title if vendor else line.device, Text(_found_or_missing(line)))
+    Console().print(overview, "", details, sep="\n")
+
+
+def _new_table(*headings: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def _found_or_missing(line: "ListedDevice") -> str:
+    """What a reader can do with the line: the names to use, or what to install."""
+    if line.missing:
+        return line.missing
+    counted = {product: line.products.count(product) for product in line.products}
+    found = ", ".join(
+        f"{count} x {product}" if count > 1 else product for product, count in counted.items()
+    )
+    names = " ".join(f"{line.device}:{variant}" for variant in line.variants)
+    return f"{found}: {names}" if names else found

@@ -1,0 +1,79 @@
+"""`assay models`: the micro models that ship with the package, and how they were made."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="List the micro models, or train one anew.")
+
+_STEPS_BETWEEN_NOTES = 100
+
+
+@app.command("list")
+def list_models(
+    *,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+    ] = False,
+) -> None:
+    """Show the recipes: what each is for, its size and its loss on held-out text."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from assay.models import RECIPES
+    from assay.models.micro.recipes import read_provenance
+
+    records = {name: read_provenance(recipe) for name, recipe in RECIPES.items()}
+    if as_json:
+        typer.echo(json.dumps({"schema": 1, "models": records}, indent=1))
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("MODEL", "PARAMETERS", "HELD-OUT LOSS", "WHAT IT HAS"):
+        table.add_column(heading, overflow="fold")
+    for name, recipe in RECIPES.items():
+        table.add_row(f"micro:{name}", *_size_and_loss(records[name]), recipe.summary)
+    Console().print(table)
+
+
+@app.command("build")
+def build(
+    recipe: Annotated[str, typer.Argument(help="A recipe of `assay models list`.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the model; by default ./micro-RECIPE."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the first weights and of the text's order.")] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="A part of what the weights depend on.")] = 2,
+) -> None:
+    """Train a micro model from the standard library's own text, and print its held-out loss.
+
+    The result is a Hugging Face folder that every command takes as MODEL.
+    """
+    from assay.models.micro.recipes import find_recipe
+    from assay.runs import open_progress
+
+    steps = find_recipe(recipe).steps
+    with open_progress() as progress, progress.task(f"train micro:{recipe}", steps) as task:
+        from assay.models import build_model
+
+        def show(step: int, num_steps: int, loss: float) -> None:
+            task.advance()
+            if step % _STEPS_BETWEEN_NOTES == 0 or step == num_steps:
+                progress.note(f"step {step} of {num_steps}: training loss {loss:.3f}")
+
+        report = build_model(
+            recipe, output or Path(f"micro-{recipe}"), show, seed=seed, num_threads=threads
+        )
+    typer.echo(
+        f"{report.folder}: {report.num_parameters:,} parameters, held-out loss"
+        f" {report.held_out_loss:.3f} {report.loss_unit} ({report.held_out_loss_long:.3f} at 1,088"
+        f" tokens), {report.seconds:.0f} s"
+    )
+
+
+def _size_and_loss(record: dict[str, Any] | None) -> tuple[str, str]:
+    if record is None:
+        return "?", "not installed"
+    return f"{record['num_parameters']:,}", f"{record['held_out_loss']:.3f} {record['loss_unit']}"

@@ -1,0 +1,52 @@
+"""`assay report`: the faces of finished runs, drawn again from their files."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Folders of finished runs.")
+    ],
+    *,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the page. Default: DIR itself; for several, runs/<time>-report. "
+            "A non-empty folder is refused."
+        ),
+    ] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(help="Append a Markdown summary to this file, as for a job summary."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the verdict, or a list of them, and nothing else.")
+    ] = False,
+) -> None:
+    """Draw the report of finished runs again; several runs get an index in one file.
+
+    The exit code is that of the worst verdict.
+    """
+    from rich.console import Console
+
+    from assay.report.markdown import render_markdown
+    from assay.report.publish import append_summary, publish_one, publish_several
+    from assay.report.run_report import read_report
+    from assay.report.terminal import print_index, print_report
+    from assay.verdicts import overall_outcome
+
+    reports = [read_report(folder) for folder in folders]
+    console = Console(stderr=as_json)
+    if len(reports) == 1:
+        print_report(reports[0], console, publish_one(reports[0], output))
+    else:
+        print_index(reports, console, publish_several(reports, output))
+    if markdown is not None:
+        append_summary(markdown, "\n".join(render_markdown(each) for each in reports))
+    if as_json:
+        texts = [each.verdict.to_json() for each in reports]
+        typer.echo(texts[0] if len(texts) == 1 else f"[{','.join(texts)}]")
+    raise typer.Exit(overall_outcome([each.verdict.verdict for each in reports]).exit_code)

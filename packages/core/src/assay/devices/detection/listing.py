@@ -1,0 +1,73 @@
+"""What this machine has: every adapter and every vendor that assay knows of."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from assay.devices.base import Detection, Vendor
+from assay.devices.detection.isolation import DETECTION_TIMEOUT_SECONDS, detect_isolated
+from assay.devices.known_vendors import KNOWN_VENDORS
+from assay.devices.registry import adapter_names
+
+Status = Literal["present", "absent", "no-adapter", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedDevice:
+    """One vendor's line of `assay devices`.
+
+    device: what a RUN calls it; missing: what a run on it lacks, "" if it is present.
+    vendor: None where an adapter is too broken to say.
+    """
+
+    device: str
+    status: Status
+    vendor: Vendor | None = None
+    products: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
+    missing: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The line as `assay devices --json` prints it."""
+        vendor = self.vendor
+        return {
+            **asdict(self),
+            "vendor": vendor.name if vendor else None,
+            "title": vendor.title if vendor else None,
+            "count": len(self.products),
+            "distributed_backend": vendor.distributed_backend if vendor else None,
+            "compile_backend": vendor.compile_backend if vendor else None,
+            "runner_labels": list(vendor.runner_labels) if vendor else [],
+        }
+
+
+def list_devices(
+    timeout_seconds: float = DETECTION_TIMEOUT_SECONDS,
+) -> tuple[ListedDevice, ...]:
+    """Every vendor once, present ones first; a broken adapter is a line, not an error.
+
+    timeout_seconds: how long each adapter may take to answer.
+    """
+    lines: list[ListedDevice] = []
+    for finding in detect_isolated(adapter_names(), timeout_seconds):
+        if finding.problem:
+            lines.append(ListedDevice(finding.kind, "broken", missing=finding.problem))
+        lines += [_line(finding.kind, detection) for detection in finding.detections]
+    served = {line.vendor.name for line in lines if line.vendor}
+    lines += [
+        ListedDevice(known.device, "no-adapter", known.vendor, missing=known.missing())
+        for known in KNOWN_VENDORS
+        if known.vendor.name not in served
+    ]
+    order: list[Status] = ["present", "absent", "no-adapter", "broken"]
+    return tuple(sorted(lines, key=lambda line: (order.index(line.status), line.device)))
+
+
+def _line(kind: str, detection: Detection) -> ListedDevice:
+    return ListedDevice(
+        device=kind,
+        status="present" if detection.present else "absent",
+        vendor=detection.vendor,
+        products=detection.products,
+        variants=detection.variants,
+        missing=detection.missing,
+    )

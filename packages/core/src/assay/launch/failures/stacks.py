@@ -1,0 +1,65 @@
+"""Where a rank stands, from the stack that faulthandler wrote."""
+
+import re
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_THREAD = re.compile(r"^(?:Current thread|Thread) (?P<ident>0x[0-9a-f]+)")
+
+_LIBRARIES = tuple(
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+# Stand between a body and the function that it called.
+_WRAPPERS = {"wrapper", "inner", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn"}
+_OWN_FOLDER = str(Path(__file__).parents[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of a stack."""
+
+    file: str
+    line: str
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+def read_stack(text: str) -> list[Frame]:
+    """The last stack of the main thread in a rank's file of stacks, the innermost frame first.
+
+    text: the first line is the main thread's identity, as the rank wrote it.
+    """
+    identity, _, dumps = text.partition("\n")
+    frames: list[Frame] = []
+    is_main = False
+    for line in dumps.splitlines():
+        if thread := _THREAD.match(line):
+            is_main = int(thread["ident"], 16) == int(identity, 16)
+            if is_main:
+                frames = []
+        elif is_main and (frame := _FRAME.match(line)):
+            frames.append(Frame(**frame.groupdict()))
+    return frames
+
+
+def say_where(frames: list[Frame]) -> str:
+    """The innermost line of the body's own code, and what it called, if it stands in a library.
+
+    Returns: "" for no frames.
+    """
+    if not frames:
+        return ""
+    own = next((frame for frame in frames if not _is_library(frame)), None)
+    if own is None:
+        return str(frames[0])
+    inside = [frame for frame in frames[: frames.index(own)] if frame.function not in _WRAPPERS]
+    # What the body called says more than where the library waits in the end.
+    return f"{own}, in {inside[-1].function}" if inside else str(own)
+
+
+def _is_library(frame: Frame) -> bool:
+    return frame.file.startswith((*_LIBRARIES, _OWN_FOLDER, "<frozen"))

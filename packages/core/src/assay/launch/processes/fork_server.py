@@ -1,0 +1,73 @@
+"""The process that forks worlds: it imports what is slow to import, and does nothing else.
+
+It never starts a thread and never touches a device, or no process forked from it could use one.
+For each request it forks the leader of a world, a process group of its own, and answers with its
+process id.
+"""
+
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import traceback
+from contextlib import suppress
+from typing import Any, NoReturn
+
+ANSWER = struct.Struct("=q")
+MAX_REQUEST_BYTES = 1 << 16
+# Of a leader: see `assay.launch.processes.group_leader.lead`.
+NUM_DESCRIPTORS = 4
+
+
+def serve(connection: socket.socket) -> NoReturn:
+    """Fork a leader for each request until the other end of `connection` is closed."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # leaders are reaped by the system
+    while True:
+        with suppress(ConnectionResetError):
+            data, descriptors, _, _ = socket.recv_fds(
+                connection, MAX_REQUEST_BYTES, NUM_DESCRIPTORS
+            )
+            if data:
+                _answer(connection, json.loads(data), descriptors)
+                continue
+        os._exit(0)
+
+
+def _answer(connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
+    try:
+        pid = _fork_leader(connection, request, descriptors)
+        connection.sendall(ANSWER.pack(pid))
+    except Exception:  # noqa: BLE001 - whatever a preloaded module raises is told to the parent
+        text = traceback.format_exc().encode()
+        connection.sendall(ANSWER.pack(-len(text)) + text)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _fork_leader(connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> int:
+    sys.path[:] = request["sys_path"]
+    before = len(sys.modules)
+    for module in request["preload"]:
+        importlib.import_module(module)
+    if len(sys.modules) > before:
+        # What is here now stays for ever: a collection would only unshare its pages.
+        gc.collect()
+        gc.freeze()
+    pid = os.fork()
+    if not pid:
+        connection.close()
+        from assay.launch.processes.group_leader import lead
+
+        lead(request, *descriptors)
+    with suppress(OSError):  # the leader does the same; whoever is first
+        os.setpgid(pid, pid)
+    return pid
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))

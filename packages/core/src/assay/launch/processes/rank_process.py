@@ -1,0 +1,127 @@
+"""The process of one rank, from its fork to its end."""
+
+import faulthandler
+import json
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from assay.launch.failures.rank_reports import RankReport, raised_report, report_of
+from assay.launch.world import World
+
+# Asks a rank for its stack. Nothing between the signal and the file needs the interpreter.
+STACK_SIGNAL = signal.SIGUSR1
+
+_in_world = False
+
+
+def in_world() -> bool:
+    """Whether this process is a rank of a world that assay launched."""
+    return _in_world
+
+
+def run_rank(folder: Path, number: int, gate: int, reports: int) -> NoReturn:
+    """Run the call in `folder/call.pickle` as rank `number`, and end this process.
+
+    Without what Python does at its end: what would run there is the fork server's.
+    """
+    global _in_world  # noqa: PLW0603 - it is this process that is a rank
+    _in_world = True
+    code = 1
+    held = ExitStack()
+    try:
+        stacks = _prepare_streams(folder, number)
+        with (folder / "call.pickle").open("rb") as call:
+            report = _run_call(folder, number, call, held, partial(_report_event, reports, number))
+        (folder / f"rank{number}.report").write_bytes(pickle.dumps(report))
+        _report_event(reports, number, report.kind)
+        if report.kind == "returned":
+            # A connection that is closed early looks like a failure to those that are slower.
+            os.read(gate, 1)
+            held.close()
+        # A rank that did not return closes its connections at once: who waits for it hears so.
+        code = int(report.kind == "raised")
+        stacks.close()
+    except BaseException as error:  # noqa: BLE001 - nothing may return into the leader's code
+        code = 1
+        sys.stderr.write(f"{raised_report(error).traceback}\n")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run_call(
+    folder: Path,
+    number: int,
+    call: IO[bytes],
+    held: ExitStack,
+    report_event: Callable[[str], None],
+) -> RankReport:
+    setup: dict[str, Any] = pickle.load(call)  # noqa: S301 - written by the parent
+    world: World = setup["world"]
+    try:
+        _become_rank(world, number, setup)
+        from assay.launch.joining import file_store, joined, use_loopback
+
+        use_loopback()
+        rank = held.enter_context(joined(world, file_store(folder, world), number, number))
+    except Exception as error:  # noqa: BLE001 - told to the parent
+        return raised_report(error)
+    report_event("ready")
+
+    def body() -> object:
+        target, args, kwargs = pickle.load(call)  # noqa: S301 - written by the parent
+        return target(rank, *args, **kwargs)
+
+    return report_of(body)
+
+
+def _prepare_streams(folder: Path, number: int) -> IO[bytes]:
+    """No input, one log for what is printed, one file for stacks."""
+    with Path(os.devnull).open("rb") as nothing, (folder / f"rank{number}.log").open("ab") as log:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    for stream in (sys.stdout, sys.stderr):
+        # What a rank printed before it was killed must be there.
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # a text stream
+    stacks = (folder / f"rank{number}.stacks").open("wb", buffering=0)
+    faulthandler.enable(stacks)
+    faulthandler.register(STACK_SIGNAL, stacks, all_threads=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {STACK_SIGNAL})
+    stacks.write(f"{threading.main_thread().ident:#018x}\n".encode())
+    return stacks
+
+
+def _become_rank(world: World, number: int, setup: dict[str, Any]) -> None:
+    import torch
+
+    os.environ.clear()
+    os.environ.update(setup["environment"])
+    os.environ.update(
+        RANK=str(number),
+        LOCAL_RANK=str(number),
+        WORLD_SIZE=str(world.size),
+        LOCAL_WORLD_SIZE=str(world.size),
+        OMP_NUM_THREADS=str(world.threads),
+    )
+    os.chdir(setup["working_directory"])
+    sys.argv = setup["arguments"]
+    torch.set_num_threads(world.threads)
+    # A process of its own would not share its random numbers with all other ranks and worlds.
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+def _report_event(reports: int, number: int, event: str) -> None:
+    os.write(reports, json.dumps({"rank": number, "event": event}).encode() + b"\n")

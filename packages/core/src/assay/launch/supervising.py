@@ -1,0 +1,220 @@
+"""Watches a world from outside: hears its ranks, judges, and ends the whole group."""
+
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from assay.errors import AssayError
+from assay.launch.errors import WorldError, WorldSkipped
+from assay.launch.failures.causes import Directness, RankState, failure_of, hang_of, strongest
+from assay.launch.failures.stacks import read_stack, say_where
+from assay.launch.processes.fork_server_client import FORK_SERVER
+from assay.launch.processes.pipes import LinePipe, Pipe, opened, wait_for_any
+from assay.launch.processes.rank_process import STACK_SIGNAL
+from assay.launch.world import World
+
+# How long a failure waits for one that says more. A rank may hear that its peer is gone long
+# before the system has given back the peer's memory, and only then is its end reported.
+_SETTLE_SECONDS = {
+    Directness.SIGNAL: 0.0,
+    Directness.EXCEPTION: 0.1,
+    Directness.EXIT: 0.5,
+    Directness.SKIP: 0.5,
+    Directness.COMMUNICATION: 1.0,
+}
+# Every rank answers in milliseconds, unless it is stopped or waits inside of a driver.
+_STACK_SECONDS = 5.0
+_POLL_SECONDS = 0.01
+_END_SECONDS = 10.0
+_LOG_TAIL_BYTES = 1 << 14
+
+
+@contextmanager
+def supervised(world: World, folder: Path) -> Iterator["WorldSupervisor"]:
+    """Inside, the ranks of `world` run what lies in `folder`; afterwards their group is gone."""
+    # What stays open here is closed with this context, whatever ends it: the leader hears that.
+    with (
+        opened(Pipe) as parent,
+        opened(Pipe) as gate,
+        opened(LinePipe) as exits,
+        opened(LinePipe) as reports,
+    ):
+        leader = FORK_SERVER.start_leader(
+            folder,
+            world.size,
+            world.preload,
+            (parent.reader, gate.reader, exits.writer, reports.writer),
+        )
+        parent.close_reader()
+        gate.close_reader()
+        exits.close_writer()
+        reports.close_writer()
+        try:
+            yield WorldSupervisor(world, folder, gate, exits, reports)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(leader, signal.SIGKILL)
+            deadline = time.monotonic() + _END_SECONDS
+            exits.read_to_end(deadline)
+            reports.read_to_end(deadline)
+
+
+class WorldSupervisor:
+    """What is known of a world that runs."""
+
+    def __init__(
+        self, world: World, folder: Path, gate: Pipe, exits: LinePipe, reports: LinePipe
+    ) -> None:
+        self._world = world
+        self._folder = folder
+        self._gate = gate
+        self._exits = exits
+        self._reports = reports
+        self._states = {rank: RankState() for rank in range(world.size)}
+        self._pids: dict[int, int] = {}
+        self._ready: set[int] = set()
+        self._num_received = 0
+
+    def wait(self) -> list[bytes]:
+        """Wait until the world has ended. Returns: by rank, the pickled value of its body.
+
+        Raises: WorldError and WorldHungError; WorldSkipped if all ranks skipped; the UsageError
+            or MachineError that a rank raised.
+        """
+        limits = self._world.limits
+        size = self._world.size
+        self._wait_until(
+            lambda: len(self._ready) == size,
+            limits.start_seconds,
+            f"not every rank had started after {limits.start_seconds:g} s",
+        )
+        self._wait_until(
+            lambda: not self._at_work(),
+            limits.body_seconds,
+            f"not every body had ended after {limits.body_seconds:g} s",
+        )
+        reports = [state.report for state in self._states.values() if state.report]
+        if all(report.kind == "skipped" for report in reports):
+            raise WorldSkipped("; ".join(dict.fromkeys(report.summary for report in reports)))
+        self._gate.close_writer()
+        self._wait_until(
+            lambda: all(state.exit_code is not None for state in self._states.values()),
+            limits.start_seconds,
+            f"not every rank had ended {limits.start_seconds:g} s after its body",
+            self._alive,
+        )
+        return [report.value for report in reports]
+
+    def _wait_until(
+        self,
+        reached: Callable[[], bool],
+        seconds: float,
+        what: str,
+        waited_for: Callable[[], list[int]] | None = None,
+    ) -> None:
+        """Hear the ranks until `reached`. Raises: the error of a rank that failed or hangs.
+
+        waited_for: the ranks that have to do something yet; by default those at work.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            if found := strongest(self._states):
+                raise self._failure(found)
+            if reached():
+                return
+            left = deadline - time.monotonic()
+            if left <= 0:
+                ranks = (waited_for or self._at_work)()
+                self._collect_stacks(ranks)
+                raise hang_of(self._world, self._states, what, ranks)
+            self._receive(left)
+
+    def _failure(self, found: tuple[Directness, list[int]]) -> AssayError:
+        """The error, after a moment in which a failure may come that says more."""
+        begun = time.monotonic()
+        while self._alive():
+            left = begun + _SETTLE_SECONDS[found[0]] - time.monotonic()
+            if left <= 0:
+                break
+            self._receive(left)
+            found = strongest(self._states) or found
+        self._collect_stacks(self._at_work())
+        if found[0] is Directness.COMMUNICATION and self._at_work():
+            return hang_of(self._world, self._states, "a collective was given up", self._at_work())
+        return failure_of(self._world, self._states, found)
+
+    def _at_work(self) -> list[int]:
+        """Ranks of which neither a report nor an end is known."""
+        return [rank for rank in self._alive() if self._states[rank].report is None]
+
+    def _alive(self) -> list[int]:
+        return [rank for rank, state in self._states.items() if state.exit_code is None]
+
+    def _receive(self, seconds: float) -> None:
+        """Take in what happened, after waiting at most `seconds` for it."""
+        wait_for_any((self._exits, self._reports), seconds)
+        exits = self._exits.read_lines()
+        # Second, but told first: a rank reports before it ends.
+        for line in self._reports.read_lines():
+            self._take_report(line["rank"], line["event"])
+        for line in exits:
+            if "pids" in line:
+                self._pids = {int(rank): pid for rank, pid in line["pids"].items()}
+            else:
+                self._states[line["rank"]].exit_code = line["exit"]
+                self._note_order(line["rank"])
+        if self._exits.ended:
+            raise WorldError("the process that leads the ranks is gone; was the machine cleaned?")
+
+    def _take_report(self, rank: int, event: str) -> None:
+        if event == "ready":
+            self._ready.add(rank)
+            return
+        data = (self._folder / f"rank{rank}.report").read_bytes()
+        self._states[rank].report = pickle.loads(data)  # noqa: S301 - written by the rank
+        self._ready.add(rank)
+        self._note_order(rank)
+
+    def _note_order(self, rank: int) -> None:
+        self._num_received += 1
+        state = self._states[rank]
+        state.order = state.order or self._num_received
+
+    def _collect_stacks(self, ranks: Iterable[int]) -> None:
+        """Have `ranks` say where they are; read the ends of the logs."""
+        waiting = set(ranks)
+        for rank in waiting & set(self._pids):
+            with suppress(ProcessLookupError):
+                os.kill(self._pids[rank], STACK_SIGNAL)
+        deadline = time.monotonic() + _STACK_SECONDS
+        while waiting and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+            for rank in tuple(waiting):
+                where = self._read_where(rank)
+                if where and where == self._states[rank].where:  # no longer being written
+                    waiting.discard(rank)
+                self._states[rank].where = where
+        for rank, state in self._states.items():
+            if state.exit_code is not None and state.exit_code < 0:
+                state.where = self._read_where(rank)
+            state.log = _read_end(self._folder / f"rank{rank}.log")
+
+    def _read_where(self, rank: int) -> str:
+        try:
+            text = (self._folder / f"rank{rank}.stacks").read_text(errors="replace")
+        except OSError:
+            return ""
+        return say_where(read_stack(text))
+
+
+def _read_end(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,105 @@
+"""A world that another launcher started, such as torchrun: this process is one of its ranks."""
+
+import faulthandler
+import os
+import pickle
+from collections.abc import Callable
+from datetime import timedelta
+from functools import cache
+from itertools import count
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from assay.launch.errors import WorldError, WorldSkipped
+from assay.launch.failures.causes import RankState, failure_of, strongest
+from assay.launch.failures.rank_reports import RankReport, report_of
+from assay.launch.joining import joined
+from assay.launch.rank import Rank
+from assay.launch.world import World
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# How long a rank whose communication failed waits to hear from the others why.
+_SETTLE_SECONDS = 2.0
+
+_numbers = count()
+
+
+def call_under_torchrun(
+    target: Callable[Concatenate[Rank, P], T], world: World, *args: P.args, **kwargs: P.kwargs
+) -> list[T]:
+    """As `launch_world`, as the rank that this process is.
+
+    Every rank hears how the others ended, and fails or skips as the world does; an exception of
+    this rank leaves as it is. The launcher ends the ranks.
+    """
+    number, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
+    # Every world has keys of its own: those of the one before are still in the store.
+    store = PrefixStore(f"assay-world-{next(_numbers)}", _outer_store())
+    errors: list[BaseException] = []
+
+    def body() -> object:
+        try:
+            return target(rank, *args, **kwargs)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(world.threads)
+    limits = world.limits
+    # Nobody outside asks this rank where it stands.
+    faulthandler.dump_traceback_later(limits.body_seconds, exit=False)
+    try:
+        with joined(world, PrefixStore("group", store), number, local) as rank:
+            report = report_of(body)
+            store.set(f"report{number}", pickle.dumps(report).hex())
+            if report.is_communication:
+                # Another rank knows why.
+                try:
+                    return _agree(world, store, report, number, _SETTLE_SECONDS)
+                except WorldError as failure:
+                    raise failure from errors[-1]
+            if report.kind == "raised" and errors:
+                raise errors[-1]
+            return _agree(world, store, report, number, limits.body_seconds)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        torch.set_num_threads(threads)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@cache
+def _outer_store() -> Store:
+    store: Store
+    store, _, _ = next(rendezvous("env://"))
+    return store
+
+
+def _agree(world: World, store: Store, own: RankReport, number: int, seconds: float) -> list[Any]:
+    """Hear how the others ended. Raises: as `launch_world`."""
+    states = {number: RankState(report=own)}
+    for rank in range(world.size):
+        try:
+            store.wait([f"report{rank}"], timedelta(seconds=seconds))
+        except dist.DistError as error:
+            raise WorldError(
+                f"rank {rank} of {world} did not say how it ended within "
+                f"{seconds:g} s after rank {number} had",
+                [rank],
+            ) from error
+        data = bytes.fromhex(store.get(f"report{rank}").decode())
+        states[rank] = RankState(report=pickle.loads(data))  # noqa: S301 - written by a rank
+    if found := strongest(states):
+        raise failure_of(world, states, found)
+    if own.kind == "skipped":
+        raise WorldSkipped(own.summary)
+    # The store is served by rank 0: it stays until all have read.
+    dist.barrier()
+    return [pickle.loads(state.report.value) for _, state in sorted(states.items()) if state.report]  # noqa: S301

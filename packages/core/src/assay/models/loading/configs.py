@@ -1,0 +1,59 @@
+"""config.json of a model folder, and the class that it names."""
+
+from pathlib import Path
+from typing import Any
+
+from assay.errors import UsageError
+from assay.models.folders import RemoteCode
+from assay.models.weight_files import reading
+
+
+def load_config(folder: Path, remote_code: RemoteCode) -> Any:  # noqa: ANN401 - any model's
+    """The configuration in `folder`. Raises: UsageError if it is not one of a known model."""
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UsageError(f"model folder {folder} has no config.json")
+    raw = reading.read_json(path)
+    model_type = raw.get("model_type")
+    if "auto_map" in raw and remote_code == "refuse" and model_type not in CONFIG_MAPPING:
+        raise UsageError(
+            f"{path}: model_type {model_type!r} needs code that comes with the model;"
+            " read it, then allow it with --trust-remote-code"
+        )
+    if "auto_map" not in raw and model_type not in CONFIG_MAPPING:
+        raise UsageError(f"{path}: model_type {model_type!r} is unknown to transformers")
+    try:
+        config = AutoConfig.from_pretrained(
+            folder, trust_remote_code=remote_code == "trust", local_files_only=True
+        )
+    except Exception as error:  # any: each configuration class validates in its own way
+        raise UsageError(f"{path} is refused by transformers: {first_line(error)}") from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise UsageError(f"{path}: encoder-decoder models ({model_type}) are not supported")
+    return config
+
+
+def find_model_class(folder: Path, config: Any, remote_code: RemoteCode) -> Any:  # noqa: ANN401
+    """The class to load the model with. Raises: UsageError if transformers has none."""
+    import transformers
+
+    if getattr(config, "auto_map", None) and remote_code == "trust":
+        masked = "AutoModelForMaskedLM" in config.auto_map
+        return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+    name = (config.architectures or [None])[0]
+    if name is None:
+        return transformers.AutoModelForCausalLM
+    found = getattr(transformers, name, None)
+    if found is None:
+        raise UsageError(
+            f"{folder / 'config.json'}: architectures: {name!r} is unknown to transformers"
+        )
+    return found
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its name where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else error.__class__.__name__

@@ -1,0 +1,218 @@
+"""Models loaded so that their numbers can be judged: exact weights, chosen dtype, eval mode."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from assay.errors import MachineError, UsageError, name_some
+from assay.models.folders import RemoteCode, local_folder
+from assay.models.loading.configs import find_model_class, first_line, load_config
+from assay.models.loading.tokenizing import Message, find_tokenizing
+from assay.models.sources import ModelSource, resolve_model
+from assay.models.transformers_logging import quiet_transformers
+from assay.models.weight_files import reading
+from assay.models.weight_files.pickled import pickled_dtype, pickled_hash
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in eval mode, and what has to be known of it.
+
+    config: the Hugging Face configuration (of the text part where there are several).
+    checkpoint_dtype: that of most of the stored weights, whatever the model runs in.
+    max_positions: the longest sequence; None where the configuration sets no limit.
+    weights_hash: of the stored values; the same in every dtype and on every device.
+    encode_chat: applies the chat template to messages; None where there is no template.
+    notes: what a user should be told, such as a byte tokenizer used for want of another.
+    """
+
+    model: nn.Module
+    source: ModelSource
+    config: Any
+    dtype: str
+    encode: Callable[[str], list[int]]
+    decode: Callable[[Sequence[int]], str]
+    encode_chat: Callable[[Sequence[Message]], list[int]] | None
+    tokenizer_kind: Literal["own", "bytes", "none"]
+    tokenizer_hash: str
+    checkpoint_dtype: str
+    weights_hash: str
+    vocab_size: int
+    max_positions: int | None
+    pad_token_id: int
+    eos_token_ids: tuple[int, ...]
+    can_generate: bool
+    notes: tuple[str, ...] = field(default=())
+
+
+def load_model(
+    model: ModelSource | str,
+    *,
+    dtype: str,
+    device: str = "cpu",
+    attention: str | None = None,
+    experts: str | None = None,
+    rounded_to: str | None = None,
+    remote_code: RemoteCode = "refuse",
+) -> LoadedModel:
+    """Load `model` with its weights rounded to `dtype`.
+
+    dtype: float64 is meant for the yardstick: the stored weights, exactly, and every
+        floating-point buffer as computed in float32, both widened.
+    rounded_to: with float64, the dtype that weights and buffers are rounded to before they
+        are widened: then the model computes exactly with the values that a run in
+        `rounded_to` has (Gemma's embedding scale is 9.8125 in bfloat16, 9.798 in float32).
+    attention, experts: names of transformers' implementations; None is its choice, except
+        that float64 takes the eager experts (the grouped product refuses float64).
+    Raises: UsageError if the folder does not hold the whole model, or no known one.
+    """
+    source = resolve_model(model) if isinstance(model, str) else model
+    for name in (dtype, rounded_to or dtype):
+        if name not in DTYPES:
+            raise UsageError(f"models cannot be loaded in {name!r}; known: {', '.join(DTYPES)}")
+    if dtype == "float64" and experts is None:
+        experts = "eager"
+    with local_folder(source, remote_code) as folder, quiet_transformers():
+        tensors = reading.read_tensors(folder)
+        config = load_config(folder, remote_code)
+        load_dtype = DTYPES[rounded_to or dtype]
+        if load_dtype is torch.float64 and not (tensors and reading.holds_float64(tensors)):
+            # Every stored value is a float32 too, and buffers are then computed as usual.
+            load_dtype = torch.float32
+        module, notes = _load_weights(
+            folder, config, load_dtype, _implementations(attention, experts), remote_code
+        )
+        if dtype == "float64":
+            _widen(module)
+        text_config = module.config.get_text_config()
+        tokenizing = find_tokenizing(
+            folder,
+            source.reference,
+            vocab_size=text_config.vocab_size,
+            bos_token_id=getattr(text_config, "bos_token_id", None),
+            remote_code=remote_code,
+        )
+        if tokenizing.kind == "bytes" and source.kind != "micro":
+            notes.append("no tokenizer files: text is encoded as the bytes of UTF-8")
+        stored_dtype = reading.checkpoint_dtype(tensors) if tensors else pickled_dtype(folder)
+        weights_hash = reading.checkpoint_hash(tensors) if tensors else pickled_hash(folder)
+    eos_token_ids = _eos_token_ids(module, text_config)
+    return LoadedModel(
+        model=module.to(device).eval(),
+        source=source,
+        config=text_config,
+        dtype=dtype,
+        encode=tokenizing.encode,
+        decode=tokenizing.decode,
+        encode_chat=tokenizing.encode_chat,
+        tokenizer_kind=tokenizing.kind,
+        tokenizer_hash=tokenizing.hash,
+        checkpoint_dtype=stored_dtype,
+        weights_hash=weights_hash,
+        vocab_size=text_config.vocab_size,
+        max_positions=getattr(text_config, "max_position_embeddings", None),
+        pad_token_id=_pad_token_id(tokenizing.pad_token_id, text_config, eos_token_ids),
+        eos_token_ids=eos_token_ids,
+        can_generate=bool(module.can_generate()),
+        notes=tuple(notes),
+    )
+
+
+def _implementations(attention: str | None, experts: str | None) -> dict[str, str]:
+    named = {"attn_implementation": attention, "experts_implementation": experts}
+    return {key: value for key, value in named.items() if value is not None}
+
+
+def _load_weights(
+    folder: Path,
+    config: Any,  # noqa: ANN401 - any model's configuration
+    dtype: torch.dtype,
+    implementations: dict[str, str],
+    remote_code: RemoteCode,
+) -> tuple[Any, list[str]]:
+    model_class = find_model_class(folder, config, remote_code)
+    trusted = {"trust_remote_code": True} if remote_code == "trust" else {}
+    try:
+        # Mismatched sizes are let through here only to be refused by name below.
+        module, info = model_class.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            local_files_only=True,
+            **implementations,
+            **trusted,
+        )
+    except torch.OutOfMemoryError as error:
+        raise MachineError(f"not enough memory for {folder}: {first_line(error)}") from error
+    except (OSError, RuntimeError, ValueError, KeyError, ImportError, SafetensorError) as error:
+        raise UsageError(
+            f"{folder} cannot be loaded as {model_class.__name__}: {first_line(error)}"
+        ) from error
+    _refuse_incomplete(folder, info)
+    if module.get_output_embeddings() is None:
+        raise UsageError(
+            f"{folder / 'config.json'}: architectures: {model_class.__name__} has no"
+            " language-model head"
+        )
+    unexpected = sorted(info["unexpected_keys"])
+    notes = []
+    if unexpected:
+        notes.append(
+            f"the checkpoint holds tensors that the model does not use: {name_some(unexpected)}"
+        )
+    return module, notes
+
+
+def _refuse_incomplete(folder: Path, info: dict[str, Any]) -> None:
+    """Refuse what transformers would fill with random numbers."""
+    mismatched = sorted(info["mismatched_keys"])
+    if mismatched:
+        name, stored, needed = mismatched[0]
+        raise UsageError(
+            f"{folder}: {name} has the shape {list(stored)}, the model needs {list(needed)}"
+            + (f" (and {len(mismatched) - 1} more)" if len(mismatched) > 1 else "")
+        )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise UsageError(f"{folder}: the weights lack {name_some(missing)}")
+
+
+def _widen(module: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.double()
+        for owner in module.modules():
+            for name, buffer in owner.named_buffers(recurse=False):
+                if buffer.is_floating_point():
+                    owner._buffers[name] = buffer.double()  # noqa: SLF001 - keeps persistence
+
+
+def _eos_token_ids(module: Any, config: Any) -> tuple[int, ...]:  # noqa: ANN401 - any model
+    generation = getattr(module, "generation_config", None)
+    ids = getattr(generation, "eos_token_id", None)
+    if ids is None:
+        ids = getattr(config, "eos_token_id", None)
+    if ids is None:
+        return ()
+    return (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def _pad_token_id(own: int | None, config: Any, eos_token_ids: tuple[int, ...]) -> int:  # noqa: ANN401
+    candidates = (own, getattr(config, "pad_token_id", None), *eos_token_ids[:1])
+    known = [id_ for id_ in candidates if id_ is not None and 0 <= id_ < config.vocab_size]
+    return known[0] if known else 0

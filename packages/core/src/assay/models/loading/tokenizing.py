@@ -1,0 +1,120 @@
+"""From text to token ids and back: a folder's own tokenizer, else bytes, else nothing."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import xxhash
+
+from assay.errors import UsageError
+from assay.models.folders import RemoteCode
+from assay.models.micro.recipes import BOS_ID
+from assay.models.weight_files.reading import files_hash
+
+Message = Mapping[str, str]
+_NUM_BYTES = 256
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizing:
+    """How a model's text becomes ids.
+
+    kind: `own`: the folder's tokenizer; `bytes`: ids are the bytes of UTF-8, after the begin
+        token where that is id 256; `none`: only ids can be given.
+    encode_chat: applies the tokenizer's chat template; None where it has none.
+    """
+
+    kind: Literal["own", "bytes", "none"]
+    encode: Callable[[str], list[int]]
+    decode: Callable[[Sequence[int]], str]
+    encode_chat: Callable[[Sequence[Message]], list[int]] | None
+    hash: str
+    pad_token_id: int | None = None
+
+
+def find_tokenizing(
+    folder: Path, name: str, *, vocab_size: int, bos_token_id: int | None, remote_code: RemoteCode
+) -> Tokenizing:
+    """The way to tokenize for the model in `folder`; `name` is what messages call it."""
+    files = {name: folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()}
+    if files:
+        return _own_tokenizer(folder, files, remote_code)
+    if vocab_size >= _NUM_BYTES:
+        return byte_tokenizer(starts_with_bos=bos_token_id == BOS_ID)
+    return _no_tokenizer(name, vocab_size)
+
+
+def byte_tokenizer(*, starts_with_bos: bool) -> Tokenizing:
+    """Ids are the bytes of UTF-8; ids of 256 and more are special and decode to nothing."""
+    prefix = [BOS_ID] if starts_with_bos else []
+
+    def encode(text: str) -> list[int]:
+        return prefix + list(text.encode())
+
+    def decode(ids: Sequence[int]) -> str:
+        return bytes(id_ for id_ in ids if 0 <= id_ < _NUM_BYTES).decode(errors="replace")
+
+    kind = "bytes after a begin token" if starts_with_bos else "bytes"
+    return Tokenizing("bytes", encode, decode, None, xxhash.xxh3_128_hexdigest(kind.encode()))
+
+
+def _own_tokenizer(folder: Path, files: Mapping[str, Path], remote_code: RemoteCode) -> Tokenizing:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=remote_code == "trust", local_files_only=True
+        )
+    except Exception as error:  # any: each tokenizer class has its own ways to fail
+        raise UsageError(
+            f"the tokenizer in {folder} ({', '.join(files)}) cannot be loaded: {error}"
+        ) from error
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text))
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def encode_chat(messages: Sequence[Message]) -> list[int]:
+        encoded = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], add_generation_prompt=True, return_dict=True
+        )
+        return list(encoded["input_ids"])
+
+    return Tokenizing(
+        "own",
+        encode,
+        decode,
+        encode_chat if tokenizer.chat_template else None,
+        files_hash(files),
+        tokenizer.pad_token_id,
+    )
+
+
+def _no_tokenizer(name: str, vocab_size: int) -> Tokenizing:
+    def encode(_: str) -> list[int]:
+        raise UsageError(
+            f"model {name} has no tokenizer, and a vocabulary of {vocab_size} is too small for"
+            ' bytes: give prompts as token ids, one {"ids": [...]} a line (--prompts FILE.jsonl)'
+        )
+
+    def decode(ids: Sequence[int]) -> str:
+        return " ".join(str(id_) for id_ in ids)
+
+    return Tokenizing("none", encode, decode, None, xxhash.xxh3_128_hexdigest(b"none"))

@@ -1,0 +1,1 @@
+"""Small trained models that ship with the package: recipes, weights, random variants."""

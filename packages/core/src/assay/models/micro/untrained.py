@@ -1,0 +1,39 @@
+"""Micro models made from their recipe."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedModel
+
+from assay.models.micro.recipes import Recipe
+from assay.models.transformers_logging import quiet_transformers
+
+
+def new_config(recipe: Recipe) -> Any:  # noqa: ANN401 - one class for each model type
+    """The Hugging Face configuration of `recipe`."""
+    config = AutoConfig.for_model(recipe.model_type, **recipe.settings)
+    config.architectures = [recipe.architecture]
+    return config
+
+
+def new_model(recipe: Recipe, seed: int) -> PreTrainedModel:
+    """A freshly initialised float32 model; the global random state stays as it was."""
+    import transformers
+
+    model_class = getattr(transformers, recipe.architecture)
+    with torch.random.fork_rng(devices=[]), quiet_transformers():
+        torch.manual_seed(seed)
+        model: PreTrainedModel = model_class(new_config(recipe)).float()
+    return model
+
+
+def save_model(model: PreTrainedModel, folder: Path) -> None:
+    """Write `model` as a Hugging Face folder with bfloat16 weights; `model` keeps its own."""
+    state = {
+        name: value.bfloat16() if value.is_floating_point() else value
+        for name, value in model.state_dict().items()
+    }
+    model.config.dtype = torch.bfloat16
+    with quiet_transformers():
+        model.save_pretrained(folder, state_dict=state)

@@ -1,0 +1,1 @@
+"""How the weights of the micro models are made: `assay models build`."""

@@ -1,0 +1,169 @@
+"""The weight files of a model folder: read, checked and hashed without torch.
+
+The safetensors layout (8 bytes of header length, little endian; a JSON header; the data) is
+described in the README of the safetensors project.
+"""
+
+import json
+import mmap
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import mul
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from assay.errors import UsageError
+from assay.models.weight_files.hashing import combine_hashes, hash_values
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_TORCH_SINGLE = "pytorch_model.bin"
+_TORCH_INDEX = "pytorch_model.bin.index.json"
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
+
+# Names of the safetensors format; only floating dtypes that weights are kept in.
+_FLOAT_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor of a weight file; start and end are bytes from the beginning of the file."""
+
+    name: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def num_elements(self) -> int:
+        """The product of the shape."""
+        return reduce(mul, self.shape, 1)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that the values take up in the file."""
+        return self.end - self.start
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a model folder. Raises: UsageError naming the file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UsageError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{path} holds no JSON object")
+    return value
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The weight files of a folder, safetensors before pickled ones, checked to exist.
+
+    Raises: UsageError if there is none, or if a shard of the index is absent.
+    """
+    for single, index in ((_SINGLE, _INDEX), (_TORCH_SINGLE, _TORCH_INDEX)):
+        if (folder / single).is_file():
+            return [folder / single]
+        if (folder / index).is_file():
+            shards = read_json(folder / index).get("weight_map")
+            if not isinstance(shards, dict) or not shards:
+                raise UsageError(f"{folder / index} has no weight_map")
+            files = [folder / name for name in sorted({str(name) for name in shards.values()})]
+            for file in files:
+                if not file.is_file() or file.parent != folder:
+                    raise UsageError(f"{folder / index} names {file.name}, which is not there")
+            return files
+    raise UsageError(f"model folder {folder} has no weights: neither {_SINGLE} nor {_INDEX}")
+
+
+def read_tensors(folder: Path) -> list[StoredTensor] | None:
+    """Every tensor in the safetensors files of `folder`; None where its weights are pickled.
+
+    Raises: UsageError naming file and key where a file is cut short or contradicts itself.
+    """
+    files = weight_files(folder)
+    if files[0].suffix != ".safetensors":
+        return None
+    tensors = [tensor for file in files for tensor in _read_header(file)]
+    if (folder / _INDEX).is_file() and files != [folder / _SINGLE]:
+        held = {(tensor.name, tensor.file.name) for tensor in tensors}
+        for name, file_name in read_json(folder / _INDEX)["weight_map"].items():
+            if (name, file_name) not in held:
+                raise UsageError(f"{folder / file_name} lacks {name}, which {_INDEX} promises")
+    return tensors
+
+
+def _read_header(file: Path) -> list[StoredTensor]:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+        if length > min(size - _LENGTH_BYTES, _MAX_HEADER_BYTES):
+            raise UsageError(f"{file} is truncated or no safetensors file: its header is cut off")
+        try:
+            header = json.loads(stream.read(length))
+            data_start = _LENGTH_BYTES + length
+            entries = [
+                StoredTensor(
+                    name,
+                    file,
+                    str(entry["dtype"]),
+                    tuple(int(dim) for dim in entry["shape"]),
+                    data_start + int(entry["data_offsets"][0]),
+                    data_start + int(entry["data_offsets"][1]),
+                )
+                for name, entry in header.items()
+                if name != "__metadata__"
+            ]
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise UsageError(f"{file} has a broken safetensors header: {error!r}") from None
+    for tensor in sorted(entries, key=lambda tensor: tensor.end):
+        if tensor.end > size or tensor.start > tensor.end or tensor.start < data_start:
+            raise UsageError(
+                f"{file} is truncated: {tensor.name} ends at byte {tensor.end:,},"
+                f" the file has {size:,}"
+            )
+    return entries
+
+
+def checkpoint_dtype(tensors: list[StoredTensor]) -> str:
+    """The dtype that most floating-point values of a checkpoint are kept in."""
+    counts: Counter[str] = Counter()
+    for tensor in tensors:
+        if tensor.dtype in _FLOAT_NAMES:
+            counts[_FLOAT_NAMES[tensor.dtype]] += tensor.num_elements
+    return counts.most_common(1)[0][0] if counts else "float32"
+
+
+def holds_float64(tensors: list[StoredTensor]) -> bool:
+    """Whether any value of a checkpoint needs more than float32."""
+    return any(tensor.dtype == "F64" for tensor in tensors)
+
+
+def checkpoint_hash(tensors: list[StoredTensor]) -> str:
+    """One hash over names, dtypes, shapes and values, however they are split over files."""
+    hashes: dict[str, str] = {}
+    for file in sorted({tensor.file for tensor in tensors}):
+        with file.open("rb") as stream, _mapped(stream.fileno()) as data:
+            for tensor in tensors:
+                if tensor.file == file:
+                    with memoryview(data)[tensor.start : tensor.end] as values:
+                        hashes[tensor.name] = hash_values(tensor.dtype, tensor.shape, values)
+    return combine_hashes(hashes)
+
+
+def _mapped(descriptor: int) -> mmap.mmap:
+    return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+
+
+def files_hash(files: Mapping[str, Path]) -> str:
+    """One hash over the contents of files, by name."""
+    return combine_hashes(
+        {name: xxhash.xxh3_128_hexdigest(path.read_bytes()) for name, path in files.items()}
+    )

@@ -1,0 +1,256 @@
+"""From sharded training states to plain folders that transformers and peft load, bit-equal.
+
+Whatever was sharded, cut into stages or divided over ranks is put together tensor by tensor on
+rank 0, which writes. Nothing is written unless every tensor of the model is there.
+"""
+
+import copy
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.tensor import DTensor
+
+from assay.errors import UsageError
+from assay.models.transformers_logging import quiet_transformers
+from assay.parallel.checkpoints.sharded import MODEL, read_names
+from assay.parallel.checkpoints.weight_loading import WeightsError, tied_names
+
+# Names that peft's users expect in a folder.
+_ADAPTER_FILE = "adapter_model.safetensors"
+_DEFAULT_ADAPTER = "default"
+_LORA = "lora_"
+
+
+class TiedCopiesError(UsageError):
+    """Embedding and head are one parameter, and have drifted apart."""
+
+    @classmethod
+    def of(cls, name: str, copy: str, difference: float) -> "TiedCopiesError":
+        """The ends of a pipeline hold different values."""
+        return cls(
+            f"{copy} is tied to {name}, but they differ by up to {difference:.1e}: their gradients"
+            " were not added up in each step"
+        )
+
+
+class AdapterKindError(UsageError):
+    """An adapter that is more, or other, than LoRA."""
+
+    @classmethod
+    def of(cls, name: str) -> "AdapterKindError":
+        """The adapter `name`."""
+        return cls(
+            f"adapter {name!r} cannot be put together from ranks: only LoRA without trained biases"
+            " or modules_to_save can"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """One tensor of one rank, as it is when whole."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def gather_tensors(modules: Iterable[nn.Module]) -> dict[str, Tensor] | None:
+    """All parameters and buffers of the model whose parts the ranks have; called on all ranks.
+
+    modules: what this rank has: the model, or its stages of a pipeline.
+    Returns: on rank 0 the whole tensors on the host, by name; None on the others.
+    """
+    own = {name: tensor for module in modules for name, tensor in module.state_dict().items()}
+    held = {name: _Held(tuple(tensor.shape), tensor.dtype) for name, tensor in own.items()}
+    ranks: list[dict[str, _Held]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(ranks, held)
+    gathered: dict[str, Tensor] = {}
+    rank = dist.get_rank()
+    # All ranks go by the same order, so that none waits for a tensor behind the one it is asked for.
+    for name in sorted({name for of_rank in ranks for name in of_rank}):
+        owner = next(number for number, of_rank in enumerate(ranks) if name in of_rank)
+        whole = _whole(own[name]) if name in own else None
+        if rank == 0:
+            gathered[name] = (
+                whole.cpu().clone()
+                if whole is not None
+                else _receive(ranks[owner][name], owner).cpu()
+            )
+        elif rank == owner and whole is not None:
+            dist.send(whole.to(_wire_device()).contiguous(), 0)
+    return gathered if rank == 0 else None
+
+
+def save_model(folder: Path, modules: Iterable[nn.Module]) -> None:
+    """Write the model whose parts the ranks have as a Hugging Face folder; called on all ranks.
+
+    Raises: WeightsError that names the tensors that no rank has, or that the model does not
+        know; TiedCopiesError. On rank 0; the others are told, and raise a WeightsError too.
+    """
+    modules = [*modules]
+    gathered = gather_tensors(modules)
+    with _errors_reach_all_ranks(folder):
+        if gathered is not None:
+            write_model_folder(folder, cast("Any", modules[0]).config, gathered)
+
+
+def save_adapters(folder: Path, modules: Iterable[nn.Module]) -> None:
+    """Write all adapters of a model, in the layout of peft; called on all ranks.
+
+    The adapter `default` is written into `folder`, each other one into a folder in it.
+    modules: what this rank has: the model of peft, or its stages of a pipeline, each one.
+    Raises: AdapterKindError for what is no plain LoRA; WeightsError where an adapter has no tensors.
+    """
+    modules = [*modules]
+    configs = _join_configs(modules)
+    for name, config in configs.items():
+        if str(config.peft_type.value) != "LORA" or config.modules_to_save or config.bias != "none":
+            raise AdapterKindError.of(name)
+    gathered = gather_tensors(modules)
+    with _errors_reach_all_ranks(folder):
+        if gathered is not None:
+            for name, config in configs.items():
+                target = folder if name == _DEFAULT_ADAPTER else folder / name
+                _write_adapter(target, name, config, gathered)
+
+
+def _join_configs(modules: Sequence[Any]) -> dict[str, Any]:
+    """The configurations of all adapters, which name the layers that any rank adapts."""
+    own = {
+        name: {
+            target
+            for module in modules
+            if not isinstance(module.peft_config[name].target_modules, str)
+            for target in module.peft_config[name].target_modules
+        }
+        for name in modules[0].peft_config
+    }
+    of_ranks: list[dict[str, set[str]]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, own)
+    joined = {}
+    for name, config in modules[0].peft_config.items():
+        joined[name] = copy.copy(config)
+        if targets := set().union(*(of_rank[name] for of_rank in of_ranks)):
+            joined[name].target_modules = targets
+    return joined
+
+
+def consolidate_checkpoint(checkpoint: Path, config: Any, folder: Path) -> None:  # noqa: ANN401
+    """Turn a distributed checkpoint, of any number of ranks, into a Hugging Face folder.
+
+    Needs no process group. config: the configuration of the model, of transformers.
+    Raises: WeightsError or CheckpointError if the checkpoint does not hold the whole model.
+    """
+    prefix = f"{MODEL}."
+    tensors = {
+        name: torch.empty(stored.size, dtype=stored.properties.dtype)
+        for name, stored in read_names(checkpoint).items()
+        if name.startswith(prefix) and isinstance(stored, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():
+        # That it loads on one process is what was asked for.
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        load(cast("dict[str, Any]", tensors), checkpoint_id=checkpoint, no_dist=True)
+    write_model_folder(
+        folder, config, {name.removeprefix(prefix): value for name, value in tensors.items()}
+    )
+
+
+def write_model_folder(
+    folder: Path,
+    config: Any,  # noqa: ANN401 - any model's
+    tensors: Mapping[str, Tensor],
+) -> None:
+    """Write whole tensors as the folder of the model that `config` describes.
+
+    Raises: WeightsError, TiedCopiesError.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = cast("Any", AutoModelForCausalLM.from_config(config))
+    tied = tied_names(model)
+    wanted = model.state_dict()
+    missing = wanted.keys() - tensors.keys() - tied.keys()
+    extra = tensors.keys() - wanted.keys()
+    if missing or extra:
+        raise WeightsError.differing(folder, missing, extra)
+    complete = dict(tensors)
+    for head, name in tied.items():
+        value = complete.setdefault(head, complete[name])
+        if not value.equal(complete[name]):
+            difference = float((value - complete[name]).abs().max())
+            raise TiedCopiesError.of(name, head, difference)
+        complete[head] = complete[name]
+    for name, value in complete.items():
+        if value.shape != wanted[name].shape:
+            raise WeightsError.misshapen(
+                folder, name, tuple(value.shape), tuple(wanted[name].shape)
+            )
+    model.load_state_dict(complete, strict=True, assign=True)
+    model.tie_weights()
+    model.config.dtype = next(iter(complete.values())).dtype
+    with quiet_transformers():
+        model.save_pretrained(folder)
+
+
+def _write_adapter(folder: Path, name: str, config: Any, tensors: Mapping[str, Tensor]) -> None:  # noqa: ANN401
+    # peft's own function keeps only what belongs to modules of this process.
+    own = {
+        key.replace(f".{name}.", ".").removesuffix(f".{name}"): tensor.contiguous()
+        for key, tensor in tensors.items()
+        if _LORA in key and (f".{name}." in key or key.endswith(f".{name}"))
+    }
+    if not own:
+        raise WeightsError.differing(folder, [f"the tensors of adapter {name}"], ())
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(own, folder / _ADAPTER_FILE, metadata={"format": "pt"})
+    written = copy.copy(config)
+    written.inference_mode = True
+    written.save_pretrained(folder)
+
+
+@contextmanager
+def _errors_reach_all_ranks(folder: Path) -> Iterator[None]:
+    """An error of rank 0, which alone writes, ends all ranks."""
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as raised:  # noqa: BLE001 - whatever it is, the others must not go on
+        error = raised
+    words = [None if error is None else f"{type(error).__name__}: {error}"]
+    dist.broadcast_object_list(words, src=0)
+    if error is not None:
+        raise error
+    if words[0] is not None:
+        raise WeightsError.of_rank_0(folder, words[0])
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    if not isinstance(tensor, DTensor):
+        return tensor
+    # What is kept on the host has to be where the ranks can talk.
+    return cast("DTensor", tensor.to(tensor.device_mesh.device_type)).full_tensor()
+
+
+def _receive(held: _Held, owner: int) -> Tensor:
+    tensor = torch.empty(held.shape, dtype=held.dtype, device=_wire_device())
+    dist.recv(tensor, owner)
+    return tensor
+
+
+def _wire_device() -> torch.device:
+    """Where tensors have to lie to be sent."""
+    if dist.get_backend() == "gloo":
+        return torch.device("cpu")
+    return cast("torch.device", torch.accelerator.current_accelerator())

@@ -1,0 +1,217 @@
+"""Training states in the format of torch.distributed.checkpoint, read back on any number of ranks.
+
+Every tensor is kept under the name that its parameter has in the whole model, whatever rank,
+stage or shard it came from; so what one mesh wrote another one reads.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from assay.errors import MachineError, name_some
+from assay.parallel.checkpoints.weight_loading import tied_names
+
+_Stored = Mapping[str, TensorStorageMetadata | BytesStorageMetadata]
+
+MODEL, MOMENTS, GROUPS, EXTRA = "model", "moments", "groups", "extra"
+
+
+@dataclass(frozen=True, slots=True)
+class _Pickled:
+    """A value that is written as it is; dicts and lists would be taken apart."""
+
+    value: Any
+
+
+class CheckpointError(MachineError):
+    """A checkpoint that is not one of these modules."""
+
+    @classmethod
+    def differing(
+        cls, folder: Path, missing: Iterable[str], extra: Iterable[str]
+    ) -> "CheckpointError":
+        """Names that only one side has."""
+        parts = [
+            f"{what}: {name_some(sorted(names))}"
+            for what, names in (("missing", [*missing]), ("extra", [*extra]))
+            if names
+        ]
+        return cls(f"{folder} does not hold the state of this model; {'; '.join(parts)}")
+
+    @classmethod
+    def misshapen(
+        cls, folder: Path, name: str, stored: tuple[int, ...], needed: tuple[int, ...]
+    ) -> "CheckpointError":
+        """A tensor that does not fit."""
+        return cls(f"{folder}: {name} has the shape {list(stored)}, {list(needed)} is needed")
+
+
+def save_checkpoint(
+    folder: Path,
+    stages: Iterable[nn.Module],
+    optimizer: torch.optim.Optimizer | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Write this rank's part of a training state; called on all ranks.
+
+    stages: what this rank has of the model: the model itself, or its stages of a pipeline.
+    extra: anything else that can be pickled, such as numbers of steps; that of one rank is kept.
+    """
+    modules = [*stages]
+    state: dict[str, Any] = {f"{MODEL}.{name}": held[0] for name, held in _weights(modules).items()}
+    if optimizer is not None:
+        for name, held in _trained(modules, optimizer).items():
+            for key, value in optimizer.state.get(held[0], {}).items():
+                state[f"{MOMENTS}.{name}.{key}"] = value
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
+        state[GROUPS] = _Pickled(groups)
+    state[EXTRA] = _Pickled(dict(extra or {}))
+    save(state, checkpoint_id=folder)
+
+
+def load_checkpoint(
+    folder: Path, stages: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None = None
+) -> dict[str, Any]:
+    """Take over what any number of ranks have written; called on all ranks.
+
+    Each rank reads the parts of tensors that it has.
+    Returns: what was given as `extra`.
+    Raises: CheckpointError, before any value is read, that names what is missing, misshapen, or
+        on no rank.
+    """
+    modules = [*stages]
+    stored = read_names(folder)
+    weights = _weights(modules)
+    state: dict[str, Any] = {f"{MODEL}.{name}": held[0] for name, held in weights.items()}
+    _check_all_have_a_place(folder, state, stored)
+    trained = {} if optimizer is None else _trained(modules, optimizer)
+    moments = _moments_of(folder, trained, stored)
+    for name, kinds in moments.items():
+        for kind in kinds:
+            key = f"{MOMENTS}.{name}.{kind}"
+            state[key] = _moment_like(stored[key], trained[name][0])
+    state[EXTRA] = None
+    if optimizer is not None:
+        state[GROUPS] = None
+    _check_shapes(folder, state, stored)
+    load(state, checkpoint_id=folder)
+    for name, held in weights.items():
+        for other in held[1:]:
+            other.copy_(state[f"{MODEL}.{name}"])
+    if optimizer is not None:
+        optimizer.state.clear()
+        for name, kinds in moments.items():
+            for parameter in trained[name]:
+                values = {kind: state[f"{MOMENTS}.{name}.{kind}"] for kind in kinds}
+                # Copies of a tied parameter step on their own.
+                optimizer.state[parameter] = copy.deepcopy(values)
+        for group, kept in zip(optimizer.param_groups, state[GROUPS].value, strict=True):
+            group.update(kept)
+    return cast("dict[str, Any]", state[EXTRA].value)
+
+
+def read_names(folder: Path) -> _Stored:
+    """What a checkpoint holds, by name. Raises: CheckpointError if it is none."""
+    try:
+        return FileSystemReader(folder).read_metadata().state_dict_metadata
+    except (OSError, EOFError) as error:
+        raise CheckpointError(f"{folder} holds no distributed checkpoint: {error}") from error
+
+
+def _weights(modules: Iterable[nn.Module]) -> dict[str, list[Tensor]]:
+    """This rank's tensors, by the name that they are stored under."""
+    found: dict[str, list[Tensor]] = {}
+    for module in modules:
+        named = module.state_dict(keep_vars=True).items()
+        _add_by_stored_name(module, named, found)
+    return {name: [tensor.detach() for tensor in held] for name, held in found.items()}
+
+
+def _trained(
+    modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer
+) -> dict[str, list[Tensor]]:
+    """The optimizer's parameters, by the name that they are stored under."""
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    found: dict[str, list[Tensor]] = {}
+    for module in modules:
+        named = [(name, p) for name, p in module.named_parameters() if id(p) in trained]
+        _add_by_stored_name(module, named, found)
+    return found
+
+
+def _add_by_stored_name(
+    module: nn.Module, named: Iterable[tuple[str, Tensor]], found: dict[str, list[Tensor]]
+) -> None:
+    """Tied parameters have one name, whatever stage has a copy: other meshes tie elsewhere."""
+    tied = tied_names(module)
+    for name, tensor in named:
+        stored = name
+        for second, own in tied.items():
+            if name == second or name.endswith(f".{second}"):
+                stored = name.removesuffix(second) + own
+        held = found.setdefault(stored, [])
+        if all(tensor is not other for other in held):
+            held.append(tensor)
+
+
+def _check_all_have_a_place(folder: Path, state: Mapping[str, Any], stored: _Stored) -> None:
+    """Raises: CheckpointError on all ranks, if a weight is missing or on none of them."""
+    names = [{*state}]
+    if dist.is_initialized():
+        names = [set()] * dist.get_world_size()
+        dist.all_gather_object(names, {*state})
+    wanted = set().union(*names)
+    held = {name for name in stored if name.startswith(f"{MODEL}.")}
+    if wanted != held:
+        raise CheckpointError.differing(folder, wanted - held, held - wanted)
+
+
+def _moments_of(folder: Path, trained: Iterable[str], stored: _Stored) -> dict[str, list[str]]:
+    """The kinds of moments of each parameter. Raises: CheckpointError if one has none."""
+    kinds: dict[str, list[str]] = {}
+    for key in stored:
+        if key.startswith(f"{MOMENTS}."):
+            name, _, kind = key.removeprefix(f"{MOMENTS}.").rpartition(".")
+            kinds.setdefault(name, []).append(kind)
+    # An optimizer that has not stepped, or keeps nothing, has no moments at all.
+    missing = [f"{MOMENTS}.{name}" for name in trained if kinds and name not in kinds]
+    if missing:
+        raise CheckpointError.differing(folder, missing, ())
+    return {name: kinds[name] for name in trained if kinds}
+
+
+def _check_shapes(folder: Path, state: Mapping[str, Any], stored: _Stored) -> None:
+    if missing := state.keys() - stored.keys():
+        raise CheckpointError.differing(folder, missing, ())
+    for name, value in state.items():
+        found = stored[name]
+        if not isinstance(value, Tensor) or not isinstance(found, TensorStorageMetadata):
+            continue
+        if tuple(found.size) != tuple(value.shape):
+            raise CheckpointError.misshapen(folder, name, tuple(found.size), tuple(value.shape))
+
+
+def _moment_like(
+    stored: TensorStorageMetadata | BytesStorageMetadata, parameter: Tensor
+) -> Tensor | None:
+    """Room for one tensor of the optimizer's state: as the parameter, or (counts) as it is."""
+    if not isinstance(stored, TensorStorageMetadata):
+        return None
+    dtype = stored.properties.dtype
+    if tuple(stored.size) == tuple(parameter.shape):
+        return torch.zeros_like(parameter.detach(), dtype=dtype)
+    # Counts of steps lie on the host, as the optimizers of torch keep them.
+    return torch.zeros(stored.size, dtype=dtype)

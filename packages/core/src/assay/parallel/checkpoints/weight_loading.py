@@ -1,0 +1,258 @@
+"""Weights read by name: of a Hugging Face folder, only the tensors that a rank's modules have.
+
+A model is built whole on the meta device, which costs no memory; what a rank does not need is cut
+off; the rest is filled. Names and shapes of all tensors are checked before any value is read, on
+every rank alike, so that no rank waits for one that has failed.
+
+Raises, where it is asked to: `WeightsError`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from assay.errors import UsageError, name_some
+from assay.models.folders import RemoteCode, local_folder
+from assay.models.loading.configs import find_model_class, load_config
+from assay.models.loading.loaded_model import DTYPES
+from assay.models.sources import resolve_model
+from assay.models.transformers_logging import quiet_transformers
+from assay.models.weight_files import reading
+from assay.parallel.checkpoints.stored_names import Assembly, assembly_of
+
+
+class WeightsError(UsageError):
+    """Weights that are not just those of the model."""
+
+    @classmethod
+    def pickled(cls, folder: Path) -> "WeightsError":
+        """Tensors of a pickled file cannot be read by name."""
+        return cls(f"{folder}: sharded loading needs safetensors, these weights are pickled")
+
+    @classmethod
+    def differing(
+        cls, folder: Path, missing: Iterable[str], extra: Iterable[str]
+    ) -> "WeightsError":
+        """Names that only one of model and folder has."""
+        parts = [
+            f"{what}: {name_some(names)}"
+            for what, names in (("missing", sorted(missing)), ("extra", sorted(extra)))
+            if names
+        ]
+        return cls(f"{folder} does not hold the tensors of its model; {'; '.join(parts)}")
+
+    @classmethod
+    def misshapen(
+        cls, folder: Path, name: str, stored: tuple[int, ...], needed: tuple[int, ...]
+    ) -> "WeightsError":
+        """A tensor that does not fit."""
+        return cls(f"{folder}: {name} has the shape {list(stored)}, the model needs {list(needed)}")
+
+    @classmethod
+    def of_rank_0(cls, folder: Path, words: str) -> "WeightsError":
+        """Said on the other ranks."""
+        return cls(f"{folder} was not written; rank 0 raised {words}")
+
+    @classmethod
+    def unfilled(cls, name: str, why: str) -> "WeightsError":
+        """A tensor of the model for which there is no way to get its values."""
+        return cls(f"{name} cannot be filled: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """The weights of one model, found but not read.
+
+    assemblies: by the name of each parameter or buffer, the stored tensors that it is made of.
+    read_names: the stored tensors that this process has read so far.
+    """
+
+    folder: Path
+    config: Any
+    model_class: Any
+    dtype: torch.dtype
+    files: Mapping[str, Path]
+    assemblies: Mapping[str, Assembly]
+    read_names: set[str] = field(default_factory=set)
+
+    def empty_model(self, attention: str | None = None) -> nn.Module:
+        """The whole model on the meta device, in evaluation mode.
+
+        attention: name of an implementation of transformers; None is its choice.
+        """
+        return _empty_model(self.model_class, self.config, self.dtype, attention)
+
+    def fill(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+        """Give `module`, the whole model or a stage of it, its weights.
+
+        Parameters may be DTensors: each rank then reads its shard alone. Fused ones (the experts
+        of Mixtral) are assembled first. Module paths are those of the whole model.
+        Raises: WeightsError that names the tensors of `module` that the model does not have.
+        """
+        state = module.state_dict(keep_vars=True)
+        if unknown := state.keys() - self.assemblies.keys():
+            raise WeightsError.differing(self.folder, unknown, ())
+        if any(isinstance(tensor, DTensor) for tensor in state.values()):
+            module.to_empty(device=device)
+            state = module.state_dict(keep_vars=True)
+        else:
+            _materialise(module, device)
+            state = module.state_dict(keep_vars=True)
+        _renew_tables(module, device)
+        with torch.no_grad():
+            for name, tensor in state.items():
+                local, offsets = _local_part(name, tensor)
+                local.copy_(self.read(name, local.shape, offsets))
+
+    def read(self, name: str, shape: Iterable[int], offsets: Iterable[int]) -> Tensor:
+        """The part of a parameter that begins at `offsets`, in the dtype that it is stored in."""
+        part = tuple(
+            slice(offset, offset + size) for offset, size in zip(offsets, shape, strict=True)
+        )
+        assembly = self.assemblies[name]
+        self.read_names.update(assembly.stored_names)
+        if assembly.is_plain:
+            with safe_open(self.files[assembly.stored_names[0]], framework="pt") as file:
+                return cast("Tensor", file.get_slice(assembly.stored_names[0])[part])
+        return assembly.assemble(self._read_whole)[part]
+
+    def _read_whole(self, stored_name: str) -> Tensor:
+        with safe_open(self.files[stored_name], framework="pt") as file:
+            return cast("Tensor", file.get_tensor(stored_name))
+
+
+@contextmanager
+def open_weights(
+    reference: str, *, dtype: str, remote_code: RemoteCode = "refuse"
+) -> Iterator[StoredWeights]:
+    """The weights of MODEL (a folder, a hub name or a recipe), while in use; no value is read.
+
+    Raises: WeightsError, if the folder does not hold just the tensors of its model.
+    """
+    if dtype not in DTYPES:
+        raise UsageError(f"models cannot be loaded in {dtype!r}; known: {', '.join(DTYPES)}")
+    with local_folder(resolve_model(reference), remote_code) as folder, quiet_transformers():
+        stored = reading.read_tensors(folder)
+        if stored is None:
+            raise WeightsError.pickled(folder)
+        config = load_config(folder, remote_code)
+        model_class = find_model_class(folder, config, remote_code)
+        shapes = {tensor.name: tensor.shape for tensor in stored}
+        model = _empty_model(model_class, config, DTYPES[dtype], None)
+        yield StoredWeights(
+            folder=folder,
+            config=config,
+            model_class=model_class,
+            dtype=DTYPES[dtype],
+            files={tensor.name: tensor.file for tensor in stored},
+            assemblies=_find_assemblies(folder, model, shapes),
+        )
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """For each parameter of `model` that is another one's copy by definition, that other's name."""
+    base = cast("Any", model).get_base_model() if hasattr(model, "get_base_model") else model
+    config = getattr(base, "config", None)
+    if config is None or not getattr(config.get_text_config(), "tie_word_embeddings", False):
+        return {}
+    # Of the class: in a stage alone nothing is tied.
+    tied = getattr(type(base), "_tied_weights_keys", None)
+    return dict(tied) if isinstance(tied, Mapping) else {}
+
+
+def _empty_model(
+    model_class: Any,  # noqa: ANN401 - any model's
+    config: Any,  # noqa: ANN401 - any model's
+    dtype: torch.dtype,
+    attention: str | None,
+) -> nn.Module:
+    implementation = {} if attention is None else {"attn_implementation": attention}
+    build = getattr(model_class, "_from_config", None) or model_class.from_config
+    with torch.device("meta"):
+        model: nn.Module = build(config, dtype=dtype, **implementation)
+    return model.eval()
+
+
+def _find_assemblies(
+    folder: Path, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Assembly]:
+    """Raises: WeightsError."""
+    tied = tied_names(model)
+    model_type = cast("Any", model).config.model_type
+    found: dict[str, Assembly] = {}
+    missing: list[str] = []
+    for name, tensor in model.state_dict().items():
+        assembly = assembly_of(model_type, tied.get(name, name), shapes)
+        if assembly is None:
+            missing.append(name)
+            continue
+        stored_shape = assembly.shape(shapes)
+        if stored_shape != tuple(tensor.shape):
+            raise WeightsError.misshapen(folder, name, stored_shape, tuple(tensor.shape))
+        found[name] = assembly
+    used = {stored for assembly in found.values() for stored in assembly.stored_names}
+    # Of a tied pair, both may be stored; transformers keeps the one that the other is tied to.
+    # Frequencies are no weights: old checkpoints hold them, and they are computed anew.
+    extra = {
+        name
+        for name in shapes.keys() - used - tied.keys()
+        if not name.endswith("rotary_emb.inv_freq")
+    }
+    if missing or extra:
+        raise WeightsError.differing(folder, missing, extra)
+    return found
+
+
+def _materialise(module: nn.Module, device: torch.device | str) -> None:
+    """Parameters of the meta device get memory; what is tied stays so."""
+    new: dict[int, nn.Parameter] = {}
+    for owner in module.modules():
+        for name, parameter in [*owner.named_parameters(recurse=False, remove_duplicate=False)]:
+            if parameter.is_meta and id(parameter) not in new:
+                new[id(parameter)] = nn.Parameter(
+                    torch.empty_like(parameter, device=device), parameter.requires_grad
+                )
+            if parameter.is_meta:
+                setattr(owner, name, new[id(parameter)])
+
+
+def _renew_tables(module: nn.Module, device: torch.device | str) -> None:
+    """Compute what is no weight: the frequencies of rotary embeddings.
+
+    Raises: WeightsError for other buffers that lie on the meta device or have lost their values.
+    """
+    for path, owner in [*module.named_modules()]:
+        names = [*dict(owner.named_buffers(recurse=False))]
+        if not names:
+            continue
+        if "inv_freq" not in names or not hasattr(owner, "config"):
+            raise WeightsError.unfilled(f"{path}.{names[0]}", "only rotary tables are known")
+        fresh = cast("Any", type(owner))(config=owner.config)
+        for name, buffer in fresh.named_buffers(recurse=False):
+            owner._buffers[name] = buffer.to(device)  # noqa: SLF001 - keeps persistence
+
+
+def _local_part(name: str, tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """What this rank has of `tensor`, and where in the whole it begins."""
+    if not isinstance(tensor, DTensor):
+        return tensor, (0,) * tensor.dim()
+    local = tensor.to_local()
+    if any(not (p.is_replicate() or p.is_shard()) for p in tensor.placements):
+        raise WeightsError.unfilled(name, f"its placements are {tensor.placements}")
+    dims = [getattr(p, "dim", None) for p in tensor.placements if p.is_shard()]
+    if len(dims) != len({*dims}):
+        raise WeightsError.unfilled(name, "one dim is sharded twice; fill it before that")
+    shape, offsets = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    if tuple(local.shape) != tuple(shape):
+        raise WeightsError.unfilled(name, f"its shard is {tuple(local.shape)}, not {tuple(shape)}")
+    return local, tuple(offsets)

@@ -1,0 +1,61 @@
+"""Parameters sharded over data-parallel ranks by FSDP2, with gradients that are sums."""
+
+from typing import Any, Literal, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from assay.parallel.pipeline_parallel.stages import called_module
+
+
+def shard_parameters(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    compute_dtype: torch.dtype | None = None,
+    kept_on: Literal["device", "host"] = "device",
+) -> nn.Module:
+    """Shard `model`, a decoder or a stage of it, in place: each layer alone, then what is left.
+
+    Losses here are divided by the tokens of the whole step, over all ranks, so gradients are
+    added up over ranks, not averaged as FSDP2 does by default.
+    mesh: one axis, or two for replicas of shards (replicas first).
+    compute_dtype: of mixed precision; parameters and reductions stay in the parameters' dtype.
+    kept_on: where shards, gradients and the optimizer's state lie.
+    """
+    options: dict[str, Any] = {"mesh": mesh}
+    if compute_dtype is not None:
+        options["mp_policy"] = MixedPrecisionPolicy(
+            param_dtype=compute_dtype, reduce_dtype=next(model.parameters()).dtype
+        )
+    if kept_on == "host":
+        # Pinned memory needs an accelerator.
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
+    for layer in _layers(model):
+        fully_shard(layer, **options)
+    fully_shard(called_module(model), **options)
+    _sum_gradients(model)
+    return model
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """Decoder layers, as transformers lists them for just this purpose."""
+    names = {
+        name
+        for module in model.modules()
+        for name in getattr(module, "_no_split_modules", None) or ()
+    }
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def _sum_gradients(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            unit = cast("Any", module)
+            # Before torch 2.8 the divisor had another name, and sums were not an option.
+            set_divisor = getattr(unit, "set_gradient_divide_factor", None)
+            (set_divisor or unit.set_reduce_scatter_divide_factor)(1.0)
+            if hasattr(unit, "set_force_sum_reduction_for_comms"):
+                unit.set_force_sum_reduction_for_comms(True)

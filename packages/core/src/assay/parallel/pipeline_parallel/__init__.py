@@ -1,0 +1,1 @@
+"""Decoders cut into the stages of a pipeline, and their schedules."""

@@ -1,0 +1,277 @@
+"""One rank's part of a pipeline: steps over micro-batches, tied gradients, the global norm.
+
+Built on torch.distributed.pipelining. Shapes: B rows, T tokens, H hidden size, V vocabulary.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from assay.errors import UsageError
+from assay.parallel.clipping import gradient_norm
+from assay.parallel.pipeline_parallel.schedules import ScheduleError, find_schedule
+from assay.parallel.pipeline_parallel.stages import called_module, tied_over_stages
+
+# Of a micro-batch: `input_ids`, `attention_mask` and `labels`, each (B, T) in int64.
+_MicroBatch = Mapping[str, Tensor]
+
+# The label of a token that counts for no loss. Source: torch.nn.functional.cross_entropy.
+_IGNORED = -100
+_PADDING = {"input_ids": 0, "attention_mask": 0, "labels": _IGNORED}
+
+
+class PipelineError(UsageError):
+    """A step that a pipeline cannot run."""
+
+    @classmethod
+    def unequal_rows(cls, rows: Sequence[int]) -> "PipelineError":
+        """What travels has one shape."""
+        return cls(f"micro-batches of a pipeline need equally many rows, not {[*rows]}")
+
+    @classmethod
+    def untied(cls, name: str) -> "PipelineError":
+        """A tied parameter has a gradient on one end only."""
+        return cls(f"{name} is tied over the ends of the pipeline and has no gradient here")
+
+
+class Pipeline:
+    """The stages that one rank has of a pipeline over the ranks of `mesh`.
+
+    Every rank is given the whole step: the first stage takes its tokens, each stage its attention
+    mask, the last one its labels. Losses are sums over tokens, divided by the number of tokens of
+    the whole step (over all ranks), so that gradients of micro-batches add up.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, nn.Module],
+        num_stages: int,
+        mesh: DeviceMesh,
+        *,
+        schedule: str = "1F1B",
+        hidden_dtype: torch.dtype | None = None,
+    ) -> None:
+        """`stages`: of this rank, by number, as `cut_stage` made them; with FSDP2, divided, adapted.
+
+        mesh: of one axis.
+        schedule: of `assay.parallel.pipeline_parallel.schedules`.
+        hidden_dtype: of what travels; by default that of the parameters. Under mixed precision it
+            is the dtype that is computed in.
+        Raises: ScheduleError for a schedule that is unknown, or that FSDP2 does not work under.
+        """
+        self.stages = {index: called_module(stage) for index, stage in stages.items()}
+        self.schedule = find_schedule(schedule)
+        if self.schedule.backward == "split" and any(
+            isinstance(module, FSDPModule)
+            for stage in self.stages.values()
+            for module in stage.modules()
+        ):
+            raise ScheduleError.sharded(schedule)
+        self._num_stages = num_stages
+        self._mesh = mesh
+        self._group = mesh.get_group()
+        self._device = torch.device(mesh.device_type)
+        self._config = cast("Any", next(iter(self.stages.values()))).config
+        self._hidden_dtype = hidden_dtype or next(
+            parameter.dtype for stage in self.stages.values() for parameter in stage.parameters()
+        )
+        self._loss = _TokenLoss()
+        self._built: tuple[tuple[int, ...], Any] | None = None
+
+    def forward_backward(self, batch: Sequence[_MicroBatch], num_step_tokens: int) -> Tensor:
+        """Add the gradients of all micro-batches of `batch`.
+
+        num_step_tokens: label tokens of the whole step, over all ranks that see other rows too.
+        Returns: the loss of these micro-batches, the same on all ranks of the pipeline.
+        Raises: PipelineError or ScheduleError for a batch that cannot be run.
+        """
+        padded = pad_alike(batch)
+        num, rows, length = len(batch), len(batch[0]["input_ids"]), padded["input_ids"].shape[1]
+        if self.schedule.layout == "v" and num < self._num_stages:
+            raise ScheduleError.too_few_micro_batches(self.schedule.name, num, self._num_stages)
+        schedule = self._built_for(num, rows, length)
+        self._loss.num_step_tokens = num_step_tokens
+        losses: list[Tensor] = []
+        inputs = (padded["input_ids"],) if 0 in self.stages else ()
+        last = {"target": padded["labels"], "losses": losses} if self._has_last else {}
+        schedule.step(
+            *inputs, attention_mask=padded["attention_mask"], return_outputs=False, **last
+        )
+        total = torch.stack([loss.detach() for loss in losses]).sum() if losses else None
+        loss = torch.zeros((), device=self._device) if total is None else total.float()
+        dist.all_reduce(loss, group=self._group)
+        return loss
+
+    def sum_tied_gradients(self) -> None:
+        """Add up the gradients of embedding and head where they are one parameter.
+
+        Once a step, after the last `forward_backward` and before clipping. Both ends then make the
+        same update, and stay the same to the bit.
+        """
+        own = self._tied_ends()
+        if len(own) == 2:
+            total = own[0] + own[1]
+            for gradient in own.values():
+                gradient.copy_(total)
+        elif own:
+            ((end, gradient),) = own.items()
+            peer = dist.get_global_rank(self._group, self._rank_of_end(1 - end))
+            # What is kept on the host has to be where the ranks can talk.
+            sent = gradient.to(self._device).contiguous()
+            received = torch.empty_like(sent)
+            exchange = [
+                dist.P2POp(dist.isend, sent, peer, self._group),
+                dist.P2POp(dist.irecv, received, peer, self._group),
+            ]
+            for work in dist.batch_isend_irecv(exchange):
+                work.wait()
+            gradient.add_(received.to(gradient.device))
+
+    def gradient_norm(self) -> Tensor:
+        """Euclidean norm of the gradients of the whole model, the same on all ranks.
+
+        What the ends of the pipeline have in common counts once.
+        """
+        norm = gradient_norm(
+            parameter.grad
+            for name, parameter in self._named_parameters_once()
+            if parameter.grad is not None
+        )
+        square = norm.to(self._device).square()
+        dist.all_reduce(square, group=self._group)
+        return square.sqrt()
+
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that the norm of the whole model is at most `max_norm`.
+
+        Returns: the norm before.
+        """
+        norm = self.gradient_norm()
+        nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm, foreach=False)
+        return norm
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All parameters of this rank's stages."""
+        return [parameter for stage in self.stages.values() for parameter in stage.parameters()]
+
+    @property
+    def _has_last(self) -> bool:
+        return self._num_stages - 1 in self.stages
+
+    def _rank_of_end(self, end: int) -> int:
+        """The pipeline rank of the first (0) or the last (1) stage."""
+        return 0 if end == 0 or self.schedule.layout == "v" else self._mesh.size() - 1
+
+    def _tied_ends(self) -> dict[int, Tensor]:
+        """This rank's copies' gradients, by end; of DTensors this rank's shard."""
+        found: dict[int, Tensor] = {}
+        for end, name, parameter in self._tied_parameters():
+            if parameter.grad is None:
+                raise PipelineError.untied(name)
+            gradient = parameter.grad
+            found[end] = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        return found
+
+    def _tied_parameters(self) -> Iterator[tuple[int, str, nn.Parameter]]:
+        for end, index in ((0, 0), (1, self._num_stages - 1)):
+            stage = self.stages.get(index)
+            tied = None if stage is None or self._num_stages == 1 else tied_over_stages(stage)
+            if stage is not None and tied is not None:
+                name = (tied.first_name, tied.last_name)[end]
+                parameter = stage.get_parameter(name)
+                if parameter.requires_grad:
+                    yield end, name, parameter
+
+    def _named_parameters_once(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Without the last stage's copy of a tied parameter."""
+        copies = {id(parameter) for end, _, parameter in self._tied_parameters() if end == 1}
+        for stage in self.stages.values():
+            for name, parameter in stage.named_parameters():
+                if id(parameter) not in copies:
+                    yield name, parameter
+
+    def _built_for(self, num: int, rows: int, length: int) -> Any:  # noqa: ANN401 - a schedule
+        """The schedule for these shapes, which are fixed where it is made.
+
+        They are said in full: asked to find out, torch runs each stage once more, with garbage.
+        """
+        shape = (num, rows, length)
+        if self._built is None or self._built[0] != shape:
+            stages = [self._stage(index, rows, length) for index in sorted(self.stages)]
+            schedule_class = cast("Any", get_schedule_class(self.schedule.name))
+            self._built = (
+                shape,
+                schedule_class(
+                    stages[0] if self.schedule.layout == "single" else stages,
+                    num,
+                    loss_fn=self._loss,
+                    scale_grads=False,
+                ),
+            )
+        return self._built[1]
+
+    def _stage(self, index: int, rows: int, length: int) -> PipelineStage:
+        def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(
+                shape, dtype=dtype, device="meta", requires_grad=dtype.is_floating_point
+            )
+
+        ids = empty(rows, length, dtype=torch.int64)
+        hidden = empty(rows, length, self._config.hidden_size, dtype=self._hidden_dtype)
+        logits = empty(rows, length, self._config.vocab_size, dtype=self._hidden_dtype)
+        return PipelineStage(
+            self.stages[index],
+            index,
+            self._num_stages,
+            self._device,
+            input_args=ids if index == 0 else hidden,
+            output_args=logits if index == self._num_stages - 1 else hidden,
+            group=self._group,
+        )
+
+
+def pad_alike(batch: Sequence[_MicroBatch]) -> dict[str, Tensor]:
+    """All micro-batches, one behind the other, padded on the right to the longest, (M * B, T).
+
+    Padding has no label and is not attended to.
+    Raises: PipelineError, if their numbers of rows differ.
+    """
+    rows = [len(micro_batch["input_ids"]) for micro_batch in batch]
+    if len({*rows}) != 1:
+        raise PipelineError.unequal_rows(rows)
+    length = max(micro_batch["input_ids"].shape[1] for micro_batch in batch)
+    return {
+        name: torch.cat(
+            [
+                functional.pad(tensor, (0, length - tensor.shape[1]), value=value)
+                for tensor in (micro_batch[name] for micro_batch in batch)
+            ]
+        )
+        for name, value in _PADDING.items()
+    }
+
+
+class _TokenLoss:
+    """Summed token losses over the label tokens of the whole step, nats."""
+
+    num_step_tokens = 0
+
+    def __call__(self, logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
+        # At least float32: a sum over a vocabulary in 8 bits would be the loudest error.
+        wide_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
+        summed = functional.cross_entropy(
+            wide_BTV[:, :-1].flatten(0, 1),
+            labels_BT[:, 1:].flatten(),
+            ignore_index=_IGNORED,
+            reduction="sum",
+        )
+        return summed / self.num_step_tokens

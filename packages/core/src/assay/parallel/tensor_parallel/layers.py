@@ -1,0 +1,358 @@
+"""Modules that compute with this rank's part of their weights, with plain tensors at their boundaries.
+
+Each takes over a module in place: its class changes, its path and the names of its parameters do
+not. Divided parameters become DTensors that are sharded evenly and in the order of the whole
+weight, so `full_tensor()` of a parameter or its gradient, checkpoints and FSDP2 know nothing of
+attention heads. Where a rank computes other features than those of its shard (halves of fused
+weights, key/value heads that several ranks need), the weight is gathered in the forward pass and
+cut, and the gradients of all ranks are summed into the shards in the backward pass.
+
+Shapes: B batch, T tokens, H hidden features, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.nn import functional
+
+from assay.errors import UsageError
+from assay.parallel.tensor_parallel.collectives import (
+    gather,
+    shard_tensor,
+    split,
+    sum_and_split,
+    sum_gradients,
+    sum_over_ranks,
+)
+from assay.parallel.tensor_parallel.division import (
+    Division,
+    check_every_rank_has_some,
+    divide_evenly,
+    fuse,
+)
+
+
+class LayerError(UsageError):
+    """A module that cannot be divided."""
+
+    @classmethod
+    def of_class(cls, path: str, module: nn.Module, expected: type[nn.Module]) -> "LayerError":
+        """Another class, which may compute something else."""
+        return cls(
+            f"{path} is a {type(module).__name__}; only a plain {expected.__name__} can be divided "
+            "over tensor-parallel ranks"
+        )
+
+    @classmethod
+    def embedding_option(cls, path: str, option: str) -> "LayerError":
+        """An option of nn.Embedding that looks at all rows, or makes sparse gradients."""
+        return cls(f"{path}: an embedding with {option} cannot be divided by its vocabulary")
+
+    @classmethod
+    def twice(cls, module: nn.Module) -> "LayerError":
+        """It was divided before."""
+        return cls(f"a {type(module).__name__} is divided over ranks already")
+
+
+class ShardParameters:
+    """Makes parameters DTensors; a parameter that two modules share stays shared."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.mesh = mesh
+        self._made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+
+    def shard(self, module: nn.Module, name: str, dim: int) -> None:
+        """Replace the parameter `name` of `module`."""
+        whole = cast("nn.Parameter", getattr(module, name))
+        if id(whole) not in self._made:
+            sharded = nn.Parameter(shard_tensor(whole, self.mesh, dim), whole.requires_grad)
+            self._made[id(whole)] = (whole, sharded)  # kept: an id is reused after its object
+        setattr(module, name, self._made[id(whole)][1])
+
+
+def part_of(weight: Tensor, ranges: tuple[range, ...] | None, dim: int) -> Tensor:
+    """What this rank computes with: its shard, or `ranges` along `dim` of the gathered weight."""
+    sharded = cast("DTensor", weight)
+    if ranges is None:
+        return sharded.to_local()
+    whole = sharded.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+    return concatenate(whole, ranges, dim)
+
+
+def concatenate(whole: Tensor, ranges: tuple[range, ...], dim: int) -> Tensor:
+    """The `ranges` of `whole` along `dim`, one behind the other."""
+    return torch.cat([whole.narrow(dim, r.start, len(r)) for r in ranges], dim)
+
+
+class ColumnParallelLinear(nn.Linear):
+    """Has some of the output features: whole input, output local."""
+
+    mesh: DeviceMesh
+    ranges: tuple[range, ...] | None
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Linear
+        """This rank's output features."""
+        weight = part_of(self.weight, self.ranges, 0)
+        bias: Tensor | None = self.bias
+        bias = None if bias is None else part_of(bias, self.ranges, 0)
+        return functional.linear(sum_gradients(input, self.mesh), weight, bias)
+
+
+class GatheredColumnParallelLinear(ColumnParallelLinear):
+    """As its base, with the whole output on every rank."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Linear
+        """All output features."""
+        # A copy: FSDP2 warns of modules that return views.
+        return gather(super().forward(input), self.mesh, -1, self.weight.shape[0]).clone()
+
+
+class RowParallelLinear(nn.Linear):
+    """Has some of the input features: input local, output whole.
+
+    output_placement: Replicate, or Shard where the output is divided along a sequence.
+    """
+
+    mesh: DeviceMesh
+    output_placement: Placement
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Linear
+        """The sum over all ranks, and the bias once."""
+        summand = functional.linear(input, part_of(self.weight, None, 1))
+        bias: Tensor | None = self.bias
+        if isinstance(self.output_placement, Shard):
+            output = sum_and_split(summand, self.mesh, self.output_placement.dim)
+            bias = None if bias is None else sum_gradients(bias, self.mesh)
+        else:
+            output = sum_over_ranks(summand, self.mesh)
+        return output if bias is None else output + bias.to(output.dtype)
+
+
+class SplittingRowParallelLinear(RowParallelLinear):
+    """As its base, from a whole input of which it takes this rank's features."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Linear
+        """The same as of the undivided linear."""
+        return super().forward(split(input, self.mesh, -1))
+
+
+class VocabularyParallelEmbedding(nn.Embedding):
+    """Has the rows of some tokens: whole ids, output whole."""
+
+    mesh: DeviceMesh
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Embedding
+        """The rows of all tokens; of a token that another rank has, this one adds zeros."""
+        rank = self.mesh.get_local_rank()
+        (tokens,) = divide_evenly(self.weight.shape[0], self.mesh.size()).parts[rank]
+        elsewhere_BT = (input < tokens.start) | (input >= tokens.stop)
+        local_ids_BT = (input - tokens.start).masked_fill(elsewhere_BT, 0)
+        has_padding = self.padding_idx is not None and self.padding_idx in tokens
+        rows_BTH = functional.embedding(
+            local_ids_BT,
+            part_of(self.weight, None, 0),
+            cast("int", self.padding_idx) - tokens.start if has_padding else None,
+        ).masked_fill(elsewhere_BT[..., None], 0)
+        return sum_over_ranks(rows_BTH, self.mesh).clone()  # no view, as above
+
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+class _Forward(Protocol):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of any module
+        ...
+
+
+class WithReplacedForward(nn.Module):
+    """Base of modules that run another class's forward on other tensors than their parameters."""
+
+    mesh: DeviceMesh
+    original: type[nn.Module]
+
+    def run_original(
+        self,
+        *args: Any,  # noqa: ANN401 - of any module
+        **kwargs: Any,  # noqa: ANN401 - of any module
+    ) -> Any:  # noqa: ANN401 - of any module
+        """The original forward."""
+        return self.original.forward(self, *args, **kwargs)
+
+    def forward_with(
+        self,
+        tensors: Mapping[str, Tensor],
+        *args: Any,  # noqa: ANN401 - of any module
+        **kwargs: Any,  # noqa: ANN401 - of any module
+    ) -> Any:  # noqa: ANN401 - of any module
+        """The original forward, in which the parameters are `tensors`."""
+        # A double of the module: hooks do not fire again, children are the same objects.
+        double = object.__new__(self.original)
+        double.__dict__.update(self.__dict__)
+        absent = {name: None for name, value in self._parameters.items() if value is None}
+        double.__dict__.update(tensors, _parameters=absent)
+        return cast("_Forward", double).forward(*args, **kwargs)
+
+
+class WithSummedGradients(WithReplacedForward):
+    """Keeps whole parameters, but meets only some heads or tokens: gradients are summed."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of any module
+        """The original forward."""
+        entered = {
+            name: sum_gradients(parameter, self.mesh)
+            for name, parameter in self.named_parameters(recurse=False)
+        }
+        return self.forward_with(entered, *args, **kwargs)
+
+
+class ParallelExperts(WithReplacedForward):
+    """Experts with some of the intermediate features each: whole input, output whole.
+
+    The fused gate and up weight has shape (experts, 2 * intermediate, H), the down weight
+    (experts, H, intermediate).
+    """
+
+    gate_up_ranges: tuple[range, ...] | None
+    down_ranges: tuple[range, ...] | None
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """The sum over all ranks."""
+        gate_up, down = cast("Tensor", self.gate_up_proj), cast("Tensor", self.down_proj)
+        summand = self.forward_with(
+            {
+                "gate_up_proj": self._part_of(gate_up, self.gate_up_ranges, 1),
+                "down_proj": self._part_of(down, self.down_ranges, 2),
+            },
+            sum_gradients(hidden_states, self.mesh),
+            top_k_index,
+            sum_gradients(top_k_weights, self.mesh),
+        )
+        return sum_over_ranks(summand, self.mesh)
+
+    def _part_of(self, weight: Tensor, ranges: tuple[range, ...] | None, dim: int) -> Tensor:
+        if isinstance(weight, DTensor):
+            return part_of(weight, ranges, dim)
+        return concatenate(sum_gradients(weight, self.mesh), ranges or (), dim)
+
+
+def divide_columns(
+    path: str, linear: nn.Module, division: Division, shards: ShardParameters
+) -> ColumnParallelLinear:
+    """Make `linear` compute the output features of this rank.
+
+    Raises: LayerError for another class; DivisionError where a rank would have no feature.
+    """
+    plain = _plain(path, linear, nn.Linear)
+    check_every_rank_has_some(path, division)
+    shards.shard(plain, "weight", 0)
+    if plain.bias is not None:
+        shards.shard(plain, "bias", 0)
+    divided = _become(ColumnParallelLinear, plain, shards.mesh)
+    divided.ranges = _ranges_to_gather(division, shards.mesh)
+    return divided
+
+
+def divide_columns_and_gather(path: str, linear: nn.Module, shards: ShardParameters) -> None:
+    """Divide the output features of `linear`, and gather them after each call.
+
+    Raises: as `divide_columns`.
+    """
+    size = _plain(path, linear, nn.Linear).out_features
+    divided = divide_columns(path, linear, divide_evenly(size, shards.mesh.size()), shards)
+    _become(GatheredColumnParallelLinear, divided, shards.mesh)
+
+
+def divide_rows(path: str, linear: nn.Module, shards: ShardParameters) -> RowParallelLinear:
+    """Make `linear` compute with the input features of this rank, evenly divided.
+
+    Raises: as `divide_columns`.
+    """
+    plain = _plain(path, linear, nn.Linear)
+    check_every_rank_has_some(path, divide_evenly(plain.in_features, shards.mesh.size()))
+    shards.shard(plain, "weight", 1)
+    divided = _become(RowParallelLinear, plain, shards.mesh)
+    divided.output_placement = Replicate()
+    return divided
+
+
+def split_and_divide_rows(path: str, linear: nn.Module, shards: ShardParameters) -> None:
+    """Divide the input features of `linear`, whose input is whole.
+
+    Raises: as `divide_columns`.
+    """
+    _become(SplittingRowParallelLinear, divide_rows(path, linear, shards), shards.mesh)
+
+
+def divide_vocabulary(path: str, embedding: nn.Module, shards: ShardParameters) -> None:
+    """Make `embedding` look up the tokens of this rank.
+
+    Raises: as `divide_columns`.
+    """
+    plain = _plain(path, embedding, nn.Embedding)
+    for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+        if getattr(plain, option):
+            raise LayerError.embedding_option(path, option)
+    check_every_rank_has_some(path, divide_evenly(plain.num_embeddings, shards.mesh.size()))
+    shards.shard(plain, "weight", 0)
+    _become(VocabularyParallelEmbedding, plain, shards.mesh)
+
+
+def divide_experts(path: str, experts: nn.Module, half: Division, shards: ShardParameters) -> None:
+    """Make `experts` compute with the intermediate features of this rank, which are `half`.
+
+    Raises: DivisionError where a rank would have no feature.
+    """
+    check_every_rank_has_some(path, half)
+    shards.shard(experts, "gate_up_proj", 1)
+    shards.shard(experts, "down_proj", 2)
+    replaced = replace_forward_of(experts, ParallelExperts, shards.mesh)
+    replaced.gate_up_ranges = _ranges_to_gather(fuse(half, half), shards.mesh)
+    replaced.down_ranges = None
+
+
+def divide_whole_experts(path: str, experts: nn.Module, half: Division, mesh: DeviceMesh) -> None:
+    """As `divide_experts` for experts that keep whole parameters, and are cut in each call.
+
+    LoRA adds whole matrices to them.
+    """
+    check_every_rank_has_some(path, half)
+    replaced = replace_forward_of(experts, ParallelExperts, mesh)
+    replaced.gate_up_ranges = fuse(half, half).parts[mesh.get_local_rank()]
+    replaced.down_ranges = half.parts[mesh.get_local_rank()]
+
+
+_Replaced = TypeVar("_Replaced", bound=WithReplacedForward)
+
+
+def replace_forward_of(module: nn.Module, by: type[_Replaced], mesh: DeviceMesh) -> _Replaced:
+    """Let `module` run the forward of `by`, which runs its own.
+
+    Raises: LayerError where this was done before.
+    """
+    original = type(module)
+    if issubclass(original, WithReplacedForward):
+        raise LayerError.twice(module)
+    name = f"{by.__name__}{original.__name__}"
+    return _become(type(name, (by, original), {"original": original}), module, mesh)
+
+
+def _ranges_to_gather(division: Division, mesh: DeviceMesh) -> tuple[range, ...] | None:
+    # Of all ranks or of none: to gather takes all of them.
+    return None if division.is_even else division.parts[mesh.get_local_rank()]
+
+
+def _become(layer: type[_Module], module: nn.Module, mesh: DeviceMesh) -> _Module:
+    module.__class__ = layer
+    cast("Any", module).mesh = mesh
+    return cast("_Module", module)
+
+
+def _plain(path: str, module: nn.Module, expected: type[_Module]) -> _Module:
+    # A subclass may compute something else, and a module is not divided twice.
+    if type(module) is not expected:
+        raise LayerError.of_class(path, module, expected)
+    return module

@@ -1,0 +1,1 @@
+"""The HTML page of a report: one file with its pictures, tables and templates."""

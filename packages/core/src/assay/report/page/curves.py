@@ -1,0 +1,289 @@
+"""Curves along the depth and along the tokens, as SVG geometry that stretches with its box.
+
+Coordinates are shares of the plot, 0 to 1000 both ways, so that texts, which are not part of the
+SVG, keep their size on any screen.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from assay.comparing.deciding_rows import severity
+from assay.comparing.numerals import format_number
+from assay.comparing.phrases import (
+    describe_left_out,
+    describe_pooling,
+    describe_thinning,
+    describe_tokens,
+)
+from assay.report.run_report import Report, StageKey
+from assay.verdicts import Measurement
+
+MAX_POINTS = 1000  # about one a pixel
+_SPAN = 1000
+_MAX_X_TICKS = 12
+_MANY_DECADES = 100.0
+_LAYER = re.compile(r"\.(?:layers|layer|h|blocks|block)\.(\d+)(?:\.|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A mark on an axis, at `at` thousandths of it."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One series: a line where neighbours are connected, and a dot for every value.
+
+    kind: the style class; path, dots, outside: SVG path data; `outside` marks NaN and infinity.
+    """
+
+    name: str
+    kind: str
+    path: str
+    dots: str
+    outside: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves over one logarithmic axis, and what hovering shows at each place."""
+
+    curves: list[Curve]
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    points: list[tuple[float, list[str]]]
+    statements: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One place of the x axis: its texts and the value of every series there."""
+
+    title: str
+    values: tuple[float | None, ...]
+    group: int = 0  # lines connect places of one group
+
+
+def draw_depth(report: Report) -> Chart | None:
+    """Accumulated against replayed error, candidate and noise run, along the forward pass."""
+    worst: dict[tuple[str, StageKey], Measurement] = {}
+    for row in report.measurements:
+        if row.level == "modules" and row.statistic in ("accumulated", "replay-tensor"):
+            key = row.statistic, report.stages[row.module, row.phase]
+            known = worst.get(key)
+            if known is None or severity(row.ratio) > severity(known.ratio):
+                worst[key] = row
+    stages = sorted({stage for _, stage in worst})
+    if not stages:
+        return None
+    stages, statements = _keep_worst(stages, lambda key: worst.get(("replay-tensor", key)))
+    places = []
+    for stage in stages:
+        rows = [worst.get((name, stage)) for name in ("accumulated", "replay-tensor")]
+        values = [value for row in rows for value in _both(row)]
+        places.append(_Place(stage.label, tuple(values)))
+    return _chart(
+        places,
+        [
+            ("accumulated, candidate", "accumulated"),
+            ("accumulated, noise run", "accumulated noise"),
+            ("replayed, candidate", "replayed"),
+            ("replayed, noise run", "replayed noise"),
+        ],
+        _layer_ticks(stages),
+        statements,
+    )
+
+
+def draw_kl(report: Report) -> Chart | None:
+    """KL divergence of every token, candidate and noise run."""
+    rows = [
+        row
+        for row in report.measurements
+        if row.level == "logits" and row.statistic == "kl" and row.position is not None
+    ]
+    if not rows:
+        return None
+    rows.sort(key=lambda row: (row.prompt or 0, row.position or 0))
+    width = -(-len(rows) // MAX_POINTS)
+    kept: list[tuple[str, Measurement]] = []
+    for group in _grouped(rows, width):
+        first, last = group[0], group[-1]
+        title = describe_tokens(
+            first.prompt or 0, first.position or 0, last.position or 0, first.step
+        )
+        kept.append((title, max(group, key=lambda row: severity(row.actual))))
+    places = [_Place(title, _both(row), row.prompt or 0) for title, row in kept]
+    return _chart(
+        places,
+        [("candidate", "replayed"), ("noise run", "replayed noise")],
+        _prompt_ticks([row for _, row in kept]),
+        [describe_pooling(width)] if width > 1 else [],
+    )
+
+
+def draw_losses(report: Report) -> Chart | None:
+    """Losses of overfitting, step by step, and the target."""
+    sides = {"candidate-loss": "candidate", "noise-loss": "noise run"}
+    curves: dict[str, dict[int, float]] = {name: {} for name in ("yardstick", *sides.values())}
+    for row in report.measurements:
+        if row.statistic in sides:
+            curves[sides[row.statistic]][row.step] = row.actual
+            curves["yardstick"][row.step] = row.expected
+    steps = sorted(curves["yardstick"])
+    if not steps:
+        return None
+    width = -(-len(steps) // MAX_POINTS)
+    target = next((r.expected for r in report.measurements if r.statistic == "overfit-loss"), None)
+    order = ("candidate", "yardstick", "noise run")
+    places = [
+        _Place(f"step {step}", (*(curves[name].get(step) for name in order), target))
+        for step in steps[::width]
+    ]
+    series = [
+        ("candidate", "replayed"),
+        ("yardstick", "accumulated"),
+        ("noise run", "accumulated noise"),
+        ("target", "target"),
+    ]
+    ticks = [Tick(_x(number, len(places)), str(step)) for number, step in enumerate(steps[::width])]
+    return _chart(places, series, _thinned(ticks), [describe_thinning(width)] if width > 1 else [])
+
+
+def _both(row: Measurement | None) -> tuple[float | None, float | None]:
+    return (row.actual, row.expected) if row else (None, None)
+
+
+def _keep_worst(
+    stages: list[StageKey], row_of: Callable[[StageKey], Measurement | None]
+) -> tuple[list[StageKey], list[str]]:
+    if len(stages) <= MAX_POINTS:
+        return stages, []
+
+    def rank(stage: StageKey) -> float:
+        row = row_of(stage)
+        return severity(row.ratio) if row else -1.0
+
+    ranked = sorted(stages, key=rank, reverse=True)
+    statement = describe_left_out(MAX_POINTS, len(stages), "stages", rank(ranked[MAX_POINTS]))
+    return sorted(ranked[:MAX_POINTS]), [statement]
+
+
+def _grouped(rows: list[Measurement], width: int) -> Iterable[list[Measurement]]:
+    """Up to `width` neighbours of one prompt at a time."""
+    group: list[Measurement] = []
+    for row in rows:
+        if group and (len(group) == width or group[0].prompt != row.prompt):
+            yield group
+            group = []
+        group.append(row)
+    yield group
+
+
+def _chart(
+    places: list[_Place], series: list[tuple[str, str]], x_ticks: list[Tick], statements: list[str]
+) -> Chart:
+    axis = LogAxis.over(value for place in places for value in place.values if value is not None)
+    points = []
+    for number, place in enumerate(places):
+        lines = [place.title]
+        for (name, _), value in zip(series, place.values, strict=True):
+            if value is not None:
+                lines.append(f"{name}: {format_number(value)}")
+        points.append((_x(number, len(places)), lines))
+    curves = [
+        _curve(name, kind, [(p.values[index], p.group) for p in places], axis)
+        for index, (name, kind) in enumerate(series)
+    ]
+    curves = [curve for curve in curves if curve.path]
+    return Chart(curves, x_ticks, axis.ticks(), points, statements)
+
+
+def _x(number: int, count: int) -> float:
+    return round((number + 0.5) * _SPAN / count, 1)
+
+
+def _curve(name: str, kind: str, values: list[tuple[float | None, int]], axis: "LogAxis") -> Curve:
+    path: list[str] = []
+    dots: list[str] = []
+    outside: list[str] = []
+    last_group: int | None = None
+    for number, (value, group) in enumerate(values):
+        if value is None:
+            continue
+        x, y = _x(number, len(values)), axis.y(value)
+        path.append(f"{'L' if group == last_group else 'M'}{x:g} {y:g}")
+        (dots if math.isfinite(value) else outside).append(f"M{x:g} {y:g}h0")
+        last_group = group
+    return Curve(name, kind, "".join(path), "".join(dots), "".join(outside))
+
+
+@dataclass(frozen=True, slots=True)
+class LogAxis:
+    """A logarithmic axis from `low` to `high`; zero lies at its foot, NaN and infinity on top."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def over(cls, values: Iterable[float]) -> "LogAxis":
+        """The axis that holds all positive finite `values`, with a margin."""
+        positive = [value for value in values if 0 < value < math.inf]
+        if not positive:
+            return cls(0.1, 10.0)
+        return cls(min(positive) / 1.5, max(positive) * 1.5)
+
+    def y(self, value: float) -> float:
+        """Distance from the top, in thousandths."""
+        if not math.isfinite(value):
+            return 0.0
+        if value <= 0:
+            return float(_SPAN)
+        share = math.log(value / self.low) / math.log(self.high / self.low)
+        return round(_SPAN * (1 - share), 1)
+
+    def ticks(self) -> list[Tick]:
+        """Decades where there are several, else 1, 2 and 5."""
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        step = max(1, (last - first) // 6)
+        mantissas = (1,) if self.high > _MANY_DECADES * self.low else (1, 2, 5)
+        marks = [
+            mantissa * 10.0**exponent
+            for exponent in range(first, last + 1, step)
+            for mantissa in mantissas
+        ]
+        return [
+            Tick(self.y(mark), format_number(mark))
+            for mark in marks
+            if self.low <= mark <= self.high
+        ]
+
+
+def _layer_ticks(stages: list[StageKey]) -> list[Tick]:
+    firsts: dict[int, int] = {}
+    for number, stage in enumerate(stages):
+        found = _LAYER.search(stage.module)
+        if found:
+            firsts.setdefault(int(found[1]), number)
+    ticks = [
+        Tick(_x(number, len(stages)), f"layer {layer}") for layer, number in sorted(firsts.items())
+    ]
+    return _thinned(ticks)
+
+
+def _prompt_ticks(rows: list[Measurement]) -> list[Tick]:
+    firsts: dict[int, int] = {}
+    for number, row in enumerate(rows):
+        firsts.setdefault(row.prompt or 0, number)
+    return _thinned([
+        Tick(_x(number, len(rows)), f"prompt {prompt}") for prompt, number in firsts.items()
+    ])  # fmt: skip
+
+
+def _thinned(ticks: list[Tick]) -> list[Tick]:
+    return ticks[:: max(1, -(-len(ticks) // _MAX_X_TICKS))]

@@ -1,0 +1,182 @@
+"""Tokens by modules: which rows of which stage are worse than the noise run's."""
+
+import math
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from assay.comparing.deciding_rows import TOKEN_STATISTIC, severity
+from assay.comparing.phrases import (
+    describe_left_out,
+    describe_pooling,
+    describe_tokens,
+)
+from assay.report.page.packing import pack_labels, pack_numbers
+from assay.report.run_report import Report, StageKey
+from assay.sites import Phase
+from assay.verdicts import Measurement
+
+# Three numbers and a port are 8 bytes a cell, 10.7 in base64: 1.3 MB of the 3 MB of a report.
+MAX_CELLS = 120_000
+# More than that is read by nobody: at 13 px the lines fill six screens, at 4 px the columns ten.
+MAX_STAGES = 400
+MAX_COLUMNS = 2_000
+MAX_PROMPTS = 200
+
+# The strongest colour stands for at least this ratio, so that a clean run does not look alarming.
+SMALLEST_TOP = 10.0
+
+Token = tuple[int, int]  # prompt and position
+StageName = tuple[str, Phase]
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Neighbouring tokens of one prompt, mostly a single one; `step` is the first one's."""
+
+    prompt: int
+    first: int
+    last: int
+    step: int
+
+    @property
+    def label(self) -> str:
+        """Prompt, token, and decode step where it is one."""
+        return describe_tokens(self.prompt, self.first, self.last, self.step)
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """The worst measurement of each stage and column; `cells` is by stage, then column."""
+
+    stages: list[StageKey]
+    columns: list[Column]
+    cells: list[Measurement | None]
+    located: int | None
+    statements: list[str] = field(default_factory=list)
+
+    @property
+    def worst(self) -> int:
+        """Index of the worst cell; the first of several."""
+        return max(
+            range(len(self.cells)),
+            key=lambda index: severity(cell.ratio) if (cell := self.cells[index]) else -1.0,
+        )
+
+    @property
+    def top(self) -> float:
+        """The ratio of the strongest colour."""
+        finite = [cell.ratio for cell in self.cells if cell and math.isfinite(cell.ratio)]
+        return max([SMALLEST_TOP, *finite])
+
+    def packed(self) -> dict[str, object]:
+        """What the page carries."""
+        return {
+            "stages": [stage.label for stage in self.stages],
+            "columns": [column.label for column in self.columns],
+            "prompts": [column.prompt for column in self.columns],
+            "ratio": pack_numbers([cell.ratio if cell else None for cell in self.cells]),
+            "actual": pack_numbers([cell.actual if cell else None for cell in self.cells]),
+            "expected": pack_numbers([cell.expected if cell else None for cell in self.cells]),
+            "port": pack_labels([cell.port if cell else None for cell in self.cells]),
+            "located": self.located,
+            "worst": self.worst,
+            "top": self.top,
+        }
+
+
+def draw_heat_map(report: Report, max_cells: int = MAX_CELLS) -> HeatMap | None:
+    """The heat map of `report`, or None where it has no token measurements.
+
+    What does not fit is left out, mildest modules and prompts first, then neighbouring tokens are
+    pooled by their worst; statements say so.
+    """
+    of_stage: dict[StageName, float] = {}
+    of_prompt: dict[int, float] = {}
+    steps: dict[Token, int] = {}
+    for name, token, row in _cells(report):
+        worse = severity(row.ratio)
+        of_stage[name] = max(of_stage.get(name, 0.0), worse)
+        of_prompt[token[0]] = max(of_prompt.get(token[0], 0.0), worse)
+        steps[token] = row.step
+    if not steps:
+        return None
+    statements: list[str] = []
+    names = _keep_worst(of_stage, MAX_STAGES, "modules", statements)
+    stages = sorted(report.stages[name] for name in names)
+    prompts = set(_keep_worst(of_prompt, MAX_PROMPTS, "prompts", statements))
+    columns, column_of = _fit_columns(
+        {token: step for token, step in sorted(steps.items()) if token[0] in prompts},
+        min(MAX_COLUMNS, max_cells // len(stages)),
+        statements,
+    )
+    first_of_line = {
+        (stage.module, stage.phase): line * len(columns) for line, stage in enumerate(stages)
+    }
+    cells: list[Measurement | None] = [None] * (len(stages) * len(columns))
+    for name, token, row in _cells(report):
+        if name not in first_of_line or token not in column_of:
+            continue
+        index = first_of_line[name] + column_of[token]
+        known = cells[index]
+        if known is None or severity(row.ratio) > severity(known.ratio):
+            cells[index] = row
+    return HeatMap(stages, columns, cells, _located(report, stages), statements)
+
+
+def _cells(report: Report) -> Iterator[tuple[StageName, Token, Measurement]]:
+    for row in report.measurements:
+        if (
+            row.statistic == TOKEN_STATISTIC
+            and row.level == "modules"
+            and row.prompt is not None
+            and row.position is not None
+        ):
+            yield (row.module, row.phase), (row.prompt, row.position), row
+
+
+def _keep_worst(
+    worst: dict[_Key, float], limit: int, things: str, statements: list[str]
+) -> list[_Key]:
+    ranked = sorted(worst, key=lambda key: -worst[key])
+    if len(ranked) > limit:
+        statements.append(describe_left_out(limit, len(ranked), things, worst[ranked[limit]]))
+    return ranked[:limit]
+
+
+def _fit_columns(
+    steps: dict[Token, int], limit: int, statements: list[str]
+) -> tuple[list[Column], dict[Token, int]]:
+    """At most `limit` columns, as narrow as possible, and the column of each token."""
+    num_prompts = len({prompt for prompt, _ in steps})
+    width = max(1, len(steps) // limit)
+    columns, column_of = _columns(steps, width)
+    while len(columns) > max(limit, num_prompts):
+        width += 1
+        columns, column_of = _columns(steps, width)
+    if width > 1:
+        statements.append(describe_pooling(width))
+    return columns, column_of
+
+
+def _columns(steps: dict[Token, int], width: int) -> tuple[list[Column], dict[Token, int]]:
+    columns: list[Column] = []
+    column_of: dict[Token, int] = {}
+    members = 0
+    for (prompt, position), step in steps.items():
+        last = columns[-1] if columns else None
+        if last and last.prompt == prompt and members < width:
+            columns[-1] = Column(prompt, last.first, position, last.step)
+            members += 1
+        else:
+            columns.append(Column(prompt, position, position, step))
+            members = 1
+        column_of[prompt, position] = len(columns) - 1
+    return columns, column_of
+
+
+def _located(report: Report, stages: list[StageKey]) -> int | None:
+    location = report.verdict.location
+    stage = location and report.stages.get((location.module or "", location.phase))
+    return stages.index(stage) if stage in stages else None

@@ -1,0 +1,106 @@
+"""The HTML face: one file without any reference to another, readable from disk."""
+
+import base64
+import hashlib
+import shlex
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from assay.comparing import phrases
+from assay.comparing.numerals import format_number
+from assay.report.page.curves import draw_depth, draw_kl, draw_losses
+from assay.report.page.heatmap import MAX_CELLS, draw_heat_map
+from assay.report.page.table import MAX_ROWS, draw_table
+from assay.report.run_report import LadderRung, Report
+
+REPORT_FILE = "report.html"
+INDEX_FILE = "index.html"
+MAX_PAGE_BYTES = 3_000_000
+_FEWEST_ROWS = 100
+MAX_SUSPECTS = 100
+MAX_UNMATCHED = 200
+
+_TEMPLATES = Path(__file__).with_name("templates")
+
+
+def render_html(report: Report) -> str:
+    """The page of `report`, of at most `MAX_PAGE_BYTES`.
+
+    Long names can make a page larger than its number of cells and rows foretells: then it is
+    drawn again with half of them, and says so as it does for any that are left out.
+    """
+    max_cells, max_rows = MAX_CELLS, MAX_ROWS
+    while True:
+        page = _render_report(report, max_cells, max_rows)
+        if len(page.encode()) <= MAX_PAGE_BYTES or max_rows <= _FEWEST_ROWS:
+            return page
+        max_cells, max_rows = max_cells // 2, max_rows // 2
+
+
+def render_index(reports: list[Report], link_of: dict[Path, str]) -> str:
+    """One page for several runs; `link_of` leads from a run's folder to its own page."""
+    return _render("index.html.j2", reports=reports, link_of=link_of)
+
+
+def _render_report(report: Report, max_cells: int, max_rows: int) -> str:
+    heat_map, table = draw_heat_map(report, max_cells), draw_table(report, max_rows)
+    depth, kl = draw_depth(report), draw_kl(report)
+    losses = draw_losses(report)
+    drawn = {"losses": losses, "depth": depth, "kl": kl}
+    charts = {name: chart.points for name, chart in drawn.items() if chart}
+    return _render(
+        "report.html.j2",
+        report=report,
+        verdict=report.verdict,
+        explanation=report.explanation,
+        command=shlex.join(report.verdict.command),
+        heat_map=heat_map,
+        **drawn,
+        table=table,
+        data={
+            "heatMap": heat_map.packed() if heat_map else None,
+            "charts": charts,
+            "table": table.packed(),
+        },
+        max_suspects=MAX_SUSPECTS,
+        max_unmatched=MAX_UNMATCHED,
+    )
+
+
+def describe_worst(rung: LadderRung) -> str:
+    """The worst ratio of a level beside its limit."""
+    row = rung.worst
+    if row is None or row.limit is None:
+        return ""
+    return phrases.describe_judged(row.ratio, row.limit)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["phrases"] = phrases
+    environment.globals["describe_worst"] = describe_worst
+    environment.filters["number"] = format_number
+    return environment
+
+
+def _render(template: str, **context: object) -> str:
+    # Only this script may run: a page that is made from other people's strings allows no other,
+    # and its policy forbids every request.
+    script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
+    style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    return _environment().get_template(template).render(
+        style=style,
+        script=script,
+        script_hash=digest,
+        **context,
+    )  # fmt: skip

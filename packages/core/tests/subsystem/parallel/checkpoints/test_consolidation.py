@@ -1,0 +1,258 @@
+"""Sharded states made whole: folders that transformers and peft load, to the bit.
+
+The reference of a saved folder is what every rank holds, gathered by other means, and what
+transformers or peft read.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from assay.models.loading.loaded_model import load_model
+from assay.parallel.checkpoints.consolidation import (
+    AdapterKindError,
+    TiedCopiesError,
+    save_adapters,
+    save_model,
+    write_model_folder,
+)
+from assay.parallel.checkpoints.weight_loading import WeightsError
+from assay.parallel.fsdp import shard_parameters
+from packages.core.tests.subsystem.parallel.divided_models import load_divided
+from packages.core.tests.subsystem.parallel.judging import plain
+from packages.core.tests.subsystem.parallel.tiny_models import add_lora
+from packages.core.tests.subsystem.parallel.training_steps import NUM_LAYERS, load_whole
+
+ARCHITECTURES = ("llama", "granite", "mixtral")
+
+
+def _move(model: nn.Module) -> None:
+    """Change every parameter, alike on all ranks that have it, so that no file holds it."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.0 + 2.0**-10)
+
+
+def _held_by_ranks(model: nn.Module) -> dict[str, Tensor]:
+    everything: list[Any] = [None] * dist.get_world_size()
+    state = {name: plain(tensor) for name, tensor in model.state_dict().items()}
+    dist.all_gather_object(everything, state)
+    return {name: tensor for of_rank in everything for name, tensor in of_rank.items()}
+
+
+def _unequal(saved: Path, expected: dict[str, Tensor]) -> list[str]:
+    """Names that differ in what transformers loads from `saved`, on all ranks alike."""
+    actual = load_model(str(saved), dtype="float32").model.state_dict()
+    assert expected
+    assert actual.keys() >= expected.keys()
+    names = [name for name in actual if not actual[name].equal(expected.get(name, actual[name]))]
+    # A tied head is stored by stages of the pipeline only.
+    return names + sorted(actual.keys() - expected.keys() - {"lm_head.weight"})
+
+
+def _save_moved(mesh: DeviceMesh, folder: Path, target: Path) -> list[str]:
+    model = load_divided(folder, mesh)
+    _move(model)
+    save_model(target, [model])
+    dist.barrier()
+    return _unequal(target, _held_by_ranks(model))
+
+
+@pytest.mark.parametrize("folder", ARCHITECTURES, indirect=True)
+@pytest.mark.world(dp=2)
+def test_shards_are_saved_whole(mesh: DeviceMesh, folder: Path, tmp_path: Path) -> None:
+    assert _save_moved(mesh, folder, tmp_path / "saved") == []
+
+
+@pytest.mark.parametrize("folder", ARCHITECTURES, indirect=True)
+@pytest.mark.world(pp=2)
+def test_stages_are_saved_as_one_model(mesh: DeviceMesh, folder: Path, tmp_path: Path) -> None:
+    assert _save_moved(mesh, folder, tmp_path / "saved") == []
+
+
+@pytest.mark.parametrize("folder", ARCHITECTURES, indirect=True)
+@pytest.mark.world(tp=2)
+def test_divided_weights_are_saved_whole(mesh: DeviceMesh, folder: Path, tmp_path: Path) -> None:
+    assert _save_moved(mesh, folder, tmp_path / "saved") == []
+
+
+@pytest.mark.parametrize("folder", ["granite"], indirect=True)
+@pytest.mark.world(pp=2, dp=2)
+def test_sharded_stages_are_saved_as_one_model(
+    mesh: DeviceMesh, folder: Path, tmp_path: Path
+) -> None:
+    assert _save_moved(mesh, folder, tmp_path / "saved") == []
+
+
+@pytest.mark.world(dp=2)
+def test_a_value_that_was_not_saved_is_seen(mesh: DeviceMesh, folder: Path, tmp_path: Path) -> None:
+    model = load_divided(folder, mesh)
+    save_model(tmp_path / "saved", [model])
+    dist.barrier()
+    with torch.no_grad():
+        model.get_parameter("model.layers.2.mlp.up_proj.weight").mul_(1.0 + 2.0**-23)
+    assert _unequal(tmp_path / "saved", _held_by_ranks(model)) == [
+        "model.layers.2.mlp.up_proj.weight"
+    ]
+
+
+@pytest.mark.parametrize("folder", ARCHITECTURES, indirect=True)
+@pytest.mark.world(pp=2)
+def test_a_saved_folder_has_the_tensors_of_the_first_one(
+    mesh: DeviceMesh, folder: Path, tmp_path: Path
+) -> None:
+    """Also those that transformers renames and fuses when it loads them."""
+    save_model(tmp_path / "saved", [load_divided(folder, mesh)])
+    dist.barrier()
+    assert _stored(tmp_path / "saved").keys() == _stored(folder).keys()
+    saved = _stored(tmp_path / "saved")
+    assert [name for name, value in _stored(folder).items() if not saved[name].equal(value)] == []
+
+
+def _stored(folder: Path) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert tensors
+    return tensors
+
+
+@pytest.mark.world(pp=2)
+def test_a_stage_that_is_left_out_is_named_on_all_ranks_and_nothing_is_written(
+    mesh: DeviceMesh, folder: Path, tmp_path: Path
+) -> None:
+    stage = load_divided(folder, mesh)
+    if mesh.get_local_rank() == 1:
+        stage = nn.ModuleDict()
+    with pytest.raises(WeightsError, match=r"missing: lm_head.weight, model.layers.2.input_lay"):
+        save_model(tmp_path / "saved", [stage])
+    assert not (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize("folder", ["granite"], indirect=True)
+@pytest.mark.world(pp=2)
+def test_tied_ends_that_drifted_apart_are_refused(
+    mesh: DeviceMesh, folder: Path, tmp_path: Path
+) -> None:
+    stage = load_divided(folder, mesh)
+    if mesh.get_local_rank() == 1:
+        with torch.no_grad():
+            stage.get_parameter("lm_head.weight")[3, 5] += 0.25
+    error = TiedCopiesError if mesh.get_local_rank() == 0 else WeightsError
+    with pytest.raises(error, match=r"is tied to model.embed_tokens.weight, but .* up to 2.5e-01"):
+        save_model(tmp_path / "saved", [stage])
+
+
+def test_a_tensor_too_many_and_one_of_another_shape_are_named(folder: Path, tmp_path: Path) -> None:
+    model: Any = load_whole(folder)
+    state = model.state_dict()
+    with pytest.raises(WeightsError, match=r"extra: model.layers.9.bias"):
+        write_model_folder(tmp_path, model.config, state | {"model.layers.9.bias": torch.ones(1)})
+    with pytest.raises(WeightsError, match=r"model.norm.weight has the shape \[16\]"):
+        write_model_folder(tmp_path, model.config, state | {"model.norm.weight": torch.ones(16)})
+    assert [*tmp_path.iterdir()] == []
+
+
+# Adapters
+
+# peft 0.21 asks transformers 5.23 for an attribute under its old name.
+with_peft = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+
+
+def _with_adapters(model: nn.Module, names: tuple[str, ...]) -> Any:
+    targets = ["q_proj", "o_proj", "down_proj"]
+    return add_lora(model, *names, target_modules=targets, task_type="CAUSAL_LM")
+
+
+def _base_of(folder: Path) -> Any:
+    return load_model(str(folder), dtype="float32", attention="eager").model
+
+
+def _differing_adapters(
+    saved: Path, folder: Path, names: tuple[str, ...], held: dict[str, Tensor]
+) -> list[str]:
+    """Tensors of adapters as peft loads them, that are not those that the ranks hold."""
+    import peft
+
+    found = []
+    for name in names:
+        source = saved if name == "default" else saved / name
+        loaded: Any = peft.PeftModel.from_pretrained(_base_of(folder), source, adapter_name=name)
+        state = {key: value for key, value in loaded.state_dict().items() if "lora_" in key}
+        own = {key for key in held if "lora_" in key and f".{name}." in key}
+        assert state.keys() == own
+        assert len(own) == 2 * 3 * NUM_LAYERS
+        found += [key for key, value in state.items() if not value.equal(held[key])]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("names", [("default",), ("default", "second")], ids=["one", "several"])
+@with_peft
+@pytest.mark.world(dp=2)
+def test_sharded_adapters_are_saved_as_peft_loads_them(
+    mesh: DeviceMesh, folder: Path, tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    model = _with_adapters(load_whole(folder, mesh.device_type), names)
+    shard_parameters(model, mesh)
+    save_adapters(tmp_path, [model])
+    dist.barrier()
+    assert _differing_adapters(tmp_path, folder, names, _held_by_ranks(model)) == []
+
+
+@pytest.mark.parametrize("names", [("default",), ("first", "second")], ids=["one", "several"])
+@with_peft
+@pytest.mark.world(pp=2)
+def test_adapters_of_stages_are_saved_as_peft_loads_them(
+    mesh: DeviceMesh, folder: Path, tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    model = _with_adapters(load_divided(folder, mesh), names)
+    save_adapters(tmp_path, [model])
+    dist.barrier()
+    assert _differing_adapters(tmp_path, folder, names, _held_by_ranks(model)) == []
+
+
+@pytest.mark.world(pp=2)
+def test_folder_names_the_adapted_layers_of_all_stages(
+    mesh: DeviceMesh, folder: Path, tmp_path: Path
+) -> None:
+    stage: Any = load_divided(folder, mesh)
+    own = [path for path, module in stage.named_modules() if path.endswith("down_proj")]
+    save_adapters(tmp_path, [add_lora(stage, target_modules=own)])
+    dist.barrier()
+    saved = json.loads((tmp_path / "adapter_config.json").read_text(encoding="utf-8"))
+    assert own
+    assert set(own) < set(saved["target_modules"])
+
+
+@with_peft
+@pytest.mark.world(dp=2)
+def test_an_adapter_saved_under_the_name_of_another_is_seen(
+    mesh: DeviceMesh, folder: Path, tmp_path: Path
+) -> None:
+    names = ("first", "second")
+    model = _with_adapters(load_whole(folder, mesh.device_type), names)
+    shard_parameters(model, mesh)
+    save_adapters(tmp_path, [model])
+    dist.barrier()
+    if dist.get_rank() == 0:
+        for name, other in (("first", "kept"), ("second", "first"), ("kept", "second")):
+            (tmp_path / name).rename(tmp_path / other)
+    dist.barrier()
+    found = _differing_adapters(tmp_path, folder, names, _held_by_ranks(model))
+    assert len(found) == 2 * 2 * 3 * NUM_LAYERS
+
+
+@pytest.mark.world(dp=2)
+def test_an_adapter_with_trained_biases_is_refused(mesh: DeviceMesh, folder: Path) -> None:
+    model = _with_adapters(load_whole(folder, mesh.device_type), ("default",))
+    model.peft_config["default"].bias = "all"
+    with pytest.raises(AdapterKindError, match="adapter 'default' cannot be put together"):
+        save_adapters(folder, [model])

@@ -1,0 +1,203 @@
+"""Runs that were saved by some ranks and go on on others, or become a folder."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from assay.launch import Rank, World, launch_world
+from assay.models.loading.loaded_model import load_model
+from assay.parallel.checkpoints.consolidation import consolidate_checkpoint
+from assay.parallel.checkpoints.sharded import CheckpointError, load_checkpoint, save_checkpoint
+from assay.parallel.pipeline_parallel.pipeline import Pipeline
+from packages.core.tests.subsystem.parallel.divided_models import load_divided
+from packages.core.tests.subsystem.parallel.pipeline_parallel.pipeline_runs import (
+    Case,
+    train_pipeline,
+)
+from packages.core.tests.subsystem.parallel.training_steps import (
+    Record,
+    build_optimizer,
+    disagreements,
+    load_whole,
+    named_values,
+    train_alone,
+    train_replicas,
+    updates_since,
+)
+
+ARCHITECTURES = ("llama", "granite", "mixtral")
+
+
+def _train_and_save(rank: Rank, folder: Path, target: Path) -> Record:
+    """Two steps on this world's ranks, then a checkpoint."""
+    torch.set_num_threads(1)
+    record = Record()
+    model = load_divided(folder, rank.mesh)
+    optimizer = build_optimizer(model.parameters())
+    _train(rank.mesh, model, optimizer, range(2), record)
+    save_checkpoint(target, [model], optimizer, {"losses": record.losses, "norms": record.norms})
+    return record
+
+
+def _train(
+    mesh: DeviceMesh,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: range,
+    record: Record,
+) -> None:
+    if "dp" in (mesh.mesh_dim_names or ()):
+        train_replicas(model, optimizer, mesh["dp"], steps, record)
+        return
+    pipeline = Pipeline({mesh.get_local_rank(): model}, mesh.size(), mesh)
+    train_pipeline(pipeline, [*model.named_parameters()], optimizer, mesh, steps, record)
+
+
+@pytest.fixture(scope="session")
+def checkpoints(
+    folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str], Path]:
+    """Checkpoints of two steps, by architecture and mesh, made in worlds of their own."""
+    made: dict[tuple[str, str], Path] = {}
+    worlds = {"dp4": {"dp": 4}, "pp2": {"pp": 2}}
+
+    def make(architecture: str, mesh: str) -> Path:
+        if (architecture, mesh) not in made:
+            target = tmp_path_factory.mktemp(f"{architecture}-{mesh}")
+            launch_world(_train_and_save, World(worlds[mesh]), folders(architecture), target)
+            made[architecture, mesh] = target
+        return made[architecture, mesh]
+
+    return make
+
+
+@pytest.fixture
+def checkpoint(
+    request: pytest.FixtureRequest, checkpoints: Callable[[str, str], Path]
+) -> tuple[str, Path]:
+    architecture, mesh = request.param
+    return architecture, checkpoints(architecture, mesh)
+
+
+@pytest.fixture
+def uninterrupted(checkpoint: tuple[str, Path], cases: Callable[[str], Case]) -> Record:
+    """Three steps on one process; gradients are not compared."""
+    return replace(cases(checkpoint[0]).expected, gradients={})
+
+
+def _resumed(
+    mesh: DeviceMesh,
+    folder: Path,
+    checkpoint: Path,
+    spoil: Callable[[torch.optim.Optimizer], object] = lambda optimizer: None,
+) -> Record:
+    model = load_divided(folder, mesh)
+    optimizer = build_optimizer(model.parameters())
+    before = named_values(model.named_parameters())
+    extra = load_checkpoint(checkpoint, [model], optimizer)
+    spoil(optimizer)
+    record = Record(losses=extra["losses"], norms=extra["norms"])
+    _train(mesh, model, optimizer, range(2, 3), record)
+    record.gradients = {}
+    record.updates = updates_since(before, model.named_parameters())
+    return record
+
+
+def _differences(actual: Record, expected: Record) -> list[str]:
+    return [text for text in disagreements(actual, expected) if "nothing expected" not in text]
+
+
+FOUR_TO_TWO = [("llama", "dp4"), ("granite", "dp4"), ("mixtral", "dp4")]
+
+
+@pytest.mark.parametrize("checkpoint", FOUR_TO_TWO, indirect=True, ids=ARCHITECTURES)
+@pytest.mark.world(dp=2)
+def test_a_run_saved_by_four_ranks_goes_on_on_two(
+    mesh: DeviceMesh, checkpoint: tuple[str, Path], uninterrupted: Record, folders_of: Path
+) -> None:
+    assert _differences(_resumed(mesh, folders_of, checkpoint[1]), uninterrupted) == []
+
+
+@pytest.mark.parametrize("checkpoint", FOUR_TO_TWO[:2], indirect=True, ids=ARCHITECTURES[:2])
+@pytest.mark.world(pp=2)
+def test_a_run_saved_by_shards_goes_on_in_stages(
+    mesh: DeviceMesh, checkpoint: tuple[str, Path], uninterrupted: Record, folders_of: Path
+) -> None:
+    assert _differences(_resumed(mesh, folders_of, checkpoint[1]), uninterrupted) == []
+
+
+@pytest.mark.parametrize("checkpoint", [("granite", "pp2")], indirect=True, ids=["granite"])
+@pytest.mark.world(dp=4)
+def test_a_run_saved_by_stages_goes_on_on_four_ranks(
+    mesh: DeviceMesh, checkpoint: tuple[str, Path], uninterrupted: Record, folders_of: Path
+) -> None:
+    assert _differences(_resumed(mesh, folders_of, checkpoint[1]), uninterrupted) == []
+
+
+@pytest.fixture
+def folders_of(checkpoint: tuple[str, Path], folders: Callable[[str], Path]) -> Path:
+    return folders(checkpoint[0])
+
+
+@pytest.mark.parametrize("checkpoint", FOUR_TO_TWO[:1], indirect=True, ids=["llama"])
+@pytest.mark.world(dp=2)
+def test_moments_that_were_lost_are_seen(
+    mesh: DeviceMesh, checkpoint: tuple[str, Path], uninterrupted: Record, folders_of: Path
+) -> None:
+    def forget(optimizer: torch.optim.Optimizer) -> None:
+        for state in optimizer.state.values():
+            state["exp_avg"].zero_()
+
+    found = _differences(_resumed(mesh, folders_of, checkpoint[1], forget), uninterrupted)
+    assert "updates of model.layers.0.mlp.up_proj.weight" in found
+    assert "loss of step 2" not in found
+
+
+@pytest.mark.parametrize("checkpoint", FOUR_TO_TWO, indirect=True, ids=ARCHITECTURES)
+def test_a_checkpoint_becomes_a_folder_without_any_rank(
+    checkpoint: tuple[str, Path], uninterrupted: Record, folders_of: Path, tmp_path: Path
+) -> None:
+    model: Any = load_whole(folders_of)
+    consolidate_checkpoint(checkpoint[1], model.config, tmp_path / "saved")
+    two_steps = train_alone(load_whole(folders_of), steps=2)
+    actual = load_model(str(tmp_path / "saved"), dtype="float32").model
+    assert _unchanged(actual, model, two_steps) == []
+    # One step more, and the same comparison fails.
+    assert _unchanged(actual, model, uninterrupted) == sorted(uninterrupted.updates)
+
+
+def _unchanged(actual: nn.Module, start: nn.Module, steps: Record) -> list[str]:
+    """Parameters that are not those that `steps` make of `start`."""
+    before = dict(start.named_parameters())
+    record = Record(steps.losses, steps.norms, {}, {})
+    record.updates = {
+        name: (value - before[name]).detach() for name, value in actual.named_parameters()
+    }
+    expected = Record(steps.losses, steps.norms, {}, steps.updates)
+    return [text.removeprefix("updates of ") for text in _differences(record, expected)]
+
+
+@pytest.mark.parametrize("checkpoint", FOUR_TO_TWO[:1], indirect=True, ids=["llama"])
+@pytest.mark.world(pp=2)
+def test_what_a_checkpoint_lacks_or_no_rank_wants_is_named(
+    mesh: DeviceMesh, checkpoint: tuple[str, Path], folders_of: Path
+) -> None:
+    stage = load_divided(folders_of, mesh)
+    if mesh.get_local_rank() == 1:
+        stage.register_parameter("scale", nn.Parameter(torch.ones(1)))
+        del stage.lm_head
+    with pytest.raises(
+        CheckpointError, match=r"missing: model.scale; extra: model.lm_head.weight$"
+    ):
+        load_checkpoint(checkpoint[1], [stage])
+
+
+def test_a_folder_without_a_checkpoint_is_refused(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="holds no distributed checkpoint"):
+        load_checkpoint(folder, [nn.Linear(1, 1)])

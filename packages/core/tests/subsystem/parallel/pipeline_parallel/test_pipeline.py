@@ -1,0 +1,205 @@
+"""Pipelines against one process: losses, gradients, norms and updates, by reference value.
+
+Each test has a sibling in which one thing is broken, and the same comparison finds it.
+"""
+
+from types import MethodType
+from typing import Any
+
+import pytest
+from torch.distributed.device_mesh import DeviceMesh
+
+from assay.parallel.pipeline_parallel.pipeline import Pipeline, PipelineError, pad_alike
+from assay.parallel.pipeline_parallel.schedules import SCHEDULES, ScheduleError, stages_of_rank
+from assay.parallel.pipeline_parallel.stages import StagePlan, cut_stage
+from packages.core.tests.subsystem.parallel.pipeline_parallel.pipeline_runs import (
+    Case,
+    Forgetful,
+    MicroBatchMeans,
+    OwnNorm,
+    Stages,
+    load_stages,
+    train_stages,
+)
+from packages.core.tests.subsystem.parallel.tiny_models import build_model
+from packages.core.tests.subsystem.parallel.training_steps import (
+    Record,
+    disagreements,
+    named_gradients,
+    num_label_tokens,
+    step_batch,
+    to_device,
+)
+
+
+@pytest.mark.parametrize(
+    "case", ["llama", "granite", "qwen3", "mistral", "mixtral", "phi3"], indirect=True
+)
+@pytest.mark.world(pp=2)
+def test_two_stages_train_as_one_process(mesh: DeviceMesh, case: Case) -> None:
+    assert disagreements(train_stages(case.folder, mesh), case.expected) == []
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES.keys() - {"1F1B"}))
+@pytest.mark.world(pp=2)
+def test_every_schedule_trains_as_one_process(mesh: DeviceMesh, case: Case, schedule: str) -> None:
+    num_stages = 2 if SCHEDULES[schedule].layout == "single" else 4
+    actual = train_stages(case.folder, mesh, schedule, num_stages=num_stages)
+    assert disagreements(actual, case.expected) == []
+
+
+@pytest.mark.parametrize("case", ["granite"], indirect=True)
+@pytest.mark.parametrize("schedule", ["Interleaved1F1B", "ZBVZeroBubble"])
+@pytest.mark.world(pp=2)
+def test_tied_ends_train_as_one_process_on_one_rank_and_on_two(
+    mesh: DeviceMesh, case: Case, schedule: str
+) -> None:
+    actual = train_stages(case.folder, mesh, schedule, num_stages=4)
+    assert disagreements(actual, case.expected) == []
+
+
+@pytest.mark.parametrize("case", ["granite"], indirect=True)
+@pytest.mark.world(pp=2)
+def test_tied_gradients_that_are_not_summed_are_seen(mesh: DeviceMesh, case: Case) -> None:
+    actual = train_stages(case.folder, mesh, pipeline_class=Forgetful)
+    found = disagreements(actual, case.expected)
+    assert {
+        "gradients of lm_head.weight",
+        "gradients of model.embed_tokens.weight",
+        "norm of step 0",
+    } <= {*found}
+    assert [text for text in found if text.startswith("gradients of model.layers")] == []
+
+
+@pytest.mark.world(pp=2)
+def test_clipping_by_the_norm_of_one_rank_is_seen(mesh: DeviceMesh, case: Case) -> None:
+    found = disagreements(train_stages(case.folder, mesh, pipeline_class=OwnNorm), case.expected)
+    assert "norm of step 0" in found
+    assert "updates of lm_head.weight" in found
+    assert [text for text in found if text.startswith("gradients")] == []
+
+
+@pytest.mark.world(pp=2)
+def test_a_loss_over_the_tokens_of_a_micro_batch_is_seen(mesh: DeviceMesh, case: Case) -> None:
+    found = disagreements(
+        train_stages(case.folder, mesh, pipeline_class=MicroBatchMeans), case.expected
+    )
+    assert {"loss of step 0", "gradients of lm_head.weight"} <= {*found}
+
+
+def _swap_masks_after_the_first_stage(stages: Stages) -> None:
+    for index, stage in stages.items():
+        if index > 0:
+            with_mask = stage.forward
+
+            def forward(
+                self: Any, inputs_embeds: Any, attention_mask: Any = None, *, call: Any = with_mask
+            ) -> Any:
+                return call(inputs_embeds, attention_mask=attention_mask.roll(1, 0))
+
+            stage.forward = MethodType(forward, stage)
+
+
+@pytest.mark.world(pp=2)
+def test_a_mask_of_other_rows_in_a_later_stage_is_seen(mesh: DeviceMesh, case: Case) -> None:
+    actual = train_stages(case.folder, mesh, change=_swap_masks_after_the_first_stage)
+    assert "loss of step 0" in disagreements(actual, case.expected)
+
+
+def _forget_the_window(stages: Stages) -> None:
+    for index, stage in stages.items():
+        if index > 0:
+            body: Any = stage.model
+            body.config.sliding_window = None
+
+
+@pytest.mark.parametrize("case", ["mistral"], indirect=True)
+@pytest.mark.world(pp=2)
+def test_a_window_that_later_stages_lack_is_seen(mesh: DeviceMesh, case: Case) -> None:
+    actual = train_stages(case.folder, mesh, change=_forget_the_window)
+    assert "loss of step 0" in disagreements(actual, case.expected)
+
+
+def _repeat_the_multiplier(stages: Stages) -> None:
+    for stage in stages.values():
+        body: Any = stage.model
+        body.embedding_multiplier = stage.config.embedding_multiplier  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("case", ["granite"], indirect=True)
+@pytest.mark.world(pp=2)
+def test_an_embedding_multiplier_in_each_stage_is_seen(mesh: DeviceMesh, case: Case) -> None:
+    actual = train_stages(case.folder, mesh, change=_repeat_the_multiplier)
+    assert "loss of step 0" in disagreements(actual, case.expected)
+
+
+@pytest.mark.world(pp=2)
+def test_gradients_add_up_over_two_passes_of_one_step(mesh: DeviceMesh, case: Case) -> None:
+    assert _accumulated(case, mesh, passes=2) == []
+
+
+@pytest.mark.world(pp=2)
+def test_a_pass_that_is_left_out_is_seen(mesh: DeviceMesh, case: Case) -> None:
+    assert "loss of step 0" in _accumulated(case, mesh, passes=1)
+
+
+def _accumulated(case: Case, mesh: DeviceMesh, passes: int) -> list[str]:
+    """One step whose four micro-batches are given two at a time."""
+    stages = load_stages(case.folder, mesh["pp"], "GPipe", 2)
+    pipeline = Pipeline(stages, 2, mesh["pp"], schedule="GPipe")
+    batch = to_device(step_batch(0), mesh.device_type)
+    losses = [
+        pipeline.forward_backward(batch[2 * number : 2 * number + 2], num_label_tokens(batch))
+        for number in range(passes)
+    ]
+    named = [pair for stage in stages.values() for pair in stage.named_parameters()]
+    actual = Record([float(sum(losses))], [], named_gradients(named), case.expected.updates)
+    expected = Record(case.expected.losses[:1], [], case.expected.gradients, case.expected.updates)
+    return [text for text in disagreements(actual, expected) if not text.startswith("norm")]
+
+
+def test_a_stage_keeps_the_paths_of_the_whole_model() -> None:
+    stage = cut_stage(build_model("llama"), StagePlan((range(1), range(1, 2))), 1)
+    paths = [name for name, _ in stage.named_modules()]
+    assert paths[:4] == ["", "model", "model.layers", "model.layers.1"]
+    assert "model.layers.1.mlp.down_proj" in paths
+    assert {"model.norm", "model.rotary_emb", "lm_head"} <= {*paths}
+    assert {"model.embed_tokens", "model.layers.0"}.isdisjoint(paths)
+
+
+def test_layers_left_over_go_to_the_front() -> None:
+    assert StagePlan.balanced(7, 3).layers == (range(3), range(3, 5), range(5, 7))
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "num_stages", "expected"),
+    [
+        ("1F1B", 1, 2, (1,)),
+        ("Interleaved1F1B", 0, 4, (0, 2)),
+        ("LoopedBFS", 1, 6, (1, 3, 5)),
+        ("ZBVZeroBubble", 0, 4, (0, 3)),
+        ("DualPipeV", 1, 4, (1, 2)),
+    ],
+)
+def test_stages_of_a_rank_follow_the_schedule(
+    name: str, rank: int, num_stages: int, expected: tuple[int, ...]
+) -> None:
+    assert stages_of_rank(name, rank, 2, num_stages) == expected
+
+
+def test_refusals_name_what_is_wrong() -> None:
+    with pytest.raises(ScheduleError, match="unknown pipeline schedule '2F2B'; known: GPipe, 1F1B"):
+        stages_of_rank("2F2B", 0, 2, 2)
+    with pytest.raises(ScheduleError, match="1F1B on 2 ranks needs 2 pipeline stages, not 4"):
+        stages_of_rank("1F1B", 0, 2, 4)
+    with pytest.raises(PipelineError, match=r"equally many rows, not \[2, 1\]"):
+        pad_alike([*step_batch(0, num=1), *step_batch(0, num=1, rows=1)])
+
+
+def test_padding_has_no_label_and_is_not_attended_to() -> None:
+    short, long = step_batch(0, num=2)
+    padded = pad_alike([short, long])
+    assert padded["input_ids"].shape == (4, 11)
+    assert padded["attention_mask"][0].tolist() == [1] * 8 + [0] * 3
+    assert padded["labels"][0].tolist() == [*short["labels"][0].tolist(), -100, -100, -100]
+    assert padded["input_ids"][2:].equal(long["input_ids"])

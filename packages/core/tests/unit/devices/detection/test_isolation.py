@@ -1,0 +1,176 @@
+"""Adapters that hang, crash or raise stop nobody who asks for devices."""
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from assay.devices.detection.isolation import detect_isolated, require_run
+from assay.devices.detection.listing import list_devices
+from assay.devices.run_string import parse_run
+from assay.errors import MachineError, UsageError
+
+# Long enough for Python to start on a busy machine, far below the sleep of the fakes.
+PATIENCE_SECONDS = 15.0
+SLEEP_SECONDS = 600
+
+
+def test_what_another_process_finds_is_what_is_there(
+    install_vendor: Callable[..., None], acme_code: str
+) -> None:
+    install_vendor("acme", acme_code, "AcmeDevice")
+    (finding,) = detect_isolated(("acme",))
+    (detection,) = finding.detections
+    assert finding.problem == ""
+    assert detection.vendor.title == "Acme Rocket"
+    assert detection.products == ("Rocket 1", "Rocket 2")
+    assert detection.variants == ("0", "1")
+    assert "vendor_of_acme" not in sys.modules
+
+
+def test_an_adapter_that_hangs_on_import_is_a_finding_and_others_are_still_asked(
+    install_vendor: Callable[..., None], acme_code: str
+) -> None:
+    install_vendor("stuck", f"import time; time.sleep({SLEEP_SECONDS})", "Stuck")
+    install_vendor("acme", acme_code, "AcmeDevice")
+    begin = time.monotonic()
+    stuck, acme = detect_isolated(("stuck", "acme"), timeout_seconds=3.0)
+    assert time.monotonic() - begin < SLEEP_SECONDS / 10
+    assert stuck.problem == (
+        "the adapter for 'stuck' is broken: asked for its devices, it did not answer within 3 s"
+    )
+    assert acme.detections[0].count == 2
+
+
+@pytest.mark.parametrize(
+    ("death", "words"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", f"was ended by {signal.SIGSEGV.name}"),
+        ("os._exit(3)", "ended with exit code 3"),
+    ],
+)
+def test_an_adapter_that_crashes_is_a_finding(
+    install_vendor: Callable[..., None], death: str, words: str
+) -> None:
+    install_vendor("crash", f"import os, signal\n{death}", "Crash")
+    first, second = detect_isolated(("crash", "warp"), PATIENCE_SECONDS)
+    assert first.problem == f"the adapter for 'crash' is broken: asked for its devices, it {words}"
+    assert second.problem.startswith("unknown device 'warp'")
+
+
+def test_an_adapter_that_prints_does_not_spoil_its_answer(
+    install_vendor: Callable[..., None], acme_code: str
+) -> None:
+    noise = "import os\nprint('welcome')\nos.system('echo loaded')\nos.write(1, b'driver 7')\n"
+    install_vendor("acme", acme_code + noise, "AcmeDevice")
+    (finding,) = detect_isolated(("acme",), PATIENCE_SECONDS)
+    assert finding.problem == ""
+    assert finding.detections[0].count == 2
+
+
+def test_a_process_that_an_adapter_leaves_behind_delays_nobody(
+    install_vendor: Callable[..., None], acme_code: str
+) -> None:
+    daemon = f"import os, time\nif os.fork() == 0: time.sleep({SLEEP_SECONDS})\n"
+    install_vendor("acme", acme_code + daemon, "AcmeDevice")
+    begin = time.monotonic()
+    (finding,) = detect_isolated(("acme",), PATIENCE_SECONDS)
+    assert time.monotonic() - begin < PATIENCE_SECONDS
+    assert finding.detections[0].count == 2
+
+
+def test_the_listing_shows_present_absent_unadapted_and_broken_devices(
+    install_vendor: Callable[..., None], acme_code: str
+) -> None:
+    install_vendor("acme", acme_code, "AcmeDevice")
+    install_vendor("npu", acme_code.replace('"acme"', '"ascend"'), "AcmeDevice")
+    install_vendor("bad", "raise RuntimeError('no driver')", "Bad")
+    lines = list_devices()
+    status = {(line.device, line.vendor.name if line.vendor else None): line for line in lines}
+    assert len(status) == len(lines)
+    assert {key: line.status for key, line in status.items() if key[0] != "cuda"} == {
+        ("acme", "acme"): "present",
+        ("cpu", "cpu"): "present",
+        ("npu", "ascend"): "present",
+        ("sim", "sim"): "present",
+        ("hpu", "gaudi"): "no-adapter",
+        ("spyre", "spyre"): "no-adapter",
+        ("xla", "trainium"): "no-adapter",
+        ("xpu", "intel"): "no-adapter",
+        ("bad", None): "broken",
+    }
+    assert {key[1] for key in status if key[0] == "cuda"} == {"nvidia", "amd"}
+    assert status["bad", None].missing == (
+        "the adapter for 'bad' is broken: RuntimeError: no driver"
+    )
+    assert status["spyre", "spyre"].missing == (
+        "the Python module torch_spyre and an adapter (entry point 'spyre' of assay.devices)"
+    )
+    assert status["acme", "acme"].to_json() == {
+        "device": "acme",
+        "status": "present",
+        "vendor": "acme",
+        "title": "Acme Rocket",
+        "count": 2,
+        "products": ("Rocket 1", "Rocket 2"),
+        "variants": ("0", "1"),
+        "missing": "",
+        "distributed_backend": "gloo",
+        "compile_backend": "eager",
+        "runner_labels": ["assay-acme"],
+    }
+
+
+def test_a_run_that_can_be_opened_is_required_in_silence(
+    install_vendor: Callable[..., None], acme_code: str
+) -> None:
+    install_vendor("acme", acme_code, "AcmeDevice")
+    require_run(parse_run("acme:1/float16"))
+    assert "vendor_of_acme" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("run", "kind", "message"),
+    [
+        ("acme/float64", UsageError, "acme has no float64; it has: float32, float16"),
+        ("acme:x/float32", UsageError, "unknown device 'acme:x'; there is: acme, acme:0, acme:1"),
+        (
+            "acme:7/float32",
+            MachineError,
+            "device 'acme:7' is absent; missing: there are 2. This machine has: acme:0, acme:1",
+        ),
+    ],
+)
+def test_what_keeps_a_run_from_opening_elsewhere_is_raised_here(
+    install_vendor: Callable[..., None],
+    acme_code: str,
+    run: str,
+    kind: type[Exception],
+    message: str,
+) -> None:
+    install_vendor("acme", acme_code, "AcmeDevice")
+    with pytest.raises(kind) as raised:
+        require_run(parse_run(run))
+    assert str(raised.value) == message
+
+
+def test_a_required_run_on_an_adapter_that_hangs_is_a_machine_error(
+    install_vendor: Callable[..., None],
+) -> None:
+    install_vendor("stuck", f"import time; time.sleep({SLEEP_SECONDS})", "Stuck")
+    with pytest.raises(MachineError, match=r"'stuck' is broken.* did not answer within 1 s"):
+        require_run(parse_run("stuck/float32"), timeout_seconds=1.0)
+
+
+def test_the_hosts_own_devices_are_required_without_another_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("started a process"))
+    require_run(parse_run("cpu/float64"))
+    require_run(parse_run("sim:fp8/bfloat16"))
+    with pytest.raises(UsageError, match="unknown device 'sim:fp9'"):
+        require_run(parse_run("sim:fp9/bfloat16"))
+    with pytest.raises(UsageError, match="sim has no float64"):
+        require_run(parse_run("sim/float64"))

@@ -1,0 +1,159 @@
+"""Weight files: damage is named by file and key before anything is loaded."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from assay.errors import UsageError
+from assay.models.weight_files.reading import (
+    checkpoint_dtype,
+    checkpoint_hash,
+    holds_float64,
+    read_tensors,
+    weight_files,
+)
+
+
+def read(folder: Path) -> list[tuple[str, str, tuple[int, ...]]]:
+    tensors = read_tensors(folder)
+    assert tensors is not None
+    return sorted((tensor.name, tensor.dtype, tensor.shape) for tensor in tensors)
+
+
+def hash_of(folder: Path) -> str:
+    tensors = read_tensors(folder)
+    assert tensors is not None
+    return checkpoint_hash(tensors)
+
+
+def write_sharded(folder: Path, shards: list[dict[str, torch.Tensor]]) -> None:
+    folder.mkdir()
+    places: dict[str, str] = {}
+    for number, shard in enumerate(shards):
+        name = f"model-{number}.safetensors"
+        save_file(shard, folder / name)
+        places |= dict.fromkeys(shard, name)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+
+
+def test_headers_give_names_dtypes_and_shapes(tmp_path: Path) -> None:
+    save_file(
+        {"a": torch.zeros(2, 3, dtype=torch.bfloat16), "b": torch.zeros(5, dtype=torch.int8)},
+        tmp_path / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    assert read(tmp_path) == [("a", "BF16", (2, 3)), ("b", "I8", (5,))]
+
+
+def test_a_cut_file_is_refused_by_the_first_tensor_that_is_cut(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"first": torch.zeros(4), "second": torch.zeros(4)}, file)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(UsageError, match=r"model\.safetensors is truncated: second ends at byte"):
+        read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "truncated"),
+        (b"\x07", "truncated"),
+        (struct.pack("<Q", 2**62), "truncated"),
+        (struct.pack("<Q", 9) + b"{}", "truncated"),
+        (struct.pack("<Q", 2) + b"{[", "broken safetensors header"),
+        (struct.pack("<Q", 2) + b"[]", "broken safetensors header"),
+        (struct.pack("<Q", 9) + b'{"a": {}}', "broken safetensors header"),
+    ],
+)
+def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(UsageError, match=said) as caught:
+        read_tensors(tmp_path)
+    assert str(tmp_path / "model.safetensors") in str(caught.value)
+
+
+def test_a_tensor_that_overlaps_the_header_is_refused(tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}).encode()
+    content = struct.pack("<Q", len(header)) + header
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(UsageError, match="truncated: a"):
+        read_tensors(tmp_path)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"has no weights: neither model\.safetensors nor"):
+        weight_files(tmp_path)
+
+
+def test_an_absent_shard_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    write_sharded(folder, [{"a": torch.zeros(1)}, {"b": torch.zeros(1)}])
+    (folder / "model-1.safetensors").unlink()
+    with pytest.raises(UsageError, match=r"names model-1\.safetensors, which is not there"):
+        read_tensors(folder)
+
+
+def test_a_shard_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    write_sharded(folder, [{"a": torch.zeros(1)}])
+    (folder / "model-0.safetensors").rename(tmp_path / "model-0.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "../model-0.safetensors"}}))
+    with pytest.raises(UsageError, match="which is not there"):
+        read_tensors(folder)
+
+
+def test_a_tensor_that_the_index_promises_and_no_shard_holds_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    write_sharded(folder, [{"a": torch.zeros(1)}])
+    index = folder / "model.safetensors.index.json"
+    places = {"a": "model-0.safetensors", "b": "model-0.safetensors"}
+    index.write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(UsageError, match=r"model-0\.safetensors lacks b"):
+        read_tensors(folder)
+
+
+def test_the_hash_does_not_depend_on_the_split_over_files(tmp_path: Path) -> None:
+    a, b = torch.arange(6.0).reshape(2, 3), torch.ones(3)
+    write_sharded(tmp_path / "two", [{"b": b}, {"a": a}])
+    (tmp_path / "one").mkdir()
+    save_file({"a": a, "b": b}, tmp_path / "one" / "model.safetensors")
+    assert hash_of(tmp_path / "one") == hash_of(tmp_path / "two")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"a": torch.tensor([[1.0, 2.0]])},  # another shape
+        {"b": torch.tensor([1.0, 2.0])},  # another name
+        {"a": torch.tensor([1.0, 2.0000002])},  # another value
+        {"a": torch.tensor([1.0, 2.0]).view(torch.int32)},  # the same bytes as another dtype
+    ],
+    ids=["shape", "name", "value", "dtype"],
+)
+def test_the_hash_differs_where_the_weights_do(
+    tmp_path: Path, other: dict[str, torch.Tensor]
+) -> None:
+    for name, tensors in (("this", {"a": torch.tensor([1.0, 2.0])}), ("other", other)):
+        (tmp_path / name).mkdir()
+        save_file(tensors, tmp_path / name / "model.safetensors")
+    assert hash_of(tmp_path / "this") != hash_of(tmp_path / "other")
+
+
+def test_the_dtype_is_that_of_most_values_not_of_most_tensors(tmp_path: Path) -> None:
+    tensors = {
+        "large": torch.zeros(100, dtype=torch.bfloat16),
+        "norm.0": torch.zeros(10),
+        "norm.1": torch.zeros(10),
+        "ids": torch.zeros(1000, dtype=torch.int64),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    stored = read_tensors(tmp_path)
+    assert stored is not None
+    assert checkpoint_dtype(stored) == "bfloat16"
+    assert not holds_float64(stored)

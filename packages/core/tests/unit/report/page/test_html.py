@@ -1,0 +1,132 @@
+"""The HTML face, as far as it can be judged without a browser."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from assay.report.page import html
+from assay.report.page.html import MAX_PAGE_BYTES, render_html, render_index
+from assay.report.run_report import Report, read_report
+from assay.testing.sample_runs import Sample, write_hostile_sample, write_sample
+from assay.verdicts import Level, Measurement, Outcome, Verdict
+
+HOSTILE = "</script><script>hacked = 1</script><img src=x onerror='hacked = 1'>{{ 7 * 7 }}\"&"
+
+
+class Elements(HTMLParser):
+    """Collects the start tags of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return read_report(write_sample(tmp_path_factory.mktemp("run"), Sample()))
+
+
+def test_the_verdict_comes_first(failed: Report) -> None:
+    main = render_html(failed).partition("<main>")[2]
+    text = " ".join(re.sub(r"<[^>]*>", " ", main).split())
+    assert text.startswith(
+        "✗ FAIL micro:llama on cpu/bfloat16 against cpu/float32 "
+        "model.layers.2.mlp.down_proj (forward, step 0) differs from the reference."
+    )
+
+
+def test_every_section_is_there(failed: Report) -> None:
+    headings = re.findall(r"<h2[^>]*>(.*?)</h2>", render_html(failed))
+    assert headings == [
+        "Ladder", "Tokens by modules", "Error along the depth", "KL divergence of each token",
+        "Suspects", "Measurements", "Where it ran", "To repeat it",
+    ]  # fmt: skip
+
+
+def test_the_page_names_no_other_file(failed: Report) -> None:
+    elements = Elements(render_html(failed)).found
+    assert len(elements) > 100
+    names = [name for _, attributes in elements for name in attributes]
+    assert not {"src", "href", "srcset", "data", "action"} & set(names)
+    assert not {"link", "iframe", "img", "object"} & {tag for tag, _ in elements}
+    assert "url(" not in render_html(failed)
+
+
+def test_only_our_own_script_may_run(failed: Report) -> None:
+    elements = Elements(render_html(failed)).found
+    policy = next(a["content"] for tag, a in elements if tag == "meta" and "http-equiv" in a)
+    assert policy is not None
+    assert re.search(r"default-src 'none'.*script-src 'sha256-[A-Za-z0-9+/]{43}='", policy)
+
+
+def test_names_of_a_run_never_become_elements(tmp_path: Path) -> None:
+    clean = Elements(
+        render_html(read_report(write_hostile_sample(tmp_path / "clean", "harmless"))),
+    )
+    hostile = Elements(
+        render_html(read_report(write_hostile_sample(tmp_path / "hostile", HOSTILE))),
+    )
+    assert [tag for tag, _ in hostile.found] == [tag for tag, _ in clean.found]
+    assert [sorted(a) for _, a in hostile.found] == [sorted(a) for _, a in clean.found]
+
+
+def test_a_run_without_measurements_has_no_pictures() -> None:
+    verdict = Verdict(verdict=Outcome.PASS, levels={"tokens": Level(verdict=Outcome.PASS)})
+    page = render_html(Report(Path("run"), verdict))
+    assert re.findall(r"<h2[^>]*>(.*?)</h2>", page) == ["Ladder", "Where it ran"]
+
+
+def test_a_large_run_fits_and_says_what_it_leaves_out() -> None:
+    rows = [
+        Measurement(
+            level="modules",
+            module=f"model.layers.{stage}",
+            port="output",
+            order=stage,
+            statistic="token",
+            prompt=0,
+            position=position,
+            actual=0.01,
+            expected=0.01,
+            ratio=1.0 + stage / 1000,
+        )
+        for stage in range(100)
+        for position in range(300)
+    ]
+    page = render_html(Report(Path("run"), Verdict(verdict=Outcome.PASS), rows))
+    assert len(page.encode()) < MAX_PAGE_BYTES
+    assert "20,000 of 30,000 measurements are listed" in page
+
+
+def test_long_names_do_not_make_a_page_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        Measurement(
+            level="logits",
+            module="m" * 200 + str(number),
+            port="output",
+            statistic="max-abs",
+            actual=1.0,
+            expected=1.0,
+            ratio=1.0,
+        )
+        for number in range(2000)
+    ]
+    monkeypatch.setattr(html, "MAX_ROWS", 2000)
+    monkeypatch.setattr(html, "MAX_PAGE_BYTES", 300_000)
+    page = render_html(Report(Path("run"), Verdict(verdict=Outcome.PASS), rows))
+    assert len(page.encode()) < 300_000
+    assert "1,000 of 2,000 measurements are listed" in page
+
+
+def test_an_index_holds_every_run_and_leads_to_its_page(failed: Report) -> None:
+    passed = Report(Path("other"), Verdict(verdict=Outcome.PASS, compared=1))
+    page = render_index([failed, passed], {failed.folder: "../run/report.html"})
+    assert "<title>1 FAIL, 1 PASS</title>" in page
+    links = [a["href"] for tag, a in Elements(page).found if tag == "a"]
+    assert links == ["#run-1", "../run/report.html", "#run-2"]

@@ -1,0 +1,136 @@
+"""Reading the files of a finished run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.report.run_report import Report, UnreadableRunError, read_report
+from assay.testing.sample_runs import Sample, write_sample
+from assay.verdicts import Level, Measurement, Outcome, Suspect, Verdict
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    sample = Sample(num_layers=1, num_prompts=1, prompt_length=2, num_new_tokens=1)
+    return write_sample(tmp_path / "run", sample_without_fault(sample))
+
+
+def sample_without_fault(sample: Sample) -> Sample:
+    return Sample(
+        sample.num_layers, sample.num_prompts, sample.prompt_length, sample.num_new_tokens, None
+    )
+
+
+def measured(**changes: Any) -> Measurement:
+    facts: dict[str, Any] = {
+        "level": "modules", "module": "a", "port": "output", "statistic": "replay-tensor",
+        "actual": 0.02, "expected": 0.01, "ratio": 2.0, "limit": 4.0,
+    }  # fmt: skip
+    return Measurement(**{**facts, **changes})
+
+
+def test_a_run_is_read_with_its_measurements(folder: Path) -> None:
+    report = read_report(folder)
+    lines = (folder / "measurements.jsonl").read_text().splitlines()
+    assert report.verdict.verdict is Outcome.PASS
+    assert len(report.measurements) == len(lines) > 0
+    assert report.complaints == ()
+
+
+def test_a_folder_without_a_verdict_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableRunError) as caught:
+        read_report(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path} holds no verdict.json: it is not the folder of a finished run"
+    )
+
+
+def test_a_file_in_place_of_a_folder_is_refused(folder: Path) -> None:
+    with pytest.raises(UnreadableRunError, match=r"holds no verdict\.json"):
+        read_report(folder / "verdict.json")
+
+
+def test_a_verdict_that_breaks_the_schema_is_refused_by_field(folder: Path) -> None:
+    path = folder / "verdict.json"
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "verdict": "MAYBE"}))
+    with pytest.raises(UnreadableRunError) as caught:
+        read_report(folder)
+    assert str(caught.value) == (
+        f"{path} cannot be read: verdict: Input should be 'PASS', 'FAIL' or 'NOT_COMPARED'"
+    )
+
+
+def test_a_damaged_measurement_is_refused_by_line(folder: Path) -> None:
+    path = folder / "measurements.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0], "{}\n", *lines[1:]]))
+    with pytest.raises(UnreadableRunError) as caught:
+        read_report(folder)
+    assert str(caught.value) == f"{path}, line 2 cannot be read: level: Field required"
+
+
+def test_a_last_line_that_was_cut_short_is_told_and_the_rest_is_used(folder: Path) -> None:
+    path = folder / "measurements.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:3]) + lines[3][:20])
+    report = read_report(folder)
+    assert len(report.measurements) == 3
+    assert report.notes == ["measurements.jsonl was cut short after 3 measurements"]
+
+
+def test_absent_measurements_are_told(folder: Path) -> None:
+    (folder / "measurements.jsonl").unlink()
+    assert read_report(folder).notes == [
+        "measurements.jsonl is absent: tables and pictures that are drawn from it are empty"
+    ]
+
+
+def test_the_worst_of_a_level_is_the_worst_by_its_own_limit() -> None:
+    verdict = Verdict(verdict=Outcome.FAIL, levels={"modules": Level(verdict=Outcome.FAIL)})
+    over = measured(statistic="replay-slope", ratio=8.0, limit=2.0)
+    unjudged = measured(statistic="token", ratio=99.0, limit=None)
+    report = Report(Path("run"), verdict, [measured(ratio=12.0, limit=6.0), over, unjudged])
+    assert [rung.worst for rung in report.ladder] == [over]
+
+
+def test_a_level_without_judged_measurements_has_no_worst() -> None:
+    verdict = Verdict(verdict=Outcome.FAIL, levels={"tokens": Level(verdict=Outcome.FAIL)})
+    report = Report(Path("run"), verdict, [measured()])
+    assert [(rung.name, rung.worst) for rung in report.ladder] == [("tokens", None)]
+
+
+def test_the_ladder_stands_on_its_lowest_level() -> None:
+    levels = {name: Level(verdict=None) for name in ("mine", "sampler", "tokens", "inputs")}
+    report = Report(Path("run"), Verdict(verdict=Outcome.FAIL, levels=levels), [])
+    assert [rung.name for rung in report.ladder] == ["inputs", "tokens", "sampler", "mine"]
+
+
+def test_a_rung_holds_what_else_its_level_found() -> None:
+    level = Level.model_validate(
+        {"verdict": "PASS", "limit": 3.0, "kl_mean": 8.97e-7, "resolution": {"replay-row": 0.02}}
+    )
+    report = Report(Path("run"), Verdict(verdict=Outcome.PASS, levels={"logits": level}), [])
+    assert report.ladder[0].facts == [("kl_mean", "8.97e-7"), ("resolution.replay-row", "2e-2")]
+
+
+def test_five_suspects_are_shown_where_there_is_little_room() -> None:
+    suspect = {"statistic": "replay-tensor", "noise_ratio": 9.0, "limit": 3.0}
+    suspects = [
+        Suspect.model_validate({**suspect, "location": {"phase": "forward", "module": str(n)}})
+        for n in range(7)
+    ]
+    report = Report(Path("run"), Verdict(verdict=Outcome.FAIL, suspects=suspects), [])
+    assert [item.location.module for item in report.top_suspects] == ["0", "1", "2", "3", "4"]
+
+
+def test_nested_facts_become_dotted_names() -> None:
+    verdict = Verdict(
+        verdict=Outcome.PASS,
+        environment={"torch": "2.13", "cpu": {"name": "x", "flags": ["a", "b"]}},
+    )
+    assert Report(Path("run"), verdict).facts == {
+        "Environment": [("torch", "2.13"), ("cpu.name", "x"), ("cpu.flags", "a, b")]
+    }
