@@ -11,8 +11,8 @@ from playwright.sync_api import Page, expect
 from assay.comparing.numerals import format_number
 from assay.report.publish import publish_one, publish_several
 from assay.report.run_report import Report, read_report
-from assay.testing.sample_runs import Sample, write_hostile_sample, write_sample
 from assay.verdicts import Measurement, Outcome, Verdict
+from packages.core.tests.unit.report.sample_runs import Sample, write_hostile_sample, write_sample
 
 FAULTY = "model.layers.2.mlp.down_proj"
 FAULTY_LINE = 4 + 2 * 13 + 12  # model, embedding and so on; two layers; last of the third

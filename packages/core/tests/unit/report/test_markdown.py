@@ -6,8 +6,8 @@ import pytest
 
 from assay.report.markdown import render_markdown
 from assay.report.run_report import Report, read_report
-from assay.testing.sample_runs import Sample, write_hostile_sample, write_sample
 from assay.verdicts import Level, Outcome, Verdict
+from packages.core.tests.unit.report.sample_runs import Sample, write_hostile_sample, write_sample
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from assay.report.run_report import Report, read_report
 from assay.report.terminal import print_index, print_report
-from assay.testing.sample_runs import Sample, write_hostile_sample, write_sample
 from assay.verdicts import Level, Outcome, Unmatched, Verdict
+from packages.core.tests.unit.report.sample_runs import Sample, write_hostile_sample, write_sample
 
 FAILED = Sample(1, 2, 18, 2, "model.layers.0.mlp.down_proj")
 CLEAN = Sample(1, 2, 18, 2, None)

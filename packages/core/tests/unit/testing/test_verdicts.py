@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from assay.report.run_report import UnreadableRunError
-from assay.testing.sample_runs import Sample, write_sample
 from assay.testing.verdicts import assert_passed, assert_run_passed
 from assay.verdicts import Level, Outcome, Verdict
+from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 
 
 def test_a_failed_run_raises_the_whole_explanation(

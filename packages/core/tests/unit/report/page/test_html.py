@@ -9,8 +9,8 @@ import pytest
 from assay.report.page import html
 from assay.report.page.html import MAX_PAGE_BYTES, render_html, render_index
 from assay.report.run_report import Report, read_report
-from assay.testing.sample_runs import Sample, write_hostile_sample, write_sample
 from assay.verdicts import Level, Measurement, Outcome, Verdict
+from packages.core.tests.unit.report.sample_runs import Sample, write_hostile_sample, write_sample
 
 HOSTILE = "</script><script>hacked = 1</script><img src=x onerror='hacked = 1'>{{ 7 * 7 }}\"&"
 

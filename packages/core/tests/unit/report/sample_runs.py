@@ -1,4 +1,4 @@
-"""Run folders as `assay check generate` writes them, made up: for tests of the faces and for docs.
+"""Run folders as `assay check generate` writes them, made up for tests of the reports.
 
 The errors follow what was measured on trained bfloat16 models: replayed error 0.003 in every
 stage, accumulated error growing to 0.012, single rows scattering by a factor of up to 20.
