@@ -8,7 +8,7 @@ shard of one dim, with just that part of the gradient; of *summands* the ranks' 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from assay.parallel.tensor_parallel.division import divide_evenly
 
@@ -21,17 +21,8 @@ def sum_gradients(whole: Tensor, mesh: DeviceMesh) -> Tensor:
 
 def sum_over_ranks(summand: Tensor, mesh: DeviceMesh) -> Tensor:
     """The whole of which every rank has a summand."""
-    return _redistribute(summand, mesh, Partial(), Replicate())
-
-
-def sum_and_split(summand: Tensor, mesh: DeviceMesh, dim: int) -> Tensor:
-    """This rank's part along `dim` of the sum of all ranks."""
-    return _redistribute(summand, mesh, Partial(), Shard(dim % summand.dim()))
-
-
-def split(whole: Tensor, mesh: DeviceMesh, dim: int) -> Tensor:
-    """This rank's part of `whole` along `dim`."""
-    return _redistribute(whole, mesh, Replicate(), Shard(dim % whole.dim()))
+    entered = DTensor.from_local(summand, mesh, [Partial()], run_check=False)
+    return entered.redistribute(placements=[Replicate()]).to_local()
 
 
 def gather(part: Tensor, mesh: DeviceMesh, dim: int, size: int) -> Tensor:
@@ -68,8 +59,3 @@ def shard_tensor(whole: Tensor, mesh: DeviceMesh, dim: int) -> DTensor:
         shape=whole.shape,
         stride=torch.empty(whole.shape, device="meta").stride(),
     )
-
-
-def _redistribute(tensor: Tensor, mesh: DeviceMesh, has: Placement, gets: Placement) -> Tensor:
-    entered = DTensor.from_local(tensor, mesh, [has], run_check=False)
-    return entered.redistribute(placements=[gets]).to_local()

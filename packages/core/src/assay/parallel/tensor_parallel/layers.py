@@ -16,15 +16,13 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 
 from assay.errors import UsageError
 from assay.parallel.tensor_parallel.collectives import (
     gather,
     shard_tensor,
-    split,
-    sum_and_split,
     sum_gradients,
     sum_over_ranks,
 )
@@ -112,32 +110,16 @@ class GatheredColumnParallelLinear(ColumnParallelLinear):
 
 
 class RowParallelLinear(nn.Linear):
-    """Has some of the input features: input local, output whole.
-
-    output_placement: Replicate, or Shard where the output is divided along a sequence.
-    """
+    """Has some of the input features: input local, output whole."""
 
     mesh: DeviceMesh
-    output_placement: Placement
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Linear
         """The sum over all ranks, and the bias once."""
         summand = functional.linear(input, part_of(self.weight, None, 1))
         bias: Tensor | None = self.bias
-        if isinstance(self.output_placement, Shard):
-            output = sum_and_split(summand, self.mesh, self.output_placement.dim)
-            bias = None if bias is None else sum_gradients(bias, self.mesh)
-        else:
-            output = sum_over_ranks(summand, self.mesh)
+        output = sum_over_ranks(summand, self.mesh)
         return output if bias is None else output + bias.to(output.dtype)
-
-
-class SplittingRowParallelLinear(RowParallelLinear):
-    """As its base, from a whole input of which it takes this rank's features."""
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Linear
-        """The same as of the undivided linear."""
-        return super().forward(split(input, self.mesh, -1))
 
 
 class VocabularyParallelEmbedding(nn.Embedding):
@@ -198,7 +180,7 @@ class WithReplacedForward(nn.Module):
 
 
 class WithSummedGradients(WithReplacedForward):
-    """Keeps whole parameters, but meets only some heads or tokens: gradients are summed."""
+    """Keeps whole parameters, but computes with some heads only: gradients are summed."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of any module
         """The original forward."""
@@ -274,17 +256,7 @@ def divide_rows(path: str, linear: nn.Module, shards: ShardParameters) -> RowPar
     plain = _plain(path, linear, nn.Linear)
     check_every_rank_has_some(path, divide_evenly(plain.in_features, shards.mesh.size()))
     shards.shard(plain, "weight", 1)
-    divided = _become(RowParallelLinear, plain, shards.mesh)
-    divided.output_placement = Replicate()
-    return divided
-
-
-def split_and_divide_rows(path: str, linear: nn.Module, shards: ShardParameters) -> None:
-    """Divide the input features of `linear`, whose input is whole.
-
-    Raises: as `divide_columns`.
-    """
-    _become(SplittingRowParallelLinear, divide_rows(path, linear, shards), shards.mesh)
+    return _become(RowParallelLinear, plain, shards.mesh)
 
 
 def divide_vocabulary(path: str, embedding: nn.Module, shards: ShardParameters) -> None:

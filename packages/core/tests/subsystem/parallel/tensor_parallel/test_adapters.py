@@ -13,7 +13,6 @@ from assay.parallel.tensor_parallel import layers
 from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
 from assay.parallel.tensor_parallel.decoder_blocks import BlockError
 from assay.parallel.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from assay.parallel.tensor_parallel.sequence import apply_sequence_parallel
 from packages.core.tests.subsystem.parallel.tiny_models import (
     ARCHITECTURES,
     add_lora,
@@ -36,26 +35,9 @@ def build_with_lora(architecture: str, **options: Any) -> nn.Module:
     return model
 
 
-def divide_tensors(model: nn.Module, mesh: DeviceMesh) -> None:
-    apply_tensor_parallel(model, mesh["tp"])
-
-
-def divide_sequences_too(model: nn.Module, mesh: DeviceMesh) -> None:
-    apply_tensor_parallel(model, mesh["tp"])
-    apply_sequence_parallel(model, mesh["tp"])
-
-
-DIVIDE: dict[str, Callable[[nn.Module, DeviceMesh], None]] = {
-    "tensor": divide_tensors,
-    "sequence": divide_sequences_too,
-}
-
-
-def compare(
-    mesh: DeviceMesh, device: Device, oracle: Oracle, model: nn.Module, divided_by: str
-) -> list[str]:
+def compare(mesh: DeviceMesh, device: Device, oracle: Oracle, model: nn.Module) -> list[str]:
     return differing_after_training(
-        oracle, model, device.torch_device, lambda model: DIVIDE[divided_by](model, mesh)
+        oracle, model, device.torch_device, lambda model: apply_tensor_parallel(model, mesh["tp"])
     )
 
 
@@ -81,24 +63,18 @@ def test_adapters_train_on_several_ranks_as_on_one(
     options: Options,
 ) -> None:
     model = build_with_lora(architecture, **options)
-    assert compare(mesh, device, oracle_with_lora, model, "tensor") == []
+    assert compare(mesh, device, oracle_with_lora, model) == []
 
 
 @pytest.mark.world(tp=2)
 @pytest.mark.parametrize(
-    ("architecture", "divided_by", "options"),
-    [
-        ("llama", "tensor", {"lora_bias": True, "use_rslora": True}),
-        ("llama", "sequence", {"lora_bias": True, "use_rslora": True}),
-        ("mixtral", "sequence", {}),
-    ],
+    ("architecture", "options"), [("llama", {"lora_bias": True, "use_rslora": True})]
 )
 def test_adapters_with_more_train_on_two_ranks_as_on_one(
-    mesh: DeviceMesh, device: Device, oracle_with_lora: Oracle, architecture: str, divided_by: str,
-    options: Options,
-) -> None:  # fmt: skip
+    mesh: DeviceMesh, device: Device, oracle_with_lora: Oracle, architecture: str, options: Options
+) -> None:
     model = build_with_lora(architecture, **options)
-    assert compare(mesh, device, oracle_with_lora, model, divided_by) == []
+    assert compare(mesh, device, oracle_with_lora, model) == []
 
 
 FAULTS: dict[str, tuple[str, Callable[..., object]]] = {
@@ -120,7 +96,7 @@ def test_a_broken_adapter_is_found(
 ) -> None:
     oracle = train_whole(partial(build_with_lora, "llama"), device.torch_device)
     setattr(layers, *FAULTS[fault])
-    differing = compare(mesh, device, oracle, build_with_lora("llama"), "tensor")
+    differing = compare(mesh, device, oracle, build_with_lora("llama"))
     assert f"gradient 0 base_model.model.model.layers.1.{found}" in differing
 
 

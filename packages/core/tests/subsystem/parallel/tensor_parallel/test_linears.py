@@ -20,7 +20,6 @@ from assay.parallel.tensor_parallel.layers import (
     divide_columns,
     divide_columns_and_gather,
     divide_rows,
-    split_and_divide_rows,
 )
 from packages.core.tests.subsystem.parallel.judging import differing, plain
 
@@ -55,7 +54,6 @@ def variants(num_ranks: int) -> dict[str, Variant]:
         "replicated kv": by_columns(divide_by_heads(1, OUT_FEATURES, [[0]] * num_ranks)),
         "column, gathered": Variant(lambda m, s: divide_columns_and_gather("linear", m, s)),
         "row": Variant(lambda m, s: divide_rows("linear", m, s), inputs=rows),
-        "row, splitting": Variant(lambda m, s: split_and_divide_rows("linear", m, s)),
     }
 
 
@@ -183,7 +181,6 @@ def break_layers(fault: str, linear: nn.Linear) -> None:
         ("column", "gradients of inputs are not summed", "input gradient"),
         ("replicated kv", "gradients of replicas are not summed", "weight gradient"),
         ("row", "outputs are not summed", "output"),
-        ("row, splitting", "outputs are not summed", "output"),
         ("row", "every rank adds the bias", "output"),
     ],
 )
