@@ -14,9 +14,7 @@ class FloatFormat:
     """A binary floating-point format."""
 
     name: str
-    size_bytes: int
     significand_bits: int  # with the hidden bit
-    min_exponent: int  # of the smallest normal number, 2**min_exponent
     largest: float
 
     @property
@@ -27,11 +25,6 @@ class FloatFormat:
         """
         return 2.0**-self.significand_bits
 
-    @property
-    def smallest_normal(self) -> float:
-        """Smallest positive number with a full significand."""
-        return 2.0**self.min_exponent
-
 
 def _largest(significand_bits: int, max_exponent: int) -> float:
     return (2.0 - 2.0 ** (1 - significand_bits)) * 2.0**max_exponent
@@ -40,12 +33,12 @@ def _largest(significand_bits: int, max_exponent: int) -> float:
 FORMATS = {
     format_.name: format_
     for format_ in (
-        FloatFormat("float64", 8, 53, -1022, _largest(53, 1023)),
-        FloatFormat("float32", 4, 24, -126, _largest(24, 127)),
-        FloatFormat("tf32", 4, 11, -126, _largest(11, 127)),
-        FloatFormat("float16", 2, 11, -14, _largest(11, 15)),
-        FloatFormat("bfloat16", 2, 8, -126, _largest(8, 127)),
-        FloatFormat("float8_e4m3fn", 1, 4, -6, 448.0),
+        FloatFormat("float64", 53, _largest(53, 1023)),
+        FloatFormat("float32", 24, _largest(24, 127)),
+        FloatFormat("tf32", 11, _largest(11, 127)),
+        FloatFormat("float16", 11, _largest(11, 15)),
+        FloatFormat("bfloat16", 8, _largest(8, 127)),
+        FloatFormat("float8_e4m3fn", 4, 448.0),
     )
 }
 

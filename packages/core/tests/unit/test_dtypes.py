@@ -15,9 +15,7 @@ def test_formats_agree_with_torch_finfo(name: str) -> None:
     info = torch.finfo(getattr(torch, name))
     format_ = float_format(name)
 
-    assert format_.size_bytes * 8 == info.bits
     assert format_.unit_roundoff == info.eps / 2
-    assert format_.smallest_normal == info.smallest_normal
     assert format_.largest == info.max
 
 
@@ -25,7 +23,6 @@ def test_tf32_has_the_range_of_float32_and_the_precision_of_float16() -> None:
     tf32 = float_format("tf32")
 
     assert tf32.unit_roundoff == 2.0**-11
-    assert tf32.smallest_normal == 2.0**-126
     # 10 explicit fraction bits, largest exponent 127.
     assert tf32.largest == (1 + 1023 / 1024) * 2.0**127
 

@@ -6,7 +6,6 @@ Shapes: R tokens of all prompts, K kept ids and the rest.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,6 @@ from assay.verdicts import Measurement
 from assay_expectations.records import Expectation, LogProbabilities, Machine
 
 Array = NDArray[np.float64]
-Statistic = Literal["logits-error", "logits-worst"]
 
 # The 12 clean runs of docs/expectations.md, each against a capture with AVX-512 on one thread: 2
 # threads, eager attention, and four levels of vector extensions, in float32 and bfloat16. The

@@ -16,10 +16,6 @@ class ModelSize:
     num_parameters: int
     checkpoint_bytes: int
 
-    def bytes_in(self, element_bytes: int) -> int:
-        """What the parameters take up in a dtype of `element_bytes`."""
-        return self.num_parameters * element_bytes
-
 
 def estimate_size(model: ModelSource | str) -> ModelSize:
     """The size of `model`, from the headers of its files or else from its configuration."""

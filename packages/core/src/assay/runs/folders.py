@@ -52,10 +52,6 @@ class RunFolder:
         """
         return write_whole(self.path / name, text)
 
-    def write_json(self, name: str, value: object) -> Path:
-        """Write a JSON file that appears only when it is whole. Returns its path."""
-        return self.write_text(name, json.dumps(value, indent=1) + "\n")
-
 
 def write_whole(path: Path, text: str) -> Path:
     """Write `path` under another name and rename it: a reader sees the old file or the new.

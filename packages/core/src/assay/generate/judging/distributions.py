@@ -40,7 +40,6 @@ class TopMetrics:
     """Over the k largest reference logits, each (T,) in float64; see `TokenMetrics`."""
 
     cross_entropy: Tensor
-    entropy: Tensor
     prob_mean: Tensor
     prob_std: Tensor
     diff_mean: Tensor
@@ -136,15 +135,12 @@ def largest(values_TV: Tensor, k: int) -> Tensor:
 
 
 def compare_largest(actual_TV: Tensor, expected_TV: Tensor, top_Tk: Tensor) -> TopMetrics:
-    """The four published metrics, and the entropy in the first of them.
+    """The four published metrics.
 
     top_Tk: ids of the k largest reference logits; both sides are softmaxed over those alone.
     """
     log_p = expected_TV.gather(-1, top_Tk).double().log_softmax(-1)
-    log_q = actual_TV.gather(-1, top_Tk).double().log_softmax(-1)
-    p, q = log_p.exp(), log_q.exp()
+    p, q = log_p.exp(), actual_TV.gather(-1, top_Tk).double().log_softmax(-1).exp()
     ratio = p / q
     std = ratio.std(-1) if top_Tk.shape[-1] > 1 else torch.zeros(len(p), dtype=p.dtype)
-    return TopMetrics(
-        -(q * log_p).sum(-1), -(q * log_q).sum(-1), ratio.mean(-1) - 1, std, (p - q).abs().mean(-1)
-    )
+    return TopMetrics(-(q * log_p).sum(-1), ratio.mean(-1) - 1, std, (p - q).abs().mean(-1))

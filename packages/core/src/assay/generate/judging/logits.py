@@ -31,8 +31,7 @@ class TokenMetrics:
     kl: KL(P, Q) over the whole vocabulary, nats.
     error: root mean square of the difference of the centred logits; scale: of the reference's.
     cross_entropy, prob_mean, prob_std, diff_mean: the published four, over the k largest
-        reference logits, softmaxed over those alone; `entropy` is that of Q there.
-    top_k_kl: cross_entropy without the entropy that it contains, which makes it comparable.
+        reference logits, softmaxed over those alone.
     top1, top_k: agreement of the largest, share of the k largest in common.
     """
 
@@ -44,15 +43,9 @@ class TokenMetrics:
     top1: Tensor
     top_k: Tensor
     cross_entropy: Tensor
-    entropy: Tensor
     prob_mean: Tensor
     prob_std: Tensor
     diff_mean: Tensor
-
-    @property
-    def top_k_kl(self) -> Tensor:
-        """KL(Q, P) over the k largest reference logits, nats."""
-        return self.cross_entropy - self.entropy
 
     @property
     def relative_error(self) -> Tensor:
