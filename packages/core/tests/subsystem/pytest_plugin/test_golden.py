@@ -57,10 +57,14 @@ def test_a_golden_is_asked_for_captured_and_held_to(project: pytest.Pytester) ->
     failing.stdout.fnmatch_lines(
         [
             "E*AssertionError: model.layers.1.mlp.down_proj*(forward, step 0) differs from the *",
+            "E         micro:llama on cpu/float32 against cpu/float32",
             "E*relative error 2e-2 = *x the float32 noise of the same module (limit *",
-            "E*Next: assay *",
+            "E       Next: assay explain weight-mismatch",
+            "E       Report: assay report /*/assay",
         ]
     )
+    text = failing.stdout.str()
+    assert (text.count("against cpu/float32"), text.count("assay report")) == (1, 1)
     failing.stdout.no_fnmatch_line("*golden.py*")  # the frames between are hidden
 
     write_test(project, tokens=5)
