@@ -27,7 +27,8 @@ def train(
 ) -> Results:
     """Loss, gradients before clipping, norm and updated weights."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    # A large eps keeps the update a smooth function of gradients near zero.
+    # A large eps keeps the update a smooth function of gradients near zero. With 1e-5 the rounding of
+    # one element of an adapter (phi3, tp=4) came out as 19 times the noise on one processor.
     optimizer = torch.optim.AdamW(trained.values(), lr=1e-2, eps=1e-5, foreach=False)
     results = {}
     for step in range(NUM_STEPS):
