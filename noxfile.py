@@ -120,8 +120,8 @@ def perf(session: nox.Session) -> None:
 def smoke(session: nox.Session) -> None:
     """Train a micro model through setup, steps, checkpoint and resume on the best device here."""
     environment = torch_environment(session)
-    device = _run_option(session, environment, "--device", otherwise="cpu/float32")
-    environment.run(session, "assay.cli", "smoke", "run", *device, *session.posargs)
+    run = _run_option(session, environment, "--run", otherwise="cpu/float32")
+    environment.run(session, "assay.cli", "smoke", "run", *run, *session.posargs)
 
 
 @nox.session(default=False)

@@ -86,7 +86,7 @@ def test_an_accelerator_is_chosen_where_there_is_one(
 @pytest.mark.parametrize(
     ("name", "option", "otherwise"),
     [
-        ("smoke", "--device", "cpu/float32"),
+        ("smoke", "--run", "cpu/float32"),
         ("expectations", "--run", "cpu/float32"),
         ("check", "--candidate", "sim/bfloat16"),
     ],
@@ -144,7 +144,7 @@ def test_a_missing_expectation_is_red_only_where_the_hardware_was_promised(
 @pytest.mark.parametrize(
     ("name", "posargs"),
     [
-        ("smoke", ["--device", "cpu/bfloat16"]),
+        ("smoke", ["--run", "cpu/bfloat16"]),
         ("expectations", ["--run=cpu/bfloat16"]),
         ("check", ["--candidate", "cpu/bfloat16"]),
     ],

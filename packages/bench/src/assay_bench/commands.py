@@ -23,7 +23,7 @@ def run(
     model: Annotated[
         str, typer.Option(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")
     ] = "micro:llama",
-    device: Annotated[
+    run: Annotated[
         str, typer.Option(metavar="RUN", help="Where it runs, as DEVICE/DTYPE: cpu/bfloat16.")
     ] = "cpu/float32",
     task: Annotated[
@@ -37,7 +37,7 @@ def run(
 ) -> None:
     """Is the model better than a guess, and by how much?
 
-    Example: assay bench run --model micro:llama --device cpu/bfloat16
+    Example: assay bench run --model micro:llama --run cpu/bfloat16
 
     Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 the task has no documents.
     """
@@ -49,7 +49,7 @@ def run(
     folder = RunFolder.create("bench run", output)
     asked = EvaluationRequest(
         model=model,
-        run=device,
+        run=run,
         task=task,
         folder=str(folder.path.resolve()),
         remote_code="trust" if trust_remote_code else "refuse",

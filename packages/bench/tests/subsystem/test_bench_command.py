@@ -43,13 +43,13 @@ def judged(*arguments: str) -> tuple[int, dict[str, Any]]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of the trained model in two precisions, and of one with random weights."""
     folder = tmp_path_factory.mktemp("bench")
-    for name, model, device in (
+    for name, model, run in (
         ("trained", "micro:llama", "cpu/float32"),
         ("bfloat16", "micro:llama", "cpu/bfloat16"),
         ("random", "micro:llama?trained=0", "cpu/float32"),
     ):
         code, verdict = judged(
-            "run", "--model", model, "--device", device, "--output", str(folder / name)
+            "run", "--model", model, "--run", run, "--output", str(folder / name)
         )
         expected = (1, "FAIL") if name == "random" else (0, "PASS")
         assert (code, verdict["verdict"]) == expected

@@ -9,7 +9,7 @@ app = typer.Typer(
     no_args_is_help=True, help="Train a few steps through set-up, checkpoint, tear-down, resume."
 )
 
-_Device = Annotated[
+_Run = Annotated[
     str, typer.Option(metavar="RUN", help="Where to train, as DEVICE/DTYPE: cpu/bfloat16.")
 ]
 _Model = Annotated[str, typer.Option(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")]
@@ -23,7 +23,7 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and
 @app.command()
 def plan(
     *,
-    device: _Device = "cpu/float32",
+    run: _Run = "cpu/float32",
     model: _Model = "micro:llama",
     trainer: _Trainer = None,
     as_json: _AsJson = False,
@@ -31,14 +31,14 @@ def plan(
     """Show what `assay smoke run` would do, without doing it."""
     from assay_smoke.planning import plan_smoke
 
-    planned = plan_smoke(device, model, trainer)
+    planned = plan_smoke(run, model, trainer)
     typer.echo(planned.model_dump_json(by_alias=True, indent=1) if as_json else planned.describe())
 
 
 @app.command()
 def run(
     *,
-    device: _Device = "cpu/float32",
+    run: _Run = "cpu/float32",
     model: _Model = "micro:llama",
     trainer: _Trainer = None,
     output: Annotated[
@@ -48,7 +48,7 @@ def run(
 ) -> None:
     """Does a resumed run go on exactly where the uninterrupted one was?
 
-    Example: assay smoke run --device cpu/float32
+    Example: assay smoke run --run cpu/float32
 
     Exit code: 0 PASS, 1 FAIL, 2 usage or environment error.
     """
@@ -57,7 +57,7 @@ def run(
     from assay_smoke.cycle import run_cycle
     from assay_smoke.planning import plan_smoke
 
-    (cycle,) = plan_smoke(device, model, trainer).cycles
+    (cycle,) = plan_smoke(run, model, trainer).cycles
     folder = RunFolder.create("smoke run", output)
     with open_progress() as progress:
         run_cycle(cycle, folder.path, progress)

@@ -54,7 +54,7 @@ def test_a_planted_fault_exits_with_1_and_is_explained(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--device", "npu/bfloat16"], "assay: device 'npu' is absent"),
+        (["--run", "npu/bfloat16"], "assay: device 'npu' is absent"),
         (["--trainer", "nowhere.py:Trainer"], "assay: nowhere.py:Trainer: there is no file"),
         (["--model", "micro:bert"], "assay: micro:bert predicts no next token"),
     ],
