@@ -9,6 +9,12 @@ Phase = Literal[
     "inputs", "forward", "backward", "reduce", "clip", "optimizer", "checkpoint", "sampler"
 ]
 
+# Depth has one word where something is recorded, and one where something is judged. Each goes
+# from the least to the most; a check is `auto` where nobody says how deep it goes: as deep as it can.
+RecordedLevel = Literal["logits", "module"]
+JudgedLevel = Literal["tokens", "logits", "modules"]
+CheckLevel = Literal["auto", JudgedLevel]
+
 # Path segments that wrappers add: torch.compile, DDP and DeepSpeed, FSDP1, activation
 # checkpointing. peft puts the whole model under base_model.model.
 _WRAPPER_SEGMENTS = re.compile(
@@ -16,6 +22,11 @@ _WRAPPER_SEGMENTS = re.compile(
 )
 _WRAPPER_PREFIXES = ("module.", "base_model.model.")
 _WRAPPERS = ("module", "base_model", "base_model.model")
+
+
+def recorded_for(level: JudgedLevel) -> RecordedLevel:
+    """What has to be recorded of the reference, so that a candidate can be judged at `level`."""
+    return "module" if level == "modules" else "logits"
 
 
 def unwrapped_path(path: str) -> str:

@@ -4,7 +4,6 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import nn
@@ -29,12 +28,12 @@ def test_recording_costs_little_more_than_the_pass_and_the_writing(
     def forward() -> None:
         model(input_ids=input_ids)
 
-    def record(level: Literal["module", "statistics"]) -> None:
+    def record(*, stats_only: bool = False) -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        with assay.capture(model, folder, level=level):
+        with assay.capture(model, folder, stats_only=stats_only):
             forward()
 
-    record("module")
+    record()
     summary = Trace.open(folder).describe()
     data = os.urandom(1 << 20) * -(-summary.unique_bytes >> 20)
     copy = new_folder()
@@ -48,8 +47,8 @@ def test_recording_costs_little_more_than_the_pass_and_the_writing(
         {
             "forward": forward,
             "write": write,
-            "module": lambda: record("module"),
-            "statistics": lambda: record("statistics"),
+            "module": record,
+            "statistics": lambda: record(stats_only=True),
         },
         ROUNDS,
     )

@@ -31,11 +31,22 @@ def test_everything_that_runs_inside_is_recorded(tmp_path: Path) -> None:
 
 def test_statistics_take_the_place_of_tensors(tmp_path: Path) -> None:
     net = model()
-    with capture(net, tmp_path / "t", level="statistics"):
+    with capture(net, tmp_path / "t", stats_only=True):
         net(torch.ones(2, 3))
 
     ports = Trace.open(tmp_path / "t").calls[0].ports
     assert ports == ("input.input.statistics", "output.statistics")
+
+
+def test_level_logits_records_the_model_and_none_of_its_modules(tmp_path: Path) -> None:
+    net = model()
+    with capture(net, tmp_path / "t", level="logits"):
+        expected = net(torch.ones(2, 3))
+
+    trace = Trace.open(tmp_path / "t")
+    (call,) = trace.calls
+    assert (call.site.module, call.ports) == ("", ("input.input", "output"))
+    assert torch.equal(trace.tensor(call, "output"), expected)
 
 
 def test_training_goes_on_as_if_nobody_watched(tmp_path: Path) -> None:

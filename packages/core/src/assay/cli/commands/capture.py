@@ -1,19 +1,12 @@
 """`assay capture`: record the reference, for candidates elsewhere."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from assay.cli.options import generation as options
-
-
-class CaptureLevel(StrEnum):
-    """What is recorded."""
-
-    LOGITS = "logits"
-    MODULE = "module"
+from assay.sites import RecordedLevel
 
 
 def capture(  # noqa: PLR0913 - the options of the contract
@@ -26,7 +19,7 @@ def capture(  # noqa: PLR0913 - the options of the contract
     noise_for: Annotated[
         str, typer.Option(metavar="DTYPES", help="Dtypes of the candidates to come.")
     ] = "bfloat16,float16",
-    level: Annotated[CaptureLevel, typer.Option(help="What is recorded.")] = CaptureLevel.MODULE,
+    level: Annotated[RecordedLevel, typer.Option(help="What is recorded.")] = "module",
     prompts: options.Prompts = None,
     prompt_length: options.PromptLength = None,
     batch_size: options.BatchSize = 4,
@@ -63,7 +56,7 @@ def capture(  # noqa: PLR0913 - the options of the contract
         reference=run,
         noise_for=dtypes,
         inputs=inputs,
-        level="logits" if level is CaptureLevel.LOGITS else "modules",
+        level=level,
         folder=str(folder.path),
         remote_code="trust" if trust_remote_code else "refuse",
     )

@@ -1,6 +1,5 @@
 """`assay check`: is it right here?"""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -8,17 +7,9 @@ import typer
 
 from assay.cli.commands.check_train import train
 from assay.cli.options import generation as options
+from assay.sites import CheckLevel
 
 app = typer.Typer(help="Check a model against a reference.", no_args_is_help=True)
-
-
-class CheckLevel(StrEnum):
-    """How deep a check goes."""
-
-    AUTO = "auto"
-    TOKENS = "tokens"
-    LOGITS = "logits"
-    MODULES = "modules"
 
 
 @app.callback()
@@ -67,7 +58,7 @@ def generate(  # noqa: PLR0913 - the options of the contract
     generation_config: options.GenerationConfigFile = None,
     level: Annotated[
         CheckLevel, typer.Option(help="auto runs all levels; others stop early and see less.")
-    ] = CheckLevel.AUTO,
+    ] = "auto",
     limits: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="Limits of the noise ratios.")
     ] = "noise",
@@ -110,7 +101,7 @@ def generate(  # noqa: PLR0913 - the options of the contract
         golden=golden,
         inputs=inputs,
         given=options.given_options(context),
-        level="modules" if level is CheckLevel.AUTO else level.value,  # type: ignore[arg-type]
+        level="modules" if level == "auto" else level,
         setup=candidate_setup,
         options=_pairs(candidate_option or []),
         limits=limits,

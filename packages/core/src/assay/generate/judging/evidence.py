@@ -9,7 +9,7 @@ from assay.dtypes import float_format
 from assay.generate.passes.batch_attachments import attached_batches
 from assay.generate.processes.golden import GoldenSection
 from assay.generate.processes.requests import CandidateReport, GoldenManifest
-from assay.generate.processes.requests import Level as Depth
+from assay.sites import JudgedLevel
 from assay.trace import Trace
 from assay.verdicts import Level, Measurement, Outcome, TokenPosition
 
@@ -23,7 +23,7 @@ class GenerateEvidence:
     candidate: Trace
     report: CandidateReport
     limits: Limits
-    depth: Depth = "modules"
+    depth: JudgedLevel = "modules"
 
     @property
     def dtype(self) -> str:

@@ -23,6 +23,7 @@ from assay.inputs import parse_lengths, read_prompts
 from assay.plugins import find_plugin_file
 from assay.runs import Answer, Progress, provenance
 from assay.runs.folders import write_whole
+from assay.sites import recorded_for
 from assay.verdicts import Measurement, Verdict
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _capture_golden(check: GenerateCheck, workers: Workers) -> Path:
         reference=check.reference,
         noise_for=[check.dtype],
         inputs=check.inputs,
-        level=check.level,
+        level=recorded_for(check.level),
         folder=str(golden),
         remote_code=check.remote_code,
     )

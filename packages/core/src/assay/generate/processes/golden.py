@@ -277,7 +277,7 @@ class _Capture:
                 del free
         if side.loaded.can_generate:
             self._attach_scores(side)
-        if self.request.level == "modules":
+        if self.request.level == "module":
             with self.progress.step("reference: every module is recorded"):
                 record(side, self.works, self.tokens, self.writer, self.boundary)
 
@@ -296,7 +296,7 @@ class _Capture:
             trace = Trace.open(self.writer.folder)
             deterministic = self._attach_noise_logits(side, trace)
         self.writer.attach_json("weights", weight_hashes(side.loaded.model))
-        if self.request.level == "modules":
+        if self.request.level == "module":
             with self.progress.step("noise run: every module is measured"):
                 pointwise = find_pointwise(side, self.works[0])
                 attention = attention_of(side.loaded)
@@ -320,7 +320,7 @@ class _Capture:
 
     def _attach_noise_logits(self, side: Side, trace: Trace) -> bool:
         """Returns whether two runs agree bit for bit."""
-        meter = DriftMeter(trace) if self.request.level == "modules" else None
+        meter = DriftMeter(trace) if self.request.level == "module" else None
         forced = run_all_forced(side, self.works, self.tokens, meter)
         repeated = RepeatedWorks(self.works)
         for number, (work, generated) in enumerate(zip(self.works, forced, strict=True)):

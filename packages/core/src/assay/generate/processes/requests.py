@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import Field
 
+from assay.sites import JudgedLevel, RecordedLevel
 from assay.verdicts import Record
 
-Level = Literal["tokens", "logits", "modules"]
-# From the shallowest to the deepest.
-LEVELS: tuple[Level, ...] = get_args(Level)
 RemoteCode = Literal["refuse", "trust"]
 
 
@@ -33,7 +31,7 @@ class CaptureRequest(Record):
     reference: str
     noise_for: list[str]
     inputs: InputOptions = Field(default_factory=InputOptions)
-    level: Level = "modules"
+    level: RecordedLevel = "module"
     folder: str
     remote_code: RemoteCode = "refuse"
 
@@ -49,7 +47,7 @@ class CandidateRequest(Record):
     golden: str
     folder: str
     setup: str | None = None
-    level: Level = "modules"
+    level: JudgedLevel = "modules"
     options: dict[str, str] = Field(default_factory=dict)
     inputs: dict[str, Any] = Field(default_factory=dict)
     remote_code: RemoteCode = "refuse"
@@ -115,7 +113,7 @@ class GoldenManifest(Record):
     reference: dict[str, Any]
     inputs: InputOptions
     inputs_hash: str
-    level: Level
+    level: RecordedLevel
     sections: dict[str, Section]
     notes: list[str] = Field(default_factory=list)
     environment: dict[str, Any] = Field(default_factory=dict)
@@ -146,7 +144,7 @@ class GenerateCheck:
     golden: Path | None = None
     inputs: InputOptions = field(default_factory=InputOptions)
     given: frozenset[str] = frozenset()
-    level: Level = "modules"
+    level: JudgedLevel = "modules"
     setup: str | None = None
     options: dict[str, str] = field(default_factory=dict)
     limits: str = "noise"
