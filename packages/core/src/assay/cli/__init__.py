@@ -2,8 +2,8 @@
 
 import sys
 import traceback
-from importlib.metadata import entry_points
-from typing import NoReturn
+from importlib.metadata import entry_points, version
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -15,7 +15,6 @@ app = typer.Typer(
     name="assay",
     help="Does this model train and generate on this accelerator as it does on the reference?",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -27,6 +26,26 @@ app.add_typer(models.app, name="models")
 app.command("report")(report.report)
 app.command("explain")(explain.explain)
 
+
+def _print_version(asked: bool) -> None:  # noqa: FBT001 - typer's callback
+    if asked:
+        typer.echo(f"assay {version('assay-core')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _assay(
+    *,
+    version: Annotated[  # noqa: ARG001 - its callback prints it
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version of assay."
+        ),
+    ] = False,
+) -> None:
+    """Only for --version."""
+
+
 _BUG = "assay: this is a bug in assay, and no verdict: please report it with the lines above"
 
 
@@ -34,7 +53,7 @@ def main() -> NoReturn:
     """Run the command line and exit with its code."""
     extensions.add_extensions(app, entry_points(group=extensions.GROUP))
     try:
-        app()
+        app(prog_name="assay")  # for shell completion also as python -m assay.cli
     except AssayError as error:
         print(f"assay: {error}", file=sys.stderr)  # noqa: T201 - the one message
         sys.exit(error.exit_code)
