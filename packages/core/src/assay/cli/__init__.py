@@ -36,7 +36,7 @@ def _print_version(asked: bool) -> None:  # noqa: FBT001 - typer's callback
 @app.callback()
 def _assay(
     *,
-    version: Annotated[  # noqa: ARG001 - its callback prints it
+    version: Annotated[
         bool,
         typer.Option(
             "--version", callback=_print_version, is_eager=True, help="Print the version of assay."

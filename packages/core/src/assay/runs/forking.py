@@ -12,10 +12,12 @@ import runpy
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.reduction import DupFd
+from types import ModuleType
 from typing import IO, Any, cast
 
 from assay.runs.worker import end_with_parent
@@ -79,14 +81,35 @@ def start_forked(
     try:
         process = context.Process(
             target=_run,
-            args=(module, request_file, dict(environment), _Inherited(child_input, child_output)),
+            args=(
+                module,
+                request_file,
+                # The fork server has those of when it was started.
+                {**os.environ, **environment},
+                _Inherited(child_input, child_output),
+            ),
             daemon=False,
         )
-        process.start()
+        with _main_hidden():
+            process.start()
     finally:
         os.close(child_output)
         os.close(child_input)
     return ForkedProcess(process, os.fdopen(stdin, "wb"), os.fdopen(output, "rb"))
+
+
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    """Inside, a process is started without this one's main module.
+
+    multiprocessing would import it there: a script without a `__name__` guard would run again.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 class _Inherited:

@@ -98,8 +98,14 @@ def _write_verdict(folder: Path, verdict: Verdict) -> Verdict:
 
 
 def _import_meanwhile(*modules: str) -> None:
-    """Import what comes after the other processes while they run: torch takes a second or two."""
+    """Import what comes after the other processes while they run: torch takes a second or two.
+
+    Not where torch is here already: the caller may have models, which must not be made to stay.
+    """
     from assay.runs.forking import import_to_stay
+
+    if "torch" in sys.modules:
+        return
 
     def import_all() -> None:
         # What cannot be imported is told by whoever needs it.
