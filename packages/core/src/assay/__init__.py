@@ -1,19 +1,39 @@
 """assay: does this model train and generate on this accelerator as it does on the reference?
 
-Importing this package imports no torch; `assay.capture` does when it is first used.
+Importing this package imports no torch: what it offers is loaded when it is first used.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from assay.api.generation import check_generate
+    from assay.api.training import check_train
     from assay.recording.session import capture
+    from assay.verdicts import Verdict
 
-__all__ = ["capture"]
+    __version__: str
+
+_HOMES = {
+    "Verdict": "assay.verdicts",
+    "capture": "assay.recording.session",
+    "check_generate": "assay.api.generation",
+    "check_train": "assay.api.training",
+}
+
+__all__ = ["Verdict", "__version__", "capture", "check_generate", "check_train"]
 
 
 def __getattr__(name: str) -> object:
-    if name != "capture":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from assay.recording.session import capture
+    if name == "__version__":
+        from importlib.metadata import version
 
-    return capture
+        return version("assay-core")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

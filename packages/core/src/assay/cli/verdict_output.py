@@ -1,20 +1,26 @@
 """The end of every command that returns a verdict: its faces and its exit code."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
+if TYPE_CHECKING:
+    from assay.api.verdict import CheckedVerdict
+
 
 def finish(folder: Path, *, as_json: bool) -> None:
-    """Show the run in `folder` and exit with its verdict's code."""
+    """Write the page of the run in `folder`, show it, and exit with its verdict's code."""
+    from assay.api.verdict import CheckedVerdict
+
+    end_with(CheckedVerdict.publish(folder), as_json=as_json)
+
+
+def end_with(verdict: "CheckedVerdict", *, as_json: bool) -> None:
+    """Show `verdict` and exit with its code."""
     from rich.console import Console
 
-    from assay.report.publish import publish_one
-    from assay.report.run_report import read_report
-    from assay.report.terminal import print_report
-
-    report = read_report(folder)
-    print_report(report, Console(stderr=as_json), publish_one(report))
+    verdict.print_to(Console(stderr=as_json))
     if as_json:
-        typer.echo(report.verdict.to_json())
-    raise typer.Exit(report.verdict.verdict.exit_code)
+        typer.echo(verdict.to_json())
+    raise typer.Exit(verdict.verdict.exit_code)

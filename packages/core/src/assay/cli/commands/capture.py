@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.options import generation as options
+from assay.cli import generation_options as options
 from assay.sites import RecordedLevel
 
 
@@ -22,32 +22,36 @@ def capture(  # noqa: PLR0913 - the options of the contract
     level: Annotated[RecordedLevel, typer.Option(help="What is recorded.")] = "module",
     prompts: options.Prompts = None,
     prompt_length: options.PromptLength = None,
-    batch_size: options.BatchSize = 4,
-    max_new_tokens: options.MaxNewTokens = 32,
+    batch_size: options.BatchSize = None,
+    max_new_tokens: options.MaxNewTokens = None,
     chat: options.Chat = False,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     generation_config: options.GenerationConfigFile = None,
-    seed: options.Seed = 0,
+    seed: options.Seed = None,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Record MODEL on a trusted device as a golden for `assay check generate --golden`.
 
     Example: assay capture micro:llama --run cpu/float32 --output golden --noise-for bfloat16
     """
+    from assay.api.inputs import input_options
     from assay.generate.processes.check import capture as capture_golden
-    from assay.generate.processes.requests import CaptureRequest, InputOptions
+    from assay.generate.processes.requests import CaptureRequest
     from assay.runs import RunFolder, open_progress
 
-    inputs = InputOptions(
+    inputs = input_options(
         prompts=prompts,
         prompt_length=prompt_length,
         batch_size=batch_size,
         max_new_tokens=max_new_tokens,
         chat=chat,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        generation_config=generation_config,
         seed=seed,
-        sampling=options.sampling_options(temperature, top_p, top_k, generation_config),
     )
     dtypes = _dtypes(noise_for)
     folder = RunFolder.create("capture", output)

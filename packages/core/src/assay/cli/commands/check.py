@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from assay.cli import generation_options as options
 from assay.cli.commands.check_train import train
-from assay.cli.options import generation as options
 from assay.sites import CheckLevel
 
 app = typer.Typer(help="Check a model against a reference.", no_args_is_help=True)
@@ -19,7 +19,6 @@ def _check() -> None:
 
 @app.command()
 def generate(  # noqa: PLR0913 - the options of the contract
-    context: typer.Context,
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")
     ],
@@ -49,8 +48,8 @@ def generate(  # noqa: PLR0913 - the options of the contract
     ] = None,
     prompts: options.Prompts = None,
     prompt_length: options.PromptLength = None,
-    batch_size: options.BatchSize = 4,
-    max_new_tokens: options.MaxNewTokens = 32,
+    batch_size: options.BatchSize = None,
+    max_new_tokens: options.MaxNewTokens = None,
     chat: options.Chat = False,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
@@ -62,7 +61,7 @@ def generate(  # noqa: PLR0913 - the options of the contract
     limits: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="Limits of the noise ratios.")
     ] = "noise",
-    seed: options.Seed = 0,
+    seed: options.Seed = None,
     trust_remote_code: options.TrustRemoteCode = False,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-check-generate.")
@@ -77,40 +76,32 @@ def generate(  # noqa: PLR0913 - the options of the contract
 
     Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 not everything could be compared.
     """
-    from assay.cli.verdict_output import finish
-    from assay.errors import UsageError
-    from assay.generate.processes.check import check_generate
-    from assay.generate.processes.requests import GenerateCheck, InputOptions
-    from assay.runs import RunFolder, open_progress
+    from assay.api.generation import check_generate
+    from assay.cli.verdict_output import end_with
 
-    if (reference is None) == (golden is None):
-        raise UsageError("give either --reference RUN or --golden TRACE")
-    inputs = InputOptions(
+    verdict = check_generate(
+        model,
+        candidate=candidate,
+        reference=reference,
+        golden=golden,
+        candidate_setup=candidate_setup,
+        candidate_option=_pairs(candidate_option or []),
         prompts=prompts,
         prompt_length=prompt_length,
         batch_size=batch_size,
         max_new_tokens=max_new_tokens,
         chat=chat,
-        seed=seed,
-        sampling=options.sampling_options(temperature, top_p, top_k, generation_config),
-    )
-    check = GenerateCheck(
-        model=model,
-        candidate=candidate,
-        reference=reference,
-        golden=golden,
-        inputs=inputs,
-        given=options.given_options(context),
-        level="modules" if level == "auto" else level,
-        setup=candidate_setup,
-        options=_pairs(candidate_option or []),
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        generation_config=generation_config,
+        level=level,
         limits=limits,
-        remote_code="trust" if trust_remote_code else "refuse",
+        seed=seed,
+        trust_remote_code=trust_remote_code,
+        output=output,
     )
-    folder = RunFolder.create("check generate", output)
-    with open_progress() as progress:
-        check_generate(check, folder.path, progress)
-    finish(folder.path, as_json=as_json)
+    end_with(verdict, as_json=as_json)
 
 
 app.command()(train)

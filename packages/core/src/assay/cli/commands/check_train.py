@@ -1,12 +1,11 @@
 """`assay check train`: do training steps do here what they do on the reference?"""
 
-from math import prod
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from assay.cli.options import generation as options
+from assay.cli import generation_options as options
 
 
 def train(  # noqa: PLR0913 - the options of the contract
@@ -100,48 +99,31 @@ def train(  # noqa: PLR0913 - the options of the contract
 
     Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 not everything could be compared.
     """
-    from assay.cli.options.train_mode import TrainMode
-    from assay.cli.verdict_output import finish
-    from assay.errors import UsageError
-    from assay.runs import RunFolder, open_progress
-    from assay.training.processes.check import TrainCheck
-    from assay.training.processes.mesh_string import parse_mesh
-    from assay.training.processes.requests import TrainOptions
+    from assay.api.training import check_train
+    from assay.cli.verdict_output import end_with
 
-    mode = TrainMode(steps, resume_at, learning_rate, overfit, overfit_steps, track)
-    mode.check_consistency()
-    ranks = parse_mesh(mesh) if mesh else {}
-    if world is not None and world != prod(ranks.values()):
-        if mesh:
-            raise UsageError(f"--world {world}: the mesh {mesh} has {prod(ranks.values())} ranks")
-        ranks = parse_mesh(f"dp={world}")
-    features = {
-        "cpu-offload": cpu_offload,
-        "recompute": recompute,
-        "mixed-precision": mixed_precision,
-    }
-    check = TrainCheck(
-        TrainOptions(
-            model=model,
-            micro_batches=_default_micro_batches(ranks) if micro_batches is None else micro_batches,
-            lora=lora,
-            seed=seed,
-            remote_code="trust" if trust_remote_code else "refuse",
-        ),
-        reference,
-        candidate,
-        trainer=candidate_trainer,
-        setup=candidate_setup,
+    verdict = check_train(
+        model,
+        reference=reference,
+        candidate=candidate,
+        candidate_trainer=candidate_trainer,
+        candidate_setup=candidate_setup,
+        steps=steps,
+        resume_at=resume_at,
+        overfit=overfit,
+        overfit_steps=overfit_steps,
+        learning_rate=learning_rate,
+        track=track,
+        micro_batches=micro_batches,
+        mesh=mesh,
+        world=world,
+        cpu_offload=cpu_offload,
+        recompute=recompute,
+        mixed_precision=mixed_precision,
+        lora=lora,
+        seed=seed,
         limits=limits,
-        mesh=ranks,
-        features=tuple(name for name, wanted in features.items() if wanted),
+        trust_remote_code=trust_remote_code,
+        output=output,
     )
-    folder = RunFolder.create("check train", output)
-    with open_progress() as progress:
-        mode.run(check, folder.path, progress)
-    finish(folder.path, as_json=as_json)
-
-
-def _default_micro_batches(ranks: dict[str, int]) -> int:
-    """Two, or one for every stage of every rank of dp."""
-    return max(2, ranks.get("dp", 1) * ranks.get("pp", 1))
+    end_with(verdict, as_json=as_json)

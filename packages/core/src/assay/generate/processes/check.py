@@ -81,18 +81,17 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
     judgement = judge(golden, check, folder / "candidate", answer)
     write_measurements(folder / MEASUREMENTS_FILE, judgement.measurements)
     # Before the closer look: whatever ends that, the verdict is there.
-    verdict = _write_verdict(folder, judgement.verdict)
+    verdict = _write_verdict(folder, judgement.verdict, check.command)
     if judgement.origin is not None:
         from assay.generate.processes.followup import follow_up  # torch
 
-        verdict = _write_verdict(folder, follow_up(judgement, check, candidate, workers).verdict)
+        judgement = follow_up(judgement, check, candidate, workers)
+        verdict = _write_verdict(folder, judgement.verdict, check.command)
     return verdict
 
 
-def _write_verdict(folder: Path, verdict: Verdict) -> Verdict:
-    verdict = verdict.model_copy(
-        update={"command": ["assay", *sys.argv[1:]], "environment": provenance()}
-    )
+def _write_verdict(folder: Path, verdict: Verdict, command: Sequence[str]) -> Verdict:
+    verdict = verdict.model_copy(update={"command": list(command), "environment": provenance()})
     write_whole(folder / VERDICT_FILE, verdict.to_json())
     return verdict
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from assay.sites import JudgedLevel, RecordedLevel
 from assay.verdicts import Record
@@ -17,8 +17,8 @@ class InputOptions(Record):
 
     prompts: str | None = None
     prompt_length: str | None = None
-    batch_size: int = 4
-    max_new_tokens: int = 32
+    batch_size: PositiveInt = 4
+    max_new_tokens: PositiveInt = 32
     chat: bool = False
     seed: int = 0
     sampling: dict[str, Any] = Field(default_factory=dict)
@@ -136,6 +136,7 @@ class GenerateCheck:
     """What is checked. Exactly one of `reference` and `golden` is given.
 
     given: those options of `inputs` that were asked for; a golden must have been captured with them.
+    command: what to type for the same check.
     """
 
     model: str
@@ -149,6 +150,7 @@ class GenerateCheck:
     options: dict[str, str] = field(default_factory=dict)
     limits: str = "noise"
     remote_code: RemoteCode = "refuse"
+    command: tuple[str, ...] = ()
 
     @property
     def dtype(self) -> str:

@@ -39,6 +39,14 @@ def render_html(report: Report) -> str:
         max_cells, max_rows = max_cells // 2, max_rows // 2
 
 
+def render_first_screen(report: Report) -> str:
+    """What the page of `report` begins with, to be shown inside of another page.
+
+    Without its pictures, so without a script; its style reaches no other part of that page.
+    """
+    return _render("first_screen.html.j2", report=report)
+
+
 def render_index(reports: list[Report], link_of: dict[Path, str]) -> str:
     """One page for several runs; `link_of` leads from a run's folder to its own page."""
     return _render("index.html.j2", reports=reports, link_of=link_of)

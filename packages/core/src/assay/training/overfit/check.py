@@ -108,7 +108,7 @@ def check_overfit_candidate(
     verdict, measurements = judge_overfit(evidence)
     candidate = verdict.candidate or {"run": check.candidate}
     verdict = verdict.model_copy(update={"candidate": candidate})
-    verdict = write_verdict(verdict, measurements, folder)
+    verdict = write_verdict(check, verdict, measurements, folder)
     if tracker is not None:
         facts = {"model": check.options.model, "candidate": check.candidate}
         where = track(tracker, _curves(evidence), folder, facts)

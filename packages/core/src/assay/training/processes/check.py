@@ -1,6 +1,5 @@
 """`assay check train` from the outside: separate processes, one verdict, files in a folder."""
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -40,7 +39,7 @@ FEWEST_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class TrainCheck:
-    """What is checked."""
+    """What is checked. command: what to type for the same check."""
 
     options: TrainOptions
     reference: str
@@ -50,6 +49,7 @@ class TrainCheck:
     limits: str = CALIBRATED
     mesh: Mapping[str, int] = field(default_factory=dict)
     features: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
 
     @property
     def dtype(self) -> str:
@@ -82,7 +82,7 @@ def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Pro
     """Run the candidate against what `record_golden` left, judge, and write both files."""
     reports = _run_candidate(candidate_request(check, golden, folder), folder, progress)
     verdict, measurements = _judge(check, golden, folder, reports)
-    return write_verdict(verdict, measurements, folder)
+    return write_verdict(check, verdict, measurements, folder)
 
 
 def candidate_request(check: TrainCheck, golden: Path, folder: Path) -> CandidateRequest:
@@ -99,10 +99,12 @@ def candidate_request(check: TrainCheck, golden: Path, folder: Path) -> Candidat
     )
 
 
-def write_verdict(verdict: Verdict, measurements: Iterable[Measurement], folder: Path) -> Verdict:
+def write_verdict(
+    check: TrainCheck, verdict: Verdict, measurements: Iterable[Measurement], folder: Path
+) -> Verdict:
     """Write both files into `folder`. Returns: the verdict as written, with its origin."""
     verdict = verdict.model_copy(
-        update={"command": ["assay", *sys.argv[1:]], "environment": provenance()}
+        update={"command": list(check.command), "environment": provenance()}
     )
     write_whole(
         folder / MEASUREMENTS_FILE, "".join(row.model_dump_json() + "\n" for row in measurements)

@@ -11,6 +11,7 @@ _SAMPLING = {
     "temperature": (0.0, None), "top_k": (0, None), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0),
     "typical_p": (0.0, 1.0), "epsilon_cutoff": (0.0, 1.0), "eta_cutoff": (0.0, 1.0),
 }  # fmt: skip
+_FLAGS = {"temperature": (0.0, None), "top_k": (1, None), "top_p": (0.0, 1.0)}
 # What greedy decoding reads as well:
 _PENALTIES = {"repetition_penalty": (0.0, None), "no_repeat_ngram_size": (0, None)}
 _LISTS = ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias")
@@ -37,12 +38,12 @@ class GenerationConfigError(UsageError):
     """A file that says something else than how one sequence is chosen."""
 
     @classmethod
-    def of(cls, path: str, problem: object) -> "GenerationConfigError":
+    def of(cls, path: str | Path, problem: object) -> "GenerationConfigError":
         """What is wrong with it."""
         return cls(f"generation config {path}: {problem}")
 
 
-def read_generation_config(path: str) -> dict[str, Any]:
+def read_generation_config(path: str | Path) -> dict[str, Any]:
     """The options of the file that decide which tokens are chosen.
 
     Raises: GenerationConfigError for what is no JSON object, and for keys and values that would
@@ -70,7 +71,15 @@ def choose_sampling(from_file: dict[str, Any], from_flags: dict[str, Any]) -> di
 
     A flag asks for sampling; so does the file by `do_sample`, or without it by an option that only
     sampling reads. A temperature of 0 is greedy.
+
+    Raises: UsageError for a flag that is out of range.
     """
+    for name, value in from_flags.items():
+        low, high = _FLAGS[name]
+        if _is_outside(value, low, high):
+            at_most = "" if high is None else f" and at most {high:g}"
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} {value}: must be a number of at least {low:g}{at_most}")
     options = from_file | from_flags
     asked = bool(from_flags) or from_file.get("do_sample", bool(from_file.keys() & _SAMPLING))
     if asked and options.get("temperature") != 0:
@@ -90,7 +99,11 @@ def _odd(name: str, value: object) -> bool:
     bounds = _SAMPLING.get(name) or _PENALTIES.get(name)
     if bounds is None:
         return name not in _LEFT_OUT
-    low, high = bounds
+    return _is_outside(value, *bounds)
+
+
+def _is_outside(value: object, low: float, high: float | None) -> bool:
+    """Whether it is no number of the kind of `low`, or not within the bounds."""
     if isinstance(value, bool) or not isinstance(value, int | type(low)):
         return True
     return not low <= value or (high is not None and value > high)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from assay.cli.options.train_mode import TrainMode
+from assay.api.train_mode import TrainMode
 from assay.errors import UsageError
 
 NONE = {

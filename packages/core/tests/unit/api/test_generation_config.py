@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from assay.cli.options.generation import sampling_options
+from assay.api.inputs import input_options
 from assay.errors import UsageError
 
 # What files of the hub have beside what chooses tokens.
@@ -22,6 +22,16 @@ HARMLESS = {
     "top_h": None,
     "transformers_version": "5.0.0",
 }
+
+
+def sampling_options(
+    temperature: float | None, top_p: float | None, top_k: int | None, file: str | None
+) -> dict[str, Any]:
+    options = input_options(
+        prompts=None, prompt_length=None, batch_size=None, max_new_tokens=None, chat=False,
+        temperature=temperature, top_p=top_p, top_k=top_k, generation_config=file, seed=None,
+    )  # fmt: skip
+    return options.sampling
 
 
 def write(folder: Path, config: object) -> str:

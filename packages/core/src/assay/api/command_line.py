@@ -1,0 +1,23 @@
+"""The command line that asks for the same as a call of one of the functions here."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def command_line(function: Callable[..., object], arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """The words of the command that `function` is, for the `arguments` that are not its defaults.
+
+    Without `output`: a folder is written to once, and this is for doing it again.
+    """
+    parameters = inspect.signature(function).parameters
+    words = ["assay", *function.__name__.split("_"), str(arguments["model"])]
+    for name, value in arguments.items():
+        if name in ("model", "output") or value == parameters[name].default:
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, Mapping):
+            words += [word for pair in value.items() for word in (option, "=".join(pair))]
+        else:
+            words += [option] if value is True else [option, str(value)]
+    return tuple(words)

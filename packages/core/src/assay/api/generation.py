@@ -1,0 +1,104 @@
+"""`assay.check_generate`."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assay.api.command_line import command_line
+from assay.api.inputs import input_options
+from assay.errors import UsageError
+from assay.sites import CheckLevel
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from assay.api.verdict import CheckedVerdict
+
+
+def check_generate(  # noqa: PLR0913 - the options of the contract
+    model: str,
+    *,
+    candidate: str,
+    reference: str | None = None,
+    golden: str | Path | None = None,
+    candidate_setup: "str | Callable[[nn.Module], nn.Module | None] | None" = None,
+    candidate_model: "nn.Module | Callable[[], nn.Module] | None" = None,
+    candidate_option: Mapping[str, str | int] | None = None,
+    prompts: str | Path | None = None,
+    prompt_length: str | int | None = None,
+    batch_size: int | None = None,
+    max_new_tokens: int | None = None,
+    chat: bool = False,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    generation_config: str | Path | None = None,
+    level: CheckLevel = "auto",
+    limits: str = "noise",
+    seed: int | None = None,
+    trust_remote_code: bool = False,
+    output: str | Path | None = None,
+) -> "CheckedVerdict":
+    """Does `model` generate on the candidate as on the reference?
+
+    The options are those of `assay check generate`, whose help describes them. Progress goes to
+    standard error. Both sides run in processes of their own; the candidate's does not see what
+    this one has defined or patched, only what it imports itself.
+
+    model: a folder, a hub name, or micro:RECIPE.
+    candidate: what is judged, as DEVICE/DTYPE, such as "cuda/bfloat16".
+    reference: the trusted device, such as "cpu/float32"; or `golden`, a folder captured by
+        `assay capture` or kept by an earlier check.
+    candidate_setup: FILE.py:FUNC, or a function that can be imported; called with the loaded
+        model, which it changes or replaces.
+    candidate_model: the model that is judged, or a function that makes it, in place of the one
+        that is loaded from `model`. It gets the candidate's device and dtype.
+    candidate_option: by name, such as {"attention": "eager"}.
+
+    Returns: the verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
+    Raises: UsageError for what cannot be checked, MachineError for what this machine lacks.
+    """
+    arguments = dict(locals())
+    from assay.generate.processes.check import GenerateCheck
+    from assay.generate.processes.check import check_generate as run_check
+    from assay.models.given import candidate_code
+    from assay.runs import RunFolder, open_progress
+
+    if (reference is None) == (golden is None):
+        raise UsageError("give either --reference RUN or --golden TRACE")
+    inputs = input_options(
+        prompts=prompts,
+        prompt_length=prompt_length,
+        batch_size=batch_size,
+        max_new_tokens=max_new_tokens,
+        chat=chat,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        generation_config=generation_config,
+        seed=seed,
+    )
+    options = {name: str(value) for name, value in (candidate_option or {}).items()}
+    code = candidate_code(candidate_setup, arguments.pop("candidate_model"), candidate)
+    folder = RunFolder.create("check generate", output).path
+    setup = code.write(folder)
+    arguments |= {"candidate_setup": setup, "candidate_option": options or None}
+    check = GenerateCheck(
+        model=str(model),
+        candidate=candidate,
+        reference=reference,
+        golden=None if golden is None else Path(golden),
+        inputs=inputs,
+        given=frozenset(inputs.model_fields_set),
+        level="modules" if level == "auto" else level,
+        setup=setup,
+        options=options,
+        limits=limits,
+        remote_code="trust" if trust_remote_code else "refuse",
+        command=command_line(check_generate, arguments),
+    )
+    with open_progress() as progress:
+        run_check(check, folder, progress)
+    from assay.api.verdict import CheckedVerdict  # imported while the check ran
+
+    return CheckedVerdict.publish(folder)

@@ -1,0 +1,48 @@
+"""Which prompts are run, and how tokens are chosen, from options that may be left out."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from assay.api.generation_config import choose_sampling, read_generation_config
+from assay.errors import UsageError
+from assay.generate.processes.requests import InputOptions
+
+
+def input_options(  # noqa: PLR0913 - the options of the contract
+    *,
+    prompts: str | Path | None,
+    prompt_length: str | int | None,
+    batch_size: int | None,
+    max_new_tokens: int | None,
+    chat: bool,
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    generation_config: str | Path | None,
+    seed: int | None,
+) -> InputOptions:
+    """What was asked for: `model_fields_set` are the options that were given.
+
+    Raises: UsageError for values out of range, and for a file that asks for what cannot be.
+    """
+    sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    from_flags = {name: value for name, value in sampling.items() if value is not None}
+    given: dict[str, Any] = {
+        "prompts": None if prompts is None else str(prompts),
+        "prompt_length": None if prompt_length is None else str(prompt_length),
+        "batch_size": batch_size,
+        "max_new_tokens": max_new_tokens,
+        "chat": chat or None,
+        "seed": seed,
+    }
+    if from_flags or generation_config is not None:
+        from_file = {} if generation_config is None else read_generation_config(generation_config)
+        given["sampling"] = choose_sampling(from_file, from_flags)
+    try:
+        return InputOptions(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = f"--{str(first['loc'][0]).replace('_', '-')}"
+        raise UsageError(f"{option} {first['input']}: {first['msg']}") from None

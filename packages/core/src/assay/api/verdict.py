@@ -1,0 +1,56 @@
+"""A verdict that can be looked at: as text, as HTML, and as files in the folder of its run."""
+
+import io
+from pathlib import Path
+
+from pydantic import PrivateAttr
+from rich.console import Console
+
+from assay.report.page.html import REPORT_FILE, render_first_screen
+from assay.report.publish import publish_one
+from assay.report.run_report import Report, read_report
+from assay.report.terminal import print_report
+from assay.verdicts import Verdict
+
+
+class CheckedVerdict(Verdict):
+    """The verdict of a finished run, and the folder with all that is known of it.
+
+    `str(verdict)` is what the command line shows; a notebook shows the report's first screen.
+    """
+
+    _report: Report = PrivateAttr()
+
+    @classmethod
+    def publish(cls, folder: Path) -> "CheckedVerdict":
+        """Write the report's page beside the files of the run in `folder`.
+
+        Returns: the verdict of that run.
+        Raises: UnreadableRunError if there is none, DiskError if the page cannot be written.
+        """
+        report = read_report(folder)
+        publish_one(report)
+        verdict = cls.model_construct(**dict(report.verdict))
+        verdict._report = report  # noqa: SLF001 - its own
+        return verdict
+
+    @property
+    def folder(self) -> Path:
+        """Where verdict.json, report.html, the measurements and the golden lie."""
+        return self._report.folder
+
+    def print_to(self, console: Console) -> None:
+        """Print what the command line shows."""
+        print_report(self._report, console, self.folder / REPORT_FILE)
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        # In a notebook rich would display what it prints, and leave the stream empty.
+        self.print_to(Console(file=text, color_system=None, force_jupyter=False))
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+    def __repr__(self) -> str:
+        return f"<{self._report.explanation.title}; {self.folder}>"
+
+    def _repr_html_(self) -> str:
+        return render_first_screen(self._report)

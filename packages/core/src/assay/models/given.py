@@ -1,0 +1,157 @@
+"""Models and functions of this process, for the candidate's, which is another.
+
+They go through a file, and arrive there as the setup function that they amount to.
+"""
+
+import io
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assay.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+_STUB = '''"""Written by assay: what was given to it from Python as {option}."""
+
+from assay.models.given import {reader}
+
+{name} = {reader}(__file__)
+'''
+
+
+class NotImportableError(UsageError):
+    """Code that another process cannot get at."""
+
+    @classmethod
+    def of(cls, option: str, why: str) -> "NotImportableError":
+        """`why` it cannot."""
+        return cls(
+            f"{option}: {why}. The candidate runs in a process of its own: put the code into a"
+            " file, and import it from there or give FILE.py:FUNC as candidate_setup"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateCode:
+    """What changes or replaces the candidate's model.
+
+    given: FILE.py:FUNC, None for nothing, or an object that a file can hold.
+    option: the parameter that it was given as.
+    """
+
+    given: Any
+    option: str
+    dtype: str
+
+    def write(self, folder: Path) -> str | None:
+        """FILE.py:FUNC of it; an object is written into `folder`."""
+        if self.given is None or isinstance(self.given, str):
+            return self.given
+        import torch  # the command line gives no objects
+
+        file = folder / f"{self.option}.py"
+        torch.save((self.given, self.dtype), file.with_suffix(".pt"))
+        name = getattr(self.given, "__name__", type(self.given).__name__)
+        reader = "read_model" if self.option == "candidate_model" else "read_setup"
+        file.write_text(_STUB.format(option=self.option, reader=reader, name=name), "utf-8")
+        return f"{file}:{name}"
+
+
+def candidate_code(
+    setup: "str | Callable[[nn.Module], nn.Module | None] | None",
+    model: "nn.Module | Callable[[], nn.Module] | None",
+    run: str,
+) -> CandidateCode:
+    """At most one of the two, for a candidate on `run`.
+
+    Raises: UsageError if both are given, NotImportableError for what no file can hold.
+    """
+    if setup is not None and model is not None:
+        raise UsageError("give either candidate_setup or candidate_model")
+    option = "candidate_setup" if model is None else "candidate_model"
+    given = setup if model is None else model
+    if given is not None and not isinstance(given, str):
+        _require_importable(option, given)
+    return CandidateCode(given, option, run.rpartition("/")[2])
+
+
+def read_setup(file: str) -> "Callable[[nn.Module], nn.Module | None]":
+    """The setup function beside `file`, which a check has written."""
+    setup: Callable[[nn.Module], nn.Module | None] = _read(file)[0]
+    return setup
+
+
+def read_model(file: str) -> "Callable[[nn.Module], nn.Module]":
+    """A setup function that returns the model beside `file` in place of the loaded one."""
+
+    def replace(loaded: "nn.Module") -> "nn.Module":
+        from torch import nn
+
+        given, dtype = _read(file)
+        model: nn.Module = given if isinstance(given, nn.Module) else given()
+        return _like(loaded, model, dtype)
+
+    return replace
+
+
+def _read(file: str) -> Any:  # noqa: ANN401 - whatever was given
+    import torch
+
+    # By pickle: the file is our own, of the run that reads it.
+    return torch.load(Path(file).with_suffix(".pt"), map_location="cpu", weights_only=False)
+
+
+def _like(loaded: "nn.Module", model: "nn.Module", dtype: str) -> "nn.Module":
+    """`model` on the device of `loaded`, each tensor in the dtype that it has there.
+
+    dtype: the candidate's. A model that is run in float64 holds values rounded to it.
+    """
+    import torch
+
+    wanted = dict(_tensors(loaded))
+    model.to(next(loaded.parameters()).device)
+    for name, tensor in _tensors(model):
+        if name in wanted and tensor.is_floating_point():
+            if isinstance(tensor, torch.nn.Parameter) and wanted[name].dtype == torch.float64:
+                tensor.data = tensor.data.to(getattr(torch, dtype))
+            tensor.data = tensor.data.to(wanted[name].dtype)
+    return model.train(loaded.training)
+
+
+def _tensors(model: "nn.Module") -> Any:  # noqa: ANN401 - names and tensors
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+class _Examiner(pickle.Pickler):
+    """Refuses functions and classes that only this process has; leaves the tensors out."""
+
+    def __init__(self, option: str) -> None:
+        super().__init__(io.BytesIO())
+        self._option = option
+
+    def persistent_id(self, value: object) -> str | None:
+        import torch
+
+        return "tensor" if isinstance(value, torch.Tensor) else None
+
+    def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - any object
+        name = getattr(value, "__qualname__", "")
+        if callable(value) and name and getattr(value, "__module__", None) == "__main__":
+            why = f"{name} is defined in this script or notebook, which is not imported again"
+            raise NotImportableError.of(self._option, why)
+        return NotImplemented
+
+
+def _require_importable(option: str, given: object) -> None:
+    if not callable(given):
+        raise UsageError(f"{option}: {type(given).__name__} is no model and no function")
+    try:
+        _Examiner(option).dump(given)
+    except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
+        raise NotImportableError.of(option, str(error)) from None

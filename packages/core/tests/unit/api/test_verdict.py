@@ -1,0 +1,75 @@
+"""A verdict as text, as HTML and as JSON."""
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from assay.api.verdict import CheckedVerdict
+from assay.report.run_report import read_report
+from assay.report.terminal import print_report
+from assay.testing.sample_runs import Sample, write_hostile_sample, write_sample
+
+FAILED = Sample(1, 2, 18, 2, "model.layers.0.mlp.down_proj")
+
+
+@pytest.fixture
+def verdict(tmp_path: Path) -> CheckedVerdict:
+    return CheckedVerdict.publish(write_sample(tmp_path / "run", FAILED))
+
+
+def test_text_is_what_the_terminal_shows(
+    verdict: CheckedVerdict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    stream = io.StringIO()
+    page = verdict.folder / "report.html"
+    print_report(
+        read_report(verdict.folder), Console(file=stream, width=100, color_system=None), page
+    )
+    assert str(verdict).splitlines() == [line.rstrip() for line in stream.getvalue().splitlines()]
+    assert str(verdict).startswith("✗ FAIL: micro:llama on cpu/bfloat16 against cpu/float32\n")
+    assert str(verdict).endswith(f"report: {page}")
+
+
+def test_one_line_names_the_run_and_its_folder(verdict: CheckedVerdict, tmp_path: Path) -> None:
+    assert repr(verdict) == (
+        f"<FAIL: micro:llama on cpu/bfloat16 against cpu/float32; {tmp_path / 'run'}>"
+    )
+
+
+def test_values_and_json_are_those_of_the_file(verdict: CheckedVerdict) -> None:
+    assert verdict.to_json() == read_report(verdict.folder).verdict.to_json()
+    assert not verdict.passed
+    assert verdict.location is not None
+    assert verdict.location.module == "model.layers.0.mlp.down_proj"
+
+
+def test_a_notebook_gets_the_first_screen_alone(verdict: CheckedVerdict) -> None:
+    screen = verdict._repr_html_()
+    text = " ".join(re.sub(r"<style>.*?</style>|<[^>]*>", " ", screen, flags=re.DOTALL).split())
+    assert text.startswith(
+        "✗ FAIL micro:llama on cpu/bfloat16 against cpu/float32 "
+        "model.layers.0.mlp.down_proj (forward, step 0) differs from the reference."
+    )
+    assert "Does every part compute the same from the same inputs?" in text
+    assert "<script" not in screen
+    assert "id=" not in re.sub(r'id="notes"', "", screen)
+
+
+def test_the_style_of_the_first_screen_stays_inside(verdict: CheckedVerdict) -> None:
+    (style,) = re.findall(r"<style>(.*?)</style>", verdict._repr_html_(), re.DOTALL)
+    assert style.startswith("@scope (.assay-verdict) { :scope {")
+    assert style.count("{") == style.count("}")
+    depths = [style[:end].count("{") - style[:end].count("}") for end in range(len(style))]
+    assert min(depths[len("@scope (.assay-verdict) {") :]) >= 1
+
+
+def test_names_of_a_run_never_become_elements_of_a_notebook(tmp_path: Path) -> None:
+    hostile = "<img src=x onerror='hacked = 1'></style>"
+    verdict = CheckedVerdict.publish(write_hostile_sample(tmp_path / "run", hostile))
+    assert "<img" not in verdict._repr_html_()
+    assert verdict._repr_html_().count("</style>") == 1
