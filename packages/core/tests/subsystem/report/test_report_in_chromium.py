@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from assay.comparing.numerals import format_number
+from assay.report.page.html import render_first_screen
 from assay.report.publish import publish_one, publish_several
 from assay.report.run_report import Report, read_report
 from assay.verdicts import Measurement, Outcome, Verdict
@@ -316,4 +317,24 @@ def test_an_index_of_runs_opens_and_leads_to_a_run(chromium: Chromium, tmp_path:
     assert not is_wider_than_its_window(opened.page)
     opened.page.get_by_role("link", name="failed").last.click()
     assert opened.page.locator("h1").inner_text().startswith("✗ FAIL")
+    assert opened.complaints == []
+
+
+def test_the_first_screen_has_its_style_in_another_page_and_leaves_that_one_alone(
+    chromium: Chromium, failed: Path, tmp_path: Path
+) -> None:
+    notebook = tmp_path / "notebook.html"
+    screen = render_first_screen(read_report(failed.parent))
+    notebook.write_text(f"<body><h1 class=word>mine</h1><table></table>{screen}", encoding="utf-8")
+    opened = chromium.open(notebook)
+
+    def style(selector: str, name: str) -> str:
+        script = "([selector, name]) => getComputedStyle(document.querySelector(selector))[name]"
+        return str(opened.page.evaluate(script, [selector, name]))
+
+    assert style(".assay-verdict h1", "fontSize") == "22px"
+    assert style(".assay-verdict .banner", "backgroundColor") == "rgb(253, 241, 234)"
+    assert style("body > h1", "fontSize") == "32px"
+    assert style("body > table", "borderCollapse") == "separate"
+    assert style("body", "backgroundColor") == "rgba(0, 0, 0, 0)"
     assert opened.complaints == []
