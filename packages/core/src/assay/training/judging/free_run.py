@@ -7,11 +7,11 @@ from assay.comparing.judge import Judged
 from assay.comparing.results import PortResult
 from assay.errors import name_some
 from assay.noise import TENSOR_FLOOR, Ratio
-from assay.sites import unwrapped_path
 from assay.stages import Stage
 from assay.training.judging.diagnosis import Finding
 from assay.training.judging.evidence import LevelResult, TrainEvidence
 from assay.training.processes.requests import FreeRun
+from assay.training.state.records import StateValue
 from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome
 
 # Names of where a free run, and the resumed one, take a parameter.
@@ -218,26 +218,19 @@ def _other_end(evidence: TrainEvidence, free: FreeRun) -> _Problem | None:
     return _Problem(reason, Finding(_mismatch(evidence), _location(evidence)))
 
 
-def _wrong_state(evidence: TrainEvidence, paths: list[str], when: str) -> _Problem | None:
-    if not paths:
+def _wrong_state(evidence: TrainEvidence, wrong: list[StateValue], when: str) -> _Problem | None:
+    if not wrong:
         return None
-    reason = f"{len(paths)} values are not as they were {when}: {name_some(paths)}"
-    if all(path.startswith("generators.") for path in paths):
+    names = name_some([value.path for value in wrong])
+    reason = f"{len(wrong)} values are not as they were {when}: {names}"
+    if all(value.part == "generators" for value in wrong):
         return _Problem(reason, Finding("rng-state", _location(evidence)))
-    parameters = [_parameter(path) for path in paths]
-    named = [name for name in parameters if name is not None]
+    named = [value.parameter for value in wrong if value.parameter is not None]
     # Under an adapter nothing else of the model changes from checkpoint to checkpoint.
     adapted = evidence.options.lora and named
     diagnosis: Diagnosis = "adapter-mismatch" if adapted else "checkpoint-mismatch"
     name = named[0] if named else None
     return _Problem(reason, Finding(diagnosis, _location(evidence, name)))
-
-
-def _parameter(path: str) -> str | None:
-    part, _, name = path.removesuffix(" requires_grad").partition(".")
-    # Moments have the name of their parameter and their own; ranks' parts have their number.
-    of_model = part == "model" and " " not in name
-    return unwrapped_path(name.partition("|")[0]) if of_model else None
 
 
 def _different_step(evidence: TrainEvidence, rows: list[Measurement]) -> _Problem | None:

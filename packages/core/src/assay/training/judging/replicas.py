@@ -7,6 +7,7 @@ from assay.errors import name_some
 from assay.training.judging.diagnosis import Finding
 from assay.training.judging.evidence import LevelResult, TrainEvidence
 from assay.training.processes.requests import CandidateReport
+from assay.training.state.records import HeldPart
 from assay.verdicts import Level, Location, Outcome
 
 
@@ -17,24 +18,23 @@ def judge_replicas(evidence: TrainEvidence) -> tuple[LevelResult, Finding | None
     held = [report.free.held for report in evidence.reports]
     compared = 0
     for step in range(min(map(len, held))):
-        at_step = [rank[step] for rank in held]
-        copies = Counter(key for rank in at_step for key in rank)
+        at_step = [dict(rank[step]) for rank in held]
+        copies = Counter(part for rank in at_step for part in rank)
         compared += sum(count > 1 for count in copies.values())
         diverged = _diverged(at_step)
         if diverged:
-            names = sorted({_parameter(key) for key in diverged})
+            names = sorted({part.parameter for part in diverged})
             reason = (
                 f"after step {step} {len(names)} parameters or their moments differ between ranks"
                 f" that hold the same part of them: {name_some(names)}"
             )
-            key, rank = min(diverged.items())
-            name = _parameter(key)
+            part = min(diverged, key=str)
             location = Location(
                 phase="optimizer",
                 step=step,
-                rank=rank,
-                module=name.rpartition(".")[0],
-                parameter=name,
+                rank=diverged[part],
+                module=part.parameter.rpartition(".")[0],
+                parameter=part.parameter,
             )
             level = Level(verdict=Outcome.FAIL, compared=compared, reason=reason)
             return LevelResult(level), Finding("replica-divergence", location)
@@ -94,17 +94,12 @@ def _by_data_rank(reports: Sequence[CandidateReport]) -> dict[int, list[Candidat
     return groups
 
 
-def _diverged(ranks: Sequence[Mapping[str, str]]) -> dict[str, int]:
-    """Keys whose hash is not that of the first rank that has them, and a rank where it is not."""
-    first: dict[str, str] = {}
-    wrong: dict[str, int] = {}
+def _diverged(ranks: Sequence[Mapping[HeldPart, str]]) -> dict[HeldPart, int]:
+    """Parts whose hash is not that of the first rank that has them, and a rank where it is not."""
+    first: dict[HeldPart, str] = {}
+    wrong: dict[HeldPart, int] = {}
     for number, rank in enumerate(ranks):
-        for key, value in rank.items():
-            if first.setdefault(key, value) != value:
-                wrong.setdefault(key, number)
+        for part, digest in rank.items():
+            if first.setdefault(part, digest) != digest:
+                wrong.setdefault(part, number)
     return wrong
-
-
-def _parameter(key: str) -> str:
-    """The parameter that a key is of."""
-    return key.partition("|")[0].partition(" ")[0]

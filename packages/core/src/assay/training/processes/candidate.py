@@ -38,6 +38,7 @@ from assay.training.replay.replayed_steps import ReplayedSteps
 from assay.training.replay.step_observer import METHODS
 from assay.training.state.generators import generator_states
 from assay.training.state.parameters import named_parameters
+from assay.training.state.records import StateValue
 from assay.training.state.sharding import PartialSums, whole
 from assay.training.state.states import (
     State,
@@ -189,7 +190,7 @@ class _Candidate:
         batches: Batches,
         start: State,
         attention: str,
-    ) -> tuple[ReplayedSteps, list[str]]:
+    ) -> tuple[ReplayedSteps, list[StateValue]]:
         boundary = Boundary.exact_inputs_for(getattr(torch, self._run.dtype))
         pointwise = read_pointwise(self._golden)
         rank_view = self._rank_view(trainer)
@@ -197,13 +198,13 @@ class _Candidate:
         steps = ReplayedSteps(
             trainer, self._golden, boundary, attention, pointwise, rank_view, untrained
         )
-        not_loaded: list[str] = []
+        not_loaded: list[StateValue] = []
         with steps.attached(), comparable(self._run.dtype, self._device):
             for number, batch in enumerate(batches):
                 state = read_golden_state(self._golden, number) if number else start
                 state = self._own(trainer, state)
                 lost = inject_state(trainer, state, self._device.torch_device)
-                not_loaded += [path for path in lost if path not in not_loaded]
+                not_loaded += [value for value in lost if value not in not_loaded]
                 with trainer_errors(self._request.trainer or "reference", "step"):
                     steps.run_step(number, batch)
         return steps, not_loaded

@@ -3,10 +3,10 @@
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,14 +19,17 @@ from assay.training.batches import MicroBatch, copied
 from assay.training.processes.requests import CandidateRequest, FreeRun, StepRecord
 from assay.training.replay.dropout import masks_observed
 from assay.training.replay.step_observer import root_of
-from assay.training.state.files import fingerprint
+from assay.training.state.files import fingerprint, hash_value
 from assay.training.state.parameters import named_parameters
-from assay.training.state.sharding import local_part, replica_key, whole
+from assay.training.state.records import HeldPart, StateValue
+from assay.training.state.sharding import coordinates_of, local_part, whole
 from assay.training.state.states import State, inject_state, plain_name
 from assay.training.state.trajectory import trajectory_of
 from assay.training.trainers.adapters import adapter_tensors, other_adapter_settings, read_adapter
 from assay.training.trainers.reference import MODEL_FOLDER
 from assay.training.trainers.registry import trainer_errors
+
+K = TypeVar("K")
 
 # Part of a state that saving may change: whoever draws a name for a file draws it.
 _GENERATORS = "generators"
@@ -57,21 +60,22 @@ def run_freely(
     inject_state(trainer, start, torch_device)
     with _masks_noted(trainer, run.masks):
         run.steps = _train(trainer, request, batches[: options.resume_at], run.held)
-    expected, held = fingerprint(trainer.state_dict()), _hash_of_what_lasts(trainer)
+    expected, held = _hash_state(trainer), _hash_what_lasts(trainer)
     try:
         with trainer_errors(request.trainer or "reference", "save"):
             trainer.save(folder)
     except (AssayError, OSError, ValueError) as error:
         run.problem = f"the checkpoint cannot be written: {error}"
     else:
-        run.changed_by_saving = _changed(expected, held, trainer, _GENERATORS)
+        changed = _changed(expected, held, trainer)
+        run.changed_by_saving = [value for value in changed if value.part != _GENERATORS]
         try:
             _read_back(trainer, folder / MODEL_FOLDER, request, run)
         except (AssayError, OSError, ValueError) as error:
             run.problem = f"the model in the checkpoint cannot be read: {error}"
     with _masks_noted(trainer, run.masks):
         run.steps += _train(trainer, request, batches[options.resume_at :], run.held)
-    end = _hash_of_what_is_held(trainer)
+    end = _hash_parts(trainer)
     run.trajectory = trajectory_of(trainer.model, golden_end)
     trainer.teardown()
     if run.problem is not None:
@@ -86,11 +90,11 @@ def run_freely(
     except (AssayError, OSError, ValueError, KeyError, RuntimeError) as error:
         run.problem = f"the checkpoint cannot be read: {type(error).__name__}: {error}"
         return run
-    run.generators_compared = any(path.startswith("generators") for path in expected)
-    run.not_restored = _changed(expected, held, resumed, "")
+    run.generators_compared = any(value.part == _GENERATORS for value in expected)
+    run.not_restored = _changed(expected, held, resumed)
     run.compared = len(expected) + len(held)
     run.resumed = _train(resumed, request, batches[options.resume_at :], [])
-    run.ended_otherwise = _unequal(end, _hash_of_what_is_held(resumed))
+    run.ended_otherwise = sorted(map(str, _unequal(end, _hash_parts(resumed))))
     run.resumed_trajectory = trajectory_of(resumed.model, golden_end)
     resumed.teardown()
     return run
@@ -124,7 +128,7 @@ def _train(
     trainer: Any,  # noqa: ANN401 - any trainer
     request: CandidateRequest,
     batches: Sequence[Sequence[MicroBatch]],
-    held: list[dict[str, str]],
+    held: list[list[tuple[HeldPart, str]]],
 ) -> list[StepRecord]:
     records = []
     for batch in batches:
@@ -136,48 +140,63 @@ def _train(
             )
         )
         if dist.is_initialized():
-            held.append(_hash_of_what_is_held(trainer))
+            held.append(list(_hash_parts(trainer).items()))
     return records
 
 
 def _changed(
-    expected: dict[str, str],
-    held: dict[str, str],
+    expected: Mapping[StateValue, str],
+    held: Mapping[StateValue, str],
     trainer: Any,  # noqa: ANN401 - any trainer
-    left_out: str,
-) -> list[str]:
-    """Paths of what is not as it was: what the trainer says of its state, and what it holds.
-
-    left_out: the first part of paths that do not count; "" for none.
-    """
-    wrong = {f"model.{path}" for path in _unequal(held, _hash_of_what_lasts(trainer))}
-    wrong |= set(_unequal(expected, fingerprint(trainer.state_dict())))
-    return sorted(path for path in wrong if path.partition(".")[0] != left_out)
+) -> list[StateValue]:
+    """What is not as it was: of the state that the trainer returns, and of what it holds."""
+    wrong = _unequal(held, _hash_what_lasts(trainer)) | _unequal(expected, _hash_state(trainer))
+    return sorted(wrong)
 
 
-def _unequal(expected: dict[str, str], actual: dict[str, str]) -> list[str]:
-    paths = expected.keys() | actual.keys()
-    return sorted(path for path in paths if expected.get(path) != actual.get(path))
+def _unequal(expected: Mapping[K, str], actual: Mapping[K, str]) -> set[K]:
+    keys = expected.keys() | actual.keys()
+    return {key for key in keys if expected.get(key) != actual.get(key)}
 
 
-def _hash_of_what_lasts(trainer: Any) -> dict[str, str]:  # noqa: ANN401 - any trainer
+def _hash_state(trainer: Any) -> dict[StateValue, str]:  # noqa: ANN401 - any trainer
+    """Every value of the state that the trainer returns."""
+    return {
+        StateValue(
+            path, part, unwrapped_path(path.removeprefix("model.")) if part == "model" else None
+        ): digest
+        for part, value in trainer.state_dict().items()
+        for path, digest in fingerprint({part: value}).items()
+    }
+
+
+def _hash_what_lasts(trainer: Any) -> dict[StateValue, str]:  # noqa: ANN401 - any trainer
     """What a rank holds, and which parameters are trained."""
+    held = {
+        StateValue(
+            f"model.{part}", "model", part.parameter if part.moment is None else None
+        ): digest
+        for part, digest in _hash_parts(trainer).items()
+    }
     flags = {
-        f"{item.name} requires_grad": str(item.tensor.requires_grad)
+        StateValue(f"model.{item.name} requires_grad", "model", item.name): str(
+            item.tensor.requires_grad
+        )
         for item in named_parameters(trainer.model)
     }
-    return _hash_of_what_is_held(trainer) | flags
+    return held | flags
 
 
-def _hash_of_what_is_held(trainer: Any) -> dict[str, str]:  # noqa: ANN401
+def _hash_parts(trainer: Any) -> dict[HeldPart, str]:  # noqa: ANN401 - any trainer
     """Of every parameter, and of what the optimizer keeps of it, the part that this rank has."""
     held = {}
     for item in named_parameters(trainer.model):
-        held[replica_key(item.name, item.tensor)] = local_part(item.tensor.detach())
-        for name, value in trainer.optimizer.state.get(item.tensor, {}).items():
+        values = {None: item.tensor.detach(), **trainer.optimizer.state.get(item.tensor, {})}
+        for moment, value in values.items():
             if isinstance(value, Tensor):
-                held[replica_key(f"{item.name} {name}", value)] = local_part(value)
-    return fingerprint(held)
+                part = HeldPart(item.name, moment, coordinates_of(value))
+                held[part] = hash_value(local_part(value))
+    return held
 
 
 def _read_back(trainer: Any, folder: Path, request: CandidateRequest, run: FreeRun) -> None:  # noqa: ANN401

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from assay.models.folders import RemoteCode
 from assay.training.protocol import TrainingPlan
+from assay.training.state.records import HeldPart, StateValue, TrajectoryRecord
 from assay.verdicts import Number, Record
 
 
@@ -88,17 +89,6 @@ class StepRecord(Record):
     grad_norm: Number
 
 
-class TrajectoryRecord(Record):
-    """Where a free run takes a parameter: medians over its elements.
-
-    error: distance from where the recorded steps end; size: of the values there.
-    """
-
-    parameter: str
-    error: Number
-    size: Number
-
-
 class FreeRun(Record):
     """A run of which nothing is replaced, and its resumption from the checkpoint in the middle.
 
@@ -106,11 +96,10 @@ class FreeRun(Record):
     not_restored: parts of the state that are not as they were saved; compared: how many there are.
     problem: why the checkpoint could not be written or read.
     generators_compared: whether the state that was compared has the random number generators.
-    held: after each step a hash of every parameter and moment, under a key that is the same on all
-        ranks that hold the same part of it.
+    held: after each step what this rank has of every parameter and moment, each with its hash.
     changed_by_saving: parts of the state that are not as they were before it was saved.
     settings: of the model folder's configuration what is not the model's.
-    course, resumed_trajectory: where it, and the resumed run, take each parameter.
+    trajectory, resumed_trajectory: where it, and the resumed run, take each parameter.
     masks: of each micro-batch a hash of the random numbers from which its first mask of dropout
         comes.
     ended_otherwise: what the resumed run holds after its last step that is not the uninterrupted
@@ -121,18 +110,18 @@ class FreeRun(Record):
     resumed: list[StepRecord] = Field(default_factory=list)
     saved: list[str] = Field(default_factory=list)
     settings: list[str] = Field(default_factory=list)
-    changed_by_saving: list[str] = Field(default_factory=list)
+    changed_by_saving: list[StateValue] = Field(default_factory=list)
     ended_otherwise: list[str] = Field(default_factory=list)
     masks: list[str] = Field(default_factory=list)
     trajectory: list[TrajectoryRecord] = Field(default_factory=list)
     resumed_trajectory: list[TrajectoryRecord] = Field(default_factory=list)
-    not_restored: list[str] = Field(default_factory=list)
+    not_restored: list[StateValue] = Field(default_factory=list)
     compared: int = 0
     saved_compared: int = 0
     problem: str | None = None
     notes: list[str] = Field(default_factory=list)
     generators_compared: bool = False
-    held: list[dict[str, str]] = Field(default_factory=list)
+    held: list[list[tuple[HeldPart, str]]] = Field(default_factory=list)
 
 
 class ReferenceReport(Record):
@@ -182,7 +171,7 @@ class CandidateReport(Record):
     not_in_optimizer: list[str]
     unexpectedly_trained: list[str] = Field(default_factory=list)
     shared: list[list[str]]
-    not_loaded: list[str]
+    not_loaded: list[StateValue]
     drew_in_backward: bool = False
     logit_gradients: list["LogitGradientScale"] = Field(default_factory=list)
     micro_batches_run: list[tuple[int, int]] = Field(default_factory=list)

@@ -52,7 +52,16 @@ def fingerprint(state: Mapping[str, Any]) -> dict[str, str]:
 
     A sequence without tensors and dictionaries, as the state of Python's generator is, is one leaf.
     """
-    return {path.removeprefix("."): _hash(leaf) for path, leaf in _values(state, "")}
+    return {path.removeprefix("."): hash_value(leaf) for path, leaf in _values(state, "")}
+
+
+def hash_value(leaf: object) -> str:
+    """A hash of one leaf of a state, its dtype and shape: equal exactly if all bits are."""
+    if not isinstance(leaf, Tensor):
+        return xxhash.xxh3_128_hexdigest(repr(leaf).encode())
+    flat = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    dtype = str(leaf.dtype).removeprefix("torch.")
+    return hash_values(dtype, tuple(leaf.shape), flat.numpy().data)
 
 
 def _values(value: Any, path: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - any structure
@@ -70,14 +79,6 @@ def _is_plain(value: Any) -> bool:  # noqa: ANN401 - as above
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return not isinstance(value, Mapping | Tensor)
-
-
-def _hash(leaf: object) -> str:
-    if not isinstance(leaf, Tensor):
-        return xxhash.xxh3_128_hexdigest(repr(leaf).encode())
-    flat = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    dtype = str(leaf.dtype).removeprefix("torch.")
-    return hash_values(dtype, tuple(leaf.shape), flat.numpy().data)
 
 
 # Three kinds of values that JSON lacks stand as an object with one of these keys; dictionaries,

@@ -39,17 +39,16 @@ def moment_like(value: Any, parameter: Tensor) -> Any:  # noqa: ANN401 - a leaf 
     return part_like(value, parameter.detach()).clone() if value.ndim else value.detach().clone()
 
 
-def replica_key(name: str, value: Tensor) -> str:
-    """Equal on the ranks that hold the same part of the value called `name`."""
+def coordinates_of(value: Tensor) -> tuple[tuple[int, int], ...]:
+    """For each mesh axis that divides `value` its number, and this rank's place on it."""
     if not isinstance(value, DTensor):
-        return name
-    coordinate = value.device_mesh.get_coordinate() or [0] * len(value.placements)
-    parts = [
-        f"{axis}={number}"
-        for axis, (number, placement) in enumerate(zip(coordinate, value.placements, strict=True))
+        return ()
+    places = value.device_mesh.get_coordinate() or [0] * len(value.placements)
+    return tuple(
+        (axis, place)
+        for axis, (place, placement) in enumerate(zip(places, value.placements, strict=True))
         if not placement.is_replicate()
-    ]
-    return "|".join([name, *parts])
+    )
 
 
 def local_part(value: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from assay.sites import unwrapped_path
 from assay.training.state.files import fingerprint
 from assay.training.state.generators import generator_states, restore_generators
 from assay.training.state.parameters import named_parameters
+from assay.training.state.records import StateValue
 from assay.training.state.sharding import moment_like, put, whole
 
 State = dict[str, Any]
@@ -64,10 +65,14 @@ def round_state(state: State, dtype: torch.dtype) -> State:
     }
 
 
-def inject_state(trainer: Any, state: Mapping[str, Any], torch_device: str) -> list[str]:  # noqa: ANN401
+def inject_state(
+    trainer: Any,  # noqa: ANN401 - any trainer
+    state: Mapping[str, Any],
+    torch_device: str,
+) -> list[StateValue]:
     """Put `state` into a trainer, by its own `load_state_dict` and then by force.
 
-    Returns: what its own method did not take over, as paths such as "moments.NAME.exp_avg".
+    Returns: what its own method did not take over.
     Raises: UsageError if it refuses the state.
     """
     own = trainer.state_dict()
@@ -95,9 +100,9 @@ def inject_state(trainer: Any, state: Mapping[str, Any], torch_device: str) -> l
             f" {type(error).__name__}: {error}"
         ) from error
     not_loaded = sorted(_differences(state, collect_state(trainer, torch_device)))
-    if any(path.startswith("model.") for path in not_loaded):
+    if any(value.part == "model" for value in not_loaded):
         _force_model(trainer.model, state["model"])
-    if any(path.startswith("moments.") for path in not_loaded):
+    if any(value.part == "moments" for value in not_loaded):
         _force_moments(trainer, state["moments"])
     restore_generators(state["generators"], torch_device)
     return not_loaded
@@ -131,22 +136,22 @@ def shared_parameters(model: nn.Module) -> list[list[str]]:
     return sorted(sorted(names) for names in groups.values() if len(names) > 1)
 
 
-def _differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> set[str]:
+def _differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> set[StateValue]:
     wrong = {
-        f"model.{name}"
+        StateValue(f"model.{name}", "model", unwrapped_path(name))
         for name, value in expected["model"].items()
         if name not in actual["model"] or not same_values(actual["model"][name], value)
     }
     for name, values in expected["moments"].items():
         own = actual["moments"].get(name, {})
         wrong |= {
-            f"moments.{name}.{key}"
+            StateValue(f"moments.{name}.{key}", "moments")
             for key, value in values.items()
             if key not in own or not same_values(torch.as_tensor(own[key]), torch.as_tensor(value))
         }
     generators = fingerprint(expected["generators"]), fingerprint(actual["generators"])
     return wrong | {
-        f"generators.{path}"
+        StateValue(f"generators.{path}", "generators")
         for path in generators[0].keys() | generators[1].keys()
         if generators[0].get(path) != generators[1].get(path)
     }

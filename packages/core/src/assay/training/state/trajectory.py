@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from assay.training.processes.requests import TrajectoryRecord
 from assay.training.state.parameters import named_parameters
+from assay.training.state.records import TrajectoryRecord
 from assay.training.state.sharding import whole
 from assay.training.state.states import State
 

@@ -1,11 +1,12 @@
 """Reports of candidate processes that tell nothing but what a test is about."""
 
 from assay.training.processes.requests import CandidateReport, FreeRun
+from assay.training.state.records import HeldPart, StateValue
 
 
 def report(
-    *steps: dict[str, str],
-    saved: tuple[str, ...] = (),
+    *steps: dict[HeldPart, str],
+    saved: tuple[StateValue, ...] = (),
     shared: tuple[list[str], ...] = (),
     micro_batches_run: tuple[tuple[int, int], ...] = (),
     masks: tuple[str, ...] = (),
@@ -14,7 +15,11 @@ def report(
     """steps: what is held after each; saved: what was changed by saving."""
     return CandidateReport(
         run={},
-        free=FreeRun(held=list(steps), changed_by_saving=list(saved), masks=list(masks)),
+        free=FreeRun(
+            held=[list(held.items()) for held in steps],
+            changed_by_saving=list(saved),
+            masks=list(masks),
+        ),
         seen=[],
         invisible={},
         weights_different=[],

@@ -27,9 +27,9 @@ from assay.training.processes.requests import (
     ReferenceReport,
     StepRecord,
     TrainOptions,
-    TrajectoryRecord,
 )
 from assay.training.replay.stage_values import row_number
+from assay.training.state.records import TrajectoryRecord
 from assay.verdicts import Outcome, Verdict
 
 UNIT = 2.0**-8  # unit roundoff of bfloat16

@@ -8,6 +8,7 @@ import pytest
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.free_run import judge_checkpoint
 from assay.training.processes.requests import FreeRun
+from assay.training.state.records import StateValue
 from assay.verdicts import Outcome
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     LOSSES,
@@ -17,6 +18,11 @@ from packages.core.tests.unit.training.judging.evidence_by_hand import (
     records,
     report,
 )
+
+
+def weight(name: str) -> StateValue:
+    """A parameter that is not as it was."""
+    return StateValue(f"model.{name}", "model", name)
 
 
 def outcome_of(free: FreeRun) -> tuple[Outcome | None, str]:
@@ -74,12 +80,17 @@ def test_checkpoint_of_which_nothing_can_be_said_is_no_pass(
             None,
         ),
         (
-            {"changed_by_saving": ["model.b.weight"]},
+            {"changed_by_saving": [weight("b.weight")]},
             "1 values are not as they were after saving: model.b.weight",
             "b.weight",
         ),
         (
-            {"not_restored": ["moments.a.weight.exp_avg", "model.a.weight"]},
+            {
+                "not_restored": [
+                    StateValue("moments.a.weight.exp_avg", "moments"),
+                    weight("a.weight"),
+                ]
+            },
             (
                 "2 values are not as they were after loading the checkpoint:"
                 " moments.a.weight.exp_avg, model.a.weight"
@@ -105,7 +116,7 @@ def test_each_way_to_lose_a_checkpoint_fails(
 
 
 def test_state_that_is_not_taken_over_fails_whatever_the_checkpoint_does() -> None:
-    made = evidence(reports=report(not_loaded=["model.a.weight"]))
+    made = evidence(reports=report(not_loaded=[weight("a.weight")]))
 
     assert problem_of(made)[0] == (
         "1 values are not as they were after load_state_dict: model.a.weight"
@@ -113,25 +124,25 @@ def test_state_that_is_not_taken_over_fails_whatever_the_checkpoint_does() -> No
 
 
 def test_wrong_adapter_is_told_apart_from_a_wrong_state_beside_it() -> None:
-    weight = free_run(not_restored=["model.a.lora_A.weight"])
-    moment = free_run(not_restored=["optimizer.0.step"])
+    adapter = free_run(not_restored=[weight("a.lora_A.weight")])
+    moment = free_run(not_restored=[StateValue("optimizer.0.step", "optimizer")])
 
-    assert problem_of(ran(weight, lora=True))[1] == "adapter-mismatch"
-    assert problem_of(ran(weight))[1] == "checkpoint-mismatch"
+    assert problem_of(ran(adapter, lora=True))[1] == "adapter-mismatch"
+    assert problem_of(ran(adapter))[1] == "checkpoint-mismatch"
     assert problem_of(ran(moment, lora=True))[1] == "checkpoint-mismatch"
 
 
 def test_only_generators_that_are_lost_are_random_numbers_and_nothing_else() -> None:
-    generators = ["generators.cpu", "generators.python"]
+    generators = [StateValue(f"generators.{name}", "generators") for name in ("cpu", "python")]
 
     assert problem_of(ran(free_run(not_restored=generators)))[1] == "rng-state"
-    mixed = free_run(not_restored=[*generators, "model.a.weight"])
+    mixed = free_run(not_restored=[*generators, weight("a.weight")])
     assert problem_of(ran(mixed))[1:] == ("checkpoint-mismatch", "a.weight")
 
 
 def test_all_problems_are_said_and_the_first_of_a_checkpoint_s_life_is_the_finding() -> None:
     free = free_run(
-        ended_otherwise=["b.weight"], not_restored=["model.a.weight"], notes=["slow disk"]
+        ended_otherwise=["b.weight"], not_restored=[weight("a.weight")], notes=["slow disk"]
     )
 
     result, _ = judge_checkpoint(ran(free))

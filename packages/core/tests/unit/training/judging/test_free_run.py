@@ -6,7 +6,8 @@ import pytest
 
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.free_run import judge_losses, judge_trajectory
-from assay.training.processes.requests import FreeRun, TrajectoryRecord
+from assay.training.processes.requests import FreeRun
+from assay.training.state.records import TrajectoryRecord
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     LOSSES,
     UNIT,

@@ -11,6 +11,7 @@ from assay.training.judging.replicas import (
     notes_on_masks,
 )
 from assay.training.processes.requests import CandidateReport, ReferenceReport, TrainOptions
+from assay.training.state.records import HeldPart
 from assay.verdicts import Outcome
 from packages.core.tests.unit.training.judging.candidate_reports import report
 
@@ -39,7 +40,7 @@ def evidence(*reports: CandidateReport, steps: int = 1, draws: bool = False) -> 
 
 
 def test_equal_copies_pass_and_are_counted_once_a_step() -> None:
-    held = {"a.weight": "1", "a.weight exp_avg": "2"}
+    held = {HeldPart("a.weight"): "1", HeldPart("a.weight", "exp_avg"): "2"}
 
     result, finding = judge_replicas(evidence(report(held, held), report(held, held)))
 
@@ -47,7 +48,8 @@ def test_equal_copies_pass_and_are_counted_once_a_step() -> None:
 
 
 def test_first_step_at_which_copies_differ_is_named_with_the_rank() -> None:
-    same, other = {"a.weight": "1", "b.weight": "2"}, {"a.weight": "1", "b.weight": "3"}
+    a, b = HeldPart("a.weight"), HeldPart("b.weight")
+    same, other = {a: "1", b: "2"}, {a: "1", b: "3"}
 
     result, finding = judge_replicas(
         evidence(report(same, same), report(same, same), report(same, other))
@@ -61,9 +63,9 @@ def test_first_step_at_which_copies_differ_is_named_with_the_rank() -> None:
 
 
 def test_parts_that_no_other_rank_has_are_no_replicas() -> None:
-    result, finding = judge_replicas(
-        evidence(report({"a.weight|0=0": "1"}), report({"a.weight|0=1": "2"}))
-    )
+    first, second = (HeldPart("a.weight", coordinates=((0, place),)) for place in range(2))
+
+    result, finding = judge_replicas(evidence(report({first: "1"}), report({second: "2"})))
 
     assert (result.level.verdict, finding) == (None, None)
     assert result.level.reason == "no rank holds what another one holds"

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from assay.training.state.records import HeldPart
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     LOSS_GRADIENT,
     UNIT,
@@ -109,8 +110,8 @@ def test_losses_that_drift_away_by_correct_steps_fail() -> None:
 
 
 def test_ranks_that_hold_other_numbers_diverge_unless_a_step_is_wrong() -> None:
-    held = [{"a.weight": "1"}], [{"a.weight": "2"}]
-    reports = [report(free_run(held=one)) for one in held]
+    weight = HeldPart("a.weight")
+    reports = [report(free_run(held=[[(weight, digest)]])) for digest in "12"]
 
     verdict = judged(step_results(), step_results(), reports=reports)
     assert failed_levels(verdict) == {"replicas"}
