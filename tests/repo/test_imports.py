@@ -1,9 +1,10 @@
-"""Imports go down the floors, and between packages in one direction: docs/architecture.md."""
+"""Imports go down the floors and between packages in one direction, and never in a cycle."""
 
 import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -177,3 +178,93 @@ def test_a_planted_import_between_packages_is_found(tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text("import assay_bench.jobs", encoding="utf-8")
     (found,) = forbidden_packages(tmp_path, "assay", set(), {"assay", "assay_bench"})
     assert found.endswith("x.py:1: assay must not import assay_bench.jobs")
+
+
+def file_of(dotted_name: str, source: Path) -> Path | None:
+    """The file of "assay.room.file.name", relative to `source`; None if it lies elsewhere."""
+    parts = dotted_name.split(".")
+    for count in range(len(parts), 0, -1):
+        path = Path(*parts[:count])
+        for file in (path.with_suffix(".py"), path / "__init__.py"):
+            if (source / file).is_file():
+                return file
+    return None
+
+
+def import_cycles(source: Path, package: str) -> list[str]:
+    """For each folder its files and sub-folders that import each other in a circle.
+
+    A sub-folder imports what any file in it imports: files of two folders that import each other are
+    a cycle of the folders.
+    """
+    graphs: dict[Path, dict[str, set[str]]] = {}
+    for file in sorted((source / package).rglob("*.py")):
+        importer = file.relative_to(source)
+        for _, name in imported_modules(file, package):
+            imported = file_of(name, source)
+            if imported is None or imported == importer:
+                continue
+            pairs = enumerate(zip(importer.parts, imported.parts, strict=False))
+            depth, (ours, theirs) = next((n, pair) for n, pair in pairs if len(set(pair)) > 1)
+            graph = graphs.setdefault(Path(*importer.parts[:depth]), {})
+            graph.setdefault(ours, set()).add(theirs)
+    findings = []
+    for folder, graph in graphs.items():
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            findings.append(f"{folder}: {' <- '.join(error.args[1])}")
+    return findings
+
+
+def test_nothing_is_imported_in_a_cycle(root: Path) -> None:
+    sources = sorted(root.glob("packages/*/src/*"))
+    assert len(sources) == 4
+    assert [found for path in sources for found in import_cycles(path.parent, path.name)] == []
+
+
+@pytest.mark.parametrize(
+    ("files", "folder", "names"),
+    [
+        (
+            {"room/a.py": "import assay.room.b", "room/b.py": "from assay.room import a"},
+            "assay/room",
+            {"a.py", "b.py"},
+        ),
+        (
+            {
+                "room/a.py": "def f():\n    import assay.room.b",
+                "room/b.py": "if TYPE_CHECKING:\n    from assay.room.a import A",
+            },
+            "assay/room",
+            {"a.py", "b.py"},
+        ),
+        (
+            {"__init__.py": "from assay.room import a", "room/a.py": "from assay import capture"},
+            "assay",
+            {"__init__.py", "room"},
+        ),
+        (
+            {
+                "room/state/a.py": "import assay.room.replay.b",
+                "room/state/c.py": "",
+                "room/replay/b.py": "from assay.room.replay import d",
+                "room/replay/d.py": "from assay.room.state.c import C",
+            },
+            "assay/room",
+            {"state", "replay"},
+        ),
+    ],
+    ids=["files", "lazy and for types", "package", "folders"],
+)
+def test_a_planted_cycle_is_found(
+    tmp_path: Path, files: dict[str, str], folder: str, names: set[str]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / "assay" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "assay" / name).write_text(text, encoding="utf-8")
+
+    (found,) = import_cycles(tmp_path, "assay")
+
+    assert found.startswith(f"{folder}: ")
+    assert set(found.removeprefix(f"{folder}: ").split(" <- ")) == names

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from assay.runs import SilentProgress
-from assay.training.processes.check import TrainCheck, check_candidate, options_for, record_golden
+from assay.training.check import TrainCheck, check_candidate, options_for, record_golden
 from assay.training.processes.mesh_string import parse_mesh
 from assay.training.processes.requests import TrainOptions
 from assay.verdicts import Outcome, Verdict

@@ -17,10 +17,10 @@ from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.runs import SilentProgress
 from assay.trace import Trace, TraceWriter
 from assay.training.batches import MicroBatch
+from assay.training.check import load_training_limits
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.verdict import judge_training
 from assay.training.processes.candidate import run_candidate
-from assay.training.processes.check import load_training_limits
 from assay.training.processes.golden import NOISE, plan_batches
 from assay.training.processes.reference import Trusted, record_reference
 from assay.training.processes.requests import CandidateRequest, ReferenceRequest, TrainOptions

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from assay.errors import AssayError
 from assay.runs import SilentProgress
-from assay.training.processes.check import (
+from assay.training.check import (
     MEASUREMENTS_FILE,
     TrainCheck,
     check_candidate,

@@ -14,8 +14,8 @@ from typing import TypeVar
 import torch
 from rich.console import Console
 
-from assay.generate.processes.check import MEASUREMENTS_FILE, check_generate
-from assay.generate.processes.check import capture as capture_golden
+from assay.generate.check import MEASUREMENTS_FILE, check_generate
+from assay.generate.check import capture as capture_golden
 from assay.generate.processes.requests import CaptureRequest, GenerateCheck, InputOptions
 from assay.runs import SilentProgress
 from assay.stages import Stage

@@ -59,7 +59,7 @@ def check_generate(  # noqa: PLR0913 - the options of the contract
     Raises: UsageError for what cannot be checked, MachineError for what this machine lacks.
     """
     arguments = dict(locals())
-    from assay.generate.processes.check import check_generate as run_check
+    from assay.generate.check import check_generate as run_check
     from assay.generate.processes.requests import GenerateCheck
     from assay.models.given import candidate_code
     from assay.runs import RunFolder, open_progress

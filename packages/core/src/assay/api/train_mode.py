@@ -8,7 +8,7 @@ from assay.errors import UsageError
 
 if TYPE_CHECKING:
     from assay.runs import Progress
-    from assay.training.processes.check import TrainCheck
+    from assay.training.check import TrainCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class TrainMode:
 
     def run(self, check: "TrainCheck", folder: Path, progress: "Progress") -> None:
         """Check, and leave the verdict in `folder`."""
+        from assay.training.check import check_train
         from assay.training.overfit.check import check_overfit, overfit_options
-        from assay.training.processes.check import check_train
 
         if self.overfit:
             options = overfit_options(check.options, self.overfit_steps, self.learning_rate)

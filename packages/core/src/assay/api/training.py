@@ -56,7 +56,7 @@ def check_train(  # noqa: PLR0913 - the options of the contract
     arguments = dict(locals())
     from assay.models.given import candidate_code
     from assay.runs import RunFolder, open_progress
-    from assay.training.processes.check import TrainCheck
+    from assay.training.check import TrainCheck
     from assay.training.processes.mesh_string import parse_mesh
     from assay.training.processes.requests import TrainOptions
 

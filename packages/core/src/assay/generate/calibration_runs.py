@@ -6,7 +6,7 @@ from pathlib import Path
 
 from assay.comparing.calibration import CleanRun, largest_ratios
 from assay.errors import UsageError
-from assay.generate.processes.check import MEASUREMENTS_FILE, capture, check_generate
+from assay.generate.check import MEASUREMENTS_FILE, capture, check_generate
 from assay.generate.processes.requests import CaptureRequest, GenerateCheck
 from assay.runs import Progress
 from assay.verdicts import Measurement, Outcome, Verdict

@@ -86,7 +86,7 @@ class Golden:
         return assert_run_passed(self.scratch)
 
     def _check(self, model: str, setup: str | None, inputs: "InputOptions") -> None:
-        from assay.generate.processes.check import check_generate
+        from assay.generate.check import check_generate
         from assay.generate.processes.requests import GenerateCheck
 
         if not self.folder.is_dir():
@@ -104,7 +104,7 @@ class Golden:
 
     def _capture(self, model: str, noise_for: Sequence[str], inputs: "InputOptions") -> NoReturn:
         __tracebackhide__ = True
-        from assay.generate.processes.check import capture
+        from assay.generate.check import capture
         from assay.generate.processes.requests import CaptureRequest
 
         captured = self.scratch / "golden"

@@ -20,7 +20,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("assay.generate.calibration_runs.run_clean", start)
-    monkeypatch.setattr("assay.generate.processes.check.capture", start)
+    monkeypatch.setattr("assay.generate.check.capture", start)
 
 
 def message(command: object, *arguments: str) -> str:

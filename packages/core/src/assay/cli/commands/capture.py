@@ -37,7 +37,7 @@ def capture(  # noqa: PLR0913 - the options of the contract
     Example: assay capture micro:llama --run cpu/float32 --output golden --noise-for bfloat16
     """
     from assay.api.inputs import input_options
-    from assay.generate.processes.check import capture as capture_golden
+    from assay.generate.check import capture as capture_golden
     from assay.generate.processes.requests import CaptureRequest
     from assay.runs import RunFolder, open_progress
 

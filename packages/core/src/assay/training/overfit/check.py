@@ -6,11 +6,21 @@ Importing it imports no torch.
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assay.errors import UsageError
-from assay.runs import Progress
+from assay.runs import Progress, SilentProgress
 from assay.runs.folders import write_whole
+from assay.training.check import (
+    PRELOAD,
+    TrainCheck,
+    ask,
+    candidate_request,
+    check_consistency,
+    load_training_limits,
+    options_for,
+    write_verdict,
+)
 from assay.training.overfit.requests import (
     TRAINED,
     Curve,
@@ -21,21 +31,12 @@ from assay.training.overfit.requests import (
     OverfitRequest,
 )
 from assay.training.overfit.tracking import require_tracker, track
-from assay.training.processes.check import (
-    PRELOAD,
-    TrainCheck,
-    ask,
-    candidate_request,
-    check_consistency,
-    load_training_limits,
-    options_for,
-    write_verdict,
-)
-from assay.training.processes.ranks import overfit_on_rank, run_ranks
-from assay.training.processes.requests import TrainOptions
+from assay.training.processes.ranks import run_ranks
+from assay.training.processes.requests import CandidateRequest, TrainOptions
 from assay.verdicts import Verdict
 
 if TYPE_CHECKING:
+    from assay.launch import Rank
     from assay.training.overfit.evidence import OverfitEvidence
 
 STEPS = 120
@@ -147,7 +148,7 @@ def _overfit_candidate(
         result = ask("overfit-candidate", request, folder, progress).result
         return [OverfitCandidate.model_validate(result)]
     with progress.step(f"candidate: overfits on {num_ranks} ranks"):
-        results = run_ranks(request, PRELOAD, overfit_on_rank)
+        results = run_ranks(request, PRELOAD, _overfit_on_rank)
     return [OverfitCandidate.model_validate(result) for result in results]
 
 
@@ -165,3 +166,10 @@ def _curves(evidence: "OverfitEvidence") -> dict[str, Curve]:
     reference = evidence.reference
     sides = {"yardstick": reference.yardstick, "noise": reference.noise}
     return {"candidate": evidence.curve} | sides if evidence.candidates else sides
+
+
+def _overfit_on_rank(rank: "Rank", body: dict[str, Any]) -> dict[str, Any]:
+    from assay.training.overfit.sides import overfit_candidate
+
+    request = CandidateRequest.model_validate(body)
+    return overfit_candidate(request, SilentProgress(), rank).model_dump(mode="json")

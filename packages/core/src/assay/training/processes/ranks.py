@@ -44,12 +44,3 @@ def _run_rank(rank: "Rank", body: dict[str, Any]) -> dict[str, Any]:
 
     request = CandidateRequest.model_validate(body)
     return run_candidate(request, SilentProgress(), rank).model_dump(mode="json")
-
-
-def overfit_on_rank(rank: "Rank", body: dict[str, Any]) -> dict[str, Any]:
-    """One rank of `assay check train --overfit`."""
-    from assay.training.overfit.sides import overfit_candidate
-    from assay.training.processes.requests import CandidateRequest
-
-    request = CandidateRequest.model_validate(body)
-    return overfit_candidate(request, SilentProgress(), rank).model_dump(mode="json")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay.generate.processes.check import capture, check_generate
+from assay.generate.check import capture, check_generate
 from assay.generate.processes.requests import CaptureRequest, GenerateCheck, InputOptions
 from assay.runs import SilentProgress
 

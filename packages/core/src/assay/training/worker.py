@@ -1,4 +1,4 @@
-"""A process of its own for each side: `python -m assay.training.processes.worker REQUEST`."""
+"""A process of its own for each side: `python -m assay.training.worker REQUEST`."""
 
 from typing import Any
 

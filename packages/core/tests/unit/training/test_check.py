@@ -7,8 +7,8 @@ from assay.comparing.limits import load_limits
 from assay.errors import UsageError
 from assay.runs import SilentProgress
 from assay.stages import Statistic
+from assay.training.check import TrainCheck, check_train, load_training_limits
 from assay.training.overfit.check import check_overfit, overfit_options
-from assay.training.processes.check import TrainCheck, check_train, load_training_limits
 from assay.training.processes.requests import TrainOptions
 
 CPU = "cpu/float32"

@@ -83,7 +83,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
     # Before the closer look: whatever ends that, the verdict is there.
     verdict = _write_verdict(folder, judgement.verdict, check.command)
     if judgement.origin is not None:
-        from assay.generate.processes.followup import follow_up  # torch
+        from assay.generate.followup import follow_up  # torch
 
         judgement = follow_up(judgement, check, candidate, workers)
         verdict = _write_verdict(folder, judgement.verdict, check.command)

@@ -24,7 +24,7 @@ from assay.training.processes.requests import (
 )
 from assay.verdicts import Measurement, Record, Verdict
 
-WORKER = "assay.training.processes.worker"
+WORKER = "assay.training.worker"
 # What both sides import before they run: a check then pays for it once.
 PRELOAD = ("assay.training.processes.preload",)
 VERDICT_FILE = "verdict.json"
