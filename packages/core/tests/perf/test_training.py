@@ -27,7 +27,10 @@ from assay.training.processes.requests import CandidateRequest, ReferenceRequest
 from assay.training.protocol import StepReport
 from assay.training.replay.conditions import comparable
 from assay.training.replay.replayed_steps import TRACE
-from assay.training.replay.stage_values import StageRecorder, StageReplayer, StepValueHandler
+from assay.training.replay.run_rows import RunRows
+from assay.training.replay.stage_recorder import StageRecorder
+from assay.training.replay.stage_replayer import StageReplayer
+from assay.training.replay.stage_values import StepValueHandler
 from assay.training.replay.step_observer import StepObserver
 from assay.training.trainers.reference import ReferenceTrainer
 from packages.core.tests.perf.conftest import Table
@@ -95,7 +98,8 @@ class Sides:
         boundary = Boundary.exact_inputs_for(getattr(torch, DTYPE))
         with TraceWriter(folder, {}) as writer:
             self._observe(self.yardstick, "float64", StageRecorder(writer, boundary))
-        replayer = StageReplayer(Trace.open(folder), boundary)
+        rows = RunRows.of_batches(self.batches)
+        replayer = StageReplayer(Trace.open(folder), boundary, rows)
         self._observe(self.candidate, DTYPE, replayer)
         for results in replayer.results.values():
             results.flush()
@@ -105,7 +109,9 @@ class Sides:
         no_boundaries: Any = SimpleNamespace(
             join=lambda loss: loss, handler=SimpleNamespace(finish_backward=lambda: None)
         )
-        observer = StepObserver(trainer, handler, _NoHooks(NullHandler()), no_boundaries)
+        rows = RunRows.of_batches(self.batches)
+        tracer = _NoHooks(NullHandler())
+        observer = StepObserver(trainer, handler, tracer, no_boundaries, rows)
         with observer.attached(), comparable(dtype, trainer.device):
             for number, batch in enumerate(self.batches):
                 observer.run_step(number, batch)

@@ -83,9 +83,9 @@ class ReplayResults:
         """The model has a tensor that the trace does not have."""
         _append_new(self.unmatched_actual, f"{module or '(model)'}:{port}")
 
-    def note_missing_port(self, site: CallSite, port: str) -> None:
-        """The trace has a tensor that the model's call does not have."""
-        _append_new(self.unmatched_expected, f"{site.module or '(model)'}:{port}")
+    def note_missing_port(self, module: str, port: str) -> None:
+        """The trace has a tensor that the model does not have."""
+        _append_new(self.unmatched_expected, f"{module or '(model)'}:{port}")
 
     def note_missing_call(self, site: CallSite, *, replaced_by_ancestor: bool) -> None:
         """The trace has a call that the model does not make."""

@@ -67,7 +67,7 @@ class GradientReplayer:
         shape = self.trace.stored(partner, port).shape
         known = layout_of(self.layout, partner.site.module, port, value, shape)
         if shape != tuple(value.shape) and known is None:
-            self.results.note_missing_port(partner.site, f"gradient of {port}")
+            self.results.note_missing_port(partner.site.module, f"gradient of {port}")
             return False
         return True
 
@@ -112,7 +112,7 @@ class GradientReplayer:
             call = self.trace.find(site)
             # Nothing that arrives is a gradient of zero.
             if call is None or self.trace.tensor(call, port).any():
-                self.results.note_missing_port(site, f"gradient of {port}")
+                self.results.note_missing_port(site.module, f"gradient of {port}")
         self._expected.clear()
 
     def _partner(self, call: Call) -> Call | None:

@@ -387,7 +387,7 @@ class Replayer:
             if port.startswith("input.") and ".".join(port.split(".")[:2]) not in given
         }
         for port in sorted(absent - offered_none):
-            self.results.note_missing_port(active.call.site, port)
+            self.results.note_missing_port(active.call.site.module, port)
 
 
 def _is_for_any_row(expected: tuple[int, ...], actual: tuple[int, ...]) -> bool:

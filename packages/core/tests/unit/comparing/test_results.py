@@ -27,7 +27,7 @@ def results() -> ReplayResults:
     two.exact.first = (1, 17)
     found = ReplayResults({("mlp", "output"): one, ("", "input.input_ids"): two}, num_identical=9)
     found.note_extra_port("mlp", "output.1")
-    found.note_missing_port(CallSite(0, "attn"), "output")
+    found.note_missing_port("attn", "output")
     found.note_missing_call(CallSite(0, "mlp.act"), replaced_by_ancestor=True)
     return found
 

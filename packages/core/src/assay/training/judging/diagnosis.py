@@ -54,7 +54,7 @@ def diagnose_replay(
 ) -> Finding:
     """What the replayed steps show; `origin` is the stage where the error is made."""
     failed = [item for group in groups.values() for item in group.failed]
-    location = location_of(origin, failed)
+    location = location_of(origin, failed, evidence.rows)
     if origin.reported.ratio.statistic == "non-finite":
         return Finding("non-finite", location)
     phase = origin.stage.phase

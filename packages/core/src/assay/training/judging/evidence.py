@@ -18,7 +18,7 @@ from assay.stages import Stage
 from assay.trace import Trace
 from assay.training.judging.rank_reports import merge_reports
 from assay.training.processes.requests import CandidateReport, ReferenceReport, TrainOptions
-from assay.training.replay.stage_values import step_of
+from assay.training.replay.run_rows import RunRows
 from assay.verdicts import Level, Location, Measurement
 
 # Measurements in the order of a step: what is first of several equally bad is the place.
@@ -56,6 +56,11 @@ class TrainEvidence:
     def report(self) -> CandidateReport:
         """What all ranks say together."""
         return merge_reports(self.reports)
+
+    @cached_property
+    def rows(self) -> RunRows:
+        """Which rows of the run belong to which step."""
+        return RunRows.of_counts(self.reference.num_rows)
 
     @property
     def unit_roundoff(self) -> float:
@@ -265,7 +270,7 @@ def _read(trace: Trace, name: str) -> ReplayResults:
     return ReplayResults.from_parts(data, trace.attachment(f"{name}-sums"))
 
 
-def measurement_of(level: str, item: Judged) -> Measurement:
+def measurement_of(level: str, item: Judged, rows: RunRows) -> Measurement:
     """The row of measurements.jsonl for one judged statistic."""
     port = item.port
     own = port.module == port.stage.module
@@ -275,7 +280,7 @@ def measurement_of(level: str, item: Judged) -> Measurement:
         port=port.port if own else f"{port.module}:{port.port}",
         phase=port.stage.phase,
         rank=port.rank,
-        step=first_bad_step(item) if item.failed else 0,
+        step=first_bad_step(item, rows) if item.failed else 0,
         order=port.order,
         statistic=item.ratio.statistic,
         actual=item.ratio.actual,
@@ -285,21 +290,21 @@ def measurement_of(level: str, item: Judged) -> Measurement:
     )
 
 
-def first_bad_step(item: Judged) -> int:
+def first_bad_step(item: Judged, run_rows: RunRows) -> int:
     """The first step in which the error is about as large as it gets."""
     first, _ = item.port.exact.first
     if item.ratio.statistic == "exact" and first >= 0:
-        return step_of(first)
+        return run_rows.step_of(first)
     rows = RowErrors.concatenate(item.port.sums.rows)
     if rows.error.numel() == 0:
         return 0
     relative = torch.where(rows.error.isnan(), torch.inf, rows.relative())
     half = float(relative.max()) / 2
     # Rows of what no prompt owns, as rotary tables, have no number.
-    return max(0, step_of(int(rows.prompt[(relative >= half).nonzero()[0, 0]])))
+    return max(0, run_rows.step_of(int(rows.prompt[(relative >= half).nonzero()[0, 0]])))
 
 
-def location_of(failed: FailedStage, judged: list[Judged]) -> Location:
+def location_of(failed: FailedStage, judged: list[Judged], rows: RunRows) -> Location:
     """Phase, module and parameter of a stage; `judged` holds all its failed statistics."""
     own = [item for item in judged if item.failed and item.port.stage == failed.stage]
     gradients = [item for item in own if item.port.port.startswith(PARAMETER_PREFIX)]
@@ -314,7 +319,7 @@ def location_of(failed: FailedStage, judged: list[Judged]) -> Location:
     )
     return Location(
         phase=failed.stage.phase,
-        step=first_bad_step(failed.reported),
+        step=first_bad_step(failed.reported, rows),
         rank=reported.rank,
         module=failed.stage.module,
         op="loss" if made_by_loss and failed.stage.phase in ("forward", "backward") else None,

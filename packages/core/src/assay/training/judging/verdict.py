@@ -36,6 +36,7 @@ from assay.training.judging.replicas import (
     notes_on_masks,
 )
 from assay.training.processes.requests import CandidateReport
+from assay.training.replay.run_rows import RunRows
 from assay.training.replay.step_observer import METHODS
 from assay.verdicts import (
     Diagnosis,
@@ -117,7 +118,7 @@ def judge_training(evidence: TrainEvidence) -> tuple[Verdict, list[Measurement]]
         candidate=evidence.report.run,
         levels=levels,
         location=finding.location if finding else None,
-        suspects=[_suspect(item, all_judged) for item in ranked[:_LISTED]],
+        suspects=[_suspect(item, all_judged, evidence.rows) for item in ranked[:_LISTED]],
         diagnosis=diagnosis,
         notes=list(dict.fromkeys(notes)),
         compared=sum(level.compared for level in levels.values()),
@@ -169,7 +170,7 @@ def _judge_level(
     notes = [note for group in chosen if name != "inputs" for note in group.notes]
     notes += _hidden_phases(name, evidence.report)
     level = Level(verdict=outcome, reason=reason, compared=compared, **facts)
-    return LevelResult(level, [measurement_of(name, item) for item in judged], notes)
+    return LevelResult(level, [measurement_of(name, item, evidence.rows) for item in judged], notes)
 
 
 def _outcome_of(
@@ -330,9 +331,9 @@ def _numbers(decision: _Decision, judged: list[Judged]) -> dict[str, float | str
     }
 
 
-def _suspect(failed: FailedStage, judged: list[Judged]) -> Suspect:
+def _suspect(failed: FailedStage, judged: list[Judged], rows: RunRows) -> Suspect:
     return Suspect(
-        location=location_of(failed, judged),
+        location=location_of(failed, judged, rows),
         statistic=failed.reported.ratio.statistic,
         noise_ratio=failed.reported.ratio.value,
         limit=failed.reported.limit,

@@ -35,6 +35,7 @@ from assay.training.processes.requests import (
 from assay.training.replay.conditions import comparable, keep_no_cache
 from assay.training.replay.rank_view import RankView
 from assay.training.replay.replayed_steps import ReplayedSteps
+from assay.training.replay.run_rows import RunRows
 from assay.training.replay.step_observer import METHODS
 from assay.training.state.generators import generator_states
 from assay.training.state.parameters import named_parameters
@@ -195,8 +196,9 @@ class _Candidate:
         pointwise = read_pointwise(self._golden)
         rank_view = self._rank_view(trainer)
         untrained = read_untrained(self._golden)
+        rows = RunRows.of_batches(batches)
         steps = ReplayedSteps(
-            trainer, self._golden, boundary, attention, pointwise, rank_view, untrained
+            trainer, self._golden, rows, boundary, attention, pointwise, rank_view, untrained
         )
         not_loaded: list[StateValue] = []
         with steps.attached(), comparable(self._run.dtype, self._device):

@@ -35,7 +35,8 @@ from assay.training.processes.requests import ReferenceReport, ReferenceRequest
 from assay.training.protocol import StepReport, TrainingPlan
 from assay.training.replay.conditions import comparable, keep_no_cache
 from assay.training.replay.replayed_steps import TRACE, ReplayedSteps
-from assay.training.replay.stage_values import StageRecorder
+from assay.training.replay.run_rows import RunRows, count_rows
+from assay.training.replay.stage_recorder import StageRecorder
 from assay.training.replay.step_observer import StepObserver
 from assay.training.state.files import write_state
 from assay.training.state.parameters import named_parameters, untrained_values
@@ -112,6 +113,7 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
         noise_losses=[step.loss for step in free],
         noise_trajectory=trajectory,
         num_tokens=[step.num_tokens for step in recorded],
+        num_rows=count_rows(batches),
         num_trainable=facts["num_trainable"],
         shared=shared,
         draws=draws,
@@ -159,7 +161,13 @@ class _Side:
             recorder = Recorder(writer, self.boundary)
             gradients = GradientTaps(recorder, GradientRecorder(writer, self.boundary))
             handler = StageRecorder(writer, self.boundary)
-            observer = StepObserver(self.trainer, handler, ModuleTracer(gradients), gradients)
+            observer = StepObserver(
+                self.trainer,
+                handler,
+                ModuleTracer(gradients),
+                gradients,
+                RunRows.of_batches(batches),
+            )
             with observer.attached(), comparable(self._dtype, self._device):
                 for step, batch in enumerate(batches):
                     inject_state(self.trainer, state, self._device.torch_device)
@@ -175,7 +183,14 @@ class _Side:
         """Measure this trainer against what the yardstick recorded."""
         pointwise = self._find_pointwise(batches[0][0])
         attention = attention_of(self.trainer.model)
-        observer = ReplayedSteps(self.trainer, folder, self.boundary, attention, pointwise)
+        observer = ReplayedSteps(
+            self.trainer,
+            folder,
+            RunRows.of_batches(batches),
+            self.boundary,
+            attention,
+            pointwise,
+        )
         with observer.attached(), comparable(self._dtype, self._device):
             for step, batch in enumerate(batches):
                 state = read_golden_state(folder, step)

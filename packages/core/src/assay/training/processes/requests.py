@@ -131,6 +131,7 @@ class ReferenceReport(Record):
         dtype, as a run in that dtype has it.
     noise_losses: of the noise run, of which nothing is replaced; noise_trajectory: where it ends.
     num_tokens: the unmasked label tokens of each step.
+    num_rows: rows of each micro-batch of each step.
     draws: whether training draws random numbers, as dropout does.
     """
 
@@ -140,6 +141,7 @@ class ReferenceReport(Record):
     noise_losses: list[Number]
     noise_trajectory: list[TrajectoryRecord]
     num_tokens: list[int]
+    num_rows: list[list[int]]
     num_trainable: int
     shared: list[list[str]]
     draws: bool = False

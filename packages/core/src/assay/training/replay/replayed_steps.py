@@ -10,7 +10,9 @@ from assay.locating.gradients import GradientReplayer
 from assay.locating.modules import Replayer
 from assay.trace import Trace, TraceWriter
 from assay.training.replay.rank_view import RankView
-from assay.training.replay.stage_values import PHASES, StageReplayer
+from assay.training.replay.run_rows import RunRows
+from assay.training.replay.stage_replayer import StageReplayer
+from assay.training.replay.stage_values import PHASES
 from assay.training.replay.step_observer import StepObserver
 
 TRACE = "trace"
@@ -23,6 +25,7 @@ class ReplayedSteps:
         self,
         trainer: Any,  # noqa: ANN401 - any trainer
         golden: Path,
+        rows: RunRows,
         boundary: Boundary,
         attention: str,
         pointwise: frozenset[str],
@@ -32,7 +35,7 @@ class ReplayedSteps:
         trace = Trace.open(golden / TRACE)
         self._replayer = Replayer(trace, boundary, attention, pointwise)
         self._gradients = GradientReplayer(trace, boundary)
-        self._handler = StageReplayer(trace, boundary)
+        self._handler = StageReplayer(trace, boundary, rows)
         self._rank_view = rank_view
         if rank_view is not None:
             self._replayer.layout = self._gradients.layout = rank_view.layout
@@ -41,7 +44,14 @@ class ReplayedSteps:
             self._handler.is_own = rank_view.is_own_value
         taps = GradientTaps(self._replayer, self._gradients)
         self._observer = StepObserver(
-            trainer, self._handler, ModuleTracer(taps), taps, self._replayer, rank_view, untrained
+            trainer,
+            self._handler,
+            ModuleTracer(taps),
+            taps,
+            rows,
+            self._replayer,
+            rank_view,
+            untrained,
         )
         self.attached = self._observer.attached
         self.run_step = self._observer.run_step

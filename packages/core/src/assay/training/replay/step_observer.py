@@ -19,7 +19,8 @@ from assay.sites import Phase
 from assay.stages import Stage
 from assay.training.batches import MicroBatch, copied
 from assay.training.replay.rank_view import RankView
-from assay.training.replay.stage_values import COUNT, StepValueHandler, ValueAddress, row_number
+from assay.training.replay.run_rows import RunRows
+from assay.training.replay.stage_values import COUNT, StepValueHandler, ValueAddress
 from assay.training.state.files import fingerprint
 from assay.training.state.parameters import NamedParameter, named_parameters, untrained_values
 from assay.training.state.sharding import local_part, put, whole
@@ -68,6 +69,7 @@ class StepObserver:
     handler: StepValueHandler
     tracer: ModuleTracer
     gradients: GradientTaps
+    rows: RunRows
     replayer: Replayer | None = None
     rank_view: RankView | None = None
     untrained: frozenset[str] | None = None
@@ -190,8 +192,7 @@ class StepObserver:
     def _timeline(self, batch: Mapping[str, Tensor], index: int) -> Timeline:
         ids = batch["input_ids"]
         single = Timeline.of_call(ids, batch.get("attention_mask"))
-        first = row_number(self._step, index)
-        return Timeline(tuple(range(first, first + len(ids))), single.positions)
+        return Timeline(self.rows.of_micro_batch(self._step, index, len(ids)), single.positions)
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         self.seen.add("backward")

@@ -28,12 +28,13 @@ from assay.training.processes.requests import (
     StepRecord,
     TrainOptions,
 )
-from assay.training.replay.stage_values import row_number
+from assay.training.replay.run_rows import RunRows
 from assay.training.state.records import TrajectoryRecord
 from assay.verdicts import Outcome, Verdict
 
 UNIT = 2.0**-8  # unit roundoff of bfloat16
 STEPS, ROWS, COLUMNS, VOCABULARY = 3, 32, 4, 8
+RUN_ROWS = RunRows.of_counts([[ROWS]] * STEPS)
 KINDS = {"a": "Linear", "norm": "RMSNorm", "b": "Linear"}
 BACKWARDS = tuple(reversed(KINDS))
 VISIBLE: tuple[Phase, ...] = ("forward", "backward", "reduce", "clip", "optimizer")
@@ -130,7 +131,7 @@ def measured(
     result = PortResult(module, port, made_by, 0, dtype, KINDS.get(made_by.module, ""))
     width = VOCABULARY if port == "output.logits" else COLUMNS
     expected = torch.full((STEPS * ROWS, width), size, dtype=torch.float64)
-    rows = torch.tensor([row_number(step) for step in range(STEPS)]).repeat_interleave(ROWS)
+    rows = torch.arange(STEPS * ROWS)
     result.sums.add(expected + error.reshape(-1, 1) * size, expected, rows, rows)
     return result
 
@@ -155,7 +156,7 @@ def step_results(
             made = PortResult(module, port, stage, 0, "int64", "")
             made.exact.add(1000, int(place in different))
             if place in different:
-                made.exact.first = (row_number(1), -1)
+                made.exact.first = (ROWS, -1)
         else:
             made = measured(place, (changed or {}).get(place, rounding()), dtype=dtype)
         made.order = len(results[group].ports)
@@ -243,7 +244,7 @@ def evidence(
     run: dict[str, Any] = {"model": "micro:llama", "steps": STEPS, "resume_at": 2}
     facts: dict[str, Any] = {
         "model": {}, "reference": {}, "yardstick_losses": LOSSES, "noise_losses": NOISE_LOSSES,
-        "noise_trajectory": trajectory(), "num_tokens": [8] * STEPS, "num_trainable": len(KINDS),
+        "noise_trajectory": trajectory(), "num_tokens": [8] * STEPS, "num_rows": [[ROWS]] * STEPS, "num_trainable": len(KINDS),
         "shared": [],
     }  # fmt: skip
     return TrainEvidence(

@@ -20,6 +20,7 @@ from packages.core.tests.unit.training.judging.evidence_by_hand import (
     LOSS,
     LOSS_GRADIENT,
     NOT_A_NUMBER,
+    RUN_ROWS,
     UNIT,
     UNTRAINED,
     WRONG,
@@ -233,23 +234,23 @@ def test_ports_are_in_the_order_of_a_step_whichever_group_they_are_of() -> None:
 def test_first_bad_step_is_the_first_that_is_about_as_bad_as_the_worst(
     error: torch.Tensor, step: int
 ) -> None:
-    assert first_bad_step(one(output("a"), error)) == step
+    assert first_bad_step(one(output("a"), error), RUN_ROWS) == step
 
 
 def test_first_bad_step_of_exact_values_is_the_first_that_differs() -> None:
     (made,) = judge_groups(evidence(step_results(different=[LABELS])))["stage-inputs"].failed
 
-    assert first_bad_step(made) == 1
+    assert first_bad_step(made, RUN_ROWS) == 1
 
 
 def test_row_says_whose_port_it_is_and_no_step_where_nothing_is_wrong() -> None:
     wrong, fine = from_step(2, WRONG), from_step(2, rounding(1.25 * UNIT))
     made = measured(("gradients", "b", "output"), wrong)
-    row = measurement_of("gradients", Judged(made, Ratio("replay-tensor", 1.0, 0.5), 1.5))
+    row = measurement_of("gradients", Judged(made, Ratio("replay-tensor", 1.0, 0.5), 1.5), RUN_ROWS)
 
     assert (row.module, row.port, row.phase, row.step) == ("", "b:output", "backward", 2)
     assert (row.actual, row.expected, row.ratio, row.limit) == (1.0, 0.5, 2.0, 1.5)
-    row = measurement_of("activations", one(output("a"), fine))
+    row = measurement_of("activations", one(output("a"), fine), RUN_ROWS)
     assert (row.module, row.port, row.step) == ("a", "output", 0)
 
 
@@ -264,7 +265,7 @@ def test_place_of_a_module_s_backward_has_the_parameter_that_is_worst() -> None:
     ]
     stage = next(stage for stage in rank_stages(items) if stage.stage.module == "a")
 
-    place = location_of(stage, items)
+    place = location_of(stage, items, RUN_ROWS)
 
     assert (place.phase, place.module, place.parameter) == ("backward", "a", "a.bias")
 
@@ -275,7 +276,7 @@ def test_place_of_a_module_s_backward_has_the_parameter_that_is_worst() -> None:
 def test_what_the_loss_makes_is_said_to_be_the_loss_s(place: Place, op: str | None) -> None:
     made = one(place, times(2.0))
 
-    assert location_of(stage_of(made), [made]).op == op
+    assert location_of(stage_of(made), [made], RUN_ROWS).op == op
 
 
 def test_parameter_of_the_model_itself_has_no_module_before_its_name() -> None:

@@ -33,7 +33,7 @@ def evidence(*reports: CandidateReport, steps: int = 1, draws: bool = False) -> 
     options = TrainOptions(model="micro:llama", steps=steps)
     reference = ReferenceReport(
         model={}, reference={}, yardstick_losses=[], noise_losses=[], noise_trajectory=[],
-        num_tokens=[], num_trainable=0, shared=[], draws=draws,
+        num_tokens=[], num_rows=[], num_trainable=0, shared=[], draws=draws,
     )  # fmt: skip
     made: Any = Reports(list(reports), options, reference)
     return cast("TrainEvidence", made)

@@ -1,131 +1,24 @@
 from pathlib import Path
 
-import pytest
 import torch
-from torch import Tensor
 
-from assay.hooks.boundary import Boundary
-from assay.sites import Phase
 from assay.stages import Stage
 from assay.trace import Trace, TraceWriter
-from assay.training.replay.stage_values import (
-    StageRecorder,
-    StageReplayer,
-    ValueAddress,
-    row_number,
-    step_of,
-)
-
-BOUNDARY = Boundary.exact_inputs_for(torch.bfloat16)
+from assay.training.replay.stage_values import StepValues, ValueAddress
 
 
-def address(phase: Phase = "reduce", port: str = "gradient.weight", index: int = 0) -> ValueAddress:
-    return ValueAddress(Stage("model.norm", phase), port, index)
-
-
-@pytest.fixture
-def recorded(tmp_path: Path) -> StageReplayer:
-    """One step with the gradient 1 + 2**-10, whose last bit bfloat16 cannot hold."""
+def test_values_of_a_step_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    made = ValueAddress(Stage("a|b", "backward"), "gradient.weight", kind="Linear")
+    left = ValueAddress(Stage("a|b", "reduce"), "gradient.weight")
+    loss = ValueAddress(Stage("", "forward"), "loss", 1)
+    tensors = {made: torch.ones(2), loss: torch.zeros(1, 1)}
+    states = {"generator.0": torch.tensor([7]), "generator.1": torch.tensor([8])}
     with TraceWriter(tmp_path / "trace", {}) as writer:
-        handler = StageRecorder(writer, BOUNDARY)
-        handler.begin_step(0)
-        value = torch.full((2, 4), 1 + 2.0**-10, dtype=torch.float64)
-        injected = handler.observe(address(), value)
-        assert torch.equal(injected, torch.ones_like(value))
-        handler.observe(address("clip"), injected)
-        handler.observe(address("inputs", "labels"), torch.tensor([[1, 2, -100]]))
-        handler.observe_state("generator.0", torch.get_rng_state())
-        handler.end_step()
-    return StageReplayer(Trace.open(tmp_path / "trace"), BOUNDARY)
+        StepValues(dict(tensors), {left: made}, dict(states)).write(writer, 3)
 
+    read = StepValues.read(Trace.open(tmp_path / "trace"), 3)
 
-def observe(replayer: StageReplayer, value: Tensor) -> Tensor:
-    replayer.begin_step(0)
-    return replayer.observe(address(), value)
-
-
-def test_error_is_against_the_exact_value_and_the_rounded_one_is_handed_on(
-    recorded: StageReplayer,
-) -> None:
-    injected = observe(recorded, torch.full((2, 4), 1.5, dtype=torch.bfloat16))
-
-    assert torch.equal(injected, torch.ones(2, 4, dtype=torch.bfloat16))
-    recorded.results["reduce"].flush()
-    sums = recorded.results["reduce"].ports["model.norm", "gradient.weight"].sums
-    assert sums.relative_error == pytest.approx((0.5 - 2**-10) / (1 + 2**-10))
-    assert sums.worst_row()[1] == row_number(0)
-
-
-@pytest.mark.parametrize(("actual", "error"), [(1.0, 0.0), (1.5, 0.5)])
-def test_what_a_phase_leaves_as_it_was_is_stored_once_and_compared_all_the_same(
-    recorded: StageReplayer, actual: float, error: float
-) -> None:
-    stored = recorded.trace.attachment("step-0")
-    assert [key for key in stored if "gradient" in key] == [address().key]
-
-    recorded.begin_step(0)
-    injected = recorded.observe(address("clip"), torch.full((2, 4), actual, dtype=torch.bfloat16))
-
-    assert torch.equal(injected, torch.ones(2, 4, dtype=torch.bfloat16))
-    recorded.results["clip"].flush()
-    sums = recorded.results["clip"].ports["model.norm", "gradient.weight"].sums
-    assert sums.relative_error == error
-
-
-def test_value_that_is_never_met_is_unmatched(recorded: StageReplayer) -> None:
-    recorded.begin_step(0)
-    recorded.end_step()
-
-    for phase in ("reduce", "clip"):
-        assert recorded.results[phase].unmatched_expected == ["model.norm:gradient.weight"]
-    assert recorded.results["inputs"].unmatched_expected == ["model.norm:labels"]
-
-
-def test_value_that_nobody_expects_is_listed_and_handed_on(recorded: StageReplayer) -> None:
-    recorded.begin_step(0)
-    value = torch.ones(3)
-
-    assert recorded.observe(address(port="gradient.bias"), value) is value
-    assert recorded.results["reduce"].unmatched_actual == ["model.norm:gradient.bias"]
-
-
-def test_another_shape_is_a_difference(recorded: StageReplayer) -> None:
-    observe(recorded, torch.ones(4, 2))
-
-    exact = recorded.results["reduce"].ports["model.norm", "gradient.weight"].exact
-    assert (exact.num_compared, exact.num_different) == (1, 1)
-
-
-def test_labels_are_compared_one_by_one(recorded: StageReplayer) -> None:
-    recorded.begin_step(0)
-    recorded.observe(address("inputs", "labels"), torch.tensor([[1, 3, -100]]))
-
-    exact = recorded.results["inputs"].ports["model.norm", "labels"].exact
-    assert (exact.num_compared, exact.num_different, exact.first) == (3, 1, (0, -1))
-
-
-def test_state_is_fed_and_not_judged(recorded: StageReplayer) -> None:
-    recorded.begin_step(0)
-    expected = torch.get_rng_state()
-    torch.rand(7)
-    state = recorded.observe_state("generator.0", torch.get_rng_state())
-    torch.set_rng_state(state)
-
-    assert torch.equal(torch.get_rng_state(), expected)
-    assert all(not results.ports for results in recorded.results.values())
-
-
-def test_expected_lists_the_spots_of_a_phase(recorded: StageReplayer) -> None:
-    recorded.begin_step(0)
-
-    assert list(recorded.expected("reduce")) == [address()]
-    assert list(recorded.expected("clip")) == [address("clip")]
-    assert list(recorded.expected("backward")) == []
-
-
-@pytest.mark.parametrize(("step", "micro_batch"), [(0, 0), (0, 3), (2, 0), (2, 3)])
-def test_row_numbers_know_their_step(step: int, micro_batch: int) -> None:
-    rows = {row_number(step, micro_batch) + row for row in range(8)}
-
-    assert {step_of(row) for row in rows} == {step}
-    assert row_number(step, micro_batch + 1) not in rows
+    assert read.addresses == (made, loss, left)
+    assert read.unchanged == {left: made}
+    assert all(torch.equal(read.stored[address], value) for address, value in tensors.items())
+    assert all(torch.equal(read.states[name], state) for name, state in states.items())

@@ -1,0 +1,126 @@
+"""Values between the phases of training steps, measured against the reference's and replaced."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from assay.comparing.results import PortResult, ReplayResults
+from assay.hooks.boundary import Boundary
+from assay.hooks.suspension import suspended
+from assay.metrics import PairSums
+from assay.sites import Phase
+from assay.trace import Trace
+from assay.training.replay.run_rows import RunRows
+from assay.training.replay.stage_values import COUNT, PHASES, StepValues, ValueAddress
+
+
+def _is_every_value(step: int, address: ValueAddress) -> bool:
+    del step, address
+    return True
+
+
+@dataclass
+class StageReplayer:
+    """A handler that measures the values of each step against those in a trace.
+
+    results: by phase.
+    is_own: whether this process has to show a value of a step; others may be another rank's.
+    """
+
+    trace: Trace
+    boundary: Boundary
+    rows: RunRows
+    results: dict[Phase, ReplayResults] = field(
+        default_factory=lambda: {phase: ReplayResults() for phase in PHASES}
+    )
+    is_own: Callable[[int, ValueAddress], bool] = _is_every_value
+    _step: int = 0
+    _values: StepValues = field(default_factory=StepValues)
+    _missing: set[ValueAddress] = field(default_factory=set)
+
+    def begin_step(self, step: int) -> None:
+        """Read the reference's values of the step."""
+        self._step = step
+        self._values = StepValues.read(self.trace, step)
+        self._missing = set(self._values.addresses)
+
+    def observe(self, address: ValueAddress, value: Tensor) -> Tensor:
+        """Measure the value, and return the reference's."""
+        expected = self._find(address)
+        results = self.results[address.stage.phase]
+        if expected is None:
+            if not address.port.startswith(COUNT):
+                results.note_extra_port(address.stage.module, address.port)
+            return value
+        self._missing.discard(address)
+        result = self._result(results, address, value)
+        actual = value.detach().cpu()
+        if actual.shape != expected.shape:
+            self._count_exact(result, address, 1, 1)
+            return value
+        if not expected.is_floating_point():
+            num_different = int((actual != expected).sum())
+            self._count_exact(result, address, expected.numel(), num_different)
+            return value
+        with suspended():
+            if actual.dtype.itemsize > expected.dtype.itemsize:
+                actual = actual.to(expected.dtype)
+            width = expected.shape[-1] if expected.ndim else 1
+            pair = actual.reshape(-1, width), expected.reshape(-1, width)
+            rows = torch.full((len(pair[0]),), self._first_row(address))
+            result.sums.add_later(*pair, rows, torch.full_like(rows, -1))
+            return self.boundary.injected(expected, value.dtype).to(value.device)
+
+    def observe_state(self, name: str, state: Tensor) -> Tensor:
+        """Return the reference's state."""
+        kept = self._values.states.get(name)
+        # A generator reads its state as what it was in memory: a mapped file has no such end.
+        return state if kept is None else kept.clone()
+
+    def expected(self, phase: Phase) -> Iterable[ValueAddress]:
+        """Where the reference has values of `phase` in this step."""
+        return [address for address in self._values.addresses if address.stage.phase == phase]
+
+    def end_step(self) -> None:
+        """Note what the reference has and this run did not show."""
+        for address in sorted(self._missing, key=lambda item: (item.stage, item.port, item.index)):
+            if address.port.startswith(COUNT) or not self.is_own(self._step, address):
+                continue
+            self.results[address.stage.phase].note_missing_port(address.stage.module, address.port)
+
+    def _find(self, address: ValueAddress) -> Tensor | None:
+        source = self._values.unchanged.get(address)
+        if source is None:
+            return self._values.stored.get(address)
+        stored = self._values.stored[source]
+        with suspended():
+            return self.boundary.injected(stored, stored.dtype)
+
+    def _first_row(self, address: ValueAddress) -> int:
+        """The row by which a value is found again: the first of its micro-batch."""
+        return self.rows.of_micro_batch(self._step, address.index, 1)[0]
+
+    def _count_exact(
+        self, result: PortResult, address: ValueAddress, num_compared: int, num_different: int
+    ) -> None:
+        result.exact.add(num_compared, num_different)
+        if num_different and result.exact.first == (-1, -1):
+            result.exact.first = (self._first_row(address), -1)
+
+    def _result(self, results: ReplayResults, address: ValueAddress, value: Tensor) -> PortResult:
+        key = (address.stage.module, address.port)
+        result = results.ports.get(key)
+        if result is None:
+            dtype = address.dtype or str(value.dtype).removeprefix("torch.")
+            result = PortResult(
+                *key,
+                address.stage,
+                len(results.ports),
+                dtype,
+                address.kind,
+                sums=PairSums(counts_misrounded=False),
+            )
+            results.ports[key] = result
+        return result
