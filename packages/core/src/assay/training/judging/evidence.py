@@ -26,7 +26,6 @@ GROUPS = (
     "stage-inputs", "modules", "stage-forward", "recomputed", "gradients", "stage-backward",
     "stage-reduce", "stage-clip", "stage-optimizer",
 )  # fmt: skip
-_GROUP_SIZE = 100_000
 _BACKWARD_GROUPS = ("gradients", "stage-backward")
 
 PARAMETER_PREFIX = "gradient."
@@ -113,22 +112,23 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, Group]:
     measured["recomputed"] = measured["modules"]
     least_units = {Stage("", "backward"): _unit_of_loss(measured)}
     beside = _noise_of_late_phases(measured, evidence.report.invisible)
-    for number, (name, noise) in enumerate(measured.items()):
+    num_before = 0  # ports of the groups before, on the rank that has most of each
+    for name, noise in measured.items():
         broken = {
             key for key, port in noise.ports.items() if port.sums.num_nan or port.sums.num_inf
         }
         group = groups[name] = Group(name)
         if name != "recomputed":  # forward tells of it
             group.broken = [f"{module or '(model)'}:{port}" for module, port in sorted(broken)]
-        for rank, trace in enumerate(evidence.candidates):
-            results = _read(trace, name)
+        of_ranks = [_read(trace, name) for trace in evidence.candidates]
+        for rank, results in enumerate(of_ranks):
             if name == "modules":
                 replaced_by_ancestor[rank] = results.replaced_by_ancestor
             elif name in ("recomputed", "gradients"):
                 # Who does a module's work forwards does it again, and backwards.
                 results.replaced_by_ancestor = replaced_by_ancestor[rank]
             for port in results.ports.values():
-                port.order += number * _GROUP_SIZE
+                port.order += num_before
                 port.rank = rank
                 if port.exact.num_near_ties:
                     ties.add(port.stage.module)
@@ -142,6 +142,7 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, Group]:
             allowances = Allowances(least_units, others)
             judged, bias = judge_replay(results, own_noise, evidence.limits, allowances)
             _add_rank(group, results, judged, bias, broken)
+        num_before += max(len(results.ports) for results in of_ranks)
         if name in _BACKWARD_GROUPS:
             _leave_out(group, ties)
     groups["stage-optimizer"].unmatched_expected += [
