@@ -1,6 +1,6 @@
 """Rows of measurements.jsonl that a replay gives: statistics, tokens, accumulated errors.
 
-Shape legend: R rows of a port, T tokens.
+Shape legend: R rows of a port, T tokens, P prompts, S positions.
 """
 
 from collections.abc import Iterable
@@ -18,8 +18,6 @@ from assay.verdicts import Measurement
 
 if TYPE_CHECKING:
     from assay.stages import Stage
-
-_POSITION_BITS = 32
 
 
 def replay_rows(
@@ -60,36 +58,44 @@ def drift_rows(judged: list[Judged], evidence: GenerateEvidence) -> list[Measure
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """Tokens in the order of prompt and position; keys: (T,), both numbers in one."""
+    """Tokens, numbered in the order of prompt and position.
 
-    keys_T: Tensor
+    numbers_PS: by prompt and position; -1 where there is no token.
+    addresses_T2: prompt and position of each token.
+    """
+
+    numbers_PS: Tensor
+    addresses_T2: Tensor
 
     @classmethod
     def of(cls, ports: Iterable[PortResult]) -> Self:
         """All tokens of these ports."""
-        keys = [_keys(RowErrors.concatenate(port.sums.rows)) for port in ports]
-        every = torch.cat([torch.zeros(0, dtype=torch.long), *keys])
-        return cls(torch.unique(every[every >= 0]))
-
-    def addresses(self) -> list[tuple[int, int]]:
-        """Prompt and position of each."""
-        return [divmod(key, 1 << _POSITION_BITS) for key in self.keys_T.tolist()]
+        addresses = [_addresses(RowErrors.concatenate(port.sums.rows)) for port in ports]
+        known_R2 = torch.cat([torch.zeros(0, 2, dtype=torch.long), *addresses])
+        known_R2 = known_R2[(known_R2 >= 0).all(1)]
+        sizes = (known_R2.amax(0) + 1).tolist() if len(known_R2) else (0, 0)
+        is_token_PS = torch.zeros(*sizes, dtype=torch.bool)
+        is_token_PS[known_R2[:, 0], known_R2[:, 1]] = True
+        numbers_PS = torch.full(is_token_PS.shape, -1)
+        numbers_PS[is_token_PS] = torch.arange(int(is_token_PS.sum()))
+        return cls(numbers_PS, is_token_PS.nonzero())
 
     def worst(self, parts: list[RowErrors]) -> Tensor:
         """The largest relative error of each token, (T,); nan is larger, -1 is none at all."""
         rows = RowErrors.concatenate(parts)
-        keys = _keys(rows)
-        index = torch.searchsorted(self.keys_T, keys).clamp(max=max(len(self.keys_T) - 1, 0))
-        known = keys >= 0
-        known[known.clone()] = self.keys_T[index[known]] == keys[known]
-        worst_T = torch.full(self.keys_T.shape, -1.0, dtype=torch.float64)
-        return worst_T.scatter_reduce(0, index[known], rows.relative()[known].double(), "amax")
+        addresses_R2 = _addresses(rows)
+        inside = (addresses_R2 >= 0) & (addresses_R2 < torch.tensor(self.numbers_PS.shape))
+        known = inside.all(1)
+        numbers = torch.full(known.shape, -1)
+        numbers[known] = self.numbers_PS[addresses_R2[known, 0], addresses_R2[known, 1]]
+        known = numbers >= 0
+        worst_T = torch.full(self.addresses_T2.shape[:1], -1.0, dtype=torch.float64)
+        return worst_T.scatter_reduce(0, numbers[known], rows.relative()[known].double(), "amax")
 
 
-def _keys(rows: RowErrors) -> Tensor:
-    """Prompt and position in one number, -1 for rows that belong to no token."""
-    prompt, position = rows.prompt.long(), rows.position.long()
-    return torch.where((prompt >= 0) & (position >= 0), (prompt << _POSITION_BITS) + position, -1)
+def _addresses(rows: RowErrors) -> Tensor:
+    """Prompt and position of each row, (R, 2); one is -1 where a row belongs to no token."""
+    return torch.stack([rows.prompt.long(), rows.position.long()], dim=1)
 
 
 @dataclass(slots=True)
@@ -125,7 +131,7 @@ def _token_rows(
             torch.where(worse, expected, known.expected),
             torch.where(worse, number, known.port),
         )
-    addresses = tokens.addresses()
+    addresses = [(prompt, position) for prompt, position in tokens.addresses_T2.tolist()]
     steps = [evidence.call_of(evidence.token(*address))[1] for address in addresses]
     places = [_place(port) for port in ports.values()]
     return [
