@@ -15,13 +15,14 @@ from assay.dtypes import FORMATS
 from assay.hooks.timeline import RowIndex
 from assay.metrics import PairSums
 from assay.noise import Ratio, error_ratios
-from assay.recording.operations import MOVING, Operation
+from assay.recording.operation_names import MOVING
+from assay.recording.operations import Operation
 from assay.sites import RowMap
 
 
 @dataclass(frozen=True, slots=True)
 class WrongOperation:
-    """The first operation that is wrong.
+    """The first operation that is wrong, and its number among those that compute.
 
     ratio: None where the reference has no such operation at all.
     """

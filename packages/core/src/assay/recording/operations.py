@@ -1,91 +1,21 @@
-"""Operations (aten) inside modules: which there are, and what they computed."""
+"""Recording what the operations (aten) of a module's own code computed."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.suspension import is_suspended, suspended
-
-# Operations that move or make values without computing: they do not round.
-MOVING = frozenset(
-    # As text: forty names in quotes are hard to read.
-    """view _unsafe_view reshape _reshape_alias t transpose permute expand slice select unsqueeze
-    squeeze cat stack split split_with_sizes chunk unbind clone _to_copy copy_ copy detach alias
-    lift_fresh contiguous index_select index gather embedding arange full zeros ones empty
-    full_like zeros_like ones_like empty_like new_full new_zeros new_ones new_empty scalar_tensor
-    empty_strided new_empty_strided fill_ fill zero_ narrow unfold repeat as_strided where
-    masked_fill masked_fill_
-    """.split()  # noqa: SIM905
-)
-
-# Names under which one computation arrives, by the name that a reader would look for.
-_CANONICAL = {
-    "mm": "linear",
-    "addmm": "linear",
-    "linear": "linear",
-    "mkldnn_linear": "linear",
-    "_scaled_dot_product_flash_attention_for_cpu": "scaled_dot_product_attention",
-    "_scaled_dot_product_flash_attention": "scaled_dot_product_attention",
-    "_scaled_dot_product_efficient_attention": "scaled_dot_product_attention",
-    "_scaled_dot_product_cudnn_attention": "scaled_dot_product_attention",
-    "_scaled_dot_product_attention_math": "scaled_dot_product_attention",
-    "_fused_sdp_choice": "scaled_dot_product_attention",
-    "bmm": "matmul",
-    "baddbmm": "matmul",
-    "_softmax": "softmax",
-    "_safe_softmax": "softmax",
-    "_grouped_mm": "grouped_mm",
-}
-
-
-def operation_name(func: Any) -> str:  # noqa: ANN401 - torch._ops.OpOverload
-    """The canonical name of an aten operation, without overload: `aten.mm.default` is linear."""
-    name: str = func._schema.name.rpartition("::")[2]  # noqa: SLF001 - the public name is the same text
-    name = name.rstrip("_") or name
-    return _CANONICAL.get(name, name)
-
-
-def is_pointwise(func: Any) -> bool:  # noqa: ANN401 - torch._ops.OpOverload
-    """Whether every output element depends on one element of each input, and is rounded once."""
-    name = func._schema.name.rpartition("::")[2]  # noqa: SLF001
-    return torch.Tag.pointwise in func.tags or name in MOVING or func.is_view
-
-
-class PointwiseStages(TorchDispatchMode):
-    """Finds the modules whose own code adds nothing up: all its operations are pointwise."""
-
-    def __init__(self, tracer: ModuleTracer) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._tracer = tracer
-        self._pointwise: dict[str, bool] = defaultdict(lambda: True)
-
-    @property
-    def modules(self) -> frozenset[str]:
-        """Paths of the modules that ran and are pointwise."""
-        return frozenset(name for name, pointwise in self._pointwise.items() if pointwise)
-
-    def __torch_dispatch__(
-        self,
-        func: Any,  # noqa: ANN401
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
-        del types
-        if not is_suspended() and self._tracer.current is not None:
-            self._pointwise[self._tracer.current] &= is_pointwise(func)
-        return func(*args, **(kwargs or {}))
+from assay.recording.operation_names import operation_name
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation that ran: its canonical name, overload, and what it gave."""
+    """One operation that ran: its canonical name, overload, and results."""
 
     name: str
     overload: str
@@ -94,9 +24,9 @@ class Operation:
 
 @dataclass
 class OperationRecorder(TorchDispatchMode):
-    """Keeps what every operation of one module's own code gave, in chosen calls.
+    """Keeps the results of every operation of one module's own code, in one call.
 
-    wanted: (module path, step, call) of the calls to record.
+    wanted: path, step and call of the module.
     """
 
     tracer: ModuleTracer
@@ -110,7 +40,7 @@ class OperationRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: Any,  # noqa: ANN401
+        func: OpOverload,
         types: Iterable[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
@@ -123,8 +53,8 @@ class OperationRecorder(TorchDispatchMode):
             self._keep(func, result)
         return result
 
-    def _keep(self, func: Callable[..., Any], result: Any) -> None:  # noqa: ANN401
-        if func.is_view:  # type: ignore[attr-defined]
+    def _keep(self, func: OpOverload, result: object) -> None:
+        if func.is_view:
             return
         outputs = result if isinstance(result, tuple | list) else (result,)
         tensors = tuple(

@@ -1,89 +1,11 @@
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody names it
 from torch import Tensor, nn
 
-from assay.hooks.module_tracer import ModuleTracer, NullHandler
-from assay.recording.operations import (
-    Operation,
-    OperationRecorder,
-    PointwiseStages,
-    is_pointwise,
-    operation_name,
-)
-
-aten = torch.ops.aten
-
-
-@pytest.mark.parametrize(
-    ("func", "name"),
-    [
-        (aten.mm.default, "linear"),
-        (aten.addmm.default, "linear"),
-        (aten.linear.default, "linear"),
-        (aten.bmm.default, "matmul"),
-        (aten._softmax.default, "softmax"),
-        (aten.mul.Tensor, "mul"),
-        (aten.mul_.Tensor, "mul"),
-        (aten._scaled_dot_product_flash_attention_for_cpu.default, "scaled_dot_product_attention"),
-    ],
-    ids=str,
-)
-def test_one_computation_has_one_name(func: torch._ops.OpOverload, name: str) -> None:
-    assert operation_name(func) == name
-
-
-@pytest.mark.parametrize(
-    ("func", "expected"),
-    [
-        (aten.mul.Tensor, True),
-        (aten.silu.default, True),
-        (aten.gelu.default, True),
-        (aten.view.default, True),
-        (aten.cat.default, True),
-        (aten._to_copy.default, True),
-        (aten.mm.default, False),
-        (aten.mean.dim, False),
-        (aten._softmax.default, False),
-        (aten.cumsum.default, False),
-        (aten.sum.dim_IntList, False),
-        (aten.convolution.default, False),
-    ],
-    ids=str,
-)
-def test_what_adds_up_is_not_pointwise(func: torch._ops.OpOverload, *, expected: bool) -> None:
-    assert is_pointwise(func) is expected
-
-
-class Gated(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(4, 8, bias=False)
-        self.act = nn.SiLU()
-        self.norm = nn.LayerNorm(8)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.norm(self.act(self.up(x)) * 2.0)
-
-
-@contextmanager
-def watching(model: nn.Module) -> Iterator[ModuleTracer]:
-    tracer = ModuleTracer(NullHandler())
-    with tracer.attached(model), torch.no_grad():
-        yield tracer
-
-
-def test_stages_whose_own_code_only_rounds_are_pointwise() -> None:
-    model = Gated()
-    with watching(model) as tracer, PointwiseStages(tracer) as stages:
-        model(torch.ones(2, 4))
-
-    # The root's own code multiplies; sums are made by its children.
-    assert stages.modules == {"", "act"}
+from assay.recording.operations import Operation, OperationRecorder
+from packages.core.tests.unit.recording.gated import Gated, watching
 
 
 def record(model: nn.Module, wanted: tuple[str, int, int], calls: int = 1) -> list[Operation]:

@@ -19,7 +19,7 @@ from assay.locating.batch_source import BatchSource
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel
 from assay.recording.modules import Recorder
-from assay.recording.operations import PointwiseStages
+from assay.recording.pointwise_modules import PointwiseModules
 from assay.trace import TraceWriter
 
 
@@ -128,10 +128,10 @@ def find_pointwise(side: Side, work: Work) -> frozenset[str]:
     """Modules whose own code, in the first forward call, only rounds element by element."""
     batch = replace(work.batch, max_new_tokens=1)
     tracer = ModuleTracer(NullHandler())
-    stages = PointwiseStages(tracer)
-    with tracer.attached(side.loaded.model), stages:
+    pointwise = PointwiseModules(tracer)
+    with tracer.attached(side.loaded.model), pointwise:
         generate(side.loaded, batch)
-    return stages.modules
+    return pointwise.paths
 
 
 def replay(

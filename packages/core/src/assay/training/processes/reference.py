@@ -18,7 +18,7 @@ from assay.models import estimate_size, load_model
 from assay.models.size_policy import choose_threads, yardstick_dtype
 from assay.recording.gradients import GradientRecorder
 from assay.recording.modules import Recorder
-from assay.recording.operations import PointwiseStages
+from assay.recording.pointwise_modules import PointwiseModules
 from assay.runs import Progress
 from assay.trace import TraceWriter
 from assay.training.batches import MicroBatch
@@ -204,10 +204,10 @@ class _Side:
     def _find_pointwise(self, micro_batch: MicroBatch) -> frozenset[str]:
         """Modules whose own code only rounds element by element."""
         tracer = ModuleTracer(NullHandler())
-        stages = PointwiseStages(tracer)
-        with tracer.attached(self.trainer.model), stages, torch.no_grad():
+        pointwise = PointwiseModules(tracer)
+        with tracer.attached(self.trainer.model), pointwise, torch.no_grad():
             self.trainer.compute_loss(self.trainer.on_device(micro_batch), 1)
-        return stages.modules
+        return pointwise.paths
 
 
 def describe_model(trainer: ReferenceTrainer, name: str, num_parameters: int) -> dict[str, Any]:

@@ -1,0 +1,48 @@
+"""Names of operations (aten), and which of them compute."""
+
+import torch
+from torch._ops import OpOverload
+
+# Operations that move or make values without computing: they do not round.
+MOVING = frozenset(
+    # As text: forty names in quotes are hard to read.
+    """view _unsafe_view reshape _reshape_alias t transpose permute expand slice select unsqueeze
+    squeeze cat stack split split_with_sizes chunk unbind clone _to_copy copy_ copy detach alias
+    lift_fresh contiguous index_select index gather embedding arange full zeros ones empty
+    full_like zeros_like ones_like empty_like new_full new_zeros new_ones new_empty scalar_tensor
+    empty_strided new_empty_strided fill_ fill zero_ narrow unfold repeat as_strided where
+    masked_fill masked_fill_
+    """.split()  # noqa: SIM905
+)
+
+# Names under which one computation arrives, by the name that a reader would look for.
+_CANONICAL = {
+    "mm": "linear",
+    "addmm": "linear",
+    "linear": "linear",
+    "mkldnn_linear": "linear",
+    "_scaled_dot_product_flash_attention_for_cpu": "scaled_dot_product_attention",
+    "_scaled_dot_product_flash_attention": "scaled_dot_product_attention",
+    "_scaled_dot_product_efficient_attention": "scaled_dot_product_attention",
+    "_scaled_dot_product_cudnn_attention": "scaled_dot_product_attention",
+    "_scaled_dot_product_attention_math": "scaled_dot_product_attention",
+    "_fused_sdp_choice": "scaled_dot_product_attention",
+    "bmm": "matmul",
+    "baddbmm": "matmul",
+    "_softmax": "softmax",
+    "_safe_softmax": "softmax",
+    "_grouped_mm": "grouped_mm",
+}
+
+
+def operation_name(func: OpOverload) -> str:
+    """The canonical name of an aten operation, without overload: `aten.mm.default` is linear."""
+    name: str = func._schema.name.rpartition("::")[2]  # noqa: SLF001 - the public name is the same text
+    name = name.rstrip("_") or name
+    return _CANONICAL.get(name, name)
+
+
+def is_pointwise(func: OpOverload) -> bool:
+    """Whether every output element depends on one element of each input, and is rounded once."""
+    name = func._schema.name.rpartition("::")[2]  # noqa: SLF001
+    return torch.Tag.pointwise in func.tags or name in MOVING or func.is_view
