@@ -154,7 +154,7 @@ class _Waiting:
 class PairSums:
     """Sums over all compared pairs of one port; d = actual - expected, e = expected.
 
-    counts_misrounded: whether `num_misrounded` is kept; it says something of stages only that
+    counts_misrounded: whether `num_misrounded` is kept; it has a meaning for stages only that
         round element by element.
     """
 

@@ -39,7 +39,7 @@ class PortResult:
     """Everything measured at one port of one module, over all its calls.
 
     stage: the stage whose code made these values.
-    order: number of the port in the order in which ports were first met.
+    order: number of the port in the order in which ports were first measured.
     dtype: of the values as they were made.
     kind: class of the stage's module.
     pointwise: no operation of the stage adds anything up; each rounds element by element.
@@ -65,8 +65,9 @@ class PortResult:
 class ReplayResults:
     """All ports of a replay, and what found no partner.
 
-    identical: ports whose values were, every time, the very object handed on before.
-    covered: expected calls inside a module that was called, but not by that module's new code.
+    num_identical: values that were the very objects injected before, and so not measured again.
+    replaced_by_ancestor: modules that were not called, inside of one that was and has other code.
+    unmatched_expected: what only the reference has; unmatched_actual: what only this run has.
     """
 
     ports: dict[tuple[str, str], PortResult] = field(default_factory=dict)
@@ -74,6 +75,25 @@ class ReplayResults:
     replaced_by_ancestor: list[str] = field(default_factory=list)
     unmatched_expected: list[str] = field(default_factory=list)
     unmatched_actual: list[str] = field(default_factory=list)
+
+    def at(
+        self,
+        module: str,
+        port: str,
+        stage: Stage,
+        dtype: str,
+        kind: str,
+        *,
+        pointwise: bool = False,
+    ) -> PortResult:
+        """The result of a port, made on the first call for it; the arguments are fields of it."""
+        result = self.ports.get((module, port))
+        if result is None:
+            sums = PairSums(counts_misrounded=pointwise)
+            order = len(self.ports)
+            result = PortResult(module, port, stage, order, dtype, kind, pointwise, sums=sums)
+            self.ports[module, port] = result
+        return result
 
     def note_extra_call(self, site: CallSite) -> None:
         """The model makes a call that the trace does not have."""
@@ -133,7 +153,7 @@ class ReplayResults:
 
     @classmethod
     def from_parts(cls, data: dict[str, Any], tensors: Mapping[str, Tensor]) -> Self:
-        """What `to_parts` gave."""
+        """The results of which `to_parts` made `data` and `tensors`."""
         results = cls({}, data["num_identical"], **{item: data[item] for item in _LIST_FIELDS})
         for number, row in enumerate(data["ports"]):
             rows = RowErrors(*(tensors[f"{number}.rows.{item}"] for item in _ROW_FIELDS))

@@ -1,4 +1,4 @@
-"""Values as they cross a module boundary: what is stored of them, and what is handed on."""
+"""Values at a module boundary: what is stored of them, and what is injected instead."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ class Boundary:
     """What happens to floating-point values at module boundaries.
 
     stored: dtype in which values are kept, None for their own.
-    rounded: values are rounded to this dtype before they are handed on, None for not at all.
+    rounded: dtype to which values are rounded before they are injected, None for not at all.
     """
 
     stored: torch.dtype | None = None
@@ -55,7 +55,7 @@ class Boundary:
         if self.stored is None or not value.is_floating_point():
             return value
         stored = cast_within_range(value, self.stored)
-        # What is handed on may be written over `value`, as into a cache.
+        # The injected value may be written over `value`, as into a cache.
         return stored.clone() if self.rounded is not None and stored is value else stored
 
     def injected(self, stored: Tensor, dtype: torch.dtype) -> Tensor:

@@ -54,7 +54,7 @@ class CacheTracker:
         before: dict[_Key, tuple[Tensor | None, ...]],
         num_tokens: int | None,
     ) -> Iterator[Addition]:
-        """What the call that ends now added; what a callee of it added is not told again.
+        """What the call that ends now added; what a callee of it added is left out.
 
         num_tokens: tokens of the root call, None if not known.
         """

@@ -1,4 +1,4 @@
-"""Gradients as they cross module boundaries on their way back.
+"""Gradients at module boundaries, observed and replaced on their way back.
 
 At every boundary the injected value stays in the graph by a *gradient tap*. In backward the tap
 observes the gradient that arrives and may pass another one on: so an error made in backward stays
@@ -19,33 +19,33 @@ from assay.sites import Call, CallSite
 
 
 class BoundaryHandler(TraceHandler, Protocol):
-    """A listener that knows values again which it handed on."""
+    """A handler that recognises the values that it injected."""
 
     def recognises(self, value: Tensor) -> bool:
-        """Whether this very object was handed on."""
+        """Whether this very object was injected."""
 
     def alias(self, new: Tensor, known: Tensor) -> None:
-        """From now on `new` is what `known` is."""
+        """From now on treat `new` as the injected value `known`."""
 
 
 class GradientHandler(Protocol):
     """What is done with the gradients that arrive at boundaries."""
 
     def expects(self, call: Call, port: str, value: Tensor) -> bool:
-        """Whether a gradient shall be met at `port` of `call`, where `value` was made."""
+        """Called in forward: whether a gradient of `value`, at `port` of `call`, is wanted."""
 
     def announce(self, call: Call, port: str) -> None:
-        """A gradient is to arrive there."""
+        """Called in forward for each gradient that `arrive` is to get."""
 
     def arrive(self, call: Call, port: str, gradient: Tensor) -> Tensor:
-        """Take a gradient; returns the one that is handed on."""
+        """Called in backward with a gradient; returns the one that goes on from there."""
 
     def finish_backward(self) -> None:
-        """All gradients of one backward pass have arrived."""
+        """Called when a backward pass has ended."""
 
 
 class _GradientTap(torch.autograd.Function):
-    """Hands on a value that was made elsewhere as if it were the one that the graph made."""
+    """Puts an injected value into the graph, in place of the one that was made there."""
 
     @staticmethod
     def forward(
@@ -67,7 +67,7 @@ class _GradientTap(torch.autograd.Function):
 
 
 class _Join(torch.autograd.Function):
-    """The loss, on which every crossing depends: one that nothing else reaches gets zeros."""
+    """The loss, on which every tap depends: one that nothing else reaches gets zeros."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *tapped: Tensor) -> Tensor:  # noqa: ANN401
@@ -81,9 +81,9 @@ class _Join(torch.autograd.Function):
 
 @dataclass
 class GradientTaps:
-    """A listener that puts a crossing at every boundary where `inner` hands on a value.
+    """A handler that puts a tap at every boundary where `inner` injects a value.
 
-    A boundary has its own crossing even if its value is known already: along a residual stream the
+    A boundary has its own tap even if its value is known already: along a residual stream the
     values are the same and the gradients are not.
     """
 
@@ -95,7 +95,7 @@ class GradientTaps:
     _places: set[tuple[CallSite, str]] = field(default_factory=set)
 
     def enter(self, active: ActiveCall) -> None:
-        """As `inner` does, with crossings at the arguments."""
+        """As `inner` does, with taps at the arguments."""
         if active.call.caller is None and not active.is_recompute:
             self._places.clear()
         made = _tensors_of(active.arguments)
@@ -107,21 +107,21 @@ class GradientTaps:
                 value, f"input.{name}", lambda port, tensor: self._tap(active, port, made, tensor)
             )
 
-    def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see Listener
-        """As `inner` does, with crossings at the results."""
+    def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
+        """As `inner` does, with taps at the results."""
         made = dict(iterate_tensors(output, "output"))
         output = self.inner.leave(active, output)
         if active.state is None:
             return output
-        cross = self._pass_through if _holds_own_loss(active, made) else self._tap
-        return map_tensors(output, "output", lambda port, tensor: cross(active, port, made, tensor))
+        tap = self._pass_through if _holds_own_loss(active, made) else self._tap
+        return map_tensors(output, "output", lambda port, tensor: tap(active, port, made, tensor))
 
     def finish_root(self, active: ActiveCall) -> None:
         """As `inner` does."""
         self.inner.finish_root(active)
 
     def join(self, loss: Tensor) -> Tensor:
-        """`loss`, such that its backward reaches every crossing made since the last one."""
+        """`loss`, such that its backward reaches every tap made since the last one."""
         tapped, self._tapped = self._tapped, []
         return cast("Tensor", _Join.apply(loss, *tapped))  # type: ignore[no-untyped-call]
 
@@ -154,7 +154,7 @@ class GradientTaps:
     def _pass_through(
         self, active: ActiveCall, port: str, made: dict[str, Tensor], injected: Tensor
     ) -> Tensor:
-        """A crossing that only a loss from this value reaches: gradients go on as they are."""
+        """A tap that only a loss from this value reaches: gradients go on as they are."""
         del active
         value = made.get(port)
         if value is None or not value.requires_grad or not self.inner.recognises(injected):
@@ -181,7 +181,7 @@ class GradientTaps:
 def _holds_own_loss(active: ActiveCall, made: dict[str, Tensor]) -> bool:
     """Whether the model computed a loss itself: gradients need not come through its results.
 
-    They are met at the head's.
+    They come through the head's.
     """
     loss = made.get("output.loss")
     return active.call.caller is None and loss is not None and loss.requires_grad

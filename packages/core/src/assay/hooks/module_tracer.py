@@ -1,4 +1,4 @@
-"""Hooks on every module of a model, told as one story: who calls whom, with what, in which order."""
+"""Hooks on every module of a model: which module calls which, with what, and in which order."""
 
 import inspect
 import sys
@@ -18,51 +18,56 @@ from assay.sites import Call, CallSite, RowMap, unwrapped_path
 
 @dataclass(slots=True)
 class ActiveCall:
-    """One call that is under way. `arguments` are named by the forward signature."""
+    """One call that is under way.
+
+    arguments: by their names in the forward signature.
+    state: what the handler keeps from `enter` to `leave`; None for a call that it leaves alone.
+    is_recompute: whether backward computes anew what the call computed before.
+    """
 
     call: Call
     module: nn.Module
     arguments: dict[str, Any]
-    state: Any = None  # what the listener wants to find again when the call ends
-    is_recompute: bool = False  # a call made before: backward computes its activations anew
+    state: Any = None
+    is_recompute: bool = False
 
 
 class TraceHandler(Protocol):
-    """What a run is watched for. Both methods may replace what passes the boundary."""
+    """What is done at the module boundaries of a run: values there are observed, or replaced."""
 
     def enter(self, active: ActiveCall) -> None:
-        """A module was called; may change `entry.arguments` in place."""
+        """Called before a module runs; may change `active.arguments` in place."""
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - whatever modules return
-        """The module returns `output`; returns what its caller shall see."""
+        """Called with the module's `output`; returns what its caller gets."""
 
     def finish_root(self, active: ActiveCall) -> None:
-        """The root call has ended."""
+        """Called when the root call has ended."""
 
 
 class NullHandler:
-    """A listener that changes nothing and keeps nothing."""
+    """A handler that changes nothing and keeps nothing."""
 
     def enter(self, active: ActiveCall) -> None:
-        """Nothing."""
+        """Leave the arguments as they are."""
 
-    def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see Listener
+    def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
         """The output as it is."""
         del active
         return output
 
     def finish_root(self, active: ActiveCall) -> None:
-        """Nothing."""
+        """Keep nothing of the root call."""
 
 
 @dataclass
 class ModuleTracer:
-    """Tells a listener every module call of a model.
+    """Calls a handler for every module call of a model.
 
     timeline: rows of the batch that is being run; None if nothing is known of them.
     recomputing: whether calls are those of the last root call made again, as activation
         checkpointing makes them in backward.
-    deaf: whether calls are not told at all.
+    paused: whether the handler is not called at all.
     """
 
     handler: TraceHandler
@@ -80,7 +85,7 @@ class ModuleTracer:
     _num_recomputed: Counter[str] = field(default_factory=Counter)
 
     def begin_batch(self, number: int, timeline: Timeline | None, first_step: int = 0) -> None:
-        """The next root call is the first of this batch, and has the step `first_step`."""
+        """Called before a batch runs: its first root call has the step `first_step`."""
         self.batch, self.timeline = number, timeline
         self.step, self._column = first_step - 1, 0
 
@@ -119,7 +124,7 @@ class ModuleTracer:
 
     @contextmanager
     def unpaused(self) -> Iterator[None]:
-        """Inside, calls are told."""
+        """Inside, the handler is called."""
         before, self.paused = self.paused, False
         try:
             yield

@@ -11,7 +11,7 @@ Leaf = tuple[str, Any]
 _CONSTANTS = (bool, int, float, str, type(None))
 
 
-def iterate_leaves(value: Any, port: str) -> Iterator[Leaf]:  # noqa: ANN401 - any structure
+def iterate_leaves(value: object, port: str) -> Iterator[Leaf]:
     """Every tensor, cache and constant in `value` with its port, in a fixed order.
 
     Dictionaries (ModelOutput too), lists, tuples and dataclasses are entered; what is unknown is
@@ -30,14 +30,14 @@ def iterate_leaves(value: Any, port: str) -> Iterator[Leaf]:  # noqa: ANN401 - a
         yield port, value
 
 
-def iterate_tensors(value: Any, port: str) -> Iterator[tuple[str, Tensor]]:  # noqa: ANN401
+def iterate_tensors(value: object, port: str) -> Iterator[tuple[str, Tensor]]:
     """The tensors among the leaves of `value`."""
     for name, leaf in iterate_leaves(value, port):
         if isinstance(leaf, Tensor):
             yield name, leaf
 
 
-def constants(value: Any, port: str) -> dict[str, object]:  # noqa: ANN401
+def constants(value: object, port: str) -> dict[str, object]:
     """The leaves of `value` that JSON can hold, by port."""
     return {
         name: leaf for name, leaf in iterate_leaves(value, port) if isinstance(leaf, _CONSTANTS)
@@ -45,7 +45,7 @@ def constants(value: Any, port: str) -> dict[str, object]:  # noqa: ANN401
 
 
 def map_tensors(  # noqa: PLR0911 - one for each kind of structure
-    value: Any,  # noqa: ANN401
+    value: Any,  # noqa: ANN401 - any structure
     port: str,
     change: Callable[[str, Tensor], Tensor],
 ) -> Any:  # noqa: ANN401

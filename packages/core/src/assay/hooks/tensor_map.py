@@ -15,7 +15,7 @@ class TensorMap(Generic[V]):
         self._entries: dict[int, tuple[ref[Tensor], int, V]] = {}
 
     def get(self, tensor: Tensor) -> V | None:
-        """What was put for this very object, if it has not been changed since."""
+        """The value that was put for this very object, if it has not been changed since."""
         known, version, value = self._entries.get(id(tensor), (None, 0, None))
         if known is None or known() is not tensor or version != _version(tensor):
             return None

@@ -32,7 +32,7 @@ class Timeline:
 
     @classmethod
     def of_call(cls, tokens: Tensor, attention_mask: object) -> Self:
-        """What a single forward call tells: its mask, if it has one of (B, past + T), or nothing.
+        """From a single forward call: its mask, if it has one of (B, past + T), else no padding.
 
         tokens: (B, T) ids or (B, T, C) embeddings.
         """

@@ -16,19 +16,23 @@ from assay.trace import Trace
 
 @dataclass
 class DriftMeter:
-    """A listener that compares the main result of every module and changes nothing."""
+    """A handler that compares the main result of every module and changes nothing.
+
+    source: where in the trace the running batch is found; set before each batch.
+    sums: by module, of squared errors and of squared expected values.
+    """
 
     trace: Trace
     source: BatchSource = field(default_factory=lambda: BatchSource(0))
-    sums: dict[str, list[float]] = field(default_factory=dict)  # module -> [d d, e e]
+    sums: dict[str, list[float]] = field(default_factory=dict)
     _index: RowIndex = field(default_factory=lambda: RowIndex(None))
 
     def enter(self, active: ActiveCall) -> None:
-        """Nothing to compare yet."""
+        """Begin a root call anew; arguments are not compared."""
         if active.call.caller is None:
             self._index = RowIndex(None)
 
-    def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see Listener
+    def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
         """Compare the first floating-point result."""
         at = active.call.site
         expected = self.trace.find(
@@ -47,7 +51,7 @@ class DriftMeter:
         return output
 
     def finish_root(self, active: ActiveCall) -> None:
-        """Nothing is kept but the sums."""
+        """Keep all as it is: sums are over all root calls."""
 
     def relative_errors(self) -> dict[str, float]:
         """||actual - expected|| / ||expected|| of each module, over all its calls."""

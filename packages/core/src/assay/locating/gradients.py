@@ -9,7 +9,6 @@ from assay.comparing.results import PortResult, ReplayResults
 from assay.hooks.boundary import Boundary
 from assay.hooks.timeline import RowIndex
 from assay.locating.rank_layout import RankLayout, layout_of
-from assay.metrics import PairSums
 from assay.sites import Call, CallSite
 from assay.stages import stage_that_made
 from assay.trace import Trace
@@ -17,7 +16,7 @@ from assay.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class GradientScale:
-    """A gradient at the model's results beside the reference's, of one call.
+    """How much longer a gradient at the model's results is than the reference's, in one call.
 
     slope: of the error on the expected value; rest: what it leaves, as a relative error.
     """
@@ -29,7 +28,7 @@ class GradientScale:
 
     @classmethod
     def of(cls, site: CallSite, actual: Tensor, expected: Tensor) -> "GradientScale":
-        """From the two tensors."""
+        """The scale of `actual` against `expected`, in the call at `site`."""
         a, e = actual.double(), expected.double()
         ee = float((e * e).sum())
         slope = float(((a - e) * e).sum()) / ee if ee else 0.0
@@ -39,9 +38,9 @@ class GradientScale:
 
 @dataclass
 class GradientReplayer:
-    """What `GradientRecorder` recorded, compared with another run's backward and fed to it.
+    """A handler that measures gradients against those of `GradientRecorder`, and injects these.
 
-    scales: of the gradients that the loss gave, call by call.
+    scales: of the gradients that the loss made, call by call.
     layout: how a rank's tensors are parts of whole ones; None where they are whole.
     unmeasured: modules and ports where nothing is expected.
     """
@@ -56,7 +55,7 @@ class GradientReplayer:
     _expected: set[tuple[CallSite, str]] = field(default_factory=set)
 
     def expects(self, call: Call, port: str, value: Tensor) -> bool:
-        """Where the reference has one, also if this run would not compute it."""
+        """Whether the reference has a gradient there, also if this run would not compute it."""
         if (call.site.module, port) in self.unmeasured:
             return False
         partner = self._partner(call)
@@ -72,13 +71,13 @@ class GradientReplayer:
         return True
 
     def announce(self, call: Call, port: str) -> None:
-        """What is announced and never arrives was not compared."""
+        """Expect a gradient: one that never arrives is noted by `finish_backward`."""
         partner = self._partner(call)
         if partner is not None:
             self._expected.add((partner.site, port))
 
     def arrive(self, call: Call, port: str, gradient: Tensor) -> Tensor:
-        """Measure what arrives and hand on what the reference has."""
+        """Measure the gradient, and return the reference's."""
         partner = self._partner(call)
         if partner is None:
             return gradient
@@ -110,7 +109,7 @@ class GradientReplayer:
         """Note what was announced and did not arrive."""
         for site, port in sorted(self._expected):
             call = self.trace.find(site)
-            # Nothing that arrives is a gradient of zero.
+            # No gradient is the same as a gradient of zero.
             if call is None or self.trace.tensor(call, port).any():
                 self.results.note_missing_port(site.module, f"gradient of {port}")
         self._expected.clear()
@@ -119,17 +118,7 @@ class GradientReplayer:
         return self.trace.find(call.site.backward)
 
     def _result(self, call: Call, port: str, gradient: Tensor) -> PortResult:
-        key = (call.site.module, port)
-        result = self.results.ports.get(key)
-        if result is None:
-            stage = stage_that_made(call, port)
-            result = PortResult(
-                *key,
-                stage,
-                len(self.results.ports),
-                str(gradient.dtype).removeprefix("torch."),
-                call.class_name if port.startswith("input.") else "",
-                sums=PairSums(counts_misrounded=False),
-            )
-            self.results.ports[key] = result
-        return result
+        stage = stage_that_made(call, port)
+        dtype = str(gradient.dtype).removeprefix("torch.")
+        kind = call.class_name if port.startswith("input.") else ""
+        return self.results.at(call.site.module, port, stage, dtype, kind)

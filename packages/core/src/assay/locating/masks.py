@@ -1,17 +1,17 @@
 """Attention masks by what they allow, whatever form an attention implementation gives them."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from assay.sites import RowMap
 
-# Attention implementations whose masks say all there is: others (flash, flex) get the padding and
-# the window by other ways, their masks are left as they are and judged by what attention returns.
+# Attention implementations whose masks hold all there is: others (flash, flex) get the padding and
+# the window by other ways; their masks are left as they are, and what attention returns is judged.
 COMPARABLE_IMPLEMENTATIONS = frozenset({"eager", "sdpa"})
 
 
 def is_attention_mask(port: str, expected: Tensor) -> bool:
-    """Whether the tensor at `port` says for each query which keys it may see, and nothing else.
+    """Whether the tensor at `port` holds for each query which keys it may see, and nothing else.
 
     An additive one holds zeros and lowest numbers only; biases by distance are values.
     """
@@ -62,3 +62,11 @@ def in_form_of(actual: Tensor, expected: Tensor) -> Tensor:
         return allowed(expected).to(actual.dtype)
     lowest = torch.finfo(actual.dtype).min
     return torch.zeros_like(expected, dtype=actual.dtype).masked_fill(~allowed(expected), lowest)
+
+
+def mask_for(module: nn.Module, expected: Tensor) -> Tensor:
+    """`expected` in the dtype and on the device in which `module` computes."""
+    parameters = list(module.parameters())
+    device = next((p.device for p in parameters), expected.device)
+    dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
+    return in_form_of(torch.zeros(0, dtype=dtype), expected).to(device)

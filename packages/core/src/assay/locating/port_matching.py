@@ -1,9 +1,10 @@
-"""Names by which a running call and its recorded partner know the same things."""
+"""Ports of a running call, matched to those of its recorded partner."""
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
-from assay.hooks.nested import iterate_tensors
+from assay.hooks.nested import iterate_leaves, iterate_tensors
 
 
 def recorded_names(arguments: Mapping[str, Any], ports: Iterable[str]) -> dict[str, str]:
@@ -19,6 +20,30 @@ def recorded_names(arguments: Mapping[str, Any], ports: Iterable[str]) -> dict[s
     if len(ours) == len(theirs):
         names.update(zip(ours, theirs, strict=True))
     return names
+
+
+def missing_ports(
+    ports: Iterable[str],
+    seen: AbstractSet[str],
+    arguments: Mapping[str, Any],
+    output: object,
+) -> list[str]:
+    """The recorded `ports` that a call does not have, and should.
+
+    seen: those that it has. An optional argument that its code does not use, and a result that it
+    leaves out, are None here, and not missing.
+    """
+    absent = set(ports) - seen
+    if not absent:
+        return []
+    given = {f"input.{name}" for name in recorded_names(arguments, ports).values()}
+    offered_none = {
+        port
+        for name, value in [*arguments.items(), ("", output)]
+        for port, leaf in iterate_leaves(value, f"input.{name}" if name else "output")
+        if leaf is None
+    } | {port for port in absent if _is_input(port) and ".".join(port.split(".")[:2]) not in given}
+    return sorted(absent - offered_none)
 
 
 def ancestors(module: str) -> list[str]:

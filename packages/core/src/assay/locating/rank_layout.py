@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class RankLayout(Protocol):
-    """Tells the checker what a rank's local tensors are parts of.
+    """Of which whole tensors a rank's local ones are parts, as its trainer divides them.
 
     Every method is called by all ranks that share the tensor, in the same order. A tensor that has
     the whole shape is whole.

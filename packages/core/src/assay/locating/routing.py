@@ -1,5 +1,8 @@
 """Choices between nearly equal scores: an expert router's ties are not errors."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from torch import Tensor
 
 # A choice can flip where the margin is within this many times the rms error of the scores in a
@@ -25,6 +28,38 @@ def near_tie_rows(actual: Tensor, expected: Tensor, scores: Tensor, error: float
     gap = (scores.gather(-1, expected) - scores.gather(-1, actual)).abs().amax(-1)
     differs = (actual != expected).any(-1)
     return differs & is_choice & (gap <= TIE_MARGIN * error)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The ports of a router's results: indices of what it chooses, and the scores it chooses by."""
+
+    indices: str
+    scores: str
+
+
+def may_be_routing(outputs: Mapping[str, Tensor]) -> bool:
+    """Whether there are both indices and scores among these results."""
+    return len({tensor.is_floating_point() for tensor in outputs.values()}) > 1
+
+
+def find_choice(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Choice | None:
+    """The first indices that are a choice by other results of the same call, by port.
+
+    Shapes: of both sides the results of two dims.
+    """
+    for port, indices in actual.items():
+        if not indices.is_floating_point() and indices.shape == expected[port].shape:
+            siblings = {other: expected[other] for other in actual if other != port}
+            scores = find_scores(expected[port], siblings)
+            if scores is not None:
+                return Choice(port, scores)
+    return None
+
+
+def root_mean_square(actual: Tensor, expected: Tensor) -> float:
+    """Of the error of `actual`."""
+    return float((actual.double() - expected.double()).pow(2).mean().sqrt())
 
 
 def find_scores(indices: Tensor, siblings: dict[str, Tensor]) -> str | None:

@@ -11,22 +11,22 @@ from assay.trace import TraceWriter
 
 @dataclass
 class GradientRecorder:
-    """Writes the gradients at all boundaries, as calls of the phase `backward`."""
+    """A handler that writes the gradients at all boundaries, as calls of the phase `backward`."""
 
     writer: TraceWriter
     boundary: Boundary
     _arrived: dict[CallSite, tuple[Call, dict[str, Tensor]]] = field(default_factory=dict)
 
     def expects(self, call: Call, port: str, value: Tensor) -> bool:
-        """Wherever there is one."""
+        """Whether backward makes a gradient there: all are recorded."""
         del call, port
         return value.requires_grad
 
     def announce(self, call: Call, port: str) -> None:
-        """Nothing: what arrives is written."""
+        """Take no note: a gradient that never arrives is not written."""
 
     def arrive(self, call: Call, port: str, gradient: Tensor) -> Tensor:
-        """Keep the gradient, and hand on what the boundary makes of it."""
+        """Keep the gradient, and return the boundary's injected value."""
         stored = self.boundary.store(gradient.detach())
         self._arrived.setdefault(call.site, (call, {}))[1][port] = stored
         return self.boundary.injected(stored, gradient.dtype)

@@ -22,7 +22,10 @@ PROBABILITY_TOLERANCE = 0.02
 
 @dataclass(slots=True)
 class _Pending:
-    """What is known of a call that has not ended."""
+    """What is recorded of a call that has not ended.
+
+    caches, changes: the state of its arguments when it began.
+    """
 
     tensors: dict[str, Tensor]
     constants: dict[str, object]
@@ -32,16 +35,16 @@ class _Pending:
 
 @dataclass
 class Recorder:
-    """Writes every call to `writer`; values are stored and handed on as `boundary` says."""
+    """A handler that writes every call to `writer`; values are stored and injected by `boundary`."""
 
     writer: TraceWriter
     boundary: Boundary = field(default_factory=Boundary)
-    _known: TensorMap[Tensor] = field(default_factory=TensorMap)  # handed on -> stored
+    _known: TensorMap[Tensor] = field(default_factory=TensorMap)  # injected -> stored
     _caches: CacheTracker = field(default_factory=CacheTracker)
     _opaque: set[str | None] = field(default_factory=set)
 
     def enter(self, active: ActiveCall) -> None:
-        """Record the arguments and replace them by what the boundary hands on."""
+        """Record the arguments and replace them by the boundary's injected values."""
         if active.call.caller is None:
             self._caches.begin_root()
             self._opaque.clear()
@@ -61,7 +64,7 @@ class Recorder:
             InPlaceChanges(active.arguments),
         )
 
-    def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see Listener
+    def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
         """Record the results and what the call changed, then write the call."""
         pending: _Pending | None = active.state
         if pending is None:
@@ -98,11 +101,11 @@ class Recorder:
         self.writer.flush()
 
     def recognises(self, value: Tensor) -> bool:
-        """Whether this very object was handed on."""
+        """Whether this very object was injected."""
         return self._known.get(value) is not None
 
     def alias(self, new: Tensor, known: Tensor) -> None:
-        """From now on `new` is what `known` is."""
+        """From now on treat `new` as the injected value `known`."""
         stored = self._known.get(known)
         if stored is not None:
             self._known.put(new, stored)
@@ -122,7 +125,7 @@ class Recorder:
 
 
 def routes_rows(arguments: dict[str, Any]) -> bool:
-    """Whether a module is told by indices which rows go where, as a group of experts is.
+    """Whether arguments hold indices of which rows go where, as those of a group of experts do.
 
     How its children are called then depends on the data and on how it is implemented (one call for
     each expert, one for all): they have no partners elsewhere, and are part of its own code.
@@ -133,7 +136,7 @@ def routes_rows(arguments: dict[str, Any]) -> bool:
 
 
 def _is_attention_table(port: str, tensor: Tensor, length: int | None) -> bool:
-    """Whether `tensor` holds attention probabilities beside the main result.
+    """Whether `tensor` holds attention probabilities, returned after the main result.
 
     They are quadratic in the length, no module's input, and only eager attention returns them.
     """
@@ -157,7 +160,7 @@ def _holds_probabilities(table_BHTS: Tensor) -> bool:
 
 @dataclass
 class StatisticsRecorder:
-    """Writes of every tensor minimum, maximum, mean and norm instead of its values.
+    """A handler that writes minimum, maximum, mean and norm of every tensor, not its values.
 
     One port each: `output` becomes `output.statistics`, float64 of shape (4,).
     """
@@ -173,7 +176,7 @@ class StatisticsRecorder:
             for port, tensor in iterate_tensors(value, f"input.{name}"):
                 self._measure(active.state, port, tensor)
 
-    def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see Listener
+    def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
         """Measure the results."""
         for port, tensor in iterate_tensors(output, "output"):
             self._measure(active.state, port, tensor)

@@ -9,7 +9,6 @@ from torch import Tensor
 from assay.comparing.results import PortResult, ReplayResults
 from assay.hooks.boundary import Boundary
 from assay.hooks.suspension import suspended
-from assay.metrics import PairSums
 from assay.sites import Phase
 from assay.trace import Trace
 from assay.training.replay.run_rows import RunRows
@@ -55,7 +54,9 @@ class StageReplayer:
                 results.note_extra_port(address.stage.module, address.port)
             return value
         self._missing.discard(address)
-        result = self._result(results, address, value)
+        dtype = address.dtype or str(value.dtype).removeprefix("torch.")
+        stage = address.stage
+        result = results.at(stage.module, address.port, stage, dtype, address.kind)
         actual = value.detach().cpu()
         if actual.shape != expected.shape:
             self._count_exact(result, address, 1, 1)
@@ -108,19 +109,3 @@ class StageReplayer:
         result.exact.add(num_compared, num_different)
         if num_different and result.exact.first == (-1, -1):
             result.exact.first = (self._first_row(address), -1)
-
-    def _result(self, results: ReplayResults, address: ValueAddress, value: Tensor) -> PortResult:
-        key = (address.stage.module, address.port)
-        result = results.ports.get(key)
-        if result is None:
-            dtype = address.dtype or str(value.dtype).removeprefix("torch.")
-            result = PortResult(
-                *key,
-                address.stage,
-                len(results.ports),
-                dtype,
-                address.kind,
-                sums=PairSums(counts_misrounded=False),
-            )
-            results.ports[key] = result
-        return result
