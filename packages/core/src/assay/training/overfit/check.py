@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from assay.errors import UsageError
 from assay.runs import Progress
 from assay.runs.folders import write_whole
+from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER, write_results
 from assay.training.overfit.requests import (
     TRAINED,
     Curve,
@@ -29,7 +30,6 @@ from assay.training.processes.check import (
     check_consistency,
     load_training_limits,
     options_for,
-    write_verdict,
 )
 from assay.training.processes.ranks import overfit_on_rank, run_ranks
 from assay.training.processes.requests import TrainOptions
@@ -77,7 +77,7 @@ def check_overfit(
     """
     _require_sense(check, tracker)
     check = replace(check, options=options_for(check.options, check.mesh))
-    golden = folder / "golden"
+    golden = folder / GOLDEN_FOLDER
     record_overfit(check, golden, progress)
     return check_overfit_candidate(check, golden, folder, progress, tracker)
 
@@ -108,7 +108,7 @@ def check_overfit_candidate(
     verdict, measurements = judge_overfit(evidence)
     candidate = verdict.candidate or {"run": check.candidate}
     verdict = verdict.model_copy(update={"candidate": candidate})
-    verdict = write_verdict(check, verdict, measurements, folder)
+    verdict = write_results(verdict, measurements, folder, check.command)
     if tracker is not None:
         facts = {"model": check.options.model, "candidate": check.candidate}
         where = track(tracker, _curves(evidence), folder, facts)
@@ -156,7 +156,7 @@ def _measure_memorization(check: TrainCheck, folder: Path, progress: Progress) -
         options=check.options,
         reference=check.reference,
         dtype=check.dtype,
-        trained=str(folder / "candidate" / TRAINED),
+        trained=str(folder / CANDIDATE_FOLDER / TRAINED),
     )
     return Memorization.model_validate(ask("memorization", request, folder, progress).result)
 

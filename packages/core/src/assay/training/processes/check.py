@@ -1,6 +1,6 @@
 """`assay check train` from the outside: separate processes, one verdict, files in a folder."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -11,8 +11,9 @@ from assay.devices.detection.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.models.sources import resolve_model
-from assay.runs import Answer, Progress, provenance, run_process
+from assay.runs import Answer, Progress, run_process
 from assay.runs.folders import write_whole
+from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER, write_results
 from assay.training.processes.ranks import run_ranks
 from assay.training.processes.requests import (
     CandidateReport,
@@ -27,8 +28,6 @@ from assay.verdicts import Measurement, Record, Verdict
 WORKER = "assay.training.processes.worker"
 # What both sides import before they run: a check then pays for it once.
 PRELOAD = ("assay.training.processes.preload",)
-VERDICT_FILE = "verdict.json"
-MEASUREMENTS_FILE = "measurements.jsonl"
 _REPORT = "report.json"
 
 CALIBRATED = "training"
@@ -62,7 +61,7 @@ def check_train(check: TrainCheck, folder: Path, progress: Progress) -> Verdict:
     load_training_limits(check.limits)
     check_consistency(check)
     check = replace(check, options=options_for(check.options, check.mesh))
-    golden = folder / "golden"
+    golden = folder / GOLDEN_FOLDER
     record_golden(check, golden, progress)
     return check_candidate(check, golden, folder, progress)
 
@@ -82,7 +81,7 @@ def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Pro
     """Run the candidate against what `record_golden` left, judge, and write both files."""
     reports = _run_candidate(candidate_request(check, golden, folder), folder, progress)
     verdict, measurements = _judge(check, golden, folder, reports)
-    return write_verdict(check, verdict, measurements, folder)
+    return write_results(verdict, measurements, folder, check.command)
 
 
 def candidate_request(check: TrainCheck, golden: Path, folder: Path) -> CandidateRequest:
@@ -91,26 +90,12 @@ def candidate_request(check: TrainCheck, golden: Path, folder: Path) -> Candidat
         options=check.options,
         candidate=check.candidate,
         golden=str(golden),
-        folder=str(folder / "candidate"),
+        folder=str(folder / CANDIDATE_FOLDER),
         trainer=check.trainer or trainer_for(check.mesh),
         setup=check.setup,
         mesh=dict(check.mesh),
         features=list(check.features),
     )
-
-
-def write_verdict(
-    check: TrainCheck, verdict: Verdict, measurements: Iterable[Measurement], folder: Path
-) -> Verdict:
-    """Write both files into `folder`. Returns: the verdict as written, with its origin."""
-    verdict = verdict.model_copy(
-        update={"command": list(check.command), "environment": provenance()}
-    )
-    write_whole(
-        folder / MEASUREMENTS_FILE, "".join(row.model_dump_json() + "\n" for row in measurements)
-    )
-    write_whole(folder / VERDICT_FILE, verdict.to_json())
-    return verdict
 
 
 def options_for(options: TrainOptions, mesh: Mapping[str, int]) -> TrainOptions:
@@ -225,7 +210,7 @@ def _judge(
     from assay.training.judging.evidence import TrainEvidence
     from assay.training.judging.verdict import judge_training
 
-    candidate = folder / "candidate"
+    candidate = folder / CANDIDATE_FOLDER
     folders = (
         [candidate]
         if len(reports) == 1
