@@ -1,5 +1,6 @@
 """`assay check generate` from the outside: separate processes, one verdict, files in a folder."""
 
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
