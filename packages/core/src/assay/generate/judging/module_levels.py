@@ -7,72 +7,75 @@ from assay.comparing.judge import (
     DeviceBias,
     FailedStage,
     Judged,
+    describe_stages_level,
     find_nonfinite_padding,
     find_origin,
     judge_replay,
     rank_stages,
 )
+from assay.comparing.levels import LevelResult, list_unmatched, outcome_of
 from assay.comparing.results import ReplayResults
-from assay.generate.judging.evidence import GenerateEvidence, LevelResult, outcome_of
+from assay.comparing.stored_results import read_results
+from assay.generate.judging.evidence import GenerateEvidence
 from assay.generate.judging.replay_rows import drift_rows, replay_rows
+from assay.generate.processes.requests import REPLAY
 from assay.metrics import RowErrors
 from assay.verdicts import Level, Location, Outcome, TokenPosition, Unmatched
 
-_LISTED = 50
 _NAMED = 5
 _SYSTEMATIC = ("replay-slope", "replay-bins", "replay-channel", "replay-share", "replay-row-slope")
 
 
 @dataclass(slots=True)
-class ReplayJudgement:
-    """What the replay showed.
+class ModuleLevels:
+    """The levels `inputs` and `modules`, and the stages that failed in them.
 
-    ranked: failed stages, worst first; origin: where the error is made.
-    spoilt: the first stage that writes NaN or infinity into padding, which no level compares.
+    ranked: failed stages, worst first; origin: the one where the error is made.
+    failed: every statistic that is over its limit.
+    nonfinite_padding: the first stage that writes NaN or infinity into padding, which no level
+        compares.
     """
 
     inputs: LevelResult
     modules: LevelResult
     ranked: list[FailedStage] = field(default_factory=list)
+    failed: list[Judged] = field(default_factory=list)
     origin: FailedStage | None = None
     nonfinite_padding: FailedStage | None = None
     unmatched: Unmatched = field(default_factory=Unmatched)
 
 
-def judge_module_levels(evidence: GenerateEvidence) -> ReplayJudgement:
+def judge_module_levels(evidence: GenerateEvidence) -> ModuleLevels:
     """Judge every stage; where several fail, find the one that makes the error."""
     if evidence.depth != "modules":
         reason = f"checked at level {evidence.depth}"
-        return ReplayJudgement(LevelResult.not_run(reason), LevelResult.not_run(reason))
-    replay = ReplayResults.from_parts(
-        evidence.candidate.attachment_json("replay"),  # type: ignore[arg-type]
-        evidence.candidate.attachment("replay-sums"),
-    )
+        return ModuleLevels(LevelResult.not_run(reason), LevelResult.not_run(reason))
+    replay = read_results(evidence.candidate, REPLAY)
     noise = evidence.section.noise()
     judged, bias = judge_replay(replay, noise, evidence.limits)
-    unmatched = Unmatched(
-        expected=replay.unmatched_expected[:_LISTED], actual=replay.unmatched_actual[:_LISTED]
-    )
+    unmatched = list_unmatched(replay.unmatched_expected, replay.unmatched_actual)
     inputs = [item for item in judged if item.port.stage.phase == "inputs"]
     modules = [item for item in judged if item.port.stage.phase != "inputs"]
-    judgement = ReplayJudgement(
-        LevelResult(_level(inputs, Unmatched())),
+    levels = ModuleLevels(
+        LevelResult(_level(inputs, Unmatched()), judged=inputs),
         LevelResult(
             _level(modules, unmatched),
             replay_rows(judged, noise, evidence) + drift_rows(judged, evidence),
+            _notes(replay, bias),
+            modules,
         ),
         rank_stages(judged),
+        [item for item in judged if item.failed],
         nonfinite_padding=find_nonfinite_padding(replay),
         unmatched=unmatched,
     )
-    judgement.modules.notes = _notes(replay, bias)
-    judgement.origin = find_origin(judgement.ranked)
-    in_inputs = judgement.origin is not None and judgement.origin.stage.phase == "inputs"
-    _describe_decision(judgement.inputs.level, judgement.origin if in_inputs else None, evidence)
-    _describe_decision(judgement.modules.level, None if in_inputs else judgement.origin, evidence)
-    if judgement.origin is not None:
-        judgement.modules.first_bad = _first_bad_token(judgement.origin.reported, noise, evidence)
-    return judgement
+    origin = levels.origin = find_origin(levels.ranked)
+    in_inputs = origin is not None and origin.stage.phase == "inputs"
+    _describe_decision(levels.inputs.level, origin if in_inputs else None, evidence)
+    _describe_decision(levels.modules.level, None if in_inputs else origin, evidence)
+    if origin is not None:
+        levels.modules.first_bad = _first_bad_token(origin.reported, noise, evidence)
+    return levels
 
 
 def location_of(failed: FailedStage) -> Location:
@@ -82,25 +85,10 @@ def location_of(failed: FailedStage) -> Location:
 
 def _level(judged: list[Judged], unmatched: Unmatched) -> Level:
     compared = len({(item.port.module, item.port.port) for item in judged})
-    outcome = outcome_of(compared, [item for item in judged if item.failed])
+    outcome = outcome_of(compared, sum(item.failed for item in judged))
     if outcome is Outcome.PASS and unmatched.expected:
         outcome = Outcome.NOT_COMPARED
-    if not judged:
-        return Level(verdict=outcome, compared=compared)
-    worst = max(judged, key=lambda item: item.severity)
-    resolution: dict[str, float] = {}
-    for item in judged:
-        if item.limit:
-            known = resolution.get(item.ratio.statistic, 0.0)
-            resolution[item.ratio.statistic] = max(known, item.resolution)
-    facts: dict[str, Any] = {
-        "statistic": worst.ratio.statistic,
-        "noise_ratio": worst.ratio.value,
-        "limit": worst.limit,
-        "module": worst.port.stage.module,
-        "resolution": resolution,
-    }
-    return Level(verdict=outcome, compared=compared, **facts)
+    return Level(verdict=outcome, compared=compared, **describe_stages_level(judged))
 
 
 def _describe_decision(
@@ -122,11 +110,7 @@ def _describe_decision(
 def _notes(replay: ReplayResults, bias: DeviceBias | None) -> list[str]:
     notes = []
     if bias is not None:
-        notes.append(
-            f"all {bias.num_modules} matrix products shrink their results by about"
-            f" {-bias.slope:.1e}: the device truncates sums. This is not counted as an error;"
-            " an equal error in all of them would not be seen"
-        )
+        notes.append(bias.note)
     if replay.replaced_by_ancestor:
         notes.append(
             f"{len(replay.replaced_by_ancestor)} modules of the reference are not called here; they are covered"

@@ -4,9 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from assay.comparing.judge import Judged, judge_replay
+from assay.comparing.levels import outcome_of_levels
 from assay.comparing.limits import load_limits
-from assay.comparing.results import ReplayResults
 from assay.dtypes import float_format
 from assay.errors import AssayError
 from assay.generate.judging.verdict import Judgement
@@ -23,7 +22,7 @@ from assay.generate.processes.workers import Workers
 from assay.locating.operations import find_wrong_operation
 from assay.sites import CallSite
 from assay.trace import Trace
-from assay.verdicts import Outcome, overall_outcome
+from assay.verdicts import Outcome
 
 _TEXT_LEVELS = ("tokens", "logits", "sampler")
 _NAMED = 5
@@ -72,16 +71,15 @@ def _excuse_representation(
         remote_code=check.remote_code,
     )
     found = workers.ask("equivalence", request.model_dump(), "equivalence").result
-    failed = _failed_statistics(check, candidate)
-    if not found["agrees"] or not is_representation(failed, found["stages"]):
+    if not found["agrees"] or not is_representation(judgement.failed, found["stages"]):
         return judgement
-    stages = sorted({str(item.port.stage) for item in failed})
+    stages = sorted({str(item.port.stage) for item in judgement.failed})
     levels: dict[str, Any] = dict(judgement.verdict.levels)
     for name in ("inputs", "modules"):
         if levels[name].verdict is Outcome.FAIL:
             update = {"verdict": Outcome.PASS, "reason": "only the representation differs"}
             levels[name] = levels[name].model_copy(update=update)
-    outcome = overall_outcome([one.verdict for one in levels.values() if one.verdict is not None])
+    outcome = outcome_of_levels(levels)
     changed = judgement.verdict.model_copy(
         update={
             "verdict": outcome,
@@ -100,17 +98,6 @@ def _excuse_representation(
         " but computed exactly the model is the same: its logits agree in float64"
     )
     return _with_note(replace(judgement, verdict=changed, origin=None), note)
-
-
-def _failed_statistics(check: GenerateCheck, candidate: CandidateRequest) -> list[Judged]:
-    results = Trace.open(candidate.folder)
-    replay = ReplayResults.from_parts(
-        results.attachment_json("replay"),  # type: ignore[arg-type]
-        results.attachment("replay-sums"),
-    )
-    noise = GoldenSection.open(Path(candidate.golden), check.dtype).noise()
-    judged, _ = judge_replay(replay, noise, load_limits(check.limits))
-    return [item for item in judged if item.failed]
 
 
 def _find_operation(

@@ -10,12 +10,13 @@ from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.generate.passes.generation_loop import timeline_of
-from assay.generate.passes.passes import Side, Work, attention_of, run_forced, whole_batches
+from assay.generate.passes.passes import Side, Work, run_forced, whole_batches
 from assay.generate.processes.candidate import load_candidate
 from assay.generate.processes.golden import GoldenSection, load_reference, read_golden
 from assay.generate.processes.requests import OperationsRequest
 from assay.hooks.module_tracer import ModuleTracer
 from assay.locating.modules import Replayer
+from assay.models.loading.configs import attention_of
 from assay.models.size_policy import choose_threads
 from assay.recording.operations import Operation, OperationRecorder
 from assay.runs import Progress

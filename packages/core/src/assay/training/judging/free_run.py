@@ -1,16 +1,15 @@
 """The losses of the free run and its checkpoint, judged."""
 
 import math
-from dataclasses import dataclass
 
 from assay.comparing.judge import Judged
+from assay.comparing.levels import Finding, LevelResult
 from assay.comparing.results import PortResult
 from assay.errors import name_some
 from assay.noise import TENSOR_FLOOR, Ratio
 from assay.sites import unwrapped_path
 from assay.stages import Stage
-from assay.training.judging.diagnosis import Finding
-from assay.training.judging.evidence import LevelResult, TrainEvidence
+from assay.training.judging.evidence import TrainEvidence
 from assay.training.processes.requests import FreeRun
 from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome
 
@@ -50,7 +49,7 @@ def judge_losses(evidence: TrainEvidence) -> tuple[Judged | None, list[str]]:
         f" (noise run: {noise_delta:.1e})"
     )
     notes = [note, *_report_differences(evidence)]
-    return Judged(port, ratio, evidence.limits.of("loss-error")), notes
+    return Judged(ratio, evidence.limits.of("loss-error"), port), notes
 
 
 def _report_differences(evidence: TrainEvidence) -> list[str]:
@@ -97,7 +96,7 @@ def judge_trajectory(evidence: TrainEvidence) -> list[Judged]:
             port = PortResult(module, f"{name}.{short}", stage, 0, evidence.dtype, "")
             port.rank = rank
             ratio = Ratio("trajectory-error", row.error, expected)
-            judged.append(Judged(port, ratio, evidence.limits.of("trajectory-error")))
+            judged.append(Judged(ratio, evidence.limits.of("trajectory-error"), port))
     return judged
 
 
@@ -119,14 +118,8 @@ def _relative_error(actual: list[float], expected: list[float]) -> float:
     return math.sqrt(sum(squares) / len(squares))
 
 
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    reason: str
-    finding: Finding
-
-
 def judge_checkpoint(evidence: TrainEvidence) -> tuple[LevelResult, Finding | None]:
-    """What was saved, what was read back, and how the resumed run went on: all to the bit."""
+    """What was saved, what was read back, and how the resumed run went on: bitwise."""
     free = evidence.report.free
     in_any_order = len(evidence.reports) > _MOST_IN_ANY_ORDER
     rows = [
@@ -162,14 +155,14 @@ def judge_checkpoint(evidence: TrainEvidence) -> tuple[LevelResult, Finding | No
     else:
         outcome, reason = Outcome.PASS, None
     level = Level(verdict=outcome, compared=compared, reason=reason)
-    notes = [*free.notes, *(problem.reason for problem in problems[1:])]
+    notes = [*free.notes, *(problem.reason for problem in problems[1:] if problem.reason)]
     if in_any_order:
         by = "not compared" if evidence.reference.draws else "judged by its noise"
         notes.append(
             f"{len(evidence.reports)} ranks may add up in another order after a restart: of the"
-            f" resumed run the first loss is compared to the bit, what follows is {by}"
+            f" resumed run the first loss is compared bitwise, what follows is {by}"
         )
-    return LevelResult(level, rows, notes), problems[0].finding if problems else None
+    return LevelResult(level, rows, notes), problems[0] if problems else None
 
 
 def _location(evidence: TrainEvidence, name: str | None = None) -> Location:
@@ -185,52 +178,52 @@ def _mismatch(evidence: TrainEvidence) -> Diagnosis:
     return "adapter-mismatch" if evidence.options.lora else "checkpoint-mismatch"
 
 
-def _unreadable(evidence: TrainEvidence, free: FreeRun) -> _Problem | None:
+def _unreadable(evidence: TrainEvidence, free: FreeRun) -> Finding | None:
     if free.problem is None:
         return None
-    return _Problem(free.problem, Finding(_mismatch(evidence), _location(evidence)))
+    return Finding(_mismatch(evidence), _location(evidence), free.problem)
 
 
-def _wrong_files(evidence: TrainEvidence, free: FreeRun) -> _Problem | None:
+def _wrong_files(evidence: TrainEvidence, free: FreeRun) -> Finding | None:
     if not free.saved:
         return None
     reason = (
         f"{len(free.saved)} of {free.saved_compared} tensors in the model folder are not what the"
         f" model held: {name_some(free.saved)}"
     )
-    return _Problem(reason, Finding(_mismatch(evidence), _location(evidence, free.saved[0])))
+    return Finding(_mismatch(evidence), _location(evidence, free.saved[0]), reason)
 
 
-def _wrong_settings(evidence: TrainEvidence, free: FreeRun) -> _Problem | None:
+def _wrong_settings(evidence: TrainEvidence, free: FreeRun) -> Finding | None:
     if not free.settings:
         return None
     reason = f"the model folder's configuration is not the model's: {name_some(free.settings)}"
-    return _Problem(reason, Finding(_mismatch(evidence), _location(evidence)))
+    return Finding(_mismatch(evidence), _location(evidence), reason)
 
 
-def _other_end(evidence: TrainEvidence, free: FreeRun) -> _Problem | None:
+def _other_end(evidence: TrainEvidence, free: FreeRun) -> Finding | None:
     if not free.ended_otherwise:
         return None
     reason = (
         f"after the last step {len(free.ended_otherwise)} parameters and moments of the resumed run"
         f" are not the uninterrupted run's: {name_some(free.ended_otherwise)}"
     )
-    return _Problem(reason, Finding(_mismatch(evidence), _location(evidence)))
+    return Finding(_mismatch(evidence), _location(evidence), reason)
 
 
-def _wrong_state(evidence: TrainEvidence, paths: list[str], when: str) -> _Problem | None:
+def _wrong_state(evidence: TrainEvidence, paths: list[str], when: str) -> Finding | None:
     if not paths:
         return None
     reason = f"{len(paths)} values are not as they were {when}: {name_some(paths)}"
     if all(path.startswith("generators.") for path in paths):
-        return _Problem(reason, Finding("rng-state", _location(evidence)))
+        return Finding("rng-state", _location(evidence), reason)
     parameters = [_parameter(path) for path in paths]
     named = [name for name in parameters if name is not None]
     # Under an adapter nothing else of the model changes from checkpoint to checkpoint.
     adapted = evidence.options.lora and named
     diagnosis: Diagnosis = "adapter-mismatch" if adapted else "checkpoint-mismatch"
     name = named[0] if named else None
-    return _Problem(reason, Finding(diagnosis, _location(evidence, name)))
+    return Finding(diagnosis, _location(evidence, name), reason)
 
 
 def _parameter(path: str) -> str | None:
@@ -240,7 +233,7 @@ def _parameter(path: str) -> str | None:
     return unwrapped_path(name.partition("|")[0]) if of_model else None
 
 
-def _different_step(evidence: TrainEvidence, rows: list[Measurement]) -> _Problem | None:
+def _different_step(evidence: TrainEvidence, rows: list[Measurement]) -> Finding | None:
     wrong = [row for row in rows if row.ratio > 0]
     if not wrong:
         return None
@@ -253,7 +246,7 @@ def _different_step(evidence: TrainEvidence, rows: list[Measurement]) -> _Proble
     drawn = at_once and not free.not_restored and not free.generators_compared
     diagnosis: Diagnosis = "rng-state" if drawn else _mismatch(evidence)
     location = Location(phase="checkpoint", step=first.step, rank=first.rank)
-    return _Problem(reason, Finding(diagnosis, location))
+    return Finding(diagnosis, location, reason)
 
 
 def _resumed_rows(evidence: TrainEvidence, rank: int, free: FreeRun) -> list[Measurement]:
