@@ -119,7 +119,7 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
         found: list[str | None] = [overfit.reason]
         found += [_describe_ratio(verdict, evidence)] if verdict.noise_ratio is not None else []
         found += [_describe_diagnosis(verdict.diagnosis)] if verdict.diagnosis else []
-        headline = "The candidate does not learn by heart what the reference learns."
+        headline = "The candidate does not memorize what the reference memorizes."
         return headline, [detail for detail in found if detail]
     details: list[str | None] = []
     if verdict.noise_ratio is not None:

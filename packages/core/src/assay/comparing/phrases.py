@@ -22,7 +22,7 @@ LEVEL_QUESTIONS = {
     "updates": "Does the optimizer change the parameters alike?",
     "replicas": "Do all ranks hold the same parameters?",
     "checkpoint": "Is what was saved what is loaded?",
-    "overfit": "Does it learn a few sequences by heart, as the reference does?",
+    "overfit": "Does it memorize a few sequences, as the reference does?",
 }
 
 # What the value of a statistic is called in a sentence.

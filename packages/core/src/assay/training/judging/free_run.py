@@ -38,9 +38,9 @@ def judge_losses(evidence: TrainEvidence) -> tuple[Judged | None, list[str]]:
         return None, [note]
     if not all(map(math.isfinite, noise)):
         return None, [f"losses are not compared: the noise run itself has {noise}"]
-    error = _relative_error(actual, expected)
+    error = relative_error_of_losses(actual, expected)
     floor = TENSOR_FLOOR * evidence.unit_roundoff
-    ratio = Ratio("loss-error", error, max(_relative_error(noise, expected), floor))
+    ratio = Ratio("loss-error", error, max(relative_error_of_losses(noise, expected), floor))
     port = PortResult("", "free-run", Stage("", "forward"), 0, evidence.dtype, "")
     delta = max((abs(a - e) for a, e in zip(actual, expected, strict=True)), default=math.nan)
     noise_delta = max((abs(a - e) for a, e in zip(noise, expected, strict=True)), default=math.nan)
@@ -113,7 +113,8 @@ def trajectory_gap(evidence: TrainEvidence) -> str | None:
     return None
 
 
-def _relative_error(actual: list[float], expected: list[float]) -> float:
+def relative_error_of_losses(actual: list[float], expected: list[float]) -> float:
+    """The root mean square of the relative errors, each loss by itself."""
     squares = [((a - e) / e) ** 2 for a, e in zip(actual, expected, strict=True)]
     return math.sqrt(sum(squares) / len(squares))
 

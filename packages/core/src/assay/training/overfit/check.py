@@ -1,4 +1,4 @@
-"""`assay check train --overfit` from the outside: does a trainer learn a few sequences by heart?
+"""`assay check train --overfit` from the outside: does a trainer memorize a few sequences?
 
 Importing it imports no torch.
 """
@@ -19,7 +19,6 @@ from assay.training.overfit.requests import (
     MemorizationRequest,
     OverfitCandidate,
     OverfitReference,
-    OverfitRequest,
 )
 from assay.training.overfit.tracking import require_tracker, track
 from assay.training.processes.check import (
@@ -32,7 +31,7 @@ from assay.training.processes.check import (
     options_for,
 )
 from assay.training.processes.ranks import overfit_on_rank, run_ranks
-from assay.training.processes.requests import TrainOptions
+from assay.training.processes.requests import ReferenceRequest, TrainOptions
 from assay.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def overfit_options(
 ) -> TrainOptions:
     """`options` for overfitting; None leaves the choice to what is trained.
 
-    Adapters have no dropout: it would keep them from learning by heart. There is no resumption.
+    Adapters have no dropout: it would keep them from memorizing. There is no resumption.
     """
     lora = options.lora
     rate = LORA_LEARNING_RATE if lora else LEARNING_RATE
@@ -85,7 +84,7 @@ def check_overfit(
 def record_overfit(check: TrainCheck, golden: Path, progress: Progress) -> None:
     """Have yardstick and noise run overfit, and what they did recorded in `golden`."""
     golden.mkdir(parents=True, exist_ok=True)
-    request = OverfitRequest(
+    request = ReferenceRequest(
         options=check.options, reference=check.reference, dtype=check.dtype, folder=str(golden)
     )
     answer = ask("overfit-reference", request, golden.parent, progress)
@@ -122,7 +121,7 @@ def _require_sense(check: TrainCheck, tracker: str | None) -> None:
         require_tracker(tracker)
     if check.options.steps < _FEWEST_STEPS:
         raise UsageError(
-            f"--overfit-steps {check.options.steps}: nothing is learned by heart in fewer than"
+            f"--overfit-steps {check.options.steps}: nothing is memorized in fewer than"
             f" {_FEWEST_STEPS} steps"
         )
     check_consistency(check)

@@ -11,15 +11,6 @@ from assay.verdicts import Number, Record
 TRAINED = "trained"
 
 
-class OverfitRequest(Record):
-    """The trusted process: yardstick and noise run overfit, for candidates in `dtype`."""
-
-    options: TrainOptions
-    reference: str
-    dtype: str
-    folder: str
-
-
 class MemorizationRequest(Record):
     """The trusted process, once more: what do the weights know that candidates left?
 

@@ -27,11 +27,10 @@ from assay.training.overfit.requests import (
     MemorizationRequest,
     OverfitCandidate,
     OverfitReference,
-    OverfitRequest,
 )
 from assay.training.processes.golden import plan_batches, read_golden_state, state_file
 from assay.training.processes.reference import Trusted, describe_model
-from assay.training.processes.requests import CandidateRequest, TrainOptions
+from assay.training.processes.requests import CandidateRequest, ReferenceRequest, TrainOptions
 from assay.training.replay.conditions import comparable, keep_no_cache
 from assay.training.state.files import write_state
 from assay.training.state.generators import restore_generators
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 _ADAPTER = ".lora_"
 
 
-def overfit_trusted(request: OverfitRequest, progress: Progress) -> OverfitReference:
+def overfit_trusted(request: ReferenceRequest, progress: Progress) -> OverfitReference:
     """Overfit as yardstick and as noise run; what adapters start from goes to `request.folder`."""
     device = open_run(parse_run(request.reference))
     batch, options = plan_sequences(request.options), request.options
@@ -157,12 +156,12 @@ def plan_sequences(options: TrainOptions) -> Sequence[MicroBatch]:
     return plan_batches(options.model_copy(update={"steps": 1}))[0]
 
 
-def _wide_dtype(request: OverfitRequest | MemorizationRequest, device: "Device") -> str:
+def _wide_dtype(request: ReferenceRequest | MemorizationRequest, device: "Device") -> str:
     size = estimate_size(request.options.model)
     return yardstick_dtype(size.num_parameters, device.supported_dtypes())
 
 
-def _open_trusted(request: OverfitRequest | MemorizationRequest, wide: str | None) -> Trusted:
+def _open_trusted(request: ReferenceRequest | MemorizationRequest, wide: str | None) -> Trusted:
     """The trusted trainer, as yardstick in the dtype `wide` or as noise run."""
     trainer = Trusted(request.dtype if wide else None)
     run = f"{parse_run(request.reference).device}/{wide or request.dtype}"

@@ -1,4 +1,4 @@
-"""What is learned by heart, on curves made by hand."""
+"""What counts as memorized, on curves made by hand."""
 
 import math
 from dataclasses import replace
