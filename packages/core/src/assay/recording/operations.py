@@ -1,12 +1,13 @@
 """Operations (aten) inside modules: which there are, and what they computed."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.hooks.module_tracer import ModuleTracer
@@ -44,20 +45,42 @@ _CANONICAL = {
 }
 
 
-def operation_name(func: Any) -> str:  # noqa: ANN401 - torch._ops.OpOverload
+def operation_name(func: OpOverload) -> str:
     """The canonical name of an aten operation, without overload: `aten.mm.default` is linear."""
     name: str = func._schema.name.rpartition("::")[2]  # noqa: SLF001 - the public name is the same text
     name = name.rstrip("_") or name
     return _CANONICAL.get(name, name)
 
 
-def is_pointwise(func: Any) -> bool:  # noqa: ANN401 - torch._ops.OpOverload
+def is_pointwise(func: OpOverload) -> bool:
     """Whether every output element depends on one element of each input, and is rounded once."""
     name = func._schema.name.rpartition("::")[2]  # noqa: SLF001
     return torch.Tag.pointwise in func.tags or name in MOVING or func.is_view
 
 
-class PointwiseStages(TorchDispatchMode):
+class OperationWatcher(TorchDispatchMode):
+    """Runs every operation as it is, and then shows it to `after_operation`."""
+
+    def after_operation(self, func: OpOverload, result: object) -> None:
+        """Called after each operation that is not the watchers' own."""
+        raise NotImplementedError
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
+        """As torch calls it."""
+        del types
+        result: object = func(*args, **(kwargs or {}))
+        if not is_suspended():
+            self.after_operation(func, result)
+        return result
+
+
+class PointwiseStages(OperationWatcher):
     """Finds the modules whose own code adds nothing up: all its operations are pointwise."""
 
     def __init__(self, tracer: ModuleTracer) -> None:
@@ -70,17 +93,11 @@ class PointwiseStages(TorchDispatchMode):
         """Paths of the modules that ran and are pointwise."""
         return frozenset(name for name, pointwise in self._pointwise.items() if pointwise)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,  # noqa: ANN401
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
-        del types
-        if not is_suspended() and self._tracer.current is not None:
+    def after_operation(self, func: OpOverload, result: object) -> None:
+        """Called after each operation: one that is not pointwise rules its module out."""
+        del result
+        if self._tracer.current is not None:
             self._pointwise[self._tracer.current] &= is_pointwise(func)
-        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +110,7 @@ class Operation:
 
 
 @dataclass
-class OperationRecorder(TorchDispatchMode):
+class OperationRecorder(OperationWatcher):
     """Keeps what every operation of one module's own code gave, in chosen calls.
 
     wanted: (module path, step, call) of the calls to record.
@@ -108,23 +125,14 @@ class OperationRecorder(TorchDispatchMode):
 
     __hash__ = object.__hash__
 
-    def __torch_dispatch__(
-        self,
-        func: Any,  # noqa: ANN401
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
-        del types
-        result = func(*args, **(kwargs or {}))
-        if is_suspended() or self.tracer.current_call != self.wanted:
-            return result
-        with suspended():
-            self._keep(func, result)
-        return result
+    def after_operation(self, func: OpOverload, result: object) -> None:
+        """Called after each operation: keeps what it gave, if it is one of the wanted calls."""
+        if self.tracer.current_call == self.wanted:
+            with suspended():
+                self._keep(func, result)
 
-    def _keep(self, func: Callable[..., Any], result: Any) -> None:  # noqa: ANN401
-        if func.is_view:  # type: ignore[attr-defined]
+    def _keep(self, func: OpOverload, result: object) -> None:
+        if func.is_view:
             return
         outputs = result if isinstance(result, tuple | list) else (result,)
         tensors = tuple(
