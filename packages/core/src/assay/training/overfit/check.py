@@ -4,13 +4,11 @@ Importing it imports no torch.
 """
 
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.errors import UsageError
 from assay.runs import Progress
-from assay.runs.folders import write_whole
 from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER, write_results
 from assay.training.overfit.requests import (
     TRAINED,
@@ -22,16 +20,18 @@ from assay.training.overfit.requests import (
 )
 from assay.training.overfit.tracking import require_tracker, track
 from assay.training.processes.check import (
-    PRELOAD,
+    REPORT_FILE,
     TrainCheck,
     ask,
+    ask_ranks,
     candidate_request,
     check_consistency,
     load_training_limits,
     options_for,
+    record_report,
 )
-from assay.training.processes.ranks import overfit_on_rank, run_ranks
-from assay.training.processes.requests import ReferenceRequest, TrainOptions
+from assay.training.processes.ranks import overfit_on_rank
+from assay.training.processes.requests import TrainOptions
 from assay.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ LEARNING_RATE = 1e-3
 LORA_LEARNING_RATE = 1e-2
 
 _FEWEST_STEPS = 10
-_REPORT = "overfit.json"
 
 
 def overfit_options(
@@ -83,13 +82,7 @@ def check_overfit(
 
 def record_overfit(check: TrainCheck, golden: Path, progress: Progress) -> None:
     """Have yardstick and noise run overfit, and what they did recorded in `golden`."""
-    golden.mkdir(parents=True, exist_ok=True)
-    request = ReferenceRequest(
-        options=check.options, reference=check.reference, dtype=check.dtype, folder=str(golden)
-    )
-    answer = ask("overfit-reference", request, golden.parent, progress)
-    report = OverfitReference.model_validate(answer.result)
-    write_whole(golden / _REPORT, report.model_dump_json())
+    record_report("overfit-reference", OverfitReference, check, golden, progress)
 
 
 def check_overfit_candidate(
@@ -101,7 +94,9 @@ def check_overfit_candidate(
 
     evidence = _evidence(check, golden)
     if why_not_overfit(evidence) is None:
-        candidates = _overfit_candidate(check, golden, folder, progress)
+        request = candidate_request(check, golden, folder)
+        answers = ask_ranks("overfit-candidate", request, folder, progress, overfit_on_rank)
+        candidates = [OverfitCandidate.model_validate(answer) for answer in answers]
         memorization = _measure_memorization(check, folder, progress)
         evidence = replace(evidence, candidates=candidates, memorization=memorization)
     verdict, measurements = judge_overfit(evidence)
@@ -130,24 +125,10 @@ def _require_sense(check: TrainCheck, tracker: str | None) -> None:
 def _evidence(check: TrainCheck, golden: Path) -> "OverfitEvidence":
     from assay.training.overfit.evidence import OverfitEvidence  # torch is not needed for --help
 
-    text = (golden / _REPORT).read_text(encoding="utf-8")
+    text = (golden / REPORT_FILE).read_text(encoding="utf-8")
     reference = OverfitReference.model_validate_json(text)
     limits = load_training_limits(check.limits)
     return OverfitEvidence(check.dtype, check.options.lora, reference, limits)
-
-
-def _overfit_candidate(
-    check: TrainCheck, golden: Path, folder: Path, progress: Progress
-) -> list[OverfitCandidate]:
-    """What the candidate reports, by rank."""
-    request = candidate_request(check, golden, folder)
-    num_ranks = prod(check.mesh.values())
-    if num_ranks == 1:
-        result = ask("overfit-candidate", request, folder, progress).result
-        return [OverfitCandidate.model_validate(result)]
-    with progress.step(f"candidate: overfits on {num_ranks} ranks"):
-        results = run_ranks(request, PRELOAD, overfit_on_rank)
-    return [OverfitCandidate.model_validate(result) for result in results]
 
 
 def _measure_memorization(check: TrainCheck, folder: Path, progress: Progress) -> Memorization:
