@@ -31,7 +31,7 @@ from assay.verdicts import Location, Suspect
 SEVERITY_RANGE = 10.0
 
 # Where the noise run rounds more of its elements wrongly than this, an operation of the stage adds
-# in some order, and the share says nothing.
+# in some order, and the share is not comparable.
 PURE_ROUNDING_SHARE = 0.002
 
 
@@ -51,7 +51,7 @@ class DeviceBias:
 
     @property
     def note(self) -> str:
-        """What a verdict says of it."""
+        """The note of a verdict on it."""
         return (
             f"all {self.num_modules} matrix products shrink their results by about"
             f" {-self.slope:.1e}: the device truncates sums. This is not counted as an error;"
@@ -98,10 +98,10 @@ def judge_replay(
 
 
 def _noise_of_replaced(candidate: ReplayResults, noise: ReplayResults) -> dict[str, list[PairSums]]:
-    """What the noise run measured of modules that the candidate never calls, by who covers them.
+    """What the noise run measured of modules that the candidate never calls, by their ancestor.
 
-    A fused replacement does its children's work as well as its own, and may round as often: where
-    its own code met their boundaries, too.
+    By the nearest ancestor that is called: a fused replacement does its children's work as well as
+    its own, and may round as often, also where its own code makes what crosses their boundaries.
     """
     found: dict[str, list[PairSums]] = {}
     uncalled = set(candidate.replaced_by_ancestor)

@@ -66,7 +66,7 @@ Item = TypeVar("Item", bound=JudgedRatio)
 
 @dataclass(slots=True)
 class LevelResult:
-    """One level as it is judged: what the verdict says of it, and the rows behind it.
+    """One level as it is judged: its entry in the verdict, and the rows behind it.
 
     judged: the ratios that decided it; first_bad: the token where a generated text goes wrong.
     """
@@ -120,7 +120,7 @@ def pool_resolutions(judged: Iterable[JudgedRatio]) -> dict[str, float]:
 
 
 def describe_judged_level(judged: Sequence[JudgedRatio]) -> dict[str, Any]:
-    """What verdict.json says of a level by its ratios: the worst one, and what could be seen."""
+    """Facts of a level's entry in verdict.json: its worst ratio, and the resolutions."""
     if not judged:
         return {}
     worst = find_worst(judged)
@@ -133,7 +133,7 @@ def describe_judged_level(judged: Sequence[JudgedRatio]) -> dict[str, Any]:
 
 
 class DecidingNumbers(TypedDict, total=False):
-    """The fields of a verdict that say by what it was decided."""
+    """The fields of a verdict for the ratio that decided it."""
 
     noise_ratio: float | None
     limit: float | None

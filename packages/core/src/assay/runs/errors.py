@@ -12,9 +12,8 @@ class FolderError(UsageError):
     """A folder that is not for this run."""
 
     @classmethod
-    def not_empty(cls, folder: Path, names: list[str]) -> "FolderError":
+    def not_empty(cls, folder: Path, held: str) -> "FolderError":
         """The output folder holds something already."""
-        held = "another run" if "run.json" in names else ", ".join(sorted(names)[:4])
         return cls(f"{folder} is not empty (it holds {held}): name a new folder with --output")
 
     @classmethod

@@ -54,9 +54,7 @@ def write_results(
     return write_verdict(verdict, folder, command)
 
 
-def write_verdict(
-    verdict: Verdict, folder: Path, command: Sequence[str] | None = None
-) -> Verdict:
+def write_verdict(verdict: Verdict, folder: Path, command: Sequence[str] | None = None) -> Verdict:
     """As `write_results`, where the measurements are written already."""
     words = ["assay", *sys.argv[1:]] if command is None else list(command)
     verdict = verdict.model_copy(update={"command": words, "environment": provenance()})

@@ -1,7 +1,6 @@
 """The levels inputs and modules: what every stage made of the reference's inputs."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from assay.comparing.judge import (
     DeviceBias,
@@ -16,6 +15,7 @@ from assay.comparing.judge import (
 from assay.comparing.levels import LevelResult, list_unmatched, outcome_of
 from assay.comparing.results import ReplayResults
 from assay.comparing.stored_results import read_results
+from assay.errors import name_some
 from assay.generate.judging.evidence import GenerateEvidence
 from assay.generate.judging.replay_rows import drift_rows, replay_rows
 from assay.generate.processes.requests import REPLAY
@@ -56,23 +56,24 @@ def judge_module_levels(evidence: GenerateEvidence) -> ModuleLevels:
     unmatched = list_unmatched(replay.unmatched_expected, replay.unmatched_actual)
     inputs = [item for item in judged if item.port.stage.phase == "inputs"]
     modules = [item for item in judged if item.port.stage.phase != "inputs"]
+    ranked = rank_stages(judged)
+    origin = find_origin(ranked)
+    in_inputs = origin is not None and origin.stage.phase == "inputs"
+    origin_of_inputs, origin_of_modules = (origin, None) if in_inputs else (None, origin)
     levels = ModuleLevels(
-        LevelResult(_level(inputs, Unmatched()), judged=inputs),
+        LevelResult(_level(inputs, Unmatched(), origin_of_inputs, evidence), judged=inputs),
         LevelResult(
-            _level(modules, unmatched),
+            _level(modules, unmatched, origin_of_modules, evidence),
             replay_rows(judged, noise, evidence) + drift_rows(judged, evidence),
             _notes(replay, bias),
             modules,
         ),
-        rank_stages(judged),
+        ranked,
         [item for item in judged if item.failed],
-        nonfinite_padding=find_nonfinite_padding(replay),
-        unmatched=unmatched,
+        origin,
+        find_nonfinite_padding(replay),
+        unmatched,
     )
-    origin = levels.origin = find_origin(levels.ranked)
-    in_inputs = origin is not None and origin.stage.phase == "inputs"
-    _describe_decision(levels.inputs.level, origin if in_inputs else None, evidence)
-    _describe_decision(levels.modules.level, None if in_inputs else origin, evidence)
     if origin is not None:
         levels.modules.first_bad = _first_bad_token(origin.reported, noise, evidence)
     return levels
@@ -83,28 +84,25 @@ def location_of(failed: FailedStage) -> Location:
     return Location(phase=failed.stage.phase, module=failed.stage.module)
 
 
-def _level(judged: list[Judged], unmatched: Unmatched) -> Level:
+def _level(
+    judged: list[Judged],
+    unmatched: Unmatched,
+    origin: FailedStage | None,
+    evidence: GenerateEvidence,
+) -> Level:
     compared = len({(item.port.module, item.port.port) for item in judged})
     outcome = outcome_of(compared, sum(item.failed for item in judged))
     if outcome is Outcome.PASS and unmatched.expected:
         outcome = Outcome.NOT_COMPARED
-    return Level(verdict=outcome, compared=compared, **describe_stages_level(judged))
-
-
-def _describe_decision(
-    level: Level, origin: FailedStage | None, evidence: GenerateEvidence
-) -> None:
-    facts: dict[str, Any] = {"limits_origin": evidence.limits.origin}
-    if origin is not None:
-        worst = origin.reported.port.sums.worst
-        if worst.index:
-            facts["worst_element"] = {
-                "index": list(worst.index),
-                "actual": worst.actual,
-                "expected": worst.expected,
-            }
-    for name, value in facts.items():
-        setattr(level, name, value)
+    facts = describe_stages_level(judged) | {"limits_origin": evidence.limits.origin}
+    worst = origin.reported.port.sums.worst if origin is not None else None
+    if worst is not None and worst.index:
+        facts["worst_element"] = {
+            "index": list(worst.index),
+            "actual": worst.actual,
+            "expected": worst.expected,
+        }
+    return Level(verdict=outcome, compared=compared, **facts)
 
 
 def _notes(replay: ReplayResults, bias: DeviceBias | None) -> list[str]:
@@ -113,8 +111,9 @@ def _notes(replay: ReplayResults, bias: DeviceBias | None) -> list[str]:
         notes.append(bias.note)
     if replay.replaced_by_ancestor:
         notes.append(
-            f"{len(replay.replaced_by_ancestor)} modules of the reference are not called here; they are covered"
-            f" by the modules that contain them: {', '.join(replay.replaced_by_ancestor[:_NAMED])}"
+            f"{len(replay.replaced_by_ancestor)} modules of the reference are not called here; the"
+            " modules that contain them are compared instead:"
+            f" {name_some(replay.replaced_by_ancestor, _NAMED)}"
         )
     ties = sum(port.exact.num_near_ties for port in replay.ports.values())
     if ties:

@@ -47,7 +47,7 @@ class Judgement:
 
 
 def judge_generation(evidence: GenerateEvidence) -> Judgement:
-    """Judge all levels, and say what they mean together."""
+    """Judge all levels, and diagnose what they show together."""
     replay = judge_module_levels(evidence)
     results = {
         "inputs": replay.inputs,

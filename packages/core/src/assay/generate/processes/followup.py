@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.comparing.levels import outcome_of_levels
 from assay.comparing.limits import load_limits
@@ -11,7 +11,13 @@ from assay.errors import AssayError
 from assay.generate.judging.verdict import Judgement
 from assay.generate.processes.equivalence import is_representation
 from assay.generate.processes.golden import GoldenSection
-from assay.generate.processes.operation_trace import read_operations
+from assay.generate.processes.operation_trace import (
+    CANDIDATE,
+    NOISE_RUN,
+    PARTS,
+    YARDSTICK,
+    read_operations,
+)
 from assay.generate.processes.requests import (
     CandidateRequest,
     EquivalenceRequest,
@@ -23,6 +29,9 @@ from assay.locating.operations import find_wrong_operation
 from assay.sites import CallSite
 from assay.trace import Trace
 from assay.verdicts import Outcome
+
+if TYPE_CHECKING:
+    from assay.recording.operations import Operation
 
 _TEXT_LEVELS = ("tokens", "logits", "sampler")
 _NAMED = 5
@@ -106,8 +115,8 @@ def _find_operation(
     """The first wrong operation of the stage that made the error, if one can be told."""
     batch, step = judgement.call or (0, 0)
     module = judgement.origin.stage.module if judgement.origin is not None else ""
-    sides = {}
-    for name, parts in (("reference", ("yardstick", "noise")), ("candidate", ("candidate",))):
+    sides: dict[str, list[Operation]] = {}
+    for name, parts in PARTS.items():
         request = OperationsRequest(
             model=check.model,
             golden=candidate.golden,
@@ -121,16 +130,14 @@ def _find_operation(
         )
         workers.ask("operations", request.model_dump(), f"operations-{name}")
         trace = Trace.open(Path(request.folder))
-        for part in parts:
-            names = trace.attachment_json(f"{part}-names")
-            sides[part] = read_operations(names, trace.attachment(part))  # type: ignore[arg-type]
+        sides |= {part: read_operations(trace, part) for part in parts}
     recorded = GoldenSection.open(Path(candidate.golden), check.dtype).trace.find(
         CallSite(step, module, micro_batch=batch)
     )
     wrong = find_wrong_operation(
-        sides["candidate"],
-        sides["yardstick"],
-        sides["noise"],
+        sides[CANDIDATE],
+        sides[YARDSTICK],
+        sides[NOISE_RUN],
         load_limits(check.limits),
         float_format(check.dtype).unit_roundoff,
         recorded.rows if recorded is not None else None,

@@ -32,7 +32,7 @@ class TrainEvidence:
 
     @cached_property
     def report(self) -> CandidateReport:
-        """What all ranks say together."""
+        """The reports of all ranks as one."""
         return merge_reports(self.reports)
 
     @property

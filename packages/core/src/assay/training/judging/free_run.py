@@ -22,7 +22,7 @@ _MOST_IN_ANY_ORDER = 2
 
 
 def judge_losses(evidence: TrainEvidence) -> tuple[Judged | None, list[str]]:
-    """The losses of the free run against the yardstick's, and what to say of them.
+    """The losses of the free run against the yardstick's, and notes on them.
 
     The error that accumulates is the noise run's, but for the few numbers that a loss is: the
     root mean square over the steps is taken of both.
@@ -53,7 +53,7 @@ def judge_losses(evidence: TrainEvidence) -> tuple[Judged | None, list[str]]:
 
 
 def _report_differences(evidence: TrainEvidence) -> list[str]:
-    """What the trainer says of its steps beside the loss: it trains nothing, and logs show it."""
+    """Notes on what the trainer reports of its steps beside the loss: it is in logs, and trains nothing."""
     notes = []
     counted = [step.num_tokens for step in evidence.report.free.steps]
     expected = evidence.reference.num_tokens
@@ -65,7 +65,7 @@ def _report_differences(evidence: TrainEvidence) -> list[str]:
     others = [rank for rank, own in enumerate(losses) if not all(map(_same, own, losses[0]))]
     if others:
         notes.append(
-            f"rank {others[0]} tells the losses {losses[others[0]]}, rank 0 {losses[0]}: those of"
+            f"rank {others[0]} reports the losses {losses[others[0]]}, rank 0 {losses[0]}: those of"
             " rank 0 are judged"
         )
     return notes
@@ -101,7 +101,7 @@ def judge_trajectory(evidence: TrainEvidence) -> list[Judged]:
 
 
 def trajectory_gap(evidence: TrainEvidence) -> str | None:
-    """Where nothing can be said of where the free run ends; None if there is no such parameter."""
+    """Why the end of the free run cannot be judged for some parameter; None if it can for all."""
     if evidence.reference.draws and evidence.on_ranks:
         return None
     expected = {row.parameter: row.error for row in evidence.reference.noise_trajectory}
@@ -251,7 +251,7 @@ def _different_step(evidence: TrainEvidence, rows: list[Measurement]) -> Finding
 
 
 def _resumed_rows(evidence: TrainEvidence, rank: int, free: FreeRun) -> list[Measurement]:
-    """What a rank says of each resumed step, beside what it has said of the uninterrupted one."""
+    """What a rank reports of each resumed step beside the same step of the uninterrupted run."""
     rows: list[Measurement] = []
     if not free.resumed:
         return rows

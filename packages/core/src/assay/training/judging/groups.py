@@ -27,7 +27,7 @@ class JudgedGroup:
     """The measurements of one kind, judged.
 
     ports: what every rank measured.
-    broken: ports where the noise run itself is not finite, so that nothing can be said.
+    broken: ports where the noise run itself is not finite, so that they cannot be judged.
     unmatched_expected, unmatched_actual: what the reference has and some rank did not show, and the
         other way round.
     """
@@ -96,7 +96,7 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
 
 
 def _noise_at_head(results: ReplayResults, noise: ReplayResults) -> ReplayResults:
-    """The noise run's results where what the loss hands to the model arrives at the head.
+    """The noise run's results where the gradient of the loss arrives at the head.
 
     So it is in a stage of a pipeline, where the model itself is not measured, and for a model that
     computes its loss itself.
@@ -146,7 +146,7 @@ def _noise_of_unmet_results(
 ) -> dict[str, list[PairSums]]:
     """What the noise run measured of gradients at the results of modules that are never called.
 
-    They are not fed either: gradients of the modules' parameters are made from what comes.
+    Nothing is injected there either: gradients of the modules' parameters are made from what comes.
     """
     found: dict[str, list[PairSums]] = {}
     for (module, name), port in gradients.ports.items():

@@ -172,7 +172,7 @@ def _judge_level(
 def _outcome_of(
     name: str, chosen: list[JudgedGroup], judged: list[Judged], evidence: TrainEvidence
 ) -> tuple[Outcome, str | None]:
-    """Of a level, with the reason where there is more to say than a number."""
+    """Of a level, with the reason where it is not one of the ratios."""
     if wrong := _reported_problem(name, evidence):
         return Outcome.FAIL, wrong
     if any(item.failed for item in judged):
@@ -188,7 +188,7 @@ def _outcome_of(
 def _gap(name: str, chosen: list[JudgedGroup], evidence: TrainEvidence) -> str | None:
     """Why a level at which nothing is wrong is no PASS all the same."""
     report = evidence.report
-    # Of the modules' ports the level `activations` tells what cannot be said.
+    # What cannot be judged of the modules' ports is named at the level `activations`.
     reported = [group for group in chosen if name != "inputs" or group.name != "modules"]
     if broken := [port for group in reported for port in group.broken]:
         return f"the noise run itself is not finite there: {name_some(broken)}"
@@ -264,7 +264,7 @@ def _decide(
 
 
 def _find_in_reports(evidence: TrainEvidence) -> Finding | None:
-    """What reports tell, where no measurement of the replayed steps failed."""
+    """What the reports show, where no measurement of the replayed steps failed."""
     repeating = find_repeated_masks(evidence)
     if repeating is not None:
         return Finding("rng-state", Location(phase="forward", rank=repeating))
@@ -277,7 +277,7 @@ def _find_in_reports(evidence: TrainEvidence) -> Finding | None:
 
 
 def _reported_at(location: Location, groups: dict[str, JudgedGroup], origin: FailedStage) -> Judged:
-    """The failed statistic that is told of a finding: of the origin, unless it is elsewhere."""
+    """The failed statistic that a finding is reported by: the origin's, unless it is elsewhere."""
     if origin.stage.phase == location.phase:
         return origin.reported
     there = [

@@ -71,7 +71,7 @@ def check_overfit(
 ) -> Verdict:
     """Overfit on both sides, judge, and write verdict.json and measurements.jsonl into `folder`.
 
-    tracker: where the curves go as well: a name that `assay.training.overfit.tracking` knows.
+    tracker: where the curves go as well: one of TRACKERS in `assay.training.overfit.tracking`.
     """
     _require_sense(check, tracker)
     check = replace(check, options=options_for(check.options, check.mesh))

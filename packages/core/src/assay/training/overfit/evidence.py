@@ -23,7 +23,7 @@ LEVEL = "overfit"
 # Below this the right token is on average, as a geometric mean, likelier than all others together.
 MEMORIZED = math.log(2)
 
-# Of the first loss: what is held to have been learned was not there before.
+# Of the first loss: what counts as memorized was not known before.
 _SHARE_OF_FIRST = 1 / 4
 
 # Of the steps, at the end: what a curve has reached is read over them.
@@ -40,7 +40,7 @@ NUM_FIRST = 3
 
 @dataclass(frozen=True)
 class OverfitEvidence:
-    """What there is to judge; without candidates there is a reference that has learned nothing.
+    """What there is to judge; without candidates there is a reference that has not memorized the sequences.
 
     candidates: of each rank, by rank.
     """
@@ -103,7 +103,7 @@ class OverfitEvidence:
 
     @cached_property
     def memorized(self) -> Measurement | None:
-        """What the weights know of the labels; a last step may be as bad as others of its end."""
+        """The loss of the trained weights on the labels; a last step may be as bad as others of its end."""
         if self.memorization is None or not self.memorization.nats:
             return None
         allowed = max(self.target, _worst(last_part(self.curve.losses)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from assay.training.overfit.requests import (
 from assay.training.processes.golden import plan_batches, read_golden_state, state_file
 from assay.training.processes.reference import Trusted, describe_model
 from assay.training.processes.requests import CandidateRequest, ReferenceRequest, TrainOptions
+from assay.training.protocol import Trainer
 from assay.training.replay.conditions import comparable, keep_no_cache
 from assay.training.state.files import write_state
 from assay.training.state.generators import restore_generators
@@ -91,7 +92,7 @@ def overfit_trusted(request: ReferenceRequest, progress: Progress) -> OverfitRef
         memorization=memorization,
         num_tokens=check_batch(batch),
         trainable=initial["trainable"],
-        # Most of it: what rounding leaves of a few elements says nothing of another run's.
+        # Most of it: what rounding leaves of a few elements does not carry over to another run.
         moved=sorted(name for name, share in shares.items() if 2 * share > 1),
         touched=sorted(name for name, share in shares.items() if share > 0),
         draws=draws,
@@ -141,7 +142,7 @@ def measure_trained(request: MemorizationRequest, progress: Progress) -> Memoriz
     """Examine what the candidate left, on the trusted device in the yardstick's dtype."""
     device = open_run(parse_run(request.reference))
     choose_threads(estimate_size(request.options.model).num_parameters)
-    with progress.step("reference: examines what the candidate has learned"):
+    with progress.step("reference: measures what the candidate has memorized"):
         trainer = _open_trusted(request, _wide_dtype(request, device))
         missing = load_weights(trainer.model, read_trained(Path(request.trained)))
         if missing:
@@ -170,7 +171,7 @@ def _open_trusted(request: ReferenceRequest | MemorizationRequest, wide: str | N
     return trainer
 
 
-def _start(trainer: Any, initial: State, device: "Device") -> dict[str, Tensor]:  # noqa: ANN401
+def _start(trainer: Trainer, initial: State, device: "Device") -> dict[str, Tensor]:
     """The candidate's own weights with the reference's adapter, which is drawn at random."""
     own: dict[str, Tensor] = collect_state(trainer, device.torch_device)["model"]
     drawn = {name: initial["model"][name] for name in own if name in initial["model"]}
@@ -185,7 +186,7 @@ def _start(trainer: Any, initial: State, device: "Device") -> dict[str, Tensor]:
 
 
 def _train(
-    trainer: Any,  # noqa: ANN401 - any trainer
+    trainer: Trainer,
     name: str,
     batch: Sequence[MicroBatch],
     steps: int,

@@ -155,7 +155,7 @@ def _find_unexpectedly_trained(evidence: OverfitEvidence) -> _Failure | None:
 
 
 def _find_other_memorization(evidence: OverfitEvidence) -> _Failure | None:
-    """What the weights know and the reference's do not: other labels than those that count."""
+    """Whether the weights have memorized other labels than those that count."""
     if evidence.memorization is None:
         return None
     known, expected = evidence.memorization.nats, evidence.reference.memorization.nats
@@ -165,14 +165,14 @@ def _find_other_memorization(evidence: OverfitEvidence) -> _Failure | None:
     reported = "; ".join(
         f"{_MEMORIZED_INSTEAD[kind]} ({_nats(known, expected, kind)})" for kind in others
     )
-    reason = f"it learns what it should not: {reported}"
+    reason = f"it memorizes what it should not: {reported}"
     return _Failure(Finding("inputs-differ", Location(phase="inputs"), reason))
 
 
 def _is_learned(kind: str, evidence: OverfitEvidence) -> bool:
     """Whether a loss is nearer to what is memorized than to what the reference has.
 
-    By ratios. Where the reference knows a kind by itself, as repeated text, nothing is said.
+    By ratios. Where the reference itself predicts a kind well, as repeated text, it is no finding.
     """
     if evidence.memorization is None:
         return False
@@ -222,7 +222,7 @@ def _find_unlearned(evidence: OverfitEvidence) -> _Failure | None:
         return _Failure(Finding("optimizer-update", location, reason), end)
     if memorization is not None and _over(memorization):
         reason = (
-            f"it learns something else: its losses end at {end.actual:.3g} nats per label token, its"
+            f"it memorizes something else: its losses end at {end.actual:.3g} nats per label token, its"
             f" weights give {memorization.actual:.3g} on the trusted device"
         )
         return _Failure(Finding("inputs-differ", Location(phase="inputs"), reason), memorization)
