@@ -42,6 +42,7 @@ def run(
     Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 the task has no documents.
     """
     from assay.cli.verdict_output import finish
+    from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder, open_progress
     from assay_bench.results import EvaluationRequest
     from assay_bench.running import run_bench
@@ -52,7 +53,7 @@ def run(
         run=run,
         task=task,
         folder=str(folder.path.resolve()),
-        remote_code="trust" if trust_remote_code else "refuse",
+        remote_code=remote_code_of(trusted=trust_remote_code),
     )
     with open_progress() as progress:
         run_bench(asked, progress)

@@ -1,11 +1,12 @@
 """What an evaluation gave, document by document: what a later one is compared with."""
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, ValidationError
 
 from assay.errors import UsageError
+from assay.models.remote_code import RemoteCode
 from assay.verdicts import SCHEMA, Number, Record
 
 RESULT_FILE = "result.json"
@@ -27,7 +28,7 @@ class EvaluationRequest(Record):
     run: str
     task: str
     folder: str
-    remote_code: Literal["refuse", "trust"] = "refuse"
+    remote_code: RemoteCode = "refuse"
 
 
 class BenchResult(Record):

@@ -1,6 +1,5 @@
 """Evaluations from the outside: a process that runs the model, a folder with result and verdict."""
 
-import sys
 import tempfile
 from pathlib import Path
 
@@ -8,7 +7,8 @@ from assay.devices.run_string import parse_run
 from assay.models.sources import resolve_model
 from assay.runs import Progress, provenance, run_process
 from assay.runs.folders import write_whole
-from assay.verdicts import Measurement, Verdict
+from assay.runs.results import write_results
+from assay.verdicts import Verdict
 from assay_bench.judging import judge_change, judge_score
 from assay_bench.results import RESULT_FILE, BenchResult, EvaluationRequest, read_result
 
@@ -34,17 +34,9 @@ def run_bench(asked: EvaluationRequest, progress: Progress) -> Verdict:
     result = BenchResult.model_validate(answer.result | {"provenance": provenance()})
     folder = Path(asked.folder)
     write_whole(folder / RESULT_FILE, result.model_dump_json(by_alias=True) + "\n")
-    return _write(folder, *judge_score(result))
+    return write_results(*judge_score(result), folder)
 
 
 def compare_results(expected: Path, actual: Path, folder: Path) -> Verdict:
     """Judge the result in the folder `actual` by that in `expected`."""
-    return _write(folder, *judge_change(read_result(expected), read_result(actual)))
-
-
-def _write(folder: Path, verdict: Verdict, rows: list[Measurement]) -> Verdict:
-    verdict = verdict.model_copy(update={"command": sys.argv, "environment": provenance()})
-    text = "".join(row.model_dump_json() + "\n" for row in rows)
-    write_whole(folder / "measurements.jsonl", text)
-    write_whole(folder / "verdict.json", verdict.to_json())
-    return verdict
+    return write_results(*judge_change(read_result(expected), read_result(actual)), folder)

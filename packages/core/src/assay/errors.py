@@ -4,6 +4,7 @@ A numerical mismatch is never an exception: it is a `assay.verdicts.Verdict`.
 Each room derives its own errors from these two and words them itself.
 """
 
+import signal
 from collections.abc import Sequence
 
 _NAMES_SHOWN = 3
@@ -28,3 +29,15 @@ def name_some(names: Sequence[str], num_shown: int = _NAMES_SHOWN) -> str:
     rest = len(names) - num_shown
     shown = ", ".join(names[:num_shown])
     return f"{shown} and {rest:,} more" if rest > 0 else shown
+
+
+def exit_in_words(code: int) -> str:
+    """How a process ended, by its exit code, as in "was ended by SIGKILL"."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = " (the machine may have run out of memory)" if code == -signal.SIGKILL else ""
+    return f"was ended by {name}{hint}"

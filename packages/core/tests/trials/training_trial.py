@@ -8,8 +8,8 @@ from pathlib import Path
 
 from assay.errors import AssayError
 from assay.runs import SilentProgress
+from assay.runs.results import MEASUREMENTS_FILE
 from assay.training.check import (
-    MEASUREMENTS_FILE,
     TrainCheck,
     check_candidate,
     record_golden,

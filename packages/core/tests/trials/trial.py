@@ -14,10 +14,11 @@ from typing import TypeVar
 import torch
 from rich.console import Console
 
-from assay.generate.check import MEASUREMENTS_FILE, check_generate
 from assay.generate.check import capture as capture_golden
+from assay.generate.check import check_generate
 from assay.generate.processes.requests import CaptureRequest, GenerateCheck, InputOptions
 from assay.runs import SilentProgress
+from assay.runs.results import MEASUREMENTS_FILE
 from assay.stages import Stage
 from assay.trace import Trace
 from assay.verdicts import Verdict

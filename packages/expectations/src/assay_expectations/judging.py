@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.comparing.levels import JudgedRatio, find_worst
 from assay.dtypes import float_format
 from assay.noise import Ratio
 from assay.verdicts import Measurement
@@ -33,43 +34,25 @@ _FLOOR = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """What was found about one expectation, and the ratio that decided."""
+class JudgedSignature:
+    """What was found about one expectation: one ratio for each of its limits."""
 
-    ratios: tuple[Ratio, ...]
-    limits: dict[str, float]
+    judged: tuple[JudgedRatio, ...]
     num_tokens: int
 
     @property
-    def worst(self) -> Ratio:
+    def worst(self) -> JudgedRatio:
         """The ratio that is furthest over its limit, or least below it."""
-        return max(self.ratios, key=lambda ratio: ratio.value / self.limits[ratio.statistic])
+        return find_worst(self.judged)
 
     @property
     def passed(self) -> bool:
-        """Whether every ratio is within its limit."""
-        return all(ratio.value <= self.limits[ratio.statistic] for ratio in self.ratios)
-
-    @property
-    def resolution(self) -> float:
-        """The smallest relative error of the logits that would have failed."""
-        return self.worst.expected * self.limits[self.worst.statistic]
+        """Whether every ratio is within its limit; a NaN is not."""
+        return all(item.ratio.value <= item.limit for item in self.judged)
 
     def measurements(self, level: str) -> list[Measurement]:
         """One row for each statistic."""
-        return [
-            Measurement(
-                level=level,
-                module="",
-                port="output.logits",
-                statistic=ratio.statistic,
-                actual=ratio.actual,
-                expected=ratio.expected,
-                ratio=ratio.value,
-                limit=self.limits[ratio.statistic],
-            )
-            for ratio in self.ratios
-        ]
+        return [item.measurement(level, "output.logits") for item in self.judged]
 
 
 def limits_origin(model: str, machine: Machine) -> str:
@@ -79,8 +62,8 @@ def limits_origin(model: str, machine: Machine) -> str:
     return "not calibrated for this model and device"
 
 
-def judge_numbers(expectation: Expectation, seen: list[LogProbabilities]) -> Judgement:
-    """The judgement over what was seen where `expectation` was captured."""
+def judge_numbers(expectation: Expectation, seen: list[LogProbabilities]) -> JudgedSignature:
+    """What was seen, judged where `expectation` was captured."""
     signature = expectation.signature
     yardstick = _rows(signature.yardstick)
     actual = relative_errors(_rows(seen), yardstick)
@@ -90,7 +73,8 @@ def judge_numbers(expectation: Expectation, seen: list[LogProbabilities]) -> Jud
         Ratio("logits-error", _rms(actual), max(_rms(noise), floor)),
         Ratio("logits-worst", _worst(actual), max(_worst(noise), floor)),
     )
-    return Judgement(ratios, expectation.limits, len(yardstick))
+    judged = tuple(JudgedRatio(ratio, expectation.limits[ratio.statistic]) for ratio in ratios)
+    return JudgedSignature(judged, len(yardstick))
 
 
 def relative_errors(actual_RK: Array, expected_RK: Array) -> Array:

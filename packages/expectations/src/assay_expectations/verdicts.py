@@ -4,6 +4,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from assay.comparing.levels import (
+    DecidingNumbers,
+    deciding_numbers,
+    find_worst,
+    outcome_of_levels,
+)
 from assay.verdicts import (
     Diagnosis,
     Level,
@@ -11,9 +17,8 @@ from assay.verdicts import (
     Outcome,
     Unmatched,
     Verdict,
-    overall_outcome,
 )
-from assay_expectations.judging import Judgement, judge_numbers
+from assay_expectations.judging import JudgedSignature, judge_numbers
 from assay_expectations.records import Expectation, differences
 from assay_expectations.requests import Seen
 
@@ -29,7 +34,7 @@ def judge_seen(
     Those of other machines are no part of it: another run, elsewhere, is for them.
     """
     levels: dict[str, Level] = {}
-    judgements: dict[str, Judgement] = {}
+    judgements: dict[str, JudgedSignature] = {}
     elsewhere: list[str] = []
     hints: list[str] = []
     for name, (expectation, seen) in zip(_names(pairs), pairs, strict=True):
@@ -66,7 +71,7 @@ def judge_seen(
 def judge_pair(expected: Expectation, actual: Expectation) -> tuple[Verdict, list[Measurement]]:
     """Does what was captured in `actual` agree with `expected`, by its limits?"""
     levels: dict[str, Level] = {}
-    judgements: dict[str, Judgement] = {}
+    judgements: dict[str, JudgedSignature] = {}
     content = differences(expected.key.content, actual.key.content)
     same_tokens = (
         expected.signature.tokens == actual.signature.tokens
@@ -96,7 +101,7 @@ def _names(pairs: Sequence[tuple[Expectation, Seen]]) -> list[str]:
     return stems if unique else [seen.file for _, seen in pairs]
 
 
-def _level_of(judgement: Judgement, expectation: Expectation) -> Level:
+def _level_of(judgement: JudgedSignature, expectation: Expectation) -> Level:
     outcome = Outcome.PASS if judgement.passed else Outcome.FAIL
     return Level.model_validate(
         {
@@ -107,37 +112,28 @@ def _level_of(judgement: Judgement, expectation: Expectation) -> Level:
     )
 
 
-def _verdict(levels: dict[str, Level], judgements: dict[str, Judgement]) -> Verdict:
-    worst = max(
-        judgements.values(),
-        key=lambda judgement: judgement.worst.value / judgement.limits[judgement.worst.statistic],
-        default=None,
-    )
+def _verdict(levels: dict[str, Level], judgements: dict[str, JudgedSignature]) -> Verdict:
     unmatched = [
         name for name, level in levels.items() if not level.compared and name != _NO_EXPECTATION
     ]
-    verdict = Verdict(
-        verdict=overall_outcome([level.verdict for level in levels.values() if level.verdict]),
+    numbers: DecidingNumbers = {}
+    diagnosis: Diagnosis | None = None
+    if judgements:
+        worst = find_worst(judgement.worst for judgement in judgements.values())
+        numbers = deciding_numbers(worst, worst.resolution)
+        # Which module it was is a question for `assay check generate`.
+        diagnosis = None if math.isfinite(worst.ratio.value) else "non-finite"
+    return Verdict(
+        verdict=outcome_of_levels(levels),
         levels=levels,
+        diagnosis=diagnosis,
         compared=sum(level.compared for level in levels.values()),
         unmatched=Unmatched(expected=unmatched),
-    )
-    if worst is None:
-        return verdict
-    # Which module it was is a question for `assay check generate`.
-    diagnosis: Diagnosis | None = None if math.isfinite(worst.worst.value) else "non-finite"
-    return verdict.model_copy(
-        update={
-            "noise_ratio": worst.worst.value,
-            "limit": worst.limits[worst.worst.statistic],
-            "statistic": worst.worst.statistic,
-            "resolution": worst.resolution,
-            "diagnosis": diagnosis,
-        }
+        **numbers,
     )
 
 
-def _measurements(judgements: dict[str, Judgement]) -> list[Measurement]:
+def _measurements(judgements: dict[str, JudgedSignature]) -> list[Measurement]:
     return [row for name, judgement in judgements.items() for row in judgement.measurements(name)]
 
 

@@ -1,6 +1,5 @@
 """Expectations from the outside: files, a process that runs the models, a folder with a verdict."""
 
-import sys
 import tempfile
 from collections.abc import Sequence
 from importlib.resources import files
@@ -10,8 +9,8 @@ from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.models.sources import resolve_model
 from assay.runs import Progress, provenance, run_process
-from assay.runs.folders import write_whole
-from assay.verdicts import Measurement, Verdict
+from assay.runs.results import write_results
+from assay.verdicts import Verdict
 from assay_expectations.judging import LIMITS, limits_origin
 from assay_expectations.records import Expectation, read_expectation, write_expectation
 from assay_expectations.requests import AllSeen, Captured, CaptureRequest, VerifyRequest
@@ -60,13 +59,12 @@ def verify_expectations(
     )
     seen = AllSeen.model_validate(answer.result).seen
     verdict, rows = judge_seen(run, list(zip(expectations.values(), seen, strict=True)))
-    return _write(folder, verdict, rows)
+    return write_results(verdict, rows, folder)
 
 
 def diff_expectations(expected: Path, actual: Path, folder: Path) -> Verdict:
     """Hold what was captured in one file to what was captured in the other."""
-    verdict, rows = judge_pair(read_expectation(expected), read_expectation(actual))
-    return _write(folder, verdict, rows)
+    return write_results(*judge_pair(read_expectation(expected), read_expectation(actual)), folder)
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
@@ -90,11 +88,3 @@ def _refuse_two_of_one_key(expectations: dict[Path, Expectation]) -> None:
         if key in known:
             raise UsageError(f"{known[key]} and {file} have the same key; delete one")
         known[key] = file
-
-
-def _write(folder: Path, verdict: Verdict, rows: list[Measurement]) -> Verdict:
-    verdict = verdict.model_copy(update={"command": sys.argv, "environment": provenance()})
-    text = "".join(row.model_dump_json() + "\n" for row in rows)
-    write_whole(folder / "measurements.jsonl", text)
-    write_whole(folder / "verdict.json", verdict.to_json())
-    return verdict

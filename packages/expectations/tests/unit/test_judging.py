@@ -58,18 +58,18 @@ def test_the_ratios_are_those_of_the_two_errors() -> None:
     clean = expectation(YARDSTICK, shifted(NOISE))
     # Errors of 1 and 3 times the noise: rms sqrt((1 + 9) / 2), worst 3.
     judged = judge_numbers(clean, one(shifted(NOISE), shifted(3 * NOISE)))
-    values = {ratio.statistic: ratio.value for ratio in judged.ratios}
+    values = {item.ratio.statistic: item.ratio.value for item in judged.judged}
     assert values["logits-error"] == pytest.approx(math.sqrt(5))
     assert values["logits-worst"] == pytest.approx(3)
     assert judged.num_tokens == 2
     assert not judged.passed
-    assert judged.worst.statistic == "logits-error"
-    assert judged.resolution == pytest.approx(2 * NOISE)
+    assert judged.worst.ratio.statistic == "logits-error"
+    assert judged.worst.resolution == pytest.approx(2 * NOISE)
 
 
 def test_the_captured_run_itself_passes_with_a_ratio_of_one() -> None:
     judged = judge_numbers(expectation(YARDSTICK, shifted(NOISE)), one(*[shifted(NOISE)] * 2))
-    assert [ratio.value for ratio in judged.ratios] == [1.0, 1.0]
+    assert [item.ratio.value for item in judged.judged] == [1.0, 1.0]
     assert judged.passed
 
 
@@ -87,8 +87,8 @@ def test_one_bad_token_fails_though_the_average_does_not() -> None:
     )
     judged = judge_numbers(many, one(*[shifted(NOISE)] * 9, shifted(4 * NOISE)))
     # rms sqrt((9 + 16) / 10) = 1.58 is within 2, the worst token's 4 is over 3.
-    assert judged.ratios[0].value == pytest.approx(math.sqrt(2.5))
-    assert judged.worst.statistic == "logits-worst"
+    assert judged.judged[0].ratio.value == pytest.approx(math.sqrt(2.5))
+    assert judged.worst.ratio.statistic == "logits-worst"
     assert not judged.passed
 
 
@@ -96,7 +96,7 @@ def test_a_capture_without_any_noise_is_held_to_half_a_unit_roundoff() -> None:
     exact = expectation(YARDSTICK, YARDSTICK)
     half_a_unit = 2.0**-9  # bfloat16 has 8 bits of significand
     judged = judge_numbers(exact, one(*[shifted(1.5 * half_a_unit)] * 2))
-    assert [ratio.value for ratio in judged.ratios] == pytest.approx([1.5, 1.5])
+    assert [item.ratio.value for item in judged.judged] == pytest.approx([1.5, 1.5])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -104,7 +104,7 @@ def test_what_is_not_finite_is_an_infinite_ratio(bad: float) -> None:
     judged = judge_numbers(
         expectation(YARDSTICK, shifted(NOISE)), one(shifted(NOISE), [bad, YARDSTICK[1]])
     )
-    assert judged.worst.value == math.inf
+    assert judged.worst.ratio.value == math.inf
     assert not judged.passed
 
 
@@ -113,7 +113,7 @@ def test_negating_or_permuting_is_no_small_difference() -> None:
     judged = judge_numbers(
         expectation(YARDSTICK, shifted(NOISE)), one(*[list(reversed(YARDSTICK))] * 2)
     )
-    assert judged.worst.value == pytest.approx(2 / NOISE)
+    assert judged.worst.ratio.value == pytest.approx(2 / NOISE)
 
 
 def test_relative_errors_by_hand() -> None:

@@ -1,11 +1,10 @@
 """One cycle from the outside: two processes, one verdict, files in a folder."""
 
-import sys
 from pathlib import Path
 from typing import Literal
 
-from assay.runs import Progress, provenance, run_process
-from assay.runs.folders import write_whole
+from assay.runs import Progress, run_process
+from assay.runs.results import write_results
 from assay.verdicts import Verdict
 from assay_smoke.judging import judge_cycle
 from assay_smoke.planning import Cycle
@@ -19,11 +18,7 @@ def run_cycle(cycle: Cycle, folder: Path, progress: Progress) -> Verdict:
     uninterrupted = _run(cycle, "uninterrupted", folder, progress)
     resumed = _run(cycle, "resumed", folder, progress)
     verdict, measurements = judge_cycle(cycle, uninterrupted, resumed)
-    verdict.command, verdict.environment = sys.argv, provenance()
-    rows = "".join(row.model_dump_json() + "\n" for row in measurements)
-    write_whole(folder / "measurements.jsonl", rows)
-    write_whole(folder / "verdict.json", verdict.to_json())
-    return verdict
+    return write_results(verdict, measurements, folder)
 
 
 def _run(

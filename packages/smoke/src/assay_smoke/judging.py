@@ -7,6 +7,7 @@ no rounding that would excuse a difference.
 import math
 from dataclasses import dataclass, field
 
+from assay.comparing.levels import Finding, outcome_of_levels
 from assay.errors import name_some
 from assay.sites import Phase, unwrapped_path
 from assay.verdicts import (
@@ -17,18 +18,9 @@ from assay.verdicts import (
     Outcome,
     Unmatched,
     Verdict,
-    overall_outcome,
 )
 from assay_smoke.planning import Cycle
 from assay_smoke.reports import Fingerprint, PartReport, StepRecord
-
-
-@dataclass(slots=True)
-class _Finding:
-    """What is wrong, and where first."""
-
-    diagnosis: Diagnosis
-    location: Location
 
 
 @dataclass(slots=True)
@@ -36,13 +28,13 @@ class _Levels:
     """Levels in the order in which they explain each other: the first that fails is the cause."""
 
     levels: dict[str, Level] = field(default_factory=dict)
-    finding: _Finding | None = None
+    finding: Finding | None = None
 
     def passed(self, name: str, compared: int) -> None:
         self.levels[name] = Level(verdict=Outcome.PASS, compared=compared)
 
-    def failed(self, name: str, compared: int, reason: str, finding: _Finding) -> None:
-        self.levels[name] = Level(verdict=Outcome.FAIL, reason=reason, compared=compared)
+    def failed(self, name: str, compared: int, finding: Finding) -> None:
+        self.levels[name] = Level(verdict=Outcome.FAIL, reason=finding.reason, compared=compared)
         self.finding = self.finding or finding
 
 
@@ -56,11 +48,10 @@ def judge_cycle(
     _judge_adapters(levels, cycle, uninterrupted, resumed)
     _judge_checkpoint(levels, cycle, uninterrupted, resumed)
     measurements = _judge_resume(levels, cycle, uninterrupted, resumed)
-    outcomes = [level.verdict for level in levels.levels.values() if level.verdict]
     missing = sorted(uninterrupted.at_checkpoint.keys() - resumed.at_checkpoint.keys())
     finding = levels.finding
     verdict = Verdict(
-        verdict=overall_outcome(outcomes),
+        verdict=outcome_of_levels(levels.levels),
         model={"name": cycle.model},
         reference={"run": "the uninterrupted run"},
         candidate={"run": cycle.run, "trainer": cycle.trainer or "reference"},
@@ -85,7 +76,7 @@ def _judge_losses(
     if bad:
         reason = f"loss {bad[0].loss}, gradient norm {bad[0].grad_norm} in step {bad[0].step}"
         location = Location(phase="forward", step=bad[0].step)
-        levels.failed("loss", len(steps), reason, _Finding("non-finite", location))
+        levels.failed("loss", len(steps), Finding("non-finite", location, reason))
     elif len(uninterrupted.steps) != cycle.steps:
         reason = f"{len(uninterrupted.steps)} of {cycle.steps} steps were made"
         levels.levels["loss"] = Level(verdict=Outcome.NOT_COMPARED, reason=reason)
@@ -103,12 +94,12 @@ def _judge_updates(levels: _Levels, cycle: Cycle, report: PartReport) -> None:
     if still or not trainable:
         reason = f"{len(still)} of {len(trainable)} trainable tensors never moved: {_some(still)}"
         reason = reason if trainable else "nothing is trainable"
-        levels.failed("updates", compared, reason, _at("frozen-parameters", cycle.steps, still))
+        location = _at("optimizer", cycle.steps, still)
+        levels.failed("updates", compared, Finding("frozen-parameters", location, reason))
     elif unexpectedly_trained:
         reason = f"{len(unexpectedly_trained)} frozen tensors moved: {_some(unexpectedly_trained)}"
-        levels.failed(
-            "updates", compared, reason, _at("optimizer-update", cycle.steps, unexpectedly_trained)
-        )
+        location = _at("optimizer", cycle.steps, unexpectedly_trained)
+        levels.failed("updates", compared, Finding("optimizer-update", location, reason))
     else:
         levels.passed("updates", compared)
 
@@ -131,8 +122,8 @@ def _judge_adapters(
                 f"{len(wrong)} of {len(report.adapter_in_memory)} adapter tensors are not in the"
                 f" file as they are in the model: {_some(wrong)}"
             )
-            finding = _at("adapter-mismatch", step, wrong, phase="checkpoint")
-            levels.failed("adapter", compared, reason, finding)
+            location = _at("checkpoint", step, wrong)
+            levels.failed("adapter", compared, Finding("adapter-mismatch", location, reason))
             return
     levels.passed("adapter", compared)
 
@@ -143,8 +134,8 @@ def _judge_checkpoint(
     """The state after loading is the state that was saved."""
     if resumed.problem and not resumed.at_checkpoint:
         location = Location(phase="checkpoint", step=cycle.resume_at)
-        finding = _Finding("checkpoint-mismatch", location)
-        levels.failed("checkpoint", 0, resumed.problem, finding)
+        finding = Finding("checkpoint-mismatch", location, resumed.problem)
+        levels.failed("checkpoint", 0, finding)
         return
     wrong = sorted(_differences(uninterrupted.at_checkpoint, resumed.at_checkpoint))
     compared = len(uninterrupted.at_checkpoint)
@@ -155,8 +146,8 @@ def _judge_checkpoint(
         only_generators = all(path.startswith("generators.") for path in wrong)
         diagnosis: Diagnosis = "rng-state" if only_generators else "checkpoint-mismatch"
         reason = f"{len(wrong)} of {compared} values are not as they were saved: {_some(wrong)}"
-        finding = _at(diagnosis, cycle.resume_at, wrong, phase="checkpoint")
-        levels.failed("checkpoint", compared, reason, finding)
+        location = _at("checkpoint", cycle.resume_at, wrong)
+        levels.failed("checkpoint", compared, Finding(diagnosis, location, reason))
     else:
         levels.passed("checkpoint", compared)
 
@@ -181,7 +172,7 @@ def _judge_resume(
     if [step.step for step in resumed.steps] != [step.step for step in expected]:
         reason = f"{len(resumed.steps)} steps were made instead of {len(expected)}"
         location = Location(phase="checkpoint", step=cycle.resume_at)
-        levels.failed("resume", compared, reason, _Finding("checkpoint-mismatch", location))
+        levels.failed("resume", compared, Finding("checkpoint-mismatch", location, reason))
     elif wrong:
         reason = f"the {wrong[0].port} of step {wrong[0].step} is not the uninterrupted run's"
         # Equal parameters and an equal batch give another loss only by other random numbers.
@@ -189,11 +180,11 @@ def _judge_resume(
         drawn = first_loss and levels.levels["checkpoint"].verdict is Outcome.PASS
         diagnosis: Diagnosis = "rng-state" if drawn else "checkpoint-mismatch"
         location = Location(phase="checkpoint", step=wrong[0].step)
-        levels.failed("resume", compared, reason, _Finding(diagnosis, location))
+        levels.failed("resume", compared, Finding(diagnosis, location, reason))
     elif parameters:
         reason = f"{len(parameters)} parameters end elsewhere: {_some(parameters)}"
-        finding = _at("checkpoint-mismatch", cycle.steps, parameters, phase="checkpoint")
-        levels.failed("resume", compared, reason, finding)
+        location = _at("checkpoint", cycle.steps, parameters)
+        levels.failed("resume", compared, Finding("checkpoint-mismatch", location, reason))
     else:
         levels.passed("resume", compared)
     return rows
@@ -230,9 +221,9 @@ def _differences(expected: Fingerprint, actual: Fingerprint) -> set[str]:
     return {path for path in paths if expected.get(path) != actual.get(path)}
 
 
-def _at(diagnosis: Diagnosis, step: int, paths: list[str], phase: Phase = "optimizer") -> _Finding:
-    parameter = _shown(paths[0]) if paths else None
-    return _Finding(diagnosis, Location(phase=phase, step=step, parameter=parameter))
+def _at(phase: Phase, step: int, paths: list[str]) -> Location:
+    """The place of the first of `paths`, where there is one."""
+    return Location(phase=phase, step=step, parameter=_shown(paths[0]) if paths else None)
 
 
 def _some(paths: list[str]) -> str:

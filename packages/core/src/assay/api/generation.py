@@ -62,6 +62,7 @@ def check_generate(  # noqa: PLR0913 - the options of the contract
     from assay.generate.check import check_generate as run_check
     from assay.generate.processes.requests import GenerateCheck
     from assay.models.given import candidate_code
+    from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder, open_progress
 
     if (reference is None) == (golden is None):
@@ -94,7 +95,7 @@ def check_generate(  # noqa: PLR0913 - the options of the contract
         setup=setup,
         options=options,
         limits=limits,
-        remote_code="trust" if trust_remote_code else "refuse",
+        remote_code=remote_code_of(trusted=trust_remote_code),
         command=command_line(check_generate, arguments),
     )
     with open_progress() as progress:

@@ -55,6 +55,7 @@ def check_train(  # noqa: PLR0913 - the options of the contract
     """
     arguments = dict(locals())
     from assay.models.given import candidate_code
+    from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder, open_progress
     from assay.training.check import TrainCheck
     from assay.training.processes.mesh_string import parse_mesh
@@ -81,7 +82,7 @@ def check_train(  # noqa: PLR0913 - the options of the contract
             micro_batches=_default_micro_batches(ranks) if micro_batches is None else micro_batches,
             lora=lora,
             seed=seed,
-            remote_code="trust" if trust_remote_code else "refuse",
+            remote_code=remote_code_of(trusted=trust_remote_code),
         ),
         reference,
         candidate,

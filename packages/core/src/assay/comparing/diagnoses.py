@@ -10,7 +10,7 @@ from assay.verdicts import Outcome, Record
 
 
 class DiagnosisEntry(Record):
-    """What `assay explain` knows of one diagnosis."""
+    """One entry of diagnoses.toml."""
 
     verdict: Outcome
     summary: str
@@ -42,7 +42,7 @@ def find_diagnosis(name: str) -> DiagnosisEntry:
 
 
 def describe_diagnosis(name: str) -> str:
-    """What `assay explain` says of one diagnosis, in paragraphs.
+    """The text of `assay explain` for one diagnosis, in paragraphs.
 
     Raises: UsageError for a name that is none.
     """

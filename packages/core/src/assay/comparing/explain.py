@@ -40,9 +40,9 @@ _MADE_HERE: dict[Phase, str] = {
     "backward": "its inputs and output gradients are the reference's own: the error is made here",
     "reduce": "the gradients before it agree: the error is made here",
     "clip": "the gradients before it agree: the error is made here",
-    "optimizer": "it was fed the reference's gradients: the error is made here",
+    "optimizer": "its gradients are the reference's own: the error is made here",
     "checkpoint": "what was saved agrees with the reference: the error is made by saving or loading",
-    "sampler": "it was fed the reference's logits: the error is made here",
+    "sampler": "its logits are the reference's own: the error is made here",
 }
 
 
@@ -105,7 +105,7 @@ def _explain_pass(verdict: Verdict, evidence: DecidingRows) -> list[str]:
     details.append(
         describe_resolution(verdict) or "no resolution is known: how small an error it saw is open"
     )
-    # A near tie is no finding; a note tells it.
+    # A near tie is no finding; it has a note.
     if verdict.diagnosis and verdict.diagnosis != "near-tie":
         details.append(_describe_diagnosis(verdict.diagnosis))
     return details
@@ -115,11 +115,11 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
     location = verdict.location
     overfit = verdict.levels.get("overfit")
     if overfit is not None:
-        # No stage was fed anything: what is wrong shows in what was learned.
+        # Nothing was injected into any stage: what is wrong shows in what was memorized.
         found: list[str | None] = [overfit.reason]
         found += [_describe_ratio(verdict, evidence)] if verdict.noise_ratio is not None else []
         found += [_describe_diagnosis(verdict.diagnosis)] if verdict.diagnosis else []
-        headline = "The candidate does not learn by heart what the reference learns."
+        headline = "The candidate does not memorize what the reference memorizes."
         return headline, [detail for detail in found if detail]
     details: list[str | None] = []
     if verdict.noise_ratio is not None:

@@ -1,10 +1,17 @@
 """From measured sums to ratios, from ratios to the stage that is wrong."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Any
 
+from assay.comparing.levels import (
+    MOST_LISTED,
+    JudgedRatio,
+    describe_judged_level,
+    find_worst,
+)
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult, ReplayResults
 from assay.dtypes import FORMATS, float_format
@@ -17,41 +24,22 @@ from assay.noise import (
     share_ratio,
 )
 from assay.stages import Stage, Statistic
+from assay.verdicts import Location, Suspect
 
 # A stage is where the error is made if its severity is within this factor of the worst one; of
 # several, the first in the forward pass. One wrong mask gave 1e6 at its place and 3.9 elsewhere.
 SEVERITY_RANGE = 10.0
 
 # Where the noise run rounds more of its elements wrongly than this, an operation of the stage adds
-# in some order, and the share says nothing.
+# in some order, and the share is not comparable.
 PURE_ROUNDING_SHARE = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(JudgedRatio):
     """One statistic at one port, judged."""
 
     port: PortResult
-    ratio: Ratio
-    limit: float
-
-    @property
-    def severity(self) -> float:
-        """How many times over its limit; inf for what must be exact and is not."""
-        value = self.ratio.value
-        if self.limit == 0:
-            return math.inf if value > 0 else 0.0
-        return value / self.limit
-
-    @property
-    def failed(self) -> bool:
-        """Whether the ratio is over the limit."""
-        return self.severity > 1
-
-    @property
-    def resolution(self) -> float:
-        """The smallest relative error that would have failed here."""
-        return self.limit * self.ratio.expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +48,15 @@ class DeviceBias:
 
     slope: float
     num_modules: int
+
+    @property
+    def note(self) -> str:
+        """The note of a verdict on it."""
+        return (
+            f"all {self.num_modules} matrix products shrink their results by about"
+            f" {-self.slope:.1e}: the device truncates sums. This is not counted as an error;"
+            " an equal error in all of them would not be seen"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +91,17 @@ def judge_replay(
         others = [*replaced_by_ancestor.get(module, ()), *allowances.beside.get(module, ())]
         least = allowances.least_units.get(port.stage, 0.0)
         judged += [
-            Judged(port, ratio, limits.of(ratio.statistic))
+            Judged(ratio, limits.of(ratio.statistic), port)
             for ratio in _ratios(port, reference, least, common, others)
         ]
     return judged, bias
 
 
 def _noise_of_replaced(candidate: ReplayResults, noise: ReplayResults) -> dict[str, list[PairSums]]:
-    """What the noise run measured of modules that the candidate never calls, by who covers them.
+    """What the noise run measured of modules that the candidate never calls, by their ancestor.
 
-    A fused replacement does its children's work as well as its own, and may round as often: where
-    its own code met their boundaries, too.
+    By the nearest ancestor that is called: a fused replacement does its children's work as well as
+    its own, and may round as often, also where its own code makes what crosses their boundaries.
     """
     found: dict[str, list[PairSums]] = {}
     uncalled = set(candidate.replaced_by_ancestor)
@@ -191,7 +188,7 @@ def _device_bias(candidate: ReplayResults, noise: ReplayResults) -> DeviceBias |
     return None
 
 
-# Of several statistics over their limits the one that is easiest to read is told first.
+# Of several statistics over their limits the one that is easiest to read is reported first.
 _REPORTED_FIRST: tuple[Statistic, ...] = (
     "non-finite", "exact", "replay-tensor", "replay-row", "replay-slope", "replay-bins",
     "replay-channel", "replay-row-slope", "replay-share",
@@ -202,7 +199,7 @@ _REPORTED_FIRST: tuple[Statistic, ...] = (
 class FailedStage:
     """A stage with at least one statistic over its limit.
 
-    told: the statistic that the stage is reported by; severity: that of its worst one.
+    reported: the statistic that the stage is reported by; severity: that of its worst one.
     """
 
     stage: Stage
@@ -242,7 +239,7 @@ def find_nonfinite_padding(results: ReplayResults) -> FailedStage | None:
     if not nonfinite_padding:
         return None
     first = min(nonfinite_padding, key=lambda port: port.order)
-    reported = Judged(first, Ratio("non-finite", math.nan, 0.0), 0.0)
+    reported = Judged(Ratio("non-finite", math.nan, 0.0), 0.0, first)
     return FailedStage(first.stage, reported, math.inf, first.order)
 
 
@@ -252,3 +249,25 @@ def find_origin(ranked: list[FailedStage]) -> FailedStage | None:
         return None
     threshold = ranked[0].severity / SEVERITY_RANGE
     return min((item for item in ranked if item.severity >= threshold), key=lambda item: item.order)
+
+
+def list_suspects(
+    ranked: Sequence[FailedStage], location_of: Callable[[FailedStage], Location]
+) -> list[Suspect]:
+    """The worst of `ranked`, as a verdict lists them."""
+    return [
+        Suspect(
+            location=location_of(item),
+            statistic=item.reported.ratio.statistic,
+            noise_ratio=item.reported.ratio.value,
+            limit=item.reported.limit,
+        )
+        for item in ranked[:MOST_LISTED]
+    ]
+
+
+def describe_stages_level(judged: Sequence[Judged]) -> dict[str, Any]:
+    """As `describe_judged_level`, with the module of the worst ratio."""
+    if not judged:
+        return {}
+    return {"module": find_worst(judged).port.stage.module} | describe_judged_level(judged)

@@ -22,7 +22,7 @@ LEVEL_QUESTIONS = {
     "updates": "Does the optimizer change the parameters alike?",
     "replicas": "Do all ranks hold the same parameters?",
     "checkpoint": "Is what was saved what is loaded?",
-    "overfit": "Does it learn a few sequences by heart, as the reference does?",
+    "overfit": "Does it memorize a few sequences, as the reference does?",
 }
 
 # What the value of a statistic is called in a sentence.
@@ -69,9 +69,9 @@ READ_MEASUREMENTS = (
     "Every measurement, with all digits, is in measurements.jsonl beside this report."
 )
 TOKENS_ARE_NOT_JUDGED = (
-    "Error of each token's row relative to the noise run's, each module fed the reference's own "
-    "inputs. Single cells are shown and not judged: clean ones scatter, up to 20 times. "
-    "A fault stands out as a line."
+    "Error of each token's row relative to the noise run's, the reference's own inputs injected into "
+    "each module. Single cells are shown and not judged: clean ones scatter, up to 20 times. A fault "
+    "stands out as a line."
 )
 DEPTH_MEANING = (
     "Accumulated error drifts down the depth and hides where it began. Replayed error is what each "

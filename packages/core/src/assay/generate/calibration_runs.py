@@ -1,15 +1,15 @@
 """`assay calibrate`: clean runs of the micro models on the devices of this machine."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from assay.comparing.calibration import CleanRun, largest_ratios
 from assay.errors import UsageError
-from assay.generate.check import MEASUREMENTS_FILE, capture, check_generate
+from assay.generate.check import capture, check_generate
 from assay.generate.processes.requests import CaptureRequest, GenerateCheck
 from assay.runs import Progress
-from assay.verdicts import Measurement, Outcome, Verdict
+from assay.runs.results import VERDICT_FILE, read_measurements
+from assay.verdicts import Outcome, Verdict
 
 MODELS = ("micro:llama", "micro:mistral", "micro:gemma2", "micro:mixtral")
 
@@ -39,10 +39,9 @@ def run_clean(
             check = GenerateCheck(model=model, candidate=run, golden=goldens[dtype])
             verdict = check_generate(check, part, progress)
             if not _is_clean(verdict):
-                raise UsageError(f"{model} on {run} is no clean run: see {part}/verdict.json")
-            with (part / MEASUREMENTS_FILE).open(encoding="utf-8") as file:
-                rows = (Measurement.model_validate(json.loads(line)) for line in file)
-                clean.append(CleanRun(f"{model} {run}", largest_ratios(rows)))
+                raise UsageError(f"{model} on {run} is no clean run: see {part / VERDICT_FILE}")
+            rows, _ = read_measurements(part)
+            clean.append(CleanRun(f"{model} {run}", largest_ratios(rows)))
     return clean
 
 

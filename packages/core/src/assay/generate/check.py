@@ -2,7 +2,6 @@
 
 import sys
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,16 +20,18 @@ from assay.generate.processes.requests import (
 from assay.generate.processes.workers import PRELOAD, Workers
 from assay.inputs import parse_lengths, read_prompts
 from assay.plugins import find_plugin_file
-from assay.runs import Answer, Progress, provenance
-from assay.runs.folders import write_whole
+from assay.runs import Answer, Progress
+from assay.runs.results import (
+    CANDIDATE_FOLDER,
+    GOLDEN_FOLDER,
+    write_results,
+    write_verdict,
+)
 from assay.sites import recorded_for
-from assay.verdicts import Measurement, Verdict
+from assay.verdicts import Verdict
 
 if TYPE_CHECKING:
     from assay.generate.judging.verdict import Judgement
-
-VERDICT_FILE = "verdict.json"
-MEASUREMENTS_FILE = "measurements.jsonl"
 
 
 def capture(request: CaptureRequest, folder: Path, progress: Progress) -> Answer:
@@ -70,7 +71,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         model=check.model,
         candidate=check.candidate,
         golden=str(golden),
-        folder=str(folder / "candidate"),
+        folder=str(folder / CANDIDATE_FOLDER),
         setup=check.setup,
         level=check.level,
         options=check.options,
@@ -78,21 +79,14 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         remote_code=check.remote_code,
     )
     answer = workers.ask("candidate", candidate.model_dump(), "candidate")
-    judgement = judge(golden, check, folder / "candidate", answer)
-    write_measurements(folder / MEASUREMENTS_FILE, judgement.measurements)
+    judgement = judge(golden, check, folder / CANDIDATE_FOLDER, answer)
     # Before the closer look: whatever ends that, the verdict is there.
-    verdict = _write_verdict(folder, judgement.verdict, check.command)
+    verdict = write_results(judgement.verdict, judgement.measurements, folder, check.command)
     if judgement.origin is not None:
         from assay.generate.followup import follow_up  # torch
 
         judgement = follow_up(judgement, check, candidate, workers)
-        verdict = _write_verdict(folder, judgement.verdict, check.command)
-    return verdict
-
-
-def _write_verdict(folder: Path, verdict: Verdict, command: Sequence[str]) -> Verdict:
-    verdict = verdict.model_copy(update={"command": list(command), "environment": provenance()})
-    write_whole(folder / VERDICT_FILE, verdict.to_json())
+        verdict = write_verdict(judgement.verdict, folder, check.command)
     return verdict
 
 
@@ -117,7 +111,7 @@ def _import_meanwhile(*modules: str) -> None:
 def _capture_golden(check: GenerateCheck, workers: Workers) -> Path:
     if check.reference is None:
         raise UsageError("a check needs --reference RUN or --golden TRACE")
-    golden = workers.folder / "golden"
+    golden = workers.folder / GOLDEN_FOLDER
     request = CaptureRequest(
         model=check.model,
         reference=check.reference,
@@ -150,8 +144,3 @@ def judge(golden: Path, check: GenerateCheck, candidate: Path, answer: Answer) -
     )
     with chosen_threads(evidence.golden.model.num_parameters):
         return judge_generation(evidence)
-
-
-def write_measurements(path: Path, measurements: Sequence[Measurement]) -> None:
-    """One JSON object a line."""
-    write_whole(path, "".join(row.model_dump_json() + "\n" for row in measurements))

@@ -2,17 +2,22 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from assay.comparing.judge import Judged, judge_replay
+from assay.comparing.levels import outcome_of_levels
 from assay.comparing.limits import load_limits
-from assay.comparing.results import ReplayResults
 from assay.dtypes import float_format
 from assay.errors import AssayError
 from assay.generate.judging.verdict import Judgement
 from assay.generate.processes.equivalence import is_representation
 from assay.generate.processes.golden import GoldenSection
-from assay.generate.processes.operation_trace import read_operations
+from assay.generate.processes.operation_trace import (
+    CANDIDATE,
+    NOISE_RUN,
+    PARTS,
+    YARDSTICK,
+    read_operations,
+)
 from assay.generate.processes.requests import (
     CandidateRequest,
     EquivalenceRequest,
@@ -23,7 +28,10 @@ from assay.generate.processes.workers import Workers
 from assay.locating.operations import find_wrong_operation
 from assay.sites import CallSite
 from assay.trace import Trace
-from assay.verdicts import Outcome, overall_outcome
+from assay.verdicts import Outcome
+
+if TYPE_CHECKING:
+    from assay.recording.operations import Operation
 
 _TEXT_LEVELS = ("tokens", "logits", "sampler")
 _NAMED = 5
@@ -72,16 +80,15 @@ def _excuse_representation(
         remote_code=check.remote_code,
     )
     found = workers.ask("equivalence", request.model_dump(), "equivalence").result
-    failed = _failed_statistics(check, candidate)
-    if not found["agrees"] or not is_representation(failed, found["stages"]):
+    if not found["agrees"] or not is_representation(judgement.failed, found["stages"]):
         return judgement
-    stages = sorted({str(item.port.stage) for item in failed})
+    stages = sorted({str(item.port.stage) for item in judgement.failed})
     levels: dict[str, Any] = dict(judgement.verdict.levels)
     for name in ("inputs", "modules"):
         if levels[name].verdict is Outcome.FAIL:
             update = {"verdict": Outcome.PASS, "reason": "only the representation differs"}
             levels[name] = levels[name].model_copy(update=update)
-    outcome = overall_outcome([one.verdict for one in levels.values() if one.verdict is not None])
+    outcome = outcome_of_levels(levels)
     changed = judgement.verdict.model_copy(
         update={
             "verdict": outcome,
@@ -102,25 +109,14 @@ def _excuse_representation(
     return _with_note(replace(judgement, verdict=changed, origin=None), note)
 
 
-def _failed_statistics(check: GenerateCheck, candidate: CandidateRequest) -> list[Judged]:
-    results = Trace.open(candidate.folder)
-    replay = ReplayResults.from_parts(
-        results.attachment_json("replay"),  # type: ignore[arg-type]
-        results.attachment("replay-sums"),
-    )
-    noise = GoldenSection.open(Path(candidate.golden), check.dtype).noise()
-    judged, _ = judge_replay(replay, noise, load_limits(check.limits))
-    return [item for item in judged if item.failed]
-
-
 def _find_operation(
     judgement: Judgement, check: GenerateCheck, candidate: CandidateRequest, workers: Workers
 ) -> str | None:
     """The first wrong operation of the stage that made the error, if one can be told."""
     batch, step = judgement.call or (0, 0)
     module = judgement.origin.stage.module if judgement.origin is not None else ""
-    sides = {}
-    for name, parts in (("reference", ("yardstick", "noise")), ("candidate", ("candidate",))):
+    sides: dict[str, list[Operation]] = {}
+    for name, parts in PARTS.items():
         request = OperationsRequest(
             model=check.model,
             golden=candidate.golden,
@@ -134,16 +130,14 @@ def _find_operation(
         )
         workers.ask("operations", request.model_dump(), f"operations-{name}")
         trace = Trace.open(Path(request.folder))
-        for part in parts:
-            names = trace.attachment_json(f"{part}-names")
-            sides[part] = read_operations(names, trace.attachment(part))  # type: ignore[arg-type]
+        sides |= {part: read_operations(trace, part) for part in parts}
     recorded = GoldenSection.open(Path(candidate.golden), check.dtype).trace.find(
         CallSite(step, module, micro_batch=batch)
     )
     wrong = find_wrong_operation(
-        sides["candidate"],
-        sides["yardstick"],
-        sides["noise"],
+        sides[CANDIDATE],
+        sides[YARDSTICK],
+        sides[NOISE_RUN],
         load_limits(check.limits),
         float_format(check.dtype).unit_roundoff,
         recorded.rows if recorded is not None else None,

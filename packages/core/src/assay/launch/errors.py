@@ -1,6 +1,5 @@
 """What can go wrong with a world of ranks, and how it is said."""
 
-import signal
 from collections.abc import Sequence
 
 from assay.errors import MachineError, UsageError
@@ -75,15 +74,3 @@ class UnsendableError(UsageError):
             f"{name} is defined in the script that runs; ranks import what they call: move it to "
             "a module"
         )
-
-
-def exit_in_words(code: int) -> str:
-    """What an exit code says, as in "was ended by SIGKILL"."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    hint = " (the machine may have run out of memory)" if code == -signal.SIGKILL else ""
-    return f"was ended by {name}{hint}"

@@ -5,13 +5,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 from assay.errors import MachineError, UsageError
 from assay.models.micro.recipes import Recipe, read_provenance
+from assay.models.remote_code import RemoteCode
 from assay.models.sources import ModelSource
-
-RemoteCode = Literal["refuse", "trust"]
 
 _PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 

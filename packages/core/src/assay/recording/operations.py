@@ -1,15 +1,13 @@
 """Recording what the operations (aten) of a module's own code computed."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.hooks.module_tracer import ModuleTracer
-from assay.hooks.suspension import is_suspended, suspended
+from assay.hooks.operation_watcher import OperationWatcher
+from assay.hooks.suspension import suspended
 from assay.recording.operation_names import operation_name
 
 
@@ -23,7 +21,7 @@ class Operation:
 
 
 @dataclass
-class OperationRecorder(TorchDispatchMode):
+class OperationRecorder(OperationWatcher):
     """Keeps the results of every operation of one module's own code, in one call.
 
     wanted: path, step and call of the module.
@@ -38,20 +36,11 @@ class OperationRecorder(TorchDispatchMode):
 
     __hash__ = object.__hash__
 
-    def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
-        del types
-        result = func(*args, **(kwargs or {}))
-        if is_suspended() or self.tracer.current_call != self.wanted:
-            return result
-        with suspended():
-            self._keep(func, result)
-        return result
+    def after_operation(self, func: OpOverload, result: object) -> None:
+        """Called after each operation: keeps its results, if it ran in the wanted call."""
+        if self.tracer.current_call == self.wanted:
+            with suspended():
+                self._keep(func, result)
 
     def _keep(self, func: OpOverload, result: object) -> None:
         if func.is_view:

@@ -1,18 +1,15 @@
 """Finding the modules whose own code adds nothing up."""
 
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any
 
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.hooks.module_tracer import ModuleTracer
-from assay.hooks.suspension import is_suspended
+from assay.hooks.operation_watcher import OperationWatcher
 from assay.recording.operation_names import is_pointwise
 
 
-class PointwiseModules(TorchDispatchMode):
+class PointwiseModules(OperationWatcher):
     """Watches a run of a model, entered with its tracer: which modules have pointwise code alone."""
 
     def __init__(self, tracer: ModuleTracer) -> None:
@@ -25,14 +22,8 @@ class PointwiseModules(TorchDispatchMode):
         """Paths of the modules that ran only pointwise operations of their own."""
         return frozenset(name for name, pointwise in self._pointwise.items() if pointwise)
 
-    def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
-        del types
-        if not is_suspended() and self._tracer.current is not None:
+    def after_operation(self, func: OpOverload, result: object) -> None:
+        """Called after each operation: one that is not pointwise rules its module out."""
+        del result
+        if self._tracer.current is not None:
             self._pointwise[self._tracer.current] &= is_pointwise(func)
-        return func(*args, **(kwargs or {}))

@@ -4,43 +4,20 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
-
-from pydantic import ValidationError
+from typing import Any
 
 from assay.comparing.deciding_rows import find_deciding_rows, over_limit
 from assay.comparing.explain import Explanation, explain_verdict
 from assay.comparing.numerals import format_number
 from assay.comparing.phrases import LEVEL_QUESTIONS, describe_stage
-from assay.errors import UsageError
+from assay.runs.results import read_measurements, read_verdict
 from assay.sites import Phase
 from assay.verdicts import Level, Measurement, Suspect, Verdict
-
-VERDICT_FILE = "verdict.json"
-MEASUREMENTS_FILE = "measurements.jsonl"
 
 # Of what a level holds, these are part of the message and of the ladder's own columns.
 _SHOWN_ELSEWHERE = {"statistic", "noise_ratio", "limit", "limits_origin", "worst_element"}
 
 TOP_SUSPECTS = 5  # faces without room for all of them show so many
-
-
-class UnreadableRunError(UsageError):
-    """A folder does not hold the files of a finished run."""
-
-    @classmethod
-    def absent(cls, folder: Path) -> Self:
-        """There is no verdict in `folder`."""
-        return cls(f"{folder} holds no {VERDICT_FILE}: it is not the folder of a finished run")
-
-    @classmethod
-    def damaged(cls, path: Path, line: int | None, cause: Exception) -> Self:
-        """`path` does not follow the schema."""
-        where = f"{path}, line {line}" if line else str(path)
-        first = cause.errors()[0] if isinstance(cause, ValidationError) else None
-        field_path = ".".join(map(str, first["loc"])) if first else ""
-        why = f"{field_path}: {first['msg']}".removeprefix(": ") if first else str(cause)
-        return cls(f"{where} cannot be read: {why}")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -146,30 +123,9 @@ def read_report(folder: Path) -> Report:
     A last measurement that was cut short, or absent measurements, become a complaint.
     Raises: UnreadableRunError if there is no verdict, or a file does not follow the schema.
     """
-    path = folder / VERDICT_FILE
-    try:
-        verdict = Verdict.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        raise UnreadableRunError.absent(folder) from None
-    except ValidationError as error:
-        raise UnreadableRunError.damaged(path, None, error) from None
-    measurements, complaints = _read_measurements(folder / MEASUREMENTS_FILE)
+    verdict = read_verdict(folder)
+    measurements, complaints = read_measurements(folder)
     return Report(folder, verdict, measurements, tuple(complaints))
-
-
-def _read_measurements(path: Path) -> tuple[list[Measurement], list[str]]:
-    if not path.is_file():
-        return [], [f"{path.name} is absent: tables and pictures that are drawn from it are empty"]
-    rows: list[Measurement] = []
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                rows.append(Measurement.model_validate_json(line))
-            except ValidationError as error:
-                if not line.endswith(b"\n"):
-                    return rows, [f"{path.name} was cut short after {len(rows):,} measurements"]
-                raise UnreadableRunError.damaged(path, number, error) from None
-    return rows, []
 
 
 def _flatten(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -1,9 +1,8 @@
 """What can go wrong around a run, and how it is said."""
 
-import signal
 from pathlib import Path
 
-from assay.errors import MachineError, UsageError
+from assay.errors import MachineError, UsageError, exit_in_words
 
 # Enough for the end of a traceback; the whole text is in the log.
 _TAIL_LINES = 20
@@ -13,9 +12,8 @@ class FolderError(UsageError):
     """A folder that is not for this run."""
 
     @classmethod
-    def not_empty(cls, folder: Path, names: list[str]) -> "FolderError":
+    def not_empty(cls, folder: Path, held: str) -> "FolderError":
         """The output folder holds something already."""
-        held = "another run" if "run.json" in names else ", ".join(sorted(names)[:4])
         return cls(f"{folder} is not empty (it holds {held}): name a new folder with --output")
 
     @classmethod
@@ -39,22 +37,10 @@ class ProcessError(MachineError):
     @classmethod
     def died(cls, name: str, exit_code: int, log: Path) -> "ProcessError":
         """How it ended, and the last that it said."""
-        if exit_code == -signal.SIGKILL:
-            how = "was killed (SIGKILL): the machine may have run out of memory"
-        elif exit_code < 0:
-            how = f"was ended by {_signal_name(-exit_code)}"
-        elif exit_code:
-            how = f"ended with exit code {exit_code} and no result"
-        else:
-            how = "ended without a result"
+        how = exit_in_words(exit_code) if exit_code else "ended"
+        if exit_code >= 0:
+            how += " and no result" if exit_code else " without a result"
         return cls(f"the {name} process {how}.{_last_words(log)}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _last_words(log: Path) -> str:

@@ -34,7 +34,8 @@ class RunFolder:
         except OSError as error:
             raise DiskError.refused(path, error) from error
         if names:
-            raise FolderError.not_empty(path, names)
+            held = "another run" if MARK in names else ", ".join(sorted(names)[:4])
+            raise FolderError.not_empty(path, held)
         text = json.dumps({"run": command} | provenance(), indent=1) + "\n"
         try:
             with (path / MARK).open("x", encoding="utf-8") as file:

@@ -13,6 +13,7 @@ import pytest
 from assay.devices.run_string import Run
 from assay.errors import AssayError, UsageError
 from assay.runs import SilentProgress
+from assay.runs.results import GOLDEN_FOLDER
 from assay.testing.verdicts import assert_run_passed
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Golden:
         from assay.generate.check import capture
         from assay.generate.processes.requests import CaptureRequest
 
-        captured = self.scratch / "golden"
+        captured = self.scratch / GOLDEN_FOLDER
         captured.mkdir(parents=True)
         request = CaptureRequest(
             model=model,

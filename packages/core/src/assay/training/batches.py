@@ -12,8 +12,10 @@ from torch import Tensor
 
 from assay.errors import UsageError
 from assay.inputs import built_in_texts
-from assay.models.folders import RemoteCode, local_folder
+from assay.models.folders import local_folder
+from assay.models.loading.configs import load_config
 from assay.models.loading.tokenizing import find_tokenizing
+from assay.models.remote_code import RemoteCode
 from assay.models.sources import resolve_model
 from assay.parallel.pipeline_parallel.pipeline import pad_alike
 
@@ -38,12 +40,9 @@ class TextCoder:
 
 def coder_of(model: str, remote_code: RemoteCode = "refuse") -> TextCoder:
     """The coder of MODEL, without loading its weights."""
-    from transformers import AutoConfig
-
     source = resolve_model(model)
     with local_folder(source, remote_code) as folder:
-        trusted = remote_code == "trust"
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted).get_text_config()
+        config = load_config(folder, remote_code).get_text_config()
         tokenizing = find_tokenizing(
             folder,
             model,

@@ -1,18 +1,19 @@
 """`assay check train` from the outside: separate processes, one verdict, files in a folder."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.comparing.limits import Limits, load_limits
 from assay.devices.detection.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.models.sources import resolve_model
-from assay.runs import Answer, Progress, provenance, run_process
+from assay.runs import Answer, Progress, run_process
 from assay.runs.folders import write_whole
+from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER, write_results
 from assay.training.processes.ranks import run_ranks
 from assay.training.processes.requests import (
     CandidateReport,
@@ -24,12 +25,14 @@ from assay.training.processes.requests import (
 )
 from assay.verdicts import Measurement, Record, Verdict
 
+if TYPE_CHECKING:
+    from assay.training.processes.ranks import RankBody
+
 WORKER = "assay.training.worker"
 # What both sides import before they run: a check then pays for it once.
 PRELOAD = ("assay.training.processes.preload",)
-VERDICT_FILE = "verdict.json"
-MEASUREMENTS_FILE = "measurements.jsonl"
-_REPORT = "report.json"
+# In a golden: what the trusted process says of itself.
+REPORT_FILE = "report.json"
 
 CALIBRATED = "training"
 
@@ -62,27 +65,36 @@ def check_train(check: TrainCheck, folder: Path, progress: Progress) -> Verdict:
     load_training_limits(check.limits)
     check_consistency(check)
     check = replace(check, options=options_for(check.options, check.mesh))
-    golden = folder / "golden"
+    golden = folder / GOLDEN_FOLDER
     record_golden(check, golden, progress)
     return check_candidate(check, golden, folder, progress)
 
 
 def record_golden(check: TrainCheck, golden: Path, progress: Progress) -> None:
     """Have yardstick and noise run trained, and what they made recorded in `golden`."""
+    record_report("reference", ReferenceReport, check, golden, progress)
+
+
+def record_report(
+    kind: str, report: type[Record], check: TrainCheck, golden: Path, progress: Progress
+) -> None:
+    """Have the trusted process do work of `kind`, and its report written into `golden`."""
     golden.mkdir(parents=True, exist_ok=True)
     request = ReferenceRequest(
         options=check.options, reference=check.reference, dtype=check.dtype, folder=str(golden)
     )
-    answer = ask("reference", request, golden.parent, progress)
-    report = ReferenceReport.model_validate(answer.result)
-    write_whole(golden / _REPORT, report.model_dump_json())
+    answer = ask(kind, request, golden.parent, progress)
+    text = report.model_validate(answer.result).model_dump_json()
+    write_whole(golden / REPORT_FILE, text)
 
 
 def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Progress) -> Verdict:
     """Run the candidate against what `record_golden` left, judge, and write both files."""
-    reports = _run_candidate(candidate_request(check, golden, folder), folder, progress)
+    request = candidate_request(check, golden, folder)
+    answers = ask_ranks("candidate", request, folder, progress)
+    reports = [CandidateReport.model_validate(answer) for answer in answers]
     verdict, measurements = _judge(check, golden, folder, reports)
-    return write_verdict(check, verdict, measurements, folder)
+    return write_results(verdict, measurements, folder, check.command)
 
 
 def candidate_request(check: TrainCheck, golden: Path, folder: Path) -> CandidateRequest:
@@ -91,26 +103,12 @@ def candidate_request(check: TrainCheck, golden: Path, folder: Path) -> Candidat
         options=check.options,
         candidate=check.candidate,
         golden=str(golden),
-        folder=str(folder / "candidate"),
+        folder=str(folder / CANDIDATE_FOLDER),
         trainer=check.trainer or trainer_for(check.mesh),
         setup=check.setup,
         mesh=dict(check.mesh),
         features=list(check.features),
     )
-
-
-def write_verdict(
-    check: TrainCheck, verdict: Verdict, measurements: Iterable[Measurement], folder: Path
-) -> Verdict:
-    """Write both files into `folder`. Returns: the verdict as written, with its origin."""
-    verdict = verdict.model_copy(
-        update={"command": list(check.command), "environment": provenance()}
-    )
-    write_whole(
-        folder / MEASUREMENTS_FILE, "".join(row.model_dump_json() + "\n" for row in measurements)
-    )
-    write_whole(folder / VERDICT_FILE, verdict.to_json())
-    return verdict
 
 
 def options_for(options: TrainOptions, mesh: Mapping[str, int]) -> TrainOptions:
@@ -207,15 +205,20 @@ def ask(name: str, request: Record, folder: Path, progress: Progress) -> Answer:
     )
 
 
-def _run_candidate(
-    request: CandidateRequest, folder: Path, progress: Progress
-) -> list[CandidateReport]:
-    """What the candidate reports, by rank."""
-    if prod(request.mesh.values()) == 1:
-        return [CandidateReport.model_validate(ask("candidate", request, folder, progress).result)]
+def ask_ranks(
+    kind: str,
+    request: CandidateRequest,
+    folder: Path,
+    progress: Progress,
+    body: "RankBody | None" = None,
+) -> list[dict[str, Any]]:
+    """What the candidate answers, by rank: one process asked for `kind`, or all ranks for `body`."""
+    num_ranks = prod(request.mesh.values())
+    if num_ranks == 1:
+        return [ask(kind, request, folder, progress).result]
     mesh = ", ".join(f"{axis}={size}" for axis, size in request.mesh.items())
-    with progress.step(f"candidate: trains on {prod(request.mesh.values())} ranks ({mesh})"):
-        return [CandidateReport.model_validate(report) for report in run_ranks(request, PRELOAD)]
+    with progress.step(f"candidate: trains on {num_ranks} ranks ({mesh})"):
+        return run_ranks(request, PRELOAD, body)
 
 
 def _judge(
@@ -225,7 +228,7 @@ def _judge(
     from assay.training.judging.evidence import TrainEvidence
     from assay.training.judging.verdict import judge_training
 
-    candidate = folder / "candidate"
+    candidate = folder / CANDIDATE_FOLDER
     folders = (
         [candidate]
         if len(reports) == 1
@@ -235,7 +238,7 @@ def _judge(
     evidence = TrainEvidence(
         check.options,
         check.dtype,
-        ReferenceReport.model_validate_json((golden / _REPORT).read_text(encoding="utf-8")),
+        ReferenceReport.model_validate_json((golden / REPORT_FILE).read_text(encoding="utf-8")),
         reports,
         Trace.open(golden / "noise"),
         traces,

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from assay.models.remote_code import RemoteCode
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +31,7 @@ class TrainingPlan:
     features: frozenset[str] = frozenset()
     setup: str | None = None
     adapter_dropout: float = 0.1
-    remote_code: Literal["refuse", "trust"] = "refuse"
+    remote_code: RemoteCode = "refuse"
 
 
 @dataclass(frozen=True, slots=True)

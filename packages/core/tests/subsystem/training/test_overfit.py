@@ -1,4 +1,4 @@
-"""`assay check train --overfit`: clean trainers learn a few sequences by heart, planted ones do not."""
+"""`assay check train --overfit`: clean trainers memorize a few sequences, planted ones do not."""
 
 import json
 from collections.abc import Callable, Mapping

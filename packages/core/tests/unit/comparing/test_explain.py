@@ -310,7 +310,7 @@ def test_what_was_not_learned_by_heart_is_told_by_its_reason_and_the_target() ->
     )  # fmt: skip
 
     assert message(verdict, row) == (
-        "The candidate does not learn by heart what the reference learns.\n"
+        "The candidate does not memorize what the reference memorizes.\n"
         "  its loss is 4\n"
         "  loss of the last steps 4.0 = 8.0x the target of 0.5\n"
         "  diagnosis optimizer-update: equal gradients, another update\n"

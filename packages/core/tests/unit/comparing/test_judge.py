@@ -61,7 +61,7 @@ def failed_statistics(judged: list[Judged]) -> dict[str, set[str]]:
 
 
 def judged(statistic: Statistic, value: float, module: str = "m", order: int = 0) -> Judged:
-    return Judged(port(module, order), Ratio(statistic, value, 1.0), LIMITS.of(statistic))
+    return Judged(Ratio(statistic, value, 1.0), LIMITS.of(statistic), port(module, order))
 
 
 def test_severity_is_how_many_times_over_the_limit() -> None:
@@ -81,11 +81,11 @@ def test_any_difference_in_what_must_be_exact_is_infinitely_severe(statistic: St
 
 
 def test_resolution_is_the_smallest_error_that_would_have_failed() -> None:
-    item = Judged(port("m"), Ratio("replay-tensor", 0.001, 0.002), 3.0)
+    item = Judged(Ratio("replay-tensor", 0.001, 0.002), 3.0, port("m"))
 
     assert item.resolution == pytest.approx(0.006)
-    assert not Judged(port("m"), Ratio("replay-tensor", 0.00599, 0.002), 3.0).failed
-    assert Judged(port("m"), Ratio("replay-tensor", 0.00601, 0.002), 3.0).failed
+    assert not Judged(Ratio("replay-tensor", 0.00599, 0.002), 3.0, port("m")).failed
+    assert Judged(Ratio("replay-tensor", 0.00601, 0.002), 3.0, port("m")).failed
 
 
 def test_run_like_the_noise_run_passes_every_statistic() -> None:

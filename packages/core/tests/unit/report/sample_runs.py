@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from assay.runs.results import MEASUREMENTS_FILE, VERDICT_FILE
 from assay.verdicts import (
     Level,
     Location,
@@ -76,8 +77,8 @@ def write_sample(folder: Path, sample: Sample) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     rows = sample_measurements(sample)
     text = "".join(row.model_dump_json() + "\n" for row in rows)
-    (folder / "measurements.jsonl").write_text(text, encoding="utf-8")
-    (folder / "verdict.json").write_text(sample_verdict(sample).to_json(), encoding="utf-8")
+    (folder / MEASUREMENTS_FILE).write_text(text, encoding="utf-8")
+    (folder / VERDICT_FILE).write_text(sample_verdict(sample).to_json(), encoding="utf-8")
     return folder
 
 
@@ -264,7 +265,7 @@ def write_hostile_sample(folder: Path, text: str) -> Path:
     """A failed run in which every free text is `text`."""
     sample = Sample(num_layers=1, faulty_module="model.layers.0.mlp.down_proj")
     write_sample(folder, sample)
-    for name in ("verdict.json", "measurements.jsonl"):
+    for name in (VERDICT_FILE, MEASUREMENTS_FILE):
         path = folder / name
         replaced = path.read_text(encoding="utf-8")
         for known in ("model.layers.0.mlp.down_proj", "micro:llama", "a laptop", "logits-kl"):

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from assay.report.run_report import Report, UnreadableRunError, read_report
+from assay.report.run_report import Report, read_report
+from assay.runs.results import UnreadableRunError
 from assay.verdicts import Level, Measurement, Outcome, Suspect, Verdict
 from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 

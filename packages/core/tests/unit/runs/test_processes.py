@@ -107,7 +107,7 @@ def test_another_exception_ends_in_an_error_with_the_traceback(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("request_fields", "how"),
     [
-        ({"act": "kill"}, "was killed (SIGKILL): the machine may have run out of memory."),
+        ({"act": "kill"}, "was ended by SIGKILL (the machine may have run out of memory)."),
         ({"act": "leave", "code": 3}, "ended with exit code 3 and no result."),
         ({"act": "leave", "code": 0}, "ended without a result."),
     ],

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.report.run_report import UnreadableRunError
+from assay.runs.results import UnreadableRunError
 from assay.testing.verdicts import assert_passed, assert_run_passed
 from assay.verdicts import Level, Outcome, Verdict
 from packages.core.tests.unit.report.sample_runs import Sample, write_sample

@@ -39,6 +39,7 @@ def capture(  # noqa: PLR0913 - the options of the contract
     from assay.api.inputs import input_options
     from assay.generate.check import capture as capture_golden
     from assay.generate.processes.requests import CaptureRequest
+    from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder, open_progress
 
     inputs = input_options(
@@ -62,7 +63,7 @@ def capture(  # noqa: PLR0913 - the options of the contract
         inputs=inputs,
         level=level,
         folder=str(folder.path),
-        remote_code="trust" if trust_remote_code else "refuse",
+        remote_code=remote_code_of(trusted=trust_remote_code),
     )
     with open_progress() as progress:
         capture_golden(request, folder.path, progress)

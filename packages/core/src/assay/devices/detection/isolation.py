@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from assay.devices import registry
 from assay.devices.base import Detection
 from assay.devices.run_string import Run, parse_device
-from assay.errors import AssayError, MachineError, UsageError
+from assay.errors import AssayError, MachineError, UsageError, exit_in_words
 
 # Vendors' torch modules take up to tens of seconds to load and to wake a driver.
 DETECTION_TIMEOUT_SECONDS = 60.0
@@ -34,7 +34,7 @@ _DETECTIONS = TypeAdapter(tuple[Detection, ...])
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DetectionAnswer:
     """What became of one adapter: its detections, or why there are none."""
 
     kind: str
@@ -44,20 +44,20 @@ class Finding:
 
 def detect_isolated(
     kinds: tuple[str, ...], timeout_seconds: float = DETECTION_TIMEOUT_SECONDS
-) -> tuple[Finding, ...]:
-    """What each of the adapters finds; one that hangs or crashes is a finding, too.
+) -> tuple[DetectionAnswer, ...]:
+    """What each of the adapters finds; one that hangs or crashes is an answer, too.
 
     timeout_seconds: for each adapter, the start of Python and torch counted.
     """
-    findings: dict[str, Finding] = {}
-    while waiting := [kind for kind in kinds if kind not in findings]:
+    found: dict[str, DetectionAnswer] = {}
+    while waiting := [kind for kind in kinds if kind not in found]:
         conversation = _ask(["detect", *waiting], timeout_seconds)
         for kind, answer in zip(waiting, conversation.answers, strict=False):
-            findings[kind] = _finding(kind, answer)
+            found[kind] = _read_answer(kind, answer)
         if len(conversation.answers) < len(waiting):
             kind = waiting[len(conversation.answers)]
-            findings[kind] = Finding(kind, problem=conversation.problem(kind))
-    return tuple(findings[kind] for kind in kinds)
+            found[kind] = DetectionAnswer(kind, problem=conversation.problem(kind))
+    return tuple(found[kind] for kind in kinds)
 
 
 def require_run(run: Run, timeout_seconds: float = DETECTION_TIMEOUT_SECONDS) -> None:
@@ -110,10 +110,11 @@ def _ask(arguments: Sequence[str], timeout_seconds: float) -> _Conversation:
         os.close(pipe)
         _end(process)
     silent = f"did not answer within {timeout_seconds:g} s"
-    ended = _exit_in_words(process.returncode) if in_time else silent
+    code = process.returncode
+    ended = "cannot be ended" if code is None else exit_in_words(code)
     # What follows the last line break is an answer that was cut short.
     lines = received.split(b"\n")[:-1]
-    return _Conversation(tuple(json.loads(line) for line in lines), ended)
+    return _Conversation(tuple(json.loads(line) for line in lines), ended if in_time else silent)
 
 
 def _receive(
@@ -137,14 +138,6 @@ def _receive(
     return received, False
 
 
-def _exit_in_words(code: int | None) -> str:
-    if code is None:
-        return "cannot be ended"
-    if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
-
-
 def _end(process: "subprocess.Popen[bytes]") -> None:
     """End the process and its children, after a moment in which it may end by itself."""
     with suppress(subprocess.TimeoutExpired):
@@ -156,7 +149,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.wait(_END_TIMEOUT_SECONDS)
 
 
-def _finding(kind: str, answer: dict[str, Any]) -> Finding:
+def _read_answer(kind: str, answer: dict[str, Any]) -> DetectionAnswer:
     if "error" in answer:
-        return Finding(kind, problem=answer["message"])
-    return Finding(kind, _DETECTIONS.validate_python(answer["detections"]))
+        return DetectionAnswer(kind, problem=answer["message"])
+    return DetectionAnswer(kind, _DETECTIONS.validate_python(answer["detections"]))

@@ -48,10 +48,10 @@ def list_devices(
     timeout_seconds: how long each adapter may take to answer.
     """
     lines: list[ListedDevice] = []
-    for finding in detect_isolated(adapter_names(), timeout_seconds):
-        if finding.problem:
-            lines.append(ListedDevice(finding.kind, "broken", missing=finding.problem))
-        lines += [_line(finding.kind, detection) for detection in finding.detections]
+    for answer in detect_isolated(adapter_names(), timeout_seconds):
+        if answer.problem:
+            lines.append(ListedDevice(answer.kind, "broken", missing=answer.problem))
+        lines += [_line(answer.kind, detection) for detection in answer.detections]
     served = {line.vendor.name for line in lines if line.vendor}
     lines += [
         ListedDevice(known.device, "no-adapter", known.vendor, missing=known.missing())

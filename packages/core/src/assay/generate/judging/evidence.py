@@ -1,6 +1,6 @@
 """What is there to judge: a golden, a candidate's results, and the limits."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from assay.generate.processes.golden import GoldenSection
 from assay.generate.processes.requests import CandidateReport, GoldenManifest
 from assay.sites import JudgedLevel
 from assay.trace import Trace
-from assay.verdicts import Level, Measurement, Outcome, TokenPosition
+from assay.verdicts import TokenPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +71,3 @@ class GenerateEvidence:
                     return batch.number, column // chunk
                 return batch.number, -(-batch.length // chunk) + column - batch.length
         return self.section.batches[0].number, 0
-
-
-@dataclass(slots=True)
-class LevelResult:
-    """What one level found."""
-
-    level: Level
-    measurements: list[Measurement] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    first_bad: TokenPosition | None = None
-
-    @classmethod
-    def not_run(cls, reason: str) -> "LevelResult":
-        """A level that was not run."""
-        return cls(Level(verdict=None, reason=reason))
-
-
-def outcome_of(num_compared: int, failures: list[object]) -> Outcome:
-    """Nothing compared is never a pass."""
-    if num_compared == 0:
-        return Outcome.NOT_COMPARED
-    return Outcome.FAIL if failures else Outcome.PASS

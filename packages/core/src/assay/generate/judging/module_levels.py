@@ -1,78 +1,82 @@
 """The levels inputs and modules: what every stage made of the reference's inputs."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from assay.comparing.judge import (
     DeviceBias,
     FailedStage,
     Judged,
+    describe_stages_level,
     find_nonfinite_padding,
     find_origin,
     judge_replay,
     rank_stages,
 )
+from assay.comparing.levels import LevelResult, list_unmatched, outcome_of
 from assay.comparing.results import ReplayResults
-from assay.generate.judging.evidence import GenerateEvidence, LevelResult, outcome_of
+from assay.comparing.stored_results import read_results
+from assay.errors import name_some
+from assay.generate.judging.evidence import GenerateEvidence
 from assay.generate.judging.replay_rows import drift_rows, replay_rows
+from assay.generate.processes.requests import REPLAY
 from assay.metrics import RowErrors
 from assay.verdicts import Level, Location, Outcome, TokenPosition, Unmatched
 
-_LISTED = 50
 _NAMED = 5
 _SYSTEMATIC = ("replay-slope", "replay-bins", "replay-channel", "replay-share", "replay-row-slope")
 
 
 @dataclass(slots=True)
-class ReplayJudgement:
-    """What the replay showed.
+class ModuleLevels:
+    """The levels `inputs` and `modules`, and the stages that failed in them.
 
-    ranked: failed stages, worst first; origin: where the error is made.
-    spoilt: the first stage that writes NaN or infinity into padding, which no level compares.
+    ranked: failed stages, worst first; origin: the one where the error is made.
+    failed: every statistic that is over its limit.
+    nonfinite_padding: the first stage that writes NaN or infinity into padding, which no level
+        compares.
     """
 
     inputs: LevelResult
     modules: LevelResult
     ranked: list[FailedStage] = field(default_factory=list)
+    failed: list[Judged] = field(default_factory=list)
     origin: FailedStage | None = None
     nonfinite_padding: FailedStage | None = None
     unmatched: Unmatched = field(default_factory=Unmatched)
 
 
-def judge_module_levels(evidence: GenerateEvidence) -> ReplayJudgement:
+def judge_module_levels(evidence: GenerateEvidence) -> ModuleLevels:
     """Judge every stage; where several fail, find the one that makes the error."""
     if evidence.depth != "modules":
         reason = f"checked at level {evidence.depth}"
-        return ReplayJudgement(LevelResult.not_run(reason), LevelResult.not_run(reason))
-    replay = ReplayResults.from_parts(
-        evidence.candidate.attachment_json("replay"),  # type: ignore[arg-type]
-        evidence.candidate.attachment("replay-sums"),
-    )
+        return ModuleLevels(LevelResult.not_run(reason), LevelResult.not_run(reason))
+    replay = read_results(evidence.candidate, REPLAY)
     noise = evidence.section.noise()
     judged, bias = judge_replay(replay, noise, evidence.limits)
-    unmatched = Unmatched(
-        expected=replay.unmatched_expected[:_LISTED], actual=replay.unmatched_actual[:_LISTED]
-    )
+    unmatched = list_unmatched(replay.unmatched_expected, replay.unmatched_actual)
     inputs = [item for item in judged if item.port.stage.phase == "inputs"]
     modules = [item for item in judged if item.port.stage.phase != "inputs"]
-    judgement = ReplayJudgement(
-        LevelResult(_level(inputs, Unmatched())),
+    ranked = rank_stages(judged)
+    origin = find_origin(ranked)
+    in_inputs = origin is not None and origin.stage.phase == "inputs"
+    origin_of_inputs, origin_of_modules = (origin, None) if in_inputs else (None, origin)
+    levels = ModuleLevels(
+        LevelResult(_level(inputs, Unmatched(), origin_of_inputs, evidence), judged=inputs),
         LevelResult(
-            _level(modules, unmatched),
+            _level(modules, unmatched, origin_of_modules, evidence),
             replay_rows(judged, noise, evidence) + drift_rows(judged, evidence),
+            _notes(replay, bias),
+            modules,
         ),
-        rank_stages(judged),
-        nonfinite_padding=find_nonfinite_padding(replay),
-        unmatched=unmatched,
+        ranked,
+        [item for item in judged if item.failed],
+        origin,
+        find_nonfinite_padding(replay),
+        unmatched,
     )
-    judgement.modules.notes = _notes(replay, bias)
-    judgement.origin = find_origin(judgement.ranked)
-    in_inputs = judgement.origin is not None and judgement.origin.stage.phase == "inputs"
-    _describe_decision(judgement.inputs.level, judgement.origin if in_inputs else None, evidence)
-    _describe_decision(judgement.modules.level, None if in_inputs else judgement.origin, evidence)
-    if judgement.origin is not None:
-        judgement.modules.first_bad = _first_bad_token(judgement.origin.reported, noise, evidence)
-    return judgement
+    if origin is not None:
+        levels.modules.first_bad = _first_bad_token(origin.reported, noise, evidence)
+    return levels
 
 
 def location_of(failed: FailedStage) -> Location:
@@ -80,57 +84,36 @@ def location_of(failed: FailedStage) -> Location:
     return Location(phase=failed.stage.phase, module=failed.stage.module)
 
 
-def _level(judged: list[Judged], unmatched: Unmatched) -> Level:
+def _level(
+    judged: list[Judged],
+    unmatched: Unmatched,
+    origin: FailedStage | None,
+    evidence: GenerateEvidence,
+) -> Level:
     compared = len({(item.port.module, item.port.port) for item in judged})
-    outcome = outcome_of(compared, [item for item in judged if item.failed])
+    outcome = outcome_of(compared, sum(item.failed for item in judged))
     if outcome is Outcome.PASS and unmatched.expected:
         outcome = Outcome.NOT_COMPARED
-    if not judged:
-        return Level(verdict=outcome, compared=compared)
-    worst = max(judged, key=lambda item: item.severity)
-    resolution: dict[str, float] = {}
-    for item in judged:
-        if item.limit:
-            known = resolution.get(item.ratio.statistic, 0.0)
-            resolution[item.ratio.statistic] = max(known, item.resolution)
-    facts: dict[str, Any] = {
-        "statistic": worst.ratio.statistic,
-        "noise_ratio": worst.ratio.value,
-        "limit": worst.limit,
-        "module": worst.port.stage.module,
-        "resolution": resolution,
-    }
+    facts = describe_stages_level(judged) | {"limits_origin": evidence.limits.origin}
+    worst = origin.reported.port.sums.worst if origin is not None else None
+    if worst is not None and worst.index:
+        facts["worst_element"] = {
+            "index": list(worst.index),
+            "actual": worst.actual,
+            "expected": worst.expected,
+        }
     return Level(verdict=outcome, compared=compared, **facts)
-
-
-def _describe_decision(
-    level: Level, origin: FailedStage | None, evidence: GenerateEvidence
-) -> None:
-    facts: dict[str, Any] = {"limits_origin": evidence.limits.origin}
-    if origin is not None:
-        worst = origin.reported.port.sums.worst
-        if worst.index:
-            facts["worst_element"] = {
-                "index": list(worst.index),
-                "actual": worst.actual,
-                "expected": worst.expected,
-            }
-    for name, value in facts.items():
-        setattr(level, name, value)
 
 
 def _notes(replay: ReplayResults, bias: DeviceBias | None) -> list[str]:
     notes = []
     if bias is not None:
-        notes.append(
-            f"all {bias.num_modules} matrix products shrink their results by about"
-            f" {-bias.slope:.1e}: the device truncates sums. This is not counted as an error;"
-            " an equal error in all of them would not be seen"
-        )
+        notes.append(bias.note)
     if replay.replaced_by_ancestor:
         notes.append(
-            f"{len(replay.replaced_by_ancestor)} modules of the reference are not called here; they are covered"
-            f" by the modules that contain them: {', '.join(replay.replaced_by_ancestor[:_NAMED])}"
+            f"{len(replay.replaced_by_ancestor)} modules of the reference are not called here; the"
+            " modules that contain them are compared instead:"
+            f" {name_some(replay.replaced_by_ancestor, _NAMED)}"
         )
     ties = sum(port.exact.num_near_ties for port in replay.ports.values())
     if ties:

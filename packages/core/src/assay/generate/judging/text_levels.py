@@ -7,7 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.generate.judging.evidence import GenerateEvidence, LevelResult, outcome_of
+from assay.comparing.levels import (
+    JudgedRatio,
+    LevelResult,
+    describe_judged_level,
+    outcome_of,
+)
+from assay.generate.judging.evidence import GenerateEvidence
 from assay.generate.judging.logits import TokenMetrics, compare_logits, failure_rate, judge_logits
 from assay.generate.judging.tokens import (
     NEAR_TIE,
@@ -17,7 +23,6 @@ from assay.generate.judging.tokens import (
 )
 from assay.generate.passes.sampler import compare_scores
 from assay.inputs import Batch
-from assay.noise import Ratio
 from assay.verdicts import Level, Measurement, Outcome
 
 # Column of the measurements -> field of TokenMetrics.
@@ -45,34 +50,33 @@ def judge_logits_level(evidence: GenerateEvidence) -> LevelResult:
     noise_metrics = _metrics(noise, expected, valid)
     ratios = judge_logits(metrics, noise_metrics, evidence.unit_roundoff)
     limit_of = evidence.limits.of
-    failed = [ratio for ratio in ratios if ratio.value > limit_of(ratio.statistic)]
-    worst = max(ratios, key=lambda ratio: ratio.value / limit_of(ratio.statistic))
+    judged = [JudgedRatio(ratio, limit_of(ratio.statistic)) for ratio in ratios]
+    num_failed = sum(item.failed for item in judged)
     kl_limit = limit_of("logits-kl-worst") * ratios[-1].expected
     count = metrics.kl.numel()
-    facts: dict[str, Any] = {
-        "statistic": worst.statistic,
-        "noise_ratio": worst.value,
-        "limit": limit_of(worst.statistic),
-        "limits_origin": evidence.limits.origin,
-        "resolution": {
-            ratio.statistic: limit_of(ratio.statistic) * ratio.expected for ratio in ratios
-        },
-        "kl_mean": float(metrics.kl.mean()),
-        "kl_max": float(metrics.kl.amax()),
-        "failure_rate": failure_rate(metrics.kl, kl_limit),
-        "cosine": float(metrics.cosine.amin()),
-        "max_difference": float(metrics.max_difference.amax()),
-    } | {
-        name: float(getattr(metrics, name).mean())
-        for name in ("top1", "top_k", "cross_entropy", "prob_mean", "prob_std", "diff_mean")
-    }
+    facts = (
+        describe_judged_level(judged)
+        | {
+            "limits_origin": evidence.limits.origin,
+            "kl_mean": float(metrics.kl.mean()),
+            "kl_max": float(metrics.kl.amax()),
+            "failure_rate": failure_rate(metrics.kl, kl_limit),
+            "cosine": float(metrics.cosine.amin()),
+            "max_difference": float(metrics.max_difference.amax()),
+        }
+        | {
+            name: float(getattr(metrics, name).mean())
+            for name in ("top1", "top_k", "cross_entropy", "prob_mean", "prob_std", "diff_mean")
+        }
+    )
     addresses = _addresses(evidence, valid)
     result = LevelResult(
-        Level(verdict=outcome_of(count, list(failed)), compared=count, **facts),
-        [_pooled_row(ratio, limit_of(ratio.statistic)) for ratio in ratios]
+        Level(verdict=outcome_of(count, num_failed), compared=count, **facts),
+        [item.measurement("logits", "logits") for item in judged]
         + _token_rows(evidence, metrics, noise_metrics, addresses, ratios[2].expected),
+        judged=judged,
     )
-    bad = (~(metrics.kl <= kl_limit)).nonzero()[:, 0].tolist() if failed else []
+    bad = (~(metrics.kl <= kl_limit)).nonzero()[:, 0].tolist() if num_failed else []
     if bad:
         first = min(bad, key=lambda index: addresses[index][::-1])
         result.first_bad = evidence.token(*addresses[first])
@@ -115,7 +119,7 @@ def judge_tokens_level(evidence: GenerateEvidence) -> LevelResult:
             else:
                 wrong.append((batch, difference))
     facts: dict[str, Any] = {"equal": equal, "near_ties": len(ties)}
-    level = Level(verdict=outcome_of(compared, list(wrong)), compared=compared, **facts)
+    level = Level(verdict=outcome_of(compared, len(wrong)), compared=compared, **facts)
     result = LevelResult(level, rows)
     if ties:
         result.notes.append(
@@ -146,8 +150,8 @@ def judge_sampler_level(evidence: GenerateEvidence) -> LevelResult:
         "masked_differently": sum(item.num_masked_differently for item in differences),
         "largest_difference": max((item.largest for item in differences), default=math.nan),
     }
-    wrong: list[object] = [item for item in differences if not item.agrees]
-    return LevelResult(Level(verdict=outcome_of(compared, wrong), compared=compared, **facts))
+    outcome = outcome_of(compared, sum(not item.agrees for item in differences))
+    return LevelResult(Level(verdict=outcome, compared=compared, **facts))
 
 
 def _valid_tokens(evidence: GenerateEvidence, batch: Batch, logits: Tensor) -> Tensor:
@@ -177,13 +181,6 @@ def _metrics(
             for name in TokenMetrics.__slots__
         )
     )
-
-
-def _pooled_row(ratio: Ratio, limit: float) -> Measurement:
-    return Measurement(
-        level="logits", module="", port="logits", statistic=ratio.statistic, actual=ratio.actual,
-        expected=ratio.expected, ratio=ratio.value, limit=limit,
-    )  # fmt: skip
 
 
 def _token_rows(

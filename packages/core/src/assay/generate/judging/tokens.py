@@ -41,8 +41,8 @@ def first_differences(
 ) -> list[FirstDifference]:
     """The first difference of every row that has one. Lengths must agree.
 
-    Up to there both runs saw the same tokens, so the reference's logits say how close the choice
-    was. Their noise: the largest change of any logit gap at this token between reference and noise
+    Up to there both runs saw the same tokens, so the reference's logits show how close the
+    choice was. Their noise: the largest change of any logit gap at this token between reference and noise
     run, at least the root mean square over all tokens.
     """
     if actual_BN.shape != expected_BN.shape:

@@ -3,9 +3,18 @@
 import math
 from dataclasses import dataclass
 
-from assay.comparing.judge import FailedStage
-from assay.generate.judging.evidence import GenerateEvidence, LevelResult
-from assay.generate.judging.module_levels import ReplayJudgement, judge_module_levels, location_of
+from assay.comparing.judge import FailedStage, Judged, list_suspects
+from assay.comparing.levels import (
+    DecidingNumbers,
+    LevelResult,
+    deciding_numbers,
+    find_worst,
+    note_on_weights,
+    outcome_of_levels,
+    pool_resolutions,
+)
+from assay.generate.judging.evidence import GenerateEvidence
+from assay.generate.judging.module_levels import ModuleLevels, judge_module_levels, location_of
 from assay.generate.judging.text_levels import (
     judge_logits_level,
     judge_sampler_level,
@@ -16,33 +25,29 @@ from assay.verdicts import (
     Location,
     Measurement,
     Outcome,
-    Suspect,
     TokenPosition,
     Verdict,
-    overall_outcome,
 )
-
-_LISTED = 50
-_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """A verdict, the measurements behind it, and where to look closer.
 
-    ranked: all failed stages, worst first; origin: where the error is made.
+    failed: every statistic of a stage that is over its limit; origin: the stage where the error is
+        made.
     call: batch and step in which the error is seen first.
     """
 
     verdict: Verdict
     measurements: list[Measurement]
-    ranked: list[FailedStage]
+    failed: list[Judged]
     origin: FailedStage | None
     call: tuple[int, int] | None = None
 
 
 def judge_generation(evidence: GenerateEvidence) -> Judgement:
-    """Judge all levels, and say what they mean together."""
+    """Judge all levels, and diagnose what they show together."""
     replay = judge_module_levels(evidence)
     results = {
         "inputs": replay.inputs,
@@ -55,15 +60,12 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
     origin = replay.origin
     if origin is None and _is_not_finite(results["logits"]):
         origin = replay.nonfinite_padding
-    outcome = overall_outcome(
-        [level.verdict for level in levels.values() if level.verdict is not None]
-    )
+    outcome = outcome_of_levels(levels)
     notes = list(dict.fromkeys([*evidence.golden.notes, *evidence.report.notes]))
     notes += [note for result in results.values() for note in result.notes]
     diagnosis = _diagnose(evidence, outcome, results, origin)
     if diagnosis == "below-resolution":
-        names = ", ".join(evidence.report.weights_different[:_NAMED])
-        notes.append(f"weights differ from the reference's, within the limits: {names}")
+        notes.append(note_on_weights(evidence.report.weights_different))
     if origin is not None and origin is replay.nonfinite_padding:
         notes.append(
             f"{origin.stage} writes NaN or infinity into padding; what attends to padding, with"
@@ -83,26 +85,18 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
         levels=levels,
         first_bad_token=_first_bad_token(results, replay) if failed else None,
         location=_location(evidence, results, origin) if failed else None,
-        suspects=[
-            Suspect(
-                location=location_of(item),
-                statistic=item.reported.ratio.statistic,
-                noise_ratio=item.reported.ratio.value,
-                limit=item.reported.limit,
-            )
-            for item in replay.ranked[:_LISTED]
-        ],
+        suspects=list_suspects(replay.ranked, location_of),
         diagnosis=diagnosis,
         notes=notes,
         compared=sum(level.compared for level in levels.values()),
         unmatched=replay.unmatched,
-        **_deciding(results, origin),
+        **_decide_numbers(results, origin),
     )
     measurements = [row for result in results.values() for row in result.measurements]
     call = None
     if verdict.first_bad_token is not None and origin is not None:
         call = evidence.call_of(verdict.first_bad_token)
-    return Judgement(verdict, measurements, replay.ranked, origin, call)
+    return Judgement(verdict, measurements, replay.failed, origin, call)
 
 
 def _location(
@@ -119,38 +113,25 @@ def _location(
     return None
 
 
-def _first_bad_token(
-    results: dict[str, LevelResult], replay: ReplayJudgement
-) -> TokenPosition | None:
+def _first_bad_token(results: dict[str, LevelResult], replay: ModuleLevels) -> TokenPosition | None:
     if replay.origin is not None and replay.modules.first_bad is not None:
         return replay.modules.first_bad
     return results["logits"].first_bad or results["tokens"].first_bad
 
 
-def _deciding(
-    results: dict[str, LevelResult], origin: FailedStage | None
-) -> dict[str, float | str | None]:
-    """Ratio, limit, statistic and resolution of what decided, or of the closest call."""
+def _decide_numbers(results: dict[str, LevelResult], origin: FailedStage | None) -> DecidingNumbers:
+    """The numbers of what decided, or of the closest call."""
     if origin is not None:
-        reported = origin.reported
-        return {
-            "noise_ratio": reported.ratio.value,
-            "limit": reported.limit,
-            "statistic": reported.ratio.statistic,
-            "resolution": reported.resolution,
-        }
+        return deciding_numbers(origin.reported, origin.reported.resolution)
     name = "modules" if results["modules"].level.compared else "logits"
     if results["logits"].level.verdict is Outcome.FAIL:
         name = "logits"
-    facts = results[name].level.model_extra or {}
+    judged = results[name].judged
+    if not judged:
+        return {}
     # What any error is held to, whatever its form; systematic ones are seen far below.
     general = "replay-tensor" if name == "modules" else "logits-error"
-    return {
-        "noise_ratio": facts.get("noise_ratio"),
-        "limit": facts.get("limit"),
-        "statistic": facts.get("statistic"),
-        "resolution": facts.get("resolution", {}).get(general),
-    }
+    return deciding_numbers(find_worst(judged), pool_resolutions(judged).get(general))
 
 
 def _diagnose(

@@ -145,8 +145,3 @@ def replay(
             tracer.begin_batch(work.batch.number, timeline_of(work.batch))
             run_forced(side, work, tokens_BN)
     return replayer.finish()
-
-
-def attention_of(loaded: LoadedModel) -> str:
-    """Name of the attention implementation that the model uses."""
-    return str(getattr(loaded.config, "_attn_implementation", None) or "eager")

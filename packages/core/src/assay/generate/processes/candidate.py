@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from assay.comparing.stored_results import attach_results
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.generate.passes.batch_attachments import attach_batch
 from assay.generate.passes.passes import (
     Side,
-    attention_of,
     replay,
     run_all_forced,
     run_free,
@@ -30,6 +30,7 @@ from assay.generate.passes.sampler import processed_scores
 from assay.generate.processes.golden import GoldenSection, plan_inputs, read_golden
 from assay.generate.processes.options import CandidateOptions
 from assay.generate.processes.requests import (
+    REPLAY,
     CandidateReport,
     CandidateRequest,
     GoldenManifest,
@@ -38,6 +39,7 @@ from assay.locating.accumulated_error import DriftMeter
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, load_model, weight_hashes
 from assay.models.candidate_setup import apply_setup
+from assay.models.loading.configs import attention_of
 from assay.models.size_policy import choose_threads
 from assay.plugins import load_object
 from assay.runs import Progress
@@ -235,9 +237,7 @@ class _Candidate:
             section.trace, section.boundary, attention, section.pointwise(), section.score_noise()
         )
         results = replay(self._side, self._works, tokens, replayer)
-        data, sums = results.to_parts()
-        writer.attach_json("replay", data)
-        writer.attach("replay-sums", sums)
+        attach_results(writer, REPLAY, results)
 
     def _expected(self, name: str) -> list[Tensor]:
         """The golden's tensors, cut as the work is cut."""

@@ -14,7 +14,7 @@ from typing import Any
 from assay.comparing.judge import Judged
 from assay.comparing.results import ReplayResults
 from assay.devices.registry import open_device
-from assay.generate.passes.passes import Side, attention_of, replay, run_forced, whole_batches
+from assay.generate.passes.passes import Side, replay, run_forced, whole_batches
 from assay.generate.processes.candidate import check_same_model
 from assay.generate.processes.golden import GoldenSection, read_golden
 from assay.generate.processes.options import CandidateOptions
@@ -22,6 +22,7 @@ from assay.generate.processes.requests import EquivalenceRequest
 from assay.locating.modules import Replayer
 from assay.models import load_model
 from assay.models.candidate_setup import apply_setup
+from assay.models.loading.configs import attention_of
 from assay.models.size_policy import choose_threads
 from assay.plugins import load_object
 from assay.runs import Progress

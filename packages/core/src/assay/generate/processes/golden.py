@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from assay.comparing.results import ReplayResults
+from assay.comparing.stored_results import attach_results, read_results
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
@@ -23,7 +24,6 @@ from assay.generate.passes.batch_attachments import attach_batch, attached_batch
 from assay.generate.passes.passes import (
     Side,
     Work,
-    attention_of,
     find_pointwise,
     record,
     replay,
@@ -34,6 +34,7 @@ from assay.generate.passes.passes import (
 from assay.generate.passes.repeatability import RepeatedWorks
 from assay.generate.passes.sampler import processed_scores
 from assay.generate.processes.requests import (
+    NOISE,
     CaptureRequest,
     GoldenManifest,
     InputOptions,
@@ -55,7 +56,8 @@ from assay.locating.accumulated_error import DriftMeter
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, estimate_size, load_model, weight_hashes
 from assay.models.biases import add_biases_last
-from assay.models.folders import RemoteCode
+from assay.models.loading.configs import attention_of
+from assay.models.remote_code import RemoteCode
 from assay.models.size_policy import FLOAT64_PARAMETERS, choose_threads, yardstick_dtype
 from assay.runs import Progress, provenance
 from assay.trace import Trace, TraceWriter
@@ -97,12 +99,11 @@ class GoldenSection:
 
     def noise(self) -> ReplayResults:
         """What the noise run measured."""
-        data = self.trace.attachment_json("noise")
-        return ReplayResults.from_parts(data, self.trace.attachment("noise-sums"))  # type: ignore[arg-type]
+        return read_results(self.trace, NOISE)
 
     def pointwise(self) -> frozenset[str]:
         """Modules whose own code, in the noise run, only rounded element by element."""
-        data: Any = self.trace.attachment_json("noise")
+        data: Any = self.trace.attachment_json(NOISE)
         return frozenset(port["stage"]["module"] for port in data["ports"] if port["pointwise"])
 
     def score_noise(self) -> dict[tuple[str, str], float]:
@@ -301,9 +302,8 @@ class _Capture:
                 pointwise = find_pointwise(side, self.works[0])
                 attention = attention_of(side.loaded)
                 replayer = Replayer(trace, self.boundary, attention, pointwise)
-                data, sums = replay(side, self.works, self.tokens, replayer).to_parts()
-                self.writer.attach_json("noise", data)
-                self.writer.attach("noise-sums", sums)
+                results = replay(side, self.works, self.tokens, replayer)
+                attach_results(self.writer, NOISE, results)
         return Section(
             dtype=self.dtype,
             yardstick_dtype=wide,

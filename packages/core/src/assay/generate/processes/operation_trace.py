@@ -4,22 +4,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.generate.passes.generation_loop import timeline_of
-from assay.generate.passes.passes import Side, Work, attention_of, run_forced, whole_batches
+from assay.generate.passes.passes import Side, Work, run_forced, whole_batches
 from assay.generate.processes.candidate import load_candidate
 from assay.generate.processes.golden import GoldenSection, load_reference, read_golden
 from assay.generate.processes.requests import OperationsRequest
 from assay.hooks.module_tracer import ModuleTracer
 from assay.locating.modules import Replayer
+from assay.models.loading.configs import attention_of
 from assay.models.size_policy import choose_threads
 from assay.recording.operations import Operation, OperationRecorder
 from assay.runs import Progress
-from assay.trace import TraceWriter
+from assay.trace import Trace, TraceWriter
+
+YARDSTICK, NOISE_RUN, CANDIDATE = "yardstick", "noise", "candidate"
+# What each side records.
+PARTS = {"reference": (YARDSTICK, NOISE_RUN), "candidate": (CANDIDATE,)}
 
 
 def trace_operations(request: OperationsRequest, progress: Progress) -> dict[str, Any]:
@@ -31,15 +34,15 @@ def trace_operations(request: OperationsRequest, progress: Progress) -> dict[str
         if request.candidate is not None:
             side, _ = load_candidate(request.candidate, golden, section)
             with progress.step(f"candidate: operations of {request.module}"):
-                _record(side, section, work, request, writer, "candidate")
+                _record(side, section, work, request, writer, CANDIDATE)
             return {}
         choose_threads(golden.model.num_parameters)
         run = parse_run(golden.reference["run"])
         device = open_run(run)
         yardstick_dtype = golden.sections[request.dtype].yardstick_dtype
         for name, dtype, rounded_to in (
-            ("yardstick", yardstick_dtype, request.dtype),
-            ("noise", request.dtype, None),
+            (YARDSTICK, yardstick_dtype, request.dtype),
+            (NOISE_RUN, request.dtype, None),
         ):
             with progress.step(f"reference: operations of {request.module}, {name}"):
                 loaded = load_reference(
@@ -79,26 +82,25 @@ def _record(
     with tracer.attached(side.loaded.model):
         tracer.begin_batch(work.batch.number, timeline_of(work.batch))
         run_forced(side, work, tokens[:, : work.batch.max_new_tokens], recorder)
-    names, tensors = store_operations(recorder.operations)
-    writer.attach_json(f"{name}-names", names)
-    writer.attach(name, tensors)
+    _store_operations(writer, name, recorder.operations)
 
 
-def store_operations(
-    operations: list[Operation],
-) -> tuple[list[list[str]], dict[str, Tensor]]:
-    """Operations as JSON names and numbered tensors."""
+def _store_operations(writer: TraceWriter, part: str, operations: list[Operation]) -> None:
+    """Attach operations as JSON names and numbered tensors."""
     names = [[item.name, item.overload, str(len(item.outputs))] for item in operations]
     tensors = {
         f"{number}.{output}": tensor
         for number, item in enumerate(operations)
         for output, tensor in enumerate(item.outputs)
     }
-    return names, tensors
+    writer.attach_json(f"{part}-names", names)
+    writer.attach(part, tensors)
 
 
-def read_operations(names: list[list[str]], tensors: dict[str, Tensor]) -> list[Operation]:
-    """What `store_operations` gave."""
+def read_operations(trace: Trace, part: str) -> list[Operation]:
+    """The operations that `trace_operations` recorded for one of `PARTS`."""
+    names: Any = trace.attachment_json(f"{part}-names")
+    tensors = trace.attachment(part)
     return [
         Operation(name, overload, tuple(tensors[f"{number}.{k}"] for k in range(int(count))))
         for number, (name, overload, count) in enumerate(names)

@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, PositiveInt
 
+from assay.models.remote_code import RemoteCode
 from assay.sites import JudgedLevel, RecordedLevel
 from assay.verdicts import Record
 
-RemoteCode = Literal["refuse", "trust"]
+# Names of measurements: of the noise run beside a golden, of the candidate in its own trace.
+NOISE, REPLAY = "noise", "replay"
 
 
 class InputOptions(Record):

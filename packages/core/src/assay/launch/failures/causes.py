@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from assay.errors import AssayError, MachineError, UsageError
-from assay.launch.errors import WorldError, WorldHungError, exit_in_words
+from assay.errors import AssayError, MachineError, UsageError, exit_in_words
+from assay.launch.errors import WorldError, WorldHungError
 from assay.launch.failures.rank_reports import RankReport
 from assay.launch.world import World
 

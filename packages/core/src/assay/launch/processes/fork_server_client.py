@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from assay.launch.errors import ForkServerError, exit_in_words
+from assay.errors import exit_in_words
+from assay.launch.errors import ForkServerError
 from assay.launch.processes.fork_server import ANSWER
 
 # What every rank needs: torch with all that shards and joins tensors, and the rank's own code.

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import UsageError
-from assay.models.folders import RemoteCode
+from assay.models.remote_code import RemoteCode, transformers_option
 from assay.models.weight_files import reading
 
 
@@ -26,7 +26,7 @@ def load_config(folder: Path, remote_code: RemoteCode) -> Any:  # noqa: ANN401 -
         raise UsageError(f"{path}: model_type {model_type!r} is unknown to transformers")
     try:
         config = AutoConfig.from_pretrained(
-            folder, trust_remote_code=remote_code == "trust", local_files_only=True
+            folder, local_files_only=True, **transformers_option(remote_code)
         )
     except Exception as error:  # any: each configuration class validates in its own way
         raise UsageError(f"{path} is refused by transformers: {first_line(error)}") from error
@@ -51,6 +51,12 @@ def find_model_class(folder: Path, config: Any, remote_code: RemoteCode) -> Any:
             f"{folder / 'config.json'}: architectures: {name!r} is unknown to transformers"
         )
     return found
+
+
+def attention_of(model: object) -> str:
+    """Name of the attention implementation that `model` uses: a module, or a `LoadedModel`."""
+    config = getattr(model, "config", None)
+    return str(getattr(config, "_attn_implementation", None) or "eager")
 
 
 def first_line(error: BaseException) -> str:

@@ -10,9 +10,10 @@ from safetensors import SafetensorError
 from torch import nn
 
 from assay.errors import MachineError, UsageError, name_some
-from assay.models.folders import RemoteCode, local_folder
+from assay.models.folders import local_folder
 from assay.models.loading.configs import find_model_class, first_line, load_config
 from assay.models.loading.tokenizing import Message, find_tokenizing
+from assay.models.remote_code import RemoteCode, transformers_option
 from assay.models.sources import ModelSource, resolve_model
 from assay.models.transformers_logging import quiet_transformers
 from assay.models.weight_files import reading
@@ -143,7 +144,7 @@ def _load_weights(
     remote_code: RemoteCode,
 ) -> tuple[Any, list[str]]:
     model_class = find_model_class(folder, config, remote_code)
-    trusted = {"trust_remote_code": True} if remote_code == "trust" else {}
+    trusted = transformers_option(remote_code) if remote_code == "trust" else {}
     try:
         # Mismatched sizes are let through here only to be refused by name below.
         module, info = model_class.from_pretrained(

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import xxhash
 
 from assay.errors import UsageError
-from assay.models.folders import RemoteCode
 from assay.models.micro.recipes import BOS_ID
+from assay.models.remote_code import RemoteCode, transformers_option
 from assay.models.weight_files.reading import files_hash
 
 Message = Mapping[str, str]
@@ -78,7 +78,7 @@ def _own_tokenizer(folder: Path, files: Mapping[str, Path], remote_code: RemoteC
 
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=remote_code == "trust", local_files_only=True
+            folder, local_files_only=True, **transformers_option(remote_code)
         )
     except Exception as error:  # any: each tokenizer class has its own ways to fail
         raise UsageError(

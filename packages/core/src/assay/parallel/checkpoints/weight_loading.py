@@ -20,9 +20,10 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from assay.errors import UsageError, name_some
-from assay.models.folders import RemoteCode, local_folder
+from assay.models.folders import local_folder
 from assay.models.loading.configs import find_model_class, load_config
 from assay.models.loading.loaded_model import DTYPES
+from assay.models.remote_code import RemoteCode
 from assay.models.sources import resolve_model
 from assay.models.transformers_logging import quiet_transformers
 from assay.models.weight_files import reading

@@ -65,8 +65,8 @@ class Projection:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
-    """An attention module; columns is its qkv_proj, or q_proj, k_proj and v_proj."""
+class ColumnsAndRow:
+    """A module of linears that are divided by columns, and one by rows whose results add up."""
 
     path: str
     module: nn.Module
@@ -75,13 +75,13 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
-class Mlp:
-    """An MLP; columns is its gate_up_proj, or gate_proj and up_proj."""
+class Attention(ColumnsAndRow):
+    """An attention module; columns is its qkv_proj, or q_proj, k_proj and v_proj."""
 
-    path: str
-    module: nn.Module
-    columns: tuple[Projection, ...]
-    row: Projection
+
+@dataclass(frozen=True, slots=True)
+class Mlp(ColumnsAndRow):
+    """An MLP; columns is its gate_up_proj, or gate_proj and up_proj."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,15 @@
 """What is wrong, by its signature: which stages fail together, and how."""
 
 import math
-from dataclasses import dataclass
 
 from assay.comparing.judge import FailedStage, Judged
+from assay.comparing.levels import Finding
 from assay.comparing.results import PortResult
 from assay.sites import Phase
-from assay.training.judging.evidence import (
+from assay.training.judging.evidence import TrainEvidence
+from assay.training.judging.groups import JudgedGroup
+from assay.training.judging.places import (
     PARAMETER_PREFIX,
-    Group,
-    TrainEvidence,
     is_root_gradient,
     location_of,
     parameter_of,
@@ -41,16 +41,8 @@ _GROUP_OF_PHASE: dict[Phase, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A diagnosis and the place that it names."""
-
-    diagnosis: Diagnosis
-    location: Location
-
-
 def diagnose_replay(
-    evidence: TrainEvidence, groups: dict[str, Group], origin: FailedStage
+    evidence: TrainEvidence, groups: dict[str, JudgedGroup], origin: FailedStage
 ) -> Finding:
     """What the replayed steps show; `origin` is the stage where the error is made."""
     failed = [item for group in groups.values() for item in group.failed]
@@ -92,7 +84,7 @@ def _find_other_weights(evidence: TrainEvidence, location: Location) -> Finding 
     return Finding("weight-mismatch", location.model_copy(update={"parameter": own[0]}))
 
 
-def _find_frozen(evidence: TrainEvidence, groups: dict[str, Group]) -> Finding | None:
+def _find_frozen(evidence: TrainEvidence, groups: dict[str, JudgedGroup]) -> Finding | None:
     """Parameters that do not move at all, where the noise run's do."""
     group = groups["stage-optimizer"]
     frozen = sorted(
@@ -133,7 +125,7 @@ def stands_still(item: Judged) -> bool:
 
 
 def _diagnose_phase(
-    evidence: TrainEvidence, groups: dict[str, Group], origin: FailedStage, location: Location
+    evidence: TrainEvidence, groups: dict[str, JudgedGroup], origin: FailedStage, location: Location
 ) -> Finding:
     port = origin.reported.port
     match origin.stage.phase:
@@ -149,7 +141,7 @@ def _diagnose_phase(
 
 
 def _diagnose_forward(
-    evidence: TrainEvidence, groups: dict[str, Group], port: PortResult, location: Location
+    evidence: TrainEvidence, groups: dict[str, JudgedGroup], port: PortResult, location: Location
 ) -> Finding:
     if port.port == "loss" and _is_loss_scaled(evidence):
         # What is wrong with a wrong length of the loss is what it does to the gradients.
@@ -159,7 +151,7 @@ def _diagnose_forward(
 
 
 def _diagnose_backward(
-    evidence: TrainEvidence, groups: dict[str, Group], port: PortResult, location: Location
+    evidence: TrainEvidence, groups: dict[str, JudgedGroup], port: PortResult, location: Location
 ) -> Finding:
     if _only_sums_fail(groups):
         # Boundaries are right: what is wrong is how the micro-batches were added up.
@@ -175,7 +167,7 @@ def _diagnose_backward(
     )
 
 
-def _diagnose_group(group: Group, phase: Phase, location: Location) -> Finding:
+def _diagnose_group(group: JudgedGroup, phase: Phase, location: Location) -> Finding:
     if phase == "reduce":
         if _all_scaled_alike(group):
             return Finding("loss-scale", _of_no_module(location))
@@ -199,7 +191,7 @@ def _is_loss_scaled(evidence: TrainEvidence) -> bool:
     )
 
 
-def _all_scaled_alike(group: Group) -> bool:
+def _all_scaled_alike(group: JudgedGroup) -> bool:
     """Whether every gradient is the reference's times the same number."""
     sums = [
         port.sums
@@ -217,18 +209,18 @@ def _all_scaled_alike(group: Group) -> bool:
     return max(rests) <= _ALIKE and spread <= _ALIKE * abs(slopes[0])
 
 
-def _only_sums_fail(groups: dict[str, Group]) -> bool:
+def _only_sums_fail(groups: dict[str, JudgedGroup]) -> bool:
     """Whether gradients of most parameters are wrong, and those at the boundaries of modules not."""
     return not groups["gradients"].failed and _most_fail(groups["stage-backward"])
 
 
-def _most_fail(group: Group) -> bool:
+def _most_fail(group: JudgedGroup) -> bool:
     """Whether the values of more than half of all modules are wrong: then it is none of them."""
     modules = {port.stage.module for port in group.ports}
     return 2 * len({item.port.stage.module for item in group.failed}) > len(modules)
 
 
-def _is_only_part(groups: dict[str, Group], port: PortResult) -> bool:
+def _is_only_part(groups: dict[str, JudgedGroup], port: PortResult) -> bool:
     """Whether ranks hold different parts of what each should have whole.
 
     The parts add up to it: gradients of a trainer that reduces them inside of backward, results and
@@ -243,13 +235,13 @@ def _is_only_part(groups: dict[str, Group], port: PortResult) -> bool:
     return abs(sum(parts) - 1) <= _ALIKE and max(parts) - min(parts) > _ALIKE
 
 
-def _is_part_missing(group: Group) -> bool:
+def _is_part_missing(group: JudgedGroup) -> bool:
     """Whether some sum is wrong by more than its rounding."""
     failed = [item.port.sums for item in group.failed]
     return any(not one.relative_error <= _LEAST_PART for one in failed)
 
 
-def _only_norms(groups: dict[str, Group]) -> bool:
+def _only_norms(groups: dict[str, JudgedGroup]) -> bool:
     """Whether nothing but gradients of norms' parameters is wrong.
 
     Under sequence parallelism each rank has the gradients of its own tokens: a sum over ranks

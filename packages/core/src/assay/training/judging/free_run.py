@@ -1,15 +1,14 @@
 """The losses of the free run and its checkpoint, judged."""
 
 import math
-from dataclasses import dataclass
 
 from assay.comparing.judge import Judged
+from assay.comparing.levels import Finding, LevelResult
 from assay.comparing.results import PortResult
 from assay.errors import name_some
 from assay.noise import TENSOR_FLOOR, Ratio
 from assay.stages import Stage
-from assay.training.judging.diagnosis import Finding
-from assay.training.judging.evidence import LevelResult, TrainEvidence
+from assay.training.judging.evidence import TrainEvidence
 from assay.training.processes.requests import FreeRun
 from assay.training.state.records import StateValue
 from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome
@@ -23,7 +22,7 @@ _MOST_IN_ANY_ORDER = 2
 
 
 def judge_losses(evidence: TrainEvidence) -> tuple[Judged | None, list[str]]:
-    """The losses of the free run against the yardstick's, and what to say of them.
+    """The losses of the free run against the yardstick's, and notes on them.
 
     The error that accumulates is the noise run's, but for the few numbers that a loss is: the
     root mean square over the steps is taken of both.
@@ -39,9 +38,9 @@ def judge_losses(evidence: TrainEvidence) -> tuple[Judged | None, list[str]]:
         return None, [note]
     if not all(map(math.isfinite, noise)):
         return None, [f"losses are not compared: the noise run itself has {noise}"]
-    error = _relative_error(actual, expected)
+    error = relative_error_of_losses(actual, expected)
     floor = TENSOR_FLOOR * evidence.unit_roundoff
-    ratio = Ratio("loss-error", error, max(_relative_error(noise, expected), floor))
+    ratio = Ratio("loss-error", error, max(relative_error_of_losses(noise, expected), floor))
     port = PortResult("", "free-run", Stage("", "forward"), 0, evidence.dtype, "")
     delta = max((abs(a - e) for a, e in zip(actual, expected, strict=True)), default=math.nan)
     noise_delta = max((abs(a - e) for a, e in zip(noise, expected, strict=True)), default=math.nan)
@@ -50,11 +49,11 @@ def judge_losses(evidence: TrainEvidence) -> tuple[Judged | None, list[str]]:
         f" (noise run: {noise_delta:.1e})"
     )
     notes = [note, *_report_differences(evidence)]
-    return Judged(port, ratio, evidence.limits.of("loss-error")), notes
+    return Judged(ratio, evidence.limits.of("loss-error"), port), notes
 
 
 def _report_differences(evidence: TrainEvidence) -> list[str]:
-    """What the trainer says of its steps beside the loss: it trains nothing, and logs show it."""
+    """Notes on what the trainer reports of its steps beside the loss: it is in logs, and trains nothing."""
     notes = []
     counted = [step.num_tokens for step in evidence.report.free.steps]
     expected = evidence.reference.num_tokens
@@ -66,7 +65,7 @@ def _report_differences(evidence: TrainEvidence) -> list[str]:
     others = [rank for rank, own in enumerate(losses) if not all(map(_same, own, losses[0]))]
     if others:
         notes.append(
-            f"rank {others[0]} tells the losses {losses[others[0]]}, rank 0 {losses[0]}: those of"
+            f"rank {others[0]} reports the losses {losses[others[0]]}, rank 0 {losses[0]}: those of"
             " rank 0 are judged"
         )
     return notes
@@ -97,12 +96,12 @@ def judge_trajectory(evidence: TrainEvidence) -> list[Judged]:
             port = PortResult(module, f"{name}.{short}", stage, 0, evidence.dtype, "")
             port.rank = rank
             ratio = Ratio("trajectory-error", row.error, expected)
-            judged.append(Judged(port, ratio, evidence.limits.of("trajectory-error")))
+            judged.append(Judged(ratio, evidence.limits.of("trajectory-error"), port))
     return judged
 
 
 def trajectory_gap(evidence: TrainEvidence) -> str | None:
-    """Where nothing can be said of where the free run ends; None if there is no such parameter."""
+    """Why the end of the free run cannot be judged for some parameter; None if it can for all."""
     if evidence.reference.draws and evidence.on_ranks:
         return None
     expected = {row.parameter: row.error for row in evidence.reference.noise_trajectory}
@@ -114,19 +113,14 @@ def trajectory_gap(evidence: TrainEvidence) -> str | None:
     return None
 
 
-def _relative_error(actual: list[float], expected: list[float]) -> float:
+def relative_error_of_losses(actual: list[float], expected: list[float]) -> float:
+    """The root mean square of the relative errors, each loss by itself."""
     squares = [((a - e) / e) ** 2 for a, e in zip(actual, expected, strict=True)]
     return math.sqrt(sum(squares) / len(squares))
 
 
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    reason: str
-    finding: Finding
-
-
 def judge_checkpoint(evidence: TrainEvidence) -> tuple[LevelResult, Finding | None]:
-    """What was saved, what was read back, and how the resumed run went on: all to the bit."""
+    """What was saved, what was read back, and how the resumed run went on: bitwise."""
     free = evidence.report.free
     in_any_order = len(evidence.reports) > _MOST_IN_ANY_ORDER
     rows = [
@@ -162,14 +156,14 @@ def judge_checkpoint(evidence: TrainEvidence) -> tuple[LevelResult, Finding | No
     else:
         outcome, reason = Outcome.PASS, None
     level = Level(verdict=outcome, compared=compared, reason=reason)
-    notes = [*free.notes, *(problem.reason for problem in problems[1:])]
+    notes = [*free.notes, *(problem.reason for problem in problems[1:] if problem.reason)]
     if in_any_order:
         by = "not compared" if evidence.reference.draws else "judged by its noise"
         notes.append(
             f"{len(evidence.reports)} ranks may add up in another order after a restart: of the"
-            f" resumed run the first loss is compared to the bit, what follows is {by}"
+            f" resumed run the first loss is compared bitwise, what follows is {by}"
         )
-    return LevelResult(level, rows, notes), problems[0].finding if problems else None
+    return LevelResult(level, rows, notes), problems[0] if problems else None
 
 
 def _location(evidence: TrainEvidence, name: str | None = None) -> Location:
@@ -185,55 +179,55 @@ def _mismatch(evidence: TrainEvidence) -> Diagnosis:
     return "adapter-mismatch" if evidence.options.lora else "checkpoint-mismatch"
 
 
-def _unreadable(evidence: TrainEvidence, free: FreeRun) -> _Problem | None:
+def _unreadable(evidence: TrainEvidence, free: FreeRun) -> Finding | None:
     if free.problem is None:
         return None
-    return _Problem(free.problem, Finding(_mismatch(evidence), _location(evidence)))
+    return Finding(_mismatch(evidence), _location(evidence), free.problem)
 
 
-def _wrong_files(evidence: TrainEvidence, free: FreeRun) -> _Problem | None:
+def _wrong_files(evidence: TrainEvidence, free: FreeRun) -> Finding | None:
     if not free.saved:
         return None
     reason = (
         f"{len(free.saved)} of {free.saved_compared} tensors in the model folder are not what the"
         f" model held: {name_some(free.saved)}"
     )
-    return _Problem(reason, Finding(_mismatch(evidence), _location(evidence, free.saved[0])))
+    return Finding(_mismatch(evidence), _location(evidence, free.saved[0]), reason)
 
 
-def _wrong_settings(evidence: TrainEvidence, free: FreeRun) -> _Problem | None:
+def _wrong_settings(evidence: TrainEvidence, free: FreeRun) -> Finding | None:
     if not free.settings:
         return None
     reason = f"the model folder's configuration is not the model's: {name_some(free.settings)}"
-    return _Problem(reason, Finding(_mismatch(evidence), _location(evidence)))
+    return Finding(_mismatch(evidence), _location(evidence), reason)
 
 
-def _other_end(evidence: TrainEvidence, free: FreeRun) -> _Problem | None:
+def _other_end(evidence: TrainEvidence, free: FreeRun) -> Finding | None:
     if not free.ended_otherwise:
         return None
     reason = (
         f"after the last step {len(free.ended_otherwise)} parameters and moments of the resumed run"
         f" are not the uninterrupted run's: {name_some(free.ended_otherwise)}"
     )
-    return _Problem(reason, Finding(_mismatch(evidence), _location(evidence)))
+    return Finding(_mismatch(evidence), _location(evidence), reason)
 
 
-def _wrong_state(evidence: TrainEvidence, wrong: list[StateValue], when: str) -> _Problem | None:
+def _wrong_state(evidence: TrainEvidence, wrong: list[StateValue], when: str) -> Finding | None:
     if not wrong:
         return None
     names = name_some([value.path for value in wrong])
     reason = f"{len(wrong)} values are not as they were {when}: {names}"
     if all(value.part == "generators" for value in wrong):
-        return _Problem(reason, Finding("rng-state", _location(evidence)))
+        return Finding("rng-state", _location(evidence), reason)
     named = [value.parameter for value in wrong if value.parameter is not None]
     # Under an adapter nothing else of the model changes from checkpoint to checkpoint.
     adapted = evidence.options.lora and named
     diagnosis: Diagnosis = "adapter-mismatch" if adapted else "checkpoint-mismatch"
     name = named[0] if named else None
-    return _Problem(reason, Finding(diagnosis, _location(evidence, name)))
+    return Finding(diagnosis, _location(evidence, name), reason)
 
 
-def _different_step(evidence: TrainEvidence, rows: list[Measurement]) -> _Problem | None:
+def _different_step(evidence: TrainEvidence, rows: list[Measurement]) -> Finding | None:
     wrong = [row for row in rows if row.ratio > 0]
     if not wrong:
         return None
@@ -246,11 +240,11 @@ def _different_step(evidence: TrainEvidence, rows: list[Measurement]) -> _Proble
     drawn = at_once and not free.not_restored and not free.generators_compared
     diagnosis: Diagnosis = "rng-state" if drawn else _mismatch(evidence)
     location = Location(phase="checkpoint", step=first.step, rank=first.rank)
-    return _Problem(reason, Finding(diagnosis, location))
+    return Finding(diagnosis, location, reason)
 
 
 def _resumed_rows(evidence: TrainEvidence, rank: int, free: FreeRun) -> list[Measurement]:
-    """What a rank says of each resumed step, beside what it has said of the uninterrupted one."""
+    """What a rank reports of each resumed step beside the same step of the uninterrupted run."""
     rows: list[Measurement] = []
     if not free.resumed:
         return rows

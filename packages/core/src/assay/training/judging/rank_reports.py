@@ -17,7 +17,7 @@ _UNITED_OF_RUNS = (
 
 
 def merge_reports(reports: Sequence[CandidateReport]) -> CandidateReport:
-    """What all ranks say together; a phase was seen if every rank has shown it."""
+    """One report for all ranks; a phase was seen if every rank has shown it."""
     first = reports[0]
     update: dict[str, Any] = {name: _union(reports, name) for name in _UNITED}
     update |= {

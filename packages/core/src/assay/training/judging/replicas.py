@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from assay.comparing.levels import Finding, LevelResult
 from assay.errors import name_some
-from assay.training.judging.diagnosis import Finding
-from assay.training.judging.evidence import LevelResult, TrainEvidence
+from assay.training.judging.evidence import TrainEvidence
 from assay.training.processes.requests import CandidateReport
 from assay.training.state.records import HeldPart
 from assay.verdicts import Level, Location, Outcome

@@ -3,25 +3,34 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from assay.comparing.judge import FailedStage, Judged, find_origin, rank_stages
+from assay.comparing.judge import (
+    FailedStage,
+    Judged,
+    describe_stages_level,
+    find_origin,
+    list_suspects,
+    rank_stages,
+)
+from assay.comparing.levels import (
+    EXACT_NUMBERS,
+    DecidingNumbers,
+    Finding,
+    LevelResult,
+    deciding_numbers,
+    find_worst,
+    list_unmatched,
+    note_on_weights,
+    outcome_of_levels,
+)
 from assay.errors import name_some
 from assay.sites import Phase
 from assay.training.judging.diagnosis import (
-    Finding,
     diagnose_replay,
     find_unexpectedly_trained,
     stands_still,
 )
-from assay.training.judging.evidence import (
-    Group,
-    LevelResult,
-    TrainEvidence,
-    judge_groups,
-    location_of,
-    measurement_of,
-)
+from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.free_run import (
     RESUMED_TRAJECTORY,
     judge_checkpoint,
@@ -29,6 +38,8 @@ from assay.training.judging.free_run import (
     judge_trajectory,
     trajectory_gap,
 )
+from assay.training.judging.groups import JudgedGroup, judge_groups
+from assay.training.judging.places import location_of, measurement_of
 from assay.training.judging.replicas import (
     find_repeated_masks,
     find_unshared,
@@ -36,7 +47,6 @@ from assay.training.judging.replicas import (
     notes_on_masks,
 )
 from assay.training.processes.requests import CandidateReport
-from assay.training.replay.run_rows import RunRows
 from assay.training.replay.step_observer import METHODS
 from assay.verdicts import (
     Diagnosis,
@@ -44,13 +54,9 @@ from assay.verdicts import (
     Location,
     Measurement,
     Outcome,
-    Suspect,
     Unmatched,
     Verdict,
-    overall_outcome,
 )
-
-_LISTED = 50
 
 _STEPS_ELSEWHERE = (
     "the optimizer holds none of the model's parameters, and they change all the same: tensors of"
@@ -73,10 +79,10 @@ _PHASES_OF_LEVEL: dict[str, tuple[Phase, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """What the verdict is about."""
+    """What the verdict is about: what is wrong, and the statistic that it is reported by."""
 
     finding: Finding | None
-    judged: Judged | None
+    reported: Judged | None
 
 
 def judge_training(evidence: TrainEvidence) -> tuple[Verdict, list[Measurement]]:
@@ -98,7 +104,7 @@ def judge_training(evidence: TrainEvidence) -> tuple[Verdict, list[Measurement]]
             update = {"verdict": Outcome.NOT_COMPARED, "reason": _STEPS_ELSEWHERE}
             result.level = result.level.model_copy(update=update)
     levels = {name: result.level for name, result in results.items()}
-    outcome = overall_outcome([level.verdict for level in levels.values() if level.verdict])
+    outcome = outcome_of_levels(levels)
     free = [item for item in (*trajectory, *([loss] if loss else [])) if item.failed]
     decision = _decide(evidence, groups, ranked, divergence or broken, free)
     finding = decision.finding if outcome is Outcome.FAIL else None
@@ -108,8 +114,7 @@ def judge_training(evidence: TrainEvidence) -> tuple[Verdict, list[Measurement]]
     notes += [note for result in results.values() for note in result.notes]
     if outcome is Outcome.PASS and evidence.report.weights_different:
         diagnosis = "below-resolution"
-        names = name_some(evidence.report.weights_different)
-        notes.append(f"weights differ from the reference's, within the limits: {names}")
+        notes.append(note_on_weights(evidence.report.weights_different))
     all_judged = [item for group in groups.values() for item in group.judged]
     verdict = Verdict(
         verdict=outcome,
@@ -118,17 +123,17 @@ def judge_training(evidence: TrainEvidence) -> tuple[Verdict, list[Measurement]]
         candidate=evidence.report.run,
         levels=levels,
         location=finding.location if finding else None,
-        suspects=[_suspect(item, all_judged, evidence.rows) for item in ranked[:_LISTED]],
+        suspects=list_suspects(ranked, lambda stage: location_of(stage, all_judged, evidence.rows)),
         diagnosis=diagnosis,
         notes=list(dict.fromkeys(notes)),
         compared=sum(level.compared for level in levels.values()),
         unmatched=_unmatched(groups, evidence.report.invisible),
-        **_numbers(decision, all_judged),
+        **_decide_numbers(decision, all_judged),
     )
     return verdict, [row for result in results.values() for row in result.measurements]
 
 
-def _steps_elsewhere(evidence: TrainEvidence, updates: Group) -> bool:
+def _steps_elsewhere(evidence: TrainEvidence, updates: JudgedGroup) -> bool:
     """Whether the optimizer changes the model without holding any of its parameters."""
     foreign = len(set(evidence.report.not_in_optimizer)) == evidence.reference.num_trainable
     return foreign and any(
@@ -151,32 +156,24 @@ def _unmeasured_notes(report: CandidateReport) -> list[str]:
 
 
 def _judge_level(
-    name: str, groups: dict[str, Group], evidence: TrainEvidence, extra: list[Judged]
+    name: str, groups: dict[str, JudgedGroup], evidence: TrainEvidence, extra: list[Judged]
 ) -> LevelResult:
     chosen = [groups[group] for group in _GROUPS_OF_LEVEL[name]]
     judged = [item for group in chosen for item in group.judged if _belongs(name, item)] + extra
     compared = len({(item.port.stage, item.port.module, item.port.port) for item in judged})
-    facts: dict[str, Any] = {"limits_origin": evidence.limits.origin}
-    if judged:
-        worst = max(judged, key=lambda item: item.severity)
-        facts |= {
-            "statistic": worst.ratio.statistic,
-            "noise_ratio": worst.ratio.value,
-            "limit": worst.limit,
-            "module": worst.port.stage.module,
-            "resolution": _resolutions(judged),
-        }
+    facts = {"limits_origin": evidence.limits.origin} | describe_stages_level(judged)
     outcome, reason = _outcome_of(name, chosen, judged, evidence)
     notes = [note for group in chosen if name != "inputs" for note in group.notes]
     notes += _hidden_phases(name, evidence.report)
     level = Level(verdict=outcome, reason=reason, compared=compared, **facts)
-    return LevelResult(level, [measurement_of(name, item, evidence.rows) for item in judged], notes)
+    rows = [measurement_of(name, item, evidence.rows) for item in judged]
+    return LevelResult(level, rows, notes, judged)
 
 
 def _outcome_of(
-    name: str, chosen: list[Group], judged: list[Judged], evidence: TrainEvidence
+    name: str, chosen: list[JudgedGroup], judged: list[Judged], evidence: TrainEvidence
 ) -> tuple[Outcome, str | None]:
-    """Of a level, with the reason where there is more to say than a number."""
+    """Of a level, with the reason where it is not one of the ratios."""
     if wrong := _reported_problem(name, evidence):
         return Outcome.FAIL, wrong
     if any(item.failed for item in judged):
@@ -189,10 +186,10 @@ def _outcome_of(
     return Outcome.PASS, hidden[-1] if hidden else None
 
 
-def _gap(name: str, chosen: list[Group], evidence: TrainEvidence) -> str | None:
+def _gap(name: str, chosen: list[JudgedGroup], evidence: TrainEvidence) -> str | None:
     """Why a level at which nothing is wrong is no PASS all the same."""
     report = evidence.report
-    # Of the modules' ports the level `activations` tells what cannot be said.
+    # What cannot be judged of the modules' ports is named at the level `activations`.
     reported = [group for group in chosen if name != "inputs" or group.name != "modules"]
     if broken := [port for group in reported for port in group.broken]:
         return f"the noise run itself is not finite there: {name_some(broken)}"
@@ -241,18 +238,9 @@ def _belongs(level: str, item: Judged) -> bool:
     return is_input if level == "inputs" else not is_input
 
 
-def _resolutions(judged: list[Judged]) -> dict[str, float]:
-    resolution: dict[str, float] = {}
-    for item in judged:
-        if item.limit:
-            known = resolution.get(item.ratio.statistic, 0.0)
-            resolution[item.ratio.statistic] = max(known, item.resolution)
-    return resolution
-
-
 def _decide(
     evidence: TrainEvidence,
-    groups: dict[str, Group],
+    groups: dict[str, JudgedGroup],
     ranked: list[FailedStage],
     broken: Finding | None,
     free: list[Judged],
@@ -277,7 +265,7 @@ def _decide(
 
 
 def _find_in_reports(evidence: TrainEvidence) -> Finding | None:
-    """What reports tell, where no measurement of the replayed steps failed."""
+    """What the reports show, where no measurement of the replayed steps failed."""
     repeating = find_repeated_masks(evidence)
     if repeating is not None:
         return Finding("rng-state", Location(phase="forward", rank=repeating))
@@ -289,8 +277,8 @@ def _find_in_reports(evidence: TrainEvidence) -> Finding | None:
     return find_unexpectedly_trained(evidence)
 
 
-def _reported_at(location: Location, groups: dict[str, Group], origin: FailedStage) -> Judged:
-    """The failed statistic that is told of a finding: of the origin, unless it is elsewhere."""
+def _reported_at(location: Location, groups: dict[str, JudgedGroup], origin: FailedStage) -> Judged:
+    """The failed statistic that a finding is reported by: the origin's, unless it is elsewhere."""
     if origin.stage.phase == location.phase:
         return origin.reported
     there = [
@@ -302,45 +290,25 @@ def _reported_at(location: Location, groups: dict[str, Group], origin: FailedSta
     return there[0] if there else origin.reported
 
 
-def _numbers(decision: _Decision, judged: list[Judged]) -> dict[str, float | str | None]:
-    """Ratio, limit, statistic and resolution of what decided, or of the closest call."""
-    reported = decision.judged
-    if reported is None and decision.finding is not None:
-        return {"noise_ratio": None, "limit": 0.0, "statistic": "exact", "resolution": 0.0}
-    if reported is not None:
-        resolution = reported.resolution
-    elif judged:
-        reported = max(judged, key=lambda item: item.severity)
-        # What any error is held to, whatever its form; systematic ones are seen far below.
-        resolution = max(
-            (
-                item.resolution
-                for item in judged
-                if item.ratio.statistic == "replay-tensor"
-                and item.port.stage.phase in ("forward", "backward")
-            ),
-            default=0.0,
-        )
-    else:
+def _decide_numbers(decision: _Decision, judged: list[Judged]) -> DecidingNumbers:
+    """The numbers of what decided, or of the closest call."""
+    if decision.reported is not None:
+        return deciding_numbers(decision.reported, decision.reported.resolution)
+    if decision.finding is not None:
+        return EXACT_NUMBERS
+    if not judged:
         return {}
-    return {
-        "noise_ratio": reported.ratio.value,
-        "limit": reported.limit,
-        "statistic": reported.ratio.statistic,
-        "resolution": resolution,
-    }
+    # What any error is held to, whatever its form; systematic ones are seen far below.
+    general = [
+        item.resolution
+        for item in judged
+        if item.ratio.statistic == "replay-tensor"
+        and item.port.stage.phase in ("forward", "backward")
+    ]
+    return deciding_numbers(find_worst(judged), max(general, default=0.0))
 
 
-def _suspect(failed: FailedStage, judged: list[Judged], rows: RunRows) -> Suspect:
-    return Suspect(
-        location=location_of(failed, judged, rows),
-        statistic=failed.reported.ratio.statistic,
-        noise_ratio=failed.reported.ratio.value,
-        limit=failed.reported.limit,
-    )
-
-
-def _unmatched(groups: dict[str, Group], invisible: Mapping[str, str]) -> Unmatched:
+def _unmatched(groups: dict[str, JudgedGroup], invisible: Mapping[str, str]) -> Unmatched:
     expected = [
         name
         for group in groups.values()
@@ -348,4 +316,4 @@ def _unmatched(groups: dict[str, Group], invisible: Mapping[str, str]) -> Unmatc
         for name in group.unmatched_expected
     ]
     actual = [name for group in groups.values() for name in group.unmatched_actual]
-    return Unmatched(expected=expected[:_LISTED], actual=actual[:_LISTED])
+    return list_unmatched(expected, actual)

@@ -1,25 +1,25 @@
-"""`assay check train --overfit` from the outside: does a trainer learn a few sequences by heart?
+"""`assay check train --overfit` from the outside: does a trainer memorize a few sequences?
 
 Importing it imports no torch.
 """
 
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.errors import UsageError
 from assay.runs import Progress, SilentProgress
-from assay.runs.folders import write_whole
+from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER, write_results
 from assay.training.check import (
-    PRELOAD,
+    REPORT_FILE,
     TrainCheck,
     ask,
+    ask_ranks,
     candidate_request,
     check_consistency,
     load_training_limits,
     options_for,
-    write_verdict,
+    record_report,
 )
 from assay.training.overfit.requests import (
     TRAINED,
@@ -28,10 +28,8 @@ from assay.training.overfit.requests import (
     MemorizationRequest,
     OverfitCandidate,
     OverfitReference,
-    OverfitRequest,
 )
 from assay.training.overfit.tracking import require_tracker, track
-from assay.training.processes.ranks import run_ranks
 from assay.training.processes.requests import CandidateRequest, TrainOptions
 from assay.verdicts import Verdict
 
@@ -48,7 +46,6 @@ LEARNING_RATE = 1e-3
 LORA_LEARNING_RATE = 1e-2
 
 _FEWEST_STEPS = 10
-_REPORT = "overfit.json"
 
 
 def overfit_options(
@@ -56,7 +53,7 @@ def overfit_options(
 ) -> TrainOptions:
     """`options` for overfitting; None leaves the choice to what is trained.
 
-    Adapters have no dropout: it would keep them from learning by heart. There is no resumption.
+    Adapters have no dropout: it would keep them from memorizing. There is no resumption.
     """
     lora = options.lora
     rate = LORA_LEARNING_RATE if lora else LEARNING_RATE
@@ -74,24 +71,18 @@ def check_overfit(
 ) -> Verdict:
     """Overfit on both sides, judge, and write verdict.json and measurements.jsonl into `folder`.
 
-    tracker: where the curves go as well: a name that `assay.training.overfit.tracking` knows.
+    tracker: where the curves go as well: one of TRACKERS in `assay.training.overfit.tracking`.
     """
     _require_sense(check, tracker)
     check = replace(check, options=options_for(check.options, check.mesh))
-    golden = folder / "golden"
+    golden = folder / GOLDEN_FOLDER
     record_overfit(check, golden, progress)
     return check_overfit_candidate(check, golden, folder, progress, tracker)
 
 
 def record_overfit(check: TrainCheck, golden: Path, progress: Progress) -> None:
     """Have yardstick and noise run overfit, and what they did recorded in `golden`."""
-    golden.mkdir(parents=True, exist_ok=True)
-    request = OverfitRequest(
-        options=check.options, reference=check.reference, dtype=check.dtype, folder=str(golden)
-    )
-    answer = ask("overfit-reference", request, golden.parent, progress)
-    report = OverfitReference.model_validate(answer.result)
-    write_whole(golden / _REPORT, report.model_dump_json())
+    record_report("overfit-reference", OverfitReference, check, golden, progress)
 
 
 def check_overfit_candidate(
@@ -103,13 +94,15 @@ def check_overfit_candidate(
 
     evidence = _evidence(check, golden)
     if why_not_overfit(evidence) is None:
-        candidates = _overfit_candidate(check, golden, folder, progress)
+        request = candidate_request(check, golden, folder)
+        answers = ask_ranks("overfit-candidate", request, folder, progress, _overfit_on_rank)
+        candidates = [OverfitCandidate.model_validate(answer) for answer in answers]
         memorization = _measure_memorization(check, folder, progress)
         evidence = replace(evidence, candidates=candidates, memorization=memorization)
     verdict, measurements = judge_overfit(evidence)
     candidate = verdict.candidate or {"run": check.candidate}
     verdict = verdict.model_copy(update={"candidate": candidate})
-    verdict = write_verdict(check, verdict, measurements, folder)
+    verdict = write_results(verdict, measurements, folder, check.command)
     if tracker is not None:
         facts = {"model": check.options.model, "candidate": check.candidate}
         where = track(tracker, _curves(evidence), folder, facts)
@@ -123,7 +116,7 @@ def _require_sense(check: TrainCheck, tracker: str | None) -> None:
         require_tracker(tracker)
     if check.options.steps < _FEWEST_STEPS:
         raise UsageError(
-            f"--overfit-steps {check.options.steps}: nothing is learned by heart in fewer than"
+            f"--overfit-steps {check.options.steps}: nothing is memorized in fewer than"
             f" {_FEWEST_STEPS} steps"
         )
     check_consistency(check)
@@ -132,24 +125,10 @@ def _require_sense(check: TrainCheck, tracker: str | None) -> None:
 def _evidence(check: TrainCheck, golden: Path) -> "OverfitEvidence":
     from assay.training.overfit.evidence import OverfitEvidence  # torch is not needed for --help
 
-    text = (golden / _REPORT).read_text(encoding="utf-8")
+    text = (golden / REPORT_FILE).read_text(encoding="utf-8")
     reference = OverfitReference.model_validate_json(text)
     limits = load_training_limits(check.limits)
     return OverfitEvidence(check.dtype, check.options.lora, reference, limits)
-
-
-def _overfit_candidate(
-    check: TrainCheck, golden: Path, folder: Path, progress: Progress
-) -> list[OverfitCandidate]:
-    """What the candidate reports, by rank."""
-    request = candidate_request(check, golden, folder)
-    num_ranks = prod(check.mesh.values())
-    if num_ranks == 1:
-        result = ask("overfit-candidate", request, folder, progress).result
-        return [OverfitCandidate.model_validate(result)]
-    with progress.step(f"candidate: overfits on {num_ranks} ranks"):
-        results = run_ranks(request, PRELOAD, _overfit_on_rank)
-    return [OverfitCandidate.model_validate(result) for result in results]
 
 
 def _measure_memorization(check: TrainCheck, folder: Path, progress: Progress) -> Memorization:
@@ -157,7 +136,7 @@ def _measure_memorization(check: TrainCheck, folder: Path, progress: Progress) -
         options=check.options,
         reference=check.reference,
         dtype=check.dtype,
-        trained=str(folder / "candidate" / TRAINED),
+        trained=str(folder / CANDIDATE_FOLDER / TRAINED),
     )
     return Memorization.model_validate(ask("memorization", request, folder, progress).result)
 

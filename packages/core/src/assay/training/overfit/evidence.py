@@ -1,7 +1,7 @@
 """What there is to judge of `assay check train --overfit`, and the target that is held up.
 
 Nothing here is tuned: the target is the loss that the trusted device reaches on the same sequences
-in as many steps, and the course before rounding errors have grown is held to the noise run's.
+in as many steps, and the trajectory before rounding errors have grown is compared with the noise run's.
 """
 
 import math
@@ -13,6 +13,7 @@ from statistics import median
 from assay.comparing.limits import Limits
 from assay.dtypes import float_format
 from assay.noise import TENSOR_FLOOR
+from assay.training.judging.free_run import relative_error_of_losses
 from assay.training.overfit.memorization import LABELS
 from assay.training.overfit.requests import Curve, Memorization, OverfitCandidate, OverfitReference
 from assay.verdicts import Measurement
@@ -22,7 +23,7 @@ LEVEL = "overfit"
 # Below this the right token is on average, as a geometric mean, likelier than all others together.
 MEMORIZED = math.log(2)
 
-# Of the first loss: what is held to have been learned was not there before.
+# Of the first loss: what counts as memorized was not known before.
 _SHARE_OF_FIRST = 1 / 4
 
 # Of the steps, at the end: what a curve has reached is read over them.
@@ -32,14 +33,14 @@ _LAST_SHARE = 1 / 5
 # sums are rounded in another order end several percent apart.
 _TARGET_SHARE = 1 / 2
 
-# Losses that are compared one by one. Later, rounding errors have grown into another course. The
+# Losses that are compared one by one. Later, rounding errors have grown into another trajectory. The
 # limits of loss-error are calibrated on as many.
 NUM_FIRST = 3
 
 
 @dataclass(frozen=True)
 class OverfitEvidence:
-    """What there is to judge; without candidates there is a reference that has learned nothing.
+    """What there is to judge; without candidates there is a reference that has not memorized the sequences.
 
     candidates: of each rank, by rank.
     """
@@ -81,8 +82,8 @@ class OverfitEvidence:
     def start(self) -> Measurement:
         """The first losses, which no rounding error has moved far yet."""
         expected = self.reference.yardstick.losses[:NUM_FIRST]
-        actual = _relative_error(self.curve.losses[:NUM_FIRST], expected)
-        noise = _relative_error(self.reference.noise.losses[:NUM_FIRST], expected)
+        actual = relative_error_of_losses(self.curve.losses[:NUM_FIRST], expected)
+        noise = relative_error_of_losses(self.reference.noise.losses[:NUM_FIRST], expected)
         floor = TENSOR_FLOOR * float_format(self.dtype).unit_roundoff
         return Measurement(
             level=LEVEL,
@@ -102,7 +103,7 @@ class OverfitEvidence:
 
     @cached_property
     def memorized(self) -> Measurement | None:
-        """What the weights know of the labels; a last step may be as bad as others of its end."""
+        """The loss of the trained weights on the labels; a last step may be as bad as others of its end."""
         if self.memorization is None or not self.memorization.nats:
             return None
         allowed = max(self.target, _worst(last_part(self.curve.losses)))
@@ -142,11 +143,6 @@ def _against_target(statistic: str, actual: float, target: float) -> Measurement
         ratio=actual / target,
         limit=1.0,
     )
-
-
-def _relative_error(actual: list[float], expected: list[float]) -> float:
-    squares = [((a - e) / e) ** 2 for a, e in zip(actual, expected, strict=True)]
-    return math.sqrt(sum(squares) / len(squares))
 
 
 def _worst(losses: Iterable[float]) -> float:

@@ -1,4 +1,4 @@
-"""What trained weights know of a few sequences, whatever the trainer says of its losses.
+"""How well trained weights predict a few sequences, whatever losses the trainer reports.
 
 Shapes: B rows, T positions, V vocabulary.
 """
@@ -49,7 +49,7 @@ def _shifted(targets_BT: Tensor, places: int) -> Tensor:
     return functional.pad(targets_BT[:, places:], (0, places), value=IGNORED)
 
 
-# The kind that is to be learned, and what trainers learn instead of it or beside it.
+# The kind that is to be memorized, and what trainers memorize instead of it or beside it.
 LABELS = "labels"
 KINDS: Mapping[str, Targets] = {
     LABELS: _next_labels,

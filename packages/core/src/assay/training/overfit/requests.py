@@ -7,21 +7,12 @@ from pydantic import Field
 from assay.training.processes.requests import TrainOptions
 from assay.verdicts import Number, Record
 
-# Folder of what a candidate has learned, below the one it writes to.
+# Folder of the weights that a candidate has trained, below the one it writes to.
 TRAINED = "trained"
 
 
-class OverfitRequest(Record):
-    """The trusted process: yardstick and noise run overfit, for candidates in `dtype`."""
-
-    options: TrainOptions
-    reference: str
-    dtype: str
-    folder: str
-
-
 class MemorizationRequest(Record):
-    """The trusted process, once more: what do the weights know that candidates left?
+    """The trusted process, once more: how well do the candidate's weights predict the sequences?
 
     trained: folder of what `write_trained` wrote on each rank.
     """
@@ -33,14 +24,14 @@ class MemorizationRequest(Record):
 
 
 class Curve(Record):
-    """What every step said: losses in nats per label token, gradient norms before clipping."""
+    """What every step reported: losses in nats per label token, gradient norms before clipping."""
 
     losses: list[Number] = Field(default_factory=list)
     grad_norms: list[Number] = Field(default_factory=list)
 
 
 class Memorization(Record):
-    """What the trusted device finds that weights know of the sequences.
+    """How well trained weights predict the sequences, measured on the trusted device.
 
     nats: mean loss per token of each kind of `assay.training.overfit.memorization.KINDS` that the sequences
         have; empty where the weights are not of this model.

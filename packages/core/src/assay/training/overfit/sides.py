@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,11 +27,11 @@ from assay.training.overfit.requests import (
     MemorizationRequest,
     OverfitCandidate,
     OverfitReference,
-    OverfitRequest,
 )
 from assay.training.processes.golden import plan_batches, read_golden_state, state_file
 from assay.training.processes.reference import Trusted, describe_model
-from assay.training.processes.requests import CandidateRequest, TrainOptions
+from assay.training.processes.requests import CandidateRequest, ReferenceRequest, TrainOptions
+from assay.training.protocol import Trainer
 from assay.training.replay.conditions import comparable, keep_no_cache
 from assay.training.state.files import write_state
 from assay.training.state.generators import restore_generators
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _ADAPTER = ".lora_"
 
 
-def overfit_trusted(request: OverfitRequest, progress: Progress) -> OverfitReference:
+def overfit_trusted(request: ReferenceRequest, progress: Progress) -> OverfitReference:
     """Overfit as yardstick and as noise run; what adapters start from goes to `request.folder`."""
     device = open_run(parse_run(request.reference))
     batch, options = plan_sequences(request.options), request.options
@@ -92,7 +92,7 @@ def overfit_trusted(request: OverfitRequest, progress: Progress) -> OverfitRefer
         memorization=memorization,
         num_tokens=check_batch(batch),
         trainable=initial["trainable"],
-        # Most of it: what rounding leaves of a few elements says nothing of another run's.
+        # Most of it: what rounding leaves of a few elements does not carry over to another run.
         moved=sorted(name for name, share in shares.items() if 2 * share > 1),
         touched=sorted(name for name, share in shares.items() if share > 0),
         draws=draws,
@@ -142,7 +142,7 @@ def measure_trained(request: MemorizationRequest, progress: Progress) -> Memoriz
     """Examine what the candidate left, on the trusted device in the yardstick's dtype."""
     device = open_run(parse_run(request.reference))
     choose_threads(estimate_size(request.options.model).num_parameters)
-    with progress.step("reference: examines what the candidate has learned"):
+    with progress.step("reference: measures what the candidate has memorized"):
         trainer = _open_trusted(request, _wide_dtype(request, device))
         missing = load_weights(trainer.model, read_trained(Path(request.trained)))
         if missing:
@@ -157,12 +157,12 @@ def plan_sequences(options: TrainOptions) -> Sequence[MicroBatch]:
     return plan_batches(options.model_copy(update={"steps": 1}))[0]
 
 
-def _wide_dtype(request: OverfitRequest | MemorizationRequest, device: "Device") -> str:
+def _wide_dtype(request: ReferenceRequest | MemorizationRequest, device: "Device") -> str:
     size = estimate_size(request.options.model)
     return yardstick_dtype(size.num_parameters, device.supported_dtypes())
 
 
-def _open_trusted(request: OverfitRequest | MemorizationRequest, wide: str | None) -> Trusted:
+def _open_trusted(request: ReferenceRequest | MemorizationRequest, wide: str | None) -> Trusted:
     """The trusted trainer, as yardstick in the dtype `wide` or as noise run."""
     trainer = Trusted(request.dtype if wide else None)
     run = f"{parse_run(request.reference).device}/{wide or request.dtype}"
@@ -171,7 +171,7 @@ def _open_trusted(request: OverfitRequest | MemorizationRequest, wide: str | Non
     return trainer
 
 
-def _start(trainer: Any, initial: State, device: "Device") -> dict[str, Tensor]:  # noqa: ANN401
+def _start(trainer: Trainer, initial: State, device: "Device") -> dict[str, Tensor]:
     """The candidate's own weights with the reference's adapter, which is drawn at random."""
     own: dict[str, Tensor] = collect_state(trainer, device.torch_device)["model"]
     drawn = {name: initial["model"][name] for name in own if name in initial["model"]}
@@ -186,7 +186,7 @@ def _start(trainer: Any, initial: State, device: "Device") -> dict[str, Tensor]:
 
 
 def _train(
-    trainer: Any,  # noqa: ANN401 - any trainer
+    trainer: Trainer,
     name: str,
     batch: Sequence[MicroBatch],
     steps: int,

@@ -1,9 +1,10 @@
-"""Has the candidate learned a few sequences by heart as the reference has? One verdict."""
+"""Has the candidate memorized a few sequences as the reference has? One verdict."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from assay.comparing.levels import EXACT_NUMBERS, DecidingNumbers, Finding
 from assay.errors import name_some
 from assay.training.overfit.evidence import (
     LEVEL,
@@ -15,17 +16,17 @@ from assay.training.overfit.evidence import (
     why_not_overfit,
 )
 from assay.training.overfit.memorization import LABELS
-from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome, Verdict
+from assay.verdicts import Level, Location, Measurement, Outcome, Verdict
 
 # A first loss further off than this part of what one update gains is no rounding of it.
 _OF_ONE_UPDATE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class _Finding:
-    reason: str
-    diagnosis: Diagnosis
-    location: Location
+class _Failure:
+    """Something that is wrong; `reported`: the row by which it is, where it is judged by one."""
+
+    finding: Finding
     reported: Measurement | None = None
 
 
@@ -33,7 +34,7 @@ def judge_overfit(evidence: OverfitEvidence) -> tuple[Verdict, list[Measurement]
     """The verdict, and its measurements: the curves with it."""
     absent = why_not_overfit(evidence)
     rows = _curve_rows(evidence)
-    findings: list[_Finding] = []
+    failures: list[_Failure] = []
     notes: list[str] = []
     facts: dict[str, object] = {
         "first_loss": evidence.first,
@@ -45,13 +46,13 @@ def judge_overfit(evidence: OverfitEvidence) -> tuple[Verdict, list[Measurement]
     if absent is None:
         judged, notes = _judged_rows(evidence)
         rows = judged + rows
-        findings = _find_all(evidence, judged)
+        failures = _find_all(evidence, judged)
         facts["final_loss"] = evidence.end.actual
         if evidence.memorization is not None:
             facts["memorization"] = dict(evidence.memorization.nats)
-        if findings:
-            outcome, reason = Outcome.FAIL, findings[0].reason
-            notes += [finding.reason for finding in findings[1:]]
+        if failures:
+            outcome, reason = Outcome.FAIL, failures[0].finding.reason
+            notes += [failure.finding.reason or "" for failure in failures[1:]]
         elif evidence.memorized is None:
             missing = evidence.memorization.missing if evidence.memorization else []
             outcome = Outcome.NOT_COMPARED
@@ -66,7 +67,7 @@ def judge_overfit(evidence: OverfitEvidence) -> tuple[Verdict, list[Measurement]
         " names the one that is wrong"
     )
     compared = sum(row.limit is not None for row in rows)
-    first = findings[0] if findings else None
+    first = failures[0] if failures else None
     level = Level(verdict=outcome, reason=reason, compared=compared, **facts)
     verdict = Verdict(
         verdict=outcome,
@@ -74,11 +75,11 @@ def judge_overfit(evidence: OverfitEvidence) -> tuple[Verdict, list[Measurement]
         reference=evidence.reference.reference,
         candidate=evidence.candidates[0].run if evidence.candidates else {},
         levels={LEVEL: level},
-        location=first.location if first else None,
-        diagnosis=first.diagnosis if first else None,
+        location=first.finding.location if first else None,
+        diagnosis=first.finding.diagnosis if first else None,
         notes=notes,
         compared=compared,
-        **_numbers(first, rows),
+        **_decide_numbers(first, rows),
     )
     return verdict, rows
 
@@ -107,7 +108,7 @@ def _judged_rows(evidence: OverfitEvidence) -> tuple[list[Measurement], list[str
     return rows, notes
 
 
-def _find_all(evidence: OverfitEvidence, judged: list[Measurement]) -> list[_Finding]:
+def _find_all(evidence: OverfitEvidence, judged: list[Measurement]) -> list[_Failure]:
     """All that is wrong: what explains the rest comes first."""
     found = [
         _find_non_finite(evidence),
@@ -117,19 +118,19 @@ def _find_all(evidence: OverfitEvidence, judged: list[Measurement]) -> list[_Fin
         _find_other_start(evidence) if evidence.start in judged else None,
         _find_unlearned(evidence),
     ]
-    return [finding for finding in found if finding is not None]
+    return [failure for failure in found if failure is not None]
 
 
-def _find_non_finite(evidence: OverfitEvidence) -> _Finding | None:
+def _find_non_finite(evidence: OverfitEvidence) -> _Failure | None:
     losses = evidence.curve.losses
     step = next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), None)
     if step is None:
         return None
     reason = f"it diverges: the loss of step {step} is {losses[step]}"
-    return _Finding(reason, "non-finite", Location(phase="forward", step=step, op="loss"))
+    return _Failure(Finding("non-finite", Location(phase="forward", step=step, op="loss"), reason))
 
 
-def _find_unmoved(evidence: OverfitEvidence) -> _Finding | None:
+def _find_unmoved(evidence: OverfitEvidence) -> _Failure | None:
     kept = {name for report in evidence.candidates for name in report.unmoved}
     expected = set(evidence.reference.moved) & set(evidence.reference.trainable)
     frozen = sorted(kept & expected)
@@ -138,23 +139,23 @@ def _find_unmoved(evidence: OverfitEvidence) -> _Finding | None:
     if len(frozen) == len(expected):
         what = "the adapter" if evidence.lora else "any parameter"
         reason = f"nothing is trained: no step changes a bit of {what}"
-        return _Finding(reason, "frozen-parameters", Location(phase="optimizer"))
+        return _Failure(Finding("frozen-parameters", Location(phase="optimizer"), reason))
     reason = f"{len(frozen)} of {len(expected)} parameters are never changed: {name_some(frozen)}"
-    return _Finding(reason, "frozen-parameters", _parameter(frozen[0]))
+    return _Failure(Finding("frozen-parameters", _parameter(frozen[0]), reason))
 
 
-def _find_unexpectedly_trained(evidence: OverfitEvidence) -> _Finding | None:
+def _find_unexpectedly_trained(evidence: OverfitEvidence) -> _Failure | None:
     touched = {name for report in evidence.candidates for name in report.touched}
     reference = evidence.reference
     unexpectedly_trained = sorted(touched - set(reference.trainable) - set(reference.touched))
     if not unexpectedly_trained:
         return None
     reason = f"trained, and should not be: {name_some(unexpectedly_trained)}"
-    return _Finding(reason, "optimizer-update", _parameter(unexpectedly_trained[0]))
+    return _Failure(Finding("optimizer-update", _parameter(unexpectedly_trained[0]), reason))
 
 
-def _find_other_memorization(evidence: OverfitEvidence) -> _Finding | None:
-    """What the weights know and the reference's do not: other labels than those that count."""
+def _find_other_memorization(evidence: OverfitEvidence) -> _Failure | None:
+    """Whether the weights have memorized other labels than those that count."""
     if evidence.memorization is None:
         return None
     known, expected = evidence.memorization.nats, evidence.reference.memorization.nats
@@ -164,14 +165,14 @@ def _find_other_memorization(evidence: OverfitEvidence) -> _Finding | None:
     reported = "; ".join(
         f"{_MEMORIZED_INSTEAD[kind]} ({_nats(known, expected, kind)})" for kind in others
     )
-    reason = f"it learns what it should not: {reported}"
-    return _Finding(reason, "inputs-differ", Location(phase="inputs"))
+    reason = f"it memorizes what it should not: {reported}"
+    return _Failure(Finding("inputs-differ", Location(phase="inputs"), reason))
 
 
 def _is_learned(kind: str, evidence: OverfitEvidence) -> bool:
-    """Whether a loss is nearer to what is learned by heart than to what the reference has.
+    """Whether a loss is nearer to what is memorized than to what the reference has.
 
-    By ratios. Where the reference knows a kind by itself, as repeated text, nothing is said.
+    By ratios. Where the reference itself predicts a kind well, as repeated text, it is no finding.
     """
     if evidence.memorization is None:
         return False
@@ -190,7 +191,7 @@ _MEMORIZED_INSTEAD: Mapping[str, str] = {
 }
 
 
-def _find_other_start(evidence: OverfitEvidence) -> _Finding | None:
+def _find_other_start(evidence: OverfitEvidence) -> _Failure | None:
     row = evidence.start
     if not _over(row):
         return None
@@ -205,11 +206,11 @@ def _find_other_start(evidence: OverfitEvidence) -> _Finding | None:
     before = abs(actual[0] - expected[0]) > _OF_ONE_UPDATE * abs(expected[0] - expected[1])
     if step == 0 or before:
         location = Location(phase="forward", op="loss")
-        return _Finding(reason, "loss-scale", location, row)
-    return _Finding(reason, "optimizer-update", Location(phase="optimizer", step=0), row)
+        return _Failure(Finding("loss-scale", location, reason), row)
+    return _Failure(Finding("optimizer-update", Location(phase="optimizer", step=0), reason), row)
 
 
-def _find_unlearned(evidence: OverfitEvidence) -> _Finding | None:
+def _find_unlearned(evidence: OverfitEvidence) -> _Failure | None:
     end, memorization = evidence.end, evidence.memorized
     last = len(evidence.curve.losses) - 1
     location = Location(phase="optimizer", step=last)
@@ -218,13 +219,13 @@ def _find_unlearned(evidence: OverfitEvidence) -> _Finding | None:
             f"it does not learn as the reference does: after {last + 1} steps its loss is"
             f" {end.actual:.3g} nats per label token, the target {end.expected:.3g}"
         )
-        return _Finding(reason, "optimizer-update", location, end)
+        return _Failure(Finding("optimizer-update", location, reason), end)
     if memorization is not None and _over(memorization):
         reason = (
-            f"it learns something else: its losses end at {end.actual:.3g} nats per label token, its"
+            f"it memorizes something else: its losses end at {end.actual:.3g} nats per label token, its"
             f" weights give {memorization.actual:.3g} on the trusted device"
         )
-        return _Finding(reason, "inputs-differ", Location(phase="inputs"), memorization)
+        return _Failure(Finding("inputs-differ", Location(phase="inputs"), reason), memorization)
     return None
 
 
@@ -254,11 +255,12 @@ def _curve_rows(evidence: OverfitEvidence) -> list[Measurement]:
     ]
 
 
-def _numbers(finding: _Finding | None, rows: list[Measurement]) -> dict[str, object]:
+def _decide_numbers(first: _Failure | None, rows: list[Measurement]) -> DecidingNumbers:
+    """The numbers of what failed first, or of the first losses, or of the last ones."""
     judged = {row.statistic: row for row in rows if row.limit is not None}
-    if finding is not None and finding.reported is None:
-        return {"noise_ratio": None, "limit": 0.0, "statistic": "exact", "resolution": 0.0}
-    reported = finding.reported if finding else judged.get("loss-error", judged.get("overfit-loss"))
+    if first is not None and first.reported is None:
+        return EXACT_NUMBERS
+    reported = first.reported if first else judged.get("loss-error", judged.get("overfit-loss"))
     if reported is None:
         return {}
     start = judged.get("loss-error")

@@ -14,6 +14,7 @@ from assay.devices.run_string import parse_run
 from assay.hooks.boundary import Boundary
 from assay.launch import Rank
 from assay.models import estimate_size
+from assay.models.loading.configs import attention_of
 from assay.models.size_policy import choose_threads
 from assay.runs import Progress
 from assay.sites import unwrapped_path
@@ -49,7 +50,6 @@ from assay.training.state.states import (
     shared_parameters,
 )
 from assay.training.trainers.registry import (
-    attention_of,
     describe_trainer,
     open_trainer,
     trainer_errors,

@@ -15,6 +15,7 @@ from assay.hooks.boundary import Boundary
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.models import estimate_size, load_model
+from assay.models.loading.configs import attention_of
 from assay.models.size_policy import choose_threads, yardstick_dtype
 from assay.recording.gradients import GradientRecorder
 from assay.recording.modules import Recorder
@@ -50,7 +51,6 @@ from assay.training.state.states import (
 from assay.training.state.trajectory import trajectory_of
 from assay.training.trainers.adapters import add_lora
 from assay.training.trainers.reference import ReferenceTrainer
-from assay.training.trainers.registry import attention_of
 
 
 class Trusted(ReferenceTrainer):

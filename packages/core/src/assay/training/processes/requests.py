@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from assay.models.folders import RemoteCode
+from assay.models.remote_code import RemoteCode
 from assay.training.protocol import TrainingPlan
 from assay.training.state.records import HeldPart, StateValue, TrajectoryRecord
 from assay.verdicts import Number, Record

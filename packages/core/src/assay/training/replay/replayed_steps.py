@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from assay.comparing.stored_results import attach_results
 from assay.hooks.boundary import Boundary
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
@@ -90,6 +91,4 @@ class ReplayedSteps:
         results["recomputed"] = replayer.recomputed
         results["gradients"] = self._gradients.results
         for name, result in results.items():
-            data, sums = result.to_parts()
-            writer.attach_json(name, data)
-            writer.attach(f"{name}-sums", sums)
+            attach_results(writer, name, result)

@@ -13,6 +13,7 @@ from torch import nn
 
 from assay.errors import AssayError, UsageError
 from assay.models.candidate_setup import SetupError
+from assay.models.loading.configs import attention_of
 from assay.plugins import PluginError, load_object
 from assay.training.protocol import TrainingPlan
 from assay.training.trainers.setups import called
@@ -72,12 +73,6 @@ def open_trainer(name: str | None, plan: TrainingPlan) -> Any:  # noqa: ANN401 -
     if plan.setup is not None and plan.setup not in called:
         raise SetupError.not_called(plan.setup, title)
     return trainer
-
-
-def attention_of(model: Any) -> str:  # noqa: ANN401 - any model
-    """Name of the attention implementation that the model uses."""
-    config = getattr(model, "config", None)
-    return str(getattr(config, "_attn_implementation", None) or "eager")
 
 
 def describe_trainer(name: str | None, plan: TrainingPlan, model: nn.Module) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from assay.cli.commands.report import report
-from assay.report.run_report import UnreadableRunError
+from assay.runs.results import UnreadableRunError
 from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 
 FAILED = Sample(1, 2, 18, 2, "model.layers.0.mlp.down_proj")

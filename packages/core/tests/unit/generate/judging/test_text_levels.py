@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from assay.comparing.limits import load_limits
-from assay.generate.judging.evidence import GenerateEvidence, outcome_of
+from assay.generate.judging.evidence import GenerateEvidence
 from assay.generate.judging.text_levels import (
     judge_logits_level,
     judge_sampler_level,
@@ -302,18 +302,3 @@ def test_token_has_its_phase_and_the_call_that_it_entered(
 
     assert token.phase == phase
     assert evidence.call_of(token) == call
-
-
-@pytest.mark.parametrize(
-    ("compared", "failures", "expected"),
-    [
-        (0, [], Outcome.NOT_COMPARED),
-        (0, [object()], Outcome.NOT_COMPARED),
-        (1, [], Outcome.PASS),
-        (1, [object()], Outcome.FAIL),
-    ],
-)
-def test_nothing_compared_is_never_a_pass(
-    compared: int, failures: list[object], expected: Outcome
-) -> None:
-    assert outcome_of(compared, failures) is expected

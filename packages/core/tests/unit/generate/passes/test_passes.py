@@ -9,7 +9,6 @@ from assay.devices.registry import open_device
 from assay.generate.passes.passes import (
     Side,
     Work,
-    attention_of,
     find_pointwise,
     record,
     replay,
@@ -132,10 +131,6 @@ def test_stages_that_only_round_are_activations_and_sums_of_two(side: Side, batc
     assert not {
         "model.layers.0.mlp.down_proj", "model.layers.0.self_attn", "model.norm", "lm_head",
     } & pointwise  # fmt: skip
-
-
-def test_name_of_the_attention_is_that_of_the_configuration(llama: LoadedModel) -> None:
-    assert attention_of(llama) == "eager"
 
 
 def test_yardstick_runs_in_double_throughout(yardstick: LoadedModel, batch: Batch) -> None:

@@ -20,7 +20,7 @@ def failed(port: str, error: float, statistic: Statistic = "replay-tensor") -> J
     expected = torch.ones(4, 4, dtype=torch.float64)
     address = torch.zeros(4, dtype=torch.long)
     result.sums.add(expected * (1 + error), expected, address, address)
-    return Judged(result, Ratio(statistic, error, 1e-3), 3.0)
+    return Judged(Ratio(statistic, error, 1e-3), 3.0, result)
 
 
 def in_float64(port: str, error: float, different: int = 0) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 from assay.errors import UsageError
 from assay.models import load_model, weight_hashes
+from assay.models.loading.configs import attention_of
 
 # Fixtures of conftest.py.
 EditTensors = Callable[[Mapping[str, torch.Tensor | None]], None]
@@ -117,6 +118,8 @@ def test_attention_and_experts_can_be_chosen() -> None:
     )
     config = loaded.config
     assert (config._attn_implementation, config._experts_implementation) == ("eager", "batched_mm")
+    assert attention_of(loaded) == attention_of(loaded.model) == "eager"
+    assert attention_of(object()) == "eager"
 
 
 def test_an_attention_that_the_model_lacks_is_a_usage_error() -> None:

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from assay.comparing.judge import Judged, find_origin, rank_stages
+from assay.comparing.levels import Finding
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult, ReplayResults
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.trace import Trace
-from assay.training.judging.diagnosis import Finding, diagnose_replay
-from assay.training.judging.evidence import Group, TrainEvidence, judge_groups
+from assay.training.judging.diagnosis import diagnose_replay
+from assay.training.judging.evidence import TrainEvidence
+from assay.training.judging.groups import JudgedGroup, judge_groups
 from assay.training.judging.verdict import judge_training
 from assay.training.processes.requests import (
     CandidateReport,
@@ -274,7 +276,7 @@ def failed_levels(verdict: Verdict) -> set[str]:
     return {name for name, level in verdict.levels.items() if level.verdict is Outcome.FAIL}
 
 
-def failed(groups: Mapping[str, Group]) -> set[Place]:
+def failed(groups: Mapping[str, JudgedGroup]) -> set[Place]:
     """The places with a statistic over its limit."""
     return {
         (name, item.port.module, item.port.port)
@@ -283,7 +285,7 @@ def failed(groups: Mapping[str, Group]) -> set[Place]:
     }
 
 
-def all_judged(groups: Mapping[str, Group]) -> list[Judged]:
+def all_judged(groups: Mapping[str, JudgedGroup]) -> list[Judged]:
     return [item for group in groups.values() for item in group.judged]
 
 

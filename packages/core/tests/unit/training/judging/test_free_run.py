@@ -86,7 +86,7 @@ def test_losses_that_only_one_rank_tells_are_a_note() -> None:
     _, notes = judge_losses(ran(free_run(), free_run(steps=records([math.nan] * 3))))
 
     assert notes[1:] == [
-        "rank 1 tells the losses [nan, nan, nan], rank 0 [4.0, 2.0, 1.0]: those of rank 0 are judged"
+        "rank 1 reports the losses [nan, nan, nan], rank 0 [4.0, 2.0, 1.0]: those of rank 0 are judged"
     ]
     assert len(judge_losses(ran(free_run(), free_run()))[1]) == 1
 

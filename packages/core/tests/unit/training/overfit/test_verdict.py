@@ -1,4 +1,4 @@
-"""What is learned by heart, on curves made by hand."""
+"""What counts as memorized, on curves made by hand."""
 
 import math
 from dataclasses import replace
@@ -182,7 +182,7 @@ def test_weights_that_do_not_know_the_labels_fail_whatever_the_losses_say() -> N
     judged = replace(evidence(), memorization=Memorization(nats=KNOWN | {"labels": 2.0}))
 
     assert reason(judged) == (
-        "it learns something else: its losses end at 0.0117 nats per label token, its weights give"
+        "it memorizes something else: its losses end at 0.0117 nats per label token, its weights give"
         " 2 on the trusted device"
     )
 

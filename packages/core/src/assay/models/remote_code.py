@@ -1,0 +1,15 @@
+"""Whether code that comes with a model may run: only where the user allows it."""
+
+from typing import Literal
+
+RemoteCode = Literal["refuse", "trust"]
+
+
+def remote_code_of(*, trusted: bool) -> RemoteCode:
+    """From the option --trust-remote-code."""
+    return "trust" if trusted else "refuse"
+
+
+def transformers_option(remote_code: RemoteCode) -> dict[str, bool]:
+    """The argument by which every `from_pretrained` of an Auto class is told."""
+    return {"trust_remote_code": remote_code == "trust"}

@@ -1,0 +1,71 @@
+"""What becomes of judged ratios: outcomes, pooled resolutions, rows, lists."""
+
+import math
+
+import pytest
+
+from assay.comparing.levels import (
+    MOST_LISTED,
+    JudgedRatio,
+    describe_judged_level,
+    find_worst,
+    list_unmatched,
+    outcome_of,
+    outcome_of_levels,
+    pool_resolutions,
+)
+from assay.noise import Ratio
+from assay.verdicts import Level, Outcome
+
+TENSOR = JudgedRatio(Ratio("replay-tensor", 0.004, 0.002), 4.0)  # half of its limit
+COARSE = JudgedRatio(Ratio("replay-tensor", 0.001, 0.010), 4.0)
+ROW = JudgedRatio(Ratio("replay-row", 0.009, 0.003), 4.0)  # three quarters of it
+EXACT = JudgedRatio(Ratio("exact", 0.0, 0.0), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("compared", "failed", "expected"),
+    [
+        (0, 0, Outcome.NOT_COMPARED),
+        (0, 1, Outcome.NOT_COMPARED),
+        (1, 0, Outcome.PASS),
+        (1, 1, Outcome.FAIL),
+    ],
+)
+def test_nothing_compared_is_never_a_pass(compared: int, failed: int, expected: Outcome) -> None:
+    assert outcome_of(compared, failed) is expected
+
+
+def test_level_that_was_not_run_decides_nothing() -> None:
+    run, not_run = Level(verdict=Outcome.PASS), Level(verdict=None)
+    assert outcome_of_levels({"loss": run, "replicas": not_run}) is Outcome.PASS
+    assert outcome_of_levels({"replicas": not_run}) is Outcome.NOT_COMPARED
+
+
+def test_resolution_of_a_statistic_is_its_coarsest_and_exact_ones_have_none() -> None:
+    assert pool_resolutions([TENSOR, COARSE, ROW, EXACT]) == {
+        "replay-tensor": 0.04,
+        "replay-row": 0.012,
+    }
+
+
+def test_level_is_described_by_the_ratio_nearest_to_its_limit() -> None:
+    judged = [TENSOR, ROW, EXACT]
+    assert find_worst(judged) is ROW
+    facts = describe_judged_level(judged)
+    assert facts["statistic"] == "replay-row"
+    assert facts["noise_ratio"] == pytest.approx(3.0)
+    assert facts["limit"] == 4.0
+    assert describe_judged_level([]) == {}
+
+
+def test_row_holds_the_numbers_that_were_judged() -> None:
+    row = JudgedRatio(Ratio("logits-error", math.nan, 0.5), 2.0).measurement("logits", "logits")
+    assert (row.module, row.statistic, row.expected) == ("", "logits-error", 0.5)
+    assert (row.ratio, row.limit) == (math.inf, 2.0)
+
+
+def test_long_lists_of_unmatched_names_are_cut() -> None:
+    names = [str(number) for number in range(2 * MOST_LISTED)]
+    listed = list_unmatched(names, ["extra"])
+    assert (listed.expected, listed.actual) == (names[:MOST_LISTED], ["extra"])

@@ -1,0 +1,37 @@
+"""The files of a finished run; how damaged ones are read is tested with the report."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay.runs.results import UnreadableRunError, read_measurements, read_verdict, write_results
+from assay.verdicts import Measurement, Outcome, Verdict
+
+ROW = Measurement(
+    level="loss", module="", port="loss", statistic="loss-error", actual=float("inf"), expected=1.0,
+    ratio=float("inf"),
+)  # fmt: skip
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    written = write_results(Verdict(verdict=Outcome.FAIL), [ROW, ROW], tmp_path)
+    assert read_verdict(tmp_path) == written
+    assert read_measurements(tmp_path) == ([ROW, ROW], [])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "measurements.jsonl", "verdict.json",
+    ]  # fmt: skip
+
+
+def test_verdict_carries_the_command_and_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/assay", "check", "train"])
+    written = write_results(Verdict(verdict=Outcome.PASS), [], tmp_path)
+    assert written.command == ["assay", "check", "train"]
+    assert written.environment["versions"]["torch"] is not None
+
+
+def test_folder_without_a_verdict_is_no_finished_run(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableRunError, match=r"holds no verdict\.json"):
+        read_verdict(tmp_path)

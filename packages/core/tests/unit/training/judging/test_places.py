@@ -1,0 +1,113 @@
+"""Which step, module and parameter a measurement of a training step is of."""
+
+import pytest
+import torch
+
+from assay.comparing.judge import FailedStage, Judged, rank_stages
+from assay.noise import Ratio
+from assay.stages import Stage
+from assay.training.judging.groups import judge_groups
+from assay.training.judging.places import (
+    first_bad_step,
+    location_of,
+    measurement_of,
+    parameter_of,
+)
+from packages.core.tests.unit.training.judging.evidence_by_hand import (
+    LABELS,
+    LOSS,
+    LOSS_GRADIENT,
+    NOT_A_NUMBER,
+    RUN_ROWS,
+    UNIT,
+    WRONG,
+    Place,
+    boundary,
+    evidence,
+    from_step,
+    gradient,
+    measured,
+    output,
+    rounding,
+    step_results,
+    times,
+    update,
+)
+
+
+def stage_of(made: Judged) -> FailedStage:
+    (stage,) = rank_stages([made])
+    return stage
+
+
+def one(place: Place, error: torch.Tensor) -> Judged:
+    """The error at a place as it is judged."""
+    port = measured(place, error)
+    return Judged(Ratio("replay-tensor", port.sums.relative_error, UNIT / 2), 3.0, port)
+
+
+@pytest.mark.parametrize(
+    ("error", "step"),
+    [
+        (WRONG, 0),
+        (from_step(2, WRONG), 2),
+        (from_step(1, NOT_A_NUMBER), 1),
+        # The error of a step is about as large as it gets from half of the largest on.
+        (torch.cat([0.49 * WRONG[:1], 0.51 * WRONG[1:2], WRONG[2:]]), 1),
+    ],
+)
+def test_first_bad_step_is_the_first_that_is_about_as_bad_as_the_worst(
+    error: torch.Tensor, step: int
+) -> None:
+    assert first_bad_step(one(output("a"), error), RUN_ROWS) == step
+
+
+def test_first_bad_step_of_exact_values_is_the_first_that_differs() -> None:
+    (made,) = judge_groups(evidence(step_results(different=[LABELS])))["stage-inputs"].failed
+
+    assert first_bad_step(made, RUN_ROWS) == 1
+
+
+def test_row_says_whose_port_it_is_and_no_step_where_nothing_is_wrong() -> None:
+    wrong, fine = from_step(2, WRONG), from_step(2, rounding(1.25 * UNIT))
+    made = measured(("gradients", "b", "output"), wrong)
+    row = measurement_of("gradients", Judged(Ratio("replay-tensor", 1.0, 0.5), 1.5, made), RUN_ROWS)
+
+    assert (row.module, row.port, row.phase, row.step) == ("", "b:output", "backward", 2)
+    assert (row.actual, row.expected, row.ratio, row.limit) == (1.0, 0.5, 2.0, 1.5)
+    row = measurement_of("activations", one(output("a"), fine), RUN_ROWS)
+    assert (row.module, row.port, row.step) == ("a", "output", 0)
+
+
+def test_place_of_a_module_s_backward_has_the_parameter_that_is_worst() -> None:
+    bias = measured(gradient("a"), 2 * WRONG)
+    bias.port = "gradient.bias"
+    items = [
+        one(boundary("a"), WRONG),
+        one(gradient("a"), WRONG),
+        Judged(Ratio("replay-tensor", 1.0, UNIT / 2), 3.0, bias),
+        Judged(Ratio("replay-tensor", 9.0, UNIT / 2), 3.0, measured(gradient("b"), WRONG)),
+    ]
+    stage = next(stage for stage in rank_stages(items) if stage.stage.module == "a")
+
+    place = location_of(stage, items, RUN_ROWS)
+
+    assert (place.phase, place.module, place.parameter) == ("backward", "a", "a.bias")
+
+
+@pytest.mark.parametrize(
+    ("place", "op"), [(LOSS, "loss"), (LOSS_GRADIENT, "loss"), (output("b"), None)]
+)
+def test_what_the_loss_makes_is_said_to_be_the_loss_s(place: Place, op: str | None) -> None:
+    made = one(place, times(2.0))
+
+    assert location_of(stage_of(made), [made], RUN_ROWS).op == op
+
+
+def test_parameter_of_the_model_itself_has_no_module_before_its_name() -> None:
+    made = measured(update("a"), WRONG)
+    item = Judged(Ratio("replay-tensor", 1.0, 0.5), 1.0, made)
+    assert parameter_of(item) == "a.weight"
+
+    made.stage = Stage("", "optimizer")
+    assert parameter_of(item) == "weight"
