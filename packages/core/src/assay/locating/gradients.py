@@ -58,7 +58,7 @@ class GradientReplayer:
         """Whether the reference has a gradient there, also if this run would not compute it."""
         if (call.site.module, port) in self.unmeasured:
             return False
-        partner = self._partner(call)
+        partner = self._find_partner(call)
         if partner is None or port not in partner.ports:
             if value.requires_grad and partner is not None:
                 self.results.note_extra_port(call.site.module, f"gradient of {port}")
@@ -72,13 +72,13 @@ class GradientReplayer:
 
     def announce(self, call: Call, port: str) -> None:
         """Expect a gradient: one that never arrives is noted by `finish_backward`."""
-        partner = self._partner(call)
+        partner = self._find_partner(call)
         if partner is not None:
             self._expected.add((partner.site, port))
 
     def arrive(self, call: Call, port: str, gradient: Tensor) -> Tensor:
         """Measure the gradient, and return the reference's."""
-        partner = self._partner(call)
+        partner = self._find_partner(call)
         if partner is None:
             return gradient
         self._expected.discard((partner.site, port))
@@ -114,7 +114,8 @@ class GradientReplayer:
                 self.results.note_missing_port(site.module, f"gradient of {port}")
         self._expected.clear()
 
-    def _partner(self, call: Call) -> Call | None:
+    def _find_partner(self, call: Call) -> Call | None:
+        """The recorded gradients of the call at the same place."""
         return self.trace.find(call.site.backward)
 
     def _result(self, call: Call, port: str, gradient: Tensor) -> PortResult:

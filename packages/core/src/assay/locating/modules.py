@@ -90,9 +90,8 @@ class Replayer:
     results: ReplayResults = field(default_factory=ReplayResults)
     recomputed: ReplayResults = field(default_factory=ReplayResults)
     source: BatchSource = field(default_factory=lambda: BatchSource(0))
-    _injected: TensorMap[str] = field(
-        default_factory=TensorMap
-    )  # value -> digest of what it was made from
+    # By injected value the digest of the recorded one from which it was made.
+    _injected: TensorMap[str] = field(default_factory=TensorMap)
     _caches: CacheTracker = field(default_factory=CacheTracker)
     _index: RowIndex = field(default_factory=lambda: RowIndex(None))
     _called: set[CallSite] = field(default_factory=set)
@@ -106,7 +105,7 @@ class Replayer:
         if active.call.site.module in self.partial_modules:
             self._enter_partial_module(active)
             return
-        expected = self._partner(active)
+        expected = self._find_partner(active)
         if expected is None:
             self.results.note_extra_call(active.call.site)
             return
@@ -182,11 +181,13 @@ class Replayer:
         return self.results
 
     def _enter_partial_module(self, active: ActiveCall) -> None:
-        expected = self._find(active)
+        """Leave the call alone; of a root call the rows are those of all calls in it."""
+        expected = self._find_call(active)
         if expected is not None and active.call.caller is None:
             self._index = RowIndex(self.source.select_rows(expected.rows))
 
-    def _find(self, active: ActiveCall) -> Call | None:
+    def _find_call(self, active: ActiveCall) -> Call | None:
+        """The recorded call at the same place."""
         site = active.call.site
         return self.trace.find(
             CallSite(site.step, site.module, site.call, micro_batch=self.source.batch)
@@ -196,8 +197,9 @@ class Replayer:
         """What the reference has at a port, for the rows that are run."""
         return self.source.select(self.trace.tensor(call, port), call.rows)
 
-    def _partner(self, active: ActiveCall) -> Call | None:
-        expected = self._find(active)
+    def _find_partner(self, active: ActiveCall) -> Call | None:
+        """The recorded call at the same place, if its arguments have the same shapes."""
+        expected = self._find_call(active)
         if expected is None:
             return None
         names = recorded_names(active.arguments, expected.ports)
