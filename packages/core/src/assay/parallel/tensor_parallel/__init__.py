@@ -1,1 +1,1 @@
-"""Tensor and sequence parallelism for decoders."""
+"""Tensor parallelism for decoders."""
