@@ -118,7 +118,7 @@ def test_a_silent_death_is_a_clear_error(
     with pytest.raises(ProcessError) as caught:
         run(tmp_path, **request_fields)
     log = tmp_path / "candidate.log"
-    assert str(caught.value) == f"the candidate process {how} It said nothing ({log} is empty)."
+    assert str(caught.value) == f"the candidate process {how} It printed nothing ({log} is empty)."
 
 
 def test_an_answer_counts_though_the_process_crashed_at_its_end(tmp_path: Path) -> None:
