@@ -21,6 +21,6 @@ def test_a_golden_of_no_test_is_refused(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
     with pytest.raises(GoldenError) as raised:
         refuse_stale_goldens(file, ["test_now"])
-    assert str(raised.value) == f"no test asks for these goldens; delete them: {stale}"
+    assert str(raised.value) == f"no test uses these goldens; delete them: {stale}"
     stale.rmdir()
     refuse_stale_goldens(file, ["test_now", "test_never_captured"])
