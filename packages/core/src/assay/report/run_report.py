@@ -1,4 +1,4 @@
-"""What every face of a report renders. Selection and order only: no number is made here."""
+"""The content of a report, for all formats. It selects and orders; no number is computed here."""
 
 import math
 from dataclasses import dataclass, field
@@ -19,23 +19,23 @@ from assay.verdicts import Level, Measurement, Suspect, Verdict
 VERDICT_FILE = "verdict.json"
 MEASUREMENTS_FILE = "measurements.jsonl"
 
-# Of what a level holds, these are part of the message and of the ladder's own columns.
+# Fields of a level that are already in the message or in columns of the ladder.
 _SHOWN_ELSEWHERE = {"statistic", "noise_ratio", "limit", "limits_origin", "worst_element"}
 
-TOP_SUSPECTS = 5  # faces without room for all of them show so many
+TOP_SUSPECTS = 5  # number shown by formats without space for all
 
 
 class UnreadableRunError(UsageError):
-    """A folder does not hold the files of a finished run."""
+    """A folder without the files of a finished run, or with damaged ones."""
 
     @classmethod
     def absent(cls, folder: Path) -> Self:
-        """There is no verdict in `folder`."""
+        """`folder` has no verdict."""
         return cls(f"{folder} holds no {VERDICT_FILE}: it is not the folder of a finished run")
 
     @classmethod
     def damaged(cls, path: Path, line: int | None, cause: Exception) -> Self:
-        """`path` does not follow the schema."""
+        """`path` (at `line`, if it has several records) violates the schema."""
         where = f"{path}, line {line}" if line else str(path)
         first = cause.errors()[0] if isinstance(cause, ValidationError) else None
         field_path = ".".join(map(str, first["loc"])) if first else ""
@@ -45,7 +45,7 @@ class UnreadableRunError(UsageError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class StageKey:
-    """One line of the pictures, in the order of the forward pass."""
+    """A stage as a line of tables and pictures; `order` is that of the forward pass."""
 
     order: int
     module: str
@@ -53,7 +53,7 @@ class StageKey:
 
     @property
     def label(self) -> str:
-        """Its name in tables and pictures."""
+        """The name in tables and pictures."""
         return describe_stage(self.module, self.phase)
 
 
@@ -67,14 +67,14 @@ class LadderRung:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """What else the level found, beside the row that decided it."""
+        """The other results of the level, as names and values."""
         extra = self.level.model_extra or {}
         return _flatten({name: extra[name] for name in extra if name not in _SHOWN_ELSEWHERE})
 
 
 @dataclass(frozen=True)
 class Report:
-    """A finished run."""
+    """A finished run, from `read_report`."""
 
     folder: Path
     verdict: Verdict
@@ -89,7 +89,7 @@ class Report:
 
     @cached_property
     def ladder(self) -> list[LadderRung]:
-        """The levels from the bottom up."""
+        """The levels, lowest first."""
         worst: dict[str, Measurement] = {}
         for row in self.measurements:
             if row.limit is None:
@@ -111,7 +111,7 @@ class Report:
 
     @property
     def notes(self) -> list[str]:
-        """What the verdict notes, and what is wrong with the files."""
+        """The notes of the verdict, and complaints about the files."""
         return [*self.verdict.notes, *self.complaints]
 
     @cached_property
@@ -126,7 +126,7 @@ class Report:
 
     @property
     def facts(self) -> dict[str, list[tuple[str, str]]]:
-        """What was run, where, and with what; the command is shown by itself."""
+        """Model, environment and sides as names and values; the command is shown separately."""
         verdict = self.verdict
         groups = {
             "Model": verdict.model,
@@ -141,10 +141,10 @@ class Report:
 
 
 def read_report(folder: Path) -> Report:
-    """The run in `folder`.
+    """Read the run in `folder`.
 
-    A last measurement that was cut short, or absent measurements, become a complaint.
-    Raises: UnreadableRunError if there is no verdict, or a file does not follow the schema.
+    Absent measurements and a truncated last one are listed among the notes.
+    Raises: UnreadableRunError if there is no verdict, or a file violates the schema.
     """
     path = folder / VERDICT_FILE
     try:
