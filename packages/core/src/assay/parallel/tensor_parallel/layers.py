@@ -297,7 +297,7 @@ def divide_experts(path: str, experts: nn.Module, half: Division, shards: ShardP
 
 
 def divide_whole_experts(path: str, experts: nn.Module, half: Division, mesh: DeviceMesh) -> None:
-    """As `divide_experts` for experts that keep whole parameters, and are cut in each call.
+    """Divide `experts` that keep whole parameters, which are cut in each call.
 
     LoRA adds whole matrices to them.
     """
