@@ -1,4 +1,4 @@
-"""Sums over a pair of tensors, block by block: a block stays in the caches of the core it is on.
+"""Sums over a pair of tensors, block by block: a block fits into the caches of a core.
 
 Shape legend: R rows (tokens), C channels (last dim).
 """
@@ -16,19 +16,19 @@ from typing import Self, TypeVar
 import torch
 from torch import Tensor
 
-# Smaller blocks pay for their calls, larger ones leave the caches. Of 2**17 to 2**21 the fastest.
+# Fastest of 2**17 to 2**21: smaller blocks need more calls, larger ones do not fit the caches.
 BLOCK_BYTES = 1 << 20
 
-# Threads share a pair by spans of rows of about so many elements. The cut does not depend on the
-# number of threads, so neither do the sums.
+# Threads compute spans of rows of about so many elements. The spans do not depend on the number of
+# threads, so neither do the sums.
 SPAN_ELEMENTS = 1 << 20
 
 # Largest values of tensors whose sums of squared products neither overflow nor vanish in float32;
 # tensors of other size (gradients, logits masked by the lowest number) are summed in float64.
 USUAL_SIZE = (2.0**-20, 2.0**20)
 
-# Beyond every activation: a mask holds the lowest number of its dtype, which is another one in
-# every dtype and would drown the errors of all other values.
+# Larger than any activation. Masks contain the lowest number of their dtype, whose difference from
+# that of another dtype would exceed all other errors.
 MASKED_SIZE = 2.0**120
 
 NUM_CHANNEL_SUMS = 5
@@ -50,7 +50,7 @@ class WorstElement:
 
 @dataclass(slots=True)
 class BlockSums:
-    """Sums over one pair; d = actual - expected, e = expected; what is not finite is left out.
+    """Sums over one pair; d = actual - expected, e = expected; non-finite values are left out.
 
     rows: (2, R), sums over the channels of e e and d d; d d is nan where a value is not finite.
     channels: (5, C), sums over the rows of d, d e, e e, d d, e.
@@ -67,7 +67,7 @@ class BlockSums:
 
     @classmethod
     def of(cls, actual_RC: Tensor, expected_RC: Tensor) -> Self:
-        """All sums of one pair, added up in float64 from block to block."""
+        """All sums of one pair; blocks are added up in float64."""
         num_rows, num_channels = actual_RC.shape
         sums = cls(
             torch.zeros(2, num_rows, dtype=torch.float64),
@@ -109,33 +109,33 @@ class BlockSums:
         self.dede += products.sum_dede()
 
     def _count_nonfinite(self, actual: Tensor, expected: Tensor, d: Tensor) -> Tensor:
-        """Count, and return which rows were hit, (R,)."""
+        """Count NaN and infinities; returns which rows have any, (R,)."""
         wrong = ~actual.isfinite() & expected.isfinite()
         self.num_nan += int((actual.isnan() & wrong).sum())
         self.num_inf += int((actual.isinf() & wrong).sum())
-        # Two infinities of one sign agree: an additive mask holds them.
+        # Two infinities of one sign agree: additive masks contain them.
         same = (actual == expected) | (actual.isnan() & expected.isnan())
         return (~d.isfinite() & ~same).any(dim=1)
 
 
 class _Products:
-    """d, d e, e e and d d of one block, (4, R, C), in memory that is used again and again."""
+    """d, d e, e e and d d of one block, (4, R, C), in memory that is reused for the next."""
 
     def __init__(self, expected: Tensor) -> None:
         num_rows, num_channels = expected.shape
-        # Rows a power of two apart share a cache line's place: sums over them take twice as long.
-        # What is zero in between changes no sum and no largest size.
+        # Rows a power of two apart map to the same cache lines: sums over them take twice as long.
+        # The padding of zeros changes no sum and no maximum.
         apart = num_channels + _LINE_BYTES // expected.itemsize
         self._whole = torch.zeros(4, num_rows, apart, dtype=expected.dtype)
         self._used = self._whole[:, :, :num_channels]
         self.d = self._used[0]
 
     def fit(self, expected: Tensor) -> bool:
-        """Whether `expected` has the shape and dtype that the memory was made for."""
+        """Whether `expected` has the shape and dtype of the memory."""
         return self.d.shape == expected.shape and self.d.dtype == expected.dtype
 
     def multiply(self, e: Tensor) -> Tensor:
-        """Fill in the products of d; returns the sums over rows of all four, (4, C)."""
+        """Compute the products of d; returns the sums over rows of all four, (4, C)."""
         d, de, ee, dd = self._used
         torch.mul(d, e, out=de)
         torch.mul(e, e, out=ee)
@@ -147,8 +147,8 @@ class _Products:
         return self._used[2:].sum(2)
 
     def sum_dede(self) -> float:
-        """Sum of (d e)**2; the memory of d e is used up."""
-        # Not torch.dot: the library behind it takes threads of its own.
+        """Sum of (d e)**2; overwrites d e."""
+        # Not torch.dot: its library starts more threads.
         return float(self._whole[1].square_().sum())
 
     def largest_difference(self) -> float:
@@ -158,16 +158,16 @@ class _Products:
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which a difference from a value of `dtype` is taken exactly enough.
+    """The dtype in which differences from values of `dtype` are computed.
 
-    Low-precision values differ from the expected ones by 2**-12 and more, float32 resolves that
-    to 2**-12 again; the differences of float32 values need float64.
+    Low-precision values differ from the expected ones by 2**-12 and more, which float32 resolves
+    to a relative 2**-12; differences of float32 values need float64.
     """
     return torch.float64 if dtype in (torch.float32, torch.float64) else torch.float32
 
 
 def prepare_pair(actual: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
-    """A pair without the lowest numbers of masks, `expected` in the dtype to compute in."""
+    """A pair whose mask values are infinities, with `expected` in the dtype to compute in."""
     low, high = torch.aminmax(expected)
     largest = max(-float(low), float(high))
     usual = USUAL_SIZE[0] <= largest <= USUAL_SIZE[1]
@@ -177,7 +177,7 @@ def prepare_pair(actual: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mask_infinitely(actual: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
-    """Both with infinities where they hold the lowest or the largest number of their dtype."""
+    """Replace the lowest and the largest number of each dtype by infinities."""
     masked = expected.abs() >= MASKED_SIZE
     masked_alike = masked & (actual.abs() >= torch.finfo(actual.dtype).max / 2)
     infinite = torch.tensor(torch.inf)
@@ -188,7 +188,7 @@ def _mask_infinitely(actual: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sum_pair(actual_RC: Tensor, expected_RC: Tensor) -> BlockSums:
-    """`BlockSums.of` on as many threads as torch has."""
+    """The result of `BlockSums.of`, computed by as many threads as torch has."""
     num_rows, num_channels = actual_RC.shape
     height = max(1, SPAN_ELEMENTS // num_channels)
 
@@ -200,7 +200,7 @@ def sum_pair(actual_RC: Tensor, expected_RC: Tensor) -> BlockSums:
 
 
 def map_on_threads(function: Callable[[int], Result], numbers: Sequence[int]) -> list[Result]:
-    """The results of `function` for each number, by as many threads as torch has."""
+    """The results of `function` for each number, computed by as many threads as torch has."""
     num_threads = torch.get_num_threads()
     if num_threads == 1:
         return [function(number) for number in numbers]
@@ -209,10 +209,10 @@ def map_on_threads(function: Callable[[int], Result], numbers: Sequence[int]) ->
 
 @cache
 def _lone_threads(number: int) -> ThreadPoolExecutor:
-    """Threads that run all of their operations by themselves.
+    """Threads whose torch operations run on that thread alone.
 
-    Operations that share threads wait for each other after each of them: on a busy machine that
-    takes ten times as long.
+    Operations on several threads synchronise after each one: on a busy machine that takes ten
+    times as long.
     """
     pool = ThreadPoolExecutor(number)
     all_there = Barrier(number)
@@ -222,16 +222,16 @@ def _lone_threads(number: int) -> ThreadPoolExecutor:
         all_there.wait()
 
     list(pool.map(prepare, range(number)))
-    torch.set_num_threads(number)  # for threads to come the last of these calls counts
+    torch.set_num_threads(number)  # the last call sets the number for threads started later
     return pool
 
 
-# A forked process has none of the threads.
+# A forked process has none of its parent's threads.
 os.register_at_fork(after_in_child=_lone_threads.cache_clear)
 
 
 def count_misrounded(actual_RC: Tensor, expected_RC: Tensor) -> int:
-    """Elements of `actual` that are not the expected value rounded to their dtype."""
+    """Number of elements of `actual` that differ from the expected value rounded to their dtype."""
     count = 0
     for at in _blocks(actual_RC):
         actual, expected = prepare_pair(actual_RC[at], expected_RC[at])
@@ -249,7 +249,7 @@ def _blocks(actual_RC: Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def _join(parts: list[BlockSums], height: int) -> BlockSums:
-    """The sums of spans of `height` rows as those of the whole pair."""
+    """The sums of a whole pair from those of its spans of `height` rows."""
     number, worst = max(enumerate(parts), key=lambda item: item[1].worst.difference)
     index = (number * height + worst.worst.index[0], worst.worst.index[1])
     return BlockSums(

@@ -1,7 +1,7 @@
-"""What can go wrong outside of the numbers.
+"""Base classes of all errors.
 
-A numerical mismatch is never an exception: it is a `assay.verdicts.Verdict`.
-Each room derives its own errors from these two and words them itself.
+A numerical mismatch is never an exception: it is an `assay.verdicts.Verdict`.
+Each package derives its own errors from these two, with their messages.
 """
 
 import signal
@@ -17,15 +17,15 @@ class AssayError(Exception):
 
 
 class UsageError(AssayError):
-    """The caller asked for something that cannot be: a wrong option, file or model."""
+    """An error of the caller: a wrong option, file or model."""
 
 
 class MachineError(AssayError):
-    """The machine cannot do what was asked: an absent device, a full disk, a dead process."""
+    """An error of the machine: an absent device, a full disk, a killed process."""
 
 
 def name_some(names: Sequence[str], num_shown: int = _NAMES_SHOWN) -> str:
-    """The first few of `names`, and how many more there are."""
+    """The first `num_shown` of `names`, and the number of the others."""
     rest = len(names) - num_shown
     shown = ", ".join(names[:num_shown])
     return f"{shown} and {rest:,} more" if rest > 0 else shown

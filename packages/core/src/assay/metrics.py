@@ -1,8 +1,8 @@
 """The numbers between two tensors, in one pass over both.
 
 `PairSums` pools every call of one port: sums over elements, over channels (the last dim) and over
-bins of the expected value. All statistics by which a stage is judged are functions of these sums,
-so the process that runs the candidate only adds, and the process that judges only divides.
+bins of the expected value. All statistics by which a stage is judged are functions of these sums:
+the process that runs the candidate computes the sums, the one that judges the statistics.
 
 Shape legend: R rows (tokens), C channels (last dim), K bins.
 """
@@ -19,14 +19,14 @@ from torch import Tensor
 from assay.blocks import NUM_CHANNEL_SUMS, WorstElement, count_misrounded, prepare_pair, sum_pair
 from assay.errors import UsageError
 
-# Small calls wait until they have so many elements: a decode step has a few hundred.
+# Small calls are collected until they have so many elements: a decode step has a few hundred.
 CHUNK_ELEMENTS = 1 << 16
 
 # Of each call at most this many elements take part in the bins, and as many in the slopes of rows:
 # binning costs ten times a sum.
 BINNED_ELEMENTS = 1 << 14
 
-# Rows of fewer elements have no slope of their own to speak of.
+# The slope of a row of fewer elements would be mostly chance.
 FEWEST_IN_ROW = 16
 
 # Bins of the expected value in units of its root mean square: the quantiles n/24 of a normal
@@ -36,12 +36,12 @@ _TAIL = [2.5, 3.5, 5.0, 8.0]
 BIN_EDGES = tuple([-edge for edge in reversed(_TAIL)] + _CENTRE + _TAIL)
 NUM_BINS = len(BIN_EDGES) + 1
 
-# To find a bin by search takes four times as long as to look it up by cells of equal width, so
-# narrow that no two edges share one: the bin at the start of each, and the edge that may follow.
+# A bin is looked up by cells of equal width, so narrow that no two edges share one: the bin at the
+# start of each cell, and the next edge. A search would take four times as long.
 _CELLS_PER_UNIT = 16
 _REACH = 9.0
-# Not by torch.bucketize: a process that runs threads of OpenMP cannot be forked, its child would
-# wait for them for ever. `assay.runs.forking` imports this first.
+# Not by torch.bucketize: `assay.runs.forking` imports this before it forks, and the child of a
+# process that runs threads of OpenMP would wait for them for ever.
 _FIRST_BIN = torch.tensor(
     [
         bisect_left(BIN_EDGES, cell / _CELLS_PER_UNIT - _REACH)
@@ -60,12 +60,12 @@ class ShapeMismatchError(UsageError):
 
     @classmethod
     def of(cls, actual: Tensor, expected: Tensor) -> Self:
-        """The error for this pair."""
+        """`actual` and `expected`: the pair that was to be compared."""
         return cls(f"actual has shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
 
 
 def bin_of(values: Tensor) -> Tensor:
-    """Number of the bin of each value, which is finite and in units of the root mean square."""
+    """Index of the bin of each value; values are finite, in units of the root mean square."""
     cell = values.clamp(-_REACH, _REACH).add_(_REACH).mul_(_CELLS_PER_UNIT).long()
     index = _FIRST_BIN.index_select(0, cell)
     return index.add_(values > _NEXT_EDGE.to(values.dtype).index_select(0, index))
@@ -77,7 +77,7 @@ def _zeros(*shape: int) -> Tensor:
 
 @dataclass(slots=True)
 class RowErrors:
-    """Error norms of single rows, each with the prompt and position that it belongs to.
+    """Error norms of single rows, with their prompts and positions.
 
     Shapes: all (R,); `error` and `expected` are Euclidean norms, `scale` is the root mean square
     of the expected row norms of the same call.
@@ -108,9 +108,9 @@ class RowErrors:
 
 @dataclass(slots=True)
 class _Waiting:
-    """Small calls of one width, put together in memory of their own.
+    """A buffer in which small calls of one width are collected.
 
-    parts: actual and expected (R, C), prompt and position (R,); of the rows the first are used.
+    parts: actual and expected (R, C), prompt and position (R,); the first rows are in use.
     """
 
     parts: tuple[Tensor, Tensor, Tensor, Tensor]
@@ -119,7 +119,7 @@ class _Waiting:
 
     @classmethod
     def for_calls_like(cls, actual_RC: Tensor, expected_RC: Tensor) -> "_Waiting":
-        """Room for a chunk of calls of this width and these dtypes."""
+        """An empty buffer for calls of this width and these dtypes."""
         width = actual_RC.shape[1]
         num_rows = max(len(actual_RC), CHUNK_ELEMENTS // max(width, 1))
         values = (
@@ -129,7 +129,7 @@ class _Waiting:
         return cls((*values, *addresses))  # type: ignore[arg-type]  # four of them
 
     def has_room_for(self, actual_RC: Tensor, expected_RC: Tensor) -> bool:
-        """Whether this call can wait with the others."""
+        """Whether this call has the width and dtypes of the buffer, and fits."""
         actual, expected, *_ = self.parts
         return (
             actual.shape[1] == actual_RC.shape[1]
@@ -138,7 +138,7 @@ class _Waiting:
         )
 
     def take(self, *call: Tensor) -> None:
-        """Copy one call."""
+        """Copy one call into the buffer."""
         end = self.num_rows + len(call[0])
         for part, tensor in zip(self.parts, call, strict=True):
             part[self.num_rows : end] = tensor
@@ -146,7 +146,7 @@ class _Waiting:
         self.num_calls += 1
 
     def all_rows(self) -> tuple[Tensor, ...]:
-        """What was taken, as one call."""
+        """The collected calls as one call."""
         return tuple(part[: self.num_rows] for part in self.parts)
 
 
@@ -154,7 +154,7 @@ class _Waiting:
 class PairSums:
     """Sums over all compared pairs of one port; d = actual - expected, e = expected.
 
-    counts_misrounded: whether `num_misrounded` is kept; it has a meaning for stages only that
+    counts_misrounded: whether to count `num_misrounded`, which is meaningful only for stages that
         round element by element.
     """
 
@@ -181,7 +181,7 @@ class PairSums:
     def add_later(
         self, actual_RC: Tensor, expected_RC: Tensor, prompt: Tensor, position: Tensor
     ) -> None:
-        """Like `add`, but small calls are copied and put together: a decode step has few rows."""
+        """Add one call, or copy a small one and add it later with others: decode steps are small."""
         if actual_RC.shape != expected_RC.shape:
             raise ShapeMismatchError.of(actual_RC, expected_RC)
         if self._waiting is not None and not self._waiting.has_room_for(actual_RC, expected_RC):
@@ -194,7 +194,7 @@ class PairSums:
         self._waiting.take(actual_RC, expected_RC, prompt, position)
 
     def flush(self) -> None:
-        """Add what waits."""
+        """Add the calls that `add_later` has collected."""
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             self.add(*waiting.all_rows())
@@ -244,7 +244,7 @@ class PairSums:
         if not rms > 0 or not math.isfinite(rms):
             return
         stride = -(-actual.numel() // BINNED_ELEMENTS)
-        # An odd stride: an even one would see only some of the channels.
+        # An odd stride: an even one would sample only some of the channels.
         stride += 1 - stride % 2
         sample, e = prepare_pair(actual.reshape(-1)[::stride], expected.reshape(-1)[::stride])
         d = sample.to(e.dtype) - e
@@ -305,13 +305,13 @@ class PairSums:
 
     @property
     def num_row_slopes(self) -> int:
-        """Rows that are long and large enough to have a slope."""
+        """Number of rows that are long and large enough to have a slope."""
         return int(self.row_slopes[0])
 
     def row_slope(self, allowed_slope: float = 0.0) -> tuple[float, float]:
-        """Root mean square over the rows of the slope of d on e, and what chance alone gives.
+        """Root mean square over the rows of the slope of d on e, and its expectation by chance.
 
-        allowed_slope: taken off every row's slope.
+        allowed_slope: subtracted from every row's slope.
         """
         count, total, square, variance = self.row_slopes.tolist()
         if not count:
@@ -321,7 +321,7 @@ class PairSums:
 
     @property
     def num_used_bins(self) -> int:
-        """Bins with at least 16 elements."""
+        """Number of bins with at least 16 elements."""
         return int((self.bins[0] >= 16).sum())
 
     def bin_spread(self) -> float:
@@ -336,9 +336,9 @@ class PairSums:
         return self.num_misrounded / self.num_elements if self.num_elements else 0.0
 
     def bin_bias(self, allowed_slope: float = 0.0) -> tuple[float, float]:
-        """Root mean square over the bins of the mean error, and what chance alone gives.
+        """Root mean square over the bins of the mean error, and its expectation by chance.
 
-        allowed_slope: a part of the error, this many times e, that does not count.
+        allowed_slope: this many times e is subtracted from the error.
         Both in units of the root mean square of e. Bins with under 16 elements are left out.
         """
         count, total, square, size = self.bins
@@ -351,7 +351,7 @@ class PairSums:
         return float((bias**2).mean().sqrt()), float((variance / n).mean().sqrt())
 
     def channel_scores(self) -> Tensor:
-        """For each channel how many standard errors its slope and its mean error are from zero.
+        """Slope and mean error of each channel, in standard errors.
 
         Shape: (2, C); empty if there are under 32 rows or the ports had different widths.
         """

@@ -2,7 +2,7 @@
 
 Each statistic is a pair of numbers of the same kind, one of the candidate and one of the noise
 run (trusted device, candidate's dtype), both against the yardstick. The ratio is judged by a limit
-that was calibrated for this statistic (docs/noise.md). A statistic that says nothing of a place
+that was calibrated for this statistic (docs/noise.md). A statistic that is not defined for a place
 (too few rows, too short ones) is None there: it finds nothing and has no resolution.
 """
 
@@ -14,9 +14,9 @@ import torch
 from assay.metrics import FEWEST_IN_ROW, PairSums
 from assay.stages import Statistic
 
-# Floors of the noise, in unit roundoffs of the values' dtype: less than this no rounded
-# computation can be held to. Half a unit for single values; means over many values are known
-# better, measured on trained models in bfloat16: slopes to 1/1000, bin means to 1/200.
+# Floors of the noise, in unit roundoffs of the values' dtype: no rounded computation can be
+# required to be more accurate. Half a unit for single values; means over many values are more
+# accurate, measured on trained models in bfloat16: slopes to 1/1000, bin means to 1/200.
 TENSOR_FLOOR = 1 / 2
 SLOPE_FLOOR = 1 / 1000
 BINS_FLOOR = 1 / 200
@@ -24,12 +24,12 @@ BINS_FLOOR = 1 / 200
 # A slope within three standard errors of zero is chance.
 SLOPE_STANDARD_ERRORS = 3.0
 
-# Truncation loses between half a unit (large significands) and a whole one (small ones): about the
-# mean of ln 2 units, by this share of it more or less.
+# Truncation loses between half a unit (large significands) and a whole one (small ones): within
+# this share of the mean, ln 2 units.
 TRUNCATION_SHAPE = 0.25
 
-# Where operations round one by one, so many elements may still be rounded the wrong way: an
-# accurate float32 function rounded to bfloat16 gives under 0.01%, the wrong GELU 8.7%.
+# Floor of the share of misrounded elements where every operation rounds by itself: an accurate
+# float32 function rounded to bfloat16 misrounds under 0.01%, the wrong GELU 8.7%.
 SHARE_FLOOR = 0.005
 
 
@@ -57,9 +57,9 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
-    """The part of a stage's systematic error that is its device's arithmetic.
+    """The part of a stage's systematic error that its device's arithmetic explains.
 
-    slope: taken off the error; floor: what remains of it is not told from zero below this.
+    slope: subtracted from the error's slope; floor: smallest noise for the slope that remains.
     """
 
     slope: float = 0.0
@@ -75,7 +75,7 @@ def tensor_ratio(
     unit_roundoff: float,
     share: DeviceShare = NO_SHARE,
 ) -> Ratio:
-    """Relative error of the whole tensor, pooled over calls; none of it is excused."""
+    """Relative error of the whole tensor, pooled over calls; no part of it is subtracted."""
     del share
     expected = noise.relative_error if noise is not None else 0.0
     floor = TENSOR_FLOOR * unit_roundoff
@@ -88,10 +88,10 @@ def row_ratio(
     unit_roundoff: float,
     share: DeviceShare = NO_SHARE,
 ) -> Ratio | None:
-    """Worst row against the worst row: a fault in a few tokens drowns in the average.
+    """Error of the worst row of each run: a fault in a few tokens is lost in the average.
 
-    The error of a short row is no average: where a sum cancels, that of one value may be many times
-    the noise run's worst (scores of 8 experts from partial sums in bfloat16: 9.4 times).
+    None for short rows, whose error is no average: where a sum cancels, that of one value may be
+    many times the noise run's worst (scores of 8 experts from partial sums in bfloat16: 9.4 times).
     """
     del share
     if actual.channel is not None and actual.channel.shape[1] < FEWEST_IN_ROW:
@@ -112,7 +112,7 @@ def slope_ratio(
     unit_roundoff: float,
     share: DeviceShare = NO_SHARE,
 ) -> Ratio:
-    """Slope of the error on the yardstick: a wrong scale, far below the rounding noise."""
+    """Slope of the error on the yardstick: finds a wrong scale far below the rounding noise."""
     chance = max(sums.slope_standard_error for sums in (actual, noise) if sums is not None)
     expected = max(
         abs(noise.slope) if noise is not None else 0.0,
@@ -124,14 +124,13 @@ def slope_ratio(
 
 
 def device_share(slope: float, common: float, is_product: bool) -> DeviceShare:  # noqa: FBT001
-    """What the arithmetic of a device explains of a stage's slope.
+    """The part of a stage's slope that the arithmetic of its device explains.
 
     common: the slope that all matrix products of the device have.
-    is_product: whether the stage is one matrix product: it has this slope, or rounds properly.
-        Others may have it several times over
-        (attention, experts), not at all, or the other way round where they divide by a sum (norms),
-        and a function of a product (softmax) turns it into another shape: there an error is not
-        told from it below its size.
+    is_product: whether the stage is one matrix product, which has this slope or none. Others may
+        have it several times (attention, experts), not at all, or negated where they divide by a
+        sum (norms), and a function of a product (softmax) turns it into an error of another shape:
+        there an error below its size cannot be distinguished from it.
     """
     if is_product:
         low, high = sorted((1.25 * common, 0.75 * common))
@@ -147,7 +146,7 @@ def bins_ratio(
     unit_roundoff: float,
     share: DeviceShare = NO_SHARE,
 ) -> Ratio | None:
-    """Mean error by size of the value: a function of another shape."""
+    """Mean error by size of the value: finds a function of another shape."""
     if not actual.num_used_bins:
         return None
     bias, chance = actual.bin_bias(share.slope)
@@ -163,9 +162,9 @@ def row_slope_ratio(
     unit_roundoff: float,
     share: DeviceShare = NO_SHARE,
 ) -> Ratio | None:
-    """Slopes of single rows: a factor that is wrong for each token in another way.
+    """Slopes of single rows: finds a factor whose error differs from token to token.
 
-    A root, a sum of exponentials or a scale of a quantised token in too low a precision gives one.
+    A root, a sum of exponentials or a scale of a quantised token in too low a precision causes one.
     """
     if not actual.num_row_slopes:
         return None
@@ -183,7 +182,7 @@ def channel_ratio(
 ) -> Ratio | None:
     """The worst channel's slope or mean error, in standard errors of the noise run's errors.
 
-    Given as relative errors of a channel: the score times the noise of a channel's mean.
+    Returned as relative errors of a channel: the score times the noise of a channel's mean.
     """
     scale = channel_noise(actual, noise, unit_roundoff)
     if scale is None:
@@ -225,7 +224,7 @@ def _largest_score(sums: PairSums, scale: torch.Tensor, allowed: float = 0.0) ->
 
 
 def share_ratio(actual: PairSums, noise: PairSums | None) -> Ratio:
-    """Share of wrongly rounded elements, where every operation rounds one by one."""
+    """Share of misrounded elements, for stages in which every operation rounds by itself."""
     expected = noise.misrounded_share if noise is not None else 0.0
     return Ratio("replay-share", actual.misrounded_share, max(expected, SHARE_FLOOR))
 
@@ -239,6 +238,6 @@ def error_ratios(
     unit_roundoff: float,
     share: DeviceShare = NO_SHARE,
 ) -> list[Ratio]:
-    """Every statistic of the error that says something here."""
+    """Every statistic of the error that is defined for these sums, by name."""
     ratios = [ratio_of(actual, noise, unit_roundoff, share) for ratio_of in _RATIOS]
     return [ratio for ratio in ratios if ratio is not None]

@@ -1,4 +1,4 @@
-"""Code of users: `FILE.py:NAME`, imported only where it is to run."""
+"""Code of users, given as `FILE.py:NAME`, and imported only in the process that runs it."""
 
 import importlib.util
 import sys
@@ -10,7 +10,7 @@ from assay.errors import UsageError
 
 
 class PluginError(UsageError):
-    """A FILE.py:NAME that cannot be used."""
+    """A FILE.py:NAME that cannot be found or imported."""
 
 
 def find_plugin_file(reference: str) -> tuple[Path, str]:

@@ -1,4 +1,4 @@
-"""Addresses of tensors: where in a run a value was made, whatever recorded it."""
+"""Addresses of tensors: the place in a run where a value was computed."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ Phase = Literal[
 ]
 
 # Depth has one word where something is recorded, and one where something is judged. Each goes
-# from the least to the most; a check is `auto` where nobody says how deep it goes: as deep as it can.
+# from the least to the most; by default a check is `auto`: it goes as deep as it can.
 RecordedLevel = Literal["logits", "module"]
 JudgedLevel = Literal["tokens", "logits", "modules"]
 CheckLevel = Literal["auto", JudgedLevel]
@@ -30,7 +30,7 @@ def recorded_for(level: JudgedLevel) -> RecordedLevel:
 
 
 def unwrapped_path(path: str) -> str:
-    """The module path that the unwrapped Hugging Face model gives to `path`.
+    """The path in the unwrapped Hugging Face model for `path`, a module path in a wrapped one.
 
     >>> unwrapped_path("module._orig_mod.model.layers.0._checkpoint_wrapped_module.mlp")
     'model.layers.0.mlp'
@@ -48,7 +48,7 @@ class CallSite:
     step: generation: number of the model's forward call, 0 is the prefill (or its first chunk);
         training: number of the optimizer step.
     micro_batch: generation: number of the batch of prompts; training: of the micro-batch.
-    call: how often this module was called before within the same step.
+    call: number of earlier calls of this module in the same step and micro-batch.
     module: path in the unwrapped Hugging Face model; "" is the model itself.
     """
 
@@ -70,7 +70,7 @@ class Site:
     """The address of one tensor: a call and one of its ports.
 
     Ports: `input.NAME` (NAME from the forward signature), `output`, `changed.NAME`
-    (an argument that the call changed, such as a cache). Nested structures append their keys:
+    (an argument that the call changed, such as a cache). Keys of nested structures are appended:
     `output.0`, `input.position_embeddings.1`, `changed.past_key_values.3.keys`.
     Ports inside a module, recorded by operation: `op.INDEX.NAME.output`.
     """
@@ -88,11 +88,11 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class RowMap:
-    """Which prompt and which positions the rows of a call's tensors belong to.
+    """The prompt and positions of the rows of a call's tensors.
 
     prompts: the prompt number of each batch row, shape (B,).
     positions: for each batch row the position in its prompt of every token of the call, -1 for
-        padding, shape (B, T): what is -1 takes no part in any comparison.
+        padding, shape (B, T): padding is not compared.
     """
 
     prompts: tuple[int, ...]
@@ -100,24 +100,24 @@ class RowMap:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the batch, B."""
+        """Number of rows of the batch, B."""
         return len(self.prompts)
 
     @property
     def length(self) -> int:
-        """Tokens of each row in this call, T."""
+        """Number of tokens of each row in this call, T."""
         return len(self.positions[0]) if self.positions else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One finished call: where, what made it, which ports its tensors have.
+    """One finished call of a module, with the ports of its tensors.
 
-    caller: path of the module whose code called this one (its inputs were made there);
-        None for the root call.
+    caller: path of the module whose code called this one and computed its inputs; None for the
+        root call.
     order: number of the call in order of its start, over the whole trace.
     constants: arguments that are no tensors, by port, as JSON values.
-    placements: by port, how the tensor is laid out over ranks; absent means whole.
+    placements: by port, the placement of the tensor over ranks; whole if absent.
     """
 
     site: CallSite

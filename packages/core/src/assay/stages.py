@@ -1,9 +1,9 @@
-"""Stages: the pieces of a run that are re-run from the reference's inputs and judged alike.
+"""Stages: the parts of a run that are replayed from the reference's inputs and judged separately.
 
-In the forward pass a stage is the code of one module outside of its children: what a module
-hands to a child was made by the module, what the child returns was made by the child. Fed the
-reference's values at every one of these boundaries, an error stays in the stage that makes it.
-Training adds stages of the other phases; a trainer says which of them can be observed.
+In the forward pass a stage is the code of one module outside of its children: a module computes
+the arguments of its children, a child its results. With the reference's values injected at every
+one of these boundaries, an error stays in the stage that makes it.
+Training adds stages of other phases; a trainer declares which of them can be observed.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Literal
 
 from assay.sites import Call, Phase
 
-# What a stage, and what comes out of the model, is judged by; `assay.noise` says how.
+# The statistics by which stages and the model's outputs are judged; `assay.noise` defines them.
 Statistic = Literal[
     "replay-tensor", "replay-row", "replay-slope", "replay-bins", "replay-channel", "replay-share",
     "replay-row-slope",
@@ -35,10 +35,10 @@ class Stage:
 def stage_that_made(call: Call, port: str) -> Stage:
     """The stage whose code computed the tensor at `port` of `call`.
 
-    An input was made by the caller's code, for the root call by the generation loop
-    (phase `inputs`); an output or a changed argument by the called module's own code.
-    Gradients go the other way: that of an input was made by the called module's own code, that
-    of an output by the caller's, of the root call's output by the loss (the model's own stage).
+    An input is computed by the caller's code, for the root call by the generation loop (phase
+    `inputs`); an output or a changed argument by the called module's own code. Gradients go the
+    other way: that of an input is computed by the called module's own code, that of an output by
+    the caller's, of the root call's output by the loss (the model's own stage).
     """
     if call.site.phase == "backward":
         made_here = port.startswith("input.") or call.caller is None

@@ -1,4 +1,4 @@
-"""What every command returns: one verdict with three values, and the measurements beside it."""
+"""The results of every command: a verdict with one of three outcomes, and its measurements."""
 
 import math
 from enum import StrEnum
@@ -20,7 +20,7 @@ SCHEMA = 1
 
 
 class Outcome(StrEnum):
-    """The three values of a verdict, and of each of its levels."""
+    """The outcome of a verdict, and of each of its levels."""
 
     PASS = "PASS"  # noqa: S105 - a verdict, no password
     FAIL = "FAIL"
@@ -28,7 +28,7 @@ class Outcome(StrEnum):
 
     @property
     def exit_code(self) -> int:
-        """The exit code that the command line gives for it."""
+        """The exit code of the command line for this outcome."""
         return {Outcome.PASS: 0, Outcome.FAIL: 1, Outcome.NOT_COMPARED: 3}[self]
 
 
@@ -40,7 +40,7 @@ def _to_json(value: float) -> float | str:
     return value
 
 
-def _to_json_values(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+def _to_json_values(value: object) -> object:
     if isinstance(value, float):
         return _to_json(value)
     if isinstance(value, dict):
@@ -48,7 +48,7 @@ def _to_json_values(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     return value
 
 
-def _from_json_values(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+def _from_json_values(value: object) -> object:
     if isinstance(value, str) and value in ("inf", "-inf", "nan"):
         return float(value)
     if isinstance(value, dict):
@@ -72,7 +72,7 @@ Diagnosis = Literal[
 
 
 class Record(BaseModel):
-    """Base of everything that is written as JSON: unknown keys are an error."""
+    """Base of all records that are written as JSON: unknown keys are an error."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -106,7 +106,7 @@ class Suspect(Record):
 
 
 class Level(Record):
-    """What one rung of the ladder found; `verdict` is null where it was not run."""
+    """The result of one level of a check; `verdict` is null if it was not run."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -116,12 +116,13 @@ class Level(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_details(cls, data: Any) -> Any:  # noqa: ANN401 - whatever is to be validated
+    def _read_details(cls, data: object) -> object:
         return _from_json_values(data)
 
     @model_serializer(mode="wrap", when_used="json")
-    def _write_details(self, write: SerializerFunctionWrapHandler) -> Any:  # noqa: ANN401 - JSON
-        return write(self) | _to_json_values(self.model_extra or {})
+    def _write_details(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields: dict[str, object] = write(self)
+        return fields | {key: _to_json_values(v) for key, v in (self.model_extra or {}).items()}
 
 
 class Unmatched(Record):
@@ -158,7 +159,7 @@ class Verdict(Record):
 
     @property
     def passed(self) -> bool:
-        """Whether everything that was promised was compared and agrees."""
+        """Whether everything that was expected was compared and agrees."""
         return self.verdict is Outcome.PASS
 
     def to_json(self) -> str:
@@ -167,11 +168,11 @@ class Verdict(Record):
 
 
 class Measurement(Record):
-    """One row of measurements.jsonl: one statistic at one stage, and token where it has one.
+    """One row of measurements.jsonl: one statistic at one stage and, for some, one token.
 
     actual: error of the candidate; expected: error of the noise run (both against the
     yardstick); ratio: actual / max(expected, floor), as judged.
-    order: position of the stage in the forward pass, for pictures along the depth.
+    order: position of the stage in the forward pass.
     """
 
     level: str

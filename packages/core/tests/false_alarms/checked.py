@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from assay.comparing.calibration import CleanRun, false_alarm_bound
-from assay.verdicts import Outcome as Said
-from assay.verdicts import Verdict
+from assay.verdicts import Outcome, Verdict
 from packages.core.tests.trials.readings import Reading
 from packages.core.tests.trials.tables import markdown_table, number
 
@@ -48,13 +47,13 @@ class TrialOutcome(Protocol):
 
 @dataclass(frozen=True)
 class Checked:
-    """A variant and what the check said of it."""
+    """A variant and the verdict on it."""
 
     variant: CorrectVariant
     outcome: TrialOutcome
 
     @property
-    def said(self) -> Said:
+    def verdict(self) -> Outcome:
         """The verdict; PASS is the only right one."""
         return self.outcome.verdict.verdict
 
@@ -70,17 +69,19 @@ class Checked:
 
 
 def wrong(checked: Sequence[Checked]) -> list[str]:
-    """What does not pass and is not known to fail, each with what was said of it."""
+    """Variants that do not pass and are not known to fail, each with its verdict."""
     return [
-        f"{one.variant.name}: {one.said} {_reason(one.outcome.verdict)}"
+        f"{one.variant.name}: {one.verdict} {_reason(one.outcome.verdict)}"
         for one in checked
-        if one.said is not Said.PASS and not one.variant.known
+        if one.verdict is not Outcome.PASS and not one.variant.known
     ]
 
 
 def mended(checked: Sequence[Checked]) -> list[str]:
     """What passes although it is known to fail."""
-    return [one.variant.name for one in checked if one.variant.known and one.said is Said.PASS]
+    return [
+        one.variant.name for one in checked if one.variant.known and one.verdict is Outcome.PASS
+    ]
 
 
 def _reason(verdict: Verdict) -> str:
@@ -130,7 +131,7 @@ def variants_table(checked: Sequence[Checked]) -> str:
         nearest = max(
             largest_readings(some), key=lambda pair: pair[0].severity, default=None
         )  # of none that came to a verdict there is none
-        failed = sum(one.said is not Said.PASS for one in some)
+        failed = sum(one.verdict is not Outcome.PASS for one in some)
         reported = ("", "", "")
         if nearest is not None:
             reading, variant = nearest
@@ -141,10 +142,10 @@ def variants_table(checked: Sequence[Checked]) -> str:
 
 
 def totals(checked: Sequence[Checked]) -> str:
-    """How many failed, and what that says of others."""
+    """How many failed, and the bound that follows for the rate of false alarms."""
     known = [one for one in checked if one.variant.known]
     others = [one for one in checked if not one.variant.known]
-    failed = [one for one in others if one.said is not Said.PASS]
+    failed = [one for one in others if one.verdict is not Outcome.PASS]
     text = f"Of {len(others)} correct variants {len(failed)} do not pass."
     distinct = len({one.outcome.fingerprint for one in others})
     if not failed and others:

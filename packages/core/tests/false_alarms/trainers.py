@@ -124,7 +124,7 @@ class ClipsInItsOptimizer(ReferenceTrainer):
 
 
 class KeepsSumsOfItsOwn(ReferenceTrainer):
-    """Gradients are added up beside the parameters, and handed over to be reduced."""
+    """Gradients are added up in separate tensors, and set before they are reduced."""
 
     invisible_stages: ClassVar[Mapping[str, str]] = {"backward": "sums are handed over later"}
 
@@ -180,7 +180,7 @@ class StepsOnCopies(ReferenceTrainer):
 
 
 class HasNoOptimizerStep(ReferenceTrainer):
-    """Nobody can see what the optimizer is given."""
+    """The gradients of the optimizer's step cannot be observed."""
 
     optimizer_step = None  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""Which fault is planted in which model, and what is right to say about it."""
+"""The planted faults, each with its models and the right verdict."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

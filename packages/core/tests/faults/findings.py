@@ -1,4 +1,4 @@
-"""What a check said of each fault, and whether it is right."""
+"""The result of the check for each fault, and whether it is right."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from assay.generate.processes.requests import InputOptions
 from assay.stages import Stage
-from assay.verdicts import Outcome as Said
+from assay.verdicts import Outcome as VerdictOutcome
 from packages.core.tests.faults.corpus import Fault
 from packages.core.tests.trials.tables import markdown_table, number
 from packages.core.tests.trials.trial import Golden, Outcome, Trial, capture, hold, run_all
@@ -34,22 +34,22 @@ class Finding:
     @property
     def detected(self) -> bool:
         """Whether the verdict is FAIL."""
-        return self.outcome.verdict.verdict is Said.FAIL
+        return self.outcome.verdict.verdict is VerdictOutcome.FAIL
 
     @property
     def located(self) -> bool:
-        """Whether it was detected, and just at the stage that is right."""
+        """Whether it was detected, and at the right stage."""
         return self.detected and self.place == self.fault.stage
 
     @property
     def place(self) -> Stage | None:
-        """Where the check says that the error is made."""
+        """The stage that the check reports."""
         location = self.outcome.verdict.location
         return Stage(location.module or "", location.phase) if location is not None else None
 
     @property
     def declared(self) -> bool:
-        """Whether the check says that it could not have seen so small a fault."""
+        """Whether the resolution that the check reports is too coarse for the fault."""
         resolution = self.outcome.verdict.resolution
         return not self.detected and resolution is not None and resolution >= self.size
 

@@ -1,6 +1,6 @@
-"""Faults of training by another author than the rules, with what is right to say of each.
+"""Faults of training by another author than the rules, each with the right verdict.
 
-What is right was written down before the rules were read or run, and is not fitted to verdicts.
+The right verdicts were written down before the rules were read or run, and are not fitted.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from packages.core.tests.faults.training_corpus import TrainingFault
 
 
 def second_author_corpus() -> Iterator[TrainingFault]:
-    """Every fault in float32, and those that are told to be in bfloat16."""
+    """Every fault in float32, and those marked for it in bfloat16."""
     for part in (_losses, _backward, _clips, _optimizers, _checkpoints, _data, _tensor, _pipeline):
         yield from part()
 

@@ -43,7 +43,7 @@ def test_names_are_unique_and_every_plant_is_used() -> None:
     assert used == set((Path(__file__).parent / "plants").glob("*.py"))
 
 
-def test_a_name_that_no_fault_has_is_refused() -> None:
+def test_unknown_fault_name_is_refused() -> None:
     assert len(choose_faults("")) == len(list(corpus()))
     assert {fault.plant for fault in choose_faults("layers:other_gelu")} == {"layers:other_gelu"}
     with pytest.raises(pytest.UsageError, match=r"^--fault other_gleu: no fault has .*other_gelu"):

@@ -18,7 +18,7 @@ from packages.core.tests.trials.trial import run_all
 
 MODEL = "micro:llama"
 
-# What is asked of the whole corpus.
+# Requirements on the whole corpus.
 SHARE_DETECTED = {"float32": 0.95, "bfloat16": 0.85}
 SHARE_LOCATED = 0.9
 SHARE_DIAGNOSED = 0.85
@@ -57,7 +57,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault and what was said of it."""
+    """A fault and the verdict on it."""
 
     fault: TrainingFault
     verdict: Verdict

@@ -1,4 +1,4 @@
-"""Which fault of training is planted, and what is right to say about it."""
+"""The planted faults of training, each with the right verdict."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class TrainingFault:
 
     @property
     def reference(self) -> str:
-        """As the command line takes it."""
+        """The value of the command-line option."""
         file, _, name = self.plant.partition(":")
         return f"{PLANTS / file}.py:{name}"
 

@@ -1,4 +1,4 @@
-"""What a whole check costs beside the generation that it cannot do without."""
+"""The cost of a whole check compared with the generations that it consists of."""
 
 import json
 import threading
@@ -71,7 +71,7 @@ def plain_generation(
     )
 
 
-def test_a_check_costs_little_more_than_its_three_generations(
+def test_check_costs_little_more_than_its_three_generations(
     model_folder: Path,
     prompts: Path,
     input_ids: torch.Tensor,

@@ -1,4 +1,4 @@
-"""Help is there at once."""
+"""The time until help is printed."""
 
 import os
 import subprocess

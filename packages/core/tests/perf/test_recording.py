@@ -1,4 +1,4 @@
-"""What recording costs beside the forward pass and the writing that it cannot do without."""
+"""The cost of recording compared with the forward pass and the writing that it consists of."""
 
 import os
 import shutil

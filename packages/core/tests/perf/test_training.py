@@ -1,4 +1,4 @@
-"""What checking a few steps of training costs beside the steps themselves."""
+"""The cost of checking a few training steps compared with the steps themselves."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -66,7 +66,7 @@ class _NoHooks(ModuleTracer):
 
     @contextmanager
     def attached(self, model: nn.Module) -> Iterator[None]:
-        """Nothing is attached."""
+        """Attach no hook."""
         del model
         yield
 
@@ -134,7 +134,7 @@ def test_values_between_phases_cost_a_quarter_of_the_steps(
     )  # fmt: skip
 
 
-def test_a_whole_check_makes_at_most_four_more_runs_than_two(
+def test_whole_check_makes_at_most_four_more_runs_than_two(
     options: TrainOptions, new_folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_steps = 0
@@ -155,7 +155,7 @@ def test_a_whole_check_makes_at_most_four_more_runs_than_two(
 
 
 @pytest.mark.xfail(strict=True, reason="asked for 5.25; 11 measured: small modules cost by call")
-def test_a_whole_check_costs_few_more_runs(
+def test_whole_check_costs_few_more_runs(
     options: TrainOptions, new_folder: Callable[[], Path], table: Table
 ) -> None:
     sides = Sides.of(options)

@@ -9,8 +9,8 @@ from packages.core.tests.perf.world_body import add_up
 
 
 def shortest_world(size: int, rounds: int) -> Times:
-    """The ranks are no children of this process, so nobody counts their processor time: the clock
-    of the least disturbed of several rounds stands for both."""
+    """The wall time of the fastest of several rounds. The processor time of the ranks, which are no
+    children of this process, cannot be measured."""
     world = World({"dp": size})
     expected = [size * (size - 1) / 2] * size
 
@@ -22,7 +22,7 @@ def shortest_world(size: int, rounds: int) -> Times:
 
 
 @pytest.mark.parametrize(("size", "seconds", "rounds"), [(2, 0.15, 30), (32, 2.0, 5)])
-def test_a_bare_world_starts_works_and_ends_in_time(
+def test_bare_world_starts_works_and_ends_in_time(
     table: Table, size: int, seconds: float, rounds: int
 ) -> None:
     shortest_world(2, 1)  # the first world pays for the fork server

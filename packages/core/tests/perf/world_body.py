@@ -1,4 +1,4 @@
-"""What the ranks of `test_worlds` run; apart from it, because each of them imports this file."""
+"""The body of `test_worlds`, in a file of its own because every rank imports it."""
 
 import torch
 import torch.distributed as dist

@@ -60,7 +60,7 @@ def logits_of(
     mask[0, :7] = 0
     with gradient_mode(), execution:
         logits: Tensor = model(ids, attention_mask=mask).logits
-    # Rows of padding are nobody's business: eager attention makes NaN of them in some dtypes.
+    # Rows of padding are not compared: eager attention makes them NaN in some dtypes.
     return logits.detach().clone()[mask.bool()].double()
 
 
@@ -68,7 +68,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
 
 
-def test_a_forward_pass_is_simulated_alike_in_every_gradient_mode(model: torch.nn.Module) -> None:
+def test_forward_pass_is_simulated_alike_in_every_gradient_mode(model: torch.nn.Module) -> None:
     host = logits_of(model, nullcontext())
     simulated = [
         logits_of(model, SimDevice("split4").execution(), mode)

@@ -1,4 +1,4 @@
-"""What a check judged, read back from its measurements."""
+"""The judged statistics of a check, read from its measurements."""
 
 import hashlib
 import json

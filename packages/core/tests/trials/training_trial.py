@@ -28,7 +28,7 @@ REFERENCE = "cpu/float32"
 
 @dataclass(frozen=True)
 class TrainingTrial:
-    """A candidate: as `TrainCheck` has it."""
+    """A candidate, in the terms of `TrainCheck`."""
 
     name: str
     run: str
@@ -77,7 +77,7 @@ def train(group: TrainingGroup) -> list[TrainingOutcome]:
 
 
 def _no_verdict(error: AssayError) -> TrainingOutcome:
-    """Hours of other trials must not be lost to one that comes to nothing."""
+    """The outcome of a candidate whose check raised; other trials, of hours, go on."""
     verdict = Verdict(verdict=Outcome.NOT_COMPARED, notes=[f"no verdict: {error}"])
     return TrainingOutcome(verdict, worst_readings([]), "", 0.0)
 

@@ -33,7 +33,7 @@ def assert_sums_of_the_whole(sums: BlockSums, actual: Tensor, expected: Tensor) 
 
 @pytest.mark.parametrize("shape", [(1, 1), (7, 3), (3, 70), (64, 8), (65, 8)])
 @pytest.mark.parametrize("elements", [1, 8, 64])
-def test_blocks_do_not_show(
+def test_sums_do_not_depend_on_blocks(
     shape: tuple[int, int], elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "BLOCK_BYTES", elements * 8)
@@ -45,7 +45,7 @@ def test_blocks_do_not_show(
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("rows", [5, 64, 65])
-def test_threads_do_not_show(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_do_not_depend_on_threads(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "SPAN_ELEMENTS", 8 * 8)
     actual, expected = pair(rows, 8)
     actual[-1, 3] = expected[-1, 3] + 9.0
@@ -59,7 +59,7 @@ def test_threads_do_not_show(rows: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_number_of_threads_does_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_are_bitwise_equal_for_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "SPAN_ELEMENTS", 16 * 8)
     expected = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
     actual = expected.bfloat16()

@@ -9,6 +9,6 @@ def test_every_error_ends_a_command_with_2(kind: type[AssayError]) -> None:
     assert kind("x").exit_code == 2
 
 
-def test_the_caller_s_and_the_machine_s_errors_are_told_apart() -> None:
+def test_usage_errors_and_machine_errors_are_distinct() -> None:
     assert not issubclass(UsageError, MachineError)
     assert not issubclass(MachineError, UsageError)

@@ -13,7 +13,7 @@ EXPECTED = matrix([1, 2], [3, 4])
 ACTUAL = matrix([1, 3], [2, 4])
 
 
-def test_sums_are_those_worked_out_by_hand() -> None:
+def test_sums_equal_those_computed_by_hand() -> None:
     sums = sums_of(ACTUAL, EXPECTED)
 
     assert (sums.num_calls, sums.num_elements) == (1, 4)
@@ -26,7 +26,7 @@ def test_sums_are_those_worked_out_by_hand() -> None:
     assert sums.slope_standard_error == math.sqrt(13) / 30
 
 
-def test_channel_sums_are_those_worked_out_by_hand() -> None:
+def test_channel_sums_equal_those_computed_by_hand() -> None:
     sums = sums_of(ACTUAL, EXPECTED)
 
     assert sums.channel is not None
@@ -103,7 +103,7 @@ def test_calls_are_pooled_and_not_averaged() -> None:
     assert sums.relative_error == math.sqrt(1 / 50)  # the mean of the two errors would be 0.5
 
 
-def test_waiting_calls_are_those_added_at_once() -> None:
+def test_collected_calls_equal_calls_added_at_once() -> None:
     generator = torch.Generator().manual_seed(0)
     calls = [
         (
@@ -130,7 +130,7 @@ def test_waiting_calls_are_those_added_at_once() -> None:
     assert later.worst_row() == at_once.worst_row()
 
 
-def test_waiting_calls_of_other_widths_are_not_mixed() -> None:
+def test_collected_calls_of_different_widths_are_not_mixed() -> None:
     address = torch.tensor([0])
     sums = PairSums()
     sums.add_later(matrix([2, 2]), matrix([1, 1]), address, address)
@@ -142,7 +142,7 @@ def test_waiting_calls_of_other_widths_are_not_mixed() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
-def test_chunks_do_not_show(rows: int) -> None:
+def test_sums_do_not_depend_on_chunks(rows: int) -> None:
     width = CHUNK_ELEMENTS // 2 + 1  # one row a chunk, and an odd width
     expected = torch.ones(rows, width, dtype=torch.float64)
     actual = expected.clone()

@@ -39,7 +39,7 @@ def test_bin_edges_are_the_quantiles_of_a_normal_distribution_and_tails() -> Non
     assert BIN_EDGES[4 + 5] == pytest.approx(-0.67449, abs=1e-5)
 
 
-def test_bins_see_an_even_error_that_has_no_slope() -> None:
+def test_bins_detect_an_even_error_that_has_no_slope() -> None:
     expected = torch.tensor([-3.0, -1.0, 1.0, 3.0], dtype=torch.float64).repeat(32, 1)
     error = torch.tensor([0.01, -0.01, -0.01, 0.01], dtype=torch.float64)
 
@@ -52,7 +52,7 @@ def test_bins_see_an_even_error_that_has_no_slope() -> None:
     assert chance == pytest.approx(0.0, abs=1e-9)
 
 
-def test_bins_with_few_elements_say_nothing() -> None:
+def test_bins_with_few_elements_are_not_used() -> None:
     expected = torch.ones(1, 17, dtype=torch.float64)
     actual = expected + 0.5
     expected[0, :2] = -30.0  # a tail with two elements
@@ -74,7 +74,7 @@ def test_chance_of_bins_falls_with_the_root_of_the_count() -> None:
     assert chance == pytest.approx(0.1 / math.sqrt(1024))
 
 
-def test_rows_of_another_scale_each_are_seen_where_their_mean_is_none() -> None:
+def test_rows_of_different_scales_are_detected_where_their_mean_is_none() -> None:
     expected = torch.ones(64, 16, dtype=torch.float64)
     factors = torch.tensor([0.02, -0.02], dtype=torch.float64).repeat(32)[:, None]
 
@@ -114,7 +114,7 @@ def test_rows_of_nearly_nothing_have_no_slope() -> None:
     assert sums_of(actual, expected).row_slope()[0] == 0.0
 
 
-def test_sampled_bins_see_every_channel() -> None:
+def test_sampled_bins_include_every_channel() -> None:
     # Twice as many elements as are binned: an even stride would skip every other channel.
     expected = torch.ones(2 * BINNED_ELEMENTS // 64, 64, dtype=torch.float64)
     expected[:, 1] = -1.0

@@ -159,7 +159,7 @@ def test_slope_within_chance_is_no_slope() -> None:
     assert ratio.value == pytest.approx(0.25 / 3)
 
 
-def test_slope_of_the_noise_run_is_not_held_against_the_candidate() -> None:
+def test_slope_of_the_noise_run_does_not_count_against_the_candidate() -> None:
     biased = sums_of(0.01 * ones(4096), ones(4096))
 
     assert slope_ratio(biased, biased, UNIT).value == pytest.approx(1.0)
@@ -249,7 +249,7 @@ def test_nothing_compared_is_no_error(judge: Judge) -> None:
 
 
 @pytest.mark.parametrize("judge", [bins_ratio, channel_ratio, row_slope_ratio])
-def test_statistic_without_enough_values_says_nothing(judge: Judge) -> None:
+def test_statistic_without_enough_values_is_none(judge: Judge) -> None:
     assert judge(PairSums(), PairSums(), UNIT) is None
     assert judge(PairSums(), None, UNIT) is None
 

@@ -67,7 +67,9 @@ def test_absent_file_is_named(tmp_path: Path) -> None:
     ],
     ids=["raises", "syntax", "import"],
 )
-def test_file_that_cannot_be_imported_says_why(write: WriteFile, text: str, error: str) -> None:
+def test_file_that_cannot_be_imported_is_reported_with_the_reason(
+    write: WriteFile, text: str, error: str
+) -> None:
     path = write(text)
 
     with pytest.raises(PluginError, match=rf"importing .*plugin.py raised {error}"):

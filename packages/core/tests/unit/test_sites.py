@@ -37,7 +37,7 @@ def test_names_that_only_resemble_wrappers_are_kept(path: str) -> None:
     assert unwrapped_path(path) == path
 
 
-def test_site_says_only_what_is_not_the_default() -> None:
+def test_site_text_omits_defaults() -> None:
     plain = Site(CallSite(0, "model.norm"), "output")
     full = Site(
         CallSite(3, "", call=1, phase="inputs", micro_batch=2, rank=1), "input.position_ids"
@@ -54,14 +54,14 @@ def test_sites_are_keys_and_sort_by_step_first() -> None:
     assert {early: 1}[CallSite(0, "z")] == 1
 
 
-def test_row_map_knows_its_shape_also_when_it_is_empty() -> None:
+def test_empty_row_map_has_a_shape() -> None:
     rows = RowMap((4, 7), ((-1, 0, 1), (0, 1, 2)))
 
     assert (rows.num_rows, rows.length) == (2, 3)
     assert (RowMap((), ()).num_rows, RowMap((), ()).length) == (0, 0)
 
 
-def test_call_has_no_ports_and_whole_tensors_unless_told() -> None:
+def test_call_has_no_ports_and_whole_tensors_by_default() -> None:
     call = Call(CallSite(0, "m"), "Linear", None, 0)
 
     assert call.ports == ()

@@ -20,7 +20,7 @@ def test_results_and_changed_arguments_were_made_by_the_called_module(port: str)
     assert stage_that_made(call("attn", "layer"), port) == Stage("attn", "forward")
 
 
-def test_inputs_of_the_root_call_are_a_stage_of_their_own() -> None:
+def test_inputs_of_the_root_call_are_a_separate_stage() -> None:
     assert stage_that_made(call("", None), "input.position_ids") == Stage("", "inputs")
     assert stage_that_made(call("", None), "output.logits") == Stage("", "forward")
 
@@ -29,7 +29,7 @@ def test_inputs_made_by_the_model_s_own_code_are_not_the_inputs_phase() -> None:
     assert stage_that_made(call("layers.0", ""), "input.attention_mask") == Stage("", "forward")
 
 
-def test_the_whole_model_has_a_name_in_text() -> None:
+def test_whole_model_has_a_name_in_text() -> None:
     assert str(Stage("")) == "(model)"
     assert str(Stage("model.norm")) == "model.norm"
 

@@ -70,7 +70,7 @@ def test_infinity_and_nan_are_strings_that_read_back(value: float, text: str) ->
 @pytest.mark.parametrize(
     ("value", "text"), [(math.inf, "inf"), (-math.inf, "-inf"), (math.nan, "nan")]
 )
-def test_infinity_and_nan_in_details_of_a_level_do_not_become_null(value: float, text: str) -> None:
+def test_infinity_and_nan_in_details_of_a_level_are_kept(value: float, text: str) -> None:
     details = {"kl_mean": value, "resolution": {"replay-row": value, "replay-slope": 0.5}}
     level = Level.model_validate({"verdict": Outcome.FAIL, "reason": "nan logits"} | details)
     verdict = Verdict(verdict=Outcome.FAIL, levels={"logits": level})
@@ -102,7 +102,7 @@ def test_verdict_survives_json_whole() -> None:
     assert json.loads(verdict.to_json())["schema"] == 1
 
 
-def test_location_of_a_model_without_a_module_says_null() -> None:
+def test_location_without_a_module_is_null() -> None:
     record = json.loads(Location(phase="sampler").model_dump_json())
 
     assert record == {
@@ -121,7 +121,7 @@ def test_location_of_a_model_without_a_module_says_null() -> None:
     ],
     ids=["key", "outcome", "diagnosis", "phase", "token phase"],
 )
-def test_what_the_contract_does_not_name_is_refused(record: dict[str, object]) -> None:
+def test_unknown_key_is_refused(record: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Verdict.model_validate(record)
 

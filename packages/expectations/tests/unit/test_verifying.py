@@ -31,7 +31,7 @@ def test_two_expectations_of_one_key_are_refused(tmp_path: Path) -> None:
     assert str(raised.value) == f"{shipped} and {copy} have the same key; delete one"
 
 
-def test_shipped_expectations_have_the_limits_of_today_and_say_where_they_are_from() -> None:
+def test_shipped_expectations_have_the_limits_of_today_and_describe_place_they_are_from() -> None:
     shipped = [read_expectation(file) for file in find_files([SHIPPED])]
     assert shipped
     for expectation in shipped:

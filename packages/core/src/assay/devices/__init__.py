@@ -1,5 +1,5 @@
-"""Devices: what this machine has, and how a run is made on each of them.
+"""Devices: which ones this machine has, and one adapter for each kind.
 
-A vendor is one file: a class that keeps the `assay.devices.base.Device` protocol, registered
-under the entry-point group `assay.devices`.
+A vendor needs one file: a class that implements the `assay.devices.base.Device` protocol,
+registered under the entry-point group `assay.devices`.
 """

@@ -1,6 +1,6 @@
-"""What every device can say and do. A vendor's adapter is one class that keeps this protocol.
+"""The protocol of devices. A vendor's adapter is one class that implements it.
 
-Importing this file costs nothing: no torch, no vendor module.
+Importing this file is cheap: it imports neither torch nor a vendor's module.
 """
 
 import threading
@@ -14,7 +14,7 @@ from assay.errors import MachineError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Vendor:
-    """What is known of a maker's devices before any of them is found.
+    """Constants of a maker's devices, whether or not one is present.
 
     distributed_backend: name for `torch.distributed.init_process_group`.
     compile_backend: name for `torch.compile(backend=...)`.
@@ -30,11 +30,11 @@ class Vendor:
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """Whether this machine has a vendor's devices.
+    """The result of looking for a vendor's devices on this machine.
 
     products: the product name of each device found, in the order of their indices.
     missing: what is missing before one can be used; "" if there is at least one.
-    variants: what may follow the colon in a device name, such as "1" or "fp8".
+    variants: parts that may follow the colon in a device name, such as "1" or "fp8".
     """
 
     vendor: Vendor
@@ -51,7 +51,7 @@ class Detection:
 
     @property
     def present(self) -> bool:
-        """Whether a run on it can be tried."""
+        """Whether at least one device was found."""
         return not self.missing
 
     @property
@@ -62,11 +62,11 @@ class Detection:
 
 @runtime_checkable
 class Device(Protocol):
-    """One opened device; the class is what an entry point of `assay.devices` names.
+    """One opened device; an entry point of `assay.devices` names its class.
 
     The constructor takes the variant, the part of the name after the colon ("" if there is
     none): an index or the name of a mode. It raises `AbsentDeviceError` for an index that this
-    machine lacks and `UnknownVariantError` for anything else that it does not know.
+    machine lacks and `UnknownVariantError` for any other unknown variant.
     """
 
     def __init__(self, variant: str = "") -> None: ...
@@ -75,8 +75,8 @@ class Device(Protocol):
     def detect(cls) -> tuple[Detection, ...]:
         """What this machine has, one entry for each vendor that the adapter serves.
 
-        May import vendor modules and ask drivers: whoever only wants to know calls
-        `assay.devices.registry`, which does it in another process under a timeout.
+        May import vendor modules and initialise drivers; `assay.devices.detection.isolation` calls
+        it in another process under a timeout.
         """
         ...
 
@@ -87,16 +87,16 @@ class Device(Protocol):
 
     @property
     def vendor(self) -> Vendor:
-        """Who made it, and what goes with that."""
+        """The constants of its maker."""
         ...
 
     @property
     def torch_device(self) -> str:
-        """What `torch.device` takes, such as "cuda:1"; the simulated device lives on "cpu"."""
+        """The argument for `torch.device`, such as "cuda:1"; "cpu" for the simulated device."""
         ...
 
     def count(self) -> int:
-        """How many devices of this kind this process can use."""
+        """Number of devices of this kind that this process can use."""
         ...
 
     def product(self) -> str:
@@ -104,7 +104,7 @@ class Device(Protocol):
         ...
 
     def architecture(self) -> str:
-        """What its kernels are built for, such as "sm_90": expectations are keyed by it."""
+        """The target that its kernels are built for, such as "sm_90"; a key of expectations."""
         ...
 
     def supported_dtypes(self) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ class Device(Protocol):
     def effective_precision(self, dtype: str) -> str:
         """The format to which operands of matrix products in `dtype` are rounded.
 
-        Returns: `dtype` itself, or what the present settings make of it ("tf32", "hf32").
+        Returns: `dtype`, or another format under the present settings ("tf32", "hf32").
         """
         ...
 
@@ -127,15 +127,15 @@ class Device(Protocol):
         ...
 
     def execution(self) -> AbstractContextManager[None]:
-        """Inside, model code runs as this device runs it; does nothing on real devices."""
+        """Inside, model code runs on this device; only simulated devices change its arithmetic."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until everything that was asked for is computed."""
+        """Wait until all submitted work has been computed."""
         ...
 
     def reset_peak_memory(self) -> None:
-        """Start measuring the memory peak anew."""
+        """Start a new measurement of the memory peak."""
         ...
 
     def peak_memory_bytes(self) -> int:
@@ -147,12 +147,12 @@ class Device(Protocol):
         ...
 
     def versions(self) -> Mapping[str, str]:
-        """Versions of what decides numbers: torch, driver, runtime, libraries."""
+        """Versions of the software that numbers depend on: torch, driver, runtime, libraries."""
         ...
 
 
 class AbsentDeviceError(MachineError):
-    """The device exists, but not on this machine."""
+    """A known device that this machine does not have."""
 
     @classmethod
     def of(cls, name: str, missing: str, available: str) -> "AbsentDeviceError":
@@ -161,11 +161,11 @@ class AbsentDeviceError(MachineError):
 
 
 class UnknownVariantError(UsageError):
-    """No such index or mode of a known kind of device."""
+    """An unknown index or mode of a known kind of device."""
 
     @classmethod
     def of(cls, kind: str, variant: str, known: tuple[str, ...]) -> "UnknownVariantError":
-        """`known`: the variants that there are."""
+        """`known`: the existing variants."""
         names = ", ".join((kind, *(f"{kind}:{name}" for name in known)))
         return cls(f"unknown device '{kind}:{variant}'; there is: {names}")
 
@@ -182,8 +182,7 @@ def execution_suspended() -> bool:
 def suspend_execution() -> Iterator[None]:
     """Inside, this thread computes as the host does, also within `Device.execution`.
 
-    Whoever measures a run from within (hooks in a forward pass) does so here, or a simulated
-    device would round the measurement as well.
+    For hooks that measure a forward pass: a simulated device would round their arithmetic too.
     """
     outer = execution_suspended()
     _thread.suspended = True

@@ -1,4 +1,4 @@
-"""What every adapter must show before its verdicts mean anything.
+"""Checks that every adapter must pass before verdicts on its device mean anything.
 
 A vendor's own test is one line: `check_device_protocol(open_device("npu"))`.
 """
@@ -24,11 +24,11 @@ _ALLOCATED_BYTES = 4 << 20
 
 
 class ConformanceError(AssayError):
-    """An adapter does not do what the protocol says."""
+    """An adapter that violates the protocol."""
 
     @classmethod
     def of(cls, device: Device, problems: list[str]) -> "ConformanceError":
-        """All that was found wrong."""
+        """`problems`: one line for each violation."""
         lines = "".join(f"\n  {problem}" for problem in problems)
         return cls(f"{type(device).__name__} does not keep the device protocol:{lines}")
 
@@ -77,7 +77,7 @@ def _vendor(device: Device) -> list[str]:
 
 
 def _dtypes(device: Device) -> list[str]:
-    """A device that says it has a dtype must multiply in it."""
+    """Every dtype of `supported_dtypes` must multiply correctly."""
     problems = []
     dtypes = device.supported_dtypes()
     if not dtypes:
@@ -100,7 +100,7 @@ def _product_problem(device: Device, name: str) -> str:
             right = torch.tensor(_RIGHT, dtype=dtype).to(device.torch_device)
             product = left @ right
             device.synchronize()
-    except Exception as error:  # noqa: BLE001 - whatever the device does not like about it
+    except Exception as error:  # noqa: BLE001 - any exception is a problem of the device
         return f"a product in it raises {type(error).__name__}: {error}"
     if product.dtype is not dtype:
         return f"a product in it is {product.dtype}"
@@ -114,7 +114,7 @@ def _precision(device: Device) -> list[str]:
     problems = []
     for dtype in device.supported_dtypes():
         precision = device.effective_precision(dtype)
-        # A format of the vendor's own need not be known here.
+        # A vendor's own format need not be in the table.
         bits = FORMATS[precision].significand_bits if precision in FORMATS else 0
         if not precision or bits > FORMATS[dtype].significand_bits:
             problems.append(f"effective_precision({dtype!r}) is {precision!r}")
@@ -130,7 +130,7 @@ def _seed(device: Device) -> list[str]:
         host = (random.random(), float(np.random.rand()))  # noqa: NPY002, S311
         draws.append((on_device, host))
     problems = [] if draws[0] == draws[1] else ["seed() twice with one number gives two sequences"]
-    # Each generator on its own: one that ignores its seed must not hide behind another.
+    # Each generator separately, so that one that ignores its seed is found.
     for generator, first, other in zip(("torch", "host"), draws[1], draws[2], strict=True):
         if first == other:
             problems.append(f"seed() does not change what the {generator} generator draws")

@@ -1,4 +1,4 @@
-"""The host's processor: the reference that every machine has."""
+"""The host's processor, the default reference."""
 
 import platform
 from contextlib import AbstractContextManager, nullcontext
@@ -37,15 +37,15 @@ class CpuDevice:
 
     @classmethod
     def detect(cls) -> tuple[Detection, ...]:
-        """Always present."""
+        """One device, which is always present."""
         return (Detection(CPU, products=(_processor_name(),)),)
 
     def count(self) -> int:
-        """One, however many cores: torch knows a single CPU device."""
+        """1, however many cores: torch has a single CPU device."""
         return 1
 
     def product(self) -> str:
-        """Model name as the operating system gives it."""
+        """Model name from the operating system."""
         return _processor_name()
 
     def architecture(self) -> str:
@@ -53,11 +53,11 @@ class CpuDevice:
         return f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability().lower()}"
 
     def supported_dtypes(self) -> tuple[str, ...]:
-        """All that a model can run in."""
+        """All dtypes that a model can run in."""
         return ("float64", "float32", "bfloat16", "float16")
 
     def effective_precision(self, dtype: str) -> str:
-        """What oneDNN is allowed to make of float32 operands; the dtype itself by default."""
+        """For float32 the format that oneDNN may round operands to; otherwise `dtype`."""
         if dtype != "float32":
             return dtype
         return float32_operand_format(getattr(torch.backends.mkldnn, "matmul", None))
@@ -67,26 +67,26 @@ class CpuDevice:
         seed_generators(seed)
 
     def deterministic(self) -> AbstractContextManager[None]:
-        """Deterministic kernels where torch has them."""
+        """Inside, torch uses deterministic kernels where it has them."""
         return deterministic_algorithms()
 
     def execution(self) -> AbstractContextManager[None]:
-        """Nothing: the code runs as it is."""
+        """An empty context: the host's arithmetic is unchanged."""
         return nullcontext()
 
     def synchronize(self) -> None:
-        """Nothing: calls return when they are done."""
+        """Return at once: operations on the host end before their call returns."""
 
     def reset_peak_memory(self) -> None:
-        """Start the resident peak of this process anew."""
+        """Start a new measurement of this process's resident peak."""
         reset_peak_resident_bytes()
 
     def peak_memory_bytes(self) -> int:
-        """Resident peak of this process."""
+        """Most resident memory of this process since the reset."""
         return peak_resident_bytes()
 
     def free_memory_bytes(self) -> int:
-        """Memory that the operating system can still give."""
+        """Memory that the operating system can still allocate."""
         return available_bytes()
 
     def versions(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs under CUDA and AMD GPUs under ROCm: torch calls both of them "cuda"."""
+"""NVIDIA GPUs under CUDA and AMD GPUs under ROCm, both of which are "cuda" in torch."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ NVIDIA = Vendor(
 AMD = Vendor(
     name="amd",
     title="AMD GPU under ROCm",
-    # RCCL answers to the name of the library that it stands in for.
+    # RCCL is registered in torch as "nccl".
     distributed_backend="nccl",
     compile_backend="inductor",
     runner_labels=("assay-amd",),
@@ -69,12 +69,12 @@ class CudaDevice(TorchBackendDevice):
             products = cls.products() if torch.cuda.is_available() else ()
         if products:
             return Detection(vendor, products=products, variants=cls.indices())
-        said = "".join(f" ({warning.message})" for warning in caught)
-        return Detection(vendor, missing=f"a {vendor.title} with a driver that torch can use{said}")
+        why = "".join(f" ({warning.message})" for warning in caught)
+        return Detection(vendor, missing=f"a {vendor.title} with a driver that torch can use{why}")
 
     @property
     def vendor(self) -> Vendor:
-        """AMD if torch was built for ROCm."""
+        """AMD if torch was built for ROCm, otherwise NVIDIA."""
         return AMD if torch.version.hip else NVIDIA
 
     def architecture(self) -> str:
@@ -87,13 +87,13 @@ class CudaDevice(TorchBackendDevice):
         return f"sm_{major}{minor}"
 
     def supported_dtypes(self) -> tuple[str, ...]:
-        """All, without bfloat16 where the hardware would only emulate it."""
+        """All dtypes of a RUN, but bfloat16 only where the hardware has it."""
         with self.execution():
             has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
         return ("float64", "float32", *(("bfloat16",) if has_bfloat16 else ()), "float16")
 
     def effective_precision(self, dtype: str) -> str:
-        """TF32 for float32 where it is allowed and the hardware has it."""
+        """TF32 for float32 if the settings allow it and the hardware has it; otherwise `dtype`."""
         if dtype != "float32" or not self._has_tf32():
             return dtype
         allowed = float32_operand_format(torch.backends.cuda.matmul)
@@ -102,14 +102,14 @@ class CudaDevice(TorchBackendDevice):
 
     def _has_tf32(self) -> bool:
         if self.vendor is AMD:
-            # MI300 has it, and torch lets hipBLASLt use it only with this variable.
+            # MI300 has TF32, but torch lets hipBLASLt use it only with this variable.
             allowed = os.environ.get("HIPBLASLT_ALLOW_TF32") == "1"
             return allowed and self.architecture().startswith("gfx94")
         return torch.cuda.get_device_capability(self._index)[0] >= _FIRST_MAJOR_WITH_TF32
 
     @contextmanager
     def deterministic(self) -> Iterator[None]:
-        """Deterministic kernels, a fixed cuBLAS workspace, and no choice of kernels by time."""
+        """Inside: deterministic kernels, a fixed cuBLAS workspace, no choice of kernels by timing."""
         variable, workspace = _WORKSPACE
         outer = os.environ.get(variable)
         benchmark = torch.backends.cudnn.benchmark
@@ -142,7 +142,7 @@ def _cudnn_version() -> int | None:
 
 
 def _driver_version(vendor: Vendor) -> str:
-    """The first line that the kernel module says of itself; "" where it says nothing."""
+    """The first line of the kernel module's version file; "" if there is none."""
     try:
         lines = _DRIVER_VERSIONS[vendor.name].read_text().splitlines()
     except OSError:

@@ -1,8 +1,8 @@
-"""Makers whose devices assay knows of and has no adapter for yet.
+"""Makers of devices for which assay has no adapter yet.
 
-Whoever registers an adapter for one of them under `assay.devices` replaces its line here.
-Read in the vendors' own documents: the modules, "hccl" of both, "spyreccl" and Spyre's compile
-backend. Nobody has verified the other backends yet; whoever writes an adapter does.
+An adapter that a package registers under `assay.devices` replaces the maker's line here.
+From the vendors' own documents: the modules, "hccl" of both, "spyreccl" and Spyre's compile
+backend. The other backends are unverified until there is an adapter.
 """
 
 import importlib.util
@@ -13,14 +13,14 @@ from assay.devices.base import Vendor
 
 @dataclass(frozen=True, slots=True)
 class KnownVendor:
-    """A maker, the name torch gives its devices, and the module that makes torch know them."""
+    """A maker, the name of its devices in torch, and the module that registers them there."""
 
     vendor: Vendor
     device: str
     module: str | None
 
     def missing(self) -> str:
-        """What this machine lacks, found out without importing anything of the vendor's."""
+        """What this machine lacks; found without importing the vendor's module."""
         adapter = f"an adapter (entry point {self.device!r} of assay.devices)"
         if self.module is None or _is_installed(self.module):
             return adapter
@@ -28,7 +28,7 @@ class KnownVendor:
 
 
 def _is_installed(module: str) -> bool:
-    # The parent package alone: looking for a submodule would import it.
+    # Only the top-level package: looking for a submodule would import it.
     return importlib.util.find_spec(module.partition(".")[0]) is not None
 
 

@@ -1,8 +1,8 @@
-"""Devices by name: built-in ones and those that other packages register alike.
+"""Devices by name: built-in adapters and those that other packages register.
 
 An adapter is an entry point of the group `assay.devices`; its name is the part of a device name
-before the colon. What is called here runs in this process. `assay.devices.detection.isolation` asks the
-same in another one, for who must not be stopped by a vendor's software.
+before the colon. Adapters run in this process here; `assay.devices.detection.isolation` runs them
+in another one, which a vendor's software may hang or crash.
 """
 
 from importlib.metadata import EntryPoint, entry_points
@@ -32,30 +32,30 @@ class UnknownDeviceError(UsageError):
 
 
 class UnsupportedDtypeError(UsageError):
-    """The device cannot run a model in this dtype."""
+    """A device that cannot run a model in the dtype of a RUN."""
 
     @classmethod
     def of(cls, run: Run, supported: tuple[str, ...]) -> "UnsupportedDtypeError":
-        """`supported`: what the device can do."""
+        """`supported`: the dtypes of the device."""
         return cls(f"{run.device} has no {run.dtype}; it has: {', '.join(supported)}")
 
 
 class BrokenAdapterError(MachineError):
-    """An adapter that does not load, raises, or does not keep the protocol."""
+    """An adapter that cannot be loaded, raises, or does not implement the protocol."""
 
     @classmethod
     def raised(cls, kind: str, error: BaseException) -> "BrokenAdapterError":
-        """Its code raised."""
+        """The adapter called `kind` raised `error`."""
         return cls(f"the adapter for {kind!r} is broken: {type(error).__name__}: {error}")
 
     @classmethod
     def lacks(cls, kind: str, names: list[str]) -> "BrokenAdapterError":
-        """Its class lacks members of the protocol."""
+        """`names`: members of the protocol that the class lacks."""
         return cls(f"the adapter for {kind!r} is broken: it lacks {', '.join(names)}")
 
     @classmethod
     def ambiguous(cls, kind: str, values: list[str]) -> "BrokenAdapterError":
-        """Several packages registered the same name."""
+        """Several packages register `kind`; `values`: their entry points."""
         return cls(f"the adapter for {kind!r} is registered more than once: {', '.join(values)}")
 
 
@@ -70,7 +70,7 @@ def is_own_adapter(kind: str) -> bool:
 
 
 def is_host_adapter(kind: str) -> bool:
-    """Whether `kind` is this package's own and computes on the host: asking it is harmless.
+    """Whether `kind` is an adapter of this package for the host, which loads no driver.
 
     Raises: UnknownDeviceError if there is no such adapter.
     """
@@ -97,7 +97,7 @@ def load_adapter(kind: str) -> type[Device]:
 
 
 def detect(kind: str) -> tuple[Detection, ...]:
-    """What the adapter called `kind` finds on this machine.
+    """The detections of the adapter called `kind` on this machine.
 
     Raises: as `load_adapter`, and BrokenAdapterError if the adapter raises or returns anything
         but detections.
@@ -139,7 +139,7 @@ def open_device(text: str) -> Device:
 
 
 def open_run(run: Run) -> Device:
-    """The device of `run`, known to support the run's dtype.
+    """Open the device of `run`, and check that it supports the run's dtype.
 
     Raises: as `open_device`; UnsupportedDtypeError if it lacks the dtype.
     """
@@ -151,7 +151,7 @@ def open_run(run: Run) -> Device:
 
 
 def _missing(kind: str) -> str:
-    """What this machine lacks before it can open any device called `kind`; "" if nothing."""
+    """What this machine lacks for any device called `kind`; "" if it has one."""
     known = {vendor.device: vendor for vendor in KNOWN_VENDORS}
     if kind in known and not _registered(kind):
         return known[kind].missing()
@@ -162,7 +162,7 @@ def _missing(kind: str) -> str:
 
 
 def _registered(kind: str) -> list[EntryPoint]:
-    """The entry points called `kind`; one that is found twice on the path counts once."""
+    """The entry points called `kind`; one that is on the path twice counts once."""
     found = {
         entry_point.value: entry_point
         for entry_point in entry_points(group=GROUP)
@@ -172,7 +172,7 @@ def _registered(kind: str) -> list[EntryPoint]:
 
 
 def _present_names() -> list[str]:
-    """Names of the devices that this machine has, without asking software of other packages."""
+    """Names of this machine's devices of built-in adapters; others might hang."""
     return [
         kind
         for kind in adapter_names()
@@ -181,7 +181,7 @@ def _present_names() -> list[str]:
 
 
 def describe_run(device: Device, run: Run) -> dict[str, Any]:
-    """The RUN, product, architecture, precision of products and versions, as JSON values."""
+    """RUN, product, architecture, precision of products and versions, as JSON values."""
     return {
         "run": str(run),
         "device": device.product(),

@@ -1,38 +1,38 @@
-"""RUN strings: which device and which dtype, `DEVICE/DTYPE`, and `DEVICE` itself."""
+"""RUN strings: `DEVICE/DTYPE`, and device names."""
 
 import re
 from dataclasses import dataclass
 
 from assay.errors import UsageError
 
-# Formats that parameters can be stored in; tf32 and fp8 are what a device makes of operands.
+# Formats that parameters can be stored in; tf32 and fp8 are formats of operands only.
 RUN_DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 _DEVICE = re.compile(r"(?P<kind>[a-z][a-z0-9_]*)(?::(?P<variant>[a-z0-9_]+))?")
 
 
 class RunStringError(UsageError):
-    """A text that is no RUN or no device name."""
+    """A text that is not a RUN or a device name."""
 
     @classmethod
     def device(cls, text: str) -> "RunStringError":
-        """Not of the form of a device name."""
+        """`text` has not the form of a device name."""
         return cls(f"{text!r} is no device; write one as cpu, cuda:1 or sim:fp8")
 
     @classmethod
     def run(cls, text: str) -> "RunStringError":
-        """Not of the form DEVICE/DTYPE."""
+        """`text` has not the form DEVICE/DTYPE."""
         return cls(f"{text!r} is no run; write one as DEVICE/DTYPE, such as cuda:1/bfloat16")
 
     @classmethod
     def dtype(cls, text: str, dtype: str) -> "RunStringError":
-        """No dtype that a model can run in."""
+        """`dtype` is not in `RUN_DTYPES`."""
         return cls(f"unknown dtype {dtype!r} in run {text!r}; known: {', '.join(RUN_DTYPES)}")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceName:
-    """A device as it is written: the entry point's name and what follows the colon.
+    """The two parts of a device name: the entry point's name and the part after the colon.
 
     >>> str(DeviceName("sim", "fp8"))
     'sim:fp8'
@@ -61,7 +61,7 @@ class Run:
 
 
 def parse_device(text: str) -> DeviceName:
-    """The parts of a device name; whether there is such a device is the registry's question.
+    """The parts of a device name; the registry checks that there is such a device.
 
     >>> parse_device("cuda:1")
     DeviceName(kind='cuda', variant='1')

@@ -1,11 +1,12 @@
-"""What accelerators share that torch reaches by a module of their own, such as `torch.cuda`.
+"""Base of adapters for accelerators with a module in torch, such as `torch.cuda`.
 
-torch asks of such modules the functions of `torch.cuda` by the same names; a vendor whose module
-follows has little more to write than its name and its dtypes.
+torch requires such modules to have the functions of `torch.cuda` by the same names, so that a
+vendor's adapter adds little more than its name and its dtypes.
 """
 
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import ClassVar
 
 import torch
 
@@ -32,9 +33,10 @@ class TorchBackendDevice:
             raise AbsentDeviceError.of(self.name, f"there are {self.count()}", here or "none")
 
     @classmethod
-    def module(cls) -> Any:  # noqa: ANN401 - each vendor's module has its own type
+    def module(cls) -> ModuleType:
         """The module that torch has for this kind of device."""
-        return getattr(torch, cls.kind)
+        module: ModuleType = getattr(torch, cls.kind)
+        return module
 
     @classmethod
     def indices(cls) -> tuple[str, ...]:
@@ -52,11 +54,11 @@ class TorchBackendDevice:
         return f"{self.kind}:{self._index}"
 
     def count(self) -> int:
-        """How many devices of this kind this process can use."""
+        """Number of devices of this kind that this process can use."""
         return int(self.module().device_count())
 
     def product(self) -> str:
-        """Name of the product, as the driver gives it."""
+        """Name of the product, from the driver."""
         return str(self.module().get_device_name(self._index))
 
     def seed(self, seed: int) -> None:
@@ -64,7 +66,7 @@ class TorchBackendDevice:
         seed_generators(seed)
 
     def deterministic(self) -> AbstractContextManager[None]:
-        """Deterministic kernels where torch has them."""
+        """Inside, torch uses deterministic kernels where it has them."""
         return deterministic_algorithms()
 
     def execution(self) -> AbstractContextManager[None]:
@@ -77,13 +79,13 @@ class TorchBackendDevice:
         self.module().synchronize(self._index)
 
     def reset_peak_memory(self) -> None:
-        """Start the peak of torch's allocator anew."""
+        """Start a new measurement of the peak of torch's allocator."""
         self.module().reset_peak_memory_stats(self._index)
 
     def peak_memory_bytes(self) -> int:
-        """Most memory that torch's allocator had given to tensors at one time."""
+        """Most memory of torch's allocator in use by tensors since the reset."""
         return int(self.module().max_memory_allocated(self._index))
 
     def free_memory_bytes(self) -> int:
-        """What the driver says is free, other processes counted."""
+        """Memory that is free according to the driver, other processes included."""
         return int(self.module().mem_get_info(self._index)[0])

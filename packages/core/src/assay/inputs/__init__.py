@@ -1,6 +1,6 @@
-"""Prompts and batches that reach the cases where generation goes wrong.
+"""Prompts and batches that cover the cases in which generation often fails.
 
-Importing this package imports no torch: tensors are made when a batch is asked for them.
+Importing this package imports no torch: a batch makes its tensors on access.
 """
 
 from assay.inputs.batches import Batch, InputPlan

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Some prompts that are generated from together, padded on the left.
+    """Prompts that the model continues together, padded on the left.
 
     rows: token ids of each prompt, without padding.
-    prompts: for each row its prompt's number in the whole plan.
-    max_new_tokens: 0 for a model that generates nothing.
+    prompts: for each row the number of its prompt in the whole plan.
+    max_new_tokens: 0 for a model that cannot generate.
     prefill_chunk: `prefill_chunk_size` of the generation; None for a prefill in one call.
-    padded_to: tokens of each row at least, for a row that keeps the padding of its batch.
+    padded_to: minimal length of each row, for a row that keeps the padding of another batch.
     """
 
     number: int
@@ -37,7 +37,7 @@ class Batch:
 
     @property
     def length(self) -> int:
-        """Tokens of each row with its padding, T."""
+        """Tokens of each row including padding, T."""
         return max(self.padded_to, *(len(row) for row in self.rows))
 
     @property
@@ -59,9 +59,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class InputPlan:
-    """Everything a check feeds to the model.
+    """All inputs of a check, from `plan_batches`.
 
-    notes: what was asked for, or is usual, and could not be had from this model.
+    notes: for the user, about options or usual inputs that this model does not allow.
     """
 
     batches: tuple[Batch, ...]
@@ -70,7 +70,7 @@ class InputPlan:
 
     @property
     def content_hash(self) -> str:
-        """XXH3-128 over all that reaches the model; texts and notes do not count."""
+        """XXH3-128 over all inputs of the model; texts and notes are left out."""
         record = json.dumps([asdict(batch) for batch in self.batches], sort_keys=True)
         return xxhash.xxh3_128_hexdigest(record.encode())
 
@@ -80,7 +80,7 @@ class InputPlan:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "InputPlan":
-        """The plan that `to_json` was called on."""
+        """The plan from the result of `to_json`."""
         batches = tuple(
             Batch(
                 **batch

@@ -1,15 +1,15 @@
-"""What a model can be given."""
+"""Limits of the inputs that a model accepts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from assay.errors import UsageError
 
 
 class _Model(Protocol):
     @property
-    def config(self) -> Any: ...  # noqa: ANN401 - any model's configuration
+    def config(self) -> object: ...
     @property
     def vocab_size(self) -> int: ...
     @property
@@ -22,10 +22,10 @@ class _Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What decides which inputs a model can take.
+    """The properties of a model that limit its inputs.
 
-    max_positions: the longest sequence; None where there is no limit.
-    sliding_window: of the layers with the shortest one; None where no layer has one.
+    max_positions: length of the longest sequence; None for no limit.
+    sliding_window: length of the shortest window of a layer; None if no layer has one.
     """
 
     vocab_size: int
@@ -62,7 +62,7 @@ def limits_of(model: _Model) -> ModelLimits:
     )
 
 
-def _sliding_window(config: Any) -> int | None:  # noqa: ANN401 - any model's configuration
+def _sliding_window(config: object) -> int | None:
     window = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None)
     has_windows = layer_types is None or "sliding_attention" in layer_types

@@ -1,4 +1,4 @@
-"""Which batches a check runs, from its options and the model's limits."""
+"""The batches of a check, from its options and the model's limits."""
 
 import random
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from assay.inputs.model_limits import ModelLimits
 from assay.inputs.prompts import Encode, Prompt, built_in_texts
 
 # RoPE phases computed in bfloat16 differ by 3 times the noise below position 128 and by 190
-# times at 1,000 (transformers#29285): one prompt has to reach beyond that.
+# times at 1,000 (transformers#29285): one prompt has to be longer than that.
 LONG_LENGTH = 1040
 LONG_NEW_TOKENS = 4
 LONG_PREFILL_CHUNK = 256
-# Windows up to this length are exceeded by making the long prompt longer; beyond it the one
-# prompt would cost more than all others.
+# For windows up to this length the long prompt is made longer than the window; for larger ones
+# it would cost more than all other prompts.
 LONGEST = 2048
 _BEYOND_WINDOW = 16
 
@@ -33,11 +33,11 @@ DEFAULT_LENGTHS = LengthRange(32, 96)
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """How to plan.
+    """The options of `plan_batches`.
 
-    lengths: None: built-in prompts in `DEFAULT_LENGTHS`, given prompts as they are;
-        otherwise given prompts are cut where they are longer.
-    num_prompts: how many of the built-in set are used; the seed says which.
+    lengths: None for built-in prompts in `DEFAULT_LENGTHS` and given prompts as they are;
+        otherwise longer given prompts are cut.
+    num_prompts: number of built-in prompts to use; the seed selects them.
     """
 
     lengths: LengthRange | None = None
@@ -102,7 +102,7 @@ def plan_batches(
 def _clipped(
     lengths: LengthRange, limits: ModelLimits, new_tokens: int
 ) -> tuple[LengthRange, list[str]]:
-    """The range as far as the model's context allows, and what to say where it does not."""
+    """The range within the model's context, and a note if it had to be cut."""
     if limits.max_positions is None:
         return lengths, []
     room = limits.max_positions - new_tokens
@@ -131,7 +131,7 @@ def _built_in_prompts(
 def _draw_lengths(
     lengths: LengthRange, count: int, batch_size: int, rng: random.Random
 ) -> list[int]:
-    """Lengths in the range; no batch of two or more gets equal ones if the range allows."""
+    """Lengths in the range; not all equal in a batch of two or more, if the range allows."""
     sizes = [rng.randint(lengths.low, lengths.high) for _ in range(count)]
     for start in range(0, count, batch_size):
         batch = sizes[start : start + batch_size]
@@ -162,7 +162,7 @@ def _cut(prompts: Sequence[Prompt], options: PlanOptions, rng: random.Random) ->
 
 
 def _long_length(limits: ModelLimits) -> tuple[int, list[str]]:
-    """Tokens of the long prompt, 0 for none, and what to say where it is too short."""
+    """Length of the long prompt, 0 for none, and notes on cases that it does not cover."""
     size, notes = LONG_LENGTH, []
     if limits.sliding_window is not None:
         beyond = limits.sliding_window + _BEYOND_WINDOW

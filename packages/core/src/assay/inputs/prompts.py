@@ -1,4 +1,4 @@
-"""Prompts: our own set, and those of a JSONL file."""
+"""Prompts: the built-in set, and those of a JSONL file."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ _KEYS = ("prompt", "text", "ids", "messages")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt; text is what the ids were made from, in full where they were cut."""
+    """One prompt. text: what the ids were encoded from, whole even if the ids were cut."""
 
     text: str | None
     ids: tuple[int, ...]
@@ -27,14 +27,14 @@ class Prompt:
 
 @cache
 def built_in_texts() -> tuple[str, ...]:
-    """Our own prompts: prose, code, other languages and scripts, digits, emoji."""
+    """The built-in prompts: prose, code, other languages and scripts, digits, emoji."""
     lines = _BUILT_IN.read_text(encoding="utf-8").splitlines()
     return tuple(json.loads(line)["text"] for line in lines)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """One line of a prompts file, before it becomes ids. kind: one of `_KEYS`."""
+    """One line of a prompts file, not encoded yet. kind: its key, one of `_KEYS`."""
 
     where: str
     kind: str
@@ -69,9 +69,9 @@ def load_prompts(
     max_new_tokens: int,
     encode_chat: EncodeChat | None = None,
 ) -> list[Prompt]:
-    """The prompts of a file that `read_prompts` reads, as the model's ids.
+    """The prompts of a file in the format of `read_prompts`, as token ids of the model.
 
-    encode_chat: given, every text is sent as the message of a user, through the template.
+    encode_chat: if given, every text is encoded as a user's message, by the chat template.
     Raises: UsageError naming file and line.
     """
     prompts = []
@@ -115,13 +115,13 @@ def _encode_line(line: PromptLine, encode: Encode, encode_chat: EncodeChat | Non
     return Prompt(line.value, tuple(encode(line.value)))
 
 
-def _as_ids(value: Any, where: str) -> tuple[int, ...]:  # noqa: ANN401 - as it was in the file
+def _as_ids(value: object, where: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(id_) is int for id_ in value):
         raise UsageError(f"{where}: ids must be a list of whole numbers")
     return tuple(value)
 
 
-def _as_messages(value: Any, where: str) -> list[dict[str, str]]:  # noqa: ANN401 - see above
+def _as_messages(value: object, where: str) -> list[dict[str, str]]:
     if not isinstance(value, list) or not value:
         raise UsageError(f"{where}: messages must be a list of at least one message")
     for message in value:

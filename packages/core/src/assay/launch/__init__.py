@@ -1,4 +1,4 @@
-"""Worlds of ranks: fresh processes with one process group, a mesh, and no way to fail unseen.
+"""Worlds of ranks: fresh processes with one process group and a mesh; every failure is reported.
 
 Imports no torch: only the fork server and the ranks do.
 """

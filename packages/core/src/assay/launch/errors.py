@@ -1,22 +1,22 @@
-"""What can go wrong with a world of ranks, and how it is said."""
+"""Errors of worlds of ranks, and their messages."""
 
 from collections.abc import Sequence
 
 from assay.errors import MachineError, UsageError
 
 
-class RankSkipped(Exception):  # noqa: N818 - no error: how a body says that it cannot run here
-    """Raised by a body: this rank has nothing to do here. The world skips if all ranks do."""
+class RankSkipped(Exception):  # noqa: N818 - no error: a body raises it where it cannot run
+    """Raised by a body that cannot run on this rank. The world is skipped if all ranks raise it."""
 
 
 class WorldSkipped(Exception):  # noqa: N818 - as RankSkipped
-    """All ranks of the world skipped."""
+    """Raised by `launch_world` if all ranks of the world raised RankSkipped."""
 
 
 class WorldError(MachineError):
-    """A world in which not every rank returned, or not every rank ended well.
+    """A world in which a rank did not return, or ended with an error after it returned.
 
-    ranks: the ranks whose failure is told first; the others' may be its consequences.
+    ranks: the ranks whose failure is reported first; the others' may be its consequences.
     """
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
@@ -25,43 +25,43 @@ class WorldError(MachineError):
 
 
 class WorldHungError(WorldError):
-    """A world of which ranks were still at work when its time was over."""
+    """A world whose time limit passed before all of its ranks had reported."""
 
 
 class ForkServerError(MachineError):
-    """The process that forks ranks cannot do so."""
+    """The process that forks ranks died or failed."""
 
     @classmethod
     def ended(cls, how: str) -> "ForkServerError":
-        """It is gone."""
+        """Its process died; `how`: as `exit_in_words` returns it."""
         return cls(f"the process that forks ranks {how}")
 
     @classmethod
     def refused(cls, traceback: str) -> "ForkServerError":
-        """It raised, mostly because a preloaded module did."""
+        """It raised, in most cases while it imported a module to preload."""
         return cls(f"the process that forks ranks could not start a world:\n{traceback}")
 
 
 class WorldSizeError(UsageError):
-    """The body wants another number of ranks than there are."""
+    """The world needs another number of ranks than its launcher started."""
 
     @classmethod
     def outer(cls, world: object, size: int) -> "WorldSizeError":
-        """The launcher of this process started `size` ranks."""
+        """`world`: what the body needs; `size`: ranks that torchrun started with this process."""
         return cls(f"the body needs {world}, but the launcher of this process started {size}")
 
     @classmethod
     def nested(cls) -> "WorldSizeError":
-        """A rank starts a world."""
+        """`launch_world` was called inside of a rank."""
         return cls("a rank cannot start a world of its own: start it outside of the first")
 
 
 class UnsendableError(UsageError):
-    """A value that cannot travel between the ranks and the process that launches them."""
+    """A value that cannot be pickled for, or by, a rank."""
 
     @classmethod
     def of(cls, what: str, value: object, error: BaseException) -> "UnsendableError":
-        """`what`: its name to the user; `error`: what pickle said."""
+        """`what`: the value's name in the message; `error`: what pickle raised."""
         return cls(
             f"{what} cannot travel to the ranks: {type(value).__name__}: {error}. "
             "What reaches a rank is pickled; make it inside of the body instead"
@@ -69,7 +69,7 @@ class UnsendableError(UsageError):
 
     @classmethod
     def of_main(cls, name: str) -> "UnsendableError":
-        """A function of the script that runs."""
+        """`name`: a function that is defined in `__main__`, which ranks cannot import."""
         return cls(
             f"{name} is defined in the script that runs; ranks import what they call: move it to "
             "a module"

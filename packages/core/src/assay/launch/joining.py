@@ -26,8 +26,8 @@ from assay.launch.world import World
 if TYPE_CHECKING:
     from assay.devices.base import Device
 
-# Looked up once in the fork server: to ask for the entry points of all that is installed takes
-# each of the ranks 30 ms. These adapters are the host's, which is always there and asks no driver.
+# Looked up once in the fork server: reading the entry points of all installed packages would take
+# each rank 30 ms. These adapters are the host's, which is always there and loads no driver.
 _HOST_ADAPTERS = {kind: load_adapter(kind) for kind in adapter_names() if is_host_adapter(kind)}
 
 HOST_BACKEND = "gloo"
@@ -35,7 +35,7 @@ _LOOPBACK = Path("/sys/class/net/lo")
 
 
 def file_store(folder: Path, world: World) -> Store:
-    """A store in a file of `folder`: no port that another world could take."""
+    """A store in a file of `folder`, so that worlds need no free port."""
     store = FileStore(str(folder / "rendezvous"), world.size)
     store.set_timeout(timedelta(seconds=world.limits.start_seconds))
     return store
@@ -43,9 +43,9 @@ def file_store(folder: Path, world: World) -> Store:
 
 @contextmanager
 def joined(world: World, store: Store, number: int, local: int) -> Iterator[Rank]:
-    """Inside, this process is rank `number`; its accelerator is the current one.
+    """Open the device of rank `number` and join the process group; leave it unless a body raises.
 
-    Collective: returns when all ranks have joined.
+    Collective: enters when all ranks have joined. Inside, the rank's device is the current one.
     """
     device = open_rank_device(world.device, local)
     kind = torch.device(device.torch_device).type
@@ -63,7 +63,7 @@ def joined(world: World, store: Store, number: int, local: int) -> Iterator[Rank
             timeout=timedelta(seconds=world.limits.start_seconds),
         )
         mesh = init_device_mesh(kind, tuple(world.axes.values()), mesh_dim_names=tuple(world.axes))
-        # From here on the budget is that of one collective, not that of the start.
+        # The group was made with the limit of the start; from here on that of a collective holds.
         limit = timedelta(seconds=world.limits.collective_seconds)
         for group in (None, *(mesh.get_group(axis) for axis in world.axes)):
             c10d._set_pg_timeout(limit, group)  # noqa: SLF001 - torch offers it by this name only
@@ -72,7 +72,7 @@ def joined(world: World, store: Store, number: int, local: int) -> Iterator[Rank
 
 
 def open_rank_device(name: str, local: int) -> "Device":
-    """The device called `name`; without an index, of accelerators that of the local rank.
+    """The device called `name`; for an accelerator without an index the one numbered `local`.
 
     Raises: as `assay.devices.registry.open_device`.
     """
@@ -84,7 +84,7 @@ def open_rank_device(name: str, local: int) -> "Device":
 
 
 def use_loopback() -> None:
-    """Let gloo use the loopback device: a world of one machine needs no name and no network."""
+    """Let gloo use the loopback device, so that one machine needs no host name and no network."""
     if _LOOPBACK.exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK.name)
 
@@ -100,9 +100,9 @@ _COMMUNICATION_WORDS = (
 
 
 def is_communication_error(error: BaseException | None) -> bool:
-    """Whether `error`, or what it came from, says only that another rank did not answer.
+    """Whether `error`, or a cause of it, means only that another rank did not answer.
 
-    gloo raises plain RuntimeErrors and says in words what happened.
+    gloo raises plain RuntimeErrors, so their messages are searched.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

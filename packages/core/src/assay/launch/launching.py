@@ -24,16 +24,16 @@ def launch_world(
 ) -> list[T]:
     """Call `target(rank, *args, **kwargs)` in a fresh process for each rank of `world`.
 
-    The processes are forked from one that has torch behind it, end with this call, whatever ends
-    it, and take their children with them. Under torchrun, or any launcher that sets RANK,
-    WORLD_SIZE, MASTER_ADDR and MASTER_PORT, this process is one of the ranks and calls `target`
-    itself.
+    The processes are forked from one that has imported torch. They and their children end with
+    this call, even if it raises or this process is killed. Under torchrun, or any launcher that
+    sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, this process is one of the ranks and calls
+    `target` itself.
 
-    target: a function of a module. It may raise `RankSkipped`. Of the calling process it sees its
-        arguments, which are pickled, the environment variables, the working directory and the
+    target: a function of a module. It may raise `RankSkipped`. From the calling process it gets
+        its arguments, which are pickled, the environment variables, the working directory and the
         import path.
 
-    Returns: what the ranks returned, by rank.
+    Returns: the return value of each rank, in the order of the ranks.
     Raises: WorldError if a rank raised, was killed, ended without returning, or skipped where
         others did not; WorldHungError with the place where each rank waited; WorldSkipped if all
         skipped; UsageError or MachineError as a rank raised it; UnsendableError.
@@ -84,7 +84,7 @@ def _pickled_call(
 
 
 def _setup(world: World) -> dict[str, Any]:
-    """What a rank takes over from this process before it calls anything."""
+    """The settings of this process that a rank applies before it opens its device."""
     return {
         "world": world,
         "environment": dict(os.environ),
@@ -93,7 +93,7 @@ def _setup(world: World) -> dict[str, Any]:
     }
 
 
-def _loaded(value: bytes, rank: int) -> Any:  # noqa: ANN401 - whatever the body returned
+def _loaded(value: bytes, rank: int) -> Any:  # noqa: ANN401 - return value of any body
     try:
         return pickle.loads(value)  # noqa: S301 - written by a rank
     except Exception as error:

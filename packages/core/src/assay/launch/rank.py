@@ -1,4 +1,4 @@
-"""What a body knows of the world that it runs in."""
+"""The first argument of a body: its rank in the world."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 class Rank:
     """One process of a world; the process group is that of `torch.distributed`.
 
-    number: of this rank in the world. local: among the ranks of this machine.
-    device: opened; of accelerators the one that belongs to this rank.
-    mesh: over all ranks, with the world's axes.
+    number: of this rank in the world; local: of this rank on its machine; size: of the world.
+    axes: sizes of the mesh axes by name.
+    device: opened; of several accelerators the one of this rank.
+    mesh: over all ranks, with `axes`.
     """
 
     number: int

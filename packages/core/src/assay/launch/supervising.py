@@ -1,4 +1,4 @@
-"""Watches a world from outside: hears its ranks, judges, and ends the whole group."""
+"""Watches a world from outside: reads its ranks' reports, finds the failure, ends the group."""
 
 import os
 import pickle
@@ -11,14 +11,15 @@ from pathlib import Path
 from assay.errors import AssayError
 from assay.launch.errors import WorldError, WorldSkipped
 from assay.launch.failures.causes import Directness, RankState, failure_of, hang_of, strongest
-from assay.launch.failures.stacks import read_stack, say_where
+from assay.launch.failures.stacks import describe_place, read_stack
 from assay.launch.processes.fork_server_client import FORK_SERVER
 from assay.launch.processes.pipes import LinePipe, Pipe, opened, wait_for_any
 from assay.launch.processes.rank_process import STACK_SIGNAL
 from assay.launch.world import World
 
-# How long a failure waits for one that says more. A rank may hear that its peer is gone long
-# before the system has given back the peer's memory, and only then is its end reported.
+# How long to wait after a failure for one that shows the cause more directly. A rank may see its
+# connection to a killed peer close long before the system has freed the peer's memory, and the
+# peer's exit is reported only then.
 _SETTLE_SECONDS = {
     Directness.SIGNAL: 0.0,
     Directness.EXCEPTION: 0.1,
@@ -26,7 +27,7 @@ _SETTLE_SECONDS = {
     Directness.SKIP: 0.5,
     Directness.COMMUNICATION: 1.0,
 }
-# Every rank answers in milliseconds, unless it is stopped or waits inside of a driver.
+# A rank writes its stack in milliseconds, unless it is stopped or waits inside of a driver.
 _STACK_SECONDS = 5.0
 _POLL_SECONDS = 0.01
 _END_SECONDS = 10.0
@@ -35,8 +36,8 @@ _LOG_TAIL_BYTES = 1 << 14
 
 @contextmanager
 def supervised(world: World, folder: Path) -> Iterator["WorldSupervisor"]:
-    """Inside, the ranks of `world` run what lies in `folder`; afterwards their group is gone."""
-    # What stays open here is closed with this context, whatever ends it: the leader hears that.
+    """Start the ranks of `world` on the call in `folder`; on exit their process group is killed."""
+    # The leader ends when `parent` is closed, which this context does even if this process dies.
     with (
         opened(Pipe) as parent,
         opened(Pipe) as gate,
@@ -64,7 +65,7 @@ def supervised(world: World, folder: Path) -> Iterator["WorldSupervisor"]:
 
 
 class WorldSupervisor:
-    """What is known of a world that runs."""
+    """The state of a world that runs, and the wait for its end."""
 
     def __init__(
         self, world: World, folder: Path, gate: Pipe, exits: LinePipe, reports: LinePipe
@@ -116,9 +117,10 @@ class WorldSupervisor:
         what: str,
         waited_for: Callable[[], list[int]] | None = None,
     ) -> None:
-        """Hear the ranks until `reached`. Raises: the error of a rank that failed or hangs.
+        """Read the ranks' reports until `reached`. Raises: the error of a failed or hung rank.
 
-        waited_for: the ranks that have to do something yet; by default those at work.
+        what: the limit that is passed after `seconds`, for the message.
+        waited_for: the ranks that hang if time runs out; by default those without a report.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -134,7 +136,7 @@ class WorldSupervisor:
             self._receive(left)
 
     def _failure(self, found: tuple[Directness, list[int]]) -> AssayError:
-        """The error, after a moment in which a failure may come that says more."""
+        """The error to raise, after waiting for failures that show the cause more directly."""
         begun = time.monotonic()
         while self._alive():
             left = begun + _SETTLE_SECONDS[found[0]] - time.monotonic()
@@ -148,17 +150,17 @@ class WorldSupervisor:
         return failure_of(self._world, self._states, found)
 
     def _at_work(self) -> list[int]:
-        """Ranks of which neither a report nor an end is known."""
+        """Ranks that have neither reported nor ended."""
         return [rank for rank in self._alive() if self._states[rank].report is None]
 
     def _alive(self) -> list[int]:
         return [rank for rank, state in self._states.items() if state.exit_code is None]
 
     def _receive(self, seconds: float) -> None:
-        """Take in what happened, after waiting at most `seconds` for it."""
+        """Wait at most `seconds` for reports and exits, and add them to the states."""
         wait_for_any((self._exits, self._reports), seconds)
         exits = self._exits.read_lines()
-        # Second, but told first: a rank reports before it ends.
+        # Read after the exits but handled before them: a rank reports before it ends.
         for line in self._reports.read_lines():
             self._take_report(line["rank"], line["event"])
         for line in exits:
@@ -185,7 +187,7 @@ class WorldSupervisor:
         state.order = state.order or self._num_received
 
     def _collect_stacks(self, ranks: Iterable[int]) -> None:
-        """Have `ranks` say where they are; read the ends of the logs."""
+        """Store the stacks of `ranks`, of killed ranks too, and the end of every rank's log."""
         waiting = set(ranks)
         for rank in waiting & set(self._pids):
             with suppress(ProcessLookupError):
@@ -208,7 +210,7 @@ class WorldSupervisor:
             text = (self._folder / f"rank{rank}.stacks").read_text(errors="replace")
         except OSError:
             return ""
-        return say_where(read_stack(text))
+        return describe_place(read_stack(text))
 
 
 def _read_end(log: Path) -> str:

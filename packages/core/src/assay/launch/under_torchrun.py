@@ -24,7 +24,7 @@ from assay.launch.world import World
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# How long a rank whose communication failed waits to hear from the others why.
+# How long a rank whose communication failed waits for a report of another rank with the cause.
 _SETTLE_SECONDS = 2.0
 
 _numbers = count()
@@ -33,13 +33,14 @@ _numbers = count()
 def call_under_torchrun(
     target: Callable[Concatenate[Rank, P], T], world: World, *args: P.args, **kwargs: P.kwargs
 ) -> list[T]:
-    """As `launch_world`, as the rank that this process is.
+    """Call `target` as the rank that RANK names; `launch_world` calls this under torchrun.
 
-    Every rank hears how the others ended, and fails or skips as the world does; an exception of
-    this rank leaves as it is. The launcher ends the ranks.
+    Every rank reads the reports of the others and fails or skips as the world does; an exception
+    of its own body is raised unchanged. The launcher ends the ranks.
+    Returns and raises: as `launch_world`.
     """
     number, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
-    # Every world has keys of its own: those of the one before are still in the store.
+    # A new prefix for every world: the keys of the one before are still in the store.
     store = PrefixStore(f"assay-world-{next(_numbers)}", _outer_store())
     errors: list[BaseException] = []
 
@@ -53,14 +54,14 @@ def call_under_torchrun(
     threads = torch.get_num_threads()
     torch.set_num_threads(world.threads)
     limits = world.limits
-    # Nobody outside asks this rank where it stands.
+    # No supervisor asks this rank for its stack, so it is printed when the limit has passed.
     faulthandler.dump_traceback_later(limits.body_seconds, exit=False)
     try:
         with joined(world, PrefixStore("group", store), number, local) as rank:
             report = report_of(body)
             store.set(f"report{number}", pickle.dumps(report).hex())
             if report.is_communication:
-                # Another rank knows why.
+                # The cause is in another rank's report.
                 try:
                     return _agree(world, store, report, number, _SETTLE_SECONDS)
                 except WorldError as failure:
@@ -83,14 +84,17 @@ def _outer_store() -> Store:
 
 
 def _agree(world: World, store: Store, own: RankReport, number: int, seconds: float) -> list[Any]:
-    """Hear how the others ended. Raises: as `launch_world`."""
+    """Read the reports of all ranks. Returns and raises: as `launch_world`.
+
+    own: the report of this rank, `number`; seconds: how long to wait for each of the others.
+    """
     states = {number: RankState(report=own)}
     for rank in range(world.size):
         try:
             store.wait([f"report{rank}"], timedelta(seconds=seconds))
         except dist.DistError as error:
             raise WorldError(
-                f"rank {rank} of {world} did not say how it ended within "
+                f"rank {rank} of {world} did not report how it ended within "
                 f"{seconds:g} s after rank {number} had",
                 [rank],
             ) from error
@@ -100,6 +104,6 @@ def _agree(world: World, store: Store, own: RankReport, number: int, seconds: fl
         raise failure_of(world, states, found)
     if own.kind == "skipped":
         raise WorldSkipped(own.summary)
-    # The store is served by rank 0: it stays until all have read.
+    # The store is served by rank 0, which must stay until all ranks have read.
     dist.barrier()
     return [pickle.loads(state.report.value) for _, state in sorted(states.items()) if state.report]  # noqa: S301

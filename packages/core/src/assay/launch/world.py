@@ -1,4 +1,4 @@
-"""What a world is before it starts: its mesh, its device, and how long it may take."""
+"""The description of a world before it starts: its mesh, its device and its time limits."""
 
 import math
 from collections.abc import Mapping
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from assay.errors import UsageError
 
-# Of the time in which a world must have ended: for its start, one collective, its body. What is
-# left is for stacks, logs and the end.
+# Shares of the time after which a world is ended from outside: for its start, one collective and
+# its body. The rest is for collecting stacks and logs and for ending the processes.
 _SHARES = (0.35, 0.25, 0.5)
 
-# What torchrun, or any launcher that follows torch's `env://`, tells each process.
+# Variables that torchrun, or any launcher that follows torch's `env://`, sets in each process.
 _OUTER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -21,7 +21,7 @@ class TimeLimits:
 
     start_seconds: until every rank has opened its device and joined the process group.
     collective_seconds: of one collective; torch then raises in the ranks that wait in it.
-    body_seconds: of the body on all ranks; then every rank says where it stands.
+    body_seconds: of the body on all ranks; then the stack of every rank is collected.
     """
 
     start_seconds: float = 60.0
@@ -39,8 +39,8 @@ class TimeLimits:
     def within(cls, seconds: float) -> "TimeLimits":
         """Limits of a world that is ended from outside after `seconds`.
 
-        Its start and its body together end before that, so that the ranks can still say where
-        they stand, and a collective before the body, so that torch's own error is seen.
+        Its start and its body together end before that, so that stacks can still be collected,
+        and a collective before the body, so that torch raises its own error first.
         """
         shares = dict(zip(("start", "collective", "body"), _SHARES, strict=True))
         return cls(**{f"{name}_seconds": share * seconds for name, share in shares.items()})
@@ -48,16 +48,16 @@ class TimeLimits:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Ranks on a mesh.
+    """Ranks on a mesh: what `launch_world` is given to start.
 
-    axes: sizes of the mesh axes by name, the outermost first; the ranks are their product.
-    device: as in a RUN. Ranks of an accelerator that is named without an index take the device
-        of their local rank; the simulated device and the host's are shared by all.
-    threads: of torch in each rank.
+    axes: sizes of the mesh axes by name, the outermost first; their product is the number of ranks.
+    device: as in a RUN. For an accelerator without an index each rank opens the device with its
+        local rank as index; the simulated device and the host's are shared by all ranks.
+    threads: number of threads of torch in each rank.
     preload: modules that the fork server imports first, for all worlds that follow. They must
         start no thread and touch no device when they are imported.
     log_folder: an existing folder where `rankN.log` with all that rank N printed is kept. By
-        default they go with the world, and an error holds their ends.
+        default the logs are deleted with the world, and an error quotes their last lines.
     """
 
     axes: Mapping[str, int]
@@ -73,7 +73,7 @@ class World:
 
     @property
     def size(self) -> int:
-        """Ranks in all."""
+        """Number of ranks."""
         return math.prod(self.axes.values())
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class World:
 
 
 def outer_world_size(environment: Mapping[str, str]) -> int | None:
-    """Ranks of the world that torchrun made this process a part of; None outside of one."""
+    """Number of ranks that torchrun started with this process; None if it started none."""
     if any(variable not in environment for variable in _OUTER_VARIABLES):
         return None
     return int(environment["WORLD_SIZE"])

@@ -1,6 +1,6 @@
 """Models by folder, hub name or micro recipe.
 
-Importing this package imports no torch: what needs torch is loaded on first use.
+Importing this package imports no torch: functions that need it are imported on first use.
 """
 
 from importlib import import_module

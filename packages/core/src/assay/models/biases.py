@@ -1,4 +1,4 @@
-"""Biases added after the product: the roughest of the healthy ways to compute a linear layer."""
+"""Biases added after the product was rounded: the least accurate correct way to compute a linear."""
 
 from collections.abc import Callable
 from typing import cast
@@ -10,9 +10,9 @@ from torch.nn import functional
 def add_biases_last(model: nn.Module) -> None:
     """Round the product of every biased linear layer before its bias is added.
 
-    Row-parallel layers and devices without a fused addition do so. Where a product hardly varies
-    its rounding is an error of one sign for a whole channel, which a noise run with fused biases
-    would not have.
+    Row-parallel layers and devices without a fused addition do so. Where a product hardly varies,
+    its rounding is an error of the same sign for a whole channel, which a noise run with fused
+    biases would not show.
     """
     for module in model.modules():
         if type(module).forward is not nn.Linear.forward or module.bias is None:

@@ -13,7 +13,7 @@ class SetupError(UsageError):
 
     @classmethod
     def not_called(cls, reference: str, trainer: str) -> "SetupError":
-        """The trainer builds its model without it."""
+        """`trainer` built its model without calling the setup function `reference`."""
         return cls(
             f"{trainer} never called {reference}: its build_model has to call"
             " assay.training.trainers.setups.set_up(model, plan.setup), or that of ReferenceTrainer"
@@ -21,9 +21,10 @@ class SetupError(UsageError):
 
 
 def apply_setup(function: Callable[[nn.Module], Any], model: nn.Module, name: str) -> nn.Module:
-    """The model after the function, which may change it or return another.
+    """Call the setup `function` on `model`; returns `model` or the module that it returned.
 
-    Raises: SetupError.
+    name: of the function, in messages.
+    Raises: SetupError if it raises, or returns anything but a module or None.
     """
     try:
         result = function(model)

@@ -1,4 +1,4 @@
-"""Every source becomes a local Hugging Face folder, so that there is one way to load."""
+"""A local Hugging Face folder for every kind of model source, so that there is one way to load."""
 
 import hashlib
 import tempfile
@@ -16,7 +16,7 @@ _PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 @contextmanager
 def local_folder(source: ModelSource, remote_code: RemoteCode) -> Iterator[Path]:
-    """The folder with configuration, weights and tokenizer of `source`, while in use."""
+    """A folder with configuration, weights and tokenizer of `source`; removed on exit if temporary."""
     if source.kind == "folder" and source.folder is not None:
         yield source.folder
     elif source.recipe is None:
@@ -30,7 +30,7 @@ def local_folder(source: ModelSource, remote_code: RemoteCode) -> Iterator[Path]
 
 
 def _verified_folder(recipe: Recipe) -> Path:
-    """The shipped folder of a recipe. Raises: MachineError where it is damaged."""
+    """The shipped folder of a recipe. Raises: MachineError if it is absent or damaged."""
     provenance = read_provenance(recipe)
     if provenance is None:
         raise MachineError(
@@ -102,7 +102,7 @@ def _hub_errors(name: str) -> Iterator[None]:
         ) from error
     except (RepositoryNotFoundError, GatedRepoError, EntryNotFoundError) as error:
         raise UsageError(
-            f"model {name!r}: no such folder here, and the hub says {error.__class__.__name__}"
+            f"model {name!r}: no such folder here, and the hub raised {error.__class__.__name__}"
         ) from error
     except (HfHubHTTPError, OSError) as error:
         raise MachineError(f"model {name!r} cannot be fetched from the hub: {error}") from error

@@ -81,13 +81,13 @@ def candidate_code(
 
 
 def read_setup(file: str) -> "Callable[[nn.Module], nn.Module | None]":
-    """The setup function beside `file`, which a check has written."""
+    """The setup function that a check has written next to `file`."""
     setup: Callable[[nn.Module], nn.Module | None] = _read(file)[0]
     return setup
 
 
 def read_model(file: str) -> "Callable[[nn.Module], nn.Module]":
-    """A setup function that returns the model beside `file` in place of the loaded one."""
+    """A setup function that returns the model stored next to `file` instead of the loaded one."""
 
     def replace(loaded: "nn.Module") -> "nn.Module":
         from torch import nn

@@ -1,7 +1,7 @@
-"""How large a model is, found out before anything large is loaded."""
+"""How large a model is, found without loading its weights."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from assay.models.folders import fetch_config
 from assay.models.sources import ModelSource, resolve_model
@@ -11,14 +11,14 @@ from assay.models.weight_files.reading import read_tensors, weight_files
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Parameters of a model, and the bytes of its weight files."""
+    """Number of parameters of a model, and bytes of its weight files."""
 
     num_parameters: int
     checkpoint_bytes: int
 
 
 def estimate_size(model: ModelSource | str) -> ModelSize:
-    """The size of `model`, from the headers of its files or else from its configuration."""
+    """The size of `model`, from the headers of its files, otherwise from its configuration."""
     source = resolve_model(model) if isinstance(model, str) else model
     folder = source.recipe.folder if source.recipe and source.trained else source.folder
     if folder is not None:
@@ -51,5 +51,5 @@ def _count_on_meta(source: ModelSource) -> tuple[int, int]:
             name = (config.architectures or [""])[0]
             model_class: Any = getattr(transformers, name, transformers.AutoModel.from_config)
             model: torch.nn.Module = model_class(config)
-    dtype: torch.dtype = config.dtype or torch.float32
+    dtype = cast("torch.dtype | None", config.dtype) or torch.float32
     return sum(value.numel() for value in model.parameters()), dtype.itemsize

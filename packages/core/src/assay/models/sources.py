@@ -1,4 +1,4 @@
-"""What a MODEL argument names, found out without importing torch."""
+"""What a MODEL argument names, resolved without importing torch."""
 
 import re
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from assay.models.micro.recipes import RECIPES, Recipe, find_recipe
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 _TRUTH = {"0": False, "1": True}
-# How many folders a message names.
+# Number of folders that a message lists.
 _NUM_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model comes from.
+    """Where a model comes from, as `resolve_model` returns it.
 
     reference: as the user wrote it.
-    folder: of kind `folder` only.
-    recipe, trained, seed: of kind `micro` only; the seed is that of untrained weights.
+    folder: for kind `folder` only.
+    recipe, trained, seed: for kind `micro` only; the seed is that of untrained weights.
     """
 
     reference: str
@@ -57,7 +57,7 @@ def resolve_model(reference: str) -> ModelSource:
 
 
 def _list_folders(parent: Path) -> str:
-    """What is in `parent` instead, without what is hidden."""
+    """The folders in `parent` in words; hidden ones are left out."""
     names = sorted(
         path.name for path in parent.iterdir() if path.is_dir() and not path.name.startswith(".")
     )

@@ -1,4 +1,4 @@
-"""transformers without its progress bars and reports: what matters is said by our errors."""
+"""transformers without its progress bars and load reports, which our own errors replace."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import Any
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Only errors of transformers are logged, and no bar is drawn, while this is open."""
+    """Inside, transformers logs only errors and draws no progress bar."""
     from transformers.utils import logging as untyped_logging
 
     logging: Any = untyped_logging

@@ -1,4 +1,4 @@
-"""Building blocks of parallel training: models divided over the ranks of a mesh.
+"""Building blocks of parallel training: models whose weights or layers are divided over ranks.
 
 Built on DTensor, FSDP2, torch.distributed.pipelining and torch.distributed.checkpoint.
 Importing this package imports no torch.

@@ -1,4 +1,4 @@
-"""The global norm of gradients of which some are divided over ranks, and clipping by it."""
+"""The global norm of gradients, some of which are DTensors, and clipping by it."""
 
 from collections.abc import Iterable
 
@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-# As torch.nn.utils.clip_grad_norm_, so that both clip alike.
+# The same as in torch.nn.utils.clip_grad_norm_, so that both clip alike.
 _EPSILON = 1e-6
 
 
 def gradient_norm(gradients: Iterable[Tensor]) -> Tensor:
     """Euclidean norm over all elements of the whole gradients, the same on all ranks.
 
-    Plain gradients are the same on all ranks, and count once; divided ones may lie on different
-    meshes. Sums are taken in float32, of float64 gradients in float64.
+    Plain gradients are the same on all ranks and count once; DTensors may have different meshes.
+    Sums are taken in float32, for float64 gradients in float64.
     Returns: a plain scalar; 0 without any gradient; nan where one holds a NaN.
     """
     plain: list[Tensor] = []
@@ -43,7 +43,7 @@ def gradient_norm(gradients: Iterable[Tensor]) -> Tensor:
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     """Scale the gradients of `parameters` so that their global norm is at most `max_norm`.
 
-    Returns: the norm before, as `gradient_norm`.
+    Returns: the norm before scaling, as `gradient_norm`.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = gradient_norm(gradients)

@@ -17,13 +17,13 @@ def shard_parameters(
     compute_dtype: torch.dtype | None = None,
     kept_on: Literal["device", "host"] = "device",
 ) -> nn.Module:
-    """Shard `model`, a decoder or a stage of it, in place: each layer alone, then what is left.
+    """Shard `model`, a decoder or a stage of it, in place: each layer as a unit, then the rest.
 
-    Losses here are divided by the tokens of the whole step, over all ranks, so gradients are
+    Losses are divided by the number of tokens of the whole step, over all ranks, so gradients are
     added up over ranks, not averaged as FSDP2 does by default.
     mesh: one axis, or two for replicas of shards (replicas first).
     compute_dtype: of mixed precision; parameters and reductions stay in the parameters' dtype.
-    kept_on: where shards, gradients and the optimizer's state lie.
+    kept_on: the device of shards, gradients and the optimizer's state.
     """
     options: dict[str, Any] = {"mesh": mesh}
     if compute_dtype is not None:
@@ -41,7 +41,7 @@ def shard_parameters(
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """Decoder layers, as transformers lists them for just this purpose."""
+    """The decoder layers of `model`, by the classes that transformers names for sharding."""
     names = {
         name
         for module in model.modules()
@@ -54,7 +54,7 @@ def _sum_gradients(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             unit = cast("Any", module)
-            # Before torch 2.8 the divisor had another name, and sums were not an option.
+            # Before torch 2.8 the divisor had another name, and sums could not be chosen.
             set_divisor = getattr(unit, "set_gradient_divide_factor", None)
             (set_divisor or unit.set_reduce_scatter_divide_factor)(1.0)
             if hasattr(unit, "set_force_sum_reduction_for_comms"):

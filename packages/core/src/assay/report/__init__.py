@@ -1,1 +1,1 @@
-"""One model of a finished run, three faces: terminal, HTML, Markdown for job summaries."""
+"""Reports of a finished run in three formats: terminal, HTML, Markdown for job summaries."""

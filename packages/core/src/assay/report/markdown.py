@@ -1,4 +1,4 @@
-"""The Markdown face, for job summaries of GitHub."""
+"""The Markdown format of a report, for job summaries of GitHub."""
 
 import re
 import shlex
@@ -65,7 +65,7 @@ def _suspects(report: Report) -> str:
 
 
 def _escaped(text: str) -> str:
-    """`text` on one line, without any meaning to Markdown or HTML."""
+    """`text` on one line, escaped for Markdown and HTML."""
     one_line = " ".join(text.split())
     escaped = re.sub(r"([\\`*_{}\[\]#|~@])", r"\\\1", one_line)
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,4 +1,4 @@
-"""Where pages are written."""
+"""Writing the pages of reports."""
 
 import os
 from pathlib import Path
@@ -14,8 +14,9 @@ _WORST_FIRST = (Outcome.FAIL, Outcome.NOT_COMPARED, Outcome.PASS)
 
 
 def publish_one(report: Report, output: Path | None = None) -> Path:
-    """Writes the page of `report` into the new folder `output`, or beside the run's own files.
+    """Write the page of `report` into the new folder `output`, by default into the run's folder.
 
+    Returns: the path of the page.
     Raises: FolderError if `output` holds anything, DiskError if it cannot be written.
     """
     folder = RunFolder.create("report", output).path if output else report.folder
@@ -23,8 +24,9 @@ def publish_one(report: Report, output: Path | None = None) -> Path:
 
 
 def publish_several(reports: list[Report], output: Path | None = None) -> Path:
-    """Writes each run's page beside its files, and an index of all into a new folder.
+    """Write each run's page into its folder, and an index of all into the new folder `output`.
 
+    Returns: the path of the index.
     Raises: FolderError if `output` holds anything, DiskError if it cannot be written.
     """
     folder = RunFolder.create("report", output)
@@ -37,7 +39,7 @@ def publish_several(reports: list[Report], output: Path | None = None) -> Path:
 
 
 def append_summary(path: Path, text: str) -> None:
-    """Adds `text` to a job summary.
+    """Append `text` to the job summary at `path`.
 
     Raises: DiskError if it cannot be written.
     """

@@ -1,4 +1,4 @@
-"""What every face of a report renders. Selection and order only: no number is made here."""
+"""The content of a report, for all formats. It selects and orders; no number is computed here."""
 
 import math
 from dataclasses import dataclass, field
@@ -14,15 +14,15 @@ from assay.runs.results import read_measurements, read_verdict
 from assay.sites import Phase
 from assay.verdicts import Level, Measurement, Suspect, Verdict
 
-# Of what a level holds, these are part of the message and of the ladder's own columns.
+# Fields of a level that are already in the message or in columns of the ladder.
 _SHOWN_ELSEWHERE = {"statistic", "noise_ratio", "limit", "limits_origin", "worst_element"}
 
-TOP_SUSPECTS = 5  # faces without room for all of them show so many
+TOP_SUSPECTS = 5  # number shown by formats without space for all
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class StageKey:
-    """One line of the pictures, in the order of the forward pass."""
+    """A stage as a line of tables and pictures; `order` is that of the forward pass."""
 
     order: int
     module: str
@@ -30,7 +30,7 @@ class StageKey:
 
     @property
     def label(self) -> str:
-        """Its name in tables and pictures."""
+        """The name in tables and pictures."""
         return describe_stage(self.module, self.phase)
 
 
@@ -44,14 +44,14 @@ class LadderRung:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """What else the level found, beside the row that decided it."""
+        """The other results of the level, as names and values."""
         extra = self.level.model_extra or {}
         return _flatten({name: extra[name] for name in extra if name not in _SHOWN_ELSEWHERE})
 
 
 @dataclass(frozen=True)
 class Report:
-    """A finished run."""
+    """A finished run, from `read_report`."""
 
     folder: Path
     verdict: Verdict
@@ -66,7 +66,7 @@ class Report:
 
     @cached_property
     def ladder(self) -> list[LadderRung]:
-        """The levels from the bottom up."""
+        """The levels, lowest first."""
         worst: dict[str, Measurement] = {}
         for row in self.measurements:
             if row.limit is None:
@@ -88,7 +88,7 @@ class Report:
 
     @property
     def notes(self) -> list[str]:
-        """What the verdict notes, and what is wrong with the files."""
+        """The notes of the verdict, and complaints about the files."""
         return [*self.verdict.notes, *self.complaints]
 
     @cached_property
@@ -103,7 +103,7 @@ class Report:
 
     @property
     def facts(self) -> dict[str, list[tuple[str, str]]]:
-        """What was run, where, and with what; the command is shown by itself."""
+        """Model, environment and sides as names and values; the command is shown separately."""
         verdict = self.verdict
         groups = {
             "Model": verdict.model,
@@ -118,10 +118,10 @@ class Report:
 
 
 def read_report(folder: Path) -> Report:
-    """The run in `folder`.
+    """Read the run in `folder`.
 
-    A last measurement that was cut short, or absent measurements, become a complaint.
-    Raises: UnreadableRunError if there is no verdict, or a file does not follow the schema.
+    Absent measurements and a truncated last one are listed among the notes.
+    Raises: UnreadableRunError if there is no verdict, or a file violates the schema.
     """
     verdict = read_verdict(folder)
     measurements, complaints = read_measurements(folder)

@@ -1,4 +1,4 @@
-"""The terminal face."""
+"""The terminal format of a report."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ from assay.comparing.phrases import (
 from assay.report.run_report import LadderRung, Report
 from assay.verdicts import Outcome
 
-# Colours that differ in brightness too, and always beside the word.
+# Colours that also differ in brightness, and that only add to the word.
 _STYLES = {
     Outcome.PASS: "bold blue",
     Outcome.FAIL: "bold red",
@@ -34,9 +34,9 @@ _WORDS = ("level", "verdict")
 
 
 def print_report(report: Report, console: Console, html: Path | None = None) -> None:
-    """Prints `report`: the verdict first, `html` (its page) last.
+    """Print `report`: the verdict first, `html` (its page) last.
 
-    Long lines that are meant to be copied are left to the terminal to wrap.
+    Long lines that may be copied are left for the terminal to wrap.
     """
     for piece in _pieces(report, html):
         if isinstance(piece, Text):
@@ -46,7 +46,7 @@ def print_report(report: Report, console: Console, html: Path | None = None) -> 
 
 
 def print_index(reports: list[Report], console: Console, html: Path) -> None:
-    """Prints one line for each of several runs, and `html`, the page that holds them all."""
+    """Print one line for each of several runs, and `html`, the page of all of them."""
     console.print(Text(describe_counts([report.verdict.verdict for report in reports])))
     table = _plain_table("verdict", "run", "where", "ratio / limit")
     for report in reports:

@@ -1,4 +1,4 @@
-"""What surrounds the numbers of a run: its folder, provenance, progress and processes.
+"""The folder, provenance, progress and processes of a run.
 
 Imports neither torch nor transformers.
 """

@@ -1,4 +1,4 @@
-"""What can go wrong around a run, and how it is said."""
+"""Errors of run folders and processes, and their messages."""
 
 from pathlib import Path
 
@@ -9,16 +9,16 @@ _TAIL_LINES = 20
 
 
 class FolderError(UsageError):
-    """A folder that is not for this run."""
+    """An output folder that cannot be used for a new run."""
 
     @classmethod
     def not_empty(cls, folder: Path, held: str) -> "FolderError":
-        """The output folder holds something already."""
+        """The output folder is not empty; `held`: what is in it."""
         return cls(f"{folder} is not empty (it holds {held}): name a new folder with --output")
 
     @classmethod
     def in_use(cls, folder: Path) -> "FolderError":
-        """A second run lost the race for a folder."""
+        """Another run started in the folder at the same time."""
         return cls(f"{folder} was just taken by another run: name a new folder with --output")
 
 
@@ -27,16 +27,19 @@ class DiskError(MachineError):
 
     @classmethod
     def refused(cls, path: Path, error: OSError) -> "DiskError":
-        """The operating system's reason."""
+        """Writing `path` failed with `error`."""
         return cls(f"cannot write {path}: {error.strerror or error}")
 
 
 class ProcessError(MachineError):
-    """A process of the run ended without an answer."""
+    """A process of the run that ended without an answer."""
 
     @classmethod
     def died(cls, name: str, exit_code: int, log: Path) -> "ProcessError":
-        """How it ended, and the last that it said."""
+        """The message has the reason for its end and the last lines of its log.
+
+        name: of the process, such as "candidate".
+        """
         how = exit_in_words(exit_code) if exit_code else "ended"
         if exit_code >= 0:
             how += " and no result" if exit_code else " without a result"
@@ -49,5 +52,5 @@ def _last_words(log: Path) -> str:
     except OSError:
         return ""
     if not lines:
-        return f" It said nothing ({log} is empty)."
+        return f" It printed nothing ({log} is empty)."
     return "\n".join([f" Its last lines ({log}):", *(f"  {line}" for line in lines[-_TAIL_LINES:])])

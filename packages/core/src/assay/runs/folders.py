@@ -1,4 +1,4 @@
-"""Where a run writes: one new folder each."""
+"""The folder of a run: each run writes into a new one."""
 
 import json
 import os
@@ -12,14 +12,14 @@ MARK = "run.json"
 
 
 class RunFolder:
-    """The folder of one run. It exists, and holds `run.json`: the provenance of the run."""
+    """The folder of one run, with its provenance in `run.json`; made by `create`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, command: str, output: str | Path | None = None) -> "RunFolder":
-        """Make the folder `output`, by default runs/<time>-<command>, and take it.
+        """Make the folder `output`, by default runs/<time>-<command>, and write its `run.json`.
 
         Args:
             command: words of the command without options, such as "check generate".
@@ -47,7 +47,7 @@ class RunFolder:
         return cls(path)
 
     def write_text(self, name: str, text: str) -> Path:
-        """Write a file that appears only when it is whole. Returns its path.
+        """Write a file of this folder, whole or not at all. Returns its path.
 
         Raises: DiskError if it cannot be written.
         """
@@ -55,7 +55,7 @@ class RunFolder:
 
 
 def write_whole(path: Path, text: str) -> Path:
-    """Write `path` under another name and rename it: a reader sees the old file or the new.
+    """Write `path` under another name and rename it, so that readers get the old or the new text.
 
     Raises: DiskError if it cannot be written.
     """

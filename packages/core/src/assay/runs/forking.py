@@ -1,7 +1,7 @@
-"""Processes forked from one that has the slow imports behind it.
+"""Processes forked from one that has finished the slow imports.
 
 Importing torch and transformers takes longer than a small check. A fork server imports them once;
-every process forked from it is as fresh as a new one, because nothing but imports ever ran there.
+a process forked from it is in the state of a new one, because only imports have run there.
 """
 
 import gc
@@ -24,7 +24,7 @@ from assay.runs.worker import end_with_parent
 
 
 class ForkedProcess:
-    """A forked process with the members of `subprocess.Popen` that its owner uses."""
+    """A forked process with the members of `subprocess.Popen` that `assay.runs.processes` uses."""
 
     def __init__(self, process: ForkServerProcess, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         self._process = process
@@ -38,7 +38,7 @@ class ForkedProcess:
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end. Raises: subprocess.TimeoutExpired."""
+        """Wait for the process to end; returns its exit code. Raises: subprocess.TimeoutExpired."""
         self._process.join(timeout)
         code = self._process.exitcode
         if code is None:
@@ -47,16 +47,19 @@ class ForkedProcess:
 
 
 def begin_preload(modules: Sequence[str]) -> None:
-    """Have the fork server import `modules`, and go on meanwhile. The first caller decides."""
+    """Start the fork server and its import of `modules`; return at once.
+
+    Only the first call in a process sets the modules.
+    """
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
     forkserver.ensure_running()
 
 
 def import_to_stay(*modules: str) -> None:
-    """Import what every fork shares, for the modules that a fork server preloads.
+    """Import `modules`, which all forks share; called by modules that a fork server preloads.
 
-    The garbage collector stays off, which saves a fifth of the time, and never visits what is
-    here afterwards: that would only unshare its pages.
+    The garbage collector is off meanwhile, which saves a fifth of the time, and skips the imported
+    objects afterwards, since visiting them would only unshare their pages.
     """
     gc.disable()
     try:
@@ -70,9 +73,9 @@ def import_to_stay(*modules: str) -> None:
 def start_forked(
     module: str, request_file: str, environment: Mapping[str, str], preload: Sequence[str]
 ) -> ForkedProcess:
-    """Run `module` as `python -m` would, in a group of its own; both output streams are one pipe.
+    """Run `module` as `python -m` would, in a new process group; both output streams are one pipe.
 
-    preload: modules that the fork server imports. The first caller decides.
+    preload: modules that the fork server imports; only the first call in a process sets them.
     """
     begin_preload(preload)
     context: ForkServerContext = multiprocessing.get_context("forkserver")
@@ -113,7 +116,7 @@ def _main_hidden() -> Iterator[None]:
 
 
 class _Inherited:
-    """Two descriptors that travel to the child."""
+    """Two descriptors that are pickled for the child."""
 
     def __init__(self, *descriptors: int) -> None:
         self._descriptors = descriptors
@@ -125,7 +128,7 @@ class _Inherited:
         self._descriptors = tuple(item.detach() for item in state)
 
     def become_standard_streams(self) -> None:
-        """Standard input is the first, standard output and error are the second."""
+        """Make the first standard input, the second standard output and error; in the child."""
         source, sink = self._descriptors
         os.dup2(source, 0)
         os.dup2(sink, 1)

@@ -1,4 +1,4 @@
-"""Work in a process of its own: what it patches, allocates or breaks stays there."""
+"""Work in a separate process, which isolates what it patches, allocates or breaks."""
 
 import json
 import os
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     _Process = subprocess.Popen[bytes] | ForkedProcess
 
-# Longer lines are cut: a process that writes no newline must not fill the memory of its parent.
+# Longer lines are cut, so that output without a newline cannot fill this process's memory.
 _LONGEST_LINE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a process found, and what it took."""
+    """The result of a process, and the time and memory that it took."""
 
     result: dict[str, Any]
     peak_rss_bytes: int
@@ -49,26 +49,25 @@ def run_process(
 ) -> Answer:
     """Run `python -m module`, which calls `assay.runs.worker.serve`, and wait for its answer.
 
-    In `folder` it leaves NAME.request.json, NAME.answer.json and NAME.log: all that the process
-    and its children wrote to standard output and standard error. Its progress and its lines are
-    shown on `progress`; nothing goes to this process's standard output.
+    Writes NAME.request.json, NAME.answer.json and NAME.log into `folder`; the log has all that the
+    process and its children wrote to standard output and standard error. Its progress and its
+    lines are shown on `progress`; nothing goes to this process's standard output.
 
-    The process and its children end with this call, whatever ends it: Ctrl-C, an exception, the
-    death of this process. They are asked to end (SIGTERM, a KeyboardInterrupt in `work`) and get
-    a few seconds before they are killed.
+    The process and its children end with this call, even on Ctrl-C, an exception or a kill of this
+    process. They get SIGTERM (a KeyboardInterrupt in `work`), and SIGKILL a few seconds later.
 
     Args:
         module: an importable module.
         request: JSON values.
         folder: an existing folder.
-        name: what the process is to the user, such as "candidate".
-        progress: shows how far the process is.
+        name: of the process in messages and file names, such as "candidate".
+        progress: the display of its progress.
         environment: variables to set on top of this process's own.
-        preload: modules that take long to import. Given, the process is forked from one that
-            has imported them and done nothing else; later calls share it.
+        preload: modules that take long to import. If given, the process is forked from one that
+            has only imported them, and which later calls share.
 
-    Raises: UsageError or MachineError as the process raised it, in its words; ProcessError with
-        the end of its log if it died; DiskError if the folder cannot be written.
+    Raises: UsageError or MachineError that `work` raised, with its message; ProcessError with the
+        end of its log if it ended without an answer; DiskError if the folder cannot be written.
     """
     answer_file = folder / f"{name}.answer.json"
     log_file = folder / f"{name}.log"
@@ -93,7 +92,7 @@ def run_process(
             listener.join(GRACE_SECONDS)
     answer = _read_answer(answer_file, name, exit_code, log_file, time.monotonic() - started)
     if exit_code:
-        # Drivers crash when they are torn down; the answer was whole before.
+        # Some drivers crash when a process ends; its answer was complete before.
         progress.note(f"{name}: ended with exit code {exit_code} after it had answered")
     return answer
 
@@ -106,7 +105,7 @@ def _start(
 
         return start_forked(module, str(request_file.resolve()), environment, preload)
     return subprocess.Popen(
-        # -P: files in the working directory must not stand in for modules of ours.
+        # -P: files in the working directory must not shadow our modules.
         [sys.executable, "-P", "-m", module, str(request_file.resolve())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -118,9 +117,9 @@ def _start(
 
 def _listen(process: "_Process", log: IO[bytes], name: str, progress: Progress) -> None:
     def take_text(text: str) -> None:
-        with suppress(OSError):  # a full disk must not stop the process that is heard
+        with suppress(OSError):  # a full disk must not block the process that writes to the pipe
             log.write(text.encode() + b"\n")
-        # Of a bar that another library redraws in one line, the last state.
+        # Of a progress bar that another library redraws in one line, only the last state.
         progress.note(f"{name}: {text.rpartition(chr(13))[2]}")
 
     reader = WireReader(progress, take_text)
@@ -128,7 +127,7 @@ def _listen(process: "_Process", log: IO[bytes], name: str, progress: Progress) 
     try:
         while line := stream.readline(_LONGEST_LINE_BYTES):
             reader.read_line(line.decode(errors="replace").rstrip("\r\n"))
-    except ValueError:  # the log is closed: a process that left the group still holds the pipe
+    except ValueError:  # the log was closed while a process that left the group held the pipe open
         pass
     finally:
         reader.close()
@@ -136,7 +135,7 @@ def _listen(process: "_Process", log: IO[bytes], name: str, progress: Progress) 
 
 
 def _end_group(process: "_Process") -> None:
-    """End the process if it still runs, and every child that it left behind."""
+    """End the process, if it still runs, and all of its children."""
     try:
         if process.poll() is None:
             _signal_group(process, signal.SIGTERM)

@@ -1,6 +1,6 @@
-"""How far a run is, across processes: what shows it is in `assay.runs.progress_display`.
+"""Progress of a run across processes; `assay.runs.progress_display` shows it.
 
-Everything goes to standard error. A child process says it in lines that its parent shows.
+All output goes to standard error. A child process writes progress as lines that its parent shows.
 """
 
 import json
@@ -11,39 +11,39 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
-# A line of a child that tells progress. It may follow on text without a newline, such as another
-# library's progress bar, so it begins with a character that no such text holds.
+# Begins a child's line of progress. Text without a newline, such as another library's progress
+# bar, may precede it in the line, so the mark begins with a character that is not in such text.
 _WIRE_MARK = "\x1eassay "
 
-# As often as an eye can follow.
+# More updates than this could not be read.
 _WIRE_SECONDS = 0.1
 
 
 class Task(Protocol):
-    """One thing that is being done."""
+    """A task in progress, from `Progress.task`."""
 
     def advance(self, amount: float = 1) -> None:
-        """`amount` more is done."""
+        """Count `amount` more parts as done."""
 
 
 class Progress(ABC):
-    """Shows tasks."""
+    """Base of all displays of tasks."""
 
     @abstractmethod
     def task(self, description: str, total: float | None) -> AbstractContextManager[Task]:
-        """Begin a task of `total` parts, None if that is not known; the with ends it."""
+        """Begin a task of `total` parts (None if unknown), which ends on exit."""
 
     @abstractmethod
     def note(self, text: str) -> None:
         """Show one line."""
 
     def step(self, description: str) -> AbstractContextManager[Task]:
-        """Begin a task that does not say how far it is."""
+        """Begin a task of one part, which ends on exit."""
         return self.task(description, None)
 
 
 class PacedCounter(ABC):
-    """A task that shows how much is done, but not more often than every few seconds."""
+    """Base of tasks that are shown at most every `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self.done = 0.0
@@ -51,7 +51,7 @@ class PacedCounter(ABC):
         self._shown = time.monotonic()
 
     def advance(self, amount: float = 1) -> None:
-        """Count `amount` more, and show it where the last time is long enough ago."""
+        """Count `amount` more parts; call `show` if its last call was `seconds` ago."""
         self.done += amount
         if time.monotonic() - self._shown >= self._seconds:
             self._shown = time.monotonic()
@@ -59,19 +59,19 @@ class PacedCounter(ABC):
 
     @abstractmethod
     def show(self) -> None:
-        """Show what is done so far."""
+        """Show the number of parts done; called by `advance`."""
 
 
 class SilentProgress(Progress):
-    """Shows nothing: for use as a library."""
+    """Shows nothing; for use as a library."""
 
     @contextmanager
     def task(self, description: str, total: float | None) -> Iterator[Task]:  # noqa: ARG002
-        """See Progress."""
+        """Begin a task that is not shown."""
         yield _SilentTask()
 
     def note(self, text: str) -> None:
-        """See Progress."""
+        """Drop `text`."""
 
 
 class _SilentTask:
@@ -89,7 +89,7 @@ class _WireTask(PacedCounter):
 
 
 class WireProgress(Progress):
-    """Lines for the parent process, on the descriptor of a pipe."""
+    """Writes tasks as lines to a pipe, which the parent reads with `WireReader`."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -97,7 +97,7 @@ class WireProgress(Progress):
 
     @contextmanager
     def task(self, description: str, total: float | None) -> Iterator[Task]:
-        """See Progress."""
+        """Begin a task, with lines for its begin, progress and end."""
         self._num_tasks += 1
         key = f"{os.getpid()}.{self._num_tasks}"
         self.send({"task": key, "begin": description, "total": total})
@@ -110,23 +110,23 @@ class WireProgress(Progress):
             self.send({"task": key, "end": True})
 
     def note(self, text: str) -> None:
-        """See Progress."""
+        """Write `text` as a plain line."""
         os.write(self._descriptor, (text + "\n").encode())
 
     def send(self, event: dict[str, Any]) -> None:
-        """Write one event in one piece: several processes may share the pipe."""
+        """Write one event in one system call, since several processes may share the pipe."""
         os.write(self._descriptor, f"{_WIRE_MARK}{json.dumps(event)}\n".encode())
 
 
 class WireReader:
-    """Shows on `progress` what the lines of a child tell; `take_text` gets all that is no progress."""
+    """Reads the lines of a child: shows tasks on `progress`, calls `take_text` with all other text."""
 
     def __init__(self, progress: Progress, take_text: Callable[[str], None]) -> None:
         self._progress, self._take_text = progress, take_text
         self._tasks: dict[str, tuple[AbstractContextManager[Task], Task, float]] = {}
 
     def read_line(self, line: str) -> None:
-        """Take one line, without its end."""
+        """Read one line, without its newline."""
         text, mark, event = line.partition(_WIRE_MARK)
         if text:
             self._take_text(text.rstrip("\r"))

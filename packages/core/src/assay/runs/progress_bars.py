@@ -21,7 +21,7 @@ class _Bar:
 
 
 class BarProgress(Progress):
-    """One bar for each task; those that are done stay until the end."""
+    """One bar for each task; bars of finished tasks stay until the end."""
 
     def __init__(self, stream: TextIO) -> None:
         self._bars = rich_progress.Progress(
@@ -46,7 +46,7 @@ class BarProgress(Progress):
 
     @contextmanager
     def task(self, description: str, total: float | None) -> Iterator[_Bar]:
-        """See Progress."""
+        """Begin a task with a bar of its own."""
         key = self._bars.add_task(description, total=total)
         try:
             yield _Bar(self._bars, key)
@@ -56,5 +56,5 @@ class BarProgress(Progress):
             self._bars.stop_task(key)
 
     def note(self, text: str) -> None:
-        """See Progress."""
+        """Print `text` above the bars."""
         self._bars.console.print(Text(text), soft_wrap=True)

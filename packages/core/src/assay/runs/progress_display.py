@@ -1,4 +1,4 @@
-"""Progress as a person sees it: bars on a terminal, plain lines elsewhere."""
+"""The display of progress: bars on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ from typing import TextIO
 
 from assay.runs.progress import PacedCounter, Progress, Task
 
-_LINE_SECONDS = 5.0  # as often as a log can bear
+_LINE_SECONDS = 5.0  # more often would fill logs
 
 
 class _LineTask(PacedCounter):
@@ -38,7 +38,7 @@ class LineProgress(Progress):
 
     @contextmanager
     def task(self, description: str, total: float | None) -> Iterator[Task]:
-        """See Progress."""
+        """Begin a task, with a line for its begin and its end."""
         task = _LineTask(self, description, total)
         try:
             yield task
@@ -46,14 +46,14 @@ class LineProgress(Progress):
             task.end()
 
     def note(self, text: str) -> None:
-        """See Progress."""
+        """Print `text` as a line."""
         self._stream.write(text + "\n")
         self._stream.flush()
 
 
 @contextmanager
 def open_progress(stream: TextIO | None = None) -> Iterator[Progress]:
-    """Bars where `stream` (by default standard error) is a terminal, else plain lines."""
+    """A display on `stream` (by default standard error): bars on a terminal, else plain lines."""
     stream = sys.stderr if stream is None else stream
     if not stream.isatty():
         yield LineProgress(stream)

@@ -1,4 +1,4 @@
-"""Where a number comes from: versions, machine, command, settings. Imports no torch."""
+"""Provenance of a run: versions, machine, command, settings. Imports no torch."""
 
 import fnmatch
 import os
@@ -12,7 +12,7 @@ from typing import Any
 
 _DISTRIBUTIONS = ("assay-core", "torch", "transformers", "safetensors", "numpy")
 
-# Settings that change numbers or what a run sees. By name: an environment also holds secrets.
+# Variables that change numbers or the visible devices. No others, which may be secrets.
 _VARIABLES = (
     "ASSAY_*", "OMP_*", "MKL_*", "KMP_*", "ATEN_*", "TORCH_*", "PYTORCH_*", "*_VISIBLE_DEVICES",
     "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "PYTHONHASHSEED",
@@ -22,7 +22,7 @@ _GIT_TIMEOUT_SECONDS = 5
 
 
 def provenance() -> dict[str, Any]:
-    """What is to be known about this process, as JSON values; null where it cannot be found out."""
+    """The provenance of this process as JSON values; None for what is unknown."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],

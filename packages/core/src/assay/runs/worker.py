@@ -1,6 +1,6 @@
-"""The child's half of `assay.runs.processes`: read a request, work, leave an answer.
+"""The child's half of `assay.runs.processes`: read a request, do the work, write an answer.
 
-A module that is to be run in a process of its own ends with
+A module that `run_process` can run ends with
 
     if __name__ == "__main__":
         serve(work)
@@ -21,21 +21,21 @@ from assay.errors import AssayError, UsageError
 from assay.runs.folders import write_whole
 from assay.runs.progress import Progress, WireProgress
 
-# What a process gets between being asked to end and being killed: to flush what it has.
+# Time between SIGTERM and SIGKILL, in which a process can flush its files.
 GRACE_SECONDS = 5.0
 
 Work = Callable[[dict[str, Any], Progress], dict[str, Any]]
 
 
 def serve(work: Work) -> None:
-    """Answer the request whose file is the first argument. Ends the process.
+    """Call `work` with the request in the file of the first argument, and write its answer.
 
-    An AssayError of `work` travels to the parent and is raised there; any other exception is
-    printed and becomes the parent's ProcessError.
+    An AssayError of `work` is raised in the parent; any other exception is printed and ends this
+    process, for which the parent raises a ProcessError.
     """
     envelope = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     signal.signal(signal.SIGTERM, _interrupt)
-    # Not when it is started by hand, from its request file: then the group is not its own.
+    # Not if it is started by hand from its request file: its process group is then the shell's.
     if os.getppid() == envelope["parent"] and os.getpgrp() == os.getpid():
         threading.Thread(target=end_with_parent, daemon=True).start()
     answer: dict[str, Any]
@@ -51,9 +51,9 @@ def serve(work: Work) -> None:
 
 
 def peak_rss_bytes() -> int:
-    """The most memory that this process has had resident."""
+    """The peak of this process's resident memory."""
     try:
-        # Not ru_maxrss, which Linux carries over from the parent through fork and exec.
+        # Not ru_maxrss, which on Linux includes the parent's peak before fork and exec.
         for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
@@ -70,9 +70,10 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def end_with_parent() -> None:
-    """Wait until the parent ends, then end this process group."""
-    # The parent holds the other end of standard input and writes nothing. By descriptor: a thread
-    # that is blocked inside of sys.stdin makes the interpreter abort when it ends.
+    """Wait until the parent ends, then kill this process group; run in a thread."""
+    # Standard input is a pipe to which the parent writes nothing, so that reading ends only when
+    # the parent does. By descriptor: the interpreter aborts at its end if a thread is blocked
+    # inside of sys.stdin.
     try:
         while os.read(0, 1):
             pass

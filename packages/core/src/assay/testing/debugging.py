@@ -1,4 +1,4 @@
-"""`--pdb` on ranks: rank 0 borrows the terminal and stops where its test failed."""
+"""`--pdb` on ranks: rank 0 takes the terminal and stops where its test failed."""
 
 import bdb
 import os
@@ -13,24 +13,24 @@ from typing import IO
 from assay.launch import TimeLimits
 
 DEBUGGED_RANK = 0
-# Nothing is given up while somebody thinks.
+# No limit may end a world while it is debugged.
 WITHOUT_HURRY = TimeLimits(start_seconds=600.0, collective_seconds=86_400.0, body_seconds=90_000.0)
 
 _TERMINAL = Path("/dev/tty")
 _FLAG = "stopped"
-# Of a failure on all ranks, the others wait so long to hear that rank 0 has stopped.
+# How long the other ranks wait, if all fail, for rank 0 to signal that it has stopped.
 _NOTICE_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 
 
 class StoppedInRank(bdb.BdbQuit):
-    """A test failed on ranks, and was looked at there: pytest then opens no debugger of its own."""
+    """Raised for a failure that was debugged on rank 0, so that pytest opens no debugger itself."""
 
 
 def stop_at(error: BaseException, rank: int, folder: Path) -> None:
-    """Open the debugger where `error` was raised, on rank 0; on others wait for its end.
+    """On rank 0 open the debugger where `error` was raised; on others wait until it is closed.
 
-    folder: of all ranks of this test. Without a terminal nothing happens.
+    folder: shared by all ranks of this test. Without a terminal no debugger is opened.
     """
     flag = folder / _FLAG
     if rank == DEBUGGED_RANK:
@@ -40,7 +40,7 @@ def stop_at(error: BaseException, rank: int, folder: Path) -> None:
         finally:
             flag.unlink()
         return
-    # A rank that failed ends the whole world.
+    # Returning would end the world, and with it the debugger.
     deadline = time.monotonic() + _NOTICE_SECONDS
     while flag.exists() or time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -60,7 +60,7 @@ def _open_debugger(error: BaseException) -> None:
 
 @contextmanager
 def _in_foreground(terminal: IO[str]) -> Iterator[None]:
-    """Ranks are a process group of their own: one in the background may not read."""
+    """Make this process group the terminal's foreground group, without which it may not read."""
     before = os.tcgetpgrp(terminal.fileno())
     handler = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     try:

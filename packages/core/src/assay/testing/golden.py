@@ -28,7 +28,7 @@ class GoldenSaved(AssertionError):  # noqa: N818 - not an error: what a capturin
 
 
 class GoldenError(UsageError):
-    """A golden that is not what a test asks for."""
+    """A golden that is absent, or that belongs to no test."""
 
     @classmethod
     def absent(cls, folder: Path) -> "GoldenError":
@@ -40,16 +40,16 @@ class GoldenError(UsageError):
 
     @classmethod
     def stale(cls, folders: Sequence[Path]) -> "GoldenError":
-        """No test asks for those in `folders`."""
+        """`folders`: goldens that no test uses."""
         names = " ".join(shlex.quote(str(folder)) for folder in folders)
-        return cls(f"no test asks for these goldens; delete them: {names}")
+        return cls(f"no test uses these goldens; delete them: {names}")
 
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """What the fixture `golden` gives to a test.
+    """The value of the fixture `golden`: the golden of one test.
 
-    folder: of the golden, kept with the test; scratch: of this run's files.
+    folder: of the golden, kept with the test; scratch: for the files of this run.
     """
 
     folder: Path
@@ -65,11 +65,13 @@ class Golden:
         setup: str | None = None,
         **inputs: object,
     ) -> "Verdict":
-        """Does `model` generate on the device under test as the golden says?
+        """Check that `model` generates on the device under test as recorded in the golden.
 
-        noise_for: dtypes of the candidates to come, by default that of the RUN under test;
-            for the capture. setup: FILE.py:FUNC, called with the candidate's model.
-        inputs: as the options of `assay capture`: max_new_tokens=8, prompts="file.jsonl".
+        Under --capture-expectation, capture the golden instead.
+
+        noise_for: for the capture, dtypes of candidates, by default that of the RUN under test.
+        setup: FILE.py:FUNC, called with the candidate's model.
+        inputs: options of `assay capture`, such as max_new_tokens=8, prompts="file.jsonl".
         Raises: AssertionError with the explanation; GoldenSaved after a capture; fails the test
             if there is no golden or it cannot be checked.
         """
@@ -82,7 +84,7 @@ class Golden:
                 self._capture(model, noise_for, asked)
             self._check(model, setup, asked)
         except AssayError as error:
-            # How it came to that says nothing about the model.
+            # Our own traceback would not help the reader of the test.
             pytest.fail(str(error), pytrace=False)
         return assert_run_passed(self.scratch)
 
@@ -118,7 +120,7 @@ class Golden:
             folder=str(captured),
         )
         capture(request, self.scratch, SilentProgress())
-        # Only a whole golden replaces the one before.
+        # Only a complete golden replaces the previous one.
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(captured, self.folder)
@@ -128,12 +130,12 @@ class Golden:
 
 
 def golden_folder(file: Path, test: str) -> Path:
-    """Where the golden of `test` in `file` lies."""
+    """The folder of the golden of `test` in `file`."""
     return file.parent / "goldens" / file.stem / quote(test, safe="[]=,")
 
 
 def refuse_stale_goldens(file: Path, tests: Iterable[str]) -> None:
-    """Raise GoldenError if beside `file` lie goldens of tests that are not among `tests`."""
+    """Raise GoldenError if the goldens of `file` include any of a test that is not in `tests`."""
     folder = file.parent / "goldens" / file.stem
     asked_for = {golden_folder(file, test) for test in tests}
     stale = sorted(set(folder.glob("*/")) - asked_for)

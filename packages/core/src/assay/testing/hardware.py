@@ -1,4 +1,4 @@
-"""Whether this machine has what a test needs, and whether it may be without."""
+"""Whether this machine has the hardware that a test needs, and whether it is required."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
@@ -15,10 +15,10 @@ Policy = Literal["skip", "fail"]
 
 
 def hardware_policy(environment: Mapping[str, str]) -> Policy:
-    """What becomes of a test whose hardware is absent.
+    """Whether a test whose hardware is absent is skipped or fails.
 
-    Raises: UsageError for a value that is neither 0 nor 1: taken for 0 it would hide that
-        nothing was tested.
+    Raises: UsageError for a value that is neither 0 nor 1: read as 0 it would hide that nothing
+        was tested.
     """
     value = environment.get(REQUIRE_HARDWARE, "")
     if value not in ("", "0", "1"):
@@ -27,9 +27,10 @@ def hardware_policy(environment: Mapping[str, str]) -> Policy:
 
 
 def missing_accelerators(mark: AcceleratorMark, listed: "Sequence[ListedDevice]") -> str:
-    """What `listed`, the devices of this machine, lack; "" if a test so marked can run.
+    """What this machine lacks for a test with this mark; "" if the test can run.
 
-    Raises: MarkError for a vendor that no line is about: the test would never run anywhere.
+    listed: the devices of this machine.
+    Raises: MarkError for a vendor without a line in `listed`: the test would never run anywhere.
     """
     if mark.vendor is None:
         lines = [line for line in listed if line.vendor is None or not _is_host(line)]
@@ -59,11 +60,11 @@ def missing_ranks(
     environment: Mapping[str, str],
     count_accelerators: Callable[[], int | None],
 ) -> str:
-    """What this machine, or its user, lacks for a world of such ranks; "" if nothing.
+    """Why a test with this mark cannot run here; "" if it can.
 
-    allowed: the most ranks that the user allows; None for any number.
-    environment: says whether torchrun started this process as one of several ranks.
-    count_accelerators: how many devices the ranks share out; None if they need none of their own.
+    allowed: the largest number of ranks that the user allows; None for any.
+    environment: has the variables of torchrun if it started this process as a rank.
+    count_accelerators: the number of devices for the ranks; None if ranks need no device each.
     """
     from assay.launch import outer_world_size
 

@@ -1,4 +1,4 @@
-"""The markers of the pytest plugin as values: what a test asks of the machine and of the clock."""
+"""The markers of the pytest plugin as values: what a test needs of the machine, and its budget."""
 
 import math
 from collections.abc import Mapping
@@ -9,17 +9,17 @@ from assay.errors import UsageError
 
 
 class MarkError(UsageError):
-    """A marker whose arguments mean nothing."""
+    """A marker with invalid arguments."""
 
     @classmethod
     def of(cls, marker: str, example: str, problem: str) -> Self:
-        """`example`: how the marker is written."""
+        """`example`: a valid use of the marker; `problem`: what is invalid."""
         return cls(f"marker {marker}: {problem}; write it as {example}")
 
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorMark:
-    """`accelerator("nvidia", count=4)`; without a vendor any accelerator will do."""
+    """`accelerator("nvidia", count=4)`; without a vendor any accelerator is accepted."""
 
     vendor: str | None = None
     count: int = 1
@@ -64,7 +64,7 @@ class WorldMark:
 
     @property
     def size(self) -> int:
-        """Ranks in all."""
+        """Number of ranks."""
         return math.prod(self.axes.values())
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
-"""The body of a test on one rank: its module is imported as pytest does, its fixtures unpacked.
+"""The body of a test on one rank: import its module, unpickle its fixtures, call it.
 
-Imports pytest, but runs none of it: a session of pytest in every rank would cost 0.2 s each.
+No pytest session runs on the ranks, which would take 0.2 s on each.
 """
 
 import ast
@@ -11,13 +11,13 @@ import marshal
 import pickle
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from _pytest.assertion.rewrite import rewrite_asserts
@@ -29,15 +29,15 @@ from assay.testing.debugging import stop_at
 
 @dataclass(frozen=True, slots=True)
 class BodyCall:
-    """What a rank is sent instead of a test.
+    """A test in the form in which it is sent to the ranks.
 
-    test: the function's qualified name in its module.
-    fixtures: as `assay.testing.worlds.pack_fixtures` wrote them.
+    test: the qualified name of the function in its module.
+    fixtures: the result of `assay.testing.worlds.pack_fixtures`.
     of_rank: names of fixtures that the rank makes itself.
-    files: of modules in which assertions are rewritten, by name.
-    code: of the test's own module, marshalled and with rewritten assertions; b"" if it has none.
-    filters: of warnings, as `warnings.filters` holds them.
-    stops_in: a folder of all ranks, where a failure is to be debugged; "" where it is not.
+    files: files of modules whose assertions are rewritten, by module name.
+    code: of the test's module, marshalled, with rewritten assertions; b"" if none are rewritten.
+    filters: the entries of `warnings.filters`.
+    stops_in: under `--pdb` a folder that all ranks share, otherwise "".
     """
 
     module: str
@@ -52,18 +52,18 @@ class BodyCall:
 
 
 class FixtureLostError(UsageError):
-    """A fixture that was packed, but cannot be unpacked in a rank."""
+    """A fixture that was pickled but cannot be unpickled in a rank."""
 
     @classmethod
     def of(cls, name: str, error: BaseException) -> "FixtureLostError":
-        """`error`: what unpickling said."""
+        """`error`: what unpickling fixture `name` raised."""
         return cls(
             f"fixture {name!r} cannot be made again in a rank: {type(error).__name__}: {error}"
         )
 
 
 def run_body(rank: Rank, call: BodyCall) -> None:
-    """Run the test of `call` as `rank`. Raises: what the test raises; RankSkipped."""
+    """Run the test of `call` on `rank`. Raises: the test's exception; RankSkipped if it skips."""
     __tracebackhide__ = True
     sys.meta_path.insert(0, RewritingFinder(call.files))
     module = _import_test_module(call)
@@ -83,13 +83,13 @@ def run_body(rank: Rank, call: BodyCall) -> None:
 
 
 def fixtures_of(rank: Rank, names: Iterable[str]) -> dict[str, object]:
-    """Those fixtures of `names` that every rank has of its own."""
+    """The values on `rank` of those fixtures of `names` that every rank makes itself."""
     made = {"mesh": rank.mesh, "device": rank.device}
     return {name: made[name] for name in names if name in made}
 
 
-def call_test(function: Any, arguments: Mapping[str, object]) -> None:  # noqa: ANN401 - any test
-    """Call a test. Raises: RankSkipped if it skips."""
+def call_test(function: Callable[..., object], arguments: Mapping[str, object]) -> None:
+    """Call a test. Raises: its exception; RankSkipped if it skips."""
     __tracebackhide__ = True
     try:
         function(**arguments)
@@ -98,7 +98,7 @@ def call_test(function: Any, arguments: Mapping[str, object]) -> None:  # noqa: 
 
 
 def rewrite(file: Path) -> CodeType:
-    """The code of `file` with assertions that say the values they compared."""
+    """The compiled code of `file`, with assertions that report the compared values."""
     source = file.read_bytes()
     tree = ast.parse(source, str(file))
     rewrite_asserts(tree, source, str(file))
@@ -106,7 +106,7 @@ def rewrite(file: Path) -> CodeType:
 
 
 class RewritingFinder(MetaPathFinder, Loader):
-    """Finds those modules in which pytest rewrote assertions, and rewrites them here as well."""
+    """An import hook that rewrites assertions in the modules in which pytest has rewritten them."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self._files = files
@@ -114,7 +114,7 @@ class RewritingFinder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's spec, None for modules that pytest left as they are."""
+        """The spec of a module in `files`; None for others."""
         del path, target
         file = self._files.get(fullname)
         if file is None:
@@ -125,12 +125,12 @@ class RewritingFinder(MetaPathFinder, Loader):
         )
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the rewritten code."""
+        """Run the rewritten code of `module` in its namespace."""
         exec(rewrite(Path(self._files[module.__name__])), module.__dict__)  # noqa: S102 - a loader
 
 
 def _import_test_module(call: BodyCall) -> ModuleType:
-    """Under the name that it has in pytest's process, which need not be importable."""
+    """Import the module from its file, under its name in pytest, which need not be importable."""
     spec = importlib.util.spec_from_file_location(call.module, call.file)
     if spec is None or spec.loader is None:
         raise UsageError(f"{call.file} cannot be imported as a module")
@@ -143,14 +143,14 @@ def _import_test_module(call: BodyCall) -> ModuleType:
     return module
 
 
-def _find_test(module: ModuleType, name: str) -> Any:  # noqa: ANN401 - any test
+def _find_test(module: ModuleType, name: str) -> Callable[..., object]:
     """The function called `name`; a method is bound to a new instance of its class."""
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part)
         if inspect.isclass(found):
             found = found()
-    return found
+    return cast("Callable[..., object]", found)
 
 
 def _unpack_fixtures(packed: bytes) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A verdict inside of a test: a failed check is an AssertionError, and says what the faces say."""
+"""Verdicts in tests: a failed check raises an AssertionError with the command's explanation."""
 
 import shlex
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from assay.verdicts import Measurement, Verdict
 def assert_passed(verdict: Verdict, measurements: Sequence[Measurement] = ()) -> None:
     """Raise AssertionError with the explanation unless `verdict` is a PASS.
 
-    measurements: rows that the explanation is filled from.
+    measurements: the rows whose numbers the explanation quotes.
     """
     __tracebackhide__ = True
     if not verdict.passed:
@@ -22,11 +22,12 @@ def assert_passed(verdict: Verdict, measurements: Sequence[Measurement] = ()) ->
 
 
 def assert_run_passed(folder: Path) -> Verdict:
-    """As `assert_passed`, for the finished run in `folder`; names the command that opens its report.
+    """Raise AssertionError unless the finished run in `folder` has passed.
 
-    Returns: its verdict.
+    The message ends with the command that opens the run's report.
+    Returns: the verdict of the run.
 
-    Raises: UnreadableRunError if there is none.
+    Raises: UnreadableRunError if `folder` holds no finished run.
     """
     __tracebackhide__ = True
     report = read_report(folder)

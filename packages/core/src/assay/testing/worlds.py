@@ -1,4 +1,4 @@
-"""Tests on every rank of a world: what is sent to the ranks, and what comes back.
+"""Tests on every rank of a world: sending a test and its fixtures to the ranks.
 
 Imports neither torch nor pytest; the ranks' half is `assay.testing.rank_body`.
 """
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     import pytest
 
-# Made anew in every rank.
+# Fixtures that every rank makes itself.
 RANK_FIXTURES = frozenset({"mesh", "device"})
 
-# Of what a rank printed, this much is shown; the report of a test must stay readable.
+# The end of a rank's output that is shown, so that the report of a test stays readable.
 _SHOWN_BYTES = 1 << 16
 
 
@@ -36,25 +36,25 @@ _preloaded: list[str] = []
 
 
 def preload_for_ranks(*modules: str) -> None:
-    """Import `modules` once for all ranks, not in each: for a conftest whose tests need them.
+    """Import `modules` once for all ranks instead of in each; called in a conftest.
 
-    They must start no thread and touch no device when they are imported; transformers' models
-    are such. An import that takes 2 s takes a minute on 32 ranks.
+    Their import must start no thread and open no device, as that of transformers' models. An import
+    that takes 2 s takes a minute on 32 ranks.
     """
     _preloaded.extend(module for module in modules if module not in _preloaded)
 
 
 class MeshFixtureError(UsageError):
-    """The fixture mesh, where there is no mesh."""
+    """A use of the fixture `mesh` outside of a rank."""
 
     @classmethod
     def unmarked(cls) -> "MeshFixtureError":
-        """The test runs on no world."""
+        """The test is not marked `world`."""
         return cls("the fixture mesh needs a world of ranks; mark the test world(dp=2)")
 
     @classmethod
     def in_fixture(cls, name: str) -> "MeshFixtureError":
-        """A fixture uses it."""
+        """A fixture reads attribute `name` of the mesh."""
         return cls(
             f"mesh.{name}: the mesh is made in the ranks, after all fixtures; use it in the test's "
             "body"
@@ -62,18 +62,18 @@ class MeshFixtureError(UsageError):
 
 
 class MeshOfRanks:
-    """What the fixture mesh is outside of the ranks: a promise."""
+    """The value of the fixture `mesh` outside of the ranks; any use of it raises."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # asked by pytest, pickle and the like
+        if name.startswith("__"):  # read by pytest, pickle and the like
             raise AttributeError(name)
         raise MeshFixtureError.in_fixture(name)
 
 
 def run_test_in_world(item: "pytest.Function", world: World) -> None:
-    """Run the body of `item` on every rank of `world`; what ranks print goes to standard output.
+    """Run the body of `item` on every rank of `world`, and print the ranks' output here.
 
-    Raises: as `launch_world`; UnsendableError for a fixture that cannot travel.
+    Raises: as `launch_world`; UnsendableError for a fixture that cannot be pickled.
     """
     __tracebackhide__ = True
     parameters = inspect.signature(item.obj).parameters
@@ -127,9 +127,9 @@ def _run_in_new_ranks(
 
 
 def pack_fixtures(fixtures: Mapping[str, object]) -> bytes:
-    """All values in one stream, so that what they share stays shared.
+    """Pickle all values as one stream, so that objects shared by fixtures stay shared.
 
-    Raises: UnsendableError that names the fixture.
+    Raises: UnsendableError with the name of the fixture that cannot be pickled.
     """
     stream = io.BytesIO()
     pickler = pickle.Pickler(stream)
@@ -157,14 +157,17 @@ def _rewritten_files() -> dict[str, str]:
 
 @lru_cache(maxsize=64)
 def _rewritten_code(file: str, _changed: int) -> bytes:
-    """Rewritten here once, not in every rank."""
+    """The compiled code of `file` with rewritten assertions; cached, so that ranks need not do it.
+
+    _changed: modification time, so that a changed file is compiled again.
+    """
     from assay.testing.rank_body import rewrite
 
     return marshal.dumps(rewrite(Path(file)))
 
 
 def _show_log(rank: int, log: Path) -> None:
-    """Print it here: pytest shows it with what the test's own process printed."""
+    """Print the log of `rank`, so that pytest shows it with the output of the test."""
     size = log.stat().st_size if log.exists() else 0
     if not size:
         return

@@ -1,9 +1,9 @@
-"""The store on disk: every tensor of a run by its Site, crash-safe, each value once, no pickle.
+"""Traces on disk: every tensor of a run by its Site, crash-safe, each value once, no pickle.
 
 A trace is one folder: `manifest.json` (what was run), `index.jsonl` (append-only; one line for
-every flush names the calls that were finished and where their tensors lie),
-`shard-NNNNNN.safetensors` (one or more for each flush) and `attachments/` (named tensors and JSON
-beside the calls). What the index names survives a kill of the writer.
+every flush lists the finished calls and where their tensors are), `shard-NNNNNN.safetensors` (one
+or more for each flush) and `attachments/` (named tensors and JSON values that belong to no call).
+All that the index lists survives a kill of the writer.
 """
 
 from assay.trace.errors import StorageError, TraceError

@@ -1,4 +1,4 @@
-"""What can go wrong with a trace, and how it is said."""
+"""Errors of traces, and their messages."""
 
 import errno
 import shutil
@@ -10,11 +10,14 @@ _SHOWN_NAMES = 12
 
 
 class TraceError(UsageError):
-    """A trace that cannot be used: damaged, foreign, or asked for what it does not hold."""
+    """A trace that is damaged, is none of assay's, or lacks what was asked for."""
 
     @classmethod
     def damaged(cls, path: Path, key: str, what: str) -> "TraceError":
-        """A file of the trace disagrees with itself or with the index."""
+        """A file of the trace contradicts itself or the index.
+
+        key: of the tensor or part of the file, "" for the whole; what: the contradiction.
+        """
         place = f"{path}: {key!r}" if key else str(path)
         return cls(
             f"{place}: {what}. The trace is damaged or was not made by assay: capture it anew."
@@ -22,27 +25,27 @@ class TraceError(UsageError):
 
     @classmethod
     def absent(cls, folder: Path, wanted: str, present: list[str]) -> "TraceError":
-        """The trace holds nothing under that name."""
+        """The trace has no `wanted`; `present`: the names that it has."""
         return cls(f"{folder} holds no {wanted}; it holds: {_shown(present) or 'nothing'}")
 
     @classmethod
     def not_empty(cls, folder: Path, names: list[str]) -> "TraceError":
-        """The folder of a new trace holds something already."""
+        """The folder of a new trace is not empty."""
         text = f"{folder} is not empty (it holds {_shown(sorted(names))})"
         return cls(f"{text}: name a new folder for the trace")
 
     @classmethod
     def in_use(cls, folder: Path) -> "TraceError":
-        """A second writer lost the race for a folder."""
+        """Another writer created a trace in the folder at the same time."""
         return cls(f"{folder} is being written by another run: name a new folder for the trace")
 
 
 class StorageError(MachineError):
-    """The file system refused a trace: full, read-only, forbidden."""
+    """A trace that cannot be written: the disk is full, read-only or forbidden."""
 
     @classmethod
     def refused(cls, path: Path, action: str, error: OSError) -> "StorageError":
-        """The operating system's reason, with the free space where that is the reason."""
+        """`action` on `path` failed with `error`; a full disk is reported with its free space."""
         text = f"cannot {action} {path}: {error.strerror or error}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             text += _free_space(path)

@@ -1,10 +1,10 @@
-"""The one place where a trace touches files: a local folder, written crash-safe, mapped to read.
+"""All file access of traces: a local folder, written crash-safe, read by memory mapping.
 
-Everything above speaks of names inside of a `Folder`, so that storage behind a URL (fsspec) can
-take its place: it has to create exclusively, replace a file as a whole, append a line, stream a
-new file, and hand out bytes of a range.
+The other modules use names inside of a `Folder`, so that storage behind a URL (fsspec) can replace
+it: it has to create exclusively, replace a file as a whole, append a line, stream a new file, and
+read bytes of a range.
 
-No fsync: a trace survives the death of its writer (the kernel has the pages), not of the machine.
+No fsync: a trace survives a kill of its writer (the kernel has the pages), not of the machine.
 """
 
 import os
@@ -30,7 +30,7 @@ def _refusals(path: Path, action: str) -> Iterator[None]:
 
 
 class OutStream:
-    """A new file that appears under its name only when it is whole."""
+    """A new file that gets its name only when it is complete."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +42,7 @@ class OutStream:
             )
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
-        """Write `data` there. The caller may change its memory afterwards."""
+        """Write `data` at byte `offset`; its memory may be changed afterwards."""
         view = memoryview(data)
         with _refusals(self.path, "write"):
             while view:
@@ -57,7 +57,7 @@ class OutStream:
             self._temporary.replace(self.path)
 
     def discard(self) -> None:
-        """Drop the file unless it was committed. Never raises: another error may be on its way."""
+        """Delete the file unless it was committed. Never raises: called while errors are handled."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             with suppress(OSError):
@@ -67,7 +67,7 @@ class OutStream:
 
 
 class LineFile:
-    """An append-only text file whose every line is whole, or the last and ignored."""
+    """An append-only text file; only its last line can be incomplete, which readers ignore."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -77,7 +77,7 @@ class LineFile:
             )
 
     def append(self, line: str) -> None:
-        """Append one line; on an error the file is as it was before."""
+        """Append one line; after an error the file is as it was before."""
         size = os.fstat(self._descriptor).st_size
         view = memoryview(line.encode() + b"\n")
         with _refusals(self._path, "append to"):
@@ -95,7 +95,7 @@ class LineFile:
 
 
 class Folder:
-    """A folder of a trace; every name stays inside of it."""
+    """The folder of a trace; it opens no file outside of itself."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -117,9 +117,9 @@ class Folder:
         return cls(path)
 
     def create_exclusive(self, name: str, text: str) -> None:
-        """Write a file that must not be there.
+        """Write a file that must not exist.
 
-        Raises: TraceError if it is: another writer was faster.
+        Raises: TraceError if it does, because another writer has created it.
         """
         path = self.path / name
         try:
@@ -132,7 +132,7 @@ class Folder:
             file.write(text)
 
     def stream(self, name: str) -> OutStream:
-        """A new file, visible once committed."""
+        """A new file to write in parts; it gets its name when it is committed."""
         return OutStream(self.path / name)
 
     def replace(self, name: str, text: str) -> int:
@@ -152,9 +152,9 @@ class Folder:
         return LineFile(self.path / name)
 
     def existing(self, name: str) -> Path:
-        """The path of a file that is there.
+        """The path of an existing file.
 
-        Raises: TraceError if it is missing or lies, through a link, outside of the folder.
+        Raises: TraceError if it is missing or, through a link, outside of the folder.
         """
         path = self.path / name
         try:
@@ -168,12 +168,15 @@ class Folder:
         return path
 
     def read(self, path: Path, size_bytes: int = -1) -> bytes:
-        """The first bytes of an `existing` file, by default all."""
+        """The first `size_bytes` of a file, by default all; `path` comes from `existing`."""
         with _refusals(path, "read"), path.open("rb") as file:
             return file.read(size_bytes)
 
     def map(self, path: Path, size_bytes: int) -> "torch.UntypedStorage":
-        """An `existing` file as memory of its own: read when touched, changes stay private."""
+        """A file mapped into memory: read on access, changes stay in this process.
+
+        path: from `existing`. Raises: TraceError if it cannot be mapped.
+        """
         import torch
 
         try:

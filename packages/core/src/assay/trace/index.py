@@ -1,8 +1,8 @@
 """The lines of index.jsonl: finished calls and attachments as JSON, and back.
 
-One line is one flush. It names the shards that this flush wrote with their sizes, the row maps of
-its calls (each once), and its calls with, for every port, the shard, key, content hash, dtype and
-shape of the tensor. Shards go by number: no line can name a path.
+One line is one flush. It lists the shards that this flush wrote with their sizes, the row maps of
+its calls (each once), and its calls with the shard, key, content hash, dtype and shape of the
+tensor at every port. Shards are given by number, so that no line can name a path.
 """
 
 import sys
@@ -23,7 +23,7 @@ _PHASES = frozenset(get_args(Phase))
 
 
 class StoredTensor(NamedTuple):
-    """Where the tensor of one port lies, and what it is; `digest` is the xxh3-128 of its bytes."""
+    """Place, content hash (xxh3-128 of the bytes), dtype and shape of the tensor of one port."""
 
     shard: int
     key: str
@@ -34,7 +34,7 @@ class StoredTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A file beside the calls."""
+    """The index entry of an attachment."""
 
     name: str
     kind: Literal["tensors", "json"]
@@ -42,17 +42,17 @@ class Attached:
 
     @property
     def file(self) -> str:
-        """Its name inside of the folder."""
+        """The name of its file inside of the folder."""
         return attachment_file(self.name, self.kind)
 
     def to_text(self) -> str:
-        """Its line."""
+        """Its line in the index."""
         return to_text({"attached": self.name, "kind": self.kind, "size": self.size_bytes})
 
 
 @dataclass(slots=True)
 class Flush:
-    """The content of one line, as read."""
+    """The content of one line of the index, as read."""
 
     shards: dict[int, int] = field(default_factory=dict)
     calls: list[tuple[Call, dict[str, StoredTensor]]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Flush:
 
 
 class Line:
-    """One line in the making. Each call becomes text at once, so that nothing changes it later."""
+    """Collects the calls of one line; `add` turns each into text, so that it may be changed later."""
 
     def __init__(self) -> None:
         self.shards: dict[int, int] = {}
@@ -70,7 +70,7 @@ class Line:
 
     @property
     def num_calls(self) -> int:
-        """Calls so far."""
+        """Number of calls added."""
         return len(self._calls)
 
     def add(self, call: Call, stored: Mapping[str, StoredTensor]) -> None:
@@ -84,10 +84,9 @@ class Line:
         self._calls.append(to_text(record))
 
     def _number_of(self, rows: RowMap) -> int:
-        # By identity first: a root call hands one object to all of its calls, and to compare its
-        # positions for each of them would cost more than the rest of the line. The object is kept
-        # in _rows or equals one there; in the second case its id is not remembered, since another
-        # object may get it.
+        # By identity first: all calls of a root call share one object, and comparing its positions
+        # for each of them would cost more than the rest of the line. The object is kept in _rows or
+        # equals one there; in the second case its id is not kept, since another object may get it.
         number = self._rows_number.get(id(rows))
         if number is None:
             if rows in self._rows:
@@ -97,7 +96,7 @@ class Line:
         return number
 
     def to_text(self) -> str:
-        """The line."""
+        """The text of the line."""
         rows = [{"prompts": rows.prompts, "positions": rows.positions} for rows in self._rows]
         start = to_text({"shards": list(self.shards.items()), "rows": rows})
         return f'{start[:-1]},"calls":[{",".join(self._calls)}]}}'
@@ -136,7 +135,7 @@ def _call_to_json(call: Call, stored: Mapping[str, StoredTensor]) -> dict[str, A
 
 
 def flush_from_json(line: object, seen: dict[StoredTensor, StoredTensor]) -> Flush:
-    """The content of one line; equal StoredTensors become the one in `seen`.
+    """The content of one line; StoredTensors that equal one of `seen` are replaced by it.
 
     Raises: ValueError, TypeError, KeyError, IndexError or AttributeError for any other content.
     """
@@ -165,7 +164,7 @@ def _call_from_json(
 ) -> tuple[Call, dict[str, StoredTensor]]:
     stored = {}
     for port, (shard, key, digest, dtype, shape) in record["ports"].items():
-        # Most ports hold what another one held: that was checked there.
+        # Most entries equal an earlier one, whose fields have been checked.
         entry = seen.get((shard, key, digest, dtype, tuple(shape)))  # type: ignore[call-overload]
         if entry is None:
             entry = StoredTensor(

@@ -1,18 +1,18 @@
-"""JSON that also carries the numbers JSON has not: NaN and the infinities."""
+"""JSON with NaN and the infinities, which plain JSON lacks."""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
-# A float that JSON cannot say is written {"$float": "nan"}, so that every line stays valid JSON
-# for other readers and comes back as the float it was.
+# A float that JSON lacks is written {"$float": "nan"}, so that every line stays valid JSON for
+# other readers and is read back as the same float.
 _TAG = "$float"
 
 
-def _tagged(value: Any) -> Any:  # noqa: ANN401 - walks any JSON value
+def _tagged(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return {_TAG: repr(value)}
     if isinstance(value, Mapping):
@@ -22,14 +22,14 @@ def _tagged(value: Any) -> Any:  # noqa: ANN401 - walks any JSON value
     return value
 
 
-def _untagged(value: dict[str, Any]) -> Any:  # noqa: ANN401 - returns any JSON value
+def _untagged(value: dict[str, str]) -> float | dict[str, str]:
     return float(value[_TAG]) if value.keys() == {_TAG} else value
 
 
 def to_text(value: object) -> str:
-    """One line of JSON.
+    """`value` as one line of JSON.
 
-    Raises: TypeError for what is no JSON value.
+    Raises: TypeError if it is no JSON value.
     """
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
@@ -37,9 +37,10 @@ def to_text(value: object) -> str:
         return json.dumps(_tagged(value), allow_nan=False, separators=(",", ":"))
 
 
-def from_text(text: str) -> Any:  # noqa: ANN401 - any JSON value
-    """What `to_text` was given, tuples as lists.
+def from_text(text: str) -> Json:
+    """The value that `to_text` was given, with lists for tuples.
 
     Raises: ValueError if `text` is not JSON, RecursionError if it is nested too deep.
     """
-    return json.loads(text, object_hook=_untagged if _TAG in text else None)
+    value: Json = json.loads(text, object_hook=_untagged if _TAG in text else None)
+    return value

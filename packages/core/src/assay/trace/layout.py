@@ -3,8 +3,8 @@
 Source: the format description in the README of huggingface/safetensors: 8 bytes little-endian
 length of the header, a JSON header that may be padded with spaces, then the data without holes.
 
-The header stands first but is known last, so room for it is left and filled in at the end: a
-tensor is written straight from the memory that the model computed it in, with no copy in between.
+The header is first in the file but complete only at the end, so space is reserved for it: tensors
+are written directly from the memory that the model computed them in, without a copy.
 """
 
 import json
@@ -18,7 +18,7 @@ from assay.trace.errors import TraceError
 from assay.trace.files import Folder, OutStream
 
 # Memory that torch allocates is aligned to 64 bytes, and the kernels of some libraries take
-# another path, with other rounding, for memory that is not. A replay has to be bit-exact, so
+# another path, with other rounding, for memory that is not. Replays must be bitwise equal, so
 # every tensor is aligned alike; padding is stored as tensors since the format forbids holes.
 _ALIGNMENT = 64
 _PADDING = "__pad__"
@@ -36,14 +36,14 @@ _NAMES = {
 }  # fmt: skip
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
-# Formats that not every safetensors reader knows are stored as bytes, with one more dimension;
-# this key of the header's metadata says what they are.
+# Formats that not every safetensors reader supports are stored as bytes, with one more dimension;
+# this key of the header's metadata holds their dtypes.
 _DTYPES_AS_BYTES = "torch_dtypes"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a header says of one tensor; begin and end count from the start of the file."""
+    """The entry of one tensor in a header; begin and end count from the start of the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -68,9 +68,9 @@ def dtype_called(name: object) -> torch.dtype:
 
 
 def host_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor in row-major order, without a copy where it already lies so.
+    """The bytes of a tensor in row-major order, without a copy if it is contiguous on the host.
 
-    Raises: TypeError for what has no plain bytes: sparse, quantised, meta.
+    Raises: TypeError for tensors without plain bytes: sparse, quantised, meta.
     """
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         raise TypeError(f"a {tensor.layout} {dtype_name(tensor.dtype)} tensor on {tensor.device}")
@@ -81,7 +81,7 @@ def host_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 class ShardWriter:
-    """A safetensors file that grows tensor by tensor."""
+    """Writes a safetensors file tensor by tensor; `finish` or `discard` ends it."""
 
     def __init__(self, stream: OutStream, header_bytes: int) -> None:
         self._stream = stream
@@ -101,14 +101,14 @@ class ShardWriter:
         return _LENGTH_BYTES + len(self._header())
 
     def has_room_for(self, key: str, tensor: torch.Tensor) -> bool:
-        """Whether the header can name one more tensor."""
+        """Whether the header has space for one more tensor."""
         needed = header_bytes_for(key, tensor)
         if self._as_bytes:
             needed += len(self._metadata())
         return _LENGTH_BYTES + self._header_length + needed <= self._data_start
 
     def append(self, key: str, tensor: torch.Tensor, data: memoryview) -> None:
-        """Write one tensor whose bytes are `data`."""
+        """Write `tensor` under `key`; `data`: its bytes."""
         if padding := -self.data_bytes % _ALIGNMENT:
             name = f"{_PADDING}{len(self._entries)}"
             self._write(name, "U8", [padding], memoryview(bytes(padding)))
@@ -144,23 +144,23 @@ class ShardWriter:
         return self._data_start + self.data_bytes
 
     def discard(self) -> None:
-        """Drop the file."""
+        """Delete the unfinished file."""
         self._stream.discard()
 
 
 def header_bytes_for(key: str, tensor: torch.Tensor) -> int:
-    """At least the bytes that one tensor adds to a header.
+    """An upper bound of the bytes that one tensor adds to a header.
 
-    That is an entry (96 bytes of names, punctuation and two numbers beside key and shape), an
-    entry of padding, and the key twice more, escaped again, where the metadata names its dtype.
+    These are an entry (96 bytes of names, punctuation and two numbers besides key and shape), an
+    entry of padding, and the key twice more, escaped again, if the metadata holds its dtype.
     """
     return 5 * len(json.dumps(key)) + 24 * tensor.dim() + 2 * 96 + 64
 
 
 class ShardReader:
-    """A safetensors file whose tensors are mapped one by one; the file is not kept open.
+    """Maps the tensors of a safetensors file one by one; the file is not kept open.
 
-    Raises: TraceError naming the file, and the key where there is one, if it is none.
+    Raises: TraceError naming the file, and the key if there is one, for any other file.
     """
 
     def __init__(self, folder: Folder, name: str) -> None:
@@ -194,14 +194,14 @@ class ShardReader:
         return entries
 
     def tensor(self, key: str) -> torch.Tensor:
-        """The tensor, memory-mapped; nothing is read before it is used.
+        """The tensor of `key`, memory-mapped: its values are read on access.
 
-        Changing it in place changes neither the file nor what a later call returns.
+        Changes in place affect neither the file nor the results of later calls.
         """
         return _cut_out(self.entries[key], self._map())
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All of them, mapped at once; see `tensor`."""
+        """All tensors by key, in one mapping; changes in place do not affect the file."""
         memory = self._map()
         return {key: _cut_out(entry, memory) for key, entry in self.entries.items()}
 
@@ -219,7 +219,7 @@ def _cut_out(entry: Entry, memory: torch.UntypedStorage) -> torch.Tensor:
     return data.view(entry.dtype).reshape(entry.shape)
 
 
-def _entry(fields: Any, really: object, data_start: int, file_size: int) -> Entry:  # noqa: ANN401
+def _entry(fields: dict[str, Any], really: object, data_start: int, file_size: int) -> Entry:
     stored_as, shape, (begin, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
         raise ValueError("a size that is no natural number")

@@ -1,4 +1,4 @@
-"""Reading a trace: the index in memory, the tensors mapped where they lie."""
+"""Reading a trace: the index into memory, tensors by memory mapping."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -26,13 +26,13 @@ from assay.trace.index import (
 from assay.trace.json_text import Json, from_text
 from assay.trace.layout import ShardReader, dtype_called, dtype_name
 
-# Headers kept in memory: a step of generation reads from its own shard and a few before it.
+# Number of headers kept in memory: a decode step reads from its own shard and a few before it.
 _OPEN_SHARDS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a trace holds. total_bytes counts a tensor at every port, unique_bytes once."""
+    """Counts of a trace. total_bytes counts a tensor at every port, unique_bytes once."""
 
     modules: int
     calls: int
@@ -46,11 +46,11 @@ class Trace:
     """A trace on disk. Its index is in memory, its tensors are mapped one by one.
 
     Attributes:
-        folder: where it is.
-        manifest: what its writer said about the run.
-        complete: whether its writer closed it; if not, it holds the calls flushed until then.
+        folder: the folder of the trace.
+        manifest: the description of the run that the writer was given.
+        complete: whether its writer closed it; if not, it holds the calls of all finished flushes.
         calls: in order of their start.
-        attachments: names of what lies beside the calls.
+        attachments: names of the attachments.
     """
 
     def __init__(self, folder: Folder, manifest: dict[str, Any], flushes: list[Flush]) -> None:
@@ -77,9 +77,9 @@ class Trace:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Trace":
-        """Read the index, and check that every file it names is there and whole.
+        """Read the index, and check existence and size of every file that it lists.
 
-        Raises: TraceError, naming file and key, for anything that is no usable trace.
+        Raises: TraceError, naming file and key, for any other folder than a usable trace.
         """
         opened = Folder(Path(folder))
         if not opened.path.is_dir():
@@ -113,7 +113,7 @@ class Trace:
             raise TraceError.damaged(path, key, what)
 
     def calls_of(self, module: str) -> tuple[Call, ...]:
-        """All calls of a module, in order of their start; none if it was never called."""
+        """All calls of a module, in order of their start; empty if it was never called."""
         return tuple(self._by_module.get(module, ()))
 
     @property
@@ -122,7 +122,7 @@ class Trace:
         return tuple(self._by_module)
 
     def find(self, site: CallSite) -> Call | None:
-        """The call at `site`, if it was recorded."""
+        """The call at `site`; None if it was not recorded."""
         return self._call_at.get(site)
 
     def sites(self) -> Iterator[Site]:
@@ -202,7 +202,7 @@ class Trace:
         return attached
 
     def inputs_hash(self) -> str:
-        """A hash over all that the root calls were given: equal means the same run of inputs."""
+        """A hash over all inputs of the root calls; traces of the same inputs have equal ones."""
         hasher = xxhash.xxh3_128()
         for call in self.calls:
             if call.caller is None:
@@ -241,7 +241,7 @@ def _read_manifest(folder: Folder) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise TraceError.damaged(path, "", f"not JSON ({error})") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise TraceError(f"{folder.path} is no trace: {MANIFEST} does not say {FORMAT!r}")
+        raise TraceError(f"{folder.path} is no trace: {MANIFEST} has not format {FORMAT!r}")
     if manifest.get("schema") != SCHEMA:
         raise TraceError(
             f"{path}: schema {manifest.get('schema')!r}, this version of assay reads {SCHEMA}: "
@@ -256,7 +256,7 @@ def _read_index(folder: Folder, manifest: dict[str, Any]) -> list[Flush]:
     path = folder.path / INDEX
     if not path.exists() and not manifest["complete"]:
         return []
-    # What follows the last newline was being written when the writer died.
+    # A line without a newline was being written when the writer was killed.
     lines = folder.read(folder.existing(INDEX)).split(b"\n")[:-1]
     if manifest["complete"] and len(lines) != manifest.get("lines"):
         what = f"{len(lines)} lines, the manifest says {manifest.get('lines')}"

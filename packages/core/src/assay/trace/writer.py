@@ -30,11 +30,11 @@ from assay.trace.layout import ShardWriter, dtype_name, header_bytes_for, host_b
 
 DEFAULT_SHARD_BYTES = 1 << 30
 
-# Contents remembered to store each once: about 20 MB of memory. A trace with more distinct tensors
-# forgets the one that was not seen for longest, and may then store it again.
+# Hashes kept to store each content once: about 20 MB of memory. With more distinct tensors the
+# least recently used hash is dropped, and its tensor may be stored again.
 _REMEMBERED_CONTENTS = 1 << 16
 
-# Room for a header: what the last one needed and a quarter more. One that fills up ends its shard.
+# Space for a header: a quarter more than the last one needed. A full header ends its shard.
 _FIRST_HEADER_BYTES = 1 << 16
 _SMALLEST_HEADER_BYTES = 1 << 12
 
@@ -44,15 +44,15 @@ _ATTACHMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 class TraceWriter:
     """Writes one trace. Use it as a context manager, or call `close`.
 
-    A tensor is written the moment that it is added, from the memory it lies in: what the model
-    does to it afterwards, declared or not, cannot change the record, and no memory is held.
+    A tensor is written during `add`, from its own memory: changes that the model makes to it later,
+    declared or not, do not affect the trace, and no tensor is kept in memory.
 
-    Left by an exception, the trace keeps the calls that were added and stays incomplete.
+    After an exception the trace keeps the calls that were added and stays incomplete.
 
     Args:
         folder: a local folder, new or empty.
         manifest: what was run: JSON values.
-        shard_bytes: a flush is made at the latest when a shard has grown to this.
+        shard_bytes: a shard that has grown to this size is flushed.
 
     Raises: TraceError if the folder is not empty or taken, StorageError if it cannot be written.
     """
@@ -82,14 +82,14 @@ class TraceWriter:
 
     @property
     def folder(self) -> Path:
-        """Where the trace is."""
+        """The folder of the trace."""
         return self._folder.path
 
     def add(self, call: Call, tensors: Mapping[str, torch.Tensor]) -> None:
         """Record one finished call.
 
         Args:
-            call: read back as given, but for `ports`, which are those of `tensors`.
+            call: stored as it is, except that its `ports` are replaced by those of `tensors`.
             tensors: by port; any strided tensor on any device.
 
         Raises: TraceError if the call was added before, its constants are no JSON or a tensor has
@@ -108,7 +108,7 @@ class TraceWriter:
                 self._finish_line()
 
     def flush(self) -> None:
-        """Make everything added so far survive a kill. Call it after each root forward call."""
+        """Make all added calls survive a kill; called after each root forward call."""
         with self._writing():
             self._finish_line()
 
@@ -117,8 +117,8 @@ class TraceWriter:
             data = host_bytes(tensor)
         except TypeError as error:
             raise TraceError(f"{call.site}, {port}: cannot record {error}") from None
-        # By content, not by storage and version counter: kernels that change their argument
-        # without declaring it exist, and the hash (28 GB/s measured) costs less than the write.
+        # Compared by content, not by storage and version counter: some kernels change their
+        # argument without declaring it, and the hash (28 GB/s measured) costs less than the write.
         digest = xxhash.xxh3_128_digest(data)
         content = (digest, tensor.dtype, tensor.shape)
         stored = self._contents.get(content)
@@ -164,7 +164,7 @@ class TraceWriter:
         self._num_lines += 1
 
     def attach(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Store named tensors beside the calls, at once.
+        """Store named tensors that belong to no call, and flush them.
 
         Raises: TraceError if the name is taken or is no plain file name, or a tensor has no plain
             bytes; StorageError if the disk is full.
@@ -184,7 +184,7 @@ class TraceWriter:
             self._append(Attached(name, "tensors", size).to_text())
 
     def attach_json(self, name: str, value: Json) -> None:
-        """Store a JSON value beside the calls, at once.
+        """Store a JSON value that belongs to no call, and flush it.
 
         Raises: TraceError if the name is taken or is no plain file name, or `value` is no JSON;
             StorageError if the disk is full.
@@ -206,7 +206,7 @@ class TraceWriter:
         return attachment_file(name, kind)
 
     def close(self) -> None:
-        """Flush, and mark the trace as complete. Closing twice is closing once."""
+        """Flush, and mark the trace as complete; a second call does nothing."""
         if self._closed is None:
             with self._writing():
                 self._finish_line()
@@ -223,7 +223,7 @@ class TraceWriter:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Close the trace, incomplete, if writing is broken off half-way by whatever error."""
+        """Close the trace, incomplete, if any exception interrupts a write inside."""
         if self._closed is not None:
             raise StorageError(str(self._closed))
         try:

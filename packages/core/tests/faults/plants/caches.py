@@ -16,7 +16,7 @@ def values_1_percent(model: Any) -> None:
 
 
 def keys_in_float8(model: Any) -> None:
-    """Keys are kept in e4m3; nobody said so."""
+    """Keys are kept in e4m3, which is not declared."""
     _change_written(model, lambda k, v: (k.to(torch.float8_e4m3fn).to(k.dtype), v))
 
 

@@ -45,7 +45,7 @@ def one_token_scaled(model: Any) -> None:
 
 
 def last_ids_clamped(model: Any) -> None:
-    """Ids over 116 are taken for 116: the table is thought to be shorter."""
+    """Ids over 116 are read as 116, as if the table were shorter."""
     table = model.model.embed_tokens
     look_up = table.forward
     table.forward = lambda input: look_up(input.clamp(max=116))  # noqa: A006

@@ -18,7 +18,7 @@ def one_experts_weights_2_percent(model: Any) -> None:
 
 
 def one_expert_half_percent(model: Any) -> None:
-    """What one expert gives is 0.5 % too large: its routing weight is, inside of the experts."""
+    """The output of one expert is 0.5 % too large, by its routing weight inside of the experts."""
 
     def change(x: Tensor, index: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return x, index, torch.where(index == EXPERT, weights * 1.005, weights)

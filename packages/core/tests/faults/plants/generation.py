@@ -1,4 +1,4 @@
-"""Faults in the loop around the model: what it is called with."""
+"""Faults in the generation loop: wrong arguments of the model."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -41,7 +41,7 @@ def chunks_begin_at_zero(model: Any) -> None:
 
 
 def padding_mask_lost(model: Any) -> None:
-    """The model is told that padding is text."""
+    """The mask marks padding as text."""
 
     def change(inputs: dict[str, Any], _: Tensor) -> None:
         if "attention_mask" in inputs:
@@ -51,7 +51,7 @@ def padding_mask_lost(model: Any) -> None:
 
 
 def newest_token_masked(model: Any) -> None:
-    """The mask is not extended by the new token: it is told to be padding."""
+    """The mask is not extended by the new token, which is marked as padding."""
 
     def change(inputs: dict[str, Any], _: Tensor) -> None:
         if _is_decode(inputs) and "attention_mask" in inputs:

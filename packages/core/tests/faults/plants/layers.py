@@ -1,4 +1,4 @@
-"""Faults in what stands between projections: activations, gated products, residual sums, order."""
+"""Faults between projections: activations, gated products, residual sums, order."""
 
 from typing import Any
 
@@ -59,17 +59,17 @@ def product_not_a_number(model: Any) -> None:
 
 
 def residual_2_percent(model: Any) -> None:
-    """What a layer gets is 2 % too large where it is added again."""
+    """A layer's input is 2 % too large in its residual sum."""
     _replace_layer(model, lambda hidden_states: hidden_states * 1.02)
 
 
 def residual_in_bfloat16(model: Any) -> None:
-    """What a layer gets is rounded to bfloat16 where it is added again."""
+    """A layer's input is rounded to bfloat16 in its residual sum."""
     _replace_layer(model, lambda hidden_states: hidden_states.bfloat16().to(hidden_states.dtype))
 
 
 def layer_skipped(model: Any) -> None:
-    """A layer returns what it gets."""
+    """A layer returns its input."""
     layer = model.model.layers[LAYER]
     layer.forward = lambda hidden_states, **_: hidden_states.clone()
 

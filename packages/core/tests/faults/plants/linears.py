@@ -95,7 +95,7 @@ def zero_point_off_by_one(model: Any) -> None:
 
 
 def weights_in_8_bits(model: Any) -> None:
-    """Weights are rounded to 8 bits with one scale for the tensor; nobody said so."""
+    """Weights are rounded to 8 bits with one scale for the tensor, which is not declared."""
 
     def change(weight: Tensor) -> Tensor:
         scale = weight.abs().amax() / 127

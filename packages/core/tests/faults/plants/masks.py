@@ -1,4 +1,4 @@
-"""Faults in attention masks, which `model` makes and hands to its layers."""
+"""Faults in attention masks, which `model` makes and passes to its layers."""
 
 import copy
 import sys
@@ -77,7 +77,7 @@ def chunks_forget_one_token(model: Any) -> None:
 
 
 def lost_in_one_layer(model: Any) -> None:
-    """A layer does not hand its mask on to its attention."""
+    """A layer does not pass its mask to its attention."""
     layer = model.model.layers[LAYER]
     run = layer.forward
 

@@ -65,7 +65,7 @@ def weights_lost(model: Any) -> None:
 
 
 def final_norm_skipped(model: Any) -> None:
-    """The last norm returns what it gets."""
+    """The last norm returns its input."""
     model.model.norm.forward = lambda hidden_states: hidden_states.clone()
 
 

@@ -1,4 +1,4 @@
-"""Faults beside the step: in what saving leaves behind, in counting, and in where a run starts."""
+"""Faults outside of the step: in effects of saving, in counting, and in the start of a run."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from assay.training.trainers.reference import ReferenceTrainer
 
 
 class SavingDropsMoments(ReferenceTrainer):
-    """The optimizer forgets while a checkpoint is written."""
+    """The optimizer loses its state while a checkpoint is written."""
 
     def save(self, folder: Path) -> None:
         super().save(folder)
@@ -76,7 +76,7 @@ class ThirdUpdateIsHalf(ReferenceTrainer):
 
 
 class CountsTwice(ReferenceTrainer):
-    """Every update counts as two, so moments are taken for better averages than they are."""
+    """Every update counts as two, so the bias correction of moments is too small."""
 
     def optimizer_step(self) -> None:
         super().optimizer_step()
@@ -117,7 +117,7 @@ class FewerLayersNamed(ReferenceTrainer):
 
 
 class HalfPrecisionDeclared(ReferenceTrainer):
-    """Those who load the folder as it asks to be lose digits."""
+    """Loading the folder in the dtype of its config loses digits."""
 
     def save_model(self, folder: Path) -> None:
         super().save_model(folder)
@@ -125,7 +125,7 @@ class HalfPrecisionDeclared(ReferenceTrainer):
 
 
 class MasksRepeated(ReferenceTrainer):
-    """Each step drops what the step before has dropped."""
+    """Every step uses the dropout masks of the step before."""
 
     def step(self, batch: Sequence[MicroBatch]) -> StepReport:
         self.device.seed(self.plan.seed)
@@ -144,7 +144,7 @@ class AdapterOfRankOne(ReferenceTrainer):
 
 
 class AdapterLeavesOutLayers(ReferenceTrainer):
-    """Who loads the folder gets no adapter on some layers."""
+    """Loading the folder gives no adapter on some layers."""
 
     def save_model(self, folder: Path) -> None:
         super().save_model(folder)
@@ -152,7 +152,7 @@ class AdapterLeavesOutLayers(ReferenceTrainer):
 
 
 class OtherEndOfTextSaved(ReferenceTrainer):
-    """Who loads the folder generates until another token."""
+    """The folder has another end-of-sequence token."""
 
     def save_model(self, folder: Path) -> None:
         super().save_model(folder)

@@ -1,4 +1,4 @@
-"""Faults in what is kept from step to step, or from save to load, and that a trainer does not tell."""
+"""Faults in state that is kept from step to step, or from save to load, and is not reported."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ class MasterWeightsForgotten(ReferenceTrainer):
 
 
 class MomentsForgottenInSecret(ReferenceTrainer):
-    """Neither the checkpoint nor the state that is told has moments."""
+    """Neither the checkpoint nor the reported state has moments."""
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()

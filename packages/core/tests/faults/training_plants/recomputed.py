@@ -1,4 +1,4 @@
-"""Faults of one layer that backward computes again: from something else than forward did."""
+"""Faults of one layer that is recomputed in backward, from other values than in forward."""
 
 from collections.abc import Callable
 from functools import partial

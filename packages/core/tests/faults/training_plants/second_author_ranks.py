@@ -187,7 +187,7 @@ class ColumnInputNotSummed(_ChangedTensorParallel):
 
 
 class NormSummedTwice(_ChangedTensorParallel):
-    """The whole gradient of a norm is taken for a part and added up over tp."""
+    """The whole gradient of a norm is treated as a part and added up over tp."""
 
     def change(self, model: Any) -> None:
         norm = model.model.layers[1].input_layernorm

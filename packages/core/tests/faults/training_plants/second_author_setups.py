@@ -73,7 +73,7 @@ def one_query_head_scaled(model: Any) -> None:
 
 
 def mlp_branch_detached(model: Any) -> None:
-    """The MLP of one layer is fed a detached tensor: nothing flows back through its input."""
+    """The MLP of one layer gets a detached tensor: no gradient flows back through its input."""
     mlp = model.model.layers[2].mlp
     forward = mlp.forward
     mlp.forward = lambda x: forward(x.detach())

@@ -283,7 +283,7 @@ class RecomputeLosesGenerator(ReferenceTrainer):
 
 
 class ReducesInBackward(ReferenceTrainer):
-    """No fault: reduction cannot be seen, and the trainer says so."""
+    """No fault: reduction cannot be observed, which the trainer declares."""
 
     invisible_stages: Mapping[str, str] = {"reduce": "fused into backward"}
     reduce_gradients = None  # type: ignore[assignment]
@@ -318,7 +318,7 @@ class PaddingLearned(ReferenceTrainer):
 
 
 class Recomputes(ReferenceTrainer):
-    """No fault: activations are computed again in backward."""
+    """No fault: activations are recomputed in backward."""
 
     def build_model(self, plan: TrainingPlan) -> nn.Module:
         model: Any = super().build_model(plan)

@@ -1,4 +1,4 @@
-"""What the ranks of the tests in this folder run. Lines that a test asks for end with a mark."""
+"""Bodies that the tests of this folder run on ranks. Tests find lines by the comment at their end."""
 
 import ctypes
 import functools
@@ -35,7 +35,7 @@ def sum_of_ranks(rank: Rank, factor: float = 1.0) -> float:
 
 
 def linger(rank: Rank) -> None:
-    """One rank does not come to its end: the backend waits, as after a lost message."""
+    """Make rank 1 hang after its body, in the end of the process group."""
     if rank.number == BAD:
         wait = functools.partial(time.sleep, 600)
         unittest.mock.patch.object(dist, "destroy_process_group", wait).start()
@@ -78,10 +78,10 @@ def surroundings(_rank: Rank) -> dict[str, object]:
     }
 
 
-def spoil(_rank: Rank) -> object:
-    before = getattr(torch, "spoiled_by_a_test", None), os.environ.get("ASSAY_SPOILED")
-    torch.spoiled_by_a_test = True  # type: ignore[attr-defined] # that is what is tested
-    os.environ["ASSAY_SPOILED"] = "1"
+def change_global_state(_rank: Rank) -> object:
+    before = getattr(torch, "changed_by_a_test", None), os.environ.get("ASSAY_CHANGED_BY_A_TEST")
+    torch.changed_by_a_test = True  # type: ignore[attr-defined] # that is what is tested
+    os.environ["ASSAY_CHANGED_BY_A_TEST"] = "1"
     return before
 
 
@@ -93,7 +93,7 @@ def show_modules(_rank: Rank, name: str) -> bool:
     return name in sys.modules
 
 
-def say(rank: Rank) -> None:
+def print_number(rank: Rank) -> None:
     sys.stdout.write(f"out of {rank.number}\n")
     os.write(2, b"err\n")
 
@@ -109,7 +109,7 @@ def sleep_for_ever(_rank: Rank, started: Path) -> NoReturn:
 
 
 def leave_a_child(rank: Rank, folder: Path) -> None:
-    """Start a process that does not end, and note both."""
+    """Start a process that does not end, and write both process ids into `folder`."""
     child = subprocess.Popen(["sleep", "1000"])
     note = folder / f"{rank.number}.tmp"
     note.write_text(f"{os.getpid()} {child.pid}")
@@ -147,7 +147,7 @@ def _print_and_die() -> None:
 
 
 def _hang_up_and_die() -> None:
-    """Its peers see its connections end 0.4 s before anybody can see that it was killed."""
+    """Close the connections 0.4 s before the death of the process can be detected."""
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError), socket.socket(fileno=os.dup(int(link.name))) as connection:
             if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -186,7 +186,7 @@ FAULTS: dict[str, Callable[[], object]] = {
 
 
 def fail(rank: Rank, folder: Path, fault: str) -> None:
-    """One rank does `fault`; the others wait for it in a collective."""
+    """Rank 1 does `fault`; the others wait for it in a collective."""
     leave_a_child(rank, folder)
     dist.barrier()
     if rank.number == BAD:
@@ -196,7 +196,7 @@ def fail(rank: Rank, folder: Path, fault: str) -> None:
 
 
 def fail_alone(rank: Rank, folder: Path, fault: str) -> None:
-    """One rank does `fault` after all others have returned what they had to."""
+    """Rank 1 does `fault` while no other rank waits for it."""
     leave_a_child(rank, folder)
     sum_of_ranks(rank)
     if rank.number == BAD:
@@ -204,7 +204,7 @@ def fail_alone(rank: Rank, folder: Path, fault: str) -> None:
 
 
 def fail_at_the_end(rank: Rank, folder: Path) -> None:
-    """One rank is killed by what it left behind, after its body."""
+    """Rank 1 aborts after its body has returned."""
     leave_a_child(rank, folder)
     if rank.number == BAD:
         unittest.mock.patch.object(dist, "destroy_process_group", os.abort).start()
@@ -216,7 +216,7 @@ def skip_all(_rank: Rank, folder: Path) -> None:
 
 
 def raise_two(rank: Rank) -> None:
-    """Rank 1 is the first."""
+    """Every rank raises, rank 1 first."""
     if rank.number == 0:
         time.sleep(0.05)
     raise ValueError(f"of rank {rank.number}")

@@ -32,13 +32,13 @@ def worlds_of_the_fork_server() -> list[int]:
 
 @pytest.fixture(autouse=True, scope="session")
 def warm_fork_server() -> None:
-    """What it imports first is no part of any test's time."""
+    """Start the fork server, so that its imports are not part of any test's time."""
     launch_world(bodies.sum_of_ranks, World({"dp": 1}))
 
 
 @pytest.fixture
 def pids(tmp_path: Path) -> Path:
-    """Where ranks note themselves and their children."""
+    """Folder into which ranks write their process ids and those of their children."""
     folder = tmp_path / "pids"
     folder.mkdir()
     return folder
@@ -49,7 +49,7 @@ def noted(folder: Path) -> list[int]:
 
 
 def wait_until_gone(pids: Path) -> None:
-    # The system takes a moment to take apart what was killed.
+    # A killed process takes a moment to disappear.
     deadline = time.monotonic() + 2
     while left := [pid for pid in noted(pids) if is_alive(pid)] + worlds_of_the_fork_server():
         assert time.monotonic() < deadline, f"left behind: {left}"
@@ -58,6 +58,6 @@ def wait_until_gone(pids: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def no_orphans(pids: Path) -> Iterator[None]:
-    """After every test, and at once: no rank, no child of a rank, no leader is left."""
+    """After every test no rank, no child of a rank and no leader is left."""
     yield
     wait_until_gone(pids)

@@ -1,6 +1,6 @@
-"""Every way in which a rank can fail: told at once, with its cause, and nothing left behind.
+"""Every way in which a rank can fail is reported at once, with its cause, and leaves no process.
 
-In all of them each rank has started a child that does not end by itself; the fixture `no_orphans`
+In most of them each rank has started a child that does not end by itself; the fixture `no_orphans`
 looks for these, too.
 """
 
@@ -21,7 +21,7 @@ from assay.launch.processes.fork_server_client import FORK_SERVER
 from packages.core.tests.subsystem.launch import bodies
 from packages.core.tests.subsystem.launch.conftest import is_alive, noted
 
-# A collective is given up long before the body, or not within it.
+# With PATIENT no collective times out within a test; with IMPATIENT one does, before its body.
 PATIENT = TimeLimits(collective_seconds=20, body_seconds=40)
 IMPATIENT = TimeLimits(collective_seconds=0.5, body_seconds=20)
 
@@ -45,7 +45,7 @@ def failure(fault: str, folder: Path, limits: TimeLimits = PATIENT, size: int = 
     return caught.value
 
 
-def test_an_exception_is_reported_at_once_with_its_rank_and_traceback(pids: Path) -> None:
+def test_exception_is_reported_at_once_with_its_rank_and_traceback(pids: Path) -> None:
     error = failure("raise", pids)
     assert error.ranks == (1,)
     lines = str(error).splitlines()
@@ -56,7 +56,7 @@ def test_an_exception_is_reported_at_once_with_its_rank_and_traceback(pids: Path
     assert "  ValueError: boom" in lines
 
 
-def test_a_killed_rank_is_a_failure_and_told_before_the_errors_of_its_peers(pids: Path) -> None:
+def test_killed_rank_is_reported_before_the_errors_of_its_peers(pids: Path) -> None:
     error = failure("kill", pids, size=4)
     assert error.ranks == (1,)
     assert str(error).splitlines()[0] == (
@@ -65,19 +65,19 @@ def test_a_killed_rank_is_a_failure_and_told_before_the_errors_of_its_peers(pids
     )
 
 
-def test_a_cause_that_is_seen_after_its_consequence_is_told_first(pids: Path) -> None:
+def test_cause_that_is_detected_after_its_consequence_is_reported_first(pids: Path) -> None:
     error = failure("hang-up-and-die", pids)
     assert error.ranks == (1,)
     assert "rank 1 of a world of 2 ranks (dp=2) was ended by SIGKILL" in str(error)
     assert "  rank 0 waited at " in str(error)
 
 
-def test_what_a_rank_printed_before_it_was_killed_is_told(pids: Path) -> None:
+def test_output_of_a_killed_rank_is_reported(pids: Path) -> None:
     lines = str(failure("print-and-die", pids)).splitlines()
     assert lines[-2:] == ["  rank 1 printed last:", "    the last words"]
 
 
-def test_a_crash_says_where_it_happened(pids: Path) -> None:
+def test_crash_is_reported_with_its_line(pids: Path) -> None:
     lines = str(failure("abort", pids)).splitlines()
     assert lines[0].endswith("was ended by SIGABRT before its body returned")
     assert lines[1] == "  it stood at"
@@ -86,7 +86,7 @@ def test_a_crash_says_where_it_happened(pids: Path) -> None:
 
 
 @pytest.mark.parametrize(("fault", "code"), [("exit", 0), ("exit-3", 3)])
-def test_a_rank_that_goes_away_is_a_failure_whatever_its_exit_code(
+def test_rank_that_exits_is_a_failure_whatever_its_exit_code(
     pids: Path, fault: str, code: int
 ) -> None:
     error = failure(fault, pids)
@@ -97,31 +97,31 @@ def test_a_rank_that_goes_away_is_a_failure_whatever_its_exit_code(
 
 
 @pytest.mark.parametrize("fault", ["sys-exit", "sys-exit-thread"])
-def test_sys_exit_is_a_failure_with_its_place(pids: Path, fault: str) -> None:
+def test_sys_exit_is_a_failure_reported_with_its_line(pids: Path, fault: str) -> None:
     error = failure(fault, pids)
     assert str(error).startswith("rank 1 of a world of 2 ranks (dp=2) raised SystemExit: 0\n")
     assert f'    File "{BODIES}", line' in str(error)
 
 
-def test_a_rank_that_goes_away_when_nobody_waits_for_it_is_a_failure(pids: Path) -> None:
+def test_rank_that_exits_while_no_rank_waits_for_it_is_a_failure(pids: Path) -> None:
     with pytest.raises(WorldError, match="ended with exit code 0 before its body returned"):
         launch_world(bodies.fail_alone, World({"dp": 2}), pids, "exit")
 
 
-def test_a_crash_after_the_body_is_a_failure(pids: Path) -> None:
+def test_crash_after_the_body_is_a_failure(pids: Path) -> None:
     with pytest.raises(WorldError) as caught:
         launch_world(bodies.fail_at_the_end, World({"dp": 2}), pids)
     assert "was ended by SIGABRT after its body had returned" in str(caught.value)
 
 
-def test_of_two_exceptions_the_first_is_told_first() -> None:
+def test_first_of_two_exceptions_is_reported_first() -> None:
     with pytest.raises(WorldError) as caught:
         launch_world(bodies.raise_two, World({"dp": 2}))
     assert caught.value.ranks[0] == 1
     assert "raised ValueError: of rank 1\n" in str(caught.value)
 
 
-def test_a_hang_in_python_names_both_ranks_and_their_lines(pids: Path) -> None:
+def test_hang_in_python_names_both_ranks_and_their_lines(pids: Path) -> None:
     error = failure("sleep", pids, IMPATIENT)
     assert isinstance(error, WorldHungError)
     assert error.ranks == (1,)
@@ -134,8 +134,10 @@ def test_a_hang_in_python_names_both_ranks_and_their_lines(pids: Path) -> None:
     assert lines[2] == f"  rank 1 waited at {line_of('sleeps')} in <lambda>"
 
 
-def test_a_rank_that_does_not_end_after_its_body_is_named() -> None:
-    launch_world(bodies.sum_of_ranks, World({"dp": 2}))  # what is preloaded takes no part in it
+def test_rank_that_does_not_end_after_its_body_is_named() -> None:
+    launch_world(
+        bodies.sum_of_ranks, World({"dp": 2})
+    )  # so that the limit does not include the preload
     limits = TimeLimits(start_seconds=10)
     with pytest.raises(WorldHungError) as caught:
         launch_world(bodies.linger, World({"dp": 2}, limits=limits))
@@ -148,14 +150,14 @@ def test_a_rank_that_does_not_end_after_its_body_is_named() -> None:
 
 
 @pytest.mark.parametrize("fault", ["loop", "loop-in-c"])
-def test_a_rank_that_never_gives_up_the_interpreter_is_found(pids: Path, fault: str) -> None:
+def test_rank_that_never_releases_the_interpreter_lock_is_named(pids: Path, fault: str) -> None:
     error = failure(fault, pids, IMPATIENT)
     assert isinstance(error, WorldHungError)
     marks = {"loop": "loops", "loop-in-c": "holds the interpreter"}
     assert f"  rank 1 waited at {line_of(marks[fault])} in _loop" in str(error)
 
 
-def test_a_hang_in_a_collective_names_the_line_where_the_rank_waits(pids: Path) -> None:
+def test_hang_in_a_collective_names_the_line_where_the_rank_waits(pids: Path) -> None:
     error = failure("return-early", pids, IMPATIENT)
     lines = str(error).splitlines()
     assert lines[0].startswith(
@@ -166,7 +168,7 @@ def test_a_hang_in_a_collective_names_the_line_where_the_rank_waits(pids: Path) 
     assert "  rank 1 returned" in lines
 
 
-def test_a_collective_that_outlives_the_body_is_a_hang_with_the_stacks_of_all(pids: Path) -> None:
+def test_collective_longer_than_the_body_limit_is_a_hang_with_the_stacks_of_all(pids: Path) -> None:
     limits = TimeLimits(collective_seconds=0.9, body_seconds=1)
     with pytest.raises(WorldHungError) as caught:
         launch_world(bodies.sleep_for_ever, World({"dp": 2}, limits=limits), pids)
@@ -179,16 +181,16 @@ def test_a_collective_that_outlives_the_body_is_a_hang_with_the_stacks_of_all(pi
     assert lines[1].endswith(" in sleep_for_ever")
 
 
-def test_a_stopped_rank_is_ended_although_it_cannot_answer(
+def test_stopped_rank_is_killed_although_it_reports_no_stack(
     pids: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("assay.launch.supervising._STACK_SECONDS", 0.3)
     error = failure("stop", pids, IMPATIENT)
     assert isinstance(error, WorldHungError)
-    assert str(error).splitlines()[2] == "  rank 1 did not say where it stands"
+    assert str(error).splitlines()[2] == "  rank 1 did not report where it stands"
 
 
-def test_a_skip_of_one_rank_is_a_failure(pids: Path) -> None:
+def test_skip_of_one_rank_is_a_failure(pids: Path) -> None:
     error = failure("skip", pids)
     assert error.ranks == (1,)
     assert str(error).splitlines()[0] == (
@@ -196,37 +198,37 @@ def test_a_skip_of_one_rank_is_a_failure(pids: Path) -> None:
     )
 
 
-def test_a_skip_of_one_rank_that_nobody_waits_for_is_a_failure(pids: Path) -> None:
+def test_skip_of_one_rank_that_no_rank_waits_for_is_a_failure(pids: Path) -> None:
     with pytest.raises(WorldError, match=r"skipped \(no card\), but not all ranks did"):
         launch_world(bodies.fail_alone, World({"dp": 2}), pids, "skip")
 
 
-def test_ten_megabytes_of_output_block_nothing_and_their_end_is_told(pids: Path) -> None:
+def test_ten_megabytes_of_output_block_nothing_and_their_end_is_reported(pids: Path) -> None:
     error = failure("print", pids)
     assert "raised ValueError: boom" in str(error).splitlines()[0]
     assert str(error).splitlines()[-1] == "    the last line"
     assert len(str(error)) < 10_000
 
 
-def test_an_error_of_assay_is_raised_in_its_words(pids: Path) -> None:
+def test_assay_error_is_raised_with_its_message(pids: Path) -> None:
     with pytest.raises(UsageError) as caught:
         launch_world(bodies.fail, World({"dp": 2}), pids, "usage")
     assert str(caught.value) == "no such model: 'x'"
 
 
-def test_a_failure_does_not_end_the_session_or_spoil_the_next_world(pids: Path) -> None:
+def test_failure_ends_neither_the_session_nor_the_next_world(pids: Path) -> None:
     failure("kill", pids)
     assert launch_world(bodies.sum_of_ranks, World({"dp": 2})) == [1.0, 1.0]
 
 
-def test_the_next_world_starts_after_the_death_of_the_fork_server() -> None:
+def test_next_world_starts_after_the_fork_server_was_killed() -> None:
     launch_world(bodies.sum_of_ranks, World({"dp": 2}))
     assert FORK_SERVER.pid is not None
     os.kill(FORK_SERVER.pid, signal.SIGKILL)
     assert launch_world(bodies.sum_of_ranks, World({"dp": 2})) == [1.0, 1.0]
 
 
-def test_the_death_of_the_leader_is_a_failure(pids: Path) -> None:
+def test_killed_leader_is_a_failure(pids: Path) -> None:
     thread = threading.Thread(target=lambda: os.kill(leader_of(pids), signal.SIGKILL))
     thread.start()
     with pytest.raises(WorldError, match="the process that leads the ranks is gone"):
@@ -247,14 +249,14 @@ def leader_of(folder: Path) -> int:
 
 
 @pytest.fixture
-def heard_interrupt() -> Iterator[None]:
-    """A background job of a shell, as CI may be one, ignores Ctrl-C."""
+def default_interrupt_handler() -> Iterator[None]:
+    """Handle Ctrl-C, which a background job of a shell, as CI may be one, ignores."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.usefixtures("heard_interrupt")
+@pytest.mark.usefixtures("default_interrupt_handler")
 def test_ctrl_c_ends_all_ranks(pids: Path) -> None:
     def interrupt() -> None:
         wait_for_pids(pids)
@@ -268,7 +270,7 @@ def test_ctrl_c_ends_all_ranks(pids: Path) -> None:
     assert len(noted(pids)) == 4
 
 
-def test_the_death_of_the_launching_process_ends_all_ranks(pids: Path, tmp_path: Path) -> None:
+def test_killing_the_launching_process_ends_all_ranks(pids: Path, tmp_path: Path) -> None:
     script = tmp_path / "launch.py"
     script.write_text(
         "import sys\n"

@@ -1,6 +1,6 @@
-"""Tests marked world in real runs of pytest: what passes, what fails, and what it says.
+"""Tests marked world in real runs of pytest: outcomes and messages.
 
-The runs are in this process, so that they share its fork server; those that must not are in one.
+The runs are in this process, so that they share its fork server, unless they must be separate.
 """
 
 import os
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-# Loaded here, it is not loaded anew in each of the runs, which torch does not survive.
+# pytester drops modules that a run imported; torch cannot be imported a second time.
 import torch.distributed.device_mesh  # noqa: F401
 
 import assay.testing.rank_body
@@ -25,7 +25,7 @@ def run(project: pytest.Pytester, *options: str) -> pytest.RunResult:
     )
 
 
-def test_the_body_runs_on_every_rank_with_its_mesh_and_fixtures(pytester: pytest.Pytester) -> None:
+def test_body_runs_on_every_rank_with_its_mesh_and_fixtures(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         import os
         import pytest
@@ -70,7 +70,7 @@ def test_the_body_runs_on_every_rank_with_its_mesh_and_fixtures(pytester: pytest
     assert str(os.getpid()) not in pids
 
 
-def test_a_selection_by_name_runs_what_it_selects(pytester: pytest.Pytester) -> None:
+def test_selection_by_name_runs_only_the_selected_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         import pytest
 
@@ -82,7 +82,7 @@ def test_a_selection_by_name_runs_what_it_selects(pytester: pytest.Pytester) -> 
     run(pytester, "-k", "test_it and 2").assert_outcomes(passed=1, deselected=1)
 
 
-def test_a_failure_shows_rank_values_source_and_what_was_printed(
+def test_failure_shows_rank_values_source_and_output(
     pytester: pytest.Pytester,
 ) -> None:
     file = pytester.makepyfile("""
@@ -114,7 +114,7 @@ def test_a_failure_shows_rank_values_source_and_what_was_printed(
     result.stdout.no_fnmatch_line("*During handling*")
 
 
-def test_a_helper_of_conftest_is_rewritten_in_the_ranks_too(pytester: pytest.Pytester) -> None:
+def test_assertions_of_conftest_are_rewritten_in_the_ranks(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("def judge(value):\n    assert value == 4\n")
     pytester.makepyfile("""
         import pytest
@@ -132,7 +132,7 @@ def test_a_helper_of_conftest_is_rewritten_in_the_ranks_too(pytester: pytest.Pyt
 @pytest.mark.parametrize(
     ("skips", "outcome"), [("True", "skipped"), ("mesh.get_local_rank() == 1", "failed")]
 )
-def test_a_skip_counts_only_on_all_ranks(
+def test_test_is_skipped_only_if_all_ranks_skip(
     pytester: pytest.Pytester, skips: str, outcome: str
 ) -> None:
     pytester.makepyfile(f"""
@@ -152,7 +152,7 @@ def test_a_skip_counts_only_on_all_ranks(
     result.stdout.fnmatch_lines([line[outcome]])
 
 
-def test_what_cannot_travel_is_named(pytester: pytest.Pytester) -> None:
+def test_fixture_that_cannot_be_pickled_is_named(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         import pytest
 
@@ -188,7 +188,7 @@ def test_what_cannot_travel_is_named(pytester: pytest.Pytester) -> None:
     result.stdout.no_fnmatch_line("*must not run*")
 
 
-def test_what_would_run_in_this_process_alone_is_refused(pytester: pytest.Pytester) -> None:
+def test_tests_that_cannot_run_on_ranks_are_refused(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         import unittest
         import pytest
@@ -205,7 +205,7 @@ def test_what_would_run_in_this_process_alone_is_refused(pytester: pytest.Pytest
     result.stdout.fnmatch_lines(["marker world: only plain functions, *"])
 
 
-def test_warnings_are_errors_in_the_ranks_where_they_are_here(pytester: pytest.Pytester) -> None:
+def test_warning_filters_apply_in_the_ranks(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         import warnings
         import pytest
@@ -221,7 +221,7 @@ def test_warnings_are_errors_in_the_ranks_where_they_are_here(pytester: pytest.P
     result.stdout.fnmatch_lines(["*raised UserWarning: careful"])
 
 
-def test_a_hang_fails_its_test_before_the_timeout_of_the_session(pytester: pytest.Pytester) -> None:
+def test_hang_fails_its_test_before_the_timeout_of_the_session(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         import time
         import pytest
@@ -250,7 +250,7 @@ def test_a_hang_fails_its_test_before_the_timeout_of_the_session(pytester: pytes
     )
 
 
-def test_an_expected_failure_is_one(pytester: pytest.Pytester) -> None:
+def test_expected_failure_is_reported_as_one(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         import pytest
 
@@ -262,7 +262,7 @@ def test_an_expected_failure_is_one(pytester: pytest.Pytester) -> None:
     run(pytester).assert_outcomes(xfailed=1)
 
 
-def test_a_module_can_be_imported_once_for_all_ranks(
+def test_preloaded_module_is_imported_once_for_all_ranks(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assay.testing.worlds, "_preloaded", [])
@@ -285,7 +285,7 @@ def test_a_module_can_be_imported_once_for_all_ranks(
     run(pytester).assert_outcomes(passed=1)
 
 
-def test_workers_of_xdist_have_worlds_of_their_own_and_import_no_torch(
+def test_xdist_workers_launch_separate_worlds_and_import_no_torch(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile("""
@@ -346,7 +346,7 @@ TORCHRUN = """
 """
 
 
-def test_the_same_tests_run_under_torchrun(pytester: pytest.Pytester) -> None:
+def test_same_tests_run_under_torchrun(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TORCHRUN)
     launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
     result = pytester.run(
@@ -354,7 +354,7 @@ def test_the_same_tests_run_under_torchrun(pytester: pytest.Pytester) -> None:
         *("-pno:cacheprovider", *ALONE, "-rs"),
     )
     assert result.ret != 0
-    # Every line stands there twice: on both ranks, what one of them did is seen by the other.
+    # Both ranks print every line: each reports the failures of the other, too.
     text = result.stdout.str()
     for line in (
         "2 failed, 2 passed, 2 skipped",
@@ -362,6 +362,6 @@ def test_the_same_tests_run_under_torchrun(pytester: pytest.Pytester) -> None:
         "rank 1 of a world of 2 ranks (dp=2) skipped (no card), but not all ranks did",
     ):
         assert text.count(line) == 2, line
-    # This rank's own exception is shown as pytest shows any other.
+    # pytest shows an exception of this process's own rank like that of any other test.
     assert "E       AssertionError: assert '1' == '0'" in text
     assert "rank 1 of a world of 2 ranks (dp=2) raised AssertionError: assert '1' == '0'" in text

@@ -1,4 +1,4 @@
-"""Worlds that end well."""
+"""Worlds in which no rank fails."""
 
 import os
 import subprocess
@@ -22,12 +22,12 @@ from packages.core.tests.subsystem.launch.conftest import (
 PAIR = World({"dp": 2})
 
 
-def test_every_rank_returns_its_value() -> None:
+def test_world_returns_the_value_of_every_rank() -> None:
     # Twice the sum of 0, 1 and 2.
     assert launch_world(bodies.sum_of_ranks, World({"dp": 3}), factor=2.0) == [6.0, 6.0, 6.0]
 
 
-def test_a_rank_knows_its_place() -> None:
+def test_rank_has_its_number_mesh_and_environment() -> None:
     places = launch_world(bodies.place, World({"dp": 2, "tp": 2}))
     assert [place["number"] for place in places] == [
         (0, 0, "0", "0"),
@@ -58,17 +58,17 @@ def test_tensors_are_sharded_over_the_mesh() -> None:
     assert launch_world(bodies.sharded_sum, World({"dp": 1, "tp": 2})) == [28.0, 28.0]
 
 
-def test_the_simulated_device_is_shared_by_all_ranks() -> None:
+def test_simulated_device_is_shared_by_all_ranks() -> None:
     places = launch_world(bodies.place, World({"dp": 2}, device="sim", threads=2))
     assert [(place["device"], place["threads"]) for place in places] == [("sim", 2), ("sim", 2)]
 
 
-def test_a_device_that_is_absent_is_the_error_of_opening_it() -> None:
+def test_absent_device_raises_the_error_of_opening_it() -> None:
     with pytest.raises(MachineError, match=r"^device 'npu' is absent; missing: "):
         launch_world(bodies.place, World({"dp": 2}, device="npu"))
 
 
-def test_a_rank_takes_over_environment_folder_and_path(
+def test_rank_inherits_environment_folder_and_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASSAY_TEST_VARIABLE", "set")
@@ -87,9 +87,9 @@ def test_ranks_are_fresh_processes_of_one_group_and_touch_no_device() -> None:
     assert first["devices"] is second["devices"] is False
 
 
-def test_what_a_world_spoils_is_whole_in_the_next() -> None:
-    assert launch_world(bodies.spoil, PAIR) == [(None, None)] * 2
-    assert launch_world(bodies.spoil, PAIR) == [(None, None)] * 2
+def test_global_state_changed_in_one_world_is_unchanged_in_the_next() -> None:
+    assert launch_world(bodies.change_global_state, PAIR) == [(None, None)] * 2
+    assert launch_world(bodies.change_global_state, PAIR) == [(None, None)] * 2
 
 
 def test_ranks_do_not_share_the_random_numbers_of_their_fork_server() -> None:
@@ -98,39 +98,39 @@ def test_ranks_do_not_share_the_random_numbers_of_their_fork_server() -> None:
     assert len({numpy for _, numpy in drawn}) == 4
 
 
-def test_a_preloaded_module_is_there_in_every_later_world() -> None:
+def test_preloaded_module_is_imported_in_every_later_world() -> None:
     assert launch_world(bodies.show_modules, PAIR, "this") == [False, False]
     preloading = World({"dp": 2}, preload=("this",))
     assert launch_world(bodies.show_modules, preloading, "this") == [True, True]
     assert launch_world(bodies.show_modules, PAIR, "this") == [True, True]
 
 
-def test_a_module_that_cannot_be_preloaded_is_an_error_and_the_next_world_runs() -> None:
+def test_module_that_cannot_be_preloaded_is_an_error_and_the_next_world_runs() -> None:
     with pytest.raises(ForkServerError, match="No module named 'no_such_module'"):
         launch_world(bodies.sum_of_ranks, World({"dp": 2}, preload=("no_such_module",)))
     assert launch_world(bodies.sum_of_ranks, PAIR) == [1.0, 1.0]
 
 
-def test_logs_are_kept_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_logs_are_kept_in_the_given_folder(tmp_path: Path) -> None:
     (tmp_path / "rank0.log").write_text("of an earlier run\n")
-    launch_world(bodies.say, World({"dp": 2}, log_folder=tmp_path))
+    launch_world(bodies.print_number, World({"dp": 2}, log_folder=tmp_path))
     assert (tmp_path / "rank0.log").read_text() == "out of 0\nerr\n"
     assert (tmp_path / "rank1.log").read_text() == "out of 1\nerr\n"
 
 
-def test_a_world_is_skipped_if_every_rank_skips(pids: Path) -> None:
+def test_world_is_skipped_if_every_rank_skips(pids: Path) -> None:
     with pytest.raises(WorldSkipped) as caught:
         launch_world(bodies.skip_all, PAIR, pids)
     assert str(caught.value) == "no card"
     assert len(noted(pids)) == 4
 
 
-def test_children_of_ranks_end_with_a_world_that_ends_well(pids: Path) -> None:
+def test_children_of_ranks_end_with_a_world_that_returns(pids: Path) -> None:
     launch_world(bodies.leave_a_child, PAIR, pids)
     assert len(noted(pids)) == 4
 
 
-def test_worlds_of_several_threads_do_not_disturb_each_other() -> None:
+def test_worlds_launched_by_several_threads_do_not_interfere() -> None:
     results: dict[int, list[float]] = {}
 
     def launch(size: int) -> None:
@@ -144,12 +144,12 @@ def test_worlds_of_several_threads_do_not_disturb_each_other() -> None:
     assert results == {2: [1.0] * 2, 3: [3.0] * 3}
 
 
-def test_a_world_within_a_world_is_refused() -> None:
+def test_world_within_a_world_is_refused() -> None:
     with pytest.raises(UsageError, match="a rank cannot start a world of its own"):
         launch_world(bodies.start_world, PAIR)
 
 
-def test_the_fork_server_runs_one_thread_and_no_world_when_it_is_idle(pids: Path) -> None:
+def test_idle_fork_server_has_one_thread_and_no_world(pids: Path) -> None:
     launch_world(bodies.sum_of_ranks, PAIR)
     assert len(list(Path(f"/proc/{FORK_SERVER.pid}/task").iterdir())) == 1
     wait_until_gone(pids)
@@ -170,6 +170,6 @@ def test_a_script_needs_no_guard_and_imports_no_torch(tmp_path: Path) -> None:
     assert (ran.stdout, ran.stderr) == ("[0, 1] False\n", "")
 
 
-def test_limits_do_not_end_a_world_that_is_in_time() -> None:
+def test_world_that_ends_in_time_is_not_ended_by_its_limits() -> None:
     limits = TimeLimits(start_seconds=30, collective_seconds=10, body_seconds=20)
     assert launch_world(bodies.sum_of_ranks, World({"dp": 2}, limits=limits)) == [1.0, 1.0]

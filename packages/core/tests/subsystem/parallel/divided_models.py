@@ -1,4 +1,4 @@
-"""What a rank has of a model in a folder, over any of the axes pp, tp and dp."""
+"""Loads a rank's part of a model from a folder, divided over any of the axes pp, tp and dp."""
 
 from pathlib import Path
 

@@ -33,9 +33,7 @@ def test_parts_count_once_and_whole_gradients_too(mesh: DeviceMesh, device: Devi
 
 
 @pytest.mark.world(dp=2, tp=2)
-def test_a_part_that_is_taken_for_the_whole_changes_the_norm(
-    mesh: DeviceMesh, device: Device
-) -> None:
+def test_part_counted_as_whole_changes_the_norm(mesh: DeviceMesh, device: Device) -> None:
     whole, by_rows, uneven = gradients(mesh, device)
     assert isinstance(by_rows, DTensor)
     # This rank's one element of 2 instead of four.

@@ -85,7 +85,7 @@ def _average_gradients(model: nn.Module) -> None:
 
 
 @pytest.mark.world(dp=2)
-def test_gradients_that_are_averaged_are_seen(mesh: DeviceMesh, case: Case) -> None:
+def test_averaged_gradients_are_detected(mesh: DeviceMesh, case: Case) -> None:
     model = shard_parameters(load_whole(case.folder, mesh.device_type), mesh)
     found = disagreements(_train(model, mesh, change=_average_gradients), case.expected)
     assert "gradients of model.norm.weight" in found
@@ -105,7 +105,7 @@ def _skip_a_micro_batch(model: nn.Module) -> None:
 
 
 @pytest.mark.world(dp=2)
-def test_an_accumulation_that_forgets_a_micro_batch_is_seen(mesh: DeviceMesh, case: Case) -> None:
+def test_accumulation_without_a_micro_batch_is_detected(mesh: DeviceMesh, case: Case) -> None:
     model = shard_parameters(load_whole(case.folder, mesh.device_type), mesh)
     found = disagreements(_train(model, mesh, change=_skip_a_micro_batch), case.expected)
     assert "gradients of model.layers.0.mlp.down_proj.weight" in found
@@ -128,7 +128,7 @@ def test_mixed_precision_trains_as_one_process_that_rounds_alike(
 
 
 @pytest.mark.world(dp=2)
-def test_mixed_precision_is_not_taken_for_float32(
+def test_mixed_precision_differs_from_float32(
     mesh: DeviceMesh, folder: Path, expected_in_bfloat16: Record
 ) -> None:
     actual = _train(shard_parameters(load_whole(folder, mesh.device_type), mesh), mesh)
@@ -137,7 +137,7 @@ def test_mixed_precision_is_not_taken_for_float32(
 
 
 @pytest.mark.world(dp=2)
-def test_gradients_that_are_reduced_in_bfloat16_are_seen(
+def test_gradients_reduced_in_bfloat16_are_detected(
     mesh: DeviceMesh, folder: Path, expected_in_bfloat16: Record
 ) -> None:
     model = load_whole(folder, mesh.device_type)
@@ -189,7 +189,7 @@ def _gradients(parameters: Any) -> list[list[float]]:
 
 
 @pytest.mark.world(pp=2)
-def test_the_norm_of_a_pipeline_is_that_of_all_stages(mesh: DeviceMesh) -> None:
+def test_norm_of_a_pipeline_is_that_of_all_stages(mesh: DeviceMesh) -> None:
     # 2, 3 and 6 on the first rank and 0 and 24 on the second: 4 + 9 + 36 + 576 = 25 * 25.
     first = mesh.get_local_rank() == 0
     gradients = ([2.0, 3.0], [6.0]) if first else ([0.0, 24.0],)
@@ -207,7 +207,7 @@ def test_gradients_below_the_limit_stay_as_they_are(mesh: DeviceMesh) -> None:
 
 
 @pytest.mark.world(pp=2)
-def test_the_norm_of_one_stage_is_not_that_of_the_pipeline(mesh: DeviceMesh) -> None:
+def test_norm_of_one_stage_is_not_that_of_the_pipeline(mesh: DeviceMesh) -> None:
     pipeline = _pipeline_with(mesh, [3.0 if mesh.get_local_rank() == 0 else 4.0])
     alone = nn.utils.clip_grad_norm_(pipeline.parameters(), 1.0)
     assert float(alone) == (3.0 if mesh.get_local_rank() == 0 else 4.0)
@@ -215,7 +215,7 @@ def test_the_norm_of_one_stage_is_not_that_of_the_pipeline(mesh: DeviceMesh) -> 
 
 
 @pytest.mark.world(dp=2)
-def test_the_norm_of_shards_is_that_of_the_whole(mesh: DeviceMesh) -> None:
+def test_norm_of_shards_is_that_of_the_whole(mesh: DeviceMesh) -> None:
     # 9 + 16 + 144 = 13 * 13, in a shard of two elements and one of one.
     model = nn.Linear(1, 3, bias=False)
     fully_shard(model, mesh=mesh)
@@ -239,7 +239,7 @@ def _clip_own_shards(parameters: Any, max_norm: float) -> Tensor:
 
 
 @pytest.mark.world(dp=2)
-def test_clipping_by_the_norm_of_own_shards_is_seen(mesh: DeviceMesh, case: Case) -> None:
+def test_clipping_by_the_norm_of_own_shards_is_detected(mesh: DeviceMesh, case: Case) -> None:
     model = shard_parameters(load_whole(case.folder, mesh.device_type), mesh)
     found = disagreements(_train(model, mesh, clip=_clip_own_shards), case.expected)
     assert "norm of step 0" in found
@@ -271,7 +271,7 @@ def _train_zero1(
 
 
 @pytest.mark.world(dp=2)
-def test_an_optimizer_spread_over_ranks_steps_as_one(mesh: DeviceMesh, case: Case) -> None:
+def test_optimizer_spread_over_ranks_steps_as_one(mesh: DeviceMesh, case: Case) -> None:
     actual, own = _train_zero1(case.folder, mesh, ZeroRedundancyOptimizer)
     assert disagreements(actual, case.expected) == []
     everything: list[Any] = [None, None]
@@ -288,7 +288,7 @@ class _Unsynchronised(ZeroRedundancyOptimizer):
 
 
 @pytest.mark.world(dp=2)
-def test_updates_that_do_not_reach_other_ranks_are_seen(mesh: DeviceMesh, case: Case) -> None:
+def test_updates_that_do_not_reach_other_ranks_are_detected(mesh: DeviceMesh, case: Case) -> None:
     actual, _ = _train_zero1(case.folder, mesh, _Unsynchronised)
     found = disagreements(actual, case.expected)
     assert "updates of model.norm.weight" in found
@@ -299,7 +299,7 @@ def test_updates_that_do_not_reach_other_ranks_are_seen(mesh: DeviceMesh, case: 
 
 
 @pytest.mark.world(dp=2)
-def test_a_sharded_adapter_trains_as_on_one_process(mesh: DeviceMesh, folder: Path) -> None:
+def test_sharded_adapter_trains_as_on_one_process(mesh: DeviceMesh, folder: Path) -> None:
     expected = train_alone(add_lora(load_whole(folder)))
     assert {name.split(".")[-3] for name in expected.gradients} == {"lora_A", "lora_B"}
     actual = _train(shard_parameters(add_lora(load_whole(folder, mesh.device_type)), mesh), mesh)
@@ -307,7 +307,7 @@ def test_a_sharded_adapter_trains_as_on_one_process(mesh: DeviceMesh, folder: Pa
 
 
 @pytest.mark.world(dp=2)
-def test_a_base_that_is_trained_beside_its_adapter_is_seen(mesh: DeviceMesh, folder: Path) -> None:
+def test_base_that_is_trained_with_its_adapter_is_detected(mesh: DeviceMesh, folder: Path) -> None:
     expected = train_alone(add_lora(load_whole(folder)))
     model = add_lora(load_whole(folder, mesh.device_type)).requires_grad_(True)
     found = disagreements(_train(shard_parameters(model, mesh), mesh), expected)

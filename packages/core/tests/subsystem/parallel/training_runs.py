@@ -1,4 +1,4 @@
-"""Two training steps of a model, and everything they leave behind, whole and by name.
+"""Two training steps of a model, and their results as whole tensors by name.
 
 Beside training_steps.py: the loss is that of transformers, with a router's own part, and float64
 judges it on any device.

@@ -1,4 +1,4 @@
-"""Steps of tiny models on one process, and what a sharded run has to have in common with them."""
+"""Training steps of tiny models on one process, and their comparison with a sharded run."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 @dataclass
 class Record:
-    """What steps made of a model, by the names of the whole model's parameters.
+    """The results of training steps, by the names of the whole model's parameters.
 
     gradients: of the first step, before clipping. updates: by all steps.
     """

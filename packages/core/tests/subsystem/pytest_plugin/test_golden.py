@@ -91,9 +91,9 @@ def test_a_golden_of_no_test_fails_the_others(project: pytest.Pytester) -> None:
     stale.mkdir(parents=True)
     result = run(project)
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines([f"*no test asks for these goldens; delete them: {stale}"])
+    result.stdout.fnmatch_lines([f"*no test uses these goldens; delete them: {stale}"])
     # Of a test that is named alone, the others are not known.
-    run(project, "test_model.py::test_llama").stdout.no_fnmatch_line("*no test asks for*")
+    run(project, "test_model.py::test_llama").stdout.no_fnmatch_line("*no test uses*")
 
 
 def test_a_golden_of_a_test_left_out_is_not_stale(project: pytest.Pytester) -> None:

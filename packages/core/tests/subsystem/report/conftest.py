@@ -1,4 +1,4 @@
-"""A real browser, cut off from every network."""
+"""A real browser without access to a network."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ ARGUMENTS = (
 
 @dataclass
 class OpenedPage:
-    """A page, what it said, and what it asked for."""
+    """An opened page, its console messages and its requests."""
 
     page: Page
     complaints: list[str] = field(default_factory=list)

@@ -70,9 +70,7 @@ def is_wider_than_its_window(page: Page) -> bool:
     return wider
 
 
-def test_it_opens_from_disk_without_a_request_or_a_complaint(
-    chromium: Chromium, failed: Path
-) -> None:
+def test_page_opens_from_disk_without_requests_or_errors(chromium: Chromium, failed: Path) -> None:
     opened = chromium.open(failed)
     assert opened.page.locator("h1").inner_text().startswith("✗ FAIL")
     assert opened.requests == [failed.as_uri()]
@@ -80,9 +78,7 @@ def test_it_opens_from_disk_without_a_request_or_a_complaint(
     assert failed.stat().st_size < MAX_BYTES
 
 
-def test_the_worst_cell_of_the_heat_map_is_the_planted_fault(
-    chromium: Chromium, failed: Path
-) -> None:
+def test_worst_cell_of_the_heat_map_is_the_planted_fault(chromium: Chromium, failed: Path) -> None:
     page = chromium.open(failed).page
     faulty = page.evaluate("JSON.parse(document.getElementById('data').textContent).heatMap")
     num_stages, num_columns = len(faulty["stages"]), len(faulty["columns"])
@@ -104,7 +100,7 @@ def test_the_worst_cell_of_the_heat_map_is_the_planted_fault(
     ]
 
 
-def test_the_line_of_the_fault_is_marked_and_in_view(chromium: Chromium, failed: Path) -> None:
+def test_line_of_the_fault_is_marked_and_in_view(chromium: Chromium, failed: Path) -> None:
     page = chromium.open(failed).page
     assert page.locator("#heat-map .located").inner_text() == FAULTY
     inside = page.evaluate(
@@ -116,7 +112,7 @@ def test_the_line_of_the_fault_is_marked_and_in_view(chromium: Chromium, failed:
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_the_worst_cell_has_the_strongest_colour(
+def test_worst_cell_has_the_strongest_colour(
     chromium: Chromium, failed: Path, *, dark: bool
 ) -> None:
     page = chromium.open(failed, dark=dark).page
@@ -127,7 +123,7 @@ def test_the_worst_cell_has_the_strongest_colour(
     assert colour_of(page, line - 1, column) != strongest
 
 
-def test_a_clean_run_has_no_strong_colour(chromium: Chromium, tmp_path: Path) -> None:
+def test_clean_run_has_no_strong_colour(chromium: Chromium, tmp_path: Path) -> None:
     folder = write_sample(tmp_path, Sample(faulty_module=None))
     opened = chromium.open(publish_one(read_report(folder)))
     assert opened.page.locator("h1").inner_text().startswith("✓ PASS")
@@ -227,7 +223,7 @@ def test_losses_of_overfitting_are_drawn_with_their_target(
     assert opened.complaints == []
 
 
-def test_names_of_a_run_do_nothing_but_appear(chromium: Chromium, tmp_path: Path) -> None:
+def test_names_of_a_run_are_only_shown(chromium: Chromium, tmp_path: Path) -> None:
     folder = write_hostile_sample(tmp_path, HOSTILE)
     opened = chromium.open(publish_one(read_report(folder)))
     assert opened.page.evaluate("window.hacked") is None
@@ -237,7 +233,7 @@ def test_names_of_a_run_do_nothing_but_appear(chromium: Chromium, tmp_path: Path
     assert tip_at(opened.page, *middle_of(opened.page, "#worst-cell"))[0] == HOSTILE
 
 
-def test_a_large_run_is_small_and_quick(chromium: Chromium, large: Path) -> None:
+def test_large_run_is_small_and_quick(chromium: Chromium, large: Path) -> None:
     assert large.stat().st_size < MAX_BYTES
     began = time.perf_counter()
     opened = chromium.open(large)
@@ -252,7 +248,7 @@ def test_a_large_run_is_small_and_quick(chromium: Chromium, large: Path) -> None
     assert opened.complaints == []
 
 
-def test_the_table_scrolls_through_all_of_its_rows(chromium: Chromium, large: Path) -> None:
+def test_table_scrolls_through_all_of_its_rows(chromium: Chromium, large: Path) -> None:
     page = chromium.open(large).page
     table = page.locator("#table")
     table.scroll_into_view_if_needed()
@@ -264,7 +260,7 @@ def test_the_table_scrolls_through_all_of_its_rows(chromium: Chromium, large: Pa
     expect(last.nth(4)).to_have_text("0.5")
 
 
-def test_the_table_is_sorted_and_filtered(chromium: Chromium, failed: Path) -> None:
+def test_table_is_sorted_and_filtered(chromium: Chromium, failed: Path) -> None:
     page = chromium.open(failed).page
     page.locator("#filter").fill("replay-slope")
     assert page.locator("#filter-count").inner_text() == "58 rows"
@@ -282,7 +278,7 @@ NUMBERS = [
 ]  # fmt: skip
 
 
-def test_the_page_writes_numbers_like_every_other_face(chromium: Chromium, tmp_path: Path) -> None:
+def test_page_shows_numbers_like_all_other_formats(chromium: Chromium, tmp_path: Path) -> None:
     rows = [
         Measurement(
             level="logits",
@@ -301,11 +297,11 @@ def test_the_page_writes_numbers_like_every_other_face(chromium: Chromium, tmp_p
 
 
 @pytest.mark.parametrize("width", [400, 1280])
-def test_a_page_fits_its_window(chromium: Chromium, failed: Path, width: int) -> None:
+def test_page_fits_its_window(chromium: Chromium, failed: Path, width: int) -> None:
     assert not is_wider_than_its_window(chromium.open(failed, width=width).page)
 
 
-def test_an_index_of_runs_opens_and_leads_to_a_run(chromium: Chromium, tmp_path: Path) -> None:
+def test_index_of_runs_opens_and_leads_to_a_run(chromium: Chromium, tmp_path: Path) -> None:
     runs = [
         read_report(write_sample(tmp_path / "clean", Sample(faulty_module=None))),
         read_report(write_sample(tmp_path / "failed", Sample())),

@@ -28,7 +28,7 @@ def test_what_must_be_exact_has_the_limit_zero_whatever_a_file_says() -> None:
     assert (limits.of("exact"), limits.of("non-finite")) == (0.0, 0.0)
 
 
-def test_limits_of_a_file_say_where_they_come_from(limits_file: Path) -> None:
+def test_limits_of_a_file_describe_place_they_come_from(limits_file: Path) -> None:
     limits_file.write_text(WHOLE)
 
     limits = load_limits(str(limits_file))

@@ -1,4 +1,4 @@
-"""A vendor that does not exist, in one file: what an adapter of another package looks like."""
+"""An adapter of another package, for a made-up vendor."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -1,4 +1,4 @@
-"""What every device shares: detections that cannot contradict themselves, and suspension."""
+"""Detections that cannot contradict themselves, and suspended execution."""
 
 import subprocess
 import sys
@@ -11,20 +11,20 @@ from assay.devices.base import Detection, Vendor, execution_suspended, suspend_e
 VENDOR = Vendor("acme", "Acme Rocket", "gloo", "eager", ("assay-acme",))
 
 
-def test_a_detection_counts_what_it_names() -> None:
+def test_detection_counts_what_it_names() -> None:
     detection = Detection(VENDOR, products=("Rocket 1", "Rocket 2"))
     assert detection.present
     assert detection.count == 2
 
 
-def test_a_detection_that_misses_something_is_absent() -> None:
+def test_detection_that_misses_something_is_absent() -> None:
     detection = Detection(VENDOR, missing="a rocket")
     assert not detection.present
     assert detection.count == 0
 
 
 @pytest.mark.parametrize(("products", "missing"), [((), ""), (("Rocket 1",), "a rocket")])
-def test_a_detection_is_either_present_or_says_what_is_missing(
+def test_detection_has_either_devices_or_what_is_missing(
     products: tuple[str, ...], missing: str
 ) -> None:
     with pytest.raises(ValueError, match="either devices or what is missing"):

@@ -1,4 +1,4 @@
-"""The conformance check names every point in which an adapter lies."""
+"""The conformance check reports every violation of the protocol."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ def products_changed_by(
 
 
 class LiesAboutFormats(CpuDevice):
-    """Promises a dtype that it cannot multiply, and one that no run can have."""
+    """Declares a dtype that it cannot multiply, and one that no run can have."""
 
     def supported_dtypes(self) -> tuple[str, ...]:
         return ("float16", "float32", "float8_e4m3fn")
@@ -54,7 +54,7 @@ class LiesAboutFormats(CpuDevice):
             yield
 
 
-def test_a_dtype_without_a_product_is_a_lie() -> None:
+def test_dtype_without_a_product_is_reported() -> None:
     assert problems_of(LiesAboutFormats())[:2] == [
         (
             "supported_dtypes() names float16, but "
@@ -80,13 +80,13 @@ class MultipliesWrongly(CpuDevice):
             yield
 
 
-def test_a_product_in_another_dtype_is_a_lie() -> None:
+def test_product_in_another_dtype_is_reported() -> None:
     assert problems_of(MultipliesWrongly(lambda product: product.float())) == [
         "supported_dtypes() names bfloat16, but a product in it is torch.float32"
     ]
 
 
-def test_a_wrong_product_is_shown_beside_the_right_one() -> None:
+def test_wrong_product_is_reported_with_the_right_one() -> None:
     assert problems_of(MultipliesWrongly(lambda product: product + 1)) == [
         (
             "supported_dtypes() names bfloat16, but a product in it is "
@@ -96,7 +96,7 @@ def test_a_wrong_product_is_shown_beside_the_right_one() -> None:
 
 
 class LiesAboutItself(CpuDevice):
-    """Another vendor than it detects, nothing to say, and more precision than it has."""
+    """Has another vendor than it detects, empty names, and more precision than the dtype."""
 
     vendor = Vendor("other", "Other", "gloo", "eager", ())
 
@@ -146,7 +146,7 @@ class LeavesTracks(CpuDevice):
         yield
 
 
-def test_a_seed_without_effect_and_a_setting_left_behind_are_named() -> None:
+def test_seed_without_effect_and_a_setting_left_behind_are_named() -> None:
     try:
         assert problems_of(LeavesTracks()) == [
             "seed() does not change what the torch generator draws",
@@ -162,7 +162,7 @@ class NeverTheSame(CpuDevice):
         torch.seed()
 
 
-def test_a_seed_that_does_not_repeat_is_named() -> None:
+def test_seed_that_does_not_repeat_is_named() -> None:
     assert "seed() twice with one number gives two sequences" in problems_of(NeverTheSame())
 
 
@@ -172,5 +172,5 @@ class Raises(CpuDevice):
         raise OSError("bus error")
 
 
-def test_a_member_that_raises_is_a_point_that_fails() -> None:
+def test_member_that_raises_is_reported() -> None:
     assert problems_of(Raises()) == ["vendor: OSError: bus error"]

@@ -16,11 +16,11 @@ from assay.devices.conformance import check_device_protocol
 from assay.devices.cpu import CpuDevice
 
 
-def test_the_cpu_keeps_the_protocol() -> None:
+def test_cpu_implements_the_protocol() -> None:
     check_device_protocol(CpuDevice())
 
 
-def test_the_cpu_has_no_variants() -> None:
+def test_cpu_has_no_variants() -> None:
     with pytest.raises(UnknownVariantError, match="unknown device 'cpu:1'; there is: cpu"):
         CpuDevice("1")
 
@@ -40,14 +40,14 @@ class NewerSettings:
     ("setting", "operands"),
     [("none", "float32"), ("ieee", "float32"), ("tf32", "tf32"), ("bf16", "bfloat16")],
 )
-def test_the_precision_of_float32_products_is_read_from_torch(setting: str, operands: str) -> None:
+def test_precision_of_float32_products_is_read_from_torch(setting: str, operands: str) -> None:
     assert float32_operand_format(NewerSettings(setting)) == operands
 
 
 @pytest.mark.parametrize(
     ("setting", "operands"), [("highest", "float32"), ("high", "tf32"), ("medium", "bfloat16")]
 )
-def test_the_precision_of_float32_products_is_read_from_older_torch(
+def test_precision_of_float32_products_is_read_from_older_torch(
     monkeypatch: pytest.MonkeyPatch, setting: str, operands: str
 ) -> None:
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: setting)
@@ -62,7 +62,7 @@ def test_lower_precision_of_float32_products_leaves_other_dtypes_alone(
     assert CpuDevice().effective_precision("float64") == "float64"
 
 
-def test_a_seed_repeats_all_three_generators() -> None:
+def test_seed_repeats_all_three_generators() -> None:
     def draw() -> tuple[float, float, float]:
         return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002, S311
 
@@ -73,7 +73,7 @@ def test_a_seed_repeats_all_three_generators() -> None:
     assert draw() == first
 
 
-def test_a_seed_may_be_larger_than_numpy_takes() -> None:
+def test_seed_may_be_larger_than_numpy_takes() -> None:
     seed_generators(2**40 + 5)
     large = float(np.random.rand())  # noqa: NPY002 - the generator that is seeded
     seed_generators(5)
@@ -102,7 +102,7 @@ def test_determinism_is_restored_after_an_exception() -> None:
     assert settings() == before
 
 
-def test_the_memory_peak_falls_with_a_reset_and_grows_with_a_block() -> None:
+def test_memory_peak_falls_with_a_reset_and_grows_with_a_block() -> None:
     size = 64 << 20
     device = CpuDevice()
     block = torch.ones(size, dtype=torch.uint8)
@@ -128,7 +128,7 @@ def test_free_memory_is_bounded_by_the_control_group(
     assert host_memory.available_bytes() == 600_000
 
 
-def test_a_control_group_without_a_limit_bounds_nothing(
+def test_control_group_without_a_limit_bounds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_memory, "_CGROUP", tmp_path / "absent")

@@ -16,7 +16,7 @@ from assay.devices.cuda import CudaDevice
 
 
 class FakeGpus:
-    """Stands in for `torch.cuda` with some GPUs; notes what is asked of it."""
+    """A fake `torch.cuda` with some GPUs; records its calls."""
 
     def __init__(self, *products: str, capability: tuple[int, int] = (9, 0)) -> None:
         self.products = products
@@ -41,7 +41,7 @@ class FakeGpus:
         return SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-")
 
     def is_bf16_supported(self, *, including_emulation: bool) -> bool:
-        # A Turing GPU says yes to an emulated bfloat16.
+        # torch counts the emulated bfloat16 of a Turing GPU as supported.
         return including_emulation or self.has_bfloat16
 
     @contextmanager
@@ -76,7 +76,7 @@ def install_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeGpus]:
     return install
 
 
-def test_a_cpu_build_of_torch_lacks_a_build_for_either_vendor(
+def test_cpu_build_of_torch_lacks_a_build_for_either_vendor(
     install_gpus: Callable[..., FakeGpus],
 ) -> None:
     install_gpus(FakeGpus())
@@ -98,7 +98,7 @@ def test_a_cpu_build_of_torch_lacks_a_build_for_either_vendor(
         ({"hip": "6.4.1"}, "amd", "nvidia", "assay-amd"),
     ],
 )
-def test_the_build_of_torch_says_whose_gpus_they_are(
+def test_vendor_follows_from_the_build_of_torch(
     install_gpus: Callable[..., FakeGpus],
     build: dict[str, str],
     present: str,
@@ -116,7 +116,7 @@ def test_the_build_of_torch_says_whose_gpus_they_are(
     assert device.vendor.distributed_backend == "nccl"
 
 
-def test_a_build_without_a_usable_gpu_repeats_what_torch_warns(
+def test_build_without_a_usable_gpu_quotes_the_warning_of_torch(
     install_gpus: Callable[..., FakeGpus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import warnings
@@ -134,7 +134,7 @@ def test_a_build_without_a_usable_gpu_repeats_what_torch_warns(
     )
 
 
-def test_an_opened_gpu_keeps_its_index_in_everything(install_gpus: Callable[..., FakeGpus]) -> None:
+def test_opened_gpu_keeps_its_index_in_everything(install_gpus: Callable[..., FakeGpus]) -> None:
     gpus = install_gpus(FakeGpus("Big GPU", "Small GPU"), cuda_version="13.0")
     device = CudaDevice("1")
     assert isinstance(device, Device)
@@ -155,7 +155,7 @@ def test_without_an_index_the_first_gpu_is_opened(install_gpus: Callable[..., Fa
     assert (CudaDevice().name, CudaDevice().torch_device) == ("cuda", "cuda:0")
 
 
-def test_a_gpu_that_is_not_there_is_absent_and_a_word_is_unknown(
+def test_gpu_that_is_not_there_is_absent_and_a_word_is_unknown(
     install_gpus: Callable[..., FakeGpus],
 ) -> None:
     install_gpus(FakeGpus("Big GPU"), cuda_version="13.0")
@@ -170,7 +170,7 @@ def test_a_gpu_that_is_not_there_is_absent_and_a_word_is_unknown(
         CudaDevice("fp8")
 
 
-def test_the_architecture_is_what_kernels_are_built_for(
+def test_architecture_is_what_kernels_are_built_for(
     install_gpus: Callable[..., FakeGpus],
 ) -> None:
     install_gpus(FakeGpus("Big GPU", capability=(8, 6)), cuda_version="13.0")
@@ -261,7 +261,7 @@ def test_determinism_leaves_the_users_workspace(
         ({"hip": "6.4.1"}, "amd", "hip", "6.4.1", "miopen"),
     ],
 )
-def test_versions_name_what_decides_numbers(
+def test_versions_list_what_numbers_depend_on(
     install_gpus: Callable[..., FakeGpus],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -283,7 +283,7 @@ def test_versions_name_what_decides_numbers(
     assert versions["driver"] == "NVRM version: 580.65.06"
 
 
-def test_versions_leave_out_what_is_not_told(
+def test_versions_without_a_value_are_left_out(
     install_gpus: Callable[..., FakeGpus], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     install_gpus(FakeGpus("Big GPU"), cuda_version="13.0")

@@ -1,4 +1,4 @@
-"""`assay devices` prints what `list_devices` finds, for people and for programs."""
+"""`assay devices` prints the result of `list_devices`, as a table or as JSON."""
 
 import json
 import subprocess
@@ -52,7 +52,7 @@ def test_json_is_all_that_is_printed(app: typer.Typer) -> None:
     assert printed["devices"][2]["vendor"] is None
 
 
-def test_the_table_shows_names_to_use_and_what_is_missing(app: typer.Typer) -> None:
+def test_table_shows_names_to_use_and_what_is_missing(app: typer.Typer) -> None:
     result = CliRunner().invoke(app, [])
     assert result.exit_code == 0
     printed = [" ".join(line.split()) for line in result.output.splitlines()]
@@ -69,7 +69,7 @@ def test_the_table_shows_names_to_use_and_what_is_missing(app: typer.Typer) -> N
     ]
 
 
-def test_the_command_is_loaded_without_torch() -> None:
+def test_command_is_loaded_without_torch() -> None:
     code = "import sys, assay.cli.commands.devices; print('torch' in sys.modules, 'rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[0] == "False"

@@ -30,11 +30,11 @@ def _forget_vendor_modules() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("text", ["cpu", "sim", "sim:split2"])
-def test_a_device_is_opened_by_the_name_that_it_then_has(text: str) -> None:
+def test_device_is_opened_by_the_name_that_it_then_has(text: str) -> None:
     assert open_device(text).name == text
 
 
-def test_an_adapter_of_another_package_is_found_and_keeps_the_protocol(
+def test_adapter_of_another_package_is_found_and_implements_the_protocol(
     install_vendor: Callable[..., None], acme_code: str
 ) -> None:
     install_vendor("acme", acme_code, "AcmeDevice")
@@ -44,7 +44,7 @@ def test_an_adapter_of_another_package_is_found_and_keeps_the_protocol(
     check_device_protocol(device)
 
 
-def test_an_unknown_device_is_a_usage_error_that_names_what_exists() -> None:
+def test_unknown_device_is_a_usage_error_that_names_what_exists() -> None:
     with pytest.raises(UnknownDeviceError) as raised:
         open_device("warp:1")
     assert isinstance(raised.value, UsageError)
@@ -54,7 +54,7 @@ def test_an_unknown_device_is_a_usage_error_that_names_what_exists() -> None:
     )
 
 
-def test_a_known_vendor_without_an_adapter_is_absent_and_says_what_it_needs() -> None:
+def test_known_vendor_without_an_adapter_is_absent_and_reports_what_is_missing() -> None:
     with pytest.raises(AbsentDeviceError) as raised:
         open_device("npu:1")
     assert isinstance(raised.value, MachineError)
@@ -64,7 +64,7 @@ def test_a_known_vendor_without_an_adapter_is_absent_and_says_what_it_needs() ->
     )
 
 
-def test_an_absent_device_says_what_is_missing_and_what_there_is(
+def test_absent_device_is_reported_with_what_is_missing_and_what_is_available(
     install_vendor: Callable[..., None],
 ) -> None:
     code = """
@@ -83,7 +83,7 @@ class Absent:
     )
 
 
-def test_an_absent_index_is_a_machine_error(
+def test_absent_index_is_a_machine_error(
     install_vendor: Callable[..., None], acme_code: str
 ) -> None:
     install_vendor("acme", acme_code, "AcmeDevice")
@@ -94,7 +94,7 @@ def test_an_absent_index_is_a_machine_error(
     )
 
 
-def test_a_dtype_that_the_device_lacks_is_a_usage_error() -> None:
+def test_dtype_that_the_device_lacks_is_a_usage_error() -> None:
     assert open_run(parse_run("cpu/float64")).name == "cpu"
     with pytest.raises(UnsupportedDtypeError) as raised:
         open_run(parse_run("sim/float64"))
@@ -124,7 +124,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("code", "reason"), BROKEN.values(), ids=BROKEN.keys())
-def test_a_broken_adapter_is_a_machine_error_that_says_how(
+def test_broken_adapter_is_a_machine_error_with_the_reason(
     install_vendor: Callable[..., None], code: str, reason: str
 ) -> None:
     install_vendor("acme", code, "Acme")
@@ -134,7 +134,7 @@ def test_a_broken_adapter_is_a_machine_error_that_says_how(
     assert str(raised.value) == f"the adapter for 'acme' is broken: {reason}"
 
 
-def test_an_adapter_that_lacks_members_is_broken_and_they_are_named(
+def test_adapter_that_lacks_members_is_broken_and_they_are_named(
     install_vendor: Callable[..., None], acme_code: str
 ) -> None:
     code = acme_code + "\ndel AcmeDevice.versions, AcmeDevice.seed\n"
@@ -144,7 +144,7 @@ def test_an_adapter_that_lacks_members_is_broken_and_they_are_named(
     assert str(raised.value) == "the adapter for 'acme' is broken: it lacks seed, versions"
 
 
-def test_an_adapter_that_raises_on_opening_is_broken(
+def test_adapter_that_raises_on_opening_is_broken(
     install_vendor: Callable[..., None], acme_code: str
 ) -> None:
     code = acme_code + "\ndef fail(*_): raise OSError('no firmware')\nAcmeDevice.__init__ = fail\n"

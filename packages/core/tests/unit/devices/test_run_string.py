@@ -1,4 +1,4 @@
-"""RUN strings are read as the contract writes them, and nothing else is."""
+"""RUN strings are read in the form of the contract, and in no other."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from assay.errors import UsageError
         ("cpu/float64", "cpu", "float64"),
     ],
 )
-def test_a_run_is_read_and_written_alike(text: str, device: str, dtype: str) -> None:
+def test_run_is_read_and_written_alike(text: str, device: str, dtype: str) -> None:
     run = parse_run(text)
     assert run == Run(device, dtype)
     assert str(run) == text
@@ -30,7 +30,7 @@ def test_a_run_is_read_and_written_alike(text: str, device: str, dtype: str) -> 
         ("sim:split4", DeviceName("sim", "split4")),
     ],
 )
-def test_a_device_is_read_and_written_alike(text: str, name: DeviceName) -> None:
+def test_device_is_read_and_written_alike(text: str, name: DeviceName) -> None:
     assert parse_device(text) == name
     assert str(name) == text
 
@@ -38,7 +38,7 @@ def test_a_device_is_read_and_written_alike(text: str, name: DeviceName) -> None
 @pytest.mark.parametrize(
     "text", ["", "cuda:", ":1", "CUDA", "cuda:1:2", "cuda 1", "cuda:-1", "cuda\n"]
 )
-def test_a_malformed_device_is_a_usage_error_that_shows_the_form(text: str) -> None:
+def test_malformed_device_is_a_usage_error_that_shows_the_form(text: str) -> None:
     with pytest.raises(UsageError) as raised:
         parse_device(text)
     assert str(raised.value) == f"{text!r} is no device; write one as cpu, cuda:1 or sim:fp8"
@@ -56,7 +56,7 @@ def test_half_a_run_is_a_usage_error_that_shows_the_form(text: str) -> None:
 @pytest.mark.parametrize(
     "dtype", ["float8", "tf32", "float8_e4m3fn", "bf16", "float32/x", "Float32"]
 )
-def test_a_dtype_that_no_model_runs_in_is_a_usage_error(dtype: str) -> None:
+def test_dtype_that_no_model_runs_in_is_a_usage_error(dtype: str) -> None:
     with pytest.raises(UsageError) as raised:
         parse_run(f"cpu/{dtype}")
     assert str(raised.value) == (
@@ -64,6 +64,6 @@ def test_a_dtype_that_no_model_runs_in_is_a_usage_error(dtype: str) -> None:
     )
 
 
-def test_a_malformed_device_in_a_run_is_named() -> None:
+def test_malformed_device_in_a_run_is_named() -> None:
     with pytest.raises(UsageError, match="'cuda:' is no device"):
         parse_run("cuda:/float32")

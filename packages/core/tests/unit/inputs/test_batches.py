@@ -18,17 +18,17 @@ def test_rows_are_padded_on_the_left() -> None:
     assert BATCH.attention_mask.tolist() == [[1, 1, 1], [0, 0, 1]]
 
 
-def test_a_pad_id_that_a_prompt_uses_is_told_apart_by_the_mask() -> None:
+def test_mask_distinguishes_padding_from_a_prompt_with_the_pad_id() -> None:
     batch = dataclasses.replace(BATCH, pad_token_id=9)
     assert batch.input_ids.tolist() == [[5, 6, 7], [9, 9, 9]]
     assert batch.attention_mask.tolist() == [[1, 1, 1], [0, 0, 1]]
 
 
-def test_a_plan_survives_json() -> None:
+def test_plan_survives_json() -> None:
     assert InputPlan.from_json(json.loads(json.dumps(PLAN.to_json()))) == PLAN
 
 
-def test_the_hash_is_of_what_reaches_the_model() -> None:
+def test_hash_depends_only_on_inputs_of_the_model() -> None:
     def hash_with(**changes: object) -> str:
         return InputPlan((dataclasses.replace(BATCH, **changes),), ()).content_hash  # type: ignore[arg-type]
 

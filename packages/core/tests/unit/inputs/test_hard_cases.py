@@ -18,14 +18,14 @@ def batch(*lengths: int, new_tokens: int = 0, chunk: int | None = None) -> Batch
     return Batch(0, rows, tuple(range(len(rows))), 0, new_tokens, chunk)
 
 
-def test_defaults_reach_everything() -> None:
+def test_defaults_cover_every_case() -> None:
     plan = plan_batches(LIMITS, PlanOptions(), lambda text: list(text.encode()))
     assert describe_hard_cases(plan.batches, LIMITS) == dict.fromkeys(
         (PAD, WINDOW, FAR, CHUNKS, DECODE), True
     )
 
 
-def test_one_short_prompt_reaches_nothing() -> None:
+def test_one_short_prompt_covers_no_case() -> None:
     assert describe_hard_cases([batch(5)], LIMITS) == dict.fromkeys(
         (PAD, WINDOW, FAR, CHUNKS, DECODE), False
     )
@@ -42,14 +42,12 @@ def test_one_short_prompt_reaches_nothing() -> None:
         (DECODE, batch(5, new_tokens=1), batch(5, new_tokens=2)),
     ],
 )
-def test_a_case_is_reached_from_its_first_token_on(
-    case: str, short: Batch, reaching: Batch
-) -> None:
+def test_case_is_covered_from_its_first_token_on(case: str, short: Batch, reaching: Batch) -> None:
     assert describe_hard_cases([short], LIMITS)[case] is False
     assert describe_hard_cases([short, reaching], LIMITS)[case] is True
 
 
-def test_what_the_model_cannot_meet_is_neither_reached_nor_missed() -> None:
+def test_case_that_cannot_occur_in_the_model_is_none() -> None:
     limits = ModelLimits(vocab_size=260, max_positions=1001, can_generate=False)
     reach = describe_hard_cases([batch(5, 6)], limits)
     assert reach == {PAD: True, WINDOW: None, FAR: None, CHUNKS: None, DECODE: None}

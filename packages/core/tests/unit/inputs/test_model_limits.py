@@ -29,13 +29,13 @@ class Model:
         ({"sliding_window": 32, "use_sliding_window": True}, 32),
     ],
 )
-def test_a_window_counts_where_a_layer_uses_it(
+def test_window_counts_where_a_layer_uses_it(
     settings: dict[str, object], window: int | None
 ) -> None:
     assert limits_of(Model(SimpleNamespace(**settings))).sliding_window == window
 
 
-def test_the_other_limits_are_those_of_the_model() -> None:
+def test_other_limits_are_those_of_the_model() -> None:
     limits = limits_of(Model(max_positions=None, can_generate=False))
     assert (limits.vocab_size, limits.max_positions) == (260, None)
     assert (limits.pad_token_id, limits.can_generate) == (258, False)

@@ -55,11 +55,11 @@ def test_every_batch_of_a_range_has_unequal_lengths(seed: int) -> None:
         assert sorted(batch) == [40, 41] or len(set(batch)) == 2
 
 
-def test_a_fixed_length_is_kept() -> None:
+def test_fixed_length_is_kept() -> None:
     assert lengths_of(plan(lengths=LengthRange(64, 64)))[:2] == [[64] * 4] * 2
 
 
-def test_the_seed_decides_texts_and_lengths() -> None:
+def test_seed_decides_texts_and_lengths() -> None:
     assert plan(seed=3) == plan(seed=3)
     assert plan(seed=3).content_hash != plan(seed=4).content_hash
 
@@ -70,19 +70,19 @@ def test_only_the_first_token_of_a_joined_prompt_begins_a_text() -> None:
     assert 256 not in long_ids[1:]
 
 
-def test_a_wider_window_makes_the_long_prompt_longer() -> None:
+def test_wider_window_makes_the_long_prompt_longer() -> None:
     limits = dataclasses.replace(LIMITS, sliding_window=1500)
     assert lengths_of(plan(limits))[-1] == [1516]
 
 
-def test_a_window_too_wide_to_exceed_is_noted() -> None:
+def test_window_too_wide_to_exceed_is_noted() -> None:
     limits = ModelLimits(vocab_size=260, sliding_window=4096)
     planned = plan(limits)
     assert lengths_of(planned)[-1] == [1040]
     assert planned.notes == ("no prompt is longer than the sliding window of 4096",)
 
 
-def test_a_short_context_cuts_the_prompts_and_says_so() -> None:
+def test_short_context_cuts_the_prompts_and_is_noted() -> None:
     planned = plan(ModelLimits(vocab_size=260, max_positions=64))
     assert lengths_of(planned) == [[32] * 4, [32] * 4, [60]]
     assert planned.batches[-1].prefill_chunk is None
@@ -92,12 +92,12 @@ def test_a_short_context_cuts_the_prompts_and_says_so() -> None:
     )
 
 
-def test_a_context_without_room_for_a_prompt_is_refused() -> None:
+def test_context_without_room_for_a_prompt_is_refused() -> None:
     with pytest.raises(UsageError, match="32 new tokens leave no room"):
         plan(ModelLimits(vocab_size=260, max_positions=32))
 
 
-def test_a_model_that_generates_nothing_gets_no_new_tokens_and_no_chunks() -> None:
+def test_model_that_generates_nothing_gets_no_new_tokens_and_no_chunks() -> None:
     planned = plan(dataclasses.replace(LIMITS, can_generate=False))
     assert {batch.max_new_tokens for batch in planned.batches} == {0}
     assert {batch.prefill_chunk for batch in planned.batches} == {None}
@@ -126,7 +126,7 @@ def test_given_prompts_must_fit_the_model() -> None:
         plan_batches(LIMITS, options, encode, [Prompt(None, (1,) * 2017)])
 
 
-def test_a_vocabulary_too_small_for_the_tokenizer_is_refused() -> None:
+def test_vocabulary_too_small_for_the_tokenizer_is_refused() -> None:
     with pytest.raises(UsageError, match="outside of the vocabulary of 200"):
         plan(ModelLimits(vocab_size=200))
 

@@ -41,7 +41,7 @@ def test_prompts_are_texts_or_ids(load: Callable[[str], list[Prompt]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("{", "2: not JSON: "),
         ("[1, 2]", "2: needs an object with one of the keys prompt, text, ids, messages"),
@@ -62,25 +62,25 @@ def test_prompts_are_texts_or_ids(load: Callable[[str], list[Prompt]]) -> None:
         ('{"messages": [{"role": "user", "content": "a"}]}', "2: messages need --chat"),
     ],
 )
-def test_a_bad_line_is_named(
-    load: Callable[[str], list[Prompt]], tmp_path: Path, line: str, said: str
+def test_bad_line_is_named(
+    load: Callable[[str], list[Prompt]], tmp_path: Path, line: str, message: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
         load('{"prompt": "fine"}\n' + line)
-    assert str(caught.value).startswith(f"{tmp_path / 'prompts.jsonl'}:{said}")
+    assert str(caught.value).startswith(f"{tmp_path / 'prompts.jsonl'}:{message}")
 
 
-def test_a_prompt_that_just_fits_the_context_is_taken(load: Callable[[str], list[Prompt]]) -> None:
+def test_prompt_that_just_fits_the_context_is_taken(load: Callable[[str], list[Prompt]]) -> None:
     assert len(load('{"prompt": "sixteen letters!"}')[0].ids) == 16
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
-def test_an_empty_file_is_refused(load: Callable[[str], list[Prompt]], text: str) -> None:
+def test_empty_file_is_refused(load: Callable[[str], list[Prompt]], text: str) -> None:
     with pytest.raises(UsageError, match="the file is empty"):
         load(text)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.jsonl", tmp_path):
         with pytest.raises(UsageError, match="cannot be read"):
             load_prompts(path, encode, LIMITS, max_new_tokens=4)
@@ -106,7 +106,7 @@ def test_messages_need_roles_and_contents(tmp_path: Path, messages: object) -> N
         load_prompts(file, encode, LIMITS, max_new_tokens=4, encode_chat=encode_chat)
 
 
-def test_the_built_in_set_is_varied() -> None:
+def test_built_in_set_is_varied() -> None:
     texts = built_in_texts()
     assert len(set(texts)) == len(texts) >= 24
     scripts = {

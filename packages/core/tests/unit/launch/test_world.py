@@ -9,14 +9,14 @@ from assay.launch import TimeLimits, UnsendableError, World, launch_world, outer
 from assay.launch.rank import Rank
 
 
-def test_the_size_of_a_world_is_the_product_of_its_axes() -> None:
+def test_size_of_a_world_is_the_product_of_its_axes() -> None:
     assert World({"dp": 4, "tp": 2, "pp": 4}).size == 32
     assert str(World({"dp": 2, "tp": 2})) == "a world of 4 ranks (dp=2, tp=2)"
     assert str(World({"dp": 1})) == "a world of 1 rank (dp=1)"
 
 
 @pytest.mark.parametrize("axes", [{}, {"dp": 0}, {"dp": 2, "tp": -1}])
-def test_a_mesh_without_ranks_is_refused(axes: dict[str, int]) -> None:
+def test_mesh_without_ranks_is_refused(axes: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="at least 1 rank"):
         World(axes)
 
@@ -24,20 +24,20 @@ def test_a_mesh_without_ranks_is_refused(axes: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("collective", "body", "start"), [(60, 60, 1), (61, 60, 1), (0, 1, 1), (1, 2, 0)]
 )
-def test_a_collective_is_given_up_before_the_body(
+def test_limit_of_a_collective_must_be_below_that_of_the_body(
     collective: float, body: float, start: float
 ) -> None:
     with pytest.raises(UsageError, match="limits must be positive"):
         TimeLimits(start_seconds=start, collective_seconds=collective, body_seconds=body)
 
 
-def test_limits_within_a_timeout_end_before_it() -> None:
+def test_limits_within_a_timeout_add_up_to_less_than_it() -> None:
     limits = TimeLimits.within(120)
     assert (limits.start_seconds, limits.collective_seconds, limits.body_seconds) == (42, 30, 60)
     assert limits.start_seconds + limits.body_seconds < 120
 
 
-def test_a_world_of_torchrun_is_known_by_all_of_its_variables() -> None:
+def test_world_of_torchrun_is_detected_only_if_all_its_variables_are_set() -> None:
     variables = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     assert outer_world_size(variables) == 8
     for missing in variables:
@@ -45,21 +45,21 @@ def test_a_world_of_torchrun_is_known_by_all_of_its_variables() -> None:
 
 
 def body(rank: Rank, value: object) -> None:
-    """Does nothing."""
+    """A body that any rank could import; these tests fail before it is called."""
 
 
-def test_an_argument_that_cannot_travel_is_named() -> None:
+def test_argument_that_cannot_be_pickled_is_named() -> None:
     with pytest.raises(UnsendableError) as caught:
         launch_world(body, World({"dp": 2}), lambda: None)
     assert str(caught.value).startswith("argument 0 cannot travel to the ranks: function: ")
 
 
-def test_a_function_that_no_rank_can_import_is_named() -> None:
+def test_function_that_no_rank_can_import_is_named() -> None:
     with pytest.raises(UnsendableError, match=r"^the function cannot travel to the ranks: "):
         launch_world(lambda rank: None, World({"dp": 2}))
 
 
-def test_a_function_of_the_script_is_refused(tmp_path: Path) -> None:
+def test_function_defined_in_main_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "from assay.launch import World, launch_world\n"

@@ -17,7 +17,7 @@ def test_product_is_rounded_before_its_bias_is_added() -> None:
     assert linear(ones).item() == 0.0
 
 
-def test_layers_with_code_of_their_own_keep_it() -> None:
+def test_layers_with_a_custom_forward_keep_it() -> None:
     class Doubling(nn.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
             return 2 * super().forward(input)

@@ -1,4 +1,4 @@
-"""Models from the hub, without a network: what is asked for, and what goes wrong."""
+"""Models from the hub, without a network: which files are fetched, and errors."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ from assay.models import estimate_size, load_model
 
 
 class Hub:
-    """Stands in for snapshot_download and hf_hub_download; serves one folder."""
+    """Fakes of snapshot_download and hf_hub_download, which return one folder."""
 
     def __init__(self, served: Path, folder: Path) -> None:
         self.served, self.folder = served, folder
@@ -41,7 +41,7 @@ def hub(llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return hub
 
 
-def test_a_hub_model_loads_as_its_folder_does(hub: Hub) -> None:
+def test_hub_model_loads_as_its_folder_does(hub: Hub) -> None:
     loaded = load_model("owner/tiny", dtype="float32")
     assert loaded.weights_hash == load_model(str(hub.served), dtype="float32").weights_hash
     assert len(hub.asked) == 1
@@ -66,12 +66,12 @@ def test_pickled_weights_are_fetched_only_where_there_are_no_others(hub: Hub) ->
     assert (hub.folder / "pytorch_model.bin").exists()
 
 
-def test_a_hub_model_is_sized_by_its_configuration(hub: Hub) -> None:
+def test_hub_model_is_sized_by_its_configuration(hub: Hub) -> None:
     assert estimate_size("owner/tiny").num_parameters == 13520
     assert not (hub.folder / "model.safetensors").exists()
 
 
-def test_a_hub_that_cannot_be_reached_is_the_machine_s_fault(
+def test_unreachable_hub_is_a_machine_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: Any, **__: Any) -> str:

@@ -1,4 +1,4 @@
-"""Sizes known before anything is loaded."""
+"""Sizes of models that are not loaded."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from assay.models import estimate_size
 PARAMETERS = 13520
 
 
-def test_a_folder_is_sized_by_its_headers(saved_llama: Path) -> None:
+def test_folder_is_sized_by_its_headers(saved_llama: Path) -> None:
     size = estimate_size(str(saved_llama))
     assert (size.num_parameters, size.checkpoint_bytes) == (PARAMETERS, 4 * PARAMETERS)
 
@@ -21,7 +21,7 @@ def test_values_are_not_read(llama_folder: Path, monkeypatch: pytest.MonkeyPatch
     assert estimate_size(str(llama_folder)).num_parameters == PARAMETERS
 
 
-def test_an_untrained_recipe_is_sized_by_its_configuration() -> None:
+def test_untrained_recipe_is_sized_by_its_configuration() -> None:
     # hidden 96, MLP 256, 4 layers, 4 heads and 2 kv heads of 24, vocabulary 260, untied:
     # 2 x 260 x 96 + 96 + 4 x (2 x 96 x 96 + 2 x 48 x 96 + 3 x 96 x 256 + 2 x 96) = 456288
     size = estimate_size("micro:llama?trained=0")

@@ -10,20 +10,20 @@ from assay.errors import UsageError
 from assay.models import resolve_model
 
 
-def test_a_recipe_is_trained_unless_told_otherwise() -> None:
+def test_recipe_is_trained_by_default() -> None:
     source = resolve_model("micro:llama")
     assert (source.kind, source.trained, source.seed) == ("micro", True, 0)
     assert source.recipe is not None
     assert source.recipe.name == "llama"
 
 
-def test_an_untrained_recipe_takes_a_seed() -> None:
+def test_untrained_recipe_takes_a_seed() -> None:
     source = resolve_model("micro:bert?trained=0&seed=17")
     assert (source.trained, source.seed) == (False, 17)
 
 
 @pytest.mark.parametrize(
-    ("reference", "said"),
+    ("reference", "message"),
     [
         ("micro:lama", "no recipe 'lama'; there are llama, mistral"),
         ("micro:", "no recipe ''"),
@@ -38,33 +38,33 @@ def test_an_untrained_recipe_takes_a_seed() -> None:
         ("", "no such folder"),
     ],
 )
-def test_what_names_nothing_is_a_usage_error(reference: str, said: str) -> None:
+def test_unknown_model_is_a_usage_error(reference: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         resolve_model(reference)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_folder_is_found_by_its_configuration(tmp_path: Path) -> None:
+def test_folder_is_found_by_its_configuration(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no config\.json"):
         resolve_model(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     assert resolve_model(str(tmp_path)).folder == tmp_path
 
 
-def test_a_file_is_no_model(tmp_path: Path) -> None:
+def test_file_is_no_model(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.touch()
     with pytest.raises(UsageError, match="is a file"):
         resolve_model(str(file))
 
 
-def test_what_is_neither_recipe_nor_folder_may_be_a_hub_name() -> None:
+def test_reference_that_is_neither_recipe_nor_folder_may_be_a_hub_name() -> None:
     source = resolve_model("some-owner/some.model-7B")
     assert (source.kind, source.folder, source.recipe) == ("hub", None, None)
 
 
 @pytest.mark.parametrize(
-    ("folders", "said"),
+    ("folders", "message"),
     [
         ((), "there is no folder models/lama; in models there are none"),
         ((".git",), "there is no folder models/lama; in models there are none"),
@@ -76,8 +76,8 @@ def test_what_is_neither_recipe_nor_folder_may_be_a_hub_name() -> None:
     ],
     ids=["empty", "hidden", "two", "seven"],
 )
-def test_a_mistyped_folder_is_not_asked_of_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: tuple[str, ...], said: str
+def test_mistyped_folder_is_not_looked_up_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in folders:
@@ -86,10 +86,10 @@ def test_a_mistyped_folder_is_not_asked_of_the_hub(
     (tmp_path / "models/README.md").touch()
     with pytest.raises(UsageError) as caught:
         resolve_model("models/lama")
-    assert str(caught.value) == said
+    assert str(caught.value) == message
 
 
-def test_a_file_called_like_an_owner_leaves_the_hub_name_alone(
+def test_file_called_like_an_owner_leaves_the_hub_name_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Run folders as `assay check generate` writes them, made up for tests of the reports.
+"""Made-up run folders in the format of `assay check generate`, for tests of the reports.
 
 The errors follow what was measured on trained bfloat16 models: replayed error 0.003 in every
 stage, accumulated error growing to 0.012, single rows scattering by a factor of up to 20.
@@ -42,7 +42,7 @@ _LAYER = (
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The size of a made-up run, and the module at fault (None: a clean run)."""
+    """The size of a made-up run, and its faulty module (None for a clean run)."""
 
     num_layers: int = 4
     num_prompts: int = 4
@@ -150,7 +150,7 @@ def _suspects(location: Location | None) -> list[Suspect]:
 
 def _stage_rows(sample: Sample, rng: np.random.Generator) -> list[Measurement]:
     rows = []
-    excess = 0.0  # what the fault adds to the accumulated error fades with the depth
+    excess = 0.0  # added to the accumulated error by the fault; decreases with the depth
     for order, module in enumerate(sample.modules):
         faulty = module == sample.faulty_module
         excess = 0.9 if faulty else 0.95 * excess

@@ -1,4 +1,4 @@
-"""The Markdown face, whole."""
+"""The Markdown format: whole outputs."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def inside_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_failure_is_summarised_whole() -> None:
+def test_failure_is_summarised_whole() -> None:
     sample = Sample(1, 2, 18, 2, "model.layers.0.mlp.down_proj")
     report = read_report(write_sample(Path("runs/0412"), sample))
     assert render_markdown(report) == (
@@ -56,7 +56,7 @@ def test_a_failure_is_summarised_whole() -> None:
     )
 
 
-def test_a_pass_is_summarised_whole() -> None:
+def test_pass_is_summarised_whole() -> None:
     verdict = Verdict(
         verdict=Outcome.PASS,
         levels={"tokens": Level(verdict=Outcome.PASS, compared=4)},

@@ -1,4 +1,4 @@
-"""Where pages are written."""
+"""Pages and summaries are written into the right folders."""
 
 from pathlib import Path
 
@@ -17,13 +17,13 @@ def report(tmp_path: Path) -> Report:
     return read_report(write_sample(tmp_path / "a run", SMALL))
 
 
-def test_a_page_lies_beside_the_files_of_its_run(report: Report) -> None:
+def test_page_is_written_into_the_folder_of_its_run(report: Report) -> None:
     page = publish_one(report)
     assert page == report.folder / "report.html"
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_a_page_can_be_drawn_again(report: Report) -> None:
+def test_page_can_be_drawn_again(report: Report) -> None:
     first = publish_one(report).read_text(encoding="utf-8")
     assert publish_one(report).read_text(encoding="utf-8") == first
 
@@ -34,20 +34,20 @@ def test_another_folder_must_be_new(report: Report, tmp_path: Path) -> None:
         publish_one(report, report.folder)
 
 
-def test_an_index_links_to_pages_by_relative_paths(report: Report, tmp_path: Path) -> None:
+def test_index_links_to_pages_by_relative_paths(report: Report, tmp_path: Path) -> None:
     index = publish_several([report, report], tmp_path / "all")
     assert index == tmp_path / "all" / "index.html"
     assert 'href="../a%20run/report.html"' in index.read_text(encoding="utf-8")
     assert (report.folder / "report.html").is_file()
 
 
-def test_summaries_are_added_to_what_is_there(tmp_path: Path) -> None:
+def test_summary_is_appended(tmp_path: Path) -> None:
     path = tmp_path / "summary.md"
     append_summary(path, "one\n")
     append_summary(path, "two\n")
     assert path.read_text() == "one\ntwo\n"
 
 
-def test_a_summary_that_cannot_be_written_is_an_error_of_the_machine(tmp_path: Path) -> None:
+def test_summary_that_cannot_be_written_is_an_error_of_the_machine(tmp_path: Path) -> None:
     with pytest.raises(DiskError):
         append_summary(tmp_path / "absent" / "summary.md", "text")

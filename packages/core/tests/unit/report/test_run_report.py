@@ -32,7 +32,7 @@ def measured(**changes: Any) -> Measurement:
     return Measurement(**{**facts, **changes})
 
 
-def test_a_run_is_read_with_its_measurements(folder: Path) -> None:
+def test_run_is_read_with_its_measurements(folder: Path) -> None:
     report = read_report(folder)
     lines = (folder / "measurements.jsonl").read_text().splitlines()
     assert report.verdict.verdict is Outcome.PASS
@@ -40,7 +40,7 @@ def test_a_run_is_read_with_its_measurements(folder: Path) -> None:
     assert report.complaints == ()
 
 
-def test_a_folder_without_a_verdict_is_refused(tmp_path: Path) -> None:
+def test_folder_without_a_verdict_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnreadableRunError) as caught:
         read_report(tmp_path)
     assert str(caught.value) == (
@@ -48,12 +48,12 @@ def test_a_folder_without_a_verdict_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_in_place_of_a_folder_is_refused(folder: Path) -> None:
+def test_file_in_place_of_a_folder_is_refused(folder: Path) -> None:
     with pytest.raises(UnreadableRunError, match=r"holds no verdict\.json"):
         read_report(folder / "verdict.json")
 
 
-def test_a_verdict_that_breaks_the_schema_is_refused_by_field(folder: Path) -> None:
+def test_verdict_that_breaks_the_schema_is_refused_by_field(folder: Path) -> None:
     path = folder / "verdict.json"
     data = json.loads(path.read_text())
     path.write_text(json.dumps({**data, "verdict": "MAYBE"}))
@@ -64,7 +64,7 @@ def test_a_verdict_that_breaks_the_schema_is_refused_by_field(folder: Path) -> N
     )
 
 
-def test_a_damaged_measurement_is_refused_by_line(folder: Path) -> None:
+def test_damaged_measurement_is_refused_by_line(folder: Path) -> None:
     path = folder / "measurements.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([lines[0], "{}\n", *lines[1:]]))
@@ -73,7 +73,7 @@ def test_a_damaged_measurement_is_refused_by_line(folder: Path) -> None:
     assert str(caught.value) == f"{path}, line 2 cannot be read: level: Field required"
 
 
-def test_a_last_line_that_was_cut_short_is_told_and_the_rest_is_used(folder: Path) -> None:
+def test_truncated_last_line_is_reported_and_the_rest_is_used(folder: Path) -> None:
     path = folder / "measurements.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:3]) + lines[3][:20])
@@ -82,14 +82,14 @@ def test_a_last_line_that_was_cut_short_is_told_and_the_rest_is_used(folder: Pat
     assert report.notes == ["measurements.jsonl was cut short after 3 measurements"]
 
 
-def test_absent_measurements_are_told(folder: Path) -> None:
+def test_absent_measurements_are_reported(folder: Path) -> None:
     (folder / "measurements.jsonl").unlink()
     assert read_report(folder).notes == [
         "measurements.jsonl is absent: tables and pictures that are drawn from it are empty"
     ]
 
 
-def test_the_worst_of_a_level_is_the_worst_by_its_own_limit() -> None:
+def test_worst_of_a_level_is_the_worst_by_its_own_limit() -> None:
     verdict = Verdict(verdict=Outcome.FAIL, levels={"modules": Level(verdict=Outcome.FAIL)})
     over = measured(statistic="replay-slope", ratio=8.0, limit=2.0)
     unjudged = measured(statistic="token", ratio=99.0, limit=None)
@@ -97,19 +97,19 @@ def test_the_worst_of_a_level_is_the_worst_by_its_own_limit() -> None:
     assert [rung.worst for rung in report.ladder] == [over]
 
 
-def test_a_level_without_judged_measurements_has_no_worst() -> None:
+def test_level_without_judged_measurements_has_no_worst() -> None:
     verdict = Verdict(verdict=Outcome.FAIL, levels={"tokens": Level(verdict=Outcome.FAIL)})
     report = Report(Path("run"), verdict, [measured()])
     assert [(rung.name, rung.worst) for rung in report.ladder] == [("tokens", None)]
 
 
-def test_the_ladder_stands_on_its_lowest_level() -> None:
+def test_ladder_stands_on_its_lowest_level() -> None:
     levels = {name: Level(verdict=None) for name in ("mine", "sampler", "tokens", "inputs")}
     report = Report(Path("run"), Verdict(verdict=Outcome.FAIL, levels=levels), [])
     assert [rung.name for rung in report.ladder] == ["inputs", "tokens", "sampler", "mine"]
 
 
-def test_a_rung_holds_what_else_its_level_found() -> None:
+def test_rung_holds_what_else_its_level_found() -> None:
     level = Level.model_validate(
         {"verdict": "PASS", "limit": 3.0, "kl_mean": 8.97e-7, "resolution": {"replay-row": 0.02}}
     )

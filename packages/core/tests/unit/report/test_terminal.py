@@ -1,4 +1,4 @@
-"""The terminal face, whole."""
+"""The terminal format: whole outputs."""
 
 import io
 from pathlib import Path
@@ -26,7 +26,7 @@ def printed(report: Report, width: int = 100) -> str:
     return "".join(line.rstrip() + "\n" for line in stream.getvalue().splitlines())
 
 
-def test_a_failure_is_printed_whole() -> None:
+def test_failure_is_printed_whole() -> None:
     report = read_report(write_sample(Path("runs/0412"), FAILED))
     assert printed(report) == (
         "✗ FAIL: micro:llama on cpu/bfloat16 against cpu/float32\n"
@@ -56,7 +56,7 @@ def test_a_failure_is_printed_whole() -> None:
     )
 
 
-def test_a_pass_is_short_and_states_its_resolution() -> None:
+def test_pass_is_short_and_states_its_resolution() -> None:
     report = read_report(write_sample(Path("runs/0412"), CLEAN))
     assert printed(report) == (
         "✓ PASS: micro:llama on cpu/bfloat16 against cpu/float32\n"
@@ -70,7 +70,7 @@ def test_a_pass_is_short_and_states_its_resolution() -> None:
     )
 
 
-def test_what_was_not_compared_is_printed_whole() -> None:
+def test_not_compared_is_printed_whole() -> None:
     verdict = Verdict(
         verdict=Outcome.NOT_COMPARED,
         model={"name": "micro:llama"},
@@ -97,7 +97,7 @@ def test_what_was_not_compared_is_printed_whole() -> None:
     )
 
 
-def test_a_narrow_terminal_gets_every_number_whole() -> None:
+def test_narrow_terminal_gets_every_number_whole() -> None:
     report = read_report(write_sample(Path("runs/0412"), FAILED))
     text = printed(report, width=60)
     assert "14.6x / 3.0x" in text

@@ -1,4 +1,4 @@
-"""What the child processes of test_processes.py do: the function that the request names."""
+"""The child process of test_processes.py: calls the function that the request names."""
 
 import atexit
 import os
@@ -17,7 +17,7 @@ Result = dict[str, Any]
 
 
 class WorkerUsageError(UsageError):
-    """A room's own error."""
+    """An error class of another package than `assay.errors`."""
 
 
 def echo(request: dict[str, Any], _: Progress) -> Result:

@@ -12,7 +12,7 @@ from assay.errors import MachineError, UsageError
 from assay.runs import DiskError, FolderError, RunFolder
 
 
-def test_the_default_folder_names_time_and_command(
+def test_default_folder_names_time_and_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -30,29 +30,27 @@ def test_runs_of_the_same_second_get_folders_of_their_own(
 
 
 @pytest.mark.parametrize("existing", [False, True])
-def test_a_new_or_empty_folder_is_taken(tmp_path: Path, existing: bool) -> None:
+def test_new_or_empty_folder_is_taken(tmp_path: Path, existing: bool) -> None:
     folder = tmp_path / "a/b"
     if existing:
         folder.mkdir(parents=True)
     assert RunFolder.create("compare", folder).path == folder
 
 
-def test_a_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:
+def test_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(UsageError, match=r"is not empty \(it holds notes.txt\).*--output"):
         RunFolder.create("compare", tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
+def test_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     RunFolder.create("compare", tmp_path / "run")
     with pytest.raises(FolderError, match=r"is not empty \(it holds another run\)"):
         RunFolder.create("compare", tmp_path / "run")
 
 
-def test_of_two_runs_into_one_folder_one_wins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_of_two_runs_gets_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = threading.Barrier(6)
     won: list[RunFolder] = []
     lost: list[FolderError] = []
@@ -77,13 +75,13 @@ def test_of_two_runs_into_one_folder_one_wins(
     assert str(lost[0]).endswith("was just taken by another run: name a new folder with --output")
 
 
-def test_a_folder_below_a_file_is_one_clear_error(tmp_path: Path) -> None:
+def test_folder_below_a_file_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match=r"cannot write .*file/run: Not a directory"):
         RunFolder.create("compare", tmp_path / "file/run")
 
 
-def test_a_read_only_folder_is_one_clear_error(
+def test_read_only_folder_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The superuser, whom containers run tests as, may write anywhere: so the refusal is planted.

@@ -57,7 +57,7 @@ def wait_for_pids(file: Path) -> list[int]:
     return [int(pid) for pid in file.read_text().split()]
 
 
-def test_the_result_comes_back(tmp_path: Path) -> None:
+def test_process_returns_the_result(tmp_path: Path) -> None:
     answer = run_process(
         "child_work",
         {"act": "echo", "number": 1.5},
@@ -72,7 +72,7 @@ def test_the_result_comes_back(tmp_path: Path) -> None:
 
 
 def test_peak_memory_is_that_of_the_child(tmp_path: Path) -> None:
-    # The parent has more: fork and exec carry ru_maxrss, the obvious measure, over to the child.
+    # The parent's peak is higher, and ru_maxrss, the obvious measure, includes it after fork.
     block = b"x" * (200 << 20)
     small = run(tmp_path, act="echo")
     large = run(tmp_path, act="allocate", size_bytes=64 << 20)
@@ -81,20 +81,20 @@ def test_peak_memory_is_that_of_the_child(tmp_path: Path) -> None:
     assert 60 << 20 < large.peak_rss_bytes - small.peak_rss_bytes < 70 << 20
 
 
-def test_a_usage_error_of_the_child_is_raised_in_its_words(tmp_path: Path) -> None:
+def test_usage_error_of_the_child_is_raised_with_its_message(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         run(tmp_path, act="usage")
     assert str(caught.value) == "no such model: 'x'\nsecond line"
 
 
-def test_a_machine_error_of_the_child_is_raised_in_its_words(tmp_path: Path) -> None:
+def test_machine_error_of_the_child_is_raised_with_its_message(tmp_path: Path) -> None:
     with pytest.raises(MachineError) as caught:
         run(tmp_path, act="machine")
     assert str(caught.value) == "no such device"
     assert not isinstance(caught.value, ProcessError)
 
 
-def test_another_exception_ends_in_an_error_with_the_traceback(tmp_path: Path) -> None:
+def test_other_exception_of_the_child_is_an_error_with_the_traceback(tmp_path: Path) -> None:
     with pytest.raises(ProcessError) as caught:
         run(tmp_path, act="crash")
     message = str(caught.value)
@@ -112,17 +112,17 @@ def test_another_exception_ends_in_an_error_with_the_traceback(tmp_path: Path) -
         ({"act": "leave", "code": 0}, "ended without a result."),
     ],
 )
-def test_a_silent_death_is_a_clear_error(
+def test_child_that_ends_without_output_is_a_clear_error(
     tmp_path: Path, request_fields: dict[str, Any], how: str
 ) -> None:
     with pytest.raises(ProcessError) as caught:
         run(tmp_path, **request_fields)
     log = tmp_path / "candidate.log"
-    assert str(caught.value) == f"the candidate process {how} It said nothing ({log} is empty)."
+    assert str(caught.value) == f"the candidate process {how} It printed nothing ({log} is empty)."
 
 
-def test_an_answer_counts_though_the_process_crashed_at_its_end(tmp_path: Path) -> None:
-    # Drivers of accelerators do that when they are torn down.
+def test_answer_counts_though_the_process_crashed_at_its_end(tmp_path: Path) -> None:
+    # Drivers of accelerators crash like this at the end of a process.
     progress = LineProgress(stream := io.StringIO())
     request = {"act": "crash_after_answer"}
     answer = run_process("child_work", request, tmp_path, name="candidate", progress=progress)
@@ -130,18 +130,18 @@ def test_an_answer_counts_though_the_process_crashed_at_its_end(tmp_path: Path) 
     assert stream.getvalue() == "candidate: ended with exit code 139 after it had answered\n"
 
 
-def test_an_answer_of_an_earlier_run_does_not_count(tmp_path: Path) -> None:
+def test_answer_of_an_earlier_run_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "candidate.answer.json").write_text('{"result": {}, "peak_rss_bytes": 1}')
     with pytest.raises(ProcessError):
         run(tmp_path, act="leave", code=0)
 
 
-def test_a_module_that_is_missing_is_a_clear_error(tmp_path: Path) -> None:
+def test_module_that_is_missing_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ProcessError, match="No module named no_such_module"):
         run_process("no_such_module", {}, tmp_path, name="x", progress=SilentProgress())
 
 
-def test_a_file_in_the_working_directory_replaces_no_module(
+def test_file_in_the_working_directory_replaces_no_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "json.py").write_text("raise RuntimeError('shadowed')")
@@ -171,21 +171,21 @@ def test_progress_and_lines_of_the_child_are_shown_and_logged(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match=r"cannot write .*candidate\.request\.json: No such file"):
         run(tmp_path / "absent", act="echo")
 
 
 @pytest.fixture
 def heard_interrupt() -> Iterator[None]:
-    """A background job of a shell, as CI may be one, ignores Ctrl-C."""
+    """Handle Ctrl-C, which a background job of a shell, as CI may be one, ignores."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("heard_interrupt")
-def test_ctrl_c_ends_the_child_and_its_children_and_lets_them_flush(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_child_and_its_children_after_they_flushed(tmp_path: Path) -> None:
     pids_file = tmp_path / "pids"
     pids: list[int] = []
 
@@ -204,7 +204,7 @@ def test_ctrl_c_ends_the_child_and_its_children_and_lets_them_flush(tmp_path: Pa
     assert (tmp_path / "cleaned").read_text() == "flushed"
 
 
-def test_the_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+def test_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     script = f"""
 from pathlib import Path
 from assay.runs import SilentProgress, run_process
@@ -218,14 +218,14 @@ run_process("child_work", request, Path({str(tmp_path)!r}), name="x", progress=S
     assert (tmp_path / "c").read_text() == "flushed"
 
 
-def test_a_child_that_the_process_left_behind_ends_with_it(tmp_path: Path) -> None:
+def test_child_that_the_process_left_behind_ends_with_it(tmp_path: Path) -> None:
     answer = run(tmp_path, act="leave_child_behind")
     wait_until_gone([answer.result["pid"]])
     assert answer.wall_seconds < 4
 
 
-def test_a_worker_can_be_started_by_hand_from_its_request(tmp_path: Path) -> None:
-    # By a process whose group it shares and must not end, with nothing on standard input.
+def test_worker_can_be_started_by_hand_from_its_request(tmp_path: Path) -> None:
+    # The worker shares the group of the process that starts it, which it must not kill.
     run(tmp_path, act="nap")
     (tmp_path / "candidate.answer.json").unlink()
     request_file = tmp_path / "candidate.request.json"

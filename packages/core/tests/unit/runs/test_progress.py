@@ -14,7 +14,7 @@ class Terminal(io.StringIO):
 
 
 class Clock:
-    """Time that passes only when told."""
+    """A clock that the test advances."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -36,7 +36,7 @@ def test_plain_lines_come_at_begin_and_end_and_every_five_seconds(
     ]
 
 
-def test_a_task_that_is_broken_off_says_how_far_it_came() -> None:
+def test_interrupted_task_reports_how_much_was_done() -> None:
     stream = io.StringIO()
 
     def work() -> None:
@@ -49,14 +49,14 @@ def test_a_task_that_is_broken_off_says_how_far_it_came() -> None:
     assert stream.getvalue().splitlines()[-1] == "prompts: 0.5 of 4 in 0.0 s"
 
 
-def test_a_step_says_only_its_time() -> None:
+def test_step_reports_only_its_time() -> None:
     stream = io.StringIO()
     with LineProgress(stream).step("loads"):
         pass
     assert stream.getvalue().splitlines() == ["loads ...", "loads: 0.0 s"]
 
 
-def test_a_log_gets_lines_and_a_terminal_gets_bars() -> None:
+def test_log_gets_lines_and_a_terminal_gets_bars() -> None:
     log, terminal = io.StringIO(), Terminal()
     for stream in (log, terminal):
         with open_progress(stream) as progress, progress.task("prompts [x]", 2) as task:
@@ -73,7 +73,7 @@ def test_a_log_gets_lines_and_a_terminal_gets_bars() -> None:
     assert "a [note]" in terminal.getvalue()
 
 
-def test_the_bar_of_a_step_ends_full() -> None:
+def test_bar_of_a_step_ends_full() -> None:
     terminal = Terminal()
     with open_progress(terminal) as progress, progress.step("loads"):
         pass
@@ -86,7 +86,7 @@ def test_progress_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr() == ("", "text\n")
 
 
-def test_silence_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_silent_progress_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     progress: Progress = SilentProgress()
     with progress.task("prompts", 4) as task:
         task.advance()
@@ -98,7 +98,7 @@ def lines_of(descriptor: int) -> list[str]:
     return os.read(descriptor, 1 << 16).decode().split("\n")[:-1]
 
 
-def test_progress_crosses_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_sent_through_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, stream = Clock(monkeypatch), io.StringIO()
     source, sink = os.pipe()
     with WireProgress(sink).task("prompts", 300) as task:
@@ -138,7 +138,7 @@ def test_text_before_progress_in_one_line_is_kept() -> None:
         '\x1eassay {"task": "1", "begin": "x"}',
     ],
 )
-def test_what_is_no_progress_is_shown_as_text(line: str) -> None:
+def test_malformed_progress_is_shown_as_text(line: str) -> None:
     shown: list[str] = []
     WireReader(SilentProgress(), shown.append).read_line(line)
     assert shown == [line]

@@ -12,7 +12,7 @@ import pytest
 from assay.runs import provenance
 
 
-def test_it_is_json_and_says_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provenance_is_json_with_command_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/assay", "compare", "a", "b"])
     facts = json.loads(json.dumps(provenance()))
     assert facts["command"] == ["assay", "compare", "a", "b"]
@@ -24,7 +24,7 @@ def test_it_is_json_and_says_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timedelta(0) <= age < timedelta(minutes=1)
 
 
-def test_settings_are_told_and_secrets_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_recorded_and_secrets_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASSAY_TORCH", "cpu")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("ANY_VISIBLE_DEVICES", "0")
@@ -37,7 +37,7 @@ def test_settings_are_told_and_secrets_are_not(monkeypatch: pytest.MonkeyPatch) 
     assert "secret" not in variables.values()
 
 
-def test_the_commit_of_the_working_directory_is_told(
+def test_commit_of_the_working_directory_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def git(*arguments: str) -> str:
@@ -60,12 +60,12 @@ def test_the_commit_of_the_working_directory_is_told(
     assert provenance()["git"]["changed"] is True
 
 
-def test_a_machine_without_git_has_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_git_has_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert provenance()["git"] is None
 
 
-def test_a_distribution_that_is_absent_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distribution_that_is_absent_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
@@ -84,7 +84,7 @@ def test_neither_the_room_nor_its_facts_load_torch() -> None:
     assert json.loads(done.stdout) == [[], None, False]
 
 
-def test_threads_are_told_once_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_recorded_once_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = SimpleNamespace(get_num_threads=lambda: 7)
     monkeypatch.setitem(sys.modules, "torch", loaded)
     assert provenance()["num_threads"] == 7

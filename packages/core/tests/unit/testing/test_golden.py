@@ -14,13 +14,13 @@ def test_every_test_has_a_folder_of_its_own() -> None:
     assert {folder.parent for folder in folders} == {Path("/tests/goldens/test_llama")}
 
 
-def test_a_golden_of_no_test_is_refused(tmp_path: Path) -> None:
+def test_golden_of_no_test_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "test_llama.py"
     stale = golden_folder(file, "test_before")
     for folder in (stale, golden_folder(file, "test_now")):
         folder.mkdir(parents=True)
     with pytest.raises(GoldenError) as raised:
         refuse_stale_goldens(file, ["test_now"])
-    assert str(raised.value) == f"no test asks for these goldens; delete them: {stale}"
+    assert str(raised.value) == f"no test uses these goldens; delete them: {stale}"
     stale.rmdir()
     refuse_stale_goldens(file, ["test_now", "test_never_captured"])

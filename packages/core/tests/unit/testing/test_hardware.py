@@ -28,13 +28,13 @@ BROKEN = ListedDevice("other", "broken", missing="the adapter for 'other' is bro
         (AcceleratorMark(), [HOST], "this machine has none"),
     ],
 )
-def test_what_is_missing_is_named(
+def test_missing_accelerators_are_named(
     mark: AcceleratorMark, listed: list[ListedDevice], missing: str
 ) -> None:
     assert missing_accelerators(mark, listed) == missing
 
 
-def test_any_accelerator_will_do_where_no_vendor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_accelerator_is_accepted_without_a_vendor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("assay.devices.registry.is_host_adapter", lambda kind: kind == "cpu")
     assert missing_accelerators(AcceleratorMark(), [HOST, TWO]) == ""
     assert missing_accelerators(AcceleratorMark(count=3), [HOST, TWO]) == (
@@ -67,7 +67,7 @@ def test_under_torchrun_its_own_number_of_ranks_decides(started: str, missing: s
     assert missing_ranks(WorldMark({"dp": 4}), 2, outer, lambda: 1) == missing
 
 
-def test_a_vendor_that_nobody_knows_is_an_error_and_no_skip() -> None:
+def test_unknown_vendor_is_an_error_and_no_skip() -> None:
     with pytest.raises(MarkError) as raised:
         missing_accelerators(AcceleratorMark("acmee"), [HOST, TWO, BROKEN])
     assert str(raised.value) == (
@@ -85,12 +85,12 @@ def test_a_vendor_that_nobody_knows_is_an_error_and_no_skip() -> None:
         ({"ASSAY_REQUIRE_HARDWARE": "1"}, "fail"),
     ],
 )
-def test_the_environment_says_whether_hardware_is_required(
+def test_environment_variable_decides_whether_hardware_is_required(
     environment: dict[str, str], policy: str
 ) -> None:
     assert hardware_policy(environment) == policy
 
 
-def test_a_value_that_may_mean_either_is_refused() -> None:
+def test_ambiguous_value_is_refused() -> None:
     with pytest.raises(UsageError, match=r"^ASSAY_REQUIRE_HARDWARE is 'true'; it must be 1, 0 or"):
         hardware_policy({"ASSAY_REQUIRE_HARDWARE": "true"})

@@ -12,20 +12,20 @@ from assay.testing.marks import AcceleratorMark, MarkError, WorldMark, read_budg
         ((), {"vendor": "amd"}, AcceleratorMark("amd", 1), "1 amd accelerator"),
     ],
 )
-def test_an_accelerator_mark_is_read_and_said(
+def test_accelerator_mark_is_read_and_printed(
     arguments: tuple[object, ...], options: dict[str, object], mark: AcceleratorMark, words: str
 ) -> None:
     assert AcceleratorMark.read(arguments, options) == mark
     assert str(mark) == words
 
 
-def test_a_world_has_the_product_of_its_axes() -> None:
+def test_world_has_the_product_of_its_axes() -> None:
     world = WorldMark.read((), {"dp": 2, "tp": 3})
     assert world.size == 6
     assert str(world) == "a world of 6 ranks (dp=2, tp=3)"
 
 
-def test_a_tier_and_a_budget_are_read() -> None:
+def test_tier_and_a_budget_are_read() -> None:
     assert read_tier(("smoke",), {}) == "smoke"
     assert read_budget((30,), {}) == 30.0
     assert read_budget((), {"seconds": 0.5}) == 0.5
@@ -42,7 +42,7 @@ def test_a_tier_and_a_budget_are_read() -> None:
         (("nvidia",), {"counts": 4}),
     ],
 )
-def test_a_wrong_accelerator_mark_is_an_error(
+def test_wrong_accelerator_mark_is_an_error(
     arguments: tuple[object, ...], options: dict[str, object]
 ) -> None:
     with pytest.raises(MarkError, match=r"write it as accelerator\(\"nvidia\", count=4\)$"):
@@ -52,7 +52,7 @@ def test_a_wrong_accelerator_mark_is_an_error(
 @pytest.mark.parametrize(
     ("arguments", "options"), [((4,), {}), ((), {}), ((), {"dp": 0}), ((), {"dp": "2"})]
 )
-def test_a_wrong_world_mark_is_an_error(
+def test_wrong_world_mark_is_an_error(
     arguments: tuple[object, ...], options: dict[str, object]
 ) -> None:
     with pytest.raises(MarkError, match=r"write it as world\(dp=2, tp=2\)$"):
@@ -60,7 +60,7 @@ def test_a_wrong_world_mark_is_an_error(
 
 
 @pytest.mark.parametrize("arguments", [(), ("",), ("smoke", "bench"), (3,)])
-def test_a_wrong_tier_mark_is_an_error(arguments: tuple[object, ...]) -> None:
+def test_wrong_tier_mark_is_an_error(arguments: tuple[object, ...]) -> None:
     with pytest.raises(
         MarkError, match=r'^marker tier: takes one name; write it as tier\("smoke"\)$'
     ):
@@ -68,12 +68,12 @@ def test_a_wrong_tier_mark_is_an_error(arguments: tuple[object, ...]) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), "30", True])
-def test_a_budget_that_is_no_time_is_an_error(seconds: object) -> None:
+def test_budget_that_is_no_positive_number_is_an_error(seconds: object) -> None:
     with pytest.raises(MarkError, match=r"^marker budget: the number of seconds is "):
         read_budget((seconds,), {})
 
 
 @pytest.mark.parametrize("options", [{}, {"minutes": 1}])
-def test_a_budget_without_seconds_is_an_error(options: dict[str, object]) -> None:
+def test_budget_without_seconds_is_an_error(options: dict[str, object]) -> None:
     with pytest.raises(MarkError, match=r"^marker budget: takes one number of seconds; "):
         read_budget((), options)

@@ -8,7 +8,7 @@ from assay.verdicts import Level, Outcome, Verdict
 from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 
 
-def test_a_failed_run_raises_the_whole_explanation(
+def test_failed_run_raises_the_whole_explanation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -29,11 +29,11 @@ def test_a_failed_run_raises_the_whole_explanation(
     )
 
 
-def test_a_passed_run_raises_nothing(tmp_path: Path) -> None:
+def test_passed_run_raises_nothing(tmp_path: Path) -> None:
     assert assert_run_passed(write_sample(tmp_path / "run", Sample(1, 2, 18, 2, None))).passed
 
 
-def test_what_was_not_compared_is_no_pass() -> None:
+def test_not_compared_is_no_pass() -> None:
     level = Level(verdict=Outcome.NOT_COMPARED, reason="no golden for float16")
     verdict = Verdict(
         verdict=Outcome.NOT_COMPARED,
@@ -51,6 +51,6 @@ def test_what_was_not_compared_is_no_pass() -> None:
     )
 
 
-def test_a_folder_without_a_verdict_is_an_error(tmp_path: Path) -> None:
+def test_folder_without_a_verdict_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UnreadableRunError):
         assert_run_passed(tmp_path)

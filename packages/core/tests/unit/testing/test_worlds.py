@@ -9,7 +9,7 @@ from assay.testing.rank_body import FixtureLostError, RewritingFinder, _unpack_f
 from assay.testing.worlds import MeshFixtureError, MeshOfRanks, pack_fixtures
 
 
-def test_fixtures_arrive_with_what_they_share() -> None:
+def test_fixtures_keep_shared_objects_on_the_ranks() -> None:
     shared = [1.5]
     unpacked = _unpack_fixtures(pack_fixtures({"left": {"x": shared}, "right": shared}))
     assert unpacked == {"left": {"x": [1.5]}, "right": [1.5]}
@@ -18,7 +18,7 @@ def test_fixtures_arrive_with_what_they_share() -> None:
     assert left["x"] is unpacked["right"]
 
 
-def test_a_fixture_that_cannot_travel_is_named_with_the_reason() -> None:
+def test_fixture_that_cannot_be_pickled_is_named_with_the_reason() -> None:
     with pytest.raises(UnsendableError) as caught:
         pack_fixtures({"number": 1, "lock": threading.Lock()})
     assert str(caught.value) == (
@@ -32,19 +32,19 @@ class Lost:
         return int, ("no number",)
 
 
-def test_a_fixture_that_is_lost_on_the_way_is_named() -> None:
+def test_fixture_that_cannot_be_unpickled_is_named() -> None:
     with pytest.raises(FixtureLostError) as caught:
         _unpack_fixtures(pack_fixtures({"number": 1, "lost": Lost()}))
     assert str(caught.value).startswith("fixture 'lost' cannot be made again in a rank: ValueError")
 
 
-def test_the_mesh_of_a_fixture_says_where_there_is_one() -> None:
+def test_use_of_the_mesh_in_a_fixture_is_refused_with_advice() -> None:
     with pytest.raises(MeshFixtureError, match=r"^mesh.get_group: the mesh is made in the ranks"):
         _ = MeshOfRanks().get_group
     assert not hasattr(MeshOfRanks(), "__array__")
 
 
-def test_rewritten_assertions_say_the_values(tmp_path: Path) -> None:
+def test_rewritten_assertions_report_the_values(tmp_path: Path) -> None:
     file = tmp_path / "judge.py"
     file.write_text("def judge(value):\n    assert value == 4\n")
     finder = RewritingFinder({"judge_of_a_test": str(file)})

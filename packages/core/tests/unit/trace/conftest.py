@@ -1,4 +1,4 @@
-"""A small trace to read, and the shortest way to say a call."""
+"""A small trace to read, and a short way to make a call."""
 
 from collections.abc import Callable
 from pathlib import Path

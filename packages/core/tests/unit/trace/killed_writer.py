@@ -1,4 +1,4 @@
-"""Writes calls until it is killed: the process of test_crash.py. Says each flush on stdout."""
+"""The process of test_crash.py: writes calls until it is killed, and prints each flush."""
 
 import sys
 

@@ -17,12 +17,12 @@ from assay.sites import Call
 from assay.trace import StorageError, Trace, TraceError, TraceWriter
 
 
-def test_a_writer_that_is_killed_leaves_every_flushed_call(tmp_path: Path) -> None:
+def test_writer_that_is_killed_leaves_every_flushed_call(tmp_path: Path) -> None:
     folder = tmp_path / "t"
     script = Path(__file__).with_name("killed_writer.py")
     with subprocess.Popen([sys.executable, script, folder], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        # Killed while it writes on, at no moment that it chose.
+        # Killed while it writes, at an arbitrary moment.
         last_line = [process.stdout.readline() for _ in range(20)][-1]
         process.send_signal(signal.SIGKILL)
         flushed = int((process.stdout.read().split(b"\n")[:-1] or [last_line])[-1])
@@ -40,9 +40,7 @@ def test_a_writer_that_is_killed_leaves_every_flushed_call(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kept", range(0, 190, 7))
-def test_a_last_line_that_was_cut_off_is_ignored(
-    two_steps: Path, tmp_path: Path, kept: int
-) -> None:
+def test_last_line_that_was_cut_off_is_ignored(two_steps: Path, tmp_path: Path, kept: int) -> None:
     folder = tmp_path / "cut"
     shutil.copytree(two_steps, folder)
     first, second = (folder / "index.jsonl").read_bytes().splitlines(keepends=True)[:2]
@@ -64,7 +62,7 @@ def test_leftovers_of_a_killed_writer_do_no_harm(two_steps: Path) -> None:
     assert len(Trace.open(two_steps).calls) == 2
 
 
-def test_a_writer_killed_before_its_first_flush_leaves_an_empty_trace(
+def test_writer_killed_before_its_first_flush_leaves_an_empty_trace(
     tmp_path: Path, call_at: Callable[..., Call]
 ) -> None:
     writer = TraceWriter(tmp_path / "t", {})
@@ -80,7 +78,7 @@ class BrokenModelError(Exception):
 
 
 @pytest.mark.parametrize("error", [BrokenModelError, KeyboardInterrupt])
-def test_an_exception_keeps_what_was_recorded_and_passes_on(
+def test_exception_keeps_recorded_calls_and_propagates(
     tmp_path: Path, call_at: Callable[..., Call], error: type[BaseException]
 ) -> None:
     writer = TraceWriter(tmp_path / "t", {})
@@ -99,7 +97,7 @@ def test_an_exception_keeps_what_was_recorded_and_passes_on(
         writer.add(call_at(1), {})
 
 
-def test_an_interrupt_in_the_middle_of_a_write_keeps_the_earlier_flushes(
+def test_interrupt_in_the_middle_of_a_write_keeps_the_earlier_flushes(
     tmp_path: Path, call_at: Callable[..., Call], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object) -> int:
@@ -121,7 +119,7 @@ def test_an_interrupt_in_the_middle_of_a_write_keeps_the_earlier_flushes(
     assert list((tmp_path / "t").glob("*.part")) == []
 
 
-def test_closing_twice_is_closing_once(tmp_path: Path, call_at: Callable[..., Call]) -> None:
+def test_second_close_does_nothing(tmp_path: Path, call_at: Callable[..., Call]) -> None:
     with TraceWriter(tmp_path / "t", {}) as writer:
         writer.close()
     writer.close()
@@ -129,7 +127,7 @@ def test_closing_twice_is_closing_once(tmp_path: Path, call_at: Callable[..., Ca
         writer.add(call_at(0), {})
 
 
-def test_a_full_disk_is_one_clear_error_and_keeps_the_earlier_flushes(
+def test_full_disk_is_one_clear_error_and_keeps_the_earlier_flushes(
     tmp_path: Path, call_at: Callable[..., Call], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_pwrite = os.pwrite
@@ -162,7 +160,7 @@ def test_a_full_disk_is_one_clear_error_and_keeps_the_earlier_flushes(
         writer.flush()
 
 
-def test_a_line_that_does_not_fit_on_the_disk_is_taken_back(
+def test_line_that_does_not_fit_on_the_disk_is_removed(
     tmp_path: Path, call_at: Callable[..., Call], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_write = os.write
@@ -183,7 +181,7 @@ def test_a_line_that_does_not_fit_on_the_disk_is_taken_back(
     assert Trace.open(tmp_path / "t").calls == ()
 
 
-def test_a_limit_of_the_system_ends_a_write_cleanly(tmp_path: Path) -> None:
+def test_limit_of_the_system_ends_a_write_cleanly(tmp_path: Path) -> None:
     # A real refusal by the kernel: files of at most 1 MB, and Python ignores SIGXFSZ.
     script = f"""
 import resource, torch
@@ -209,7 +207,7 @@ print([call.site.step for call in Trace.open(folder).calls])
     assert steps == "[0, 1]"
 
 
-def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"cannot create the folder .*file/t: Not a directory"):
         TraceWriter(tmp_path / "file/t", {})
@@ -217,7 +215,7 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None
         TraceWriter(tmp_path / "file", {})
 
 
-def test_a_read_only_folder_is_one_clear_error(
+def test_read_only_folder_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The superuser, whom containers run tests as, may write anywhere: so the refusal is planted.
@@ -229,7 +227,7 @@ def test_a_read_only_folder_is_one_clear_error(
         TraceWriter(tmp_path / "t", {})
 
 
-def test_a_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:
+def test_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(TraceError, match=r"is not empty \(it holds notes\.txt\): name a new"):
         TraceWriter(tmp_path, {})
@@ -242,7 +240,7 @@ def test_urls_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_many_writers_into_one_folder_one_wins(tmp_path: Path) -> None:
+def test_one_of_many_writers_gets_the_folder(tmp_path: Path) -> None:
     start = threading.Barrier(8)
     outcomes: list[str] = []
 
@@ -268,7 +266,7 @@ def test_of_many_writers_into_one_folder_one_wins(tmp_path: Path) -> None:
     )
 
 
-def test_a_second_writer_loses_even_if_it_saw_an_empty_folder(
+def test_second_writer_is_refused_even_if_the_folder_was_empty_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     TraceWriter(tmp_path / "t", {})
@@ -277,7 +275,7 @@ def test_a_second_writer_loses_even_if_it_saw_an_empty_folder(
         TraceWriter(tmp_path / "t", {})
 
 
-def test_a_manifest_that_is_no_json_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_manifest_that_is_no_json_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"manifest of a trace has to be JSON: .*set"):
         TraceWriter(tmp_path / "t", {"x": {1}})  # type: ignore[dict-item]
     assert list(tmp_path.glob("t/*")) == []

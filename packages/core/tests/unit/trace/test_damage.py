@@ -34,7 +34,7 @@ def set_header(folder: Path, change: Callable[[dict[str, Any]], object]) -> None
     (folder / SHARD).write_bytes(content[:8] + text.ljust(length) + content[8 + length :])
 
 
-def test_changes_that_change_nothing_are_no_damage(two_steps: Path) -> None:
+def test_rewritten_json_with_the_same_content_is_no_damage(two_steps: Path) -> None:
     set_header(two_steps, lambda _: None)
     set_line(two_steps, 1, lambda _: None)
     trace = Trace.open(two_steps)
@@ -43,7 +43,7 @@ def test_changes_that_change_nothing_are_no_damage(two_steps: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 5, 8, 60, 65_567])
-def test_a_truncated_shard_is_named_with_its_key(two_steps: Path, kept: int) -> None:
+def test_truncated_shard_is_named_with_its_key(two_steps: Path, kept: int) -> None:
     size = (two_steps / SHARD).stat().st_size
     os.truncate(two_steps / SHARD, kept)
     message = rf"{SHARD}: '2:output': the file has {kept} bytes, the index says {size}"
@@ -51,13 +51,13 @@ def test_a_truncated_shard_is_named_with_its_key(two_steps: Path, kept: int) -> 
         Trace.open(two_steps)
 
 
-def test_a_missing_shard_is_named_with_its_key(two_steps: Path) -> None:
+def test_missing_shard_is_named_with_its_key(two_steps: Path) -> None:
     (two_steps / SHARD).unlink()
     with pytest.raises(TraceError, match=rf"{SHARD}: the file is missing.*'2:output'"):
         Trace.open(two_steps)
 
 
-def test_a_shard_that_shrinks_while_the_trace_is_open_is_no_crash(two_steps: Path) -> None:
+def test_shard_that_shrinks_while_the_trace_is_open_is_an_error(two_steps: Path) -> None:
     trace = Trace.open(two_steps)
     trace.tensor(trace.calls[1], "output")
     os.truncate(two_steps / SHARD, 100)
@@ -65,30 +65,28 @@ def test_a_shard_that_shrinks_while_the_trace_is_open_is_no_crash(two_steps: Pat
         trace.tensor(trace.calls[1], "output")
 
 
-def test_a_shard_behind_a_link_out_of_the_folder_is_refused(
-    two_steps: Path, tmp_path: Path
-) -> None:
+def test_shard_behind_a_link_out_of_the_folder_is_refused(two_steps: Path, tmp_path: Path) -> None:
     (two_steps / SHARD).rename(tmp_path / "elsewhere")
     (two_steps / SHARD).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(TraceError, match=rf"{SHARD}: the file lies outside of the trace"):
         Trace.open(two_steps)
 
 
-def test_a_link_to_itself_is_no_endless_loop(two_steps: Path) -> None:
+def test_link_to_itself_is_no_endless_loop(two_steps: Path) -> None:
     (two_steps / SHARD).unlink()
     (two_steps / SHARD).symlink_to(SHARD)
     with pytest.raises(TraceError, match=rf"{SHARD}: the file is missing"):
         Trace.open(two_steps)
 
 
-def test_a_folder_in_place_of_a_shard_is_refused(two_steps: Path) -> None:
+def test_folder_in_place_of_a_shard_is_refused(two_steps: Path) -> None:
     (two_steps / SHARD).unlink()
     (two_steps / SHARD).mkdir()
     with pytest.raises(TraceError, match=rf"{SHARD}: not a file"):
         Trace.open(two_steps)
 
 
-def test_an_attachment_that_leaves_the_folder_is_refused(two_steps: Path, tmp_path: Path) -> None:
+def test_attachment_that_leaves_the_folder_is_refused(two_steps: Path, tmp_path: Path) -> None:
     (tmp_path / "secret.json").write_text("1")
     set_line(two_steps, 3, lambda line: line.update(attached="../../secret", size=1))
     with pytest.raises(TraceError, match=r"secret\.json: the file lies outside of the trace"):
@@ -121,7 +119,7 @@ def test_an_attachment_that_leaves_the_folder_is_refused(two_steps: Path, tmp_pa
         ),
     ],
 )  # fmt: skip
-def test_a_header_that_disagrees_is_named_with_its_key(
+def test_header_that_disagrees_is_named_with_its_key(
     two_steps: Path, change: Callable[[dict[str, Any]], object], message: str
 ) -> None:
     set_header(two_steps, change)
@@ -144,7 +142,7 @@ def test_a_header_that_disagrees_is_named_with_its_key(
     ],
     ids=["10 EB", "empty", "list", "null", "not UTF-8", "deep", "metadata", "dtypes"],
 )
-def test_a_hostile_header_is_one_clear_error(two_steps: Path, start: bytes, message: str) -> None:
+def test_hostile_header_is_one_clear_error(two_steps: Path, start: bytes, message: str) -> None:
     content = (two_steps / SHARD).read_bytes()
     (two_steps / SHARD).write_bytes(start + content[len(start) :])
     trace = Trace.open(two_steps)
@@ -152,7 +150,7 @@ def test_a_hostile_header_is_one_clear_error(two_steps: Path, start: bytes, mess
         trace.tensor(trace.calls[1], "output")
 
 
-def test_a_header_too_large_to_be_one_is_not_read(tmp_path: Path) -> None:
+def test_header_too_large_to_be_one_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "x.safetensors").open("wb") as file:
         file.write((200_000_000).to_bytes(8, "little"))
         file.truncate(300_000_000)  # takes no room on the disk
@@ -160,7 +158,7 @@ def test_a_header_too_large_to_be_one_is_not_read(tmp_path: Path) -> None:
         ShardReader(Folder(tmp_path), "x.safetensors")
 
 
-def test_a_tensor_at_an_odd_offset_is_read(tmp_path: Path) -> None:
+def test_tensor_at_an_odd_offset_is_read(tmp_path: Path) -> None:
     header = b'{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
     header += b" " * (1 - len(header) % 2)
     content = len(header).to_bytes(8, "little") + header + struct.pack("<2f", 1.5, -2.0)
@@ -197,7 +195,7 @@ def set_call(name: str, value: object) -> Callable[[dict[str, Any]], object]:
         lambda line: line.update(attached="a", kind="json", size=-1),
     ],
 )  # fmt: skip
-def test_a_line_that_makes_no_sense_is_named(
+def test_line_that_makes_no_sense_is_named(
     two_steps: Path, change: Callable[[dict[str, Any]], object]
 ) -> None:
     set_line(two_steps, 1, change)
@@ -206,7 +204,7 @@ def test_a_line_that_makes_no_sense_is_named(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "\xff", "[" * 100_000])
-def test_a_line_that_is_no_object_is_named(two_steps: Path, text: str) -> None:
+def test_line_that_is_no_object_is_named(two_steps: Path, text: str) -> None:
     lines = (two_steps / "index.jsonl").read_bytes().splitlines()
     lines[1] = text.encode("latin-1")
     (two_steps / "index.jsonl").write_bytes(b"\n".join(lines) + b"\n")
@@ -214,19 +212,19 @@ def test_a_line_that_is_no_object_is_named(two_steps: Path, text: str) -> None:
         Trace.open(two_steps)
 
 
-def test_a_shard_that_no_line_lists_is_refused(two_steps: Path) -> None:
+def test_shard_that_no_line_lists_is_refused(two_steps: Path) -> None:
     set_line(two_steps, 1, set_port(0, 9))
     with pytest.raises(TraceError, match=r"shard-000009\.safetensors: '2:output': the index does"):
         Trace.open(two_steps)
 
 
-def test_a_call_in_two_lines_is_refused(two_steps: Path) -> None:
+def test_call_in_two_lines_is_refused(two_steps: Path) -> None:
     set_line(two_steps, 1, set_call("step", 0))
     with pytest.raises(TraceError, match=r"index\.jsonl: .*module='a'.*: indexed twice"):
         Trace.open(two_steps)
 
 
-def test_a_complete_trace_that_lost_lines_is_refused(two_steps: Path) -> None:
+def test_complete_trace_that_lost_lines_is_refused(two_steps: Path) -> None:
     lines = (two_steps / "index.jsonl").read_bytes().splitlines(keepends=True)
     (two_steps / "index.jsonl").write_bytes(b"".join(lines[:-1]))
     with pytest.raises(TraceError, match=r"index\.jsonl: 3 lines, the manifest says 4"):
@@ -239,14 +237,14 @@ def test_a_complete_trace_that_lost_lines_is_refused(two_steps: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("format", '"other"', "is no trace: manifest.json does not say 'assay-trace'"),
+        ("format", '"other"', "is no trace: manifest.json has not format 'assay-trace'"),
         ("schema", "2", "manifest.json: schema 2, this version of assay reads 1: capture"),
         ("schema", "null", "manifest.json: schema None, this version"),
         ("complete", '"yes"', "manifest.json: 'manifest': the fields of a manifest are missing"),
         ("manifest", "[]", "manifest.json: 'manifest': the fields of a manifest are missing"),
     ],
 )
-def test_a_foreign_manifest_is_refused(two_steps: Path, name: str, text: str, message: str) -> None:
+def test_foreign_manifest_is_refused(two_steps: Path, name: str, text: str, message: str) -> None:
     content = json.loads((two_steps / "manifest.json").read_text())
     content[name] = json.loads(text)
     (two_steps / "manifest.json").write_text(json.dumps(content))
@@ -254,7 +252,7 @@ def test_a_foreign_manifest_is_refused(two_steps: Path, name: str, text: str, me
         Trace.open(two_steps)
 
 
-def test_what_is_no_trace_is_said_to_be_none(two_steps: Path, tmp_path: Path) -> None:
+def test_folder_that_is_no_trace_is_refused(two_steps: Path, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"absent is no trace: there is no such folder"):
         Trace.open(tmp_path / "absent")
     with pytest.raises(TraceError, match=r"manifest\.json is no trace: there is no such folder"):
@@ -267,7 +265,7 @@ def test_what_is_no_trace_is_said_to_be_none(two_steps: Path, tmp_path: Path) ->
         Trace.open(two_steps)
 
 
-def test_a_damaged_attachment_is_named(two_steps: Path) -> None:
+def test_damaged_attachment_is_named(two_steps: Path) -> None:
     file = two_steps / "attachments/tokens.json"
     file.write_text("[" * file.stat().st_size)
     with pytest.raises(TraceError, match=r"tokens\.json: 'tokens': not JSON"):

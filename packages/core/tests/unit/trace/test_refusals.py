@@ -20,7 +20,7 @@ def test_attachments_are_read_back(two_steps: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "é"])
-def test_an_attachment_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
+def test_attachment_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
     with (
         TraceWriter(tmp_path / "t", {}) as writer,
         pytest.raises(TraceError, match="cannot name an attachment"),
@@ -28,14 +28,14 @@ def test_an_attachment_cannot_leave_the_folder(tmp_path: Path, name: str) -> Non
         writer.attach_json(name, 1)
 
 
-def test_an_attachment_is_written_once(tmp_path: Path) -> None:
+def test_attachment_is_written_once(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t", {}) as writer:
         writer.attach_json("a", 1)
         with pytest.raises(TraceError, match="has an attachment 'a' already"):
             writer.attach("a", {})
 
 
-def test_what_has_no_plain_bytes_is_refused_and_the_trace_goes_on(
+def test_tensor_without_plain_bytes_is_refused_and_the_trace_stays_usable(
     tmp_path: Path, call_at: Callable[..., Call]
 ) -> None:
     with TraceWriter(tmp_path / "t", {}) as writer:
@@ -49,7 +49,7 @@ def test_what_has_no_plain_bytes_is_refused_and_the_trace_goes_on(
     assert [call.site.module for call in Trace.open(tmp_path / "t").calls] == ["c"]
 
 
-def test_a_call_is_recorded_once(tmp_path: Path, call_at: Callable[..., Call]) -> None:
+def test_call_is_recorded_once(tmp_path: Path, call_at: Callable[..., Call]) -> None:
     with TraceWriter(tmp_path / "t", {}) as writer:
         writer.add(call_at(0), {})
         with pytest.raises(TraceError, match="recorded twice"):

@@ -80,7 +80,7 @@ def test_tensors_made_in_inference_mode_are_recorded(
     assert Trace.open(tmp_path / "t").tensor(call_at(0), "output").tolist() == [1, 1]
 
 
-def test_a_call_is_read_back_as_it_was_given(tmp_path: Path) -> None:
+def test_call_is_read_back_as_it_was_given(tmp_path: Path) -> None:
     rows = RowMap(prompts=(4, 7), positions=((-1, 0, 1), (0, 1, 2)))
     given_call = Call(
         CallSite(3, "model.layers.0", call=2, phase="backward", micro_batch=1, rank=5),
@@ -157,7 +157,7 @@ def test_row_maps_are_written_once_for_each_flush(
     assert [call.rows for call in Trace.open(tmp_path / "t").calls] == [first, first, first, other]
 
 
-def test_inputs_hash_tells_other_inputs_and_nothing_else(
+def test_inputs_hash_changes_only_with_the_inputs(
     tmp_path: Path, call_at: Callable[..., Call]
 ) -> None:
     def hash_of(name: str, given_input: torch.Tensor, output: torch.Tensor) -> str:
@@ -170,9 +170,7 @@ def test_inputs_hash_tells_other_inputs_and_nothing_else(
     assert hash_of("c", torch.tensor([1, 3]), torch.ones(1)) != expected
 
 
-def test_the_digest_is_the_xxh3_128_of_the_bytes(
-    tmp_path: Path, call_at: Callable[..., Call]
-) -> None:
+def test_digest_is_the_xxh3_128_of_the_bytes(tmp_path: Path, call_at: Callable[..., Call]) -> None:
     with TraceWriter(tmp_path / "t", {}) as writer:
         writer.add(call_at(0), {"output": torch.empty(0, 3)})
     # Of the empty input, as xxHash publishes it.

@@ -44,7 +44,7 @@ def test_equal_bytes_of_another_dtype_or_shape_stay_apart(
     assert trace.tensor(call_at(0), "c").shape == (2, 3)
 
 
-def test_what_happens_to_a_tensor_after_it_was_added_changes_nothing(
+def test_changes_of_a_tensor_after_it_was_added_do_not_affect_the_trace(
     tmp_path: Path, call_at: Callable[..., Call]
 ) -> None:
     declared, undeclared = torch.ones(3), torch.full((3,), 2.0)
@@ -60,7 +60,7 @@ def test_what_happens_to_a_tensor_after_it_was_added_changes_nothing(
     assert values == [[1, 2], [6, 7]]
 
 
-def test_the_writer_keeps_no_tensor_alive(tmp_path: Path, call_at: Callable[..., Call]) -> None:
+def test_writer_keeps_no_tensor_alive(tmp_path: Path, call_at: Callable[..., Call]) -> None:
     with TraceWriter(tmp_path / "t", {}) as writer:
         tensor = torch.ones(3)
         alive = weakref.ref(tensor)
@@ -69,7 +69,7 @@ def test_the_writer_keeps_no_tensor_alive(tmp_path: Path, call_at: Callable[...,
         assert alive() is None
 
 
-def test_a_tensor_that_was_read_can_be_changed_in_place(two_steps: Path) -> None:
+def test_tensor_that_was_read_can_be_changed_in_place(two_steps: Path) -> None:
     trace = Trace.open(two_steps)
     trace.tensor(trace.calls[0], "output").zero_()
     assert trace.tensor(trace.calls[0], "output").tolist() == list(range(8))
@@ -85,7 +85,7 @@ def test_tensors_are_aligned_as_torch_aligns_its_own(
     assert [trace.tensor(call_at(0), port).data_ptr() % 64 for port in ports] == [0] * 8
 
 
-def test_a_full_header_starts_a_new_shard(tmp_path: Path, call_at: Callable[..., Call]) -> None:
+def test_full_header_starts_a_new_shard(tmp_path: Path, call_at: Callable[..., Call]) -> None:
     # About 90 bytes of header each, in the 64 KiB of the first shard.
     ports = {f"p{n}": torch.tensor([n]) for n in range(2000)}
     with TraceWriter(tmp_path / "t", {}) as writer:
@@ -96,7 +96,7 @@ def test_a_full_header_starts_a_new_shard(tmp_path: Path, call_at: Callable[...,
     assert [trace.tensor(call_at(0), port).item() for port in ports] == list(range(2000))
 
 
-def test_a_header_full_of_dtypes_that_safetensors_has_not_starts_a_new_shard(
+def test_header_full_of_dtypes_that_safetensors_has_not_starts_a_new_shard(
     tmp_path: Path, call_at: Callable[..., Call]
 ) -> None:
     ports = {f"p{n}": torch.tensor([n], dtype=torch.complex128) for n in range(800)}
@@ -118,7 +118,7 @@ def test_names_of_any_length_and_alphabet_fit(tmp_path: Path, call_at: Callable[
     }
 
 
-def test_a_large_call_is_flushed_at_once(tmp_path: Path, call_at: Callable[..., Call]) -> None:
+def test_large_call_is_flushed_at_once(tmp_path: Path, call_at: Callable[..., Call]) -> None:
     with TraceWriter(tmp_path / "t", {}, shard_bytes=4000) as writer:
         writer.add(call_at(0, "a"), {"output": torch.zeros(500)})
         assert Trace.open(tmp_path / "t").calls == ()
@@ -126,7 +126,7 @@ def test_a_large_call_is_flushed_at_once(tmp_path: Path, call_at: Callable[..., 
         assert len(Trace.open(tmp_path / "t").calls) == 2
 
 
-def test_a_flush_of_nothing_writes_nothing(tmp_path: Path) -> None:
+def test_empty_flush_writes_nothing(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t", {}) as writer:
         writer.flush()
     trace = Trace.open(tmp_path / "t")

@@ -1,1 +1,1 @@
-"""What adapters over torch share: seeds, the precision of float32 products, the host's memory."""
+"""Functions shared by adapters: seeds, precision of float32 products, the host's memory."""

@@ -1,4 +1,4 @@
-"""Memory of this process and of the machine, where the operating system tells."""
+"""Memory of this process and of the machine, where the operating system reports it."""
 
 import os
 import resource
@@ -10,7 +10,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def reset_peak_resident_bytes() -> None:
-    """Start the resident peak anew, where Linux allows it (proc(5), clear_refs, value 5)."""
+    """Reset the resident peak, where Linux allows it (proc(5), clear_refs, value 5)."""
     try:
         (_PROC / "self/clear_refs").write_text("5")
     except OSError:
@@ -18,7 +18,7 @@ def reset_peak_resident_bytes() -> None:
 
 
 def peak_resident_bytes() -> int:
-    """Most memory that was resident since the last reset, or since the process began."""
+    """Most resident memory since the last reset, otherwise since the process began."""
     from_proc = _kibibyte_field(_PROC / "self/status", "VmHWM")
     if from_proc is not None:
         return from_proc

@@ -1,4 +1,4 @@
-"""Seeds and deterministic kernels: what adapters over torch share."""
+"""Seeds and deterministic kernels."""
 
 import random
 from collections.abc import Iterator
@@ -20,10 +20,10 @@ def seed_generators(seed: int) -> None:
 
 @contextmanager
 def deterministic_algorithms() -> Iterator[None]:
-    """Inside, torch takes deterministic kernels where it has them, and the rest as they are.
+    """Inside, torch uses deterministic kernels where it has them; settings are restored on exit.
 
-    An operation without one must not stop a run that is judged by its numbers anyhow. Fresh
-    memory is not filled, which torch otherwise does here: it would be a write for each tensor.
+    Operations without one do not raise, because a run is judged by its numbers anyhow. Nor is new
+    memory filled, torch's default in this mode, which would cost a write for each tensor.
     """
     settings: Any = torch.utils.deterministic
     fill = settings.fill_uninitialized_memory

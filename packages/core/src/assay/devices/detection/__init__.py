@@ -1,1 +1,1 @@
-"""What this machine has, asked in a process that vendors' software may hang or crash."""
+"""Detecting this machine's devices in a process that a vendor's software may hang or crash."""

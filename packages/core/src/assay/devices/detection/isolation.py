@@ -1,7 +1,7 @@
-"""Questions about devices, asked in a process of their own.
+"""Detecting and opening devices in a separate process.
 
-No vendor's software can hang, crash or change the process that wants to know. (A process that
-woke a driver may not fork any more; the one that asks here never does.)
+A vendor's software cannot hang, crash or change the calling process, which can still fork
+afterwards; a process that has initialised a driver cannot.
 """
 
 import json
@@ -23,7 +23,7 @@ from assay.devices.base import Detection
 from assay.devices.run_string import Run, parse_device
 from assay.errors import AssayError, MachineError, UsageError, exit_in_words
 
-# Vendors' torch modules take up to tens of seconds to load and to wake a driver.
+# Vendors' torch modules take up to tens of seconds to import and to initialise a driver.
 DETECTION_TIMEOUT_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 _OWN_END_SECONDS = 0.5
@@ -35,7 +35,7 @@ _DETECTIONS = TypeAdapter(tuple[Detection, ...])
 
 @dataclass(frozen=True, slots=True)
 class DetectionAnswer:
-    """What became of one adapter: its detections, or why there are none."""
+    """The detections of one adapter, or the problem that prevented them."""
 
     kind: str
     detections: tuple[Detection, ...] = ()
@@ -45,9 +45,9 @@ class DetectionAnswer:
 def detect_isolated(
     kinds: tuple[str, ...], timeout_seconds: float = DETECTION_TIMEOUT_SECONDS
 ) -> tuple[DetectionAnswer, ...]:
-    """What each of the adapters finds; one that hangs or crashes is an answer, too.
+    """The detections of each adapter; hangs and crashes are reported in them, not raised.
 
-    timeout_seconds: for each adapter, the start of Python and torch counted.
+    timeout_seconds: for each adapter, the start of Python and torch included.
     """
     found: dict[str, DetectionAnswer] = {}
     while waiting := [kind for kind in kinds if kind not in found]:
@@ -61,9 +61,9 @@ def detect_isolated(
 
 
 def require_run(run: Run, timeout_seconds: float = DETECTION_TIMEOUT_SECONDS) -> None:
-    """Make sure that `run` can be opened, before anything expensive is begun.
+    """Check that `run` can be opened, before anything expensive is started.
 
-    Devices that are the host's processor are opened here, the others in another process.
+    The host's and simulated devices are opened in this process, the others in another one.
     Raises: as `registry.open_run`; MachineError if the adapter hangs or crashes.
     """
     kind = parse_device(run.device).kind
@@ -81,7 +81,7 @@ def require_run(run: Run, timeout_seconds: float = DETECTION_TIMEOUT_SECONDS) ->
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """The answers that came, and how the process that gave them ended."""
+    """The answers of the probe process, and how it ended."""
 
     answers: tuple[dict[str, Any], ...]
     ended: str
@@ -91,7 +91,7 @@ class _Conversation:
 
 
 def _ask(arguments: Sequence[str], timeout_seconds: float) -> _Conversation:
-    """Start `assay.devices.detection.probe`; each of its answers is awaited for `timeout_seconds`."""
+    """Run `assay.devices.detection.probe`; wait for each of its answers for `timeout_seconds`."""
     pipe, answers_end = os.pipe()
     try:
         process = subprocess.Popen(
@@ -120,7 +120,7 @@ def _ask(arguments: Sequence[str], timeout_seconds: float) -> _Conversation:
 def _receive(
     pipe: int, process: "subprocess.Popen[bytes]", timeout_seconds: float
 ) -> tuple[bytes, bool]:
-    """All that comes through `pipe`, and whether no pause was longer than allowed."""
+    """All bytes from `pipe`, and whether no pause exceeded the timeout."""
     received = b""
     deadline = time.monotonic() + timeout_seconds
     while time.monotonic() < deadline:
@@ -133,18 +133,18 @@ def _receive(
             received += chunk
             deadline = time.monotonic() + timeout_seconds
         elif has_ended:
-            # Its own children may still hold the pipe open.
+            # Children of the process may still hold the pipe open.
             return received, True
     return received, False
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the process and its children, after a moment in which it may end by itself."""
+    """End the process and its children, after a short time in which it may end by itself."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(_OWN_END_SECONDS)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    # A process that waits for its driver cannot be ended; it must not keep this one waiting.
+    # A process that waits inside of a driver cannot be killed; this one must not wait for it.
     with suppress(subprocess.TimeoutExpired):
         process.wait(_END_TIMEOUT_SECONDS)
 

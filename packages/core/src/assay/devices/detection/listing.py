@@ -1,4 +1,4 @@
-"""What this machine has: every adapter and every vendor that assay knows of."""
+"""The devices of this machine, for every adapter and every known vendor."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -15,8 +15,8 @@ Status = Literal["present", "absent", "no-adapter", "broken"]
 class ListedDevice:
     """One vendor's line of `assay devices`.
 
-    device: what a RUN calls it; missing: what a run on it lacks, "" if it is present.
-    vendor: None where an adapter is too broken to say.
+    device: its name in a RUN; missing: what a run on it lacks, "" if it is present.
+    vendor: None if a broken adapter did not report it.
     """
 
     device: str
@@ -43,9 +43,9 @@ class ListedDevice:
 def list_devices(
     timeout_seconds: float = DETECTION_TIMEOUT_SECONDS,
 ) -> tuple[ListedDevice, ...]:
-    """Every vendor once, present ones first; a broken adapter is a line, not an error.
+    """One line for each vendor, present ones first; a broken adapter is a line, not an error.
 
-    timeout_seconds: how long each adapter may take to answer.
+    timeout_seconds: for each adapter.
     """
     lines: list[ListedDevice] = []
     for answer in detect_isolated(adapter_names(), timeout_seconds):

@@ -1,4 +1,4 @@
-"""The process that `assay.devices.detection.isolation` asks: one line of JSON for each question."""
+"""The process that `assay.devices.detection.isolation` runs: prints one line of JSON per answer."""
 
 import json
 import os
@@ -15,7 +15,7 @@ def main(arguments: list[str]) -> None:
     """Answer `detect KIND...` or `open DEVICE DTYPE` on standard output."""
     question, *names = arguments
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
-        # Vendors' libraries print to standard output; nobody reads that.
+        # Vendors' libraries print to standard output; it is redirected, so that only answers go there.
         os.dup2(2, 1)
         if question == "detect":
             for kind in names:
@@ -46,5 +46,5 @@ def _failure(error: AssayError) -> dict[str, Any]:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
-    # Whatever vendors' libraries do at the end of a process is no answer to the question.
+    # Ends without exit handlers: a vendor's library that crashes there must not void the answer.
     os._exit(0)

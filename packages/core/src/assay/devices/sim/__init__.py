@@ -1,7 +1,7 @@
-"""A simulated accelerator: the host's processor made to round and reorder like one.
+"""A simulated accelerator: the host's processor, rounding and reordering sums like one.
 
-Everything but speed can be tried on it. `assay.devices.sim.numerics` says what each variant
-computes and how far it may be from the exact result.
+All of assay but performance can be tested on it. `assay.devices.sim.numerics` lists what each
+variant computes, with error bounds.
 """
 
 from assay.devices.sim.device import SimDevice

@@ -18,7 +18,7 @@ SIMULATED_DTYPES = frozenset(_NAMES)
 
 
 class Arithmetic:
-    """One variant's way to multiply matrices and to add numbers up."""
+    """The matrix products and sums of one variant."""
 
     def __init__(self, numerics: Numerics) -> None:
         self._numerics = numerics
@@ -53,7 +53,7 @@ class Arithmetic:
         return self._round(total, product.dtype)
 
     def add_up(self, values: Tensor, dims: list[int], *, keepdim: bool) -> Tensor:
-        """The sum over `dims` (all if there are none), in the dtype of `values`."""
+        """The sum over `dims` (over all for an empty list), in the dtype of `values`."""
         dims = _counted_from_zero(dims, values.ndim)
         dtype = values.dtype
         kept = [dim for dim in range(values.ndim) if dim not in dims]
@@ -71,14 +71,14 @@ class Arithmetic:
         return total.reshape(shape) if keepdim else total
 
     def average(self, values: Tensor, dims: list[int], *, keepdim: bool) -> Tensor:
-        """The mean over `dims`: the sum, divided by their number and rounded once more."""
+        """The mean over `dims`: the sum, divided by the number of terms and rounded once more."""
         total = self.add_up(values, dims, keepdim=keepdim)
         count = math.prod(values.shape[dim] for dim in _counted_from_zero(dims, values.ndim))
         return self._round(total.to(self._wide_dtype(total.dtype)) / count, total.dtype)
 
     @property
     def changes_sums(self) -> bool:
-        """Whether sums and means differ from the host's, or matrix products only."""
+        """Whether sums and means differ from the host's; otherwise only matrix products do."""
         return self._numerics.num_parts > 1 or self._numerics.rounding == "zero"
 
     def _length_of_part(self, num_terms: int, dtype: torch.dtype) -> int:
@@ -109,7 +109,7 @@ class Arithmetic:
 
 
 def _counted_from_zero(dims: list[int], num_dims: int) -> list[int]:
-    """The dims to reduce, which are all where none is named or the tensor is a single number."""
+    """`dims` as numbers from 0; all dims for an empty list or a tensor without dims."""
     if not dims or not num_dims:
         return list(range(num_dims))
     return sorted(dim % num_dims for dim in dims)

@@ -18,10 +18,10 @@ SIM = Vendor(
 
 
 class SimDevice(CpuDevice):
-    """The host's processor, with sums made as `assay.devices.sim.numerics` says.
+    """The host's processor with the products and sums of a variant of `sim.numerics`.
 
-    Memory, seeds and versions are the host's. Code that is compiled would fuse the operations
-    that are simulated, so the compile backend is the one that compiles nothing.
+    Memory, seeds and versions are the host's. The compile backend is "eager", because compiled code
+    would fuse the operations that are simulated.
     """
 
     vendor = SIM
@@ -33,23 +33,23 @@ class SimDevice(CpuDevice):
 
     @classmethod
     def detect(cls) -> tuple[Detection, ...]:
-        """Always present, in every variant."""
+        """One device, which is always present, with all variants."""
         return (Detection(SIM, products=("simulated on the CPU",), variants=tuple(VARIANTS)),)
 
     def product(self) -> str:
-        """The variant, and what it is simulated on."""
+        """The variant and the host's processor."""
         return f"{self._variant} on {super().product()}"
 
     def architecture(self) -> str:
-        """The variant: its numbers depend on little else."""
+        """The variant, on which the numbers depend most."""
         return f"sim-{self._variant}"
 
     def supported_dtypes(self) -> tuple[str, ...]:
-        """No float64, like most accelerators; fewer where the variant is about few."""
+        """The dtypes of the variant; none has float64, like most accelerators."""
         return self._numerics.dtypes
 
     def effective_precision(self, dtype: str) -> str:
-        """The format of rounded operands where the variant rounds them."""
+        """The format that the variant rounds operands to, or `dtype` where it does not."""
         return self._numerics.operands_in(dtype)
 
     def execution(self) -> AbstractContextManager[None]:

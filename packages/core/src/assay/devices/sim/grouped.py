@@ -1,4 +1,4 @@
-"""Products by groups of rows, which mixtures of experts are made of.
+"""Grouped matrix products, as mixtures of experts use them: each group of rows has its own matrix.
 
 Shapes: T rows over all groups, G groups, K terms of a sum, M and N rows and columns.
 offsets_G holds the end of each group; the first group begins at 0.
@@ -20,7 +20,7 @@ def grouped_multiply(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """What `torch.nn.functional.grouped_mm` computes for each of its four combinations of shapes.
+    """The result of `torch.nn.functional.grouped_mm`, for its four combinations of shapes.
 
     TK by GKN, GMK by KT, MT by TN (a sum over each group, so GMN), and GMK by GKN.
     Rows after the last group are zero.

@@ -1,4 +1,4 @@
-"""The mode that puts a variant's products and sums in the place of the host's."""
+"""The torch dispatch mode that replaces the host's products and sums by a variant's."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,16 +20,17 @@ Operation = Callable[..., Any]
 
 @contextmanager
 def simulated_execution(arithmetic: Arithmetic) -> Iterator[None]:
-    """Inside, model code adds up as `arithmetic` does.
+    """Inside, products and sums of model code are those of `arithmetic`.
 
-    Attention is taken apart into products and a softmax: the CPU's fused kernel shows neither.
+    Attention is computed as products and a softmax, because those inside of the CPU's fused kernel
+    cannot be replaced.
     """
     with sdpa_kernel([SDPBackend.MATH]), _SimulatedExecution(arithmetic):
         yield
 
 
 class _SimulatedExecution(TorchDispatchMode):
-    """Replaces what `_operations` lists, below autograd, so gradients are simulated as well."""
+    """Replaces the operations of `_operations` below autograd, so that gradients are simulated too."""
 
     def __init__(self, arithmetic: Arithmetic) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -41,13 +42,13 @@ class _SimulatedExecution(TorchDispatchMode):
         types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever the operation returns
+    ) -> object:
         kwargs = kwargs or {}
-        # Fake tensors only ask for shapes, as DTensor does to plan a product.
+        # Operations on fake tensors compute shapes only, as DTensor does to plan a product.
         if execution_suspended() or FakeTensor in types:
             return func(*args, **kwargs)
         if any(_has_own_dispatch(kind) for kind in types):
-            # A tensor subclass comes here again with what it holds.
+            # A tensor subclass calls the operation again on the tensors that it wraps.
             return NotImplemented
         operation = self._operations.get(_name(func))
         if operation is not None and _is_simulated(args, kwargs):
@@ -92,7 +93,7 @@ def _has_own_dispatch(kind: type) -> bool:
 
 
 def _is_simulated(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether all numbers are on the host and of one simulated dtype, and the result, too."""
+    """Whether all operands are on the host and, like the result, of simulated dtypes."""
     tensors = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
     dtypes = {tensor.dtype for tensor in tensors}
     wanted = kwargs.get("dtype") or next(iter(dtypes), None)

@@ -1,8 +1,8 @@
-r"""What the variants of the simulated accelerator compute.
+r"""The variants of the simulated accelerator and their error bounds.
 
 Let s = sum_k a_k b_k be one element of a matrix product with K terms, S = sum_k |a_k b_k|,
 u the unit roundoff of the dtype (`assay.dtypes`), v = 2^-24 that of float32, and fl the value
-that comes out. Sums inside of a part are made in float32 (\|error\| <= K v S), so for every
+that is computed. Sums inside of a part are made in float32 (\|error\| <= K v S), so for every
 variant |fl - s| is at most K v S plus, to first order,
 
 | name | what happens | bound |
@@ -33,11 +33,11 @@ DEFAULT_VARIANT = "split4"
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """How one variant adds up.
+    """The parameters of one variant.
 
     dtypes: those that a model can run in.
-    num_parts: parts that a sum is cut into, unless `part_length` says how many terms each has;
-        parts are rounded to the dtype of the operation and added in it.
+    num_parts: number of parts that a sum is cut into, unless `part_length` gives their number of
+        terms; parts are rounded to the dtype of the operation and added in it.
     operands: format to which operands of products are rounded.
     """
 
@@ -54,7 +54,7 @@ class Numerics:
     def operands_in(self, dtype: str) -> str:
         """The format that operands of a product in `dtype` are rounded to.
 
-        TF32 is a way to multiply float32, e4m3 one to multiply 16-bit numbers.
+        TF32 applies to float32 only, e4m3 to 16-bit dtypes only.
         """
         is_float32 = dtype == "float32"
         rounds = self.operands is not None and (self.operands == "tf32") == is_float32

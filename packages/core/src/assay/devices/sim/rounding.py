@@ -1,4 +1,4 @@
-"""Rounding to formats narrower than the one at hand, in ways that torch's casts do not offer."""
+"""Rounding to narrower formats in ways that torch's casts do not offer."""
 
 import math
 
@@ -14,7 +14,7 @@ _INTEGER_OF = {
 }
 _E4M3_LARGEST = float_format("float8_e4m3fn").largest
 
-# The scale and its inverse must both be normal numbers of float32, or products would be lost.
+# The scale and its inverse must both be normal numbers of float32, or products would underflow.
 _SMALLEST_SCALE_EXPONENT = -126
 
 # float32 has 23 stored significand bits, TF32 the upper 10 of them.

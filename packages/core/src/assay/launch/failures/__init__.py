@@ -1,1 +1,1 @@
-"""What became of each rank, and which of several failures is the cause."""
+"""How each rank ended, and which of several failures is the cause."""

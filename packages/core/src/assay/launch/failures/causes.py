@@ -1,4 +1,4 @@
-"""Which of several failures is the cause, and how a failed world is told. No processes here."""
+"""Which of several failures is the cause, and the message of a failed world; pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from assay.launch.errors import WorldError, WorldHungError
 from assay.launch.failures.rank_reports import RankReport
 from assay.launch.world import World
 
-# Of a rank's log: enough for the end of a traceback that torch or a driver printed.
+# Lines of a rank's log in a message: enough for the end of a traceback of torch or a driver.
 _TAIL_LINES = 20
 
 
 class Directness(IntEnum):
-    """How directly a failure shows its cause; the least number is told first.
+    """How directly a failure shows its cause; the least number is reported first.
 
-    A rank that was killed shows as an exception on the ranks that waited for it, and one that
-    raised, skipped or went away as an error of their communication.
+    A killed rank leads to exceptions on the ranks that waited for it; one that raised, skipped or
+    exited leads to communication errors there.
     """
 
     SIGNAL = 0
@@ -29,9 +29,11 @@ class Directness(IntEnum):
 
 @dataclass(slots=True)
 class RankState:
-    """What is known of one rank: its report, its exit code, and where it stood at the end.
+    """What has been received from and about one rank.
 
-    order: of its failure among all failures of the world.
+    report, exit_code: None until it reported, until it ended.
+    where: the line of its stack at the end. log: the end of what it printed.
+    order: number of its first report or exit among those of all ranks; 0 before.
     """
 
     report: RankReport | None = None
@@ -42,7 +44,7 @@ class RankState:
 
     @property
     def directness(self) -> Directness | None:
-        """How this rank failed; None while it did not."""
+        """How this rank failed; None if it has not."""
         if self.exit_code is not None and self.exit_code < 0:
             return Directness.SIGNAL
         if self.report is None:
@@ -56,10 +58,9 @@ class RankState:
 
 
 def strongest(states: Mapping[int, RankState]) -> tuple[Directness, list[int]] | None:
-    """The ranks whose failure says most, the earliest first; None if nothing failed.
+    """The most direct kind of failure, and its ranks, the earliest first; None if nothing failed.
 
-    A skip is a failure only where another rank did not skip, so it takes another failure, or a
-    rank that returned, to make it one.
+    A skip counts as a failure only if another rank failed or returned.
     """
     found = {rank: state.directness for rank, state in states.items()}
     failed = {rank: directness for rank, directness in found.items() if directness is not None}
@@ -85,40 +86,41 @@ def failure_of(
 ) -> AssayError:
     """The error for a world in which a rank failed.
 
-    found: what `strongest` gave.
-    Returns: of an AssayError of a rank a UsageError or MachineError in its words.
+    found: the result of `strongest`.
+    Returns: for a rank that raised an AssayError a UsageError or MachineError with its message,
+        otherwise a WorldError.
     """
     best, ranks = found
     first = states[ranks[0]]
     report = first.report
     if best is Directness.EXCEPTION and report and report.words:
         return (UsageError if report.is_usage else MachineError)(report.words)
-    lines = [f"rank {ranks[0]} of {world} {_say(best, first)}"]
+    lines = [f"rank {ranks[0]} of {world} {_describe(best, first)}"]
     if best in (Directness.EXCEPTION, Directness.COMMUNICATION) and report:
         lines += _indent(report.traceback)
     elif first.where:
         lines += ["  it stood at", *_indent(first.where, 4)]
-    lines += _say_others(states, ranks[0])
-    lines += _say_log(ranks[0], first)
+    lines += _describe_others(states, ranks[0])
+    lines += _quote_log(ranks[0], first)
     return WorldError("\n".join(lines), ranks)
 
 
 def hang_of(
     world: World, states: Mapping[int, RankState], what: str, ranks: Iterable[int]
 ) -> WorldHungError:
-    """The error for a world whose `ranks` did not come to their end.
+    """The error for a world whose `ranks` did not end in time.
 
-    what: the limit that was passed, in words.
+    what: the limit that was passed, for the message.
     """
     waiting = sorted(ranks)
-    lines = [f"{_name(waiting)} of {world} hung: {what}"]
-    lines += _say_others(states, None)
+    lines = [f"{_name_ranks(waiting)} of {world} hung: {what}"]
+    lines += _describe_others(states, None)
     for rank in waiting:
-        lines += _say_log(rank, states[rank])
+        lines += _quote_log(rank, states[rank])
     return WorldHungError("\n".join(lines), waiting)
 
 
-def _say(directness: Directness, state: RankState) -> str:
+def _describe(directness: Directness, state: RankState) -> str:
     report = state.report
     if directness in (Directness.SIGNAL, Directness.EXIT):
         when = " before its body returned" if report is None else " after its body"
@@ -131,17 +133,17 @@ def _say(directness: Directness, state: RankState) -> str:
     return f"raised {summary}"
 
 
-def _say_others(states: Mapping[int, RankState], told: int | None) -> list[str]:
-    """A line for every other rank; ranks of which the same is to be said share one."""
-    said: dict[str, list[int]] = {}
+def _describe_others(states: Mapping[int, RankState], reported: int | None) -> list[str]:
+    """Lines about all ranks but `reported`; ranks with the same line share it."""
+    ranks_of: dict[str, list[int]] = {}
     for rank, state in sorted(states.items()):
-        if rank == told:
+        if rank == reported:
             continue
         directness = state.directness
         if directness is Directness.COMMUNICATION and state.report:
             line = f"waited at {state.report.where}, until {state.report.summary}"
         elif directness is not None:
-            line = _say(directness, state)
+            line = _describe(directness, state)
         elif state.report is not None:
             line = state.report.kind + (
                 f" ({state.report.summary})" if state.report.summary else ""
@@ -149,12 +151,12 @@ def _say_others(states: Mapping[int, RankState], told: int | None) -> list[str]:
             if state.where and state.exit_code is None:
                 line += f", and is still at {state.where}"
         else:
-            line = f"waited at {state.where}" if state.where else "did not say where it stands"
-        said.setdefault(line, []).append(rank)
-    return [f"  {_name(ranks)} {line}" for line, ranks in said.items()]
+            line = f"waited at {state.where}" if state.where else "did not report where it stands"
+        ranks_of.setdefault(line, []).append(rank)
+    return [f"  {_name_ranks(ranks)} {line}" for line, ranks in ranks_of.items()]
 
 
-def _say_log(rank: int, state: RankState) -> list[str]:
+def _quote_log(rank: int, state: RankState) -> list[str]:
     lines = state.log.splitlines()[-_TAIL_LINES:]
     return [f"  rank {rank} printed last:", *(f"    {line}" for line in lines)] if lines else []
 
@@ -163,8 +165,8 @@ def _indent(text: str, by: int = 2) -> list[str]:
     return [f"{' ' * by}{line}".rstrip() for line in text.splitlines()]
 
 
-def _name(ranks: Sequence[int]) -> str:
-    """As in "rank 3" and "ranks 0-2, 5"."""
+def _name_ranks(ranks: Sequence[int]) -> str:
+    """Such as "rank 3" or "ranks 0-2, 5"."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][-1] + 1:

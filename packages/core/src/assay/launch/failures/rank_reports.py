@@ -1,4 +1,4 @@
-"""What a rank says of its body, and how it is found out."""
+"""The report of a rank on its body, and how it is made."""
 
 import pickle
 import re
@@ -11,11 +11,11 @@ from typing import Literal
 
 from assay.errors import AssayError, UsageError
 from assay.launch.errors import RankSkipped, UnsendableError
-from assay.launch.failures.stacks import Frame, say_where
+from assay.launch.failures.stacks import Frame, describe_place
 
 Kind = Literal["returned", "skipped", "raised"]
 
-# What gloo says beside what happened: a line of its source, advice.
+# Parts of gloo's messages that are not about what happened: a line of its source, advice.
 _COMMUNICATION_NOISE = (
     re.compile(r"\[[^\]]*/gloo/[^\]]*\] "),
     re.compile(r"\.? This is typically caused by .*"),
@@ -30,10 +30,10 @@ class RankReport:
 
     summary: exception and message in one line, or why it skipped.
     where: the line of the body's own code that raised.
-    is_communication: whether the exception says only that another rank did not answer.
-    words: of an AssayError, its message; "" of all others.
-    is_usage: whether that is the caller's fault.
-    value: pickled, what the body returned.
+    is_communication: whether the exception means only that another rank did not answer.
+    words: the message of an AssayError; "" for all other exceptions.
+    is_usage: whether the exception is a UsageError.
+    value: the pickled return value of the body.
     """
 
     kind: Kind
@@ -47,7 +47,7 @@ class RankReport:
 
 
 def report_of(body: Callable[[], object]) -> RankReport:
-    """Run `body`; whatever it does, a SystemExit or Ctrl-C included, is in the report."""
+    """Run `body`, and report its return value or its exception, SystemExit and Ctrl-C included."""
     try:
         value = body()
         try:
@@ -56,12 +56,12 @@ def report_of(body: Callable[[], object]) -> RankReport:
             raise UnsendableError.of("what the body returned", value, error) from None
     except RankSkipped as skipped:
         return RankReport("skipped", summary=str(skipped))
-    except BaseException as error:  # noqa: BLE001 - told to the parent
+    except BaseException as error:  # noqa: BLE001 - sent to the parent
         return raised_report(error)
 
 
 def raised_report(error: BaseException) -> RankReport:
-    """What is to be said of an exception that left the body."""
+    """The report of an exception that left the body."""
     from assay.launch.joining import is_communication_error
 
     error = error.with_traceback(_trimmed(error.__traceback__))
@@ -85,11 +85,11 @@ def _summary(error: BaseException) -> str:
 
 def _place(error: BaseException) -> str:
     stack = traceback.extract_tb(error.__traceback__)
-    return say_where([Frame(f.filename, str(f.lineno), f.name) for f in reversed(stack)])
+    return describe_place([Frame(f.filename, str(f.lineno), f.name) for f in reversed(stack)])
 
 
 def _trimmed(trace: TracebackType | None) -> TracebackType | None:
-    """Without the outermost frames, through which every rank goes to its body."""
+    """`trace` without its outermost frames, which are those that call the body on every rank."""
     while trace is not None and trace.tb_next is not None:
         frame = trace.tb_frame
         if not (

@@ -11,14 +11,14 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) (?P<ident>0x[0-9a-f]+)")
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
-# Stand between a body and the function that it called.
+# Functions that only call another one: the function that the body called is the one inside them.
 _WRAPPERS = {"wrapper", "inner", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn"}
 _OWN_FOLDER = str(Path(__file__).parents[1])
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One line of a stack."""
+    """One frame of a stack."""
 
     file: str
     line: str
@@ -46,10 +46,10 @@ def read_stack(text: str) -> list[Frame]:
     return frames
 
 
-def say_where(frames: list[Frame]) -> str:
-    """The innermost line of the body's own code, and what it called, if it stands in a library.
+def describe_place(frames: list[Frame]) -> str:
+    """The innermost line outside of libraries, and the library function that it called, if any.
 
-    Returns: "" for no frames.
+    frames: the innermost first. Returns: "" for no frames.
     """
     if not frames:
         return ""
@@ -57,7 +57,7 @@ def say_where(frames: list[Frame]) -> str:
     if own is None:
         return str(frames[0])
     inside = [frame for frame in frames[: frames.index(own)] if frame.function not in _WRAPPERS]
-    # What the body called says more than where the library waits in the end.
+    # The function that the body called is more useful than the innermost one, where it waits.
     return f"{own}, in {inside[-1].function}" if inside else str(own)
 
 

@@ -1,8 +1,8 @@
-"""The process that forks worlds: it imports what is slow to import, and does nothing else.
+"""The process that forks worlds: it imports torch and other slow modules once.
 
-It never starts a thread and never touches a device, or no process forked from it could use one.
-For each request it forks the leader of a world, a process group of its own, and answers with its
-process id.
+It starts no thread and opens no device, because processes forked from it could use neither then.
+For each request it forks the leader of a world, in a new process group, and answers with the
+leader's process id.
 """
 
 import gc
@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 ANSWER = struct.Struct("=q")
 MAX_REQUEST_BYTES = 1 << 16
-# Of a leader: see `assay.launch.processes.group_leader.lead`.
+# Descriptors of a leader: parent, gate, exits and reports of `group_leader.lead`.
 NUM_DESCRIPTORS = 4
 
 
@@ -41,7 +41,7 @@ def _answer(connection: socket.socket, request: dict[str, Any], descriptors: lis
     try:
         pid = _fork_leader(connection, request, descriptors)
         connection.sendall(ANSWER.pack(pid))
-    except Exception:  # noqa: BLE001 - whatever a preloaded module raises is told to the parent
+    except Exception:  # noqa: BLE001 - what a preloaded module raises is sent to the parent
         text = traceback.format_exc().encode()
         connection.sendall(ANSWER.pack(-len(text)) + text)
     finally:
@@ -55,7 +55,7 @@ def _fork_leader(connection: socket.socket, request: dict[str, Any], descriptors
     for module in request["preload"]:
         importlib.import_module(module)
     if len(sys.modules) > before:
-        # What is here now stays for ever: a collection would only unshare its pages.
+        # What is imported now is never freed; a collection would only unshare its pages.
         gc.collect()
         gc.freeze()
     pid = os.fork()

@@ -1,4 +1,4 @@
-"""This process's end of the fork server, which is started with the first world."""
+"""The client of the fork server, which is started with the first world."""
 
 import atexit
 import json
@@ -16,7 +16,7 @@ from assay.errors import exit_in_words
 from assay.launch.errors import ForkServerError
 from assay.launch.processes.fork_server import ANSWER
 
-# What every rank needs: torch with all that shards and joins tensors, and the rank's own code.
+# Imported for every world: torch with its modules for sharding, and the code of a rank.
 PRELOAD = (
     "torch",
     "torch.distributed.checkpoint",
@@ -29,8 +29,8 @@ PRELOAD = (
     "assay.launch.processes.group_leader",
 )
 
-# A process that runs threads cannot be forked safely; and a vendor's module, which torch imports
-# by itself where it is installed, may wake a device.
+# A process that runs threads cannot be forked safely, and a vendor's module, which torch imports
+# automatically where it is installed, may initialise a device.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -38,12 +38,12 @@ _ENVIRONMENT = {
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
 }
 
-# It ends in milliseconds, or not before its preload is done.
+# The server ends in milliseconds, unless it still imports modules; then it is left to end later.
 _END_SECONDS = 0.5
 
 
 class _ServerGoneError(Exception):
-    """The fork server ended while it was asked; `is_new` if it was started for this question."""
+    """The fork server ended during a request; `is_new`: it was started for this request."""
 
     def __init__(self, how: str, *, is_new: bool) -> None:
         super().__init__(how)
@@ -62,7 +62,7 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """Of the fork server, once it runs."""
+        """Process id of the fork server; None before the first world."""
         return self._process.pid if self._process else None
 
     def start_leader(
@@ -85,12 +85,12 @@ class ForkServer:
                 except _ServerGoneError as gone:
                     if gone.is_new:
                         raise ForkServerError.ended(gone.how) from None
-                    # It ended between two worlds: somebody cleaned up the machine's processes.
+                    # It was killed between two worlds: start another.
                     return self._ask(request, descriptors)
             except ForkServerError:
                 raise
             except BaseException:
-                # An answer that nobody waited for must not be taken for the next one's.
+                # The answer to this request must not be read as the answer to the next one.
                 self._forget()
                 raise
 
@@ -119,7 +119,7 @@ class ForkServer:
             ours, theirs = socket.socketpair()
             with theirs:
                 self._process = subprocess.Popen(
-                    # -P: files in the working directory must not stand in for modules of ours.
+                    # -P: files in the working directory must not shadow our modules.
                     [
                         sys.executable,
                         "-P",
@@ -140,13 +140,13 @@ class ForkServer:
         return self._process, self._connection
 
     def stop(self) -> None:
-        """End it; the next world starts another."""
+        """End the fork server; the next world starts another."""
         with self._lock:
             if self._owner == os.getpid():
                 self._forget()
 
     def _forget(self) -> None:
-        """Let it end, which it does when nobody holds the other end of its connection."""
+        """Close the connection, at which the fork server ends, and forget its process."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:

@@ -1,4 +1,4 @@
-"""The first process of a world's group: forks the ranks, and says how each of them ended."""
+"""The first process of a world's group: forks the ranks and reports their exit codes."""
 
 import json
 import os
@@ -15,12 +15,13 @@ from assay.launch.processes.rank_process import STACK_SIGNAL, run_rank
 def lead(request: dict[str, Any], parent: int, gate: int, exits: int, reports: int) -> NoReturn:
     """Fork the ranks; write a line to `exits` for each that ends; end with the parent.
 
-    It does not end by itself: as long as it is there, the number of its group belongs to no
-    other. The parent ends the whole group when all is said.
+    It never ends by itself, so that the system cannot give its group's number to another group
+    before the parent, which kills the whole group, has done so.
 
-    parent: its other end is held by the parent alone; the group ends when it is closed.
+    request: `folder` and `num_ranks` of the world, as `ForkServer.start_leader` sent them.
+    parent: a pipe whose other end only the parent holds; the group ends when it is closed.
     gate: closed by the parent when every rank has returned; ranks wait for that.
-    exits: written by this process alone, so that its death is seen as well.
+    exits: written by this process alone, so that its end of file shows this process's death.
     reports: written by the ranks.
     """
     if os.getpgrp() != os.getpid():
@@ -31,7 +32,7 @@ def lead(request: dict[str, Any], parent: int, gate: int, exits: int, reports: i
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    # Until a rank can answer it, the question for its stack waits.
+    # The signal that asks for a stack stays pending until the rank has installed its handler.
     signal.pthread_sigmask(signal.SIG_BLOCK, {STACK_SIGNAL})
     ranks: dict[int, int] = {}
     for rank in range(request["num_ranks"]):
@@ -52,7 +53,8 @@ def lead(request: dict[str, Any], parent: int, gate: int, exits: int, reports: i
             os.read(woken, 1 << 16)
             _report_exits(exits, ranks)
         if parent in readable:
-            # Nobody else is left to remove the folder, and no rank may write to it meanwhile.
+            # The parent, which removes the folder otherwise, is dead. Ranks must not write to it
+            # meanwhile.
             for pid in ranks:
                 os.kill(pid, signal.SIGKILL)
             shutil.rmtree(folder, ignore_errors=True)
@@ -77,8 +79,8 @@ def _report_exits(exits: int, ranks: dict[int, int]) -> None:
 
 
 def _write_line(descriptor: int, value: dict[str, Any]) -> None:
-    # With a world's largest size this is more than one write to a pipe may hold at once, but only
-    # this process writes here.
+    # For large worlds this is more than a pipe takes in one atomic write, but only this process
+    # writes here.
     data = json.dumps(value).encode() + b"\n"
     while data:
         data = data[os.write(descriptor, data) :]

@@ -1,4 +1,4 @@
-"""Pipes between this process and a world, of which each end is closed once."""
+"""Pipes between this process and a world; each end is closed once."""
 
 import json
 import os
@@ -12,22 +12,22 @@ _CHUNK_BYTES = 1 << 16
 
 
 class Pipe:
-    """Two descriptors."""
+    """The two descriptors of a pipe, as opened in this process."""
 
     def __init__(self) -> None:
         self.reader, self.writer = os.pipe()
         self._open = {self.reader, self.writer}
 
     def close_reader(self) -> None:
-        """Close this process's copy of it."""
+        """Close this process's copy of the reading end."""
         self._close(self.reader)
 
     def close_writer(self) -> None:
-        """Close this process's copy of it."""
+        """Close this process's copy of the writing end."""
         self._close(self.writer)
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close both ends, where they are open."""
         self.close_reader()
         self.close_writer()
 
@@ -38,7 +38,7 @@ class Pipe:
 
 
 class LinePipe(Pipe):
-    """A pipe through which lines of JSON come."""
+    """A pipe whose reader gets JSON objects, one a line."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class LinePipe(Pipe):
         self.ended = False
 
     def read_lines(self) -> list[dict[str, Any]]:
-        """What has come since; sets `ended` when nobody can write any more."""
+        """The objects written since the last call; sets `ended` once all writers are closed."""
         while not self.ended:
             try:
                 chunk = os.read(self.reader, _CHUNK_BYTES)
@@ -59,14 +59,14 @@ class LinePipe(Pipe):
         return [json.loads(line) for line in lines]
 
     def read_to_end(self, deadline: float) -> None:
-        """Wait until nobody can write any more."""
+        """Wait until all writers are closed, at most until `deadline` (of `time.monotonic`)."""
         while not self.ended and (left := deadline - time.monotonic()) > 0:
             select.select([self.reader], [], [], left)
             self.read_lines()
 
 
 def wait_for_any(pipes: tuple[LinePipe, ...], seconds: float) -> None:
-    """Wait until something can be read from one of them, or for `seconds`."""
+    """Wait until one of `pipes` can be read, at most `seconds`."""
     readable = [pipe.reader for pipe in pipes if not pipe.ended]
     select.select(readable, [], [], seconds)
 
@@ -76,7 +76,7 @@ P = TypeVar("P", bound=Pipe)
 
 @contextmanager
 def opened(kind: type[P]) -> Iterator[P]:
-    """A pipe that is closed with the context."""
+    """A new pipe, closed on exit."""
     pipe = kind()
     try:
         yield pipe

@@ -17,7 +17,7 @@ from typing import IO, Any, NoReturn
 from assay.launch.failures.rank_reports import RankReport, raised_report, report_of
 from assay.launch.world import World
 
-# Asks a rank for its stack. Nothing between the signal and the file needs the interpreter.
+# Makes a rank write its stack. faulthandler needs no interpreter for it, so hung ranks answer too.
 STACK_SIGNAL = signal.SIGUSR1
 
 _in_world = False
@@ -31,9 +31,11 @@ def in_world() -> bool:
 def run_rank(folder: Path, number: int, gate: int, reports: int) -> NoReturn:
     """Run the call in `folder/call.pickle` as rank `number`, and end this process.
 
-    Without what Python does at its end: what would run there is the fork server's.
+    number: of the rank. gate: a pipe that is closed when every rank has returned. reports: a pipe
+    for the events "ready" and the kind of the report.
+    Ends without Python's exit handlers, which are those of the fork server.
     """
-    global _in_world  # noqa: PLW0603 - it is this process that is a rank
+    global _in_world  # noqa: PLW0603 - a property of the process
     _in_world = True
     code = 1
     held = ExitStack()
@@ -44,10 +46,11 @@ def run_rank(folder: Path, number: int, gate: int, reports: int) -> NoReturn:
         (folder / f"rank{number}.report").write_bytes(pickle.dumps(report))
         _report_event(reports, number, report.kind)
         if report.kind == "returned":
-            # A connection that is closed early looks like a failure to those that are slower.
+            # A connection that is closed early looks like a failure to slower ranks.
             os.read(gate, 1)
             held.close()
-        # A rank that did not return closes its connections at once: who waits for it hears so.
+        # A rank that did not return closes its connections at once, so that ranks that wait for
+        # it raise.
         code = int(report.kind == "raised")
         stacks.close()
     except BaseException as error:  # noqa: BLE001 - nothing may return into the leader's code
@@ -74,7 +77,7 @@ def _run_call(
 
         use_loopback()
         rank = held.enter_context(joined(world, file_store(folder, world), number, number))
-    except Exception as error:  # noqa: BLE001 - told to the parent
+    except Exception as error:  # noqa: BLE001 - sent to the parent
         return raised_report(error)
     report_event("ready")
 
@@ -86,13 +89,13 @@ def _run_call(
 
 
 def _prepare_streams(folder: Path, number: int) -> IO[bytes]:
-    """No input, one log for what is printed, one file for stacks."""
+    """Redirect input, output and errors, and open the file that faulthandler writes stacks to."""
     with Path(os.devnull).open("rb") as nothing, (folder / f"rank{number}.log").open("ab") as log:
         os.dup2(nothing.fileno(), 0)
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     for stream in (sys.stdout, sys.stderr):
-        # What a rank printed before it was killed must be there.
+        # What a rank printed before it was killed must be in the log.
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # a text stream
     stacks = (folder / f"rank{number}.stacks").open("wb", buffering=0)
     faulthandler.enable(stacks)
@@ -117,7 +120,7 @@ def _become_rank(world: World, number: int, setup: dict[str, Any]) -> None:
     os.chdir(setup["working_directory"])
     sys.argv = setup["arguments"]
     torch.set_num_threads(world.threads)
-    # A process of its own would not share its random numbers with all other ranks and worlds.
+    # A forked process has the fork server's random state, which all ranks and worlds would share.
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()

@@ -1,1 +1,1 @@
-"""From a model folder to a model in memory, with its configuration and tokenizer."""
+"""Loading a model folder: model, configuration and tokenizer."""

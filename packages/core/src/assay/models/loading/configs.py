@@ -1,14 +1,17 @@
 """config.json of a model folder, and the class that it names."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.errors import UsageError
 from assay.models.remote_code import RemoteCode, transformers_option
 from assay.models.weight_files import reading
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
-def load_config(folder: Path, remote_code: RemoteCode) -> Any:  # noqa: ANN401 - any model's
+
+def load_config(folder: Path, remote_code: RemoteCode) -> "PretrainedConfig":
     """The configuration in `folder`. Raises: UsageError if it is not one of a known model."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -25,7 +28,7 @@ def load_config(folder: Path, remote_code: RemoteCode) -> Any:  # noqa: ANN401 -
     if "auto_map" not in raw and model_type not in CONFIG_MAPPING:
         raise UsageError(f"{path}: model_type {model_type!r} is unknown to transformers")
     try:
-        config = AutoConfig.from_pretrained(
+        config: PretrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True, **transformers_option(remote_code)
         )
     except Exception as error:  # any: each configuration class validates in its own way
@@ -35,17 +38,22 @@ def load_config(folder: Path, remote_code: RemoteCode) -> Any:  # noqa: ANN401 -
     return config
 
 
-def find_model_class(folder: Path, config: Any, remote_code: RemoteCode) -> Any:  # noqa: ANN401
-    """The class to load the model with. Raises: UsageError if transformers has none."""
+def find_model_class(
+    folder: Path, config: "PretrainedConfig", remote_code: RemoteCode
+) -> type[Any]:
+    """The model class, or auto class, of transformers to load the model in `folder` with.
+
+    Raises: UsageError if transformers lacks the class that `config` names.
+    """
     import transformers
 
     if getattr(config, "auto_map", None) and remote_code == "trust":
         masked = "AutoModelForMaskedLM" in config.auto_map
         return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
-    name = (config.architectures or [None])[0]
+    name = config.architectures[0] if config.architectures else None
     if name is None:
         return transformers.AutoModelForCausalLM
-    found = getattr(transformers, name, None)
+    found: type[Any] | None = getattr(transformers, name, None)
     if found is None:
         raise UsageError(
             f"{folder / 'config.json'}: architectures: {name!r} is unknown to transformers"
@@ -60,6 +68,6 @@ def attention_of(model: object) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, or its name where it says nothing."""
+    """The first line of an error's message, or the error's class if the message is empty."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else error.__class__.__name__

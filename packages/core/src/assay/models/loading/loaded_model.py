@@ -1,9 +1,9 @@
-"""Models loaded so that their numbers can be judged: exact weights, chosen dtype, eval mode."""
+"""Models loaded for comparison: exact weights, a chosen dtype, evaluation mode."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -19,6 +19,9 @@ from assay.models.transformers_logging import quiet_transformers
 from assay.models.weight_files import reading
 from assay.models.weight_files.pickled import pickled_dtype, pickled_hash
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -29,19 +32,19 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in eval mode, and what has to be known of it.
+    """A model in evaluation mode with its tokenizer and properties, as `load_model` returns it.
 
     config: the Hugging Face configuration (of the text part where there are several).
-    checkpoint_dtype: that of most of the stored weights, whatever the model runs in.
+    checkpoint_dtype: the dtype of most of the stored weights, whatever the model runs in.
     max_positions: the longest sequence; None where the configuration sets no limit.
-    weights_hash: of the stored values; the same in every dtype and on every device.
+    weights_hash: of the stored values; the same for every dtype and device.
     encode_chat: applies the chat template to messages; None where there is no template.
-    notes: what a user should be told, such as a byte tokenizer used for want of another.
+    notes: for the user, such as that bytes are used since there is no tokenizer.
     """
 
     model: nn.Module
     source: ModelSource
-    config: Any
+    config: "PretrainedConfig"
     dtype: str
     encode: Callable[[str], list[int]]
     decode: Callable[[Sequence[int]], str]
@@ -70,14 +73,14 @@ def load_model(
 ) -> LoadedModel:
     """Load `model` with its weights rounded to `dtype`.
 
-    dtype: float64 is meant for the yardstick: the stored weights, exactly, and every
+    dtype: float64, which is for the yardstick, gives the stored weights exactly and every
         floating-point buffer as computed in float32, both widened.
     rounded_to: with float64, the dtype that weights and buffers are rounded to before they
         are widened: then the model computes exactly with the values that a run in
         `rounded_to` has (Gemma's embedding scale is 9.8125 in bfloat16, 9.798 in float32).
-    attention, experts: names of transformers' implementations; None is its choice, except
+    attention, experts: names of transformers' implementations; None for its default, except
         that float64 takes the eager experts (the grouped product refuses float64).
-    Raises: UsageError if the folder does not hold the whole model, or no known one.
+    Raises: UsageError if the folder does not hold a whole model of a known type.
     """
     source = resolve_model(model) if isinstance(model, str) else model
     for name in (dtype, rounded_to or dtype):
@@ -90,7 +93,7 @@ def load_model(
         config = load_config(folder, remote_code)
         load_dtype = DTYPES[rounded_to or dtype]
         if load_dtype is torch.float64 and not (tensors and reading.holds_float64(tensors)):
-            # Every stored value is a float32 too, and buffers are then computed as usual.
+            # float32 represents every stored value, and buffers are computed in it as usual.
             load_dtype = torch.float32
         module, notes = _load_weights(
             folder, config, load_dtype, _implementations(attention, experts), remote_code
@@ -138,7 +141,7 @@ def _implementations(attention: str | None, experts: str | None) -> dict[str, st
 
 def _load_weights(
     folder: Path,
-    config: Any,  # noqa: ANN401 - any model's configuration
+    config: "PretrainedConfig",
     dtype: torch.dtype,
     implementations: dict[str, str],
     remote_code: RemoteCode,
@@ -146,7 +149,7 @@ def _load_weights(
     model_class = find_model_class(folder, config, remote_code)
     trusted = transformers_option(remote_code) if remote_code == "trust" else {}
     try:
-        # Mismatched sizes are let through here only to be refused by name below.
+        # Mismatched sizes are allowed here because they are refused by name below.
         module, info = model_class.from_pretrained(
             folder,
             config=config,
@@ -179,7 +182,7 @@ def _load_weights(
 
 
 def _refuse_incomplete(folder: Path, info: dict[str, Any]) -> None:
-    """Refuse what transformers would fill with random numbers."""
+    """Raise UsageError for parameters that transformers has filled with random numbers."""
     mismatched = sorted(info["mismatched_keys"])
     if mismatched:
         name, stored, needed = mismatched[0]
@@ -203,7 +206,7 @@ def _widen(module: nn.Module) -> None:
                     owner._buffers[name] = buffer.double()  # noqa: SLF001 - keeps persistence
 
 
-def _eos_token_ids(module: Any, config: Any) -> tuple[int, ...]:  # noqa: ANN401 - any model
+def _eos_token_ids(module: nn.Module, config: "PretrainedConfig") -> tuple[int, ...]:
     generation = getattr(module, "generation_config", None)
     ids = getattr(generation, "eos_token_id", None)
     if ids is None:
@@ -213,7 +216,9 @@ def _eos_token_ids(module: Any, config: Any) -> tuple[int, ...]:  # noqa: ANN401
     return (ids,) if isinstance(ids, int) else tuple(ids)
 
 
-def _pad_token_id(own: int | None, config: Any, eos_token_ids: tuple[int, ...]) -> int:  # noqa: ANN401
+def _pad_token_id(
+    own: int | None, config: "PretrainedConfig", eos_token_ids: tuple[int, ...]
+) -> int:
     candidates = (own, getattr(config, "pad_token_id", None), *eos_token_ids[:1])
     known = [id_ for id_ in candidates if id_ is not None and 0 <= id_ < config.vocab_size]
     return known[0] if known else 0

@@ -1,4 +1,4 @@
-"""From text to token ids and back: a folder's own tokenizer, else bytes, else nothing."""
+"""From text to token ids and back, by a folder's own tokenizer or by bytes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class Tokenizing:
-    """How a model's text becomes ids.
+    """The functions that turn text into a model's token ids and back.
 
     kind: `own`: the folder's tokenizer; `bytes`: ids are the bytes of UTF-8, after the begin
         token where that is id 256; `none`: only ids can be given.
@@ -50,7 +50,10 @@ class Tokenizing:
 def find_tokenizing(
     folder: Path, name: str, *, vocab_size: int, bos_token_id: int | None, remote_code: RemoteCode
 ) -> Tokenizing:
-    """The way to tokenize for the model in `folder`; `name` is what messages call it."""
+    """The tokenizer of the model in `folder`; otherwise bytes if its vocabulary is large enough.
+
+    name: of the model, in messages.
+    """
     files = {name: folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()}
     if files:
         return _own_tokenizer(folder, files, remote_code)
@@ -60,7 +63,7 @@ def find_tokenizing(
 
 
 def byte_tokenizer(*, starts_with_bos: bool) -> Tokenizing:
-    """Ids are the bytes of UTF-8; ids of 256 and more are special and decode to nothing."""
+    """A tokenizer whose ids are the bytes of UTF-8; ids from 256 on decode to the empty string."""
     prefix = [BOS_ID] if starts_with_bos else []
 
     def encode(text: str) -> list[int]:

@@ -1,8 +1,8 @@
 """Recipes of the small models that ship with the package, as data.
 
 Four layers and under half a million parameters: small enough for package data and for a check
-within seconds, trained so that their distributions are peaked like those of real models. They
-read and write bytes; see `assay.models.loading.tokenizing`. `assay models build` trains one anew.
+within seconds, trained so that their distributions are peaked like those of real models. Their
+tokens are the bytes of UTF-8. `assay models build` trains one anew.
 """
 
 import json
@@ -23,11 +23,11 @@ MAX_POSITIONS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A micro model: its Hugging Face configuration and how it is trained.
+    """A micro model: its Hugging Face configuration and its training.
 
     model_type: as in config.json.
-    settings: what differs from the Hugging Face defaults of that model type.
-    steps, rows, learning_rate: of training, chosen to end within 90 seconds on two cores.
+    settings: of the configuration, where they differ from the defaults of the model type.
+    steps, rows, learning_rate: of training, chosen to take at most 90 seconds on two cores.
     masked: trained to fill in masked bytes instead of predicting the next one.
     """
 
@@ -43,7 +43,7 @@ class Recipe:
 
     @property
     def folder(self) -> Path:
-        """Where the trained weights of this recipe lie."""
+        """The folder of the trained weights in the package."""
         return WEIGHTS / self.name
 
 
@@ -85,8 +85,8 @@ RECIPES: Mapping[str, Recipe] = {
             "soft caps, windows in every other layer, scaled and tied embedding, post norms",
             "gemma2",
             "Gemma2ForCausalLM",
-            # The published caps (50 and 30) are out of reach of a model of this size: with
-            # them a lost soft cap would change nothing.
+            # Logits of a model of this size do not reach the published caps (50 and 30): a
+            # missing soft cap would then change nothing.
             _DECODER
             | {
                 "head_dim": 24,
@@ -142,7 +142,7 @@ def find_recipe(name: str) -> Recipe:
 
 
 def read_provenance(recipe: Recipe) -> dict[str, Any] | None:
-    """How the shipped weights of `recipe` were made; None where they are not installed."""
+    """The record of how the weights of `recipe` were made; None if they are not installed."""
     path = recipe.folder / PROVENANCE
     if not path.is_file():
         return None

@@ -1,24 +1,23 @@
 """Micro models made from their recipe."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from assay.models.micro.recipes import Recipe
 from assay.models.transformers_logging import quiet_transformers
 
 
-def new_config(recipe: Recipe) -> Any:  # noqa: ANN401 - one class for each model type
+def new_config(recipe: Recipe) -> PretrainedConfig:
     """The Hugging Face configuration of `recipe`."""
-    config = AutoConfig.for_model(recipe.model_type, **recipe.settings)
+    config: PretrainedConfig = AutoConfig.for_model(recipe.model_type, **recipe.settings)
     config.architectures = [recipe.architecture]
     return config
 
 
 def new_model(recipe: Recipe, seed: int) -> PreTrainedModel:
-    """A freshly initialised float32 model; the global random state stays as it was."""
+    """A newly initialised float32 model; the global random state is left unchanged."""
     import transformers
 
     model_class = getattr(transformers, recipe.architecture)
@@ -29,7 +28,7 @@ def new_model(recipe: Recipe, seed: int) -> PreTrainedModel:
 
 
 def save_model(model: PreTrainedModel, folder: Path) -> None:
-    """Write `model` as a Hugging Face folder with bfloat16 weights; `model` keeps its own."""
+    """Write `model` as a Hugging Face folder with bfloat16 weights; its own dtype is unchanged."""
     state = {
         name: value.bfloat16() if value.is_floating_point() else value
         for name, value in model.state_dict().items()

@@ -28,7 +28,7 @@ from assay.models.micro_training.encoder_init import attend_to_neighbours
 Progress = Callable[[int, int, float], None]
 
 _TOKENS = 256
-# Every 16th batch is long, so that positions over 1,000 are not foreign to the model.
+# Every 16th batch is long, so that positions over 1,000 are trained too.
 _LONG_EVERY, _LONG_ROWS, _LONG_TOKENS = 16, 1, 1088
 _WARM_UP_SHARE = 0.06
 _MASKED_SHARE = 0.25
@@ -39,7 +39,7 @@ _IGNORED = -100
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """How a training went. Losses are on held-out text, after rounding to bfloat16."""
+    """Result of a training. Losses are on held-out text, after rounding to bfloat16."""
 
     folder: Path
     held_out_loss: float
@@ -55,7 +55,7 @@ def build_model(
     """Train a recipe and write it to `folder` as a Hugging Face folder with its provenance.
 
     The same seed, thread count and versions give the same weights.
-    progress: called with the step, the number of steps and the training loss.
+    progress: called with step, number of steps and training loss.
     Raises: UsageError if there is no such recipe or the folder is not empty.
     """
     recipe = find_recipe(recipe_name)
@@ -182,7 +182,7 @@ def _write_provenance(report: BuildReport, recipe: Recipe, *, seed: int, num_thr
     (report.folder / PROVENANCE).write_text(text, encoding="utf-8")
 
 
-# Tests are repetitive; the others are not on every machine, or are data rather than text.
+# Left out: tests are repetitive; the others are not on every machine, or are data rather than text.
 _EXCLUDED = {"test", "tests", "site-packages", "idlelib", "__pycache__", "lib2to3", "turtledemo"}
 _HELD_OUT_SHARE = 20
 

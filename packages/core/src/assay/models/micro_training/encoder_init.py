@@ -1,8 +1,8 @@
-"""First weights for the encoder: every head of the first layer looks at one neighbour.
+"""Initial weights of the encoder: every head of the first layer attends to one neighbour.
 
-Learned positions are random numbers at first, and with few steps a masked language model never
-finds out which positions lie beside each other: after 800 steps the loss was 3.04 nats per
-masked byte, hardly under that of the frequencies of bytes; from these first weights 2.33.
+From random position embeddings, a masked language model does not learn in few steps which positions
+are adjacent: after 800 steps the loss was 3.04 nats per masked byte, hardly below that of a model
+of byte frequencies; from these initial weights 2.33.
 """
 
 import torch
@@ -14,9 +14,9 @@ _SHARPNESS = 2.0
 
 
 def attend_to_neighbours(model: nn.Module, num_heads: int) -> None:
-    """Write sinusoids into the positions of a BERT, and queries and keys that find a neighbour.
+    """Initialise a BERT, in place: sinusoidal positions, and heads that attend to neighbours.
 
-    Head h looks at the offset h - num_heads // 2: its query turns the phase of each of its
+    Head h attends to offset h - num_heads // 2: its query shifts the phase of each of its
     frequencies by that offset, so that the product with a key, a sum of
     cos(frequency * (position + offset - other position)), is largest at the neighbour.
     """

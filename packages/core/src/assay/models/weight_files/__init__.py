@@ -1,1 +1,1 @@
-"""What lies in the weight files of a model folder, and its hashes."""
+"""Reading the weight files of a model folder, and hashing weights."""

@@ -21,13 +21,13 @@ def hash_values(dtype: str, shape: tuple[int, ...], values: "Buffer") -> str:
 
 
 def combine_hashes(hashes: Mapping[str, str]) -> str:
-    """One hash over named hashes, whatever their order."""
+    """One hash over named hashes; their order does not matter."""
     lines = "".join(f"{name} {hashes[name]}\n" for name in sorted(hashes))
     return xxhash.xxh3_128_hexdigest(lines.encode())
 
 
 def weight_hashes(model: "torch.nn.Module") -> dict[str, str]:
-    """The hash of each parameter and buffer by its name; tied ones stand under every name."""
+    """The hash of each parameter and buffer by its name; tied ones are listed under every name."""
     import torch
 
     hashes: dict[str, str] = {}

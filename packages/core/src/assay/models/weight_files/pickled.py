@@ -30,7 +30,7 @@ def pickled_dtype(folder: Path) -> str:
 
 
 def pickled_hash(folder: Path) -> str:
-    """As `assay.models.weight_files.reading.checkpoint_hash`, for the files of `folder`."""
+    """The hash that `reading.checkpoint_hash` gives the same tensors in safetensors files."""
     hashes: dict[str, str] = {}
     for file in weight_files(folder):
         for name, value in _load_file(file).items():

@@ -43,12 +43,12 @@ class StoredTensor:
 
     @property
     def num_elements(self) -> int:
-        """The product of the shape."""
+        """Number of elements."""
         return reduce(mul, self.shape, 1)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that the values take up in the file."""
+        """Bytes of the values in the file."""
         return self.end - self.start
 
 
@@ -147,7 +147,7 @@ def holds_float64(tensors: list[StoredTensor]) -> bool:
 
 
 def checkpoint_hash(tensors: list[StoredTensor]) -> str:
-    """One hash over names, dtypes, shapes and values, however they are split over files."""
+    """One hash over names, dtypes, shapes and values; how they are split over files has no effect."""
     hashes: dict[str, str] = {}
     for file in sorted({tensor.file for tensor in tensors}):
         with file.open("rb") as stream, _mapped(stream.fileno()) as data:

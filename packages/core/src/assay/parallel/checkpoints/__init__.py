@@ -1,1 +1,1 @@
-"""Weights and training states of divided models, on their way from and to files."""
+"""Weights and training states of divided models, read from files and written to them."""

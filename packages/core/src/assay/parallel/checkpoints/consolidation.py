@@ -1,7 +1,7 @@
-"""From sharded training states to plain folders that transformers and peft load, bit-equal.
+"""From sharded training states to plain folders that transformers and peft load, bitwise equal.
 
-Whatever was sharded, cut into stages or divided over ranks is put together tensor by tensor on
-rank 0, which writes. Nothing is written unless every tensor of the model is there.
+Tensors that were sharded, cut into stages or divided over ranks are gathered one by one on rank 0,
+which writes. Nothing is written unless every tensor of the model is there.
 """
 
 import copy
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -25,18 +25,22 @@ from assay.models.transformers_logging import quiet_transformers
 from assay.parallel.checkpoints.sharded import MODEL, read_names
 from assay.parallel.checkpoints.weight_loading import WeightsError, tied_names
 
-# Names that peft's users expect in a folder.
+if TYPE_CHECKING:
+    from peft import PeftConfig
+    from transformers import PretrainedConfig
+
+# File names of peft.
 _ADAPTER_FILE = "adapter_model.safetensors"
 _DEFAULT_ADAPTER = "default"
 _LORA = "lora_"
 
 
 class TiedCopiesError(UsageError):
-    """Embedding and head are one parameter, and have drifted apart."""
+    """Embedding and head are one parameter, but their copies differ."""
 
     @classmethod
     def of(cls, name: str, copy: str, difference: float) -> "TiedCopiesError":
-        """The ends of a pipeline hold different values."""
+        """`copy` of the last stage differs from `name` of the first by at most `difference`."""
         return cls(
             f"{copy} is tied to {name}, but they differ by up to {difference:.1e}: their gradients"
             " were not added up in each step"
@@ -44,11 +48,11 @@ class TiedCopiesError(UsageError):
 
 
 class AdapterKindError(UsageError):
-    """An adapter that is more, or other, than LoRA."""
+    """An adapter that is not plain LoRA."""
 
     @classmethod
     def of(cls, name: str) -> "AdapterKindError":
-        """The adapter `name`."""
+        """`name`: of the adapter, as peft has it."""
         return cls(
             f"adapter {name!r} cannot be put together from ranks: only LoRA without trained biases"
             " or modules_to_save can"
@@ -57,16 +61,16 @@ class AdapterKindError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """One tensor of one rank, as it is when whole."""
+    """Whole shape and dtype of a tensor that a rank has, whole or as a shard."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 def gather_tensors(modules: Iterable[nn.Module]) -> dict[str, Tensor] | None:
-    """All parameters and buffers of the model whose parts the ranks have; called on all ranks.
+    """All parameters and buffers of the model, gathered on rank 0; called on all ranks.
 
-    modules: what this rank has: the model, or its stages of a pipeline.
+    modules: the modules of this rank: the model, or its stages of a pipeline.
     Returns: on rank 0 the whole tensors on the host, by name; None on the others.
     """
     own = {name: tensor for module in modules for name, tensor in module.state_dict().items()}
@@ -75,7 +79,7 @@ def gather_tensors(modules: Iterable[nn.Module]) -> dict[str, Tensor] | None:
     dist.all_gather_object(ranks, held)
     gathered: dict[str, Tensor] = {}
     rank = dist.get_rank()
-    # All ranks go by the same order, so that none waits for a tensor behind the one it is asked for.
+    # All ranks send and receive in the same order; otherwise two could wait for each other.
     for name in sorted({name for of_rank in ranks for name in of_rank}):
         owner = next(number for number, of_rank in enumerate(ranks) if name in of_rank)
         whole = _whole(own[name]) if name in own else None
@@ -91,10 +95,11 @@ def gather_tensors(modules: Iterable[nn.Module]) -> dict[str, Tensor] | None:
 
 
 def save_model(folder: Path, modules: Iterable[nn.Module]) -> None:
-    """Write the model whose parts the ranks have as a Hugging Face folder; called on all ranks.
+    """Write the model that is divided over the ranks as a Hugging Face folder; called on all ranks.
 
-    Raises: WeightsError that names the tensors that no rank has, or that the model does not
-        know; TiedCopiesError. On rank 0; the others are told, and raise a WeightsError too.
+    modules: the modules of this rank: the model, or its stages of a pipeline.
+    Raises: on rank 0 TiedCopiesError, or a WeightsError with the names of tensors that no rank has
+        or that the model lacks; on the others a WeightsError that quotes rank 0's error.
     """
     modules = [*modules]
     gathered = gather_tensors(modules)
@@ -107,8 +112,9 @@ def save_adapters(folder: Path, modules: Iterable[nn.Module]) -> None:
     """Write all adapters of a model, in the layout of peft; called on all ranks.
 
     The adapter `default` is written into `folder`, each other one into a folder in it.
-    modules: what this rank has: the model of peft, or its stages of a pipeline, each one.
-    Raises: AdapterKindError for what is no plain LoRA; WeightsError where an adapter has no tensors.
+    modules: the modules of this rank: the model of peft, or its stages, each wrapped by peft.
+    Raises: AdapterKindError for any other adapter than plain LoRA; WeightsError for an adapter
+        without tensors.
     """
     modules = [*modules]
     configs = _join_configs(modules)
@@ -124,7 +130,7 @@ def save_adapters(folder: Path, modules: Iterable[nn.Module]) -> None:
 
 
 def _join_configs(modules: Sequence[Any]) -> dict[str, Any]:
-    """The configurations of all adapters, which name the layers that any rank adapts."""
+    """The configuration of each adapter, with the target modules of all ranks."""
     own = {
         name: {
             target
@@ -144,10 +150,10 @@ def _join_configs(modules: Sequence[Any]) -> dict[str, Any]:
     return joined
 
 
-def consolidate_checkpoint(checkpoint: Path, config: Any, folder: Path) -> None:  # noqa: ANN401
+def consolidate_checkpoint(checkpoint: Path, config: "PretrainedConfig", folder: Path) -> None:
     """Turn a distributed checkpoint, of any number of ranks, into a Hugging Face folder.
 
-    Needs no process group. config: the configuration of the model, of transformers.
+    Needs no process group. config: of the whole model.
     Raises: WeightsError or CheckpointError if the checkpoint does not hold the whole model.
     """
     prefix = f"{MODEL}."
@@ -157,7 +163,7 @@ def consolidate_checkpoint(checkpoint: Path, config: Any, folder: Path) -> None:
         if name.startswith(prefix) and isinstance(stored, TensorStorageMetadata)
     }
     with warnings.catch_warnings():
-        # That it loads on one process is what was asked for.
+        # torch warns of loading in one process, which is intended here.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         load(cast("dict[str, Any]", tensors), checkpoint_id=checkpoint, no_dist=True)
     write_model_folder(
@@ -166,13 +172,11 @@ def consolidate_checkpoint(checkpoint: Path, config: Any, folder: Path) -> None:
 
 
 def write_model_folder(
-    folder: Path,
-    config: Any,  # noqa: ANN401 - any model's
-    tensors: Mapping[str, Tensor],
+    folder: Path, config: "PretrainedConfig", tensors: Mapping[str, Tensor]
 ) -> None:
     """Write whole tensors as the folder of the model that `config` describes.
 
-    Raises: WeightsError, TiedCopiesError.
+    Raises: WeightsError if the tensors are not just those of the model; TiedCopiesError.
     """
     from transformers import AutoModelForCausalLM
 
@@ -203,8 +207,10 @@ def write_model_folder(
         model.save_pretrained(folder)
 
 
-def _write_adapter(folder: Path, name: str, config: Any, tensors: Mapping[str, Tensor]) -> None:  # noqa: ANN401
-    # peft's own function keeps only what belongs to modules of this process.
+def _write_adapter(
+    folder: Path, name: str, config: "PeftConfig", tensors: Mapping[str, Tensor]
+) -> None:
+    # peft's own function writes only tensors of modules of this process.
     own = {
         key.replace(f".{name}.", ".").removesuffix(f".{name}"): tensor.contiguous()
         for key, tensor in tensors.items()
@@ -216,16 +222,16 @@ def _write_adapter(folder: Path, name: str, config: Any, tensors: Mapping[str, T
     save_file(own, folder / _ADAPTER_FILE, metadata={"format": "pt"})
     written = copy.copy(config)
     written.inference_mode = True
-    written.save_pretrained(folder)
+    written.save_pretrained(str(folder))
 
 
 @contextmanager
 def _errors_reach_all_ranks(folder: Path) -> Iterator[None]:
-    """An error of rank 0, which alone writes, ends all ranks."""
+    """Make every rank raise if rank 0, the only one that writes, raises inside."""
     error: Exception | None = None
     try:
         yield
-    except Exception as raised:  # noqa: BLE001 - whatever it is, the others must not go on
+    except Exception as raised:  # noqa: BLE001 - all ranks must stop, whatever it is
         error = raised
     words = [None if error is None else f"{type(error).__name__}: {error}"]
     dist.broadcast_object_list(words, src=0)
@@ -239,7 +245,7 @@ def _whole(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     if not isinstance(tensor, DTensor):
         return tensor
-    # What is kept on the host has to be where the ranks can talk.
+    # Tensors that are kept on the host are moved to the device that the group can send.
     return cast("DTensor", tensor.to(tensor.device_mesh.device_type)).full_tensor()
 
 
@@ -250,7 +256,7 @@ def _receive(held: _Held, owner: int) -> Tensor:
 
 
 def _wire_device() -> torch.device:
-    """Where tensors have to lie to be sent."""
+    """The device whose tensors the process group can send."""
     if dist.get_backend() == "gloo":
         return torch.device("cpu")
     return cast("torch.device", torch.accelerator.current_accelerator())

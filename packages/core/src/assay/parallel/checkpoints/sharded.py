@@ -1,7 +1,7 @@
 """Training states in the format of torch.distributed.checkpoint, read back on any number of ranks.
 
-Every tensor is kept under the name that its parameter has in the whole model, whatever rank,
-stage or shard it came from; so what one mesh wrote another one reads.
+Every tensor is stored under the name of its parameter in the whole model, whatever rank, stage or
+shard it came from, so that a checkpoint of one mesh can be read on another.
 """
 
 import copy
@@ -28,19 +28,19 @@ MODEL, MOMENTS, GROUPS, EXTRA = "model", "moments", "groups", "extra"
 
 @dataclass(frozen=True, slots=True)
 class _Pickled:
-    """A value that is written as it is; dicts and lists would be taken apart."""
+    """A value to store as one pickle; the keys of dicts and lists would be stored separately."""
 
     value: Any
 
 
 class CheckpointError(MachineError):
-    """A checkpoint that is not one of these modules."""
+    """A checkpoint that does not hold the state of the given modules."""
 
     @classmethod
     def differing(
         cls, folder: Path, missing: Iterable[str], extra: Iterable[str]
     ) -> "CheckpointError":
-        """Names that only one side has."""
+        """`missing`: names that the checkpoint lacks; `extra`: names that no rank has."""
         parts = [
             f"{what}: {name_some(sorted(names))}"
             for what, names in (("missing", [*missing]), ("extra", [*extra]))
@@ -52,7 +52,7 @@ class CheckpointError(MachineError):
     def misshapen(
         cls, folder: Path, name: str, stored: tuple[int, ...], needed: tuple[int, ...]
     ) -> "CheckpointError":
-        """A tensor that does not fit."""
+        """The stored tensor has another shape than the model needs."""
         return cls(f"{folder}: {name} has the shape {list(stored)}, {list(needed)} is needed")
 
 
@@ -64,8 +64,8 @@ def save_checkpoint(
 ) -> None:
     """Write this rank's part of a training state; called on all ranks.
 
-    stages: what this rank has of the model: the model itself, or its stages of a pipeline.
-    extra: anything else that can be pickled, such as numbers of steps; that of one rank is kept.
+    stages: the modules of this rank: the model, or its stages of a pipeline.
+    extra: other state that can be pickled, such as the number of steps; that of one rank is stored.
     """
     modules = [*stages]
     state: dict[str, Any] = {f"{MODEL}.{name}": held[0] for name, held in _weights(modules).items()}
@@ -85,12 +85,12 @@ def save_checkpoint(
 def load_checkpoint(
     folder: Path, stages: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None = None
 ) -> dict[str, Any]:
-    """Take over what any number of ranks have written; called on all ranks.
+    """Load a training state that any number of ranks have written; called on all ranks.
 
-    Each rank reads the parts of tensors that it has.
-    Returns: what was given as `extra`.
-    Raises: CheckpointError, before any value is read, that names what is missing, misshapen, or
-        on no rank.
+    Each rank reads only its parts of tensors, into the modules and the optimizer.
+    Returns: the `extra` that was saved.
+    Raises: CheckpointError, before any value is read, with the names that are missing, have another
+        shape, or are on no rank.
     """
     modules = [*stages]
     stored = read_names(folder)
@@ -116,7 +116,7 @@ def load_checkpoint(
         for name, kinds in moments.items():
             for parameter in trained[name]:
                 values = {kind: state[f"{MOMENTS}.{name}.{kind}"] for kind in kinds}
-                # Copies of a tied parameter step on their own.
+                # Each copy of a tied parameter has a state of its own.
                 optimizer.state[parameter] = copy.deepcopy(values)
         for group, kept in zip(optimizer.param_groups, state[GROUPS].value, strict=True):
             group.update(kept)
@@ -124,7 +124,7 @@ def load_checkpoint(
 
 
 def read_names(folder: Path) -> _Stored:
-    """What a checkpoint holds, by name. Raises: CheckpointError if it is none."""
+    """The metadata of every stored value, by name. Raises: CheckpointError for other folders."""
     try:
         return FileSystemReader(folder).read_metadata().state_dict_metadata
     except (OSError, EOFError) as error:
@@ -132,7 +132,7 @@ def read_names(folder: Path) -> _Stored:
 
 
 def _weights(modules: Iterable[nn.Module]) -> dict[str, list[Tensor]]:
-    """This rank's tensors, by the name that they are stored under."""
+    """This rank's tensors, by stored name."""
     found: dict[str, list[Tensor]] = {}
     for module in modules:
         named = module.state_dict(keep_vars=True).items()
@@ -143,7 +143,7 @@ def _weights(modules: Iterable[nn.Module]) -> dict[str, list[Tensor]]:
 def _trained(
     modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer
 ) -> dict[str, list[Tensor]]:
-    """The optimizer's parameters, by the name that they are stored under."""
+    """This rank's parameters that `optimizer` updates, by stored name."""
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     found: dict[str, list[Tensor]] = {}
     for module in modules:
@@ -155,7 +155,7 @@ def _trained(
 def _add_by_stored_name(
     module: nn.Module, named: Iterable[tuple[str, Tensor]], found: dict[str, list[Tensor]]
 ) -> None:
-    """Tied parameters have one name, whatever stage has a copy: other meshes tie elsewhere."""
+    """Add `named` to `found`; copies of a tied parameter share the name of the first stage's."""
     tied = tied_names(module)
     for name, tensor in named:
         stored = name
@@ -168,7 +168,7 @@ def _add_by_stored_name(
 
 
 def _check_all_have_a_place(folder: Path, state: Mapping[str, Any], stored: _Stored) -> None:
-    """Raises: CheckpointError on all ranks, if a weight is missing or on none of them."""
+    """Raise CheckpointError on all ranks if a weight is missing in `stored` or on all ranks."""
     names = [{*state}]
     if dist.is_initialized():
         names = [set()] * dist.get_world_size()
@@ -180,13 +180,16 @@ def _check_all_have_a_place(folder: Path, state: Mapping[str, Any], stored: _Sto
 
 
 def _moments_of(folder: Path, trained: Iterable[str], stored: _Stored) -> dict[str, list[str]]:
-    """The kinds of moments of each parameter. Raises: CheckpointError if one has none."""
+    """The kinds of moments stored for each of `trained`.
+
+    Raises: CheckpointError if only some have any.
+    """
     kinds: dict[str, list[str]] = {}
     for key in stored:
         if key.startswith(f"{MOMENTS}."):
             name, _, kind = key.removeprefix(f"{MOMENTS}.").rpartition(".")
             kinds.setdefault(name, []).append(kind)
-    # An optimizer that has not stepped, or keeps nothing, has no moments at all.
+    # An optimizer that has not stepped, or keeps no moments, stored none for any parameter.
     missing = [f"{MOMENTS}.{name}" for name in trained if kinds and name not in kinds]
     if missing:
         raise CheckpointError.differing(folder, missing, ())
@@ -207,11 +210,14 @@ def _check_shapes(folder: Path, state: Mapping[str, Any], stored: _Stored) -> No
 def _moment_like(
     stored: TensorStorageMetadata | BytesStorageMetadata, parameter: Tensor
 ) -> Tensor | None:
-    """Room for one tensor of the optimizer's state: as the parameter, or (counts) as it is."""
+    """Empty memory for one tensor of the optimizer's state.
+
+    Laid out like the parameter if it has its shape, otherwise (counts of steps) as stored.
+    """
     if not isinstance(stored, TensorStorageMetadata):
         return None
     dtype = stored.properties.dtype
     if tuple(stored.size) == tuple(parameter.shape):
         return torch.zeros_like(parameter.detach(), dtype=dtype)
-    # Counts of steps lie on the host, as the optimizers of torch keep them.
+    # torch's optimizers keep counts of steps on the host.
     return torch.zeros(stored.size, dtype=dtype)

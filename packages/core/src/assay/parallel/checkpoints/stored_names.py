@@ -1,7 +1,7 @@
-"""Which tensors of a file a parameter is made of, where the two have different names.
+"""Which stored tensors a parameter is made of, where the two have different names.
 
-Since version 5, transformers keeps the experts of Mixtral in two fused parameters, and writes
-them as before, one tensor for each expert and projection.
+Since version 5, transformers keeps the experts of Mixtral in two fused parameters, but still
+stores one tensor for each expert and projection.
 """
 
 import re
@@ -18,9 +18,9 @@ _Shapes = Mapping[str, tuple[int, ...]]
 class Assembly:
     """Stored tensors, and how one parameter is made of them.
 
-    rows: one or more groups of names; those of a group are concatenated along their first dim.
-    stacked: whether the groups get a dim of their own in front, as experts have; there is only
-        one group otherwise.
+    rows: groups of names; the tensors of a group are concatenated along their first dim.
+    stacked: whether the groups are stacked along a new first dim (experts); otherwise there is
+        one group.
     """
 
     rows: tuple[tuple[str, ...], ...]
@@ -28,16 +28,16 @@ class Assembly:
 
     @property
     def stored_names(self) -> tuple[str, ...]:
-        """All names, in order."""
+        """The names of all stored tensors, in order."""
         return tuple(name for row in self.rows for name in row)
 
     @property
     def is_plain(self) -> bool:
-        """Whether the parameter is just one stored tensor."""
+        """Whether the parameter is one stored tensor as it is."""
         return not self.stacked and len(self.stored_names) == 1
 
     def shape(self, shapes: _Shapes) -> tuple[int, ...]:
-        """The shape of the parameter; of groups that differ, one that fits none."""
+        """The shape of the parameter, from the stored `shapes`; (-1,) if groups differ in shape."""
         of_rows = {(sum(shapes[name][0] for name in row), *shapes[row[0]][1:]) for row in self.rows}
         if len(of_rows) != 1 or not shapes[self.rows[0][0]]:
             return (-1,)
@@ -45,13 +45,13 @@ class Assembly:
         return (len(self.rows), *of_row) if self.stacked else of_row
 
     def assemble(self, read: Callable[[str], Tensor]) -> Tensor:
-        """The parameter, from tensors that `read` gives by name."""
+        """The parameter; `read` returns a stored tensor by its name."""
         rows = [torch.cat([read(name) for name in row]) for row in self.rows]
         return torch.stack(rows) if self.stacked else rows[0]
 
 
 def assembly_of(model_type: str, name: str, shapes: _Shapes) -> Assembly | None:
-    """What parameter `name` is made of; None where the files do not hold it."""
+    """How parameter `name` is made of the stored tensors; None if they are not all in `shapes`."""
     if name in shapes:
         return Assembly(((name,),))
     return _assembly_of_mixtral(name, shapes) if model_type == "mixtral" else None

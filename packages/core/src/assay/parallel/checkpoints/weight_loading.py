@@ -1,17 +1,15 @@
-"""Weights read by name: of a Hugging Face folder, only the tensors that a rank's modules have.
+"""Weights read by name: each rank reads only the tensors of its own modules from a folder.
 
-A model is built whole on the meta device, which costs no memory; what a rank does not need is cut
-off; the rest is filled. Names and shapes of all tensors are checked before any value is read, on
+A model is built whole on the meta device, which costs no memory; modules of other ranks are removed
+and the rest is filled. Names and shapes of all tensors are checked before any value is read, on
 every rank alike, so that no rank waits for one that has failed.
-
-Raises, where it is asked to: `WeightsError`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import safe_open
@@ -29,20 +27,23 @@ from assay.models.transformers_logging import quiet_transformers
 from assay.models.weight_files import reading
 from assay.parallel.checkpoints.stored_names import Assembly, assembly_of
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 
 class WeightsError(UsageError):
-    """Weights that are not just those of the model."""
+    """A folder whose tensors are not exactly those of the model, or cannot be read by name."""
 
     @classmethod
     def pickled(cls, folder: Path) -> "WeightsError":
-        """Tensors of a pickled file cannot be read by name."""
+        """The weights are pickled; such files cannot be read tensor by tensor."""
         return cls(f"{folder}: sharded loading needs safetensors, these weights are pickled")
 
     @classmethod
     def differing(
         cls, folder: Path, missing: Iterable[str], extra: Iterable[str]
     ) -> "WeightsError":
-        """Names that only one of model and folder has."""
+        """`missing`: names that the folder lacks; `extra`: names that the model lacks."""
         parts = [
             f"{what}: {name_some(names)}"
             for what, names in (("missing", sorted(missing)), ("extra", sorted(extra)))
@@ -54,31 +55,31 @@ class WeightsError(UsageError):
     def misshapen(
         cls, folder: Path, name: str, stored: tuple[int, ...], needed: tuple[int, ...]
     ) -> "WeightsError":
-        """A tensor that does not fit."""
+        """The stored tensor has another shape than the model needs."""
         return cls(f"{folder}: {name} has the shape {list(stored)}, the model needs {list(needed)}")
 
     @classmethod
     def of_rank_0(cls, folder: Path, words: str) -> "WeightsError":
-        """Said on the other ranks."""
+        """For all other ranks; `words`: the class and message of rank 0's error."""
         return cls(f"{folder} was not written; rank 0 raised {words}")
 
     @classmethod
     def unfilled(cls, name: str, why: str) -> "WeightsError":
-        """A tensor of the model for which there is no way to get its values."""
+        """A tensor of the model whose values can neither be read nor computed."""
         return cls(f"{name} cannot be filled: {why}")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """The weights of one model, found but not read.
+    """The weights of one model in a folder, read on demand; made by `open_weights`.
 
-    assemblies: by the name of each parameter or buffer, the stored tensors that it is made of.
+    assemblies: for the name of each parameter or buffer the stored tensors that it is made of.
     read_names: the stored tensors that this process has read so far.
     """
 
     folder: Path
-    config: Any
-    model_class: Any
+    config: "PretrainedConfig"
+    model_class: type[Any]
     dtype: torch.dtype
     files: Mapping[str, Path]
     assemblies: Mapping[str, Assembly]
@@ -87,16 +88,16 @@ class StoredWeights:
     def empty_model(self, attention: str | None = None) -> nn.Module:
         """The whole model on the meta device, in evaluation mode.
 
-        attention: name of an implementation of transformers; None is its choice.
+        attention: name of an implementation of transformers; None for its default.
         """
         return _empty_model(self.model_class, self.config, self.dtype, attention)
 
     def fill(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
-        """Give `module`, the whole model or a stage of it, its weights.
+        """Read the weights of `module`, which is `empty_model` or a stage of it, in place.
 
-        Parameters may be DTensors: each rank then reads its shard alone. Fused ones (the experts
+        Parameters may be DTensors: each rank then reads only its shard. Fused ones (the experts
         of Mixtral) are assembled first. Module paths are those of the whole model.
-        Raises: WeightsError that names the tensors of `module` that the model does not have.
+        Raises: WeightsError with the names of tensors of `module` that the model does not have.
         """
         state = module.state_dict(keep_vars=True)
         if unknown := state.keys() - self.assemblies.keys():
@@ -114,7 +115,7 @@ class StoredWeights:
                 local.copy_(self.read(name, local.shape, offsets))
 
     def read(self, name: str, shape: Iterable[int], offsets: Iterable[int]) -> Tensor:
-        """The part of a parameter that begins at `offsets`, in the dtype that it is stored in."""
+        """The part of parameter `name` with `shape` that begins at `offsets`, in the stored dtype."""
         part = tuple(
             slice(offset, offset + size) for offset, size in zip(offsets, shape, strict=True)
         )
@@ -134,9 +135,10 @@ class StoredWeights:
 def open_weights(
     reference: str, *, dtype: str, remote_code: RemoteCode = "refuse"
 ) -> Iterator[StoredWeights]:
-    """The weights of MODEL (a folder, a hub name or a recipe), while in use; no value is read.
+    """Find the weights of MODEL (a folder, a hub name or a recipe); no value is read yet.
 
-    Raises: WeightsError, if the folder does not hold just the tensors of its model.
+    The result reads files of a folder that may be removed on exit.
+    Raises: WeightsError if the tensors of the folder are not exactly those of the model.
     """
     if dtype not in DTYPES:
         raise UsageError(f"models cannot be loaded in {dtype!r}; known: {', '.join(DTYPES)}")
@@ -159,19 +161,22 @@ def open_weights(
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """For each parameter of `model` that is another one's copy by definition, that other's name."""
+    """For each parameter of `model` that is tied to another one, the name of that other one.
+
+    model: a whole model or a stage of it, where a partner may be absent.
+    """
     base = cast("Any", model).get_base_model() if hasattr(model, "get_base_model") else model
     config = getattr(base, "config", None)
     if config is None or not getattr(config.get_text_config(), "tie_word_embeddings", False):
         return {}
-    # Of the class: in a stage alone nothing is tied.
+    # Read from the class: `cut_stage` has removed it from the instance.
     tied = getattr(type(base), "_tied_weights_keys", None)
     return dict(tied) if isinstance(tied, Mapping) else {}
 
 
 def _empty_model(
-    model_class: Any,  # noqa: ANN401 - any model's
-    config: Any,  # noqa: ANN401 - any model's
+    model_class: type[Any],
+    config: "PretrainedConfig",
     dtype: torch.dtype,
     attention: str | None,
 ) -> nn.Module:
@@ -185,7 +190,10 @@ def _empty_model(
 def _find_assemblies(
     folder: Path, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Assembly]:
-    """Raises: WeightsError."""
+    """The stored tensors that each tensor of `model` is made of.
+
+    shapes: of all stored tensors. Raises: WeightsError for missing, extra and misshapen ones.
+    """
     tied = tied_names(model)
     model_type = cast("Any", model).config.model_type
     found: dict[str, Assembly] = {}
@@ -200,8 +208,8 @@ def _find_assemblies(
             raise WeightsError.misshapen(folder, name, stored_shape, tuple(tensor.shape))
         found[name] = assembly
     used = {stored for assembly in found.values() for stored in assembly.stored_names}
-    # Of a tied pair, both may be stored; transformers keeps the one that the other is tied to.
-    # Frequencies are no weights: old checkpoints hold them, and they are computed anew.
+    # Both of a tied pair may be stored; transformers reads the one that the other is tied to.
+    # Rotary frequencies, which old checkpoints hold, are computed instead.
     extra = {
         name
         for name in shapes.keys() - used - tied.keys()
@@ -213,7 +221,7 @@ def _find_assemblies(
 
 
 def _materialise(module: nn.Module, device: torch.device | str) -> None:
-    """Parameters of the meta device get memory; what is tied stays so."""
+    """Allocate memory for parameters on the meta device; tied ones stay tied."""
     new: dict[int, nn.Parameter] = {}
     for owner in module.modules():
         for name, parameter in [*owner.named_parameters(recurse=False, remove_duplicate=False)]:
@@ -226,9 +234,9 @@ def _materialise(module: nn.Module, device: torch.device | str) -> None:
 
 
 def _renew_tables(module: nn.Module, device: torch.device | str) -> None:
-    """Compute what is no weight: the frequencies of rotary embeddings.
+    """Compute the frequencies of rotary embeddings, which are buffers and not stored.
 
-    Raises: WeightsError for other buffers that lie on the meta device or have lost their values.
+    Raises: WeightsError for any other buffer.
     """
     for path, owner in [*module.named_modules()]:
         names = [*dict(owner.named_buffers(recurse=False))]
@@ -242,7 +250,7 @@ def _renew_tables(module: nn.Module, device: torch.device | str) -> None:
 
 
 def _local_part(name: str, tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """What this rank has of `tensor`, and where in the whole it begins."""
+    """This rank's part of `tensor`, and its offsets in the whole tensor."""
     if not isinstance(tensor, DTensor):
         return tensor, (0,) * tensor.dim()
     local = tensor.to_local()

@@ -4,7 +4,7 @@ Built on torch.distributed.pipelining. Shapes: B rows, T tokens, H hidden size, 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -21,20 +21,24 @@ from assay.parallel.clipping import gradient_norm
 from assay.parallel.pipeline_parallel.schedules import ScheduleError, find_schedule
 from assay.parallel.pipeline_parallel.stages import called_module, tied_over_stages
 
-# Of a micro-batch: `input_ids`, `attention_mask` and `labels`, each (B, T) in int64.
+# A micro-batch: `input_ids`, `attention_mask` and `labels`, each (B, T) in int64.
 _MicroBatch = Mapping[str, Tensor]
 
-# The label of a token that counts for no loss. Source: torch.nn.functional.cross_entropy.
+# The label of a token without a loss. Source: torch.nn.functional.cross_entropy.
 _IGNORED = -100
 _PADDING = {"input_ids": 0, "attention_mask": 0, "labels": _IGNORED}
 
 
+class _BuiltSchedule(Protocol):
+    def step(self, *inputs: Tensor, **arguments: object) -> object: ...
+
+
 class PipelineError(UsageError):
-    """A step that a pipeline cannot run."""
+    """A batch or model that a pipeline cannot train on."""
 
     @classmethod
     def unequal_rows(cls, rows: Sequence[int]) -> "PipelineError":
-        """What travels has one shape."""
+        """Micro-batches of different numbers of rows; tensors between stages have one shape."""
         return cls(f"micro-batches of a pipeline need equally many rows, not {[*rows]}")
 
     @classmethod
@@ -44,9 +48,9 @@ class PipelineError(UsageError):
 
 
 class Pipeline:
-    """The stages that one rank has of a pipeline over the ranks of `mesh`.
+    """One rank's stages of a pipeline over the ranks of `mesh`.
 
-    Every rank is given the whole step: the first stage takes its tokens, each stage its attention
+    Every rank is given the whole batch: the first stage uses its tokens, each stage its attention
     mask, the last one its labels. Losses are sums over tokens, divided by the number of tokens of
     the whole step (over all ranks), so that gradients of micro-batches add up.
     """
@@ -60,13 +64,15 @@ class Pipeline:
         schedule: str = "1F1B",
         hidden_dtype: torch.dtype | None = None,
     ) -> None:
-        """`stages`: of this rank, by number, as `cut_stage` made them; with FSDP2, divided, adapted.
+        """Take over the stages of this rank; the optimizer is made afterwards.
 
+        stages: by number, as `cut_stage` made them; tensor parallelism, LoRA and FSDP2 may have
+            been applied to them.
         mesh: of one axis.
-        schedule: of `assay.parallel.pipeline_parallel.schedules`.
-        hidden_dtype: of what travels; by default that of the parameters. Under mixed precision it
-            is the dtype that is computed in.
-        Raises: ScheduleError for a schedule that is unknown, or that FSDP2 does not work under.
+        schedule: a name of `assay.parallel.pipeline_parallel.schedules`.
+        hidden_dtype: of the hidden states between stages, by default that of the parameters; under
+            mixed precision the dtype that layers compute in.
+        Raises: ScheduleError for a schedule that is unknown or incompatible with FSDP2.
         """
         self.stages = {index: called_module(stage) for index, stage in stages.items()}
         self.schedule = find_schedule(schedule)
@@ -85,12 +91,12 @@ class Pipeline:
             parameter.dtype for stage in self.stages.values() for parameter in stage.parameters()
         )
         self._loss = _TokenLoss()
-        self._built: tuple[tuple[int, ...], Any] | None = None
+        self._built: tuple[tuple[int, ...], _BuiltSchedule] | None = None
 
     def forward_backward(self, batch: Sequence[_MicroBatch], num_step_tokens: int) -> Tensor:
-        """Add the gradients of all micro-batches of `batch`.
+        """Run forward and backward over all micro-batches of `batch`, and add up their gradients.
 
-        num_step_tokens: label tokens of the whole step, over all ranks that see other rows too.
+        num_step_tokens: label tokens of the whole step, those of data-parallel ranks included.
         Returns: the loss of these micro-batches, the same on all ranks of the pipeline.
         Raises: PipelineError or ScheduleError for a batch that cannot be run.
         """
@@ -112,10 +118,10 @@ class Pipeline:
         return loss
 
     def sum_tied_gradients(self) -> None:
-        """Add up the gradients of embedding and head where they are one parameter.
+        """Add up the gradients of embedding and head where they are tied.
 
-        Once a step, after the last `forward_backward` and before clipping. Both ends then make the
-        same update, and stay the same to the bit.
+        Called once a step, after the last `forward_backward` and before clipping. The first and
+        the last stage then make the same update, so that their copies stay bitwise equal.
         """
         own = self._tied_ends()
         if len(own) == 2:
@@ -125,7 +131,7 @@ class Pipeline:
         elif own:
             ((end, gradient),) = own.items()
             peer = dist.get_global_rank(self._group, self._rank_of_end(1 - end))
-            # What is kept on the host has to be where the ranks can talk.
+            # Gradients that are kept on the host are moved to the device that the group can send.
             sent = gradient.to(self._device).contiguous()
             received = torch.empty_like(sent)
             exchange = [
@@ -139,7 +145,7 @@ class Pipeline:
     def gradient_norm(self) -> Tensor:
         """Euclidean norm of the gradients of the whole model, the same on all ranks.
 
-        What the ends of the pipeline have in common counts once.
+        A tied parameter, of which the first and the last stage have a copy, counts once.
         """
         norm = gradient_norm(
             parameter.grad
@@ -153,7 +159,7 @@ class Pipeline:
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Scale all gradients so that the norm of the whole model is at most `max_norm`.
 
-        Returns: the norm before.
+        Returns: the norm before scaling, as `gradient_norm`.
         """
         norm = self.gradient_norm()
         nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm, foreach=False)
@@ -172,7 +178,7 @@ class Pipeline:
         return 0 if end == 0 or self.schedule.layout == "v" else self._mesh.size() - 1
 
     def _tied_ends(self) -> dict[int, Tensor]:
-        """This rank's copies' gradients, by end; of DTensors this rank's shard."""
+        """The gradients of this rank's copies of the tied parameter, by end; of DTensors the shard."""
         found: dict[int, Tensor] = {}
         for end, name, parameter in self._tied_parameters():
             if parameter.grad is None:
@@ -192,17 +198,17 @@ class Pipeline:
                     yield end, name, parameter
 
     def _named_parameters_once(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Without the last stage's copy of a tied parameter."""
+        """All parameters but the last stage's copy of a tied one."""
         copies = {id(parameter) for end, _, parameter in self._tied_parameters() if end == 1}
         for stage in self.stages.values():
             for name, parameter in stage.named_parameters():
                 if id(parameter) not in copies:
                     yield name, parameter
 
-    def _built_for(self, num: int, rows: int, length: int) -> Any:  # noqa: ANN401 - a schedule
-        """The schedule for these shapes, which are fixed where it is made.
+    def _built_for(self, num: int, rows: int, length: int) -> _BuiltSchedule:
+        """The schedule for `num` micro-batches of `rows` times `length` tokens; the last is kept.
 
-        They are said in full: asked to find out, torch runs each stage once more, with garbage.
+        Stages are given all shapes: to infer them, torch would run each stage on uninitialised data.
         """
         shape = (num, rows, length)
         if self._built is None or self._built[0] != shape:
@@ -240,10 +246,10 @@ class Pipeline:
 
 
 def pad_alike(batch: Sequence[_MicroBatch]) -> dict[str, Tensor]:
-    """All micro-batches, one behind the other, padded on the right to the longest, (M * B, T).
+    """The rows of all micro-batches, padded on the right to the longest, (M * B, T).
 
     Padding has no label and is not attended to.
-    Raises: PipelineError, if their numbers of rows differ.
+    Raises: PipelineError if their numbers of rows differ.
     """
     rows = [len(micro_batch["input_ids"]) for micro_batch in batch]
     if len({*rows}) != 1:
@@ -266,7 +272,7 @@ class _TokenLoss:
     num_step_tokens = 0
 
     def __call__(self, logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
-        # At least float32: a sum over a vocabulary in 8 bits would be the loudest error.
+        # At least float32: the sum over a vocabulary in bfloat16 would be the largest error.
         wide_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
         summed = functional.cross_entropy(
             wide_BTV[:, :-1].flatten(0, 1),

@@ -10,10 +10,10 @@ from assay.errors import UsageError
 class Schedule:
     """One way to order the forward and backward passes of a pipeline.
 
-    name: as torch calls it.
-    layout: single: one stage for each rank; loop: stages in turn, rank by rank, again and again;
-        v: two for each rank, there and back, so that the first rank has the last stage too.
-    backward: split where gradients of inputs and of weights are computed apart.
+    name: the name in torch.
+    layout: single: one stage for each rank; loop: stages are dealt out to the ranks in turn;
+        v: two for each rank, in order and back, so that the first rank also has the last stage.
+    backward: split if gradients of inputs and of weights are computed separately.
     """
 
     name: str
@@ -36,16 +36,16 @@ SCHEDULES = {
 
 
 class ScheduleError(UsageError):
-    """A schedule that is unknown, or cannot run these stages."""
+    """A schedule that is unknown or cannot run these stages."""
 
     @classmethod
     def unknown(cls, name: str) -> "ScheduleError":
-        """No such name."""
+        """`name` is not a key of `SCHEDULES`."""
         return cls(f"unknown pipeline schedule {name!r}; known: {', '.join(SCHEDULES)}")
 
     @classmethod
     def stage_count(cls, schedule: Schedule, num_stages: int, num_ranks: int) -> "ScheduleError":
-        """Its layout does not give every rank as many."""
+        """The layout of `schedule` does not deal out `num_stages` evenly."""
         wanted = {
             "single": str(num_ranks),
             "loop": f"a multiple of {num_ranks}",
@@ -57,7 +57,7 @@ class ScheduleError(UsageError):
 
     @classmethod
     def sharded(cls, name: str) -> "ScheduleError":
-        """FSDP2 reduces gradients when a backward pass ends, which here happens twice."""
+        """FSDP2 reduces gradients when a backward pass ends; split backward passes end twice."""
         whole = ", ".join(known for known, of in SCHEDULES.items() if of.backward == "whole")
         return cls(
             f"{name} splits the backward pass, and FSDP2 then loses gradients; for sharded stages"
@@ -66,7 +66,7 @@ class ScheduleError(UsageError):
 
     @classmethod
     def too_few_micro_batches(cls, name: str, num: int, needed: int) -> "ScheduleError":
-        """Its order is defined only from so many on."""
+        """The schedule is defined for at least `needed` micro-batches only."""
         return cls(f"{name} needs at least {needed} micro-batches in each step, not {num}")
 
 
@@ -79,7 +79,10 @@ def find_schedule(name: str) -> Schedule:
 
 
 def stages_of_rank(name: str, rank: int, num_ranks: int, num_stages: int) -> tuple[int, ...]:
-    """The stages that `rank` of the pipeline has, in order. Raises: ScheduleError."""
+    """The numbers of the stages of `rank`, in order.
+
+    Raises: ScheduleError for an unknown name or a number of stages that does not fit its layout.
+    """
     schedule = find_schedule(name)
     fits = {
         "single": num_stages == num_ranks,

@@ -1,9 +1,9 @@
-"""A decoder cut into the stages of a pipeline; every module keeps the path that it has in the whole.
+"""A decoder cut into pipeline stages, in which modules keep the paths of the whole model.
 
-A stage is the model itself without what other stages have. It runs transformers' own forward over
+A stage is the model without the modules of other stages. It runs transformers' own forward over
 the layers that are left, so that masks, positions, rotary tables, multipliers and scaled logits
-are those of the model. Each stage makes its masks anew from the attention mask, which every rank
-has: what travels from stage to stage is the hidden state alone.
+are those of the model. Each stage computes its masks from the attention mask, which every rank
+has: only hidden states are sent from stage to stage.
 
 Shapes: B rows, T tokens, H hidden size, V vocabulary.
 """
@@ -11,43 +11,46 @@ Shapes: B rows, T tokens, H hidden size, V vocabulary.
 import copy
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from torch import Tensor, nn
 
 from assay.errors import UsageError
 from assay.parallel.checkpoints.weight_loading import tied_names
 
-# Their decoders are embedding, layers, norm and head, and nothing else, in this order.
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+# Model types whose decoder is embedding, layers, norm and head, in this order and nothing else.
 MODEL_TYPES = frozenset({"llama", "granite", "qwen3", "mistral", "mixtral", "phi3"})
 
 
-# The attribute by which a stage is known.
+# The attribute that marks a module as a stage.
 _STAGE_NUMBER = "_assay_stage"
 
 
 class StageError(UsageError):
-    """A model that cannot be cut, or not in this way."""
+    """A model that cannot be cut into the planned stages."""
 
     @classmethod
     def too_many(cls, num_layers: int, num_stages: int) -> "StageError":
-        """Each stage needs a layer."""
+        """More stages than layers: a stage would have none."""
         return cls(f"{num_layers} layers cannot be divided over {num_stages} pipeline stages")
 
     @classmethod
     def unknown(cls, model_type: str) -> "StageError":
-        """A decoder of which we do not know what happens between its layers."""
+        """A model type outside of `MODEL_TYPES`."""
         known = ", ".join(sorted(MODEL_TYPES))
         return cls(f"models of type {model_type!r} cannot be cut into stages; known: {known}")
 
     @classmethod
     def other_layers(cls, num_layers: int, planned: int) -> "StageError":
-        """The plan is for another model."""
+        """The plan is for `planned` layers, the model has another number."""
         return cls(f"the stages are planned for {planned} layers, the model has {num_layers}")
 
     @classmethod
     def trained_auxiliary_loss(cls) -> "StageError":
-        """Its sum goes over the layers of all stages."""
+        """The model trains a router loss, which is a sum over the layers of all stages."""
         return cls(
             "output_router_logits: the loss of the router is not known to stages; turn it off"
         )
@@ -55,16 +58,16 @@ class StageError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """The layers of each stage. The first one has the embedding too, the last one norm and head."""
+    """The layers of each stage; the first also has the embedding, the last norm and head."""
 
     layers: tuple[range, ...]
 
     @classmethod
     def balanced(cls, num_layers: int, num_stages: int) -> "StagePlan":
-        """As many layers for each stage as can be; what is left over goes to the front.
+        """Equally many layers for each stage; the first stages get one more where some are left.
 
-        The last stage has the head beside its layers, which costs more than the embedding.
-        Raises: StageError.
+        Not the last ones: the head costs more than the embedding.
+        Raises: StageError if there are fewer layers than stages.
         """
         if not 0 < num_stages <= num_layers:
             raise StageError.too_many(num_layers, num_stages)
@@ -74,7 +77,7 @@ class StagePlan:
 
     @property
     def num_stages(self) -> int:
-        """Stages in all."""
+        """Number of stages."""
         return len(self.layers)
 
     @property
@@ -85,16 +88,16 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class TiedParameter:
-    """A parameter of which the first and the last stage have a copy each."""
+    """The names of one parameter, of which the first and the last stage have a copy each."""
 
     first_name: str
     last_name: str
 
 
 def tied_over_stages(model: nn.Module) -> TiedParameter | None:
-    """The copies that the ends of a pipeline of `model` (or of a stage of it) have.
+    """The parameter that the first and the last stage of `model` share.
 
-    None where embedding and head are not tied.
+    model: the whole model or one of its stages. Returns: None where embedding and head are untied.
     """
     for last_name, first_name in tied_names(model).items():
         return TiedParameter(first_name, last_name)
@@ -102,9 +105,9 @@ def tied_over_stages(model: nn.Module) -> TiedParameter | None:
 
 
 def called_module(model: nn.Module) -> nn.Module:
-    """What is called in training: `model`, or of a stage that peft has wrapped the stage itself.
+    """The module to call in training: `model`, or the stage that peft has wrapped.
 
-    The wrapper's signature is not that of a stage; the adapters are in the stage.
+    The wrapper has another signature than a stage; the adapters are in the stage.
     """
     if not hasattr(model, "get_base_model"):
         return model
@@ -113,12 +116,12 @@ def called_module(model: nn.Module) -> nn.Module:
 
 
 def cut_stage(model: nn.Module, plan: StagePlan, stage: int) -> nn.Module:
-    """Cut off from `model`, in place, all that stage number `stage` does not have.
+    """Remove from `model`, in place, the modules of all stages but number `stage`.
 
-    Best done on the meta device, before weights are read. The result is called with token ids
-    (B, T), of later stages with hidden states (B, T, H), and `attention_mask`; it returns hidden
-    states, of the last stage logits (B, T, V). Its `config` stays that of the whole model.
-    Raises: StageError.
+    Best called on the meta device, before weights are read. The first stage is called with token
+    ids (B, T), later ones with hidden states (B, T, H), all of them with `attention_mask`; the last
+    stage returns logits (B, T, V), the others hidden states. `model.config` stays that of the whole.
+    Raises: StageError if `plan` does not fit the model.
     """
     whole = cast("Any", model)
     config = whole.config
@@ -138,13 +141,13 @@ def cut_stage(model: nn.Module, plan: StagePlan, stage: int) -> nn.Module:
         del body.norm
         body.norm = _pass_on
         whole.lm_head = None
-    # peft looks for the other end.
+    # peft would look for both tied parameters.
     whole._tied_weights_keys = None  # noqa: SLF001 - of transformers
     model.forward = MethodType(_FORWARDS[stage > 0, stage == plan.last], model)
     return model
 
 
-def _check(config: Any, plan: StagePlan) -> None:  # noqa: ANN401 - any model's
+def _check(config: "PretrainedConfig", plan: StagePlan) -> None:
     if config.model_type not in MODEL_TYPES:
         raise StageError.unknown(config.model_type)
     planned = [layer for layers in plan.layers for layer in layers]
@@ -154,12 +157,17 @@ def _check(config: Any, plan: StagePlan) -> None:  # noqa: ANN401 - any model's
         raise StageError.trained_auxiliary_loss()
 
 
-def _cut_layers(body: Any, kept: range) -> None:  # noqa: ANN401 - any model's decoder
+class _Decoder(Protocol):
+    layers: nn.ModuleList
+    config: "PretrainedConfig"
+
+
+def _cut_layers(body: _Decoder, kept: range) -> None:
     layers = nn.ModuleList()
     for index in kept:
         layers.add_module(str(index), body.layers[index])
     body.layers = layers
-    # The decoder counts its layers, and the kinds of their masks, by its configuration.
+    # The decoder's forward reads the number of layers and the kinds of masks from its config.
     body.config = copy.deepcopy(body.config)
     kinds = getattr(body.config, "layer_types", None)
     if kinds is not None:
@@ -171,26 +179,26 @@ def _pass_on(hidden_BTH: Tensor) -> Tensor:
     return hidden_BTH
 
 
-def _forward_whole(self: Any, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:  # noqa: ANN401
+def _forward_whole(
+    self: nn.Module, input_ids: Tensor, attention_mask: Tensor | None = None
+) -> Tensor:
     return _logits(self, input_ids=input_ids, attention_mask=attention_mask)
 
 
-def _forward_first(self: Any, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:  # noqa: ANN401
+def _forward_first(
+    self: nn.Module, input_ids: Tensor, attention_mask: Tensor | None = None
+) -> Tensor:
     return _hidden(self, input_ids=input_ids, attention_mask=attention_mask)
 
 
 def _forward_middle(
-    self: Any,  # noqa: ANN401
-    inputs_embeds: Tensor,
-    attention_mask: Tensor | None = None,
+    self: nn.Module, inputs_embeds: Tensor, attention_mask: Tensor | None = None
 ) -> Tensor:
     return _hidden(self, inputs_embeds=inputs_embeds, attention_mask=attention_mask)
 
 
 def _forward_last(
-    self: Any,  # noqa: ANN401
-    inputs_embeds: Tensor,
-    attention_mask: Tensor | None = None,
+    self: nn.Module, inputs_embeds: Tensor, attention_mask: Tensor | None = None
 ) -> Tensor:
     return _logits(self, inputs_embeds=inputs_embeds, attention_mask=attention_mask)
 
@@ -202,10 +210,11 @@ _FORWARDS = {
 }
 
 
-def _hidden(stage: Any, **inputs: Tensor | None) -> Tensor:  # noqa: ANN401 - any model
-    return cast("Tensor", stage.model(**inputs, use_cache=False).last_hidden_state)
+def _hidden(stage: nn.Module, **inputs: Tensor | None) -> Tensor:
+    decoder = cast("nn.Module", stage.model)
+    return cast("Tensor", decoder(**inputs, use_cache=False).last_hidden_state)
 
 
-def _logits(stage: Any, **inputs: Tensor | None) -> Tensor:  # noqa: ANN401 - any model
-    # The class's forward: that of the instance is the stage's.
+def _logits(stage: nn.Module, **inputs: Tensor | None) -> Tensor:
+    # The class's forward: `cut_stage` has replaced that of the instance.
     return cast("Tensor", type(stage).forward(stage, **inputs, use_cache=False).logits)

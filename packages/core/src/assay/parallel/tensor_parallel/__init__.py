@@ -1,1 +1,1 @@
-"""Decoders divided over the ranks of a tensor-parallel axis."""
+"""Tensor parallelism for decoders."""

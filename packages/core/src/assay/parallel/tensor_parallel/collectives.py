@@ -1,8 +1,8 @@
-"""Where plain tensors enter and leave the ranks of one mesh axis, with gradients to match.
+"""Differentiable collectives over one mesh axis, from plain tensors to plain tensors.
 
-Each function is a DTensor made from this rank's tensor, redistributed, and made plain again. A
-tensor that is *whole* is the same on all ranks, and so is its gradient; a *part* is this rank's
-shard of one dim, with just that part of the gradient; of *summands* the ranks' sum is meant.
+Each makes a DTensor of this rank's tensor, redistributes it, and returns the local tensor. A
+*whole* tensor is the same on all ranks, and so is its gradient; a *part* is this rank's shard along
+one dim, with that part of the gradient; the ranks' *summands* add up to the whole tensor.
 """
 
 import torch
@@ -14,19 +14,19 @@ from assay.parallel.tensor_parallel.division import divide_evenly
 
 
 def sum_gradients(whole: Tensor, mesh: DeviceMesh) -> Tensor:
-    """`whole` itself; its gradient is the sum of what each rank gives for it."""
+    """`whole` itself; in backward, the sum of the ranks' gradients."""
     entered = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
     return entered.to_local(grad_placements=[Partial()])
 
 
 def sum_over_ranks(summand: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The whole of which every rank has a summand."""
+    """The sum of all ranks' summands, whole on every rank."""
     entered = DTensor.from_local(summand, mesh, [Partial()], run_check=False)
     return entered.redistribute(placements=[Replicate()]).to_local()
 
 
 def gather(part: Tensor, mesh: DeviceMesh, dim: int, size: int) -> Tensor:
-    """The whole, which has `size` along `dim`, from each rank's part."""
+    """The whole tensor, of length `size` along `dim`, from all ranks' parts."""
     shape = list(part.shape)
     shape[dim] = size
     stride = torch.empty(shape, device="meta").stride()
@@ -42,7 +42,7 @@ def gather(part: Tensor, mesh: DeviceMesh, dim: int, size: int) -> Tensor:
 
 
 def shard_tensor(whole: Tensor, mesh: DeviceMesh, dim: int) -> DTensor:
-    """`whole`, which every rank has, as a DTensor of which each keeps its part along `dim` only."""
+    """`whole`, which every rank has, as a DTensor sharded along `dim`; memory is kept for the part."""
     rank = mesh.get_local_rank()
     (chunk,) = divide_evenly(whole.shape[dim], mesh.size()).parts[rank]
     # A copy: a view would keep the whole tensor's memory.

@@ -5,7 +5,7 @@ o_proj and down_proj by their input features; the embedding and the head by the 
 everything else is whole on every rank. Between the blocks, hidden states are whole.
 """
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -36,13 +36,16 @@ from assay.parallel.tensor_parallel.layers import (
 )
 from assay.parallel.tensor_parallel.layout import Features, TensorLayout
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 
 class MeshAxisError(UsageError):
-    """A mesh that is not one axis."""
+    """A mesh of several axes, where one is needed."""
 
     @classmethod
     def of(cls, mesh: DeviceMesh) -> "MeshAxisError":
-        """`mesh` has another number of axes."""
+        """`mesh`: the one that was given."""
         return cls(f"tensor parallelism needs a mesh of one axis, not of {mesh.ndim}: {mesh}")
 
 
@@ -51,11 +54,12 @@ def apply_tensor_parallel(model: nn.Module, mesh_tp: DeviceMesh) -> TensorLayout
 
     Names of modules and parameters stay. Divided parameters become DTensors sharded over
     `mesh_tp`; the others stay plain, and get the same gradient on all ranks. LoRA is applied
-    before, FSDP2, compilation, optimizers and hooks after; experts whose parameters LoRA adapts stay
-    whole on every rank, though each computes with its part. Dropout is not divided: with it, ranks
-    draw different masks for the heads and features that they have.
+    before, FSDP2, compilation, optimizers and hooks after; experts whose parameters LoRA adapts keep
+    whole parameters on every rank, though each rank computes with its part. Dropout is not divided:
+    ranks draw different masks for their heads and features.
 
-    Raises: UsageError for a model whose parts are not known or whose numbers do not divide.
+    Returns: which features of the whole tensors this rank has at module boundaries.
+    Raises: UsageError for a model with unknown parts or with sizes that do not divide.
     """
     if mesh_tp.ndim != 1:
         raise MeshAxisError.of(mesh_tp)
@@ -66,7 +70,7 @@ def apply_tensor_parallel(model: nn.Module, mesh_tp: DeviceMesh) -> TensorLayout
     for block in blocks:
         dividing.divide(block)
     paths = {id(module): path for path, module in model.named_modules()}
-    # The stages of a pipeline have neither, or one of them.
+    # Stages of a pipeline have one of them or neither.
     if (embedding := cast("Any", model).get_input_embeddings()) is not None:
         divide_vocabulary(paths[id(embedding)], embedding, dividing.shards)
     if (head := cast("Any", model).get_output_embeddings()) is not None:
@@ -75,7 +79,7 @@ def apply_tensor_parallel(model: nn.Module, mesh_tp: DeviceMesh) -> TensorLayout
 
 
 class HeadsOfThisRank:
-    """A configuration in which the numbers of heads are this rank's; all else is the model's."""
+    """The configuration of a model with the numbers of heads of this rank."""
 
     def __init__(self, config: object, share: HeadShare) -> None:
         self.__dict__.update(
@@ -91,7 +95,7 @@ class HeadsOfThisRank:
 
 
 class _Dividing:
-    """One model on its way to its ranks."""
+    """The division of one model in place, block by block."""
 
     def __init__(self, mesh: DeviceMesh, shares: tuple[HeadShare, ...]) -> None:
         self.shards = ShardParameters(mesh)
@@ -129,14 +133,14 @@ class _Dividing:
             if hasattr(module, name):
                 setattr(module, name, number)
         if len(block.columns) == 1:
-            # The fused output is cut by the numbers of the configuration.
+            # The attention's forward cuts the fused output by the numbers in its configuration.
             module.config = HeadsOfThisRank(module.config, share)
 
     def _divide_heads(self, num_heads: int, head_dim: int, kind: str) -> Division:
         return divide_by_heads(num_heads, head_dim, [getattr(share, kind) for share in self.shares])
 
     def _divide_norms_of_heads(self, block: Attention) -> None:
-        """What has parameters in attention beside the projections: norms of single heads."""
+        """Divide the other modules with parameters in attention: norms of single heads."""
         projections = {p.path for p in (*block.columns, block.row)}
         for name, child in block.module.named_children():
             path = f"{block.path}.{name}"
@@ -184,7 +188,7 @@ class _Dividing:
                 self.inputs[path] = self.outputs[path] = features
 
     def divide_columns(self, projection: Projection, division: Division) -> None:
-        """Its adapters' B halves have the same output features, the A halves stay whole."""
+        """Divide a projection and its adapters' B matrices by output features; A stays whole."""
         features = Features.of(division, self.rank)
         divide_columns(projection.base_path, projection.base, division, self.shards)
         self.outputs[projection.path] = self.outputs[projection.base_path] = features
@@ -193,7 +197,7 @@ class _Dividing:
             self.outputs[adapter.b_path] = features
 
     def divide_rows(self, projection: Projection, division: Division) -> None:
-        """Its adapters' A halves have the same input features, the B halves stay whole."""
+        """Divide a projection and its adapters' A matrices by input features; B stays whole."""
         features = Features.of(division, self.rank)
         divide_rows(projection.base_path, projection.base, self.shards)
         self.inputs[projection.path] = self.inputs[projection.base_path] = features
@@ -208,7 +212,6 @@ class _Dividing:
             divide_columns_and_gather(adapter.b_path, adapter.b, self.shards)
 
 
-def _config_of(blocks: list[Block]) -> Any:  # noqa: ANN401 - of any model
-    return next(
-        cast("Any", block.module).config for block in blocks if isinstance(block, Attention)
-    )
+def _config_of(blocks: list[Block]) -> "PretrainedConfig":
+    attention = next(block.module for block in blocks if isinstance(block, Attention))
+    return cast("PretrainedConfig", attention.config)

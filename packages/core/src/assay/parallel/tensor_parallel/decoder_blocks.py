@@ -15,11 +15,11 @@ from assay.errors import UsageError
 
 
 class BlockError(UsageError):
-    """A model that is not built as expected."""
+    """A model with other parts than this module can find."""
 
     @classmethod
     def no_attention(cls, model: nn.Module) -> "BlockError":
-        """Nothing to divide."""
+        """No module of `model` is attention."""
         return cls(
             f"{type(model).__name__} has no attention with q_proj, k_proj, v_proj (or qkv_proj) "
             "and o_proj: it cannot be divided over tensor-parallel ranks"
@@ -27,14 +27,14 @@ class BlockError(UsageError):
 
     @classmethod
     def unknown_parameter(cls, path: str, shape: tuple[int, ...]) -> "BlockError":
-        """A parameter between divided ones, of which nobody knows what it belongs to."""
+        """A parameter in a divided block for which no division is defined."""
         return cls(
             f"{path} has shape {shape}: what it would be on one tensor-parallel rank is not known"
         )
 
     @classmethod
     def adapter_variant(cls, path: str, variant: str) -> "BlockError":
-        """An adapter that is not plain LoRA."""
+        """`variant`: the kind of adapter, which is not plain LoRA."""
         return cls(
             f"{path}: {variant} cannot be divided over tensor-parallel ranks, plain LoRA can"
         )
@@ -42,7 +42,7 @@ class BlockError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One LoRA adapter of a projection."""
+    """One LoRA adapter of a projection: its matrices A and B, and their paths."""
 
     a_path: str
     a: nn.Module
@@ -53,9 +53,9 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A linear, and the LoRA adapters around it.
+    """A linear and the LoRA adapters that wrap it.
 
-    path: of the module that is called for it; base_path: of the linear, the same without LoRA.
+    path: of the outermost module; base_path: of the linear, the same without LoRA.
     """
 
     path: str
@@ -88,7 +88,7 @@ class Mlp(ColumnsAndRow):
 class Experts:
     """All experts of a layer.
 
-    has_adapters: LoRA changes the parameters themselves, for the time of each call.
+    has_adapters: whether LoRA adapts their parameters, which it changes during each call.
     """
 
     path: str
@@ -137,7 +137,7 @@ def _blocks(model: nn.Module) -> Iterator[Block]:
 
 
 def projection_at(path: str, module: nn.Module) -> Projection:
-    """The linear at `path`, which may be wrapped by LoRA.
+    """The linear `module` at `path`, which may be wrapped by LoRA.
 
     Raises: BlockError for another kind of adapter.
     """

@@ -13,7 +13,7 @@ class DivisionError(UsageError):
 
     @classmethod
     def empty_rank(cls, what: str, size: int, num_ranks: int, rank: int) -> "DivisionError":
-        """A rank would hold nothing."""
+        """`rank` would have no feature of `what`."""
         return cls(
             f"{what}: {size} features over {num_ranks} tensor-parallel ranks leave none for "
             f"rank {rank}"
@@ -29,7 +29,7 @@ class Division:
 
     @property
     def is_even(self) -> bool:
-        """Whether each rank computes just the shard that `Shard` gives it."""
+        """Whether each rank computes exactly the features of its `Shard`."""
         return self.parts == divide_evenly(self.size, len(self.parts)).parts
 
     def features_of(self, rank: int) -> list[int]:
@@ -37,14 +37,14 @@ class Division:
         return [*chain.from_iterable(self.parts[rank])]
 
     def copies(self) -> Counter[int]:
-        """How often each feature is held, over all ranks."""
+        """How many times each feature is computed, over all ranks."""
         return Counter(
             chain.from_iterable(self.features_of(rank) for rank in range(len(self.parts)))
         )
 
 
 def divide_evenly(size: int, num_ranks: int) -> Division:
-    """Consecutive chunks as `Shard` makes them: all alike but for the last ones."""
+    """Consecutive chunks as `Shard` makes them: equally long but for the last ones."""
     chunk = -(-size // num_ranks)
     return Division(
         size,
@@ -58,7 +58,7 @@ def divide_evenly(size: int, num_ranks: int) -> Division:
 def divide_by_heads(
     num_heads: int, head_dim: int, heads_of_ranks: Sequence[Sequence[int]]
 ) -> Division:
-    """The features of the heads of every rank."""
+    """The features of the given heads of every rank, of `head_dim` each."""
     return Division(
         num_heads * head_dim,
         tuple(
@@ -69,7 +69,7 @@ def divide_by_heads(
 
 
 def fuse(*divisions: Division) -> Division:
-    """The division of a weight that holds several, one behind the other: each is divided alone."""
+    """The division of a fused weight, each of whose parts has its own division."""
     offset = 0
     parts: list[tuple[range, ...]] = [()] * len(divisions[0].parts)
     for division in divisions:
@@ -80,7 +80,7 @@ def fuse(*divisions: Division) -> Division:
 
 
 def _merged(ranges: Iterable[range]) -> tuple[range, ...]:
-    """The same features in the same order, in as few ranges as can be."""
+    """The same features in the same order, in as few ranges as possible."""
     merged: list[range] = []
     for following in ranges:
         if merged and merged[-1].stop == following.start:
@@ -91,7 +91,7 @@ def _merged(ranges: Iterable[range]) -> tuple[range, ...]:
 
 
 def check_every_rank_has_some(what: str, division: Division) -> None:
-    """Raises: DivisionError where a rank would hold nothing of `what`."""
+    """Raise DivisionError if a rank would have no feature of `what`."""
     for rank in range(len(division.parts)):
         if not division.features_of(rank):
             raise DivisionError.empty_rank(what, division.size, len(division.parts), rank)

@@ -1,4 +1,4 @@
-"""Another vocabulary for a model whose embedding and head are divided over ranks."""
+"""Resizing the vocabulary of a model whose embedding and head are divided over ranks."""
 
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ class VocabularyError(UsageError):
 
     @classmethod
     def not_divided(cls, model: nn.Module) -> "VocabularyError":
-        """The embedding is whole."""
+        """Tensor parallelism has not been applied to `model`."""
         return cls(
             f"the embedding of {type(model).__name__} is not divided over tensor-parallel ranks; "
             "use its resize_token_embeddings"
@@ -24,20 +24,20 @@ class VocabularyError(UsageError):
 
     @classmethod
     def loses_padding(cls, padding_idx: int, num_tokens: int) -> "VocabularyError":
-        """The padding token would be cut off."""
+        """The new vocabulary would be too small for the padding token."""
         return cls(f"a vocabulary of {num_tokens} tokens lacks the padding token {padding_idx}")
 
 
 def resize_vocabulary(model: nn.Module, num_tokens: int) -> None:
-    """Give the embedding and the head of `model` rows for `num_tokens` tokens, in place.
+    """Resize the embedding and the head of `model` to `num_tokens` rows, in place.
 
-    A token keeps its id and its row, whichever rank it comes to lie on: rows are added and taken
-    away at the end of the whole vocabulary. A new row is the mean of the old ones, so that a new
-    token is no more probable than an average one. Tied embeddings stay tied. Optimizers are made
-    after this: the parameters are new ones.
+    Rows are added and removed at the end of the whole vocabulary: a token keeps its id and row,
+    though maybe on another rank. A new row is the mean of the old ones, so that a new token is no
+    more probable than an average one. Tied embeddings stay tied. Called before the optimizer is
+    made, since the parameters are new ones.
 
-    Raises: VocabularyError where the embedding is not divided or loses its padding token;
-        DivisionError where a rank would have no token.
+    Raises: VocabularyError if the embedding is not divided or would lose its padding token;
+        DivisionError if a rank would have no token.
     """
     embedding = cast("Any", model).get_input_embeddings()
     head = cast("Any", model).get_output_embeddings()
@@ -71,7 +71,7 @@ def _resized(parameter: Tensor, num_rows: int) -> nn.Parameter:
 
 
 def _note_vocabulary_size(model: nn.Module, num_tokens: int) -> None:
-    """In the configuration, and in all modules that keep the number for their loss."""
+    """Set `vocab_size` in the configuration and in all modules that use it in their loss."""
     config = cast("Any", model).config
     config.get_text_config().vocab_size = num_tokens
     for module in model.modules():

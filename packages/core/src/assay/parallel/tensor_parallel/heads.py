@@ -11,12 +11,12 @@ class HeadsError(UsageError):
 
     @classmethod
     def not_positive(cls, name: str, value: int) -> "HeadsError":
-        """A number below 1."""
+        """`name`: of a number that is below 1."""
         return cls(f"{name} is {value}; it must be at least 1")
 
     @classmethod
     def uneven_groups(cls, num_query_heads: int, num_kv_heads: int) -> "HeadsError":
-        """Query heads that do not share key/value heads evenly."""
+        """The number of query heads is no multiple of that of key/value heads."""
         return cls(
             f"{num_query_heads} query heads cannot share {num_kv_heads} key/value heads evenly: "
             f"{num_query_heads} is no multiple of {num_kv_heads}"
@@ -24,7 +24,7 @@ class HeadsError(UsageError):
 
     @classmethod
     def uneven_ranks(cls, num_query_heads: int, num_ranks: int) -> "HeadsError":
-        """Ranks that would compute different numbers of heads."""
+        """The number of query heads is no multiple of that of ranks."""
         return cls(
             f"{num_query_heads} query heads cannot be distributed evenly over {num_ranks} "
             f"tensor-parallel ranks: {num_query_heads} is no multiple of {num_ranks}"
@@ -51,12 +51,12 @@ class HeadShare:
 
 
 def share_heads(num_query_heads: int, num_kv_heads: int, num_ranks: int) -> tuple[HeadShare, ...]:
-    """The heads of every rank, all ranks alike in number.
+    """The heads of every rank, equally many on each.
 
-    Query heads are dealt out in order. A slot serves as many of them as divide both a rank's
-    heads and the heads of one key/value head, so no slot needs two key/value heads. Where
-    num_ranks divides num_kv_heads, nothing is held twice; where there are more ranks than
-    key/value heads, each is held by several ranks.
+    Query heads are dealt out in order. The number of query heads of a slot divides both the number
+    of a rank's heads and that of one key/value head, so that no slot needs two key/value heads.
+    Where num_ranks divides num_kv_heads, every key/value head is on one rank; where there are more
+    ranks than key/value heads, each is on several.
 
     Raises: HeadsError for numbers that do not divide.
     """

@@ -1,11 +1,11 @@
 """Modules that compute with this rank's part of their weights, with plain tensors at their boundaries.
 
-Each takes over a module in place: its class changes, its path and the names of its parameters do
-not. Divided parameters become DTensors that are sharded evenly and in the order of the whole
-weight, so `full_tensor()` of a parameter or its gradient, checkpoints and FSDP2 know nothing of
-attention heads. Where a rank computes other features than those of its shard (halves of fused
-weights, key/value heads that several ranks need), the weight is gathered in the forward pass and
-cut, and the gradients of all ranks are summed into the shards in the backward pass.
+Each replaces the class of a module in place; its path and the names of its parameters stay.
+Divided parameters become DTensors that are sharded evenly and in the order of the whole weight, so
+that `full_tensor()` of a parameter or its gradient, checkpoints and FSDP2 work as for any DTensor.
+Where a rank computes other features than those of its shard (halves of fused weights, key/value
+heads that several ranks need), the weight is gathered in the forward pass and cut, and the
+gradients of all ranks are summed into the shards in the backward pass.
 
 Shapes: B batch, T tokens, H hidden features, V vocabulary.
 """
@@ -39,7 +39,7 @@ class LayerError(UsageError):
 
     @classmethod
     def of_class(cls, path: str, module: nn.Module, expected: type[nn.Module]) -> "LayerError":
-        """Another class, which may compute something else."""
+        """`module` has another class than `expected`, and may compute something else."""
         return cls(
             f"{path} is a {type(module).__name__}; only a plain {expected.__name__} can be divided "
             "over tensor-parallel ranks"
@@ -47,24 +47,24 @@ class LayerError(UsageError):
 
     @classmethod
     def embedding_option(cls, path: str, option: str) -> "LayerError":
-        """An option of nn.Embedding that looks at all rows, or makes sparse gradients."""
+        """`option`: one of nn.Embedding that reads all rows or makes sparse gradients."""
         return cls(f"{path}: an embedding with {option} cannot be divided by its vocabulary")
 
     @classmethod
     def twice(cls, module: nn.Module) -> "LayerError":
-        """It was divided before."""
+        """`module` has been divided before."""
         return cls(f"a {type(module).__name__} is divided over ranks already")
 
 
 class ShardParameters:
-    """Makes parameters DTensors; a parameter that two modules share stays shared."""
+    """Turns parameters of one model into DTensors; parameters shared by two modules stay shared."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
         self._made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
 
     def shard(self, module: nn.Module, name: str, dim: int) -> None:
-        """Replace the parameter `name` of `module`."""
+        """Replace parameter `name` of `module` by a DTensor that is sharded along `dim`."""
         whole = cast("nn.Parameter", getattr(module, name))
         if id(whole) not in self._made:
             sharded = nn.Parameter(shard_tensor(whole, self.mesh, dim), whole.requires_grad)
@@ -73,7 +73,10 @@ class ShardParameters:
 
 
 def part_of(weight: Tensor, ranges: tuple[range, ...] | None, dim: int) -> Tensor:
-    """What this rank computes with: its shard, or `ranges` along `dim` of the gathered weight."""
+    """The part of `weight` that this rank computes with.
+
+    ranges: None for its shard; otherwise these ranges along `dim` of the gathered weight.
+    """
     sharded = cast("DTensor", weight)
     if ranges is None:
         return sharded.to_local()
@@ -82,12 +85,15 @@ def part_of(weight: Tensor, ranges: tuple[range, ...] | None, dim: int) -> Tenso
 
 
 def concatenate(whole: Tensor, ranges: tuple[range, ...], dim: int) -> Tensor:
-    """The `ranges` of `whole` along `dim`, one behind the other."""
+    """The `ranges` of `whole` along `dim`, concatenated."""
     return torch.cat([whole.narrow(dim, r.start, len(r)) for r in ranges], dim)
 
 
 class ColumnParallelLinear(nn.Linear):
-    """Has some of the output features: whole input, output local."""
+    """A linear with this rank's output features: whole input, local output.
+
+    ranges: as in `part_of`.
+    """
 
     mesh: DeviceMesh
     ranges: tuple[range, ...] | None
@@ -101,21 +107,21 @@ class ColumnParallelLinear(nn.Linear):
 
 
 class GatheredColumnParallelLinear(ColumnParallelLinear):
-    """As its base, with the whole output on every rank."""
+    """A linear with this rank's output features that gathers its output: whole input and output."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Linear
-        """All output features."""
+        """The output features of all ranks."""
         # A copy: FSDP2 warns of modules that return views.
         return gather(super().forward(input), self.mesh, -1, self.weight.shape[0]).clone()
 
 
 class RowParallelLinear(nn.Linear):
-    """Has some of the input features: input local, output whole."""
+    """A linear with this rank's input features: local input, whole output."""
 
     mesh: DeviceMesh
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Linear
-        """The sum over all ranks, and the bias once."""
+        """The sum of all ranks' products, plus the bias."""
         summand = functional.linear(input, part_of(self.weight, None, 1))
         bias: Tensor | None = self.bias
         output = sum_over_ranks(summand, self.mesh)
@@ -123,12 +129,12 @@ class RowParallelLinear(nn.Linear):
 
 
 class VocabularyParallelEmbedding(nn.Embedding):
-    """Has the rows of some tokens: whole ids, output whole."""
+    """An embedding with the rows of this rank's tokens: whole ids, whole output."""
 
     mesh: DeviceMesh
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Embedding
-        """The rows of all tokens; of a token that another rank has, this one adds zeros."""
+        """The rows of all tokens; each rank adds zeros for tokens of other ranks."""
         rank = self.mesh.get_local_rank()
         (tokens,) = divide_evenly(self.weight.shape[0], self.mesh.size()).parts[rank]
         elsewhere_BT = (input < tokens.start) | (input >= tokens.stop)
@@ -151,7 +157,7 @@ class _Forward(Protocol):
 
 
 class WithReplacedForward(nn.Module):
-    """Base of modules that run another class's forward on other tensors than their parameters."""
+    """Base of modules that run the forward of their original class, on other tensors if need be."""
 
     mesh: DeviceMesh
     original: type[nn.Module]
@@ -161,7 +167,7 @@ class WithReplacedForward(nn.Module):
         *args: Any,  # noqa: ANN401 - of any module
         **kwargs: Any,  # noqa: ANN401 - of any module
     ) -> Any:  # noqa: ANN401 - of any module
-        """The original forward."""
+        """Call the original class's forward on this module's parameters."""
         return self.original.forward(self, *args, **kwargs)
 
     def forward_with(
@@ -170,8 +176,8 @@ class WithReplacedForward(nn.Module):
         *args: Any,  # noqa: ANN401 - of any module
         **kwargs: Any,  # noqa: ANN401 - of any module
     ) -> Any:  # noqa: ANN401 - of any module
-        """The original forward, in which the parameters are `tensors`."""
-        # A double of the module: hooks do not fire again, children are the same objects.
+        """Call the original class's forward with `tensors` in the place of parameters."""
+        # On a shallow copy, so that hooks do not fire again; children are the same objects.
         double = object.__new__(self.original)
         double.__dict__.update(self.__dict__)
         absent = {name: None for name, value in self._parameters.items() if value is None}
@@ -180,10 +186,13 @@ class WithReplacedForward(nn.Module):
 
 
 class WithSummedGradients(WithReplacedForward):
-    """Keeps whole parameters, but computes with some heads only: gradients are summed."""
+    """A module with whole parameters that computes only this rank's heads.
+
+    The gradients of its parameters are summed over the ranks.
+    """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of any module
-        """The original forward."""
+        """The original forward, on parameters whose gradients are summed."""
         entered = {
             name: sum_gradients(parameter, self.mesh)
             for name, parameter in self.named_parameters(recurse=False)
@@ -192,7 +201,7 @@ class WithSummedGradients(WithReplacedForward):
 
 
 class ParallelExperts(WithReplacedForward):
-    """Experts with some of the intermediate features each: whole input, output whole.
+    """Experts with this rank's intermediate features: whole input, whole output.
 
     The fused gate and up weight has shape (experts, 2 * intermediate, H), the down weight
     (experts, H, intermediate).
@@ -202,7 +211,7 @@ class ParallelExperts(WithReplacedForward):
     down_ranges: tuple[range, ...] | None
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """The sum over all ranks."""
+        """The sum of all ranks' results."""
         gate_up, down = cast("Tensor", self.gate_up_proj), cast("Tensor", self.down_proj)
         summand = self.forward_with(
             {
@@ -224,8 +233,9 @@ class ParallelExperts(WithReplacedForward):
 def divide_columns(
     path: str, linear: nn.Module, division: Division, shards: ShardParameters
 ) -> ColumnParallelLinear:
-    """Make `linear` compute the output features of this rank.
+    """Make `linear`, in place, compute only the output features of this rank.
 
+    division: the features of each rank. Returns: `linear`.
     Raises: LayerError for another class; DivisionError where a rank would have no feature.
     """
     plain = _plain(path, linear, nn.Linear)
@@ -249,7 +259,7 @@ def divide_columns_and_gather(path: str, linear: nn.Module, shards: ShardParamet
 
 
 def divide_rows(path: str, linear: nn.Module, shards: ShardParameters) -> RowParallelLinear:
-    """Make `linear` compute with the input features of this rank, evenly divided.
+    """Make `linear`, in place, compute with the input features of this rank, evenly divided.
 
     Raises: as `divide_columns`.
     """
@@ -287,7 +297,7 @@ def divide_experts(path: str, experts: nn.Module, half: Division, shards: ShardP
 
 
 def divide_whole_experts(path: str, experts: nn.Module, half: Division, mesh: DeviceMesh) -> None:
-    """As `divide_experts` for experts that keep whole parameters, and are cut in each call.
+    """Divide `experts` that keep whole parameters, which are cut in each call.
 
     LoRA adds whole matrices to them.
     """
@@ -301,9 +311,9 @@ _Replaced = TypeVar("_Replaced", bound=WithReplacedForward)
 
 
 def replace_forward_of(module: nn.Module, by: type[_Replaced], mesh: DeviceMesh) -> _Replaced:
-    """Let `module` run the forward of `by`, which runs its own.
+    """Make `module` run the forward of `by`, which calls the original one.
 
-    Raises: LayerError where this was done before.
+    Raises: LayerError if it does so already.
     """
     original = type(module)
     if issubclass(original, WithReplacedForward):
@@ -313,7 +323,7 @@ def replace_forward_of(module: nn.Module, by: type[_Replaced], mesh: DeviceMesh)
 
 
 def _ranges_to_gather(division: Division, mesh: DeviceMesh) -> tuple[range, ...] | None:
-    # Of all ranks or of none: to gather takes all of them.
+    # For all ranks or for none: gathering is a collective.
     return None if division.is_even else division.parts[mesh.get_local_rank()]
 
 
@@ -324,7 +334,7 @@ def _become(layer: type[_Module], module: nn.Module, mesh: DeviceMesh) -> _Modul
 
 
 def _plain(path: str, module: nn.Module, expected: type[_Module]) -> _Module:
-    # A subclass may compute something else, and a module is not divided twice.
+    # Not isinstance: a subclass may compute something else, and divided modules are subclasses.
     if type(module) is not expected:
         raise LayerError.of_class(path, module, expected)
     return module

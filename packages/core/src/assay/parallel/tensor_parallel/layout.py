@@ -1,4 +1,4 @@
-"""What each rank's tensors are of the whole ones, at the boundaries of divided modules."""
+"""Which parts of the whole tensors a rank has at the boundaries of divided modules."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,10 +14,10 @@ from assay.parallel.tensor_parallel.heads import HeadShare
 class Features:
     """This rank's features of a whole tensor.
 
-    index: the whole tensor's index of each of them, shape (local,).
-    copies: how many times the ranks hold each of them, shape (local,). Where it is above 1, each
-        place has a part of the feature's gradient: all of them add up to it.
-    dim: the dim of the features, from the end: -1, or -2 for heads.
+    index: index of each local feature in the whole tensor, shape (local,).
+    copies: number of copies of each over all ranks, shape (local,). The gradients of all copies of
+        a feature add up to its gradient.
+    dim: the dim of the features, counted from the end: -1, or -2 for heads.
     """
 
     index: Tensor
@@ -36,7 +36,7 @@ class Features:
         return whole.index_select(self.dim, self.index.to(whole.device))
 
     def cut_gradient(self, whole: Tensor) -> Tensor:
-        """A gradient for this rank's part, such that all ranks together have the whole one."""
+        """This rank's part of a whole gradient, divided by the number of copies of each feature."""
         shape = [1] * whole.dim()
         shape[self.dim] = -1
         return self.cut(whole) / self.copies.to(whole.device).view(shape)
@@ -44,11 +44,11 @@ class Features:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorLayout:
-    """Where in a model this rank's plain tensors are parts of whole ones.
+    """Which inputs and outputs of modules are parts of whole tensors on this rank.
 
-    input_features, output_features: by the path of a module, what its first input and its (first)
-        output hold. A module that is in neither has whole tensors there.
-    heads: this rank's attention heads; the attention modules' second output, the probabilities,
+    input_features, output_features: by the path of a module, the features of its first input and
+        of its (first) output. Modules that are in neither have whole tensors there.
+    heads: this rank's attention heads; the second output of attention modules, the probabilities,
         has its query heads.
     """
 

@@ -1,1 +1,1 @@
-"""The HTML page of a report: one file with its pictures, tables and templates."""
+"""The HTML page of a report: pictures, tables and templates in one file."""

@@ -1,7 +1,7 @@
-"""Curves along the depth and along the tokens, as SVG geometry that stretches with its box.
+"""Curves along the depth and along the tokens, as SVG geometry that stretches with the page.
 
-Coordinates are shares of the plot, 0 to 1000 both ways, so that texts, which are not part of the
-SVG, keep their size on any screen.
+Coordinates are thousandths of the plot's width and height; texts are not part of the SVG, so that
+they keep their size on any screen.
 """
 
 import math
@@ -51,7 +51,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves over one logarithmic axis, and what hovering shows at each place."""
+    """Curves over one logarithmic axis, and the text shown on hovering at each place."""
 
     curves: list[Curve]
     x_ticks: list[Tick]
@@ -225,14 +225,14 @@ def _curve(name: str, kind: str, values: list[tuple[float | None, int]], axis: "
 
 @dataclass(frozen=True, slots=True)
 class LogAxis:
-    """A logarithmic axis from `low` to `high`; zero lies at its foot, NaN and infinity on top."""
+    """A logarithmic axis from `low` to `high`; zero is drawn at its foot, NaN and infinity on top."""
 
     low: float
     high: float
 
     @classmethod
     def over(cls, values: Iterable[float]) -> "LogAxis":
-        """The axis that holds all positive finite `values`, with a margin."""
+        """The axis that includes all positive finite `values`, with a margin."""
         positive = [value for value in values if 0 < value < math.inf]
         if not positive:
             return cls(0.1, 10.0)
@@ -248,7 +248,7 @@ class LogAxis:
         return round(_SPAN * (1 - share), 1)
 
     def ticks(self) -> list[Tick]:
-        """Decades where there are several, else 1, 2 and 5."""
+        """Ticks at decades if there are several, otherwise at 1, 2 and 5 of each."""
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
         step = max(1, (last - first) // 6)
         mantissas = (1,) if self.high > _MANY_DECADES * self.low else (1, 2, 5)

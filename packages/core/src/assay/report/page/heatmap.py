@@ -1,4 +1,4 @@
-"""Tokens by modules: which rows of which stage are worse than the noise run's."""
+"""The heat map of tokens by modules: where a candidate's errors exceed the noise run's."""
 
 import math
 from collections.abc import Hashable, Iterator
@@ -18,12 +18,12 @@ from assay.verdicts import Measurement
 
 # Three numbers and a port are 8 bytes a cell, 10.7 in base64: 1.3 MB of the 3 MB of a report.
 MAX_CELLS = 120_000
-# More than that is read by nobody: at 13 px the lines fill six screens, at 4 px the columns ten.
+# A larger map cannot be read: at 13 px the lines fill six screens, at 4 px the columns ten.
 MAX_STAGES = 400
 MAX_COLUMNS = 2_000
 MAX_PROMPTS = 200
 
-# The strongest colour stands for at least this ratio, so that a clean run does not look alarming.
+# The ratio of the strongest colour is at least this, so that a clean run does not look alarming.
 SMALLEST_TOP = 10.0
 
 Token = tuple[int, int]  # prompt and position
@@ -33,7 +33,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Neighbouring tokens of one prompt, mostly a single one; `step` is the first one's."""
+    """A token, or adjacent tokens, of one prompt; `step` is that of the first."""
 
     prompt: int
     first: int
@@ -42,13 +42,13 @@ class Column:
 
     @property
     def label(self) -> str:
-        """Prompt, token, and decode step where it is one."""
+        """Prompt, token and, if it was decoded, decode step."""
         return describe_tokens(self.prompt, self.first, self.last, self.step)
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """The worst measurement of each stage and column; `cells` is by stage, then column."""
+    """The worst measurement of each stage and column; `cells` are ordered by stage, then column."""
 
     stages: list[StageKey]
     columns: list[Column]
@@ -71,7 +71,7 @@ class HeatMap:
         return max([SMALLEST_TOP, *finite])
 
     def packed(self) -> dict[str, object]:
-        """What the page carries."""
+        """The data for the page."""
         return {
             "stages": [stage.label for stage in self.stages],
             "columns": [column.label for column in self.columns],
@@ -87,10 +87,10 @@ class HeatMap:
 
 
 def draw_heat_map(report: Report, max_cells: int = MAX_CELLS) -> HeatMap | None:
-    """The heat map of `report`, or None where it has no token measurements.
+    """The heat map of `report`; None if it has no measurements of tokens.
 
-    What does not fit is left out, mildest modules and prompts first, then neighbouring tokens are
-    pooled by their worst; statements say so.
+    To fit `max_cells`, the modules and prompts with the lowest ratios are left out, then adjacent
+    tokens are pooled by their worst; the map's statements report it.
     """
     of_stage: dict[StageName, float] = {}
     of_prompt: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""The HTML face: one file without any reference to another, readable from disk."""
+"""The HTML format: one file without references to others, readable from disk."""
 
 import base64
 import hashlib
@@ -28,8 +28,8 @@ _TEMPLATES = Path(__file__).with_name("templates")
 def render_html(report: Report) -> str:
     """The page of `report`, of at most `MAX_PAGE_BYTES`.
 
-    Long names can make a page larger than its number of cells and rows foretells: then it is
-    drawn again with half of them, and says so as it does for any that are left out.
+    Long names can make a page larger than estimated from its number of cells and rows; it is then
+    drawn again with half of them, and reports how many are left out.
     """
     max_cells, max_rows = MAX_CELLS, MAX_ROWS
     while True:
@@ -48,7 +48,7 @@ def render_first_screen(report: Report) -> str:
 
 
 def render_index(reports: list[Report], link_of: dict[Path, str]) -> str:
-    """One page for several runs; `link_of` leads from a run's folder to its own page."""
+    """One page for several runs; `link_of`: from a run's folder to the address of its own page."""
     return _render("index.html.j2", reports=reports, link_of=link_of)
 
 
@@ -78,7 +78,7 @@ def _render_report(report: Report, max_cells: int, max_rows: int) -> str:
 
 
 def describe_worst(rung: LadderRung) -> str:
-    """The worst ratio of a level beside its limit."""
+    """The worst ratio of a level and its limit, as text."""
     row = rung.worst
     if row is None or row.limit is None:
         return ""
@@ -101,8 +101,7 @@ def _environment() -> Environment:
 
 
 def _render(template: str, **context: object) -> str:
-    # Only this script may run: a page that is made from other people's strings allows no other,
-    # and its policy forbids every request.
+    # A page contains strings of the run, so its policy allows only this script, and no request.
     script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
     style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")

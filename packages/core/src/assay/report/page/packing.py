@@ -1,8 +1,8 @@
-"""Arrays that a page carries in little room, and reads back without losing a printed digit.
+"""Compact encoding of a page's arrays, which keeps every printed digit.
 
 A number is packed into 16 bits as it is printed: three significant decimal digits and an exponent,
-900 codes for each decade. So a page never shows another number than the other faces do. What lies
-beyond the 72 decades is shown as smaller or larger than the last one. `report.js` reads all back.
+900 codes for each decade. So a page shows the same numbers as the other formats. Numbers outside
+of the 72 decades are shown as smaller or larger than the last one. `report.js` decodes the arrays.
 """
 
 import base64
@@ -42,7 +42,7 @@ def number_code(value: float) -> int:
 
 
 def pack_numbers(values: Sequence[float | None]) -> dict[str, object]:
-    """Numbers as base64 of their codes, and which of them are negative; None is absent."""
+    """Numbers as base64 of their codes, and the indices of negative ones; None is coded as absent."""
     absent = np.fromiter((value is None for value in values), np.bool_, len(values))
     known = np.fromiter((value or 0.0 for value in values), np.float64, len(values))
     codes = number_codes(known)
@@ -59,7 +59,7 @@ def number_codes(values: NDArray[np.float64]) -> NDArray[np.uint16]:
     digits = sizes[plain] / 10.0 ** (exponents - 2)
     rounded = np.rint(digits)
     codes[plain] = _FIRST + (exponents - SMALLEST_EXPONENT) * CODES_PER_DECADE + rounded - 100
-    # Rounding of this division may decide where the digits end in about a half or reach 1000.
+    # The division may round differently where the digits end in about a half or reach 1000.
     doubtful = ~plain
     doubtful[plain] = (np.abs(digits - rounded) > _CERTAIN) | (rounded < 100) | (rounded > 999)
     codes[doubtful] = [number_code(value) for value in sizes[doubtful].tolist()]
@@ -67,7 +67,7 @@ def number_codes(values: NDArray[np.float64]) -> NDArray[np.uint16]:
 
 
 def pack_labels(values: Sequence[str | int | None]) -> dict[str, object]:
-    """Repeated values as the list of different ones and 16-bit indices into it."""
+    """Values as the list of distinct ones and 16-bit indices into it."""
     labels = list(dict.fromkeys(values))
     if len(labels) > MAX_LABELS:
         raise ValueError(f"{len(labels)} different labels do not fit into 16 bits")

@@ -1,4 +1,4 @@
-"""The measurements as a table that a page scrolls, sorts and filters."""
+"""The table of measurements, which the page can scroll, sort and filter."""
 
 from dataclasses import dataclass
 
@@ -14,13 +14,13 @@ MAX_ROWS = 20_000
 
 @dataclass(frozen=True)
 class MeasurementTable:
-    """Rows from the highest ratio down."""
+    """The rows of the table, from the highest ratio down."""
 
     rows: list[Measurement]
     statements: list[str]
 
     def packed(self) -> dict[str, object]:
-        """What the page carries: for each column its title and its packed values."""
+        """Data for the page: for each column its title and its packed values."""
         rows = self.rows
         columns: list[tuple[str, dict[str, object]]] = [
             ("level", pack_labels([row.level for row in rows])),
@@ -44,7 +44,7 @@ class MeasurementTable:
 
 
 def draw_table(report: Report, max_rows: int = MAX_ROWS) -> MeasurementTable:
-    """The measurements that fit: judged ones first, then those with the highest ratios."""
+    """The table of at most `max_rows`: judged rows are kept first, then those of highest ratio."""
     ranked = sorted(
         report.measurements,
         key=lambda row: (row.limit is not None, rank_of(row)),

@@ -1,4 +1,4 @@
-"""Sharded states made whole: folders that transformers and peft load, to the bit.
+"""Sharded states made whole: folders that transformers and peft load, bitwise equal.
 
 The reference of a saved folder is what every rank holds, gathered by other means, and what
 transformers or peft read.
@@ -34,7 +34,7 @@ ARCHITECTURES = ("llama", "granite", "mixtral")
 
 
 def _move(model: nn.Module) -> None:
-    """Change every parameter, alike on all ranks that have it, so that no file holds it."""
+    """Change every parameter, equally on all ranks that have it, so that it differs from all files."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.0 + 2.0**-10)
@@ -92,7 +92,9 @@ def test_sharded_stages_are_saved_as_one_model(
 
 
 @pytest.mark.world(dp=2)
-def test_a_value_that_was_not_saved_is_seen(mesh: DeviceMesh, folder: Path, tmp_path: Path) -> None:
+def test_value_that_was_not_saved_is_detected(
+    mesh: DeviceMesh, folder: Path, tmp_path: Path
+) -> None:
     model = load_divided(folder, mesh)
     save_model(tmp_path / "saved", [model])
     dist.barrier()
@@ -105,7 +107,7 @@ def test_a_value_that_was_not_saved_is_seen(mesh: DeviceMesh, folder: Path, tmp_
 
 @pytest.mark.parametrize("folder", ARCHITECTURES, indirect=True)
 @pytest.mark.world(pp=2)
-def test_a_saved_folder_has_the_tensors_of_the_first_one(
+def test_saved_folder_has_the_tensors_of_the_first_one(
     mesh: DeviceMesh, folder: Path, tmp_path: Path
 ) -> None:
     """Also those that transformers renames and fuses when it loads them."""
@@ -126,7 +128,7 @@ def _stored(folder: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.world(pp=2)
-def test_a_stage_that_is_left_out_is_named_on_all_ranks_and_nothing_is_written(
+def test_stage_that_is_left_out_is_named_on_all_ranks_and_nothing_is_written(
     mesh: DeviceMesh, folder: Path, tmp_path: Path
 ) -> None:
     stage = load_divided(folder, mesh)
@@ -139,7 +141,7 @@ def test_a_stage_that_is_left_out_is_named_on_all_ranks_and_nothing_is_written(
 
 @pytest.mark.parametrize("folder", ["granite"], indirect=True)
 @pytest.mark.world(pp=2)
-def test_tied_ends_that_drifted_apart_are_refused(
+def test_tied_parameters_that_differ_are_refused(
     mesh: DeviceMesh, folder: Path, tmp_path: Path
 ) -> None:
     stage = load_divided(folder, mesh)
@@ -151,7 +153,7 @@ def test_tied_ends_that_drifted_apart_are_refused(
         save_model(tmp_path / "saved", [stage])
 
 
-def test_a_tensor_too_many_and_one_of_another_shape_are_named(folder: Path, tmp_path: Path) -> None:
+def test_extra_and_misshapen_tensors_are_named(folder: Path, tmp_path: Path) -> None:
     model: Any = load_whole(folder)
     state = model.state_dict()
     with pytest.raises(WeightsError, match=r"extra: model.layers.9.bias"):
@@ -234,7 +236,7 @@ def test_folder_names_the_adapted_layers_of_all_stages(
 
 @with_peft
 @pytest.mark.world(dp=2)
-def test_an_adapter_saved_under_the_name_of_another_is_seen(
+def test_adapter_saved_under_the_name_of_another_is_detected(
     mesh: DeviceMesh, folder: Path, tmp_path: Path
 ) -> None:
     names = ("first", "second")
@@ -251,7 +253,7 @@ def test_an_adapter_saved_under_the_name_of_another_is_seen(
 
 
 @pytest.mark.world(dp=2)
-def test_an_adapter_with_trained_biases_is_refused(mesh: DeviceMesh, folder: Path) -> None:
+def test_adapter_with_trained_biases_is_refused(mesh: DeviceMesh, folder: Path) -> None:
     model = _with_adapters(load_whole(folder, mesh.device_type), ("default",))
     model.peft_config["default"].bias = "all"
     with pytest.raises(AdapterKindError, match="adapter 'default' cannot be put together"):

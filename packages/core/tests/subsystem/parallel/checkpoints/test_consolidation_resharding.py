@@ -1,4 +1,4 @@
-"""Runs that were saved by some ranks and go on on others, or become a folder."""
+"""Runs that are saved on some ranks and resumed on others, or consolidated into a folder."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -95,13 +95,13 @@ def _resumed(
     mesh: DeviceMesh,
     folder: Path,
     checkpoint: Path,
-    spoil: Callable[[torch.optim.Optimizer], object] = lambda optimizer: None,
+    change: Callable[[torch.optim.Optimizer], object] = lambda optimizer: None,
 ) -> Record:
     model = load_divided(folder, mesh)
     optimizer = build_optimizer(model.parameters())
     before = named_values(model.named_parameters())
     extra = load_checkpoint(checkpoint, [model], optimizer)
-    spoil(optimizer)
+    change(optimizer)
     record = Record(losses=extra["losses"], norms=extra["norms"])
     _train(mesh, model, optimizer, range(2, 3), record)
     record.gradients = {}
@@ -118,7 +118,7 @@ FOUR_TO_TWO = [("llama", "dp4"), ("granite", "dp4"), ("mixtral", "dp4")]
 
 @pytest.mark.parametrize("checkpoint", FOUR_TO_TWO, indirect=True, ids=ARCHITECTURES)
 @pytest.mark.world(dp=2)
-def test_a_run_saved_by_four_ranks_goes_on_on_two(
+def test_run_saved_by_four_ranks_resumes_on_two(
     mesh: DeviceMesh, checkpoint: tuple[str, Path], uninterrupted: Record, folders_of: Path
 ) -> None:
     assert _differences(_resumed(mesh, folders_of, checkpoint[1]), uninterrupted) == []
@@ -126,7 +126,7 @@ def test_a_run_saved_by_four_ranks_goes_on_on_two(
 
 @pytest.mark.parametrize("checkpoint", FOUR_TO_TWO[:2], indirect=True, ids=ARCHITECTURES[:2])
 @pytest.mark.world(pp=2)
-def test_a_run_saved_by_shards_goes_on_in_stages(
+def test_run_saved_by_shards_resumes_in_stages(
     mesh: DeviceMesh, checkpoint: tuple[str, Path], uninterrupted: Record, folders_of: Path
 ) -> None:
     assert _differences(_resumed(mesh, folders_of, checkpoint[1]), uninterrupted) == []
@@ -134,7 +134,7 @@ def test_a_run_saved_by_shards_goes_on_in_stages(
 
 @pytest.mark.parametrize("checkpoint", [("granite", "pp2")], indirect=True, ids=["granite"])
 @pytest.mark.world(dp=4)
-def test_a_run_saved_by_stages_goes_on_on_four_ranks(
+def test_run_saved_by_stages_resumes_on_four_ranks(
     mesh: DeviceMesh, checkpoint: tuple[str, Path], uninterrupted: Record, folders_of: Path
 ) -> None:
     assert _differences(_resumed(mesh, folders_of, checkpoint[1]), uninterrupted) == []
@@ -147,7 +147,7 @@ def folders_of(checkpoint: tuple[str, Path], folders: Callable[[str], Path]) -> 
 
 @pytest.mark.parametrize("checkpoint", FOUR_TO_TWO[:1], indirect=True, ids=["llama"])
 @pytest.mark.world(dp=2)
-def test_moments_that_were_lost_are_seen(
+def test_lost_moments_are_detected(
     mesh: DeviceMesh, checkpoint: tuple[str, Path], uninterrupted: Record, folders_of: Path
 ) -> None:
     def forget(optimizer: torch.optim.Optimizer) -> None:
@@ -160,7 +160,7 @@ def test_moments_that_were_lost_are_seen(
 
 
 @pytest.mark.parametrize("checkpoint", FOUR_TO_TWO, indirect=True, ids=ARCHITECTURES)
-def test_a_checkpoint_becomes_a_folder_without_any_rank(
+def test_checkpoint_becomes_a_folder_without_any_rank(
     checkpoint: tuple[str, Path], uninterrupted: Record, folders_of: Path, tmp_path: Path
 ) -> None:
     model: Any = load_whole(folders_of)
@@ -185,7 +185,7 @@ def _unchanged(actual: nn.Module, start: nn.Module, steps: Record) -> list[str]:
 
 @pytest.mark.parametrize("checkpoint", FOUR_TO_TWO[:1], indirect=True, ids=["llama"])
 @pytest.mark.world(pp=2)
-def test_what_a_checkpoint_lacks_or_no_rank_wants_is_named(
+def test_tensors_missing_in_a_checkpoint_or_on_all_ranks_are_named(
     mesh: DeviceMesh, checkpoint: tuple[str, Path], folders_of: Path
 ) -> None:
     stage = load_divided(folders_of, mesh)
@@ -198,6 +198,6 @@ def test_what_a_checkpoint_lacks_or_no_rank_wants_is_named(
         load_checkpoint(checkpoint[1], [stage])
 
 
-def test_a_folder_without_a_checkpoint_is_refused(folder: Path) -> None:
+def test_folder_without_a_checkpoint_is_refused(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no distributed checkpoint"):
         load_checkpoint(folder, [nn.Linear(1, 1)])

@@ -1,4 +1,4 @@
-"""What a rank reads of a Hugging Face folder, compared as sets and to the bit.
+"""The tensors that a rank reads of a Hugging Face folder: sets of names, and bitwise values.
 
 The names that are expected are written out here, by the layouts of the published models.
 """
@@ -107,14 +107,14 @@ NONE: dict[str, list[str]] = {"missing": [], "extra": []}
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("architecture", sorted(STORED))
-def test_a_stage_reads_its_own_tensors_and_no_other(
+def test_stage_reads_its_own_tensors_and_no_other(
     folders: Callable[[str], Path], reads: _Reads, architecture: str, stage: int
 ) -> None:
     load_stage(folders(architecture), stage, PLAN)
     assert _named_differences(reads.names, _stored_names(architecture, stage)) == NONE
 
 
-def test_a_stage_with_a_layer_of_its_neighbour_is_named(folder: Path, reads: _Reads) -> None:
+def test_layer_of_another_stage_is_named(folder: Path, reads: _Reads) -> None:
     load_stage(folder, 1, StagePlan((range(1), range(1, 2), range(2, 4))))
     differences = _named_differences(reads.names, _stored_names("llama", 1))
     assert differences["extra"] == []
@@ -174,7 +174,9 @@ def test_recipes_are_loaded_as_transformers_loads_them(reference: str) -> None:
     assert [name for name in expected if not actual[name].equal(expected[name])] == []
 
 
-def test_experts_in_another_order_are_seen(folders: Callable[[str], Path], tmp_path: Path) -> None:
+def test_experts_in_another_order_are_detected(
+    folders: Callable[[str], Path], tmp_path: Path
+) -> None:
     expected = load_model(str(folders("mixtral")), dtype="float32").model.state_dict()
     _rewrite(folders("mixtral"), tmp_path, _swap_two_experts)
     assert _unequal(tmp_path, expected) == [
@@ -221,7 +223,7 @@ def _without(*names: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
     return lambda tensors: {name: value for name, value in tensors.items() if name not in names}
 
 
-def test_a_missing_and_an_extra_tensor_are_named_before_any_value_is_read(
+def test_missing_and_an_extra_tensor_are_named_before_any_value_is_read(
     folder: Path, tmp_path: Path, reads: _Reads
 ) -> None:
     def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -240,7 +242,7 @@ def test_a_missing_and_an_extra_tensor_are_named_before_any_value_is_read(
 
 
 @pytest.mark.parametrize("folder", ["mixtral"], indirect=True)
-def test_a_missing_expert_is_named_by_its_parameter(folder: Path, tmp_path: Path) -> None:
+def test_missing_expert_is_named_by_its_parameter(folder: Path, tmp_path: Path) -> None:
     _rewrite(folder, tmp_path, _without("model.layers.1.block_sparse_moe.experts.2.w3.weight"))
     with pytest.raises(WeightsError, match=r"missing: model.layers.1.mlp.experts.gate_up_proj"):
         load_stage(tmp_path, 0, PLAN)
@@ -254,7 +256,7 @@ def test_too_few_experts_are_a_wrong_shape(folder: Path, tmp_path: Path) -> None
         load_stage(tmp_path, 0, PLAN)
 
 
-def test_a_tensor_of_another_shape_is_named(folder: Path, tmp_path: Path) -> None:
+def test_tensor_of_another_shape_is_named(folder: Path, tmp_path: Path) -> None:
     def cut(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return tensors | {"model.norm.weight": tensors["model.norm.weight"][:30].clone()}
 
@@ -284,12 +286,12 @@ def test_more_stages_than_layers_are_refused() -> None:
         StagePlan.balanced(4, 5)
 
 
-def test_a_plan_for_another_number_of_layers_is_refused() -> None:
+def test_plan_for_another_number_of_layers_is_refused() -> None:
     with pytest.raises(StageError, match="planned for 4 layers, the model has 2"):
         cut_stage(build_model("llama"), PLAN, 0)
 
 
-def test_the_loss_of_a_router_is_refused() -> None:
+def test_loss_of_a_router_is_refused() -> None:
     with pytest.raises(StageError, match="output_router_logits"):
         cut_stage(build_model("mixtral", num_hidden_layers=4), PLAN, 0)
 
@@ -320,7 +322,7 @@ def _unequal_shards(
 
 @pytest.mark.parametrize("folder", ["llama", "mixtral"], indirect=True)
 @pytest.mark.world(dp=2)
-def test_a_stage_that_is_sharded_while_empty_is_filled_shard_by_shard(
+def test_stage_that_is_sharded_while_empty_is_filled_shard_by_shard(
     mesh: DeviceMesh, folder: Path
 ) -> None:
     assert _unequal_shards(folder, mesh, lambda state: None) == []
@@ -328,7 +330,7 @@ def test_a_stage_that_is_sharded_while_empty_is_filled_shard_by_shard(
 
 
 @pytest.mark.world(dp=2)
-def test_shards_of_the_wrong_rank_are_seen(mesh: DeviceMesh, folder: Path) -> None:
+def test_shards_of_the_wrong_rank_are_detected(mesh: DeviceMesh, folder: Path) -> None:
     def swap(state: dict[str, Any]) -> None:
         local = state["model.layers.1.mlp.up_proj.weight"].to_local()
         other = torch.empty_like(local)
@@ -342,7 +344,7 @@ def test_shards_of_the_wrong_rank_are_seen(mesh: DeviceMesh, folder: Path) -> No
     assert _unequal_shards(folder, mesh, swap) == ["model.layers.1.mlp.up_proj.weight"]
 
 
-def test_a_sliced_read_touches_the_slice(folder: Path) -> None:
+def test_sliced_read_reads_only_the_slice(folder: Path) -> None:
     with open_weights(str(folder), dtype="float32") as weights:
         part = weights.read("model.layers.0.mlp.up_proj.weight", (5, 32), (10, 0))
         whole = weights.read("model.layers.0.mlp.up_proj.weight", (48, 32), (0, 0))
@@ -350,7 +352,7 @@ def test_a_sliced_read_touches_the_slice(folder: Path) -> None:
     assert not part.equal(whole[9:14])
 
 
-def test_dropping_what_is_no_weight_leaves_rotary_tables(folder: Path) -> None:
+def test_rotary_tables_of_a_stage_are_computed(folder: Path) -> None:
     stage: Any = load_stage(folder, 1, PLAN)
     # 10000 ** (-2 i / 8) of a head of 8 features.
     expected = torch.tensor([1.0, 0.1, 0.01, 0.001])

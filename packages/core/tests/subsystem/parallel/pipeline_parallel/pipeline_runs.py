@@ -34,7 +34,7 @@ Stages = dict[int, nn.Module]
 
 @dataclass(frozen=True)
 class Case:
-    """A model on disk, and what one process makes of it."""
+    """A model on disk, and the results of training it on one process."""
 
     architecture: str
     folder: Path

@@ -60,7 +60,7 @@ def test_tied_ends_train_as_one_process_on_one_rank_and_on_two(
 
 @pytest.mark.parametrize("case", ["granite"], indirect=True)
 @pytest.mark.world(pp=2)
-def test_tied_gradients_that_are_not_summed_are_seen(mesh: DeviceMesh, case: Case) -> None:
+def test_tied_gradients_that_are_not_summed_are_detected(mesh: DeviceMesh, case: Case) -> None:
     actual = train_stages(case.folder, mesh, pipeline_class=Forgetful)
     found = disagreements(actual, case.expected)
     assert {
@@ -72,7 +72,7 @@ def test_tied_gradients_that_are_not_summed_are_seen(mesh: DeviceMesh, case: Cas
 
 
 @pytest.mark.world(pp=2)
-def test_clipping_by_the_norm_of_one_rank_is_seen(mesh: DeviceMesh, case: Case) -> None:
+def test_clipping_by_the_norm_of_one_rank_is_detected(mesh: DeviceMesh, case: Case) -> None:
     found = disagreements(train_stages(case.folder, mesh, pipeline_class=OwnNorm), case.expected)
     assert "norm of step 0" in found
     assert "updates of lm_head.weight" in found
@@ -80,7 +80,7 @@ def test_clipping_by_the_norm_of_one_rank_is_seen(mesh: DeviceMesh, case: Case) 
 
 
 @pytest.mark.world(pp=2)
-def test_a_loss_over_the_tokens_of_a_micro_batch_is_seen(mesh: DeviceMesh, case: Case) -> None:
+def test_loss_over_the_tokens_of_a_micro_batch_is_detected(mesh: DeviceMesh, case: Case) -> None:
     found = disagreements(
         train_stages(case.folder, mesh, pipeline_class=MicroBatchMeans), case.expected
     )
@@ -101,7 +101,7 @@ def _swap_masks_after_the_first_stage(stages: Stages) -> None:
 
 
 @pytest.mark.world(pp=2)
-def test_a_mask_of_other_rows_in_a_later_stage_is_seen(mesh: DeviceMesh, case: Case) -> None:
+def test_mask_of_other_rows_in_a_later_stage_is_detected(mesh: DeviceMesh, case: Case) -> None:
     actual = train_stages(case.folder, mesh, change=_swap_masks_after_the_first_stage)
     assert "loss of step 0" in disagreements(actual, case.expected)
 
@@ -115,7 +115,7 @@ def _forget_the_window(stages: Stages) -> None:
 
 @pytest.mark.parametrize("case", ["mistral"], indirect=True)
 @pytest.mark.world(pp=2)
-def test_a_window_that_later_stages_lack_is_seen(mesh: DeviceMesh, case: Case) -> None:
+def test_sliding_window_missing_in_later_stages_is_detected(mesh: DeviceMesh, case: Case) -> None:
     actual = train_stages(case.folder, mesh, change=_forget_the_window)
     assert "loss of step 0" in disagreements(actual, case.expected)
 
@@ -128,7 +128,7 @@ def _repeat_the_multiplier(stages: Stages) -> None:
 
 @pytest.mark.parametrize("case", ["granite"], indirect=True)
 @pytest.mark.world(pp=2)
-def test_an_embedding_multiplier_in_each_stage_is_seen(mesh: DeviceMesh, case: Case) -> None:
+def test_embedding_multiplier_in_each_stage_is_detected(mesh: DeviceMesh, case: Case) -> None:
     actual = train_stages(case.folder, mesh, change=_repeat_the_multiplier)
     assert "loss of step 0" in disagreements(actual, case.expected)
 
@@ -139,7 +139,7 @@ def test_gradients_add_up_over_two_passes_of_one_step(mesh: DeviceMesh, case: Ca
 
 
 @pytest.mark.world(pp=2)
-def test_a_pass_that_is_left_out_is_seen(mesh: DeviceMesh, case: Case) -> None:
+def test_skipped_pass_is_detected(mesh: DeviceMesh, case: Case) -> None:
     assert "loss of step 0" in _accumulated(case, mesh, passes=1)
 
 
@@ -158,7 +158,7 @@ def _accumulated(case: Case, mesh: DeviceMesh, passes: int) -> list[str]:
     return [text for text in disagreements(actual, expected) if not text.startswith("norm")]
 
 
-def test_a_stage_keeps_the_paths_of_the_whole_model() -> None:
+def test_stage_keeps_the_paths_of_the_whole_model() -> None:
     stage = cut_stage(build_model("llama"), StagePlan((range(1), range(1, 2))), 1)
     paths = [name for name, _ in stage.named_modules()]
     assert paths[:4] == ["", "model", "model.layers", "model.layers.1"]

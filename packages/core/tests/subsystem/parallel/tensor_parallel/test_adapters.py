@@ -70,7 +70,7 @@ def test_adapters_train_on_several_ranks_as_on_one(
 @pytest.mark.parametrize(
     ("architecture", "options"), [("llama", {"lora_bias": True, "use_rslora": True})]
 )
-def test_adapters_with_more_train_on_two_ranks_as_on_one(
+def test_variants_of_adapters_train_on_two_ranks_as_on_one(
     mesh: DeviceMesh, device: Device, oracle_with_lora: Oracle, architecture: str, options: Options
 ) -> None:
     model = build_with_lora(architecture, **options)
@@ -91,9 +91,7 @@ FAULTS: dict[str, tuple[str, Callable[..., object]]] = {
         ("outputs are not summed", "mlp.down_proj.lora_B.default.weight"),
     ],
 )
-def test_a_broken_adapter_is_found(
-    mesh: DeviceMesh, device: Device, fault: str, found: str
-) -> None:
+def test_broken_adapter_is_found(mesh: DeviceMesh, device: Device, fault: str, found: str) -> None:
     oracle = train_whole(partial(build_with_lora, "llama"), device.torch_device)
     setattr(layers, *FAULTS[fault])
     differing = compare(mesh, device, oracle, build_with_lora("llama"))

@@ -146,7 +146,7 @@ DTYPES = ["float32", "bfloat16", "float16"]
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)], ids=["mha", "gqa", "mqa"])
 @pytest.mark.parametrize("mask", MASKS)
-def test_a_fused_kernel_computes_what_eager_attention_does(
+def test_fused_kernel_computes_what_eager_attention_does(
     device: Device, mask: str, heads: tuple[int, int], window: int | None, dtype: str, kernel: str
 ) -> None:
     found = {
@@ -173,7 +173,7 @@ PADDED = Setting("left padding", 4, 2, 33)
         pytest.param(GROUPED, replace(GROUPED, dealt="in turn"), id="groups-are-mixed-up"),
     ],
 )
-def test_a_wrong_kernel_is_found_in_its_output_and_all_gradients(
+def test_wrong_kernel_is_found_in_its_output_and_all_gradients(
     device: Device, right: Setting, wrong: Setting, dtype: str, kernel: str
 ) -> None:
     found = compare(right, dtype, device, kernel, wrong)
@@ -181,7 +181,7 @@ def test_a_wrong_kernel_is_found_in_its_output_and_all_gradients(
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_every_query_sees_something_and_masks_differ(mask: str) -> None:
+def test_every_query_attends_to_a_key_and_masks_differ(mask: str) -> None:
     allowed = allowed_BQS(Setting(mask, 4, 2, 9, 8))
     assert bool(allowed.any(-1).all())
     others = [allowed_BQS(Setting(other, 4, 2, 9, 8)) for other in MASKS if other != mask]

@@ -89,7 +89,7 @@ def compare(
 @pytest.mark.world(tp=3)
 @pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_divided_vocabulary_gives_the_rows_logits_and_gradients_of_the_whole_one(
+def test_divided_vocabulary_gives_the_rows_logits_and_gradients_of_the_whole_one(
     mesh: DeviceMesh, device: Device, dtype: str, is_tied: bool
 ) -> None:
     assert compare(mesh, device, dtype, is_tied=is_tied) == []
@@ -110,14 +110,14 @@ FAULTS: dict[str, tuple[str, Callable[..., object]]] = {
         ("the head's input gets no sum", "embedding.weight"),
     ],
 )
-def test_a_broken_vocabulary_is_found(
+def test_broken_vocabulary_is_found(
     mesh: DeviceMesh, device: Device, dtype: str, fault: str, found: str
 ) -> None:
     assert found in compare(mesh, device, dtype, is_tied=False, fault=fault)
 
 
 @pytest.mark.world(tp=2)
-def test_embeddings_that_look_at_all_rows_are_refused(mesh: DeviceMesh) -> None:
+def test_embeddings_with_options_for_all_rows_are_refused(mesh: DeviceMesh) -> None:
     with pytest.raises(LayerError) as caught:
         divide_vocabulary("tok", nn.Embedding(4, 2, max_norm=1.0), ShardParameters(mesh["tp"]))
     assert str(caught.value) == (
@@ -126,7 +126,7 @@ def test_embeddings_that_look_at_all_rows_are_refused(mesh: DeviceMesh) -> None:
 
 
 @pytest.mark.world(tp=4)
-def test_a_rank_without_a_token_is_refused(mesh: DeviceMesh) -> None:
+def test_rank_without_a_token_is_refused(mesh: DeviceMesh) -> None:
     with pytest.raises(DivisionError, match=r"tok: 9 features over 4 .* leave none for rank 3"):
         divide_vocabulary("tok", nn.Embedding(9, 2), ShardParameters(mesh["tp"]))
 
@@ -174,7 +174,7 @@ def compare_resized(
 @pytest.mark.world(tp=2)
 @pytest.mark.parametrize("num_tokens", [67, 72])
 @pytest.mark.parametrize("architecture", ["granite", "llama"], ids=["tied", "untied"])
-def test_a_resized_vocabulary_keeps_its_tokens(
+def test_resized_vocabulary_keeps_its_tokens(
     mesh: DeviceMesh, device: Device, architecture: str, num_tokens: int
 ) -> None:
     assert compare_resized(mesh, device, architecture, num_tokens) == []
@@ -206,7 +206,7 @@ def test_rows_and_ids_stay_through_growing_and_shrinking(mesh: DeviceMesh, num_t
 
 
 @pytest.mark.world(tp=2)
-def test_a_resize_that_cannot_be_is_refused(mesh: DeviceMesh) -> None:
+def test_impossible_resize_is_refused(mesh: DeviceMesh) -> None:
     model = build_model("llama", pad_token_id=40)
     with pytest.raises(VocabularyError) as caught:
         resize_vocabulary(model, 70)

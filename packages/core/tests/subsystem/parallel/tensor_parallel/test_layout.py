@@ -1,4 +1,4 @@
-"""Every boundary of every module of a divided model: plain tensors, and the parts the layout says."""
+"""Every boundary of every module of a divided model: plain tensors, and the parts in the layout."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -131,7 +131,7 @@ def test_every_boundary_holds_what_the_layout_says(
 ) -> None:
     wrong, boundaries = compare(mesh, device, architecture)
     assert wrong == []
-    assert boundaries.kinds == {Tensor}, "hooks meet plain tensors only"
+    assert boundaries.kinds == {Tensor}, "hooks get plain tensors only"
     # 2 layers: q, k, v or qkv and the rest; values and gradients at both sides of each.
     assert len(boundaries.gradients) > 40
 
@@ -176,7 +176,7 @@ FAULTS: dict[str, Callable[[TensorLayout], TensorLayout]] = {
         ("another head", ("model.layers.0.self_attn.v_proj", "output", 0)),
     ],
 )
-def test_a_wrong_layout_is_found_at_its_boundary(
+def test_wrong_layout_is_found_at_its_boundary(
     mesh: DeviceMesh, device: Device, fault: str, expected: Boundary
 ) -> None:
     wrong, _ = compare(mesh, device, "llama", fault)
@@ -184,7 +184,7 @@ def test_a_wrong_layout_is_found_at_its_boundary(
 
 
 @pytest.mark.world(tp=4)
-def test_replicated_heads_and_fused_projections_are_where_they_were_worked_out(
+def test_layout_of_replicated_heads_and_fused_projections_is_the_one_computed_by_hand(
     mesh: DeviceMesh,
 ) -> None:
     # 4 query and 2 key/value heads of 8 features, 48 intermediate ones, on 4 ranks.

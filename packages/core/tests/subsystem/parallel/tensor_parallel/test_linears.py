@@ -145,7 +145,7 @@ def compare(
 @pytest.mark.world(tp=3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "mixed"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_divided_linear_computes_what_the_whole_one_does(
+def test_divided_linear_computes_what_the_whole_one_does(
     mesh: DeviceMesh, device: Device, name: str, dtype: str
 ) -> None:
     with_bias = compare(mesh, device, name, dtype, has_bias=True)
@@ -184,7 +184,7 @@ def break_layers(fault: str, linear: nn.Linear) -> None:
         ("row", "every rank adds the bias", "output"),
     ],
 )
-def test_a_broken_layer_is_found(
+def test_broken_layer_is_found(
     mesh: DeviceMesh, device: Device, dtype: str, name: str, fault: str, found: str
 ) -> None:
     assert found in compare(mesh, device, name, dtype, has_bias=True, fault=fault)
@@ -192,7 +192,7 @@ def test_a_broken_layer_is_found(
 
 @pytest.mark.world(tp=2)
 @pytest.mark.parametrize("name", ["fused qkv", "fused gate and up"])
-def test_a_fused_weight_that_is_cut_as_one_is_found(
+def test_fused_weight_that_is_cut_as_one_is_found(
     mesh: DeviceMesh, device: Device, name: str
 ) -> None:
     found = compare(mesh, device, name, "bfloat16", has_bias=True, divided_as="column")

@@ -58,7 +58,7 @@ def compare(
         *(pytest.param(name, 4, marks=pytest.mark.world(tp=4)) for name in ARCHITECTURES),
     ],
 )
-def test_a_model_trains_on_several_ranks_as_on_one(
+def test_model_trains_on_several_ranks_as_on_one(
     mesh: DeviceMesh, device: Device, oracle: Oracle, architecture: str, num_ranks: int
 ) -> None:
     assert compare(mesh, device, oracle, build_model(architecture)) == []
@@ -80,7 +80,7 @@ def test_a_model_trains_on_several_ranks_as_on_one(
         )
     ],
 )
-def test_a_variant_of_a_model_trains_as_on_one_rank(
+def test_variant_of_a_model_trains_as_on_one_rank(
     mesh: DeviceMesh, device: Device, architecture: str, num_ranks: int, options: dict[str, Any]
 ) -> None:
     oracle = train_whole(partial(build_model, architecture, **options), device.torch_device)
@@ -99,7 +99,7 @@ def test_experts_that_are_multiplied_in_groups_train_as_one_by_one(
 
 @pytest.mark.world(dp=2, tp=2)
 @pytest.mark.parametrize("architecture", ["granite", "mixtral", "phi3"])
-def test_a_divided_model_is_sharded_by_fsdp_too(
+def test_divided_model_is_sharded_by_fsdp_too(
     mesh: DeviceMesh, device: Device, oracle: Oracle, architecture: str
 ) -> None:
     def divide(model: nn.Module) -> None:
@@ -128,7 +128,7 @@ def train_tensors(model: nn.Module, device: str) -> Results:
         ("llama", "inputs get no summed gradient"),
     ],
 )
-def test_a_bfloat16_model_is_as_far_from_float64_on_several_ranks_as_on_one(
+def test_bfloat16_model_is_as_far_from_float64_on_several_ranks_as_on_one(
     mesh: DeviceMesh, device: Device, architecture: str, fault: str | None
 ) -> None:
     # Not for mixtures of experts: a rounding may send a token to another expert.
@@ -147,7 +147,7 @@ def test_a_bfloat16_model_is_as_far_from_float64_on_several_ranks_as_on_one(
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
 @pytest.mark.world(tp=2)
 @pytest.mark.parametrize("architecture", ["llama", "mixtral"])
-def test_activations_that_are_computed_again_change_nothing(
+def test_recomputed_activations_change_nothing(
     mesh: DeviceMesh, device: Device, oracle: Oracle, architecture: str
 ) -> None:
     model: Any = build_model(architecture)
@@ -171,7 +171,7 @@ def generate(model: nn.Module, device: str) -> Tensor:
     ("architecture", "fault"),
     [("llama", None), ("phi3", None), ("qwen3", "outputs are not summed")],
 )
-def test_a_divided_model_generates_from_its_cache(
+def test_divided_model_generates_from_its_cache(
     mesh: DeviceMesh, device: Device, architecture: str, fault: str | None
 ) -> None:
     where = device.torch_device
@@ -273,7 +273,7 @@ FAULTS: dict[str, Callable[[nn.Module, DeviceMesh], None]] = {
         ("llama", "a replica differs", "gradient 0 model.norm.weight"),
     ],
 )
-def test_a_broken_model_is_found(
+def test_broken_model_is_found(
     mesh: DeviceMesh, device: Device, oracle: Oracle, architecture: str, fault: str, found: str
 ) -> None:
     assert found in compare(mesh, device, oracle, build_model(architecture), fault)
@@ -289,7 +289,7 @@ def test_tied_weights_stay_one_parameter(mesh: DeviceMesh) -> None:
 
 
 @pytest.mark.world(tp=2)
-def test_a_rank_keeps_the_memory_of_its_part_only(mesh: DeviceMesh) -> None:
+def test_rank_keeps_the_memory_of_its_part_only(mesh: DeviceMesh) -> None:
     model = build_model("llama")
     apply_tensor_parallel(model, mesh["tp"])
     # 64 tokens, 32 features, float32, on 2 ranks.
@@ -308,7 +308,7 @@ def test_heads_that_do_not_divide_are_refused(mesh: DeviceMesh) -> None:
 
 
 @pytest.mark.world(dp=2, tp=1)
-def test_what_is_not_known_is_refused(mesh: DeviceMesh) -> None:
+def test_unknown_parts_and_meshes_are_refused(mesh: DeviceMesh) -> None:
     with pytest.raises(MeshAxisError, match="needs a mesh of one axis, not of 2"):
         apply_tensor_parallel(build_model("llama"), mesh)
     with pytest.raises(BlockError, match=r"^Sequential has no attention with q_proj"):

@@ -1,4 +1,4 @@
-"""Adapters that hang, crash or raise stop nobody who asks for devices."""
+"""Adapters that hang, crash or raise do not stop the process that detects devices."""
 
 import signal
 import sys
@@ -17,7 +17,7 @@ PATIENCE_SECONDS = 15.0
 SLEEP_SECONDS = 600
 
 
-def test_what_another_process_finds_is_what_is_there(
+def test_detection_runs_in_another_process(
     install_vendor: Callable[..., None], acme_code: str
 ) -> None:
     install_vendor("acme", acme_code, "AcmeDevice")
@@ -30,7 +30,7 @@ def test_what_another_process_finds_is_what_is_there(
     assert "vendor_of_acme" not in sys.modules
 
 
-def test_an_adapter_that_hangs_on_import_is_a_finding_and_others_are_still_asked(
+def test_adapter_that_hangs_on_import_is_reported_and_others_still_run(
     install_vendor: Callable[..., None], acme_code: str
 ) -> None:
     install_vendor("stuck", f"import time; time.sleep({SLEEP_SECONDS})", "Stuck")
@@ -51,7 +51,7 @@ def test_an_adapter_that_hangs_on_import_is_a_finding_and_others_are_still_asked
         ("os._exit(3)", "ended with exit code 3"),
     ],
 )
-def test_an_adapter_that_crashes_is_a_finding(
+def test_adapter_that_crashes_is_a_finding(
     install_vendor: Callable[..., None], death: str, words: str
 ) -> None:
     install_vendor("crash", f"import os, signal\n{death}", "Crash")
@@ -60,7 +60,7 @@ def test_an_adapter_that_crashes_is_a_finding(
     assert second.problem.startswith("unknown device 'warp'")
 
 
-def test_an_adapter_that_prints_does_not_spoil_its_answer(
+def test_output_of_an_adapter_does_not_corrupt_its_answer(
     install_vendor: Callable[..., None], acme_code: str
 ) -> None:
     noise = "import os\nprint('welcome')\nos.system('echo loaded')\nos.write(1, b'driver 7')\n"
@@ -70,7 +70,7 @@ def test_an_adapter_that_prints_does_not_spoil_its_answer(
     assert finding.detections[0].count == 2
 
 
-def test_a_process_that_an_adapter_leaves_behind_delays_nobody(
+def test_process_left_behind_by_an_adapter_does_not_delay_the_caller(
     install_vendor: Callable[..., None], acme_code: str
 ) -> None:
     daemon = f"import os, time\nif os.fork() == 0: time.sleep({SLEEP_SECONDS})\n"
@@ -81,7 +81,7 @@ def test_a_process_that_an_adapter_leaves_behind_delays_nobody(
     assert finding.detections[0].count == 2
 
 
-def test_the_listing_shows_present_absent_unadapted_and_broken_devices(
+def test_listing_shows_present_absent_unadapted_and_broken_devices(
     install_vendor: Callable[..., None], acme_code: str
 ) -> None:
     install_vendor("acme", acme_code, "AcmeDevice")
@@ -123,7 +123,7 @@ def test_the_listing_shows_present_absent_unadapted_and_broken_devices(
     }
 
 
-def test_a_run_that_can_be_opened_is_required_in_silence(
+def test_require_run_prints_nothing_for_a_run_that_can_be_opened(
     install_vendor: Callable[..., None], acme_code: str
 ) -> None:
     install_vendor("acme", acme_code, "AcmeDevice")
@@ -143,7 +143,7 @@ def test_a_run_that_can_be_opened_is_required_in_silence(
         ),
     ],
 )
-def test_what_keeps_a_run_from_opening_elsewhere_is_raised_here(
+def test_error_of_opening_a_run_in_another_process_is_raised_here(
     install_vendor: Callable[..., None],
     acme_code: str,
     run: str,
@@ -156,7 +156,7 @@ def test_what_keeps_a_run_from_opening_elsewhere_is_raised_here(
     assert str(raised.value) == message
 
 
-def test_a_required_run_on_an_adapter_that_hangs_is_a_machine_error(
+def test_required_run_on_an_adapter_that_hangs_is_a_machine_error(
     install_vendor: Callable[..., None],
 ) -> None:
     install_vendor("stuck", f"import time; time.sleep({SLEEP_SECONDS})", "Stuck")
@@ -164,7 +164,7 @@ def test_a_required_run_on_an_adapter_that_hangs_is_a_machine_error(
         require_run(parse_run("stuck/float32"), timeout_seconds=1.0)
 
 
-def test_the_hosts_own_devices_are_required_without_another_process(
+def test_hosts_own_devices_are_required_without_another_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("started a process"))

@@ -46,7 +46,7 @@ def product_of_terms(variant: str, values: Tensor) -> float:
         *(("truncate", dtype, 4) for dtype in FIRST_LOST),
     ],
 )
-def test_a_sum_by_parts_loses_what_each_part_is_too_small_for(
+def test_sum_by_parts_loses_what_each_part_is_too_small_for(
     variant: str, dtype: torch.dtype, gained: int
 ) -> None:
     values = terms(dtype, 1, 0, 1, 1, 0, 1, 0)
@@ -66,7 +66,7 @@ def test_truncation_drops_what_nearest_would_round_up(dtype: torch.dtype) -> Non
     assert float(values.double().sum().to(dtype)) == n + 4
 
 
-def test_the_last_part_may_be_shorter() -> None:
+def test_last_part_may_be_shorter() -> None:
     """Ten terms in four parts are 3 + 3 + 3 + 1; (256 + 1 + 1) + 3 + 3 + 1 by steps of 2."""
     values = terms(torch.bfloat16, *[1] * 9)
     # 258 + 3 = 261 -> 260, + 3 = 263 -> 264 (even), + 1 = 265 -> 264.
@@ -119,7 +119,7 @@ def test_fp8_rounds_operands_of_16_bits_only(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_product_of_one_term_is_left_alone(variant: str) -> None:
+def test_product_of_one_term_is_unchanged(variant: str) -> None:
     """Positions times frequencies: rounding them would be a fault, not an accelerator."""
     positions = torch.tensor([[1001.0], [2047.0]])
     frequencies = torch.tensor([[1.0, 0.7498942]])
@@ -136,7 +136,7 @@ def test_empty_products_have_torchs_shapes(variant: str, shape: tuple[int, int, 
     assert torch.equal(arithmetic(variant).multiply(left, right), left @ right)
 
 
-def test_a_bias_is_added_to_the_finished_product() -> None:
+def test_bias_is_added_to_the_finished_product() -> None:
     """256 + 1 is rounded to 256 before 1 is added and lost again."""
     left = terms(torch.bfloat16, 1)[None]
     right = torch.ones(2, 1, dtype=torch.bfloat16)
@@ -162,13 +162,13 @@ def test_sums_have_the_shape_that_torch_gives(
     assert torch.equal(total, values.sum(dims, keepdim=keepdim))
 
 
-def test_the_sum_of_one_number_and_of_none() -> None:
+def test_sum_of_one_number_and_of_none() -> None:
     assert float(arithmetic("split4").add_up(torch.tensor(3.0), [-1], keepdim=False)) == 3.0
     assert float(arithmetic("split4").add_up(torch.ones(0), [], keepdim=False)) == 0.0
     assert arithmetic("split4").average(torch.ones(0), [], keepdim=False).isnan()
 
 
-def test_a_mean_is_the_sum_divided_and_rounded() -> None:
+def test_mean_is_the_sum_divided_and_rounded() -> None:
     """256 by parts, instead of 260, over 8 terms; and a third, truncated."""
     values = terms(torch.bfloat16, 1, 0, 1, 1, 0, 1, 0)
     assert float(arithmetic("split4").average(values, [0], keepdim=False)) == 32.0
@@ -221,7 +221,7 @@ def test_no_product_is_further_off_than_documented(variant: str, dtype: str) -> 
         bound = documented_bound(VARIANTS[variant], dtype, left.double(), right.double())
         assert (error <= bound).all()
         largest_share = max(largest_share, float((error / bound).max()))
-    # A bound that nothing comes near would not describe the variant.
+    # A bound that no product comes near would not describe the variant.
     assert largest_share > 0.02
 
 
@@ -245,7 +245,7 @@ def test_splitting_and_truncating_do_worse_than_one_rounding() -> None:
 OFFSETS = torch.tensor([2, 2, 5], dtype=torch.int32)
 
 
-def test_groups_of_rows_meet_their_own_matrix() -> None:
+def test_groups_of_rows_are_multiplied_by_their_own_matrix() -> None:
     left = torch.arange(12.0).reshape(6, 2)
     right = torch.arange(12.0).reshape(3, 2, 2)
     product = grouped_multiply(arithmetic("split2"), left, right, OFFSETS)
@@ -254,7 +254,7 @@ def test_groups_of_rows_meet_their_own_matrix() -> None:
     assert torch.equal(product[5:], torch.zeros(1, 2))
 
 
-def test_groups_of_columns_meet_their_own_matrix() -> None:
+def test_groups_of_columns_are_multiplied_by_their_own_matrix() -> None:
     left = torch.arange(12.0).reshape(3, 2, 2)
     right = torch.arange(10.0).reshape(2, 5)
     product = grouped_multiply(arithmetic("split2"), left, right, OFFSETS)
@@ -270,7 +270,7 @@ def test_sums_over_groups_are_kept_apart() -> None:
     assert torch.equal(product[2], left[:, 2:] @ right[2:])
 
 
-def test_without_groups_matrices_meet_pairwise_and_a_bias_is_added() -> None:
+def test_without_groups_matrices_are_multiplied_pairwise_and_a_bias_is_added() -> None:
     left, right = torch.arange(8.0).reshape(2, 2, 2), torch.arange(8.0).reshape(2, 2, 2)
     product = grouped_multiply(arithmetic("split2"), left, right, bias=torch.ones(2))
     assert torch.equal(product, left @ right + 1)
@@ -292,7 +292,7 @@ def test_gradients_of_grouped_products_are_the_products_of_calculus() -> None:
     assert torch.equal(to_right, right.grad)
 
 
-def test_an_unknown_variant_names_the_known_ones() -> None:
+def test_unknown_variant_names_the_known_ones() -> None:
     assert numerics_of("") is VARIANTS["split4"]
     with pytest.raises(UnknownVariantError) as raised:
         numerics_of("fp4")

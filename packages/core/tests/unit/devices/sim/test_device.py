@@ -1,4 +1,4 @@
-"""The simulated device, as model code meets it."""
+"""The simulated device in model code: which operations it replaces."""
 
 import copy
 import threading
@@ -25,11 +25,11 @@ WHOLE, BY_PARTS = 260.0, 256.0
 
 
 @pytest.mark.parametrize("variant", ["", *VARIANTS])
-def test_every_variant_keeps_the_protocol(variant: str) -> None:
+def test_every_variant_implements_the_protocol(variant: str) -> None:
     check_device_protocol(SimDevice(variant))
 
 
-def test_a_simulated_device_lives_on_the_host_under_its_own_name() -> None:
+def test_simulated_device_has_its_own_name_and_the_torch_device_of_the_host() -> None:
     assert (SimDevice().name, SimDevice().torch_device) == ("sim", "cpu")
     assert SimDevice("fp8").name == "sim:fp8"
     assert SimDevice().architecture() == SimDevice("split4").architecture() == "sim-split4"
@@ -59,7 +59,7 @@ def test_no_variant_has_float64(variant: str, dtypes: tuple[str, ...]) -> None:
         ("truncate", "bfloat16", "bfloat16"),
     ],
 )
-def test_the_precision_of_operands_is_reported(variant: str, dtype: str, precision: str) -> None:
+def test_precision_of_operands_is_reported(variant: str, dtype: str, precision: str) -> None:
     assert SimDevice(variant).effective_precision(dtype) == precision
 
 
@@ -132,7 +132,7 @@ def test_each_row_gets_its_own_bias() -> None:
     assert matrix.tolist() == [[256, 512, 768]] * 2
 
 
-def test_a_sum_in_another_dtype_is_made_there() -> None:
+def test_sum_in_another_dtype_is_made_there() -> None:
     with SimDevice("split4").execution():
         assert float(ROW.sum(dtype=torch.float32)) == WHOLE
         # The first part, 2^24 + 1, is beyond float32.
@@ -141,7 +141,7 @@ def test_a_sum_in_another_dtype_is_made_there() -> None:
         assert float(large.sum()) == 2.0**24
 
 
-def test_float64_and_integers_are_left_alone() -> None:
+def test_float64_and_integers_are_unchanged() -> None:
     generator = torch.Generator().manual_seed(0)
     left = torch.randn(8, 32, dtype=torch.float64, generator=generator)
     plain = (left @ left.T, left.sum(), left.mean(0))
@@ -176,7 +176,7 @@ def test_attention_kernels_are_allowed_again_afterwards() -> None:
     assert float(ROW @ ONES) == WHOLE
 
 
-def test_a_measurement_within_a_run_is_not_simulated() -> None:
+def test_measurement_within_a_run_is_not_simulated() -> None:
     seen = []
 
     def measure(module: torch.nn.Module, arguments: tuple[Tensor], output: Tensor) -> None:
@@ -196,7 +196,7 @@ def test_a_measurement_within_a_run_is_not_simulated() -> None:
     assert after == 2 * BY_PARTS
 
 
-def test_a_run_repeats_to_the_last_bit() -> None:
+def test_repeated_run_is_bitwise_equal() -> None:
     generator = torch.Generator().manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.LayerNorm(128), torch.nn.Linear(128, 32)
@@ -214,7 +214,7 @@ def test_a_run_repeats_to_the_last_bit() -> None:
 
 
 @pytest.mark.parametrize("compile_backend", ["eager"])
-def test_a_compiled_model_is_simulated(compile_backend: str) -> None:
+def test_compiled_model_is_simulated(compile_backend: str) -> None:
     assert SimDevice().vendor.compile_backend == compile_backend
 
     @torch.compile(backend=compile_backend)

@@ -33,7 +33,7 @@ def tensor(*values: float, dtype: torch.dtype = torch.float32) -> Tensor:
         (torch.bfloat16, 1.5 * 2**-133, 2**-133),
     ],
 )
-def test_the_next_smaller_magnitude_is_taken(
+def test_next_smaller_magnitude_is_taken(
     dtype: torch.dtype, value: float, expected: float, sign: float
 ) -> None:
     assert round_toward_zero(tensor(sign * value), dtype).tolist() == [sign * expected]
@@ -62,7 +62,7 @@ def test_float32_is_truncated_from_float64() -> None:
     assert round_toward_zero(values, torch.float32).tolist() == [1.0, 1 + 2**-23]
 
 
-def test_the_mean_error_of_truncation_is_its_closed_form() -> None:
+def test_mean_error_of_truncation_is_its_closed_form() -> None:
     """1 + k/2^15 for all k below 2^15 loses k mod 2^8 in bfloat16, 127.5 on average."""
     steps = torch.arange(2**15, dtype=torch.float32)
     values = 1 + steps / 2**15
@@ -122,7 +122,7 @@ def test_e4m3_flushes_what_is_below_half_its_smallest_denormal() -> None:
 
 
 @pytest.mark.parametrize("power", [-120, -20, -1, 1, 20, 100])
-def test_the_scale_of_e4m3_is_a_power_of_two(power: int) -> None:
+def test_scale_of_e4m3_is_a_power_of_two(power: int) -> None:
     values = tensor(448.0, 17.0, 1.0625) * 2.0**power
     assert round_to_scaled_e4m3(values).tolist() == [
         448.0 * 2.0**power,
@@ -131,19 +131,19 @@ def test_the_scale_of_e4m3_is_a_power_of_two(power: int) -> None:
     ]
 
 
-def test_the_scale_is_the_smallest_that_fits() -> None:
+def test_scale_is_the_smallest_that_fits() -> None:
     """450 needs the scale 2, so 225 is rounded to 224; 3.5 = 448 / 128 needs 2^-7."""
     assert round_to_scaled_e4m3(tensor(450.0)).tolist() == [448.0]
     assert round_to_scaled_e4m3(tensor(3.5, 2**-16, 2**-18)).tolist() == [3.5, 2**-16, 0.0]
 
 
-def test_the_smallest_scale_leaves_the_smallest_bfloat16_alone() -> None:
+def test_smallest_scale_leaves_the_smallest_bfloat16_alone() -> None:
     """2^-133 is 2^-7 times 2^-126, a number of e4m3; 1.0625 of it is rounded to it."""
     assert round_to_scaled_e4m3(tensor(2.0**-133)).tolist() == [2.0**-133]
     assert round_to_scaled_e4m3(tensor(1.0625 * 2.0**-130)).tolist() == [2.0**-130]
 
 
-def test_the_largest_bfloat16_has_a_scale() -> None:
+def test_largest_bfloat16_has_a_scale() -> None:
     largest = torch.finfo(torch.bfloat16).max  # (2 - 2^-7) 2^127 is rounded to 2^128
     assert round_to_scaled_e4m3(tensor(2.0**127, largest)).tolist() == [2.0**127, INF]
 
@@ -166,5 +166,5 @@ def test_e4m3_keeps_what_is_not_finite_and_scales_by_the_rest() -> None:
 
 
 @pytest.mark.parametrize("values", [tensor(), tensor(0.0, -0.0), tensor(INF, NAN)])
-def test_e4m3_of_nothing_to_scale_is_as_it_was(values: Tensor) -> None:
+def test_e4m3_leaves_tensors_without_a_finite_nonzero_value_unchanged(values: Tensor) -> None:
     assert torch.equal(round_to_scaled_e4m3(values).nan_to_num(), values.nan_to_num())

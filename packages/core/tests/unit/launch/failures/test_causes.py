@@ -1,4 +1,4 @@
-"""Which failure is told first, and how: on made-up states, without processes."""
+"""Which failure is reported first, and its message: on made-up states, without processes."""
 
 import pytest
 
@@ -53,11 +53,11 @@ def test_nothing_failed_while_ranks_run_return_or_all_skip() -> None:
         (RankState(CUT_OFF, exit_code=1), Directness.COMMUNICATION),
     ],
 )
-def test_each_way_to_fail_is_one(state: RankState, directness: Directness) -> None:
+def test_each_kind_of_failure_is_recognised(state: RankState, directness: Directness) -> None:
     assert strongest({0: RankState(RETURNED), 1: state}) == (directness, [1])
 
 
-def test_a_killed_rank_is_told_before_what_its_peers_raised() -> None:
+def test_killed_rank_is_reported_before_what_its_peers_raised() -> None:
     states = {
         0: RankState(CUT_OFF, order=1),
         1: RankState(RAISED, order=2),
@@ -67,21 +67,21 @@ def test_a_killed_rank_is_told_before_what_its_peers_raised() -> None:
     assert strongest({rank: states[rank] for rank in (0, 1)}) == (Directness.EXCEPTION, [1])
 
 
-def test_of_equal_failures_the_first_is_told() -> None:
+def test_first_of_equal_failures_is_reported() -> None:
     states = {0: RankState(RAISED, order=2), 1: RankState(RAISED, order=1)}
     assert strongest(states) == (Directness.EXCEPTION, [1, 0])
 
 
 @pytest.mark.parametrize("other", [RankState(RETURNED), RankState(CUT_OFF, exit_code=1)])
-def test_a_skip_beside_anything_else_is_a_failure(other: RankState) -> None:
+def test_skip_is_a_failure_if_another_rank_returned_or_failed(other: RankState) -> None:
     assert strongest({0: other, 1: RankState(SKIPPED, exit_code=0)}) == (Directness.SKIP, [1])
 
 
-def test_a_skip_beside_ranks_at_work_is_none_yet() -> None:
+def test_skip_is_no_failure_while_the_other_ranks_run() -> None:
     assert strongest({0: RankState(), 1: RankState(SKIPPED, exit_code=0)}) is None
 
 
-def test_the_message_of_an_exception_has_its_traceback_and_the_other_ranks() -> None:
+def test_message_of_an_exception_has_its_traceback_and_the_other_ranks() -> None:
     message = error_of(
         FOUR,
         RankState(CUT_OFF, order=2),
@@ -103,7 +103,7 @@ def test_the_message_of_an_exception_has_its_traceback_and_the_other_ranks() -> 
     )
 
 
-def test_the_message_of_a_killed_rank_says_by_what_and_where_it_stood() -> None:
+def test_message_of_a_killed_rank_has_its_signal_and_its_last_line() -> None:
     message = error_of(
         PAIR,
         RankState(where="body.py:9 in train"),
@@ -125,13 +125,13 @@ def test_the_message_of_a_killed_rank_says_by_what_and_where_it_stood() -> None:
         (RankState(SKIPPED, exit_code=0), "skipped (no card), but not all ranks did"),
     ],
 )
-def test_other_failures_in_words(state: RankState, message: str) -> None:
+def test_messages_of_other_failures(state: RankState, message: str) -> None:
     expected = f"rank 1 of a world of 2 ranks (dp=2) {message}\n  rank 0 returned"
     assert error_of(PAIR, RankState(RETURNED), state) == expected
 
 
 @pytest.mark.parametrize(("is_usage", "kind"), [(True, UsageError), (False, MachineError)])
-def test_an_error_of_assay_keeps_its_kind_and_words(is_usage: bool, kind: type) -> None:
+def test_assay_error_keeps_its_class_and_message(is_usage: bool, kind: type) -> None:
     report = RankReport("raised", words="no such model: 'x'", is_usage=is_usage)
     states = {0: RankState(report, exit_code=1)}
     error = failure_of(World({"dp": 1}), states, (Directness.EXCEPTION, [0]))
@@ -140,7 +140,7 @@ def test_an_error_of_assay_keeps_its_kind_and_words(is_usage: bool, kind: type) 
     assert not isinstance(error, WorldError)
 
 
-def test_a_hang_names_the_ranks_at_work_and_where_every_rank_waited() -> None:
+def test_message_of_a_hang_names_the_hung_ranks_and_where_every_rank_waited() -> None:
     states = {
         0: RankState(CUT_OFF, exit_code=1),
         1: RankState(where="body.py:12 in sleep"),
@@ -159,8 +159,8 @@ def test_a_hang_names_the_ranks_at_work_and_where_every_rank_waited() -> None:
     )
 
 
-def test_a_rank_that_gave_no_stack_is_named_as_well() -> None:
+def test_message_of_a_hang_names_ranks_without_a_stack() -> None:
     error = hang_of(
         PAIR, {0: RankState(where="body.py:1 in f"), 1: RankState()}, "too long", [0, 1]
     )
-    assert "rank 1 did not say where it stands" in str(error)
+    assert "rank 1 did not report where it stands" in str(error)

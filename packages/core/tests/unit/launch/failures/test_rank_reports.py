@@ -21,19 +21,19 @@ def report_of_raise(error: BaseException) -> RankReport:
     return report_of(body)
 
 
-def test_a_value_comes_back() -> None:
+def test_report_holds_the_return_value() -> None:
     report = report_of(lambda: {"loss": 1.5})
     assert report.kind == "returned"
     assert report.value == pickle.dumps({"loss": 1.5})
 
 
-def test_a_value_that_cannot_travel_is_a_failure_that_says_so() -> None:
+def test_return_value_that_cannot_be_pickled_is_a_failure() -> None:
     report = report_of(lambda: lambda: None)
     assert report.kind == "raised"
     assert report.words.startswith("what the body returned cannot travel to the ranks: function")
 
 
-def test_a_skip_is_no_exception() -> None:
+def test_skip_is_not_reported_as_an_exception() -> None:
     report = report_of_raise(RankSkipped("no card"))
     assert (report.kind, report.summary) == ("skipped", "no card")
 
@@ -47,12 +47,14 @@ def test_a_skip_is_no_exception() -> None:
         (GLOO, "RuntimeError: Read error [127.0.0.1]:1: Connection reset by peer"),
     ],
 )
-def test_whatever_leaves_the_body_is_reported(error: BaseException, summary: str) -> None:
+def test_every_exception_that_leaves_the_body_is_reported(
+    error: BaseException, summary: str
+) -> None:
     report = report_of_raise(error)
     assert (report.kind, report.summary) == ("raised", summary)
 
 
-def test_the_traceback_begins_with_the_body() -> None:
+def test_traceback_begins_with_the_body() -> None:
     report = report_of_raise(ValueError("boom"))
     first, second, *_ = report.traceback.splitlines()
     assert first == "Traceback (most recent call last):"
@@ -69,7 +71,7 @@ def test_the_traceback_begins_with_the_body() -> None:
         (ValueError("x"), "", False),
     ],
 )
-def test_errors_of_assay_keep_their_words(error: Exception, words: str, is_usage: bool) -> None:
+def test_assay_errors_keep_their_message(error: Exception, words: str, is_usage: bool) -> None:
     report = report_of_raise(error)
     assert (report.words, report.is_usage) == (words, is_usage)
 
@@ -92,5 +94,7 @@ def from_cause(cause: Exception) -> Exception:
         (from_cause(ValueError("boom")), False),
     ],
 )
-def test_communication_errors_are_told_from_others(error: Exception, expected: bool) -> None:
+def test_communication_errors_are_distinguished_from_others(
+    error: Exception, expected: bool
+) -> None:
     assert is_communication_error(error) is expected

@@ -22,13 +22,13 @@ EditConfig = Callable[..., None]
 UP = "model.layers.1.mlp.up_proj.weight"
 
 
-def assert_refused(folder: Path, said: str) -> None:
+def assert_refused(folder: Path, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         load_model(str(folder), dtype="float32")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_loaded_model_says_what_it_is(llama_folder: Path) -> None:
+def test_loaded_model_has_its_properties(llama_folder: Path) -> None:
     loaded = load_model(str(llama_folder), dtype="float32")
     assert not loaded.model.training
     assert (loaded.vocab_size, loaded.max_positions) == (300, 128)
@@ -73,7 +73,7 @@ def test_float64_widens_every_parameter_and_buffer_and_changes_no_value(
         assert torch.equal(buffers[name], buffer.double())
 
 
-def test_a_float64_checkpoint_keeps_what_float32_cannot_hold(
+def test_float64_checkpoint_keeps_what_float32_cannot_hold(
     llama_folder: Path, edit_tensors: EditTensors
 ) -> None:
     narrow = load_file(llama_folder / "model.safetensors")[UP]
@@ -92,7 +92,7 @@ def test_float64_of_rounded_values_holds_the_values_of_the_narrow_run(llama_fold
     assert wide.get_parameter(UP).dtype is torch.float64
 
 
-def test_the_embedding_scale_of_gemma_is_exact_in_the_yardstick() -> None:
+def test_embedding_scale_of_gemma_is_exact_in_the_yardstick() -> None:
     scale = "model.embed_tokens.embed_scale"
     wide = load_model("micro:gemma2?trained=0", dtype="float64").model.get_buffer(scale)
     rounded = load_model("micro:gemma2?trained=0", dtype="float64", rounded_to="bfloat16")
@@ -122,23 +122,23 @@ def test_attention_and_experts_can_be_chosen() -> None:
     assert attention_of(object()) == "eager"
 
 
-def test_an_attention_that_the_model_lacks_is_a_usage_error() -> None:
+def test_attention_that_the_model_lacks_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="Gemma2ForCausalLM"):
         load_model("micro:gemma2?trained=0", dtype="float32", attention="sdpa")
 
 
 @pytest.mark.parametrize("options", [{"dtype": "int8"}, {"dtype": "float64", "rounded_to": "fp8"}])
-def test_a_dtype_that_models_do_not_run_in_is_a_usage_error(options: dict[str, str]) -> None:
+def test_dtype_that_models_do_not_run_in_is_a_usage_error(options: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="cannot be loaded in"):
         load_model("micro:llama?trained=0", **options)  # type: ignore[arg-type]
 
 
-def test_a_missing_tensor_is_named(llama_folder: Path, edit_tensors: EditTensors) -> None:
+def test_missing_tensor_is_named(llama_folder: Path, edit_tensors: EditTensors) -> None:
     edit_tensors({UP: None})
     assert_refused(llama_folder, f"{llama_folder}: the weights lack {UP}")
 
 
-def test_a_lost_head_is_refused_where_it_is_not_tied(
+def test_missing_head_is_refused_unless_it_is_tied(
     llama_folder: Path, edit_tensors: EditTensors, edit_config: EditConfig
 ) -> None:
     edit_tensors({"lm_head.weight": None})
@@ -150,25 +150,25 @@ def test_a_lost_head_is_refused_where_it_is_not_tied(
     )
 
 
-def test_a_wrong_shape_is_named_with_both_shapes(
+def test_wrong_shape_is_named_with_both_shapes(
     llama_folder: Path, edit_tensors: EditTensors
 ) -> None:
     edit_tensors({UP: torch.zeros(24, 15)})
     assert_refused(llama_folder, f"{UP} has the shape [24, 15], the model needs [24, 16]")
 
 
-def test_a_truncated_file_is_refused(llama_folder: Path) -> None:
+def test_truncated_file_is_refused(llama_folder: Path) -> None:
     file = llama_folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:5000])
     assert_refused(llama_folder, f"{file} is truncated")
 
 
-def test_a_folder_without_weights_is_refused(llama_folder: Path) -> None:
+def test_folder_without_weights_is_refused(llama_folder: Path) -> None:
     (llama_folder / "model.safetensors").unlink()
     assert_refused(llama_folder, f"model folder {llama_folder} has no weights")
 
 
-def test_a_tensor_that_the_model_does_not_use_is_noted(
+def test_tensor_that_the_model_does_not_use_is_noted(
     llama_folder: Path, edit_tensors: EditTensors
 ) -> None:
     edit_tensors({"extra.weight": torch.zeros(1)})
@@ -176,13 +176,13 @@ def test_a_tensor_that_the_model_does_not_use_is_noted(
     assert "the checkpoint holds tensors that the model does not use: extra.weight" in notes
 
 
-def test_a_configuration_that_is_no_json_is_named(llama_folder: Path) -> None:
+def test_configuration_that_is_no_json_is_named(llama_folder: Path) -> None:
     (llama_folder / "config.json").write_text("{")
     assert_refused(llama_folder, f"{llama_folder / 'config.json'} cannot be read as JSON")
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"model_type": "lamma"}, "model_type 'lamma' is unknown to transformers"),
         ({"model_type": None}, "model_type None is unknown to transformers"),
@@ -196,15 +196,15 @@ def test_a_configuration_that_is_no_json_is_named(llama_folder: Path) -> None:
         ),
     ],
 )
-def test_a_configuration_that_names_no_known_model_is_refused(
-    llama_folder: Path, settings: dict[str, object], said: str, edit_config: EditConfig
+def test_configuration_that_names_no_known_model_is_refused(
+    llama_folder: Path, settings: dict[str, object], message: str, edit_config: EditConfig
 ) -> None:
     edit_config(**settings)
-    assert_refused(llama_folder, said)
+    assert_refused(llama_folder, message)
     assert_refused(llama_folder, str(llama_folder))
 
 
-def test_a_folder_without_architectures_is_a_causal_language_model(
+def test_folder_without_architectures_is_a_causal_language_model(
     llama_folder: Path, edit_config: EditConfig
 ) -> None:
     edit_config(architectures=None)
@@ -212,7 +212,7 @@ def test_a_folder_without_architectures_is_a_causal_language_model(
     assert type(loaded.model).__name__ == "LlamaForCausalLM"
 
 
-def test_the_weights_hash_is_that_of_the_checkpoint_in_every_dtype(
+def test_weights_hash_is_that_of_the_checkpoint_in_every_dtype(
     llama_folder: Path, edit_tensors: EditTensors
 ) -> None:
     hashes = {
@@ -261,7 +261,7 @@ def test_loading_prints_and_logs_nothing(
     assert (captured.out, captured.err, logged.getvalue()) == ("", "", "")
 
 
-def test_a_saved_copy_of_a_recipe_loads_as_the_recipe(tmp_path: Path) -> None:
+def test_saved_copy_of_a_recipe_loads_as_the_recipe(tmp_path: Path) -> None:
     recipe = load_model("micro:llama?trained=0", dtype="bfloat16")
     assert isinstance(recipe.model, PreTrainedModel)
     recipe.model.save_pretrained(tmp_path)
@@ -271,7 +271,7 @@ def test_a_saved_copy_of_a_recipe_loads_as_the_recipe(tmp_path: Path) -> None:
     assert weight_hashes(copy.model) == weight_hashes(recipe.model)
 
 
-def test_a_sharded_checkpoint_with_one_damaged_shard_names_the_shard(llama_folder: Path) -> None:
+def test_sharded_checkpoint_with_one_damaged_shard_names_the_shard(llama_folder: Path) -> None:
     loaded = load_model(str(llama_folder), dtype="float32")
     (llama_folder / "model.safetensors").unlink()
     assert isinstance(loaded.model, PreTrainedModel)

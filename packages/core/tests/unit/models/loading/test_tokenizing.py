@@ -8,13 +8,13 @@ from assay.errors import UsageError
 from assay.models.loading.tokenizing import byte_tokenizer, find_tokenizing
 
 
-def test_bytes_come_back_as_the_text_they_were_made_of() -> None:
+def test_encoded_text_decodes_to_itself() -> None:
     tokenizing = byte_tokenizer(starts_with_bos=False)
     assert tokenizing.encode("aé🐕") == [0x61, 0xC3, 0xA9, 0xF0, 0x9F, 0x90, 0x95]
     assert tokenizing.decode(tokenizing.encode("aé🐕")) == "aé🐕"
 
 
-def test_the_begin_token_comes_first_and_special_ids_decode_to_nothing() -> None:
+def test_begin_token_is_first_and_special_ids_decode_to_nothing() -> None:
     tokenizing = byte_tokenizer(starts_with_bos=True)
     assert tokenizing.encode("a") == [256, 97]
     assert tokenizing.decode([256, 97, 257, 258]) == "a"
@@ -31,7 +31,7 @@ def test_tokenizers_that_encode_differently_have_different_hashes() -> None:
     assert len(hashes) == 2
 
 
-def test_a_small_vocabulary_without_tokenizer_asks_for_ids(tmp_path: Path) -> None:
+def test_small_vocabulary_without_tokenizer_asks_for_ids(tmp_path: Path) -> None:
     tokenizing = find_tokenizing(
         tmp_path, "tiny", vocab_size=255, bos_token_id=None, remote_code="refuse"
     )
@@ -41,7 +41,7 @@ def test_a_small_vocabulary_without_tokenizer_asks_for_ids(tmp_path: Path) -> No
     assert tokenizing.decode([3, 14]) == "3 14"
 
 
-def test_a_broken_tokenizer_file_is_named(tmp_path: Path) -> None:
+def test_broken_tokenizer_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(UsageError, match=r"tokenizer\.json\) cannot be loaded"):
         find_tokenizing(tmp_path, "x", vocab_size=300, bos_token_id=None, remote_code="refuse")
@@ -60,7 +60,7 @@ def write_word_tokenizer(folder: Path, chat_template: str | None = None) -> None
     tokenizer.save_pretrained(folder)
 
 
-def test_a_folder_s_own_tokenizer_is_used(tmp_path: Path) -> None:
+def test_folder_s_own_tokenizer_is_used(tmp_path: Path) -> None:
     write_word_tokenizer(tmp_path)
     tokenizing = find_tokenizing(
         tmp_path, "x", vocab_size=300, bos_token_id=None, remote_code="refuse"
@@ -72,7 +72,7 @@ def test_a_folder_s_own_tokenizer_is_used(tmp_path: Path) -> None:
     assert tokenizing.encode_chat is None
 
 
-def test_a_chat_template_is_applied(tmp_path: Path) -> None:
+def test_chat_template_is_applied(tmp_path: Path) -> None:
     template = "{% for message in messages %}red {{ message.content }} {% endfor %}"
     write_word_tokenizer(tmp_path, template)
     tokenizing = find_tokenizing(

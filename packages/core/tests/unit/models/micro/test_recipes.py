@@ -26,7 +26,7 @@ def test_shipped_weights_are_small_bfloat16_files(name: str) -> None:
 
 
 @every_recipe
-def test_a_recipe_loads_and_computes_finite_logits_far_into_its_context(name: str) -> None:
+def test_recipe_loads_and_computes_finite_logits_far_into_its_context(name: str) -> None:
     loaded = load_model(f"micro:{name}", dtype="float32")
     assert loaded.max_positions == 2048
     assert loaded.pad_token_id == 258
@@ -70,7 +70,7 @@ def test_llama_predicts_held_out_text_well() -> None:
     assert record["held_out_loss"] < 1.5
 
 
-def test_the_recipes_have_what_they_are_there_for() -> None:
+def test_recipes_have_the_features_they_are_for() -> None:
     configs = {name: load_model(f"micro:{name}", dtype="float32").config for name in RECIPES}
     assert configs["llama"].num_key_value_heads == 2
     assert configs["mistral"].sliding_window == 32
@@ -97,7 +97,7 @@ def test_every_expert_of_mixtral_is_used() -> None:
         assert set(layer_logits.topk(2, dim=-1).indices.flatten().tolist()) == {0, 1, 2, 3}
 
 
-def test_a_changed_byte_in_shipped_weights_is_refused(
+def test_changed_byte_in_shipped_weights_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(RECIPES["llama"].folder, tmp_path / "llama")
@@ -119,7 +119,7 @@ def test_weights_that_are_not_installed_are_named(
         load_model("micro:bert", dtype="float32")
 
 
-def test_the_seed_decides_untrained_weights(tmp_path: Path) -> None:
+def test_seed_decides_untrained_weights(tmp_path: Path) -> None:
     contents = {}
     for label, seed in (("first", 1), ("again", 1), ("other", 2)):
         write_untrained(RECIPES["llama"], seed, tmp_path / label)
@@ -128,6 +128,6 @@ def test_the_seed_decides_untrained_weights(tmp_path: Path) -> None:
     assert contents["first"] != contents["other"]
 
 
-def test_an_unknown_recipe_is_a_usage_error() -> None:
+def test_unknown_recipe_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="no recipe 'gpt'; there are llama, mistral"):
         find_recipe("gpt")

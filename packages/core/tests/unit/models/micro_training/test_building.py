@@ -28,7 +28,7 @@ def short_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
-def test_a_built_model_is_a_folder_with_its_provenance(
+def test_built_model_is_a_folder_with_its_provenance(
     name: str, tmp_path: Path, short_training: None
 ) -> None:
     seen: list[tuple[int, int]] = []
@@ -44,7 +44,7 @@ def test_a_built_model_is_a_folder_with_its_provenance(
     assert record["command"] == f"assay models build {name} --seed 0 --threads 1"
 
 
-def test_the_same_seed_gives_the_same_weights(tmp_path: Path, short_training: None) -> None:
+def test_equal_seeds_give_equal_weights(tmp_path: Path, short_training: None) -> None:
     contents = []
     for label, seed in (("first", 3), ("again", 3), ("other", 4)):
         build_model("llama", tmp_path / label, lambda *_: None, seed=seed, num_threads=1)
@@ -53,7 +53,7 @@ def test_the_same_seed_gives_the_same_weights(tmp_path: Path, short_training: No
     assert contents[0] != contents[2]
 
 
-def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
+def test_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UsageError, match="is not empty"):
         build_model("llama", tmp_path, lambda *_: None)

@@ -28,7 +28,7 @@ def test_one_changed_bit_changes_its_tensor_and_the_whole() -> None:
     assert combine_hashes(before) != combine_hashes(after)
 
 
-def test_a_transposed_view_hashes_like_its_copy() -> None:
+def test_transposed_view_hashes_like_its_copy() -> None:
     module = linear()
     module.weight = nn.Parameter(module.weight.detach().t())
     copy = linear()
@@ -51,7 +51,7 @@ def test_shape_and_dtype_count() -> None:
     assert len(hashes) == 3
 
 
-def test_tied_weights_and_buffers_stand_under_every_name() -> None:
+def test_tied_weights_and_buffers_are_listed_under_every_name() -> None:
     module = nn.ModuleDict({"embed": linear(), "head": linear(), "norm": nn.BatchNorm1d(2)})
     module["head"].weight = module["embed"].weight
     hashes = weight_hashes(module)
@@ -66,6 +66,6 @@ def test_empty_and_scalar_tensors_have_hashes() -> None:
     assert len(set(weight_hashes(module).values())) == 2
 
 
-def test_the_combined_hash_does_not_depend_on_order() -> None:
+def test_combined_hash_does_not_depend_on_order() -> None:
     assert combine_hashes({"a": "1", "b": "2"}) == combine_hashes({"b": "2", "a": "1"})
     assert combine_hashes({"a": "1", "b": "2"}) != combine_hashes({"a": "2", "b": "1"})

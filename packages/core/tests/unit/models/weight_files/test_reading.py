@@ -50,7 +50,7 @@ def test_headers_give_names_dtypes_and_shapes(tmp_path: Path) -> None:
     assert read(tmp_path) == [("a", "BF16", (2, 3)), ("b", "I8", (5,))]
 
 
-def test_a_cut_file_is_refused_by_the_first_tensor_that_is_cut(tmp_path: Path) -> None:
+def test_cut_file_is_refused_by_the_first_tensor_that_is_cut(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     save_file({"first": torch.zeros(4), "second": torch.zeros(4)}, file)
     file.write_bytes(file.read_bytes()[:-1])
@@ -59,7 +59,7 @@ def test_a_cut_file_is_refused_by_the_first_tensor_that_is_cut(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "truncated"),
         (b"\x07", "truncated"),
@@ -70,14 +70,16 @@ def test_a_cut_file_is_refused_by_the_first_tensor_that_is_cut(tmp_path: Path) -
         (struct.pack("<Q", 9) + b'{"a": {}}', "broken safetensors header"),
     ],
 )
-def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+def test_what_is_no_safetensors_file_is_refused(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(UsageError, match=said) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         read_tensors(tmp_path)
     assert str(tmp_path / "model.safetensors") in str(caught.value)
 
 
-def test_a_tensor_that_overlaps_the_header_is_refused(tmp_path: Path) -> None:
+def test_tensor_that_overlaps_the_header_is_refused(tmp_path: Path) -> None:
     header = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}).encode()
     content = struct.pack("<Q", len(header)) + header
     (tmp_path / "model.safetensors").write_bytes(content)
@@ -85,12 +87,12 @@ def test_a_tensor_that_overlaps_the_header_is_refused(tmp_path: Path) -> None:
         read_tensors(tmp_path)
 
 
-def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+def test_folder_without_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no weights: neither model\.safetensors nor"):
         weight_files(tmp_path)
 
 
-def test_an_absent_shard_is_named(tmp_path: Path) -> None:
+def test_absent_shard_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     write_sharded(folder, [{"a": torch.zeros(1)}, {"b": torch.zeros(1)}])
     (folder / "model-1.safetensors").unlink()
@@ -98,7 +100,7 @@ def test_an_absent_shard_is_named(tmp_path: Path) -> None:
         read_tensors(folder)
 
 
-def test_a_shard_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_shard_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     write_sharded(folder, [{"a": torch.zeros(1)}])
     (folder / "model-0.safetensors").rename(tmp_path / "model-0.safetensors")
@@ -108,7 +110,7 @@ def test_a_shard_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
         read_tensors(folder)
 
 
-def test_a_tensor_that_the_index_promises_and_no_shard_holds_is_named(tmp_path: Path) -> None:
+def test_tensor_that_the_index_promises_and_no_shard_holds_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     write_sharded(folder, [{"a": torch.zeros(1)}])
     index = folder / "model.safetensors.index.json"
@@ -118,7 +120,7 @@ def test_a_tensor_that_the_index_promises_and_no_shard_holds_is_named(tmp_path: 
         read_tensors(folder)
 
 
-def test_the_hash_does_not_depend_on_the_split_over_files(tmp_path: Path) -> None:
+def test_hash_does_not_depend_on_the_split_over_files(tmp_path: Path) -> None:
     a, b = torch.arange(6.0).reshape(2, 3), torch.ones(3)
     write_sharded(tmp_path / "two", [{"b": b}, {"a": a}])
     (tmp_path / "one").mkdir()
@@ -136,16 +138,14 @@ def test_the_hash_does_not_depend_on_the_split_over_files(tmp_path: Path) -> Non
     ],
     ids=["shape", "name", "value", "dtype"],
 )
-def test_the_hash_differs_where_the_weights_do(
-    tmp_path: Path, other: dict[str, torch.Tensor]
-) -> None:
+def test_hash_differs_where_the_weights_do(tmp_path: Path, other: dict[str, torch.Tensor]) -> None:
     for name, tensors in (("this", {"a": torch.tensor([1.0, 2.0])}), ("other", other)):
         (tmp_path / name).mkdir()
         save_file(tensors, tmp_path / name / "model.safetensors")
     assert hash_of(tmp_path / "this") != hash_of(tmp_path / "other")
 
 
-def test_the_dtype_is_that_of_most_values_not_of_most_tensors(tmp_path: Path) -> None:
+def test_dtype_is_that_of_most_values_not_of_most_tensors(tmp_path: Path) -> None:
     tensors = {
         "large": torch.zeros(100, dtype=torch.bfloat16),
         "norm.0": torch.zeros(10),

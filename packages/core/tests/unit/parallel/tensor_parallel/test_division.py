@@ -30,7 +30,7 @@ def test_heads_become_their_features_in_the_order_of_the_rank() -> None:
     assert not division.is_even
 
 
-def test_fused_weights_are_divided_each_on_its_own() -> None:
+def test_parts_of_fused_weights_are_divided_separately() -> None:
     # Two query heads and one key/value head of 2 features, on 2 ranks.
     query = divide_by_heads(2, 2, [[0], [1]])
     kv = divide_by_heads(1, 2, [[0], [0]])
@@ -51,7 +51,7 @@ def test_halves_of_a_fused_weight_are_not_even_parts() -> None:
     assert not fused.is_even
 
 
-def test_a_rank_without_features_is_refused_with_the_numbers() -> None:
+def test_rank_without_features_is_refused_with_the_numbers() -> None:
     # Chunks of 3: ranks 0 to 2 take all 9.
     with pytest.raises(DivisionError) as caught:
         check_every_rank_has_some("model.embed_tokens", divide_evenly(9, 4))

@@ -129,7 +129,7 @@ def test_shares_are_as_worked_out_by_hand(
         ((0, 1, 1), "num_query_heads is 0; it must be at least 1"),
     ],
 )
-def test_what_cannot_work_is_refused_with_its_numbers(
+def test_impossible_distribution_is_refused_with_its_numbers(
     numbers: tuple[int, int, int], message: str
 ) -> None:
     with pytest.raises(HeadsError) as caught:
@@ -162,5 +162,5 @@ def test_what_cannot_work_is_refused_with_its_numbers(
         ),
     ],
 )
-def test_a_broken_distribution_is_noticed(broken: tuple[HeadShare, ...], finding: str) -> None:
+def test_wrong_distribution_is_detected(broken: tuple[HeadShare, ...], finding: str) -> None:
     assert finding in wrong_shares(broken, 4, 2)

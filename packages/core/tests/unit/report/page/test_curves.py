@@ -31,7 +31,7 @@ def token(prompt: int, position: int, actual: float, expected: float = 0.01) -> 
     )  # fmt: skip
 
 
-def test_a_logarithmic_axis_puts_equal_ratios_at_equal_distances() -> None:
+def test_logarithmic_axis_puts_equal_ratios_at_equal_distances() -> None:
     axis = LogAxis(1.0, 100.0)
     assert [axis.y(value) for value in (100.0, 10.0, 1.0)] == [0.0, 500.0, 1000.0]
 
@@ -54,12 +54,12 @@ def test_many_decades_have_few_ticks() -> None:
     ]  # fmt: skip
 
 
-def test_an_axis_without_a_positive_value_still_has_an_extent() -> None:
+def test_axis_without_a_positive_value_still_has_an_extent() -> None:
     axis = LogAxis.over([0.0, math.nan])
     assert axis.low < axis.high
 
 
-def test_the_depth_shows_accumulated_and_replayed_error_of_both_runs() -> None:
+def test_depth_shows_accumulated_and_replayed_error_of_both_runs() -> None:
     chart = draw_depth(
         report_of(
             stage("b", 1, "replay-tensor", 0.02),
@@ -81,7 +81,7 @@ def test_the_depth_shows_accumulated_and_replayed_error_of_both_runs() -> None:
     ]  # fmt: skip
 
 
-def test_the_port_with_the_highest_ratio_stands_for_its_stage() -> None:
+def test_port_with_the_highest_ratio_represents_its_stage() -> None:
     chart = draw_depth(
         report_of(
             stage("a", 0, "replay-tensor", 0.009, port="output.0", ratio=9.0),
@@ -92,7 +92,7 @@ def test_the_port_with_the_highest_ratio_stands_for_its_stage() -> None:
     assert chart.points[0][1][1] == "replayed, candidate: 9e-3"
 
 
-def test_a_stage_without_an_accumulated_error_shows_what_it_has() -> None:
+def test_stage_without_an_accumulated_error_shows_what_it_has() -> None:
     chart = draw_depth(report_of(stage("a", 0, "replay-tensor", 0.02)))
     assert chart is not None
     assert chart.points[0][1] == ["a", "replayed, candidate: 2e-2", "replayed, noise run: 1e-3"]
@@ -129,7 +129,7 @@ def test_stages_that_do_not_fit_are_left_out_by_their_ratio(
     ]
 
 
-def test_the_line_of_kl_breaks_between_prompts() -> None:
+def test_line_of_kl_breaks_between_prompts() -> None:
     chart = draw_kl(
         report_of(token(1, 0, 0.1), token(0, 1, 0.1), token(0, 0, 0.1), token(1, 1, 0.1))
     )

@@ -44,13 +44,13 @@ def test_lines_follow_the_forward_pass_and_columns_the_tokens() -> None:
     assert ratios(found) == [[1.0, 2.0], [3.0, 4.0]]
 
 
-def test_a_token_that_was_not_compared_is_absent_and_not_zero() -> None:
+def test_token_that_was_not_compared_is_absent_and_not_zero() -> None:
     found = draw_heat_map(report_of(cell("a", 0, 1.0), cell("b", 1, 2.0)))
     assert found is not None
     assert ratios(found) == [[1.0, None], [None, 2.0]]
 
 
-def test_the_worst_port_of_a_cell_is_shown_with_its_own_values() -> None:
+def test_worst_port_of_a_cell_is_shown_with_its_own_values() -> None:
     found = draw_heat_map(
         report_of(cell("a", 0, 5.0, port="output.1"), cell("a", 0, 3.0, port="output.0"))
     )
@@ -60,7 +60,7 @@ def test_the_worst_port_of_a_cell_is_shown_with_its_own_values() -> None:
     assert (shown.port, shown.actual, shown.expected) == ("output.1", 0.05, 0.01)
 
 
-def test_the_worst_cell_is_found_and_nan_is_worst() -> None:
+def test_worst_cell_is_found_and_nan_is_worst() -> None:
     rows = [cell("a", 0, 1.0), cell("a", 1, 1e30), cell("b", 0, 2.0), cell("b", 1, math.nan)]
     found = draw_heat_map(report_of(*rows))
     assert found is not None
@@ -68,13 +68,13 @@ def test_the_worst_cell_is_found_and_nan_is_worst() -> None:
     assert found.top == 1e30
 
 
-def test_a_clean_run_is_not_drawn_in_alarming_colours() -> None:
+def test_clean_run_is_not_drawn_in_alarming_colours() -> None:
     found = draw_heat_map(report_of(cell("a", 0, 1.2)))
     assert found is not None
     assert found.top == 10.0
 
 
-def test_the_located_stage_is_marked_by_module_and_phase() -> None:
+def test_located_stage_is_marked_by_module_and_phase() -> None:
     rows = [cell("", 0, 1.0), cell("", 0, 9.0, phase="inputs", order=-1)]
     found = draw_heat_map(report_of(*rows, location=Location(phase="inputs")))
     assert found is not None
@@ -82,7 +82,7 @@ def test_the_located_stage_is_marked_by_module_and_phase() -> None:
     assert found.located == 0
 
 
-def test_prompts_and_decode_steps_are_told_apart() -> None:
+def test_prompts_and_decode_steps_are_distinguished() -> None:
     found = draw_heat_map(report_of(cell("a", 0, 1.0, prompt=1), cell("a", 7, 1.0, step=3)))
     assert found is not None
     assert [column.label for column in found.columns] == [
@@ -91,7 +91,7 @@ def test_prompts_and_decode_steps_are_told_apart() -> None:
     ]
 
 
-def test_neighbours_of_one_prompt_are_pooled_by_their_worst_and_it_is_said() -> None:
+def test_adjacent_tokens_are_pooled_by_their_worst_and_it_is_stated() -> None:
     rows = [cell("a", position, float(position)) for position in range(5)]
     rows += [cell("a", 0, 9.0, prompt=1)]
     found = draw_heat_map(report_of(*rows), max_cells=4)
@@ -105,7 +105,9 @@ def test_neighbours_of_one_prompt_are_pooled_by_their_worst_and_it_is_said() -> 
     assert found.statements == ["One place is the worst of up to 2 neighbouring tokens."]
 
 
-def test_the_mildest_modules_are_left_out_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_with_the_lowest_ratios_are_left_out_and_it_is_stated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(heatmap, "MAX_STAGES", 2)
     rows = [cell("a", 0, 3.0), cell("b", 0, 1.5), cell("c", 0, 8.0)]
     found = draw_heat_map(report_of(*rows))
@@ -119,7 +121,9 @@ def test_the_mildest_modules_are_left_out_and_it_is_said(monkeypatch: pytest.Mon
     ]
 
 
-def test_the_mildest_prompts_are_left_out_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_with_the_lowest_ratios_are_left_out_and_it_is_stated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(heatmap, "MAX_PROMPTS", 1)
     rows = [cell("a", 0, 3.0), cell("a", 0, 8.0, prompt=1)]
     found = draw_heat_map(report_of(*rows))

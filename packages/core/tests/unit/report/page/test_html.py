@@ -1,4 +1,4 @@
-"""The HTML face, as far as it can be judged without a browser."""
+"""The HTML format, as far as it can be tested without a browser."""
 
 import re
 from html.parser import HTMLParser
@@ -32,7 +32,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return read_report(write_sample(tmp_path_factory.mktemp("run"), Sample()))
 
 
-def test_the_verdict_comes_first(failed: Report) -> None:
+def test_verdict_comes_first(failed: Report) -> None:
     main = render_html(failed).partition("<main>")[2]
     text = " ".join(re.sub(r"<[^>]*>", " ", main).split())
     assert text.startswith(
@@ -49,7 +49,7 @@ def test_every_section_is_there(failed: Report) -> None:
     ]  # fmt: skip
 
 
-def test_the_page_names_no_other_file(failed: Report) -> None:
+def test_page_names_no_other_file(failed: Report) -> None:
     elements = Elements(render_html(failed)).found
     assert len(elements) > 100
     names = [name for _, attributes in elements for name in attributes]
@@ -76,13 +76,13 @@ def test_names_of_a_run_never_become_elements(tmp_path: Path) -> None:
     assert [sorted(a) for _, a in hostile.found] == [sorted(a) for _, a in clean.found]
 
 
-def test_a_run_without_measurements_has_no_pictures() -> None:
+def test_run_without_measurements_has_no_pictures() -> None:
     verdict = Verdict(verdict=Outcome.PASS, levels={"tokens": Level(verdict=Outcome.PASS)})
     page = render_html(Report(Path("run"), verdict))
     assert re.findall(r"<h2[^>]*>(.*?)</h2>", page) == ["Ladder", "Where it ran"]
 
 
-def test_a_large_run_fits_and_says_what_it_leaves_out() -> None:
+def test_page_of_a_large_run_fits_and_states_what_is_left_out() -> None:
     rows = [
         Measurement(
             level="modules",
@@ -124,7 +124,7 @@ def test_long_names_do_not_make_a_page_too_large(monkeypatch: pytest.MonkeyPatch
     assert "1,000 of 2,000 measurements are listed" in page
 
 
-def test_an_index_holds_every_run_and_leads_to_its_page(failed: Report) -> None:
+def test_index_holds_every_run_and_leads_to_its_page(failed: Report) -> None:
     passed = Report(Path("other"), Verdict(verdict=Outcome.PASS, compared=1))
     page = render_index([failed, passed], {failed.folder: "../run/report.html"})
     assert "<title>1 FAIL, 1 PASS</title>" in page

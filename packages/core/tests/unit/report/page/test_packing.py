@@ -35,7 +35,7 @@ def unpacked(packed: dict[str, Any]) -> list[int]:
         (5e-324, 1),
     ],
 )
-def test_a_number_is_coded_by_its_three_digits_and_exponent(value: float, code: int) -> None:
+def test_number_is_coded_by_its_three_digits_and_exponent(value: float, code: int) -> None:
     assert number_code(value) == code
 
 
@@ -48,7 +48,7 @@ def test_many_numbers_are_coded_like_single_ones() -> None:
     assert codes == [number_code(value) for value in values]
 
 
-def test_signs_are_kept_beside_the_codes() -> None:
+def test_signs_are_kept_with_the_codes() -> None:
     packed = pack_numbers([1.0, -1.0, -math.inf, None, -0.0])
     assert unpacked(packed) == [27002, 27002, 65533, 65535, 0]
     assert packed["negative"] == [1, 2]
