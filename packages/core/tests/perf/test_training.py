@@ -30,6 +30,7 @@ from assay.training.replay.replayed_steps import TRACE
 from assay.training.replay.stage_values import StageRecorder, StageReplayer, StepValueHandler
 from assay.training.replay.step_observer import StepObserver
 from assay.training.trainers.reference import ReferenceTrainer
+from assay.training.trainers.registry import OpenedTrainer
 from packages.core.tests.perf.conftest import Table
 from packages.core.tests.perf.stopwatch import median_ratio, take_turns
 
@@ -105,7 +106,8 @@ class Sides:
         no_boundaries: Any = SimpleNamespace(
             join=lambda loss: loss, handler=SimpleNamespace(finish_backward=lambda: None)
         )
-        observer = StepObserver(trainer, handler, _NoHooks(NullHandler()), no_boundaries)
+        opened = OpenedTrainer.of(trainer, "reference")
+        observer = StepObserver(opened, handler, _NoHooks(NullHandler()), no_boundaries)
         with observer.attached(), comparable(dtype, trainer.device):
             for number, batch in enumerate(self.batches):
                 observer.run_step(number, batch)

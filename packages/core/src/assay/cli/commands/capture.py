@@ -16,7 +16,7 @@ class CaptureLevel(StrEnum):
     MODULE = "module"
 
 
-def capture(  # noqa: PLR0913 - the options of the contract
+def capture(  # noqa: PLR0913 - one for each option
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")
     ],

@@ -9,7 +9,7 @@ import typer
 from assay.cli.options import generation as options
 
 
-def train(  # noqa: PLR0913 - the options of the contract
+def train(  # noqa: PLR0913 - one for each option
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")
     ],

@@ -49,7 +49,7 @@ from assay.training.state.states import (
 from assay.training.state.trajectory import trajectory_of
 from assay.training.trainers.adapters import add_lora
 from assay.training.trainers.reference import ReferenceTrainer
-from assay.training.trainers.registry import attention_of
+from assay.training.trainers.registry import OpenedTrainer, attention_of
 
 
 class Trusted(ReferenceTrainer):
@@ -122,7 +122,7 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
 
 
 def _notes_on_clipping(norms: Sequence[float], max_norm: float) -> list[str]:
-    """What a clip that is always or never needed does not try."""
+    """A note where all gradient norms are on one side of the limit: the other is not tried."""
     if min(norms) <= max_norm < max(norms):
         return []
     side, other = ("above", "below") if min(norms) > max_norm else ("below", "above")
@@ -159,7 +159,8 @@ class _Side:
             recorder = Recorder(writer, self.boundary)
             gradients = GradientTaps(recorder, GradientRecorder(writer, self.boundary))
             handler = StageRecorder(writer, self.boundary)
-            observer = StepObserver(self.trainer, handler, ModuleTracer(gradients), gradients)
+            opened = OpenedTrainer.of(self.trainer, "reference")
+            observer = StepObserver(opened, handler, ModuleTracer(gradients), gradients)
             with observer.attached(), comparable(self._dtype, self._device):
                 for step, batch in enumerate(batches):
                     inject_state(self.trainer, state, self._device.torch_device)
@@ -175,7 +176,8 @@ class _Side:
         """Measure this trainer against what the yardstick recorded."""
         pointwise = self._find_pointwise(batches[0][0])
         attention = attention_of(self.trainer.model)
-        observer = ReplayedSteps(self.trainer, folder, self.boundary, attention, pointwise)
+        opened = OpenedTrainer.of(self.trainer, "reference")
+        observer = ReplayedSteps(opened, folder, self.boundary, attention, pointwise)
         with observer.attached(), comparable(self._dtype, self._device):
             for step, batch in enumerate(batches):
                 state = read_golden_state(folder, step)
