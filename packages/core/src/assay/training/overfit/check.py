@@ -29,6 +29,7 @@ from assay.training.processes.check import (
     check_consistency,
     load_training_limits,
     options_for,
+    require_user_code,
     write_verdict,
 )
 from assay.training.processes.ranks import overfit_on_rank, run_ranks
@@ -78,6 +79,7 @@ def check_overfit(
     _require_sense(check, tracker)
     check = replace(check, options=options_for(check.options, check.mesh))
     golden = folder / "golden"
+    require_user_code(check, folder, progress)
     record_overfit(check, golden, progress)
     return check_overfit_candidate(check, golden, folder, progress, tracker)
 

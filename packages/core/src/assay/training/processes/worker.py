@@ -8,14 +8,23 @@ from assay.runs.worker import serve
 
 def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Do what `request["kind"]` says with `request["request"]`."""
+    from assay.plugins import load_object
     from assay.training.overfit import requests as overfit_requests
     from assay.training.overfit.sides import measure_trained, overfit_candidate, overfit_trusted
     from assay.training.processes import requests
     from assay.training.processes.candidate import run_candidate
     from assay.training.processes.reference import record_reference
+    from assay.training.trainers.registry import try_trainer
 
     body = request["request"]
     match request["kind"]:
+        case "user-code":
+            named = requests.UserCodeRequest.model_validate(body)
+            if named.trainer is not None:
+                try_trainer(named.trainer, named.num_ranks)
+            if named.setup is not None:
+                load_object(named.setup)
+            return {}
         case "reference":
             asked = requests.ReferenceRequest.model_validate(body)
             return record_reference(asked, progress).model_dump(mode="json")
