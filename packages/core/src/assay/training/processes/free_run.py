@@ -19,6 +19,7 @@ from assay.training.batches import MicroBatch, copied
 from assay.training.processes.requests import CandidateRequest, FreeRun, StepRecord
 from assay.training.replay.dropout import masks_observed
 from assay.training.state.files import fingerprint
+from assay.training.state.generators import DrawnGenerators
 from assay.training.state.parameters import named_parameters
 from assay.training.state.sharding import local_part, replica_key, whole
 from assay.training.state.states import State, inject_state, plain_name
@@ -63,11 +64,13 @@ def run_freely(
     """
     resume_at, trainer = request.options.resume_at, opened.trainer
     folder = Path(request.folder).parent / "checkpoint"
-    run = FreeRun()
+    run, drawn = FreeRun(), DrawnGenerators(torch_device)
     inject_state(trainer, start, torch_device)
     with _masks_noted(opened, run.masks):
-        run.steps = _train(opened, batches[:resume_at], run.held)
-    expected, held = fingerprint(trainer.state_dict()), _hash_of_what_lasts(trainer)
+        run.steps = _train(opened, batches[:resume_at], run.held, drawn)
+    state = trainer.state_dict()
+    expected, held = fingerprint(state), _hash_of_what_lasts(trainer)
+    kept = frozenset(state["generators"])
     try:
         with opened.errors_in("save"):
             trainer.save(folder)
@@ -80,8 +83,8 @@ def run_freely(
         except (AssayError, OSError, ValueError) as error:
             run.problem = f"the model in the checkpoint cannot be read: {error}"
     with _masks_noted(opened, run.masks):
-        run.steps += _train(opened, batches[resume_at:], run.held)
-    end = _hash_of_what_is_held(trainer)
+        run.steps += _train(opened, batches[resume_at:], run.held, drawn)
+    end, generators_end = _hash_of_what_is_held(trainer), drawn.hashes()
     run.trajectory = trajectory_of(trainer.model, golden_end)
     trainer.teardown()
     if run.problem is not None:
@@ -99,7 +102,11 @@ def run_freely(
     run.generators_compared = any(path.startswith("generators") for path in expected)
     run.not_restored = _changed(expected, held, resumed.trainer, "")
     run.compared = len(expected) + len(held)
-    run.resumed = _train(resumed, batches[resume_at:], [])
+    run.resumed = _train(resumed, batches[resume_at:], [], drawn)
+    # What the trainer's state does not hold need not be restored where no step draws from it, or
+    # where each step sets it anew.
+    missed = (drawn.names - kept) & set(_unequal(generators_end, drawn.hashes()))
+    run.not_restored += sorted(f"{_GENERATORS}.{name}" for name in missed)
     run.ended_otherwise = _unequal(end, _hash_of_what_is_held(resumed.trainer))
     run.resumed_trajectory = trajectory_of(resumed.trainer.model, golden_end)
     resumed.trainer.teardown()
@@ -134,10 +141,11 @@ def _train(
     opened: OpenedTrainer,
     batches: Sequence[Sequence[MicroBatch]],
     held: list[dict[str, str]],
+    drawn: DrawnGenerators,
 ) -> list[StepRecord]:
     records = []
     for batch in batches:
-        with opened.errors_in("step"):
+        with opened.errors_in("step"), drawn.observed():
             done = opened.trainer.step(copied(batch))
         records.append(
             StepRecord(

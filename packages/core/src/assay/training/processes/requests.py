@@ -116,7 +116,8 @@ class FreeRun(Record):
     """A run of which nothing is replaced, and its resumption from the checkpoint in the middle.
 
     saved: names of tensors that differ between the model folder and the model that was saved.
-    not_restored: parts of the state that are not as they were saved; compared: how many there are.
+    not_restored: parts of the state that are not as they were saved, and generators that steps
+        draw from and the state does not hold; compared: how many parts there are.
     problem: why the checkpoint could not be written or read.
     generators_compared: whether the state that was compared has the random number generators.
     held: after each step a hash of every parameter and moment, under a key that is the same on all

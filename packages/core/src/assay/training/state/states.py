@@ -69,6 +69,7 @@ def inject_state(trainer: Trainer, state: Mapping[str, Any], torch_device: str) 
     """Put `state` into a trainer, by its own `load_state_dict` and then by force.
 
     Returns: what its own method did not take over, as paths such as "moments.NAME.exp_avg".
+        Generators that its state does not have are not among it.
     Raises: UsageError if it refuses the state.
     """
     own = trainer.state_dict()
@@ -95,7 +96,9 @@ def inject_state(trainer: Trainer, state: Mapping[str, Any], torch_device: str) 
             f"load_state_dict of {type(trainer).__name__} refuses the reference's state:"
             f" {type(error).__name__}: {error}"
         ) from error
-    not_loaded = sorted(_differences(state, collect_state(trainer, torch_device)))
+    kept = {name: value for name, value in state["generators"].items() if name in own["generators"]}
+    expected = dict(state) | {"generators": kept}
+    not_loaded = sorted(_differences(expected, collect_state(trainer, torch_device)))
     if any(path.startswith("model.") for path in not_loaded):
         _force_model(trainer.model, state["model"])
     if any(path.startswith("moments.") for path in not_loaded):
@@ -145,11 +148,11 @@ def _differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> set[
             for key, value in values.items()
             if key not in own or not same_values(torch.as_tensor(own[key]), torch.as_tensor(value))
         }
-    generators = fingerprint(expected["generators"]), fingerprint(actual["generators"])
+    generators = fingerprint(actual["generators"])
     return wrong | {
         f"generators.{path}"
-        for path in generators[0].keys() | generators[1].keys()
-        if generators[0].get(path) != generators[1].get(path)
+        for path, value in fingerprint(expected["generators"]).items()
+        if generators.get(path) != value
     }
 
 
