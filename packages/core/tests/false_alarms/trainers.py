@@ -3,15 +3,15 @@
 Each class is given with `--candidate-trainer`.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from assay.training.batches import IGNORED, MicroBatch, check_batch
-from assay.training.protocol import StepReport, TrainingPlan
+from assay.training.protocol import StepReport, TrainerTraits, TrainingPlan
 from assay.training.trainers.reference import ReferenceTrainer
 
 
@@ -112,7 +112,7 @@ class CountsInABuffer(ReferenceTrainer):
 class ClipsInItsOptimizer(ReferenceTrainer):
     """Gradients are clipped in the step of the optimizer, as the trainer declares."""
 
-    invisible_stages: ClassVar[Mapping[str, str]] = {"clip": "the optimizer clips"}
+    traits = TrainerTraits(invisible_phases={"clip": "the optimizer clips"})
 
     def clip_gradients(self, max_norm: float) -> float:
         gradients = [one.grad for one in self._trained() if one.grad is not None]
@@ -126,7 +126,7 @@ class ClipsInItsOptimizer(ReferenceTrainer):
 class KeepsSumsOfItsOwn(ReferenceTrainer):
     """Gradients are added up in separate tensors, and set before they are reduced."""
 
-    invisible_stages: ClassVar[Mapping[str, str]] = {"backward": "sums are handed over later"}
+    traits = TrainerTraits(invisible_phases={"backward": "sums are moved to `.grad` later"})
 
     def backward(self, loss: Tensor) -> None:
         super().backward(loss)

@@ -33,6 +33,7 @@ from assay.training.replay.stage_replayer import StageReplayer
 from assay.training.replay.stage_values import StepValueHandler
 from assay.training.replay.step_observer import StepObserver
 from assay.training.trainers.reference import ReferenceTrainer
+from assay.training.trainers.registry import OpenedTrainer
 from packages.core.tests.perf.conftest import Table
 from packages.core.tests.perf.stopwatch import median_ratio, take_turns
 
@@ -110,8 +111,8 @@ class Sides:
             join=lambda loss: loss, handler=SimpleNamespace(finish_backward=lambda: None)
         )
         rows = RunRows.of_batches(self.batches)
-        tracer = _NoHooks(NullHandler())
-        observer = StepObserver(trainer, handler, tracer, no_boundaries, rows)
+        opened = OpenedTrainer.of(trainer, "reference")
+        observer = StepObserver(opened, handler, _NoHooks(NullHandler()), no_boundaries, rows)
         with observer.attached(), comparable(dtype, trainer.device):
             for number, batch in enumerate(self.batches):
                 observer.run_step(number, batch)

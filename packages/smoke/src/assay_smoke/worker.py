@@ -10,29 +10,23 @@ from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import AssayError, MachineError
 from assay.models.size_policy import choose_threads
-from assay.plugins import load_object
 from assay.runs import Progress
 from assay.runs.worker import serve
 from assay.training.batches import MicroBatch, coder_of, training_batches
 from assay.training.protocol import Trainer
 from assay.training.state.files import fingerprint
 from assay.training.trainers.adapters import ADAPTER_FILE, adapter_tensors, read_adapter
-from assay.training.trainers.reference import ReferenceTrainer
+from assay.training.trainers.registry import open_trainer
 from assay_smoke.reports import Fingerprint, PartReport, PartRequest, StepRecord
 
 
 def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Answer a PartRequest with a PartReport."""
     asked = PartRequest.model_validate(request)
-    return run_part(asked, open_trainer(asked.cycle.trainer), progress).model_dump(mode="json")
+    return run_part(asked, progress).model_dump(mode="json")
 
 
-def open_trainer(reference: str | None) -> Trainer:
-    """The trainer that FILE.py:CLASS names; None is the reference trainer."""
-    return ReferenceTrainer() if reference is None else load_object(reference)()
-
-
-def run_part(asked: PartRequest, trainer: Trainer, progress: Progress) -> PartReport:
+def run_part(asked: PartRequest, progress: Progress) -> PartReport:
     """Set-up, steps, checkpoint and tear-down of one process."""
     cycle = asked.cycle
     batches = training_batches(
@@ -43,7 +37,7 @@ def run_part(asked: PartRequest, trainer: Trainer, progress: Progress) -> PartRe
     )
     with open_run(parse_run(cycle.run)).deterministic():
         with progress.step(f"{asked.part}: set-up"):
-            trainer.setup(cycle.training_plan)
+            trainer = open_trainer(cycle.trainer, cycle.training_plan).trainer
         part = _Part(asked, trainer, progress)
         try:
             if asked.part == "uninterrupted":

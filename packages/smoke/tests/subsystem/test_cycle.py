@@ -7,10 +7,7 @@ from typing import Literal
 import pytest
 import torch
 
-from assay.plugins import load_object
 from assay.runs import SilentProgress
-from assay.training.protocol import Trainer
-from assay.training.trainers.reference import ReferenceTrainer
 from assay.verdicts import Location, Outcome, Verdict
 from assay_smoke.judging import judge_cycle
 from assay_smoke.planning import plan_smoke
@@ -26,25 +23,27 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def run(part: Literal["uninterrupted", "resumed"], trainer: Trainer, folder: Path) -> PartReport:
+def run(
+    part: Literal["uninterrupted", "resumed"], folder: Path, trainer: str | None = None
+) -> PartReport:
     asked = PartRequest(
         part=part,
-        cycle=CYCLE,
+        cycle=CYCLE.model_copy(update={"trainer": trainer}),
         checkpoint=str(folder / "checkpoint"),
         output=str(folder / "checkpoint-end"),
     )
-    return run_part(asked, trainer, SilentProgress())
+    return run_part(asked, SilentProgress())
 
 
-def verdict_on(trainer_class: type[Trainer], folder: Path) -> Verdict:
-    uninterrupted = run("uninterrupted", trainer_class(), folder)
-    verdict, _ = judge_cycle(CYCLE, uninterrupted, run("resumed", trainer_class(), folder))
+def verdict_on(trainer: str, folder: Path) -> Verdict:
+    uninterrupted = run("uninterrupted", folder, trainer)
+    verdict, _ = judge_cycle(CYCLE, uninterrupted, run("resumed", folder, trainer))
     return verdict
 
 
 def test_a_clean_cycle_passes_with_every_level_compared(tmp_path: Path) -> None:
-    uninterrupted = run("uninterrupted", ReferenceTrainer(), tmp_path)
-    resumed = run("resumed", ReferenceTrainer(), tmp_path)
+    uninterrupted = run("uninterrupted", tmp_path)
+    resumed = run("resumed", tmp_path)
     assert [step.step for step in uninterrupted.steps] == [0, 1, 2, 3]
     assert resumed.steps == uninterrupted.steps[2:]
     assert all(math.isfinite(step.loss) for step in uninterrupted.steps)
@@ -153,7 +152,7 @@ def test_a_clean_cycle_passes_with_every_level_compared(tmp_path: Path) -> None:
 def test_a_planted_fault_fails_with_its_cause(
     tmp_path: Path, name: str, level: str, diagnosis: str, location: Location
 ) -> None:
-    verdict = verdict_on(load_object(f"{PLANTED}:{name}"), tmp_path)  # type: ignore[arg-type]
+    verdict = verdict_on(f"{PLANTED}:{name}", tmp_path)
     assert verdict.verdict is Outcome.FAIL
     failed = [name for name, found in verdict.levels.items() if found.verdict is Outcome.FAIL]
     assert failed[0] == level

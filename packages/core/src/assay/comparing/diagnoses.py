@@ -21,7 +21,7 @@ class DiagnosisEntry(Record):
 
 @cache
 def load_diagnoses() -> dict[str, DiagnosisEntry]:
-    """Every diagnosis of the contract, by name."""
+    """Every diagnosis that a verdict can have, by name."""
     text = Path(__file__).with_name("diagnoses.toml").read_text(encoding="utf-8")
     return {
         name: DiagnosisEntry.model_validate(entry) for name, entry in tomllib.loads(text).items()

@@ -66,6 +66,9 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
             require_run(parse_run(run))
     _import_meanwhile("assay.generate.judging.verdict", "assay.report.publish")
     workers = Workers(folder, progress)
+    if check.setup is not None and check.golden is None:
+        # In a process of its own, as it may patch globals; a typo costs no reference run.
+        workers.ask("setup", {"setup": check.setup}, "candidate-setup")
     golden = check.golden or _capture_golden(check, workers)
     candidate = CandidateRequest(
         model=check.model,

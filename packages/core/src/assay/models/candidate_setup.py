@@ -15,8 +15,8 @@ class SetupError(UsageError):
     def not_called(cls, reference: str, trainer: str) -> "SetupError":
         """`trainer` built its model without calling the setup function `reference`."""
         return cls(
-            f"{trainer} never called {reference}: its build_model has to call"
-            " assay.training.trainers.setups.set_up(model, plan.setup), or that of ReferenceTrainer"
+            f"{trainer} never called {reference}: its setup has to call"
+            " assay.training.set_up(model, plan.setup), as build_model of ReferenceTrainer does"
         )
 
 

@@ -8,8 +8,8 @@ import torch
 # Below this a second thread costs more time than it saves: operations take a few microseconds.
 _SMALL_MODEL_PARAMETERS = 20_000_000
 
-# Up to this size the yardstick is computed in float64, which needs twice the memory of float32.
-# Source: the contract of `--reference`.
+# Up to this size the yardstick is computed in float64, twice the memory of float32; above it costs
+# more than it tells. A choice; the verdict names the dtype.
 FLOAT64_PARAMETERS = 2_000_000_000
 
 

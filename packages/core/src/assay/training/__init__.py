@@ -3,24 +3,42 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from assay.training.protocol import StepReport, Trainer, TrainingPlan
+from assay.training.protocol import (
+    ObservableTrainer,
+    StepReport,
+    Trainer,
+    TrainerTraits,
+    TrainingPlan,
+)
 
 if TYPE_CHECKING:
-    from assay.training.batches import MicroBatch, training_batches
+    from assay.training.batches import MicroBatch, count_label_tokens, training_batches
+    from assay.training.state.generators import generator_states, restore_generators
     from assay.training.trainers.reference import ReferenceTrainer
+    from assay.training.trainers.setups import set_up
 
 _HOMES = {
     "MicroBatch": "batches",
     "ReferenceTrainer": "trainers.reference",
+    "count_label_tokens": "batches",
+    "generator_states": "state.generators",
+    "restore_generators": "state.generators",
+    "set_up": "trainers.setups",
     "training_batches": "batches",
 }
 
 __all__ = [
     "MicroBatch",
+    "ObservableTrainer",
     "ReferenceTrainer",
     "StepReport",
     "Trainer",
+    "TrainerTraits",
     "TrainingPlan",
+    "count_label_tokens",
+    "generator_states",
+    "restore_generators",
+    "set_up",
     "training_batches",
 ]
 

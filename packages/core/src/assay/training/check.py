@@ -21,6 +21,7 @@ from assay.training.processes.requests import (
     ReferenceReport,
     ReferenceRequest,
     TrainOptions,
+    UserCodeRequest,
     rank_folder,
 )
 from assay.verdicts import Measurement, Record, Verdict
@@ -66,12 +67,28 @@ def check_train(check: TrainCheck, folder: Path, progress: Progress) -> Verdict:
     check_consistency(check)
     check = replace(check, options=options_for(check.options, check.mesh))
     golden = folder / GOLDEN_FOLDER
+    require_user_code(check, folder, progress)
     record_golden(check, golden, progress)
     return check_candidate(check, golden, folder, progress)
 
 
+def require_user_code(check: TrainCheck, folder: Path, progress: Progress) -> None:
+    """Have the trainer and the setup function loaded, in a process of their own.
+
+    Called before the reference runs. Raises: UsageError for what a candidate could not run.
+    """
+    from assay.training.trainers.registry import NAMED  # torch is not needed for --help
+
+    trainer = None if check.trainer in NAMED else check.trainer
+    if trainer is None and check.setup is None:
+        return
+    num_ranks = prod(check.mesh.values())
+    request = UserCodeRequest(trainer=trainer, setup=check.setup, num_ranks=num_ranks)
+    ask("user-code", request, folder, progress)
+
+
 def record_golden(check: TrainCheck, golden: Path, progress: Progress) -> None:
-    """Have yardstick and noise run trained, and what they made recorded in `golden`."""
+    """Train yardstick and noise run in a process of their own, which records them in `golden`."""
     record_report("reference", ReferenceReport, check, golden, progress)
 
 
@@ -98,7 +115,7 @@ def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Pro
 
 
 def candidate_request(check: TrainCheck, golden: Path, folder: Path) -> CandidateRequest:
-    """What the candidate is asked for, against `golden`; it writes below `folder`."""
+    """The request to the candidate's process, against `golden`; it writes below `folder`."""
     return CandidateRequest(
         options=check.options,
         candidate=check.candidate,

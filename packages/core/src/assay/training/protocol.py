@@ -1,21 +1,55 @@
-"""What a trainer is: the plan that it gets, the report that it gives, the calls between."""
+"""What a trainer is: the plan that it gets, the calls that it answers, the report that it gives.
 
-from collections.abc import Mapping
+`Trainer` is what a trainer of one's own has to have, `ObservableTrainer` what it can have beyond it,
+so that a check finds the phase of a step that is wrong. An example of both: docs/training.md.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from assay.models.remote_code import RemoteCode
+from assay.sites import Phase
 
 if TYPE_CHECKING:
     import torch
+
+    from assay.locating.rank_layout import RankLayout
+    from assay.training.batches import MicroBatch
+
+# The method of an ObservableTrainer in which each phase of a step happens, in their order.
+PHASE_METHODS: Mapping[Phase, str] = {
+    "forward": "compute_loss",
+    "backward": "backward",
+    "reduce": "reduce_gradients",
+    "clip": "clip_gradients",
+    "optimizer": "optimizer_step",
+}
+
+# The method of a pipeline that runs forward and backward of all micro-batches of a step.
+SCHEDULE_METHOD = "run_schedule"
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
     """What a trainer is to do: enough to build the same run on any device and mesh.
 
-    setup: FILE.py:FUNC to be called with the loaded model before anything is built around it.
+    model: a Hugging Face folder, a hub name or a recipe such as `micro:llama`;
+        `assay.models.load_model(plan.model, dtype=..., device=...).model` loads all three.
+    run: device and dtype, as in `cpu/bfloat16`; parameters are kept in this dtype.
+    steps: how many optimizer steps are trained.
+    micro_batches: how many micro-batches each step has, over all ranks.
+    resume_at: after how many steps a checkpoint is saved and resumed from; None: there is none.
+    seed: of every generator that the training draws from.
+    learning_rate: of AdamW with the defaults of torch, constant over the steps.
+    max_grad_norm: the global gradient norm to which gradients are clipped.
+    mesh: how many ranks each axis has, such as {"dp": 2}; empty for a single process.
+    features: what is asked for beyond plain training: `lora`, `recompute`, `cpu-offload`,
+        `mixed-precision`. A trainer raises for those that it does not know.
+    setup: FILE.py:FUNC to be called with the loaded model before anything is built around it, by
+        `assay.training.set_up(model, plan.setup)`; None: nothing is to be called.
+    adapter_dropout: of the adapter where `features` has `lora`.
     remote_code: whether code that comes with the model may run.
     """
 
@@ -36,10 +70,13 @@ class TrainingPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one optimizer step says of itself.
+    """The numbers of one optimizer step, as the trainer knows them.
 
-    loss: mean over the unmasked label tokens of the whole step, nats.
+    step: its number, from 0; a resumed trainer goes on counting.
+    loss: mean over the unmasked label tokens of the whole step, of all ranks, in nats.
+    num_tokens: how many label tokens these are; the first token of a row is no label.
     grad_norm: global norm before clipping; nan where the trainer cannot observe it.
+    learning_rate: the one that the step was made with.
     """
 
     step: int
@@ -49,30 +86,182 @@ class StepReport:
     learning_rate: float
 
 
+@dataclass(frozen=True, slots=True)
+class TrainerTraits:
+    """What is special about a trainer; a trainer without any of it declares nothing.
+
+    invisible_phases: phases whose method does not show their result, each with the reason:
+        `{"reduce": "FSDP2 adds gradients up inside of backward"}`. Their result is compared after
+        the next visible phase. A phase without a method needs no entry.
+    partial_modules: paths of modules of which this rank has only some children, as every stage of
+        a pipeline has of the model itself ("") and its body ("model").
+    unmeasured_ports: (module path, port) of inputs and outputs at which the modules of this rank
+        get other values than those of the whole model, without any effect on the result.
+    layout: what whole tensors this rank's local tensors at module boundaries are parts of; None
+        where they are whole, or DTensors.
+    scheduled_module: path in `model` ("" is `model` itself) of the module that `run_schedule` calls
+        once for each micro-batch; None for a trainer whose micro-batches go through `compute_loss`
+        and `backward`.
+    """
+
+    invisible_phases: Mapping[Phase, str] = field(default_factory=dict)
+    partial_modules: frozenset[str] = frozenset()
+    unmeasured_ports: frozenset[tuple[str, str]] = frozenset()
+    layout: "RankLayout | None" = None
+    scheduled_module: str | None = None
+
+
 class Trainer(Protocol):
-    """One way to train a model for a few steps; see the contract for the meaning of each call."""
+    """One way to train a model for a few steps: what every trainer has.
+
+    It is constructed without arguments, and `setup` is called once, before anything else. A check
+    opens several trainers of one class, one after the other, in one process:
+
+    1. free run: `load_state_dict`, then `step` for every batch, with a `save` after
+       `plan.resume_at` steps, then `teardown`;
+    2. resumed run: `load` what the first one saved, `step` for the rest, `teardown`;
+    3. replay: before every `step` a `load_state_dict`, then `teardown`.
+
+    On several ranks each has a trainer of its own, and every method is called on all ranks in the
+    same order, so that it may be collective. torch.distributed is initialized before.
+
+    model: the model that is trained, after `setup`: its parameters are those that the optimizer
+        changes, its modules are those that run. Wrappers that add prefixes to the names, as
+        DistributedDataParallel and torch.compile do, are recognized.
+    optimizer: a torch optimizer over the trained parameters, after `setup`.
+    """
 
     model: "torch.nn.Module"
     optimizer: "torch.optim.Optimizer"
 
     def setup(self, plan: TrainingPlan) -> None:
-        """Build what `plan` asks for."""
+        """Build model and optimizer for `plan`, on its device, and seed what is drawn from.
 
-    def step(self, batch: Any) -> StepReport:  # noqa: ANN401 - micro-batches of any trainer
-        """One optimizer step on `batch`."""
+        Called once, on a fresh trainer. What `plan` asks for and the trainer cannot do is an
+        exception, not a silent difference.
+        """
+
+    def step(self, batch: "Sequence[MicroBatch]") -> StepReport:
+        """Make one optimizer step; gradients are accumulated over the micro-batches of `batch`.
+
+        The gradients, as the optimizer got them, stay in `.grad` until the next step begins.
+
+        Args:
+            batch: micro-batches, each a mapping with `input_ids`, `attention_mask` and `labels`:
+                tensors of shape (B, T), int64, on the host. T differs between micro-batches; rows
+                are padded on the right, where `attention_mask` is 0. `labels` are the token ids
+                at the same place, not shifted; a label of -100 (prompt, padding) does not count.
+                They are copies: a step may change them. On several ranks every rank is given the
+                whole batch and trains on its own share of it.
+
+        Returns: the numbers of the whole step, alike on all ranks.
+        """
+        ...
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint from which `load` resumes."""
+        """Write a checkpoint from which a fresh trainer resumes by `load`.
+
+        Called between two steps. Nothing that the next step depends on may change by it. Where the
+        checkpoint has a folder `model`, what is in it is loaded as users would load it (a Hugging
+        Face folder; under `lora` the folder of a peft adapter) and compared with `model`.
+
+        Args:
+            folder: does not exist yet; on several ranks the same for all.
+        """
 
     def load(self, folder: Path) -> None:
-        """Resume from what `save` wrote."""
+        """Resume from what `save` wrote into `folder`: model, optimizer, generators, step count.
+
+        Called once, on another trainer after its `setup`. The steps that follow have to be
+        bitwise equal to those of the run that was not interrupted.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizer and random-number states, whole and unsharded."""
+        """Everything that the next step depends on, whole and unsharded on every rank.
+
+        In a pipeline it is that of the rank's own stage. Called between steps; reading it changes
+        nothing.
+
+        Returns: a nested structure of dictionaries, lists and tuples, with these keys:
+
+            model: the parameters and buffers, as `model.state_dict()` names them.
+            optimizer: as `optimizer.state_dict()` has it: `state` by number of the parameter, with
+                whole tensors, and `param_groups`.
+            generators: states of the random number generators, each under its name: `python`,
+                `numpy`, `torch` (the host's) and `device`. Only those that training draws from are
+                needed; what is here has to be restored by `load` and `load_state_dict`.
+                `assay.training.generator_states` makes all four.
+
+            Other keys, such as a step count, are the trainer's own.
+        """
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Continue from `state` as if this trainer had just made the steps that led to it.
+
+        Called between steps, also before the first one.
+
+        Args:
+            state: what `state_dict` returned, with values of the reference in `model`,
+                `optimizer["state"]` and `generators`. The generators are always all of those that
+                the machine has: a trainer takes the ones that it needs;
+                `assay.training.restore_generators` takes all.
+        """
 
     def teardown(self) -> None:
-        """Give back devices and process groups."""
+        """Let go of model and optimizer, and of what else the trainer opened. Called last."""
+
+
+class ObservableTrainer(Trainer, Protocol):
+    """A trainer whose step is made of one method for each phase, so that a check sees each phase.
+
+    `step` calls these methods on `self`: for each micro-batch `compute_loss` and `backward`, then
+    `reduce_gradients`, `clip_gradients` and `optimizer_step`, each once. In a replay they are
+    wrapped on the instance: what goes in is the reference's result of the phase before, what comes
+    out is compared. Each of them is optional. Without one its phase is not observed; the verdict
+    names it, and its result is compared after the next phase that is.
+
+    `build_model` and `build_optimizer` are called by `setup`; a check does not watch them. They are
+    named here as subclasses of ReferenceTrainer override them.
+    """
+
+    @property
+    def traits(self) -> TrainerTraits:
+        """What is special about this trainer. Read once, after `setup`; a plain attribute will do."""
+        return TrainerTraits()
+
+    def build_model(self, plan: TrainingPlan) -> "torch.nn.Module":
+        """The model of `plan` in training mode on its device, after `plan.setup`."""
+        ...
+
+    def build_optimizer(self, model: "torch.nn.Module") -> "torch.optim.Optimizer":
+        """The optimizer over the trainable parameters of `model`."""
+        ...
+
+    def compute_loss(self, micro_batch: "MicroBatch", num_step_tokens: int) -> "torch.Tensor":
+        """Run the forward pass of one micro-batch.
+
+        Args:
+            micro_batch: one of those that `step` was given, on the model's device.
+            num_step_tokens: the unmasked label tokens of the whole step, of all ranks.
+
+        Returns: one number with its graph: the sum of the token losses of the micro-batch, divided
+            by `num_step_tokens`.
+        """
+        ...
+
+    def backward(self, loss: "torch.Tensor") -> None:
+        """Add the gradients of `loss`, which is what `compute_loss` returned, to `.grad`."""
+
+    def reduce_gradients(self) -> None:
+        """Add up `.grad` over the ranks that train on other micro-batches; alone, do nothing."""
+
+    def clip_gradients(self, max_norm: float) -> float:
+        """Scale `.grad` so that the global norm is at most `max_norm`.
+
+        Returns: the norm before, over the gradients of all ranks.
+        """
+        ...
+
+    def optimizer_step(self) -> None:
+        """Change the parameters by what `.grad` holds."""

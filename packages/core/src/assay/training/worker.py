@@ -17,9 +17,15 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     from assay.training.overfit.sides import measure_trained, overfit_candidate, overfit_trusted
     from assay.training.processes.candidate import run_candidate
     from assay.training.processes.reference import record_reference
-    from assay.training.processes.requests import CandidateRequest, ReferenceRequest
+    from assay.training.processes.requests import (
+        CandidateRequest,
+        ReferenceRequest,
+        UserCodeRequest,
+    )
+    from assay.training.processes.user_code import load_user_code
 
     works: dict[str, tuple[type[Record], Callable[[Any, Progress], Record]]] = {
+        "user-code": (UserCodeRequest, load_user_code),
         "reference": (ReferenceRequest, record_reference),
         "candidate": (CandidateRequest, run_candidate),
         "overfit-reference": (ReferenceRequest, overfit_trusted),

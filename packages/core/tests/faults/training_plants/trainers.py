@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from assay.training.batches import MicroBatch, count_label_tokens
-from assay.training.protocol import StepReport, TrainingPlan
+from assay.training.protocol import StepReport, TrainerTraits, TrainingPlan
 from assay.training.trainers.adapters import ADAPTER_FILE
 from assay.training.trainers.reference import ReferenceTrainer
 
@@ -285,7 +285,7 @@ class RecomputeLosesGenerator(ReferenceTrainer):
 class ReducesInBackward(ReferenceTrainer):
     """No fault: reduction cannot be observed, which the trainer declares."""
 
-    invisible_stages: Mapping[str, str] = {"reduce": "fused into backward"}
+    traits = TrainerTraits(invisible_phases={"reduce": "fused into backward"})
     reduce_gradients = None  # type: ignore[assignment]
 
     def step(self, batch: Sequence[MicroBatch]) -> StepReport:

@@ -224,6 +224,17 @@ def test_setup_file_that_is_not_there(check: Run, reference: str, why: str) -> N
     assert why in error_of(check("--candidate-setup", reference))
 
 
+def test_setup_function_that_is_not_there_is_refused_before_the_reference_runs(
+    assay: Run, model: Path, setups: Path
+) -> None:
+    run = assay(
+        "check", "generate", model, *REFERENCE, *BFLOAT16, "--candidate-setup", f"{setups}:absent"
+    )
+
+    assert "has no function absent" in error_of(run)
+    assert not (run.folder / "golden").exists()
+
+
 def test_setup_file_that_cannot_be_imported(check: Run, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import no_such_package_of_ours\n")
 

@@ -67,15 +67,31 @@ def test_unknown_device_is_refused_before_anything_runs(train: RunTrain) -> None
         ("Absent", "has no function Absent"),
         ("NoTrainer", "is no trainer: it has no setup, step"),
         ("Raises", "raised RuntimeError in being made: no such fabric"),
-        ("TwoNumbers", "TwoNumbers raised RuntimeError in step: "),
     ],
 )
-def test_trainer_that_cannot_be_used(
+def test_trainer_that_cannot_be_used_is_refused_before_the_reference_runs(
     train: RunTrain, trainers: Path, name: str, message: str
 ) -> None:
     run = train(*CPU, "--candidate-trainer", f"{trainers}:{name}")
 
     assert message in error_of(run)
+    assert not (run.folder / "golden").exists()
+
+
+@pytest.mark.parametrize("arguments", [(), ("--overfit",), ("--mesh", "dp=2")])
+def test_setup_function_that_is_not_there_is_refused_before_the_reference_runs(
+    train: RunTrain, trainers: Path, arguments: tuple[str, ...]
+) -> None:
+    run = train(*CPU, "--candidate-setup", f"{trainers}:absent", *arguments)
+
+    assert "has no function absent; it has: " in error_of(run)
+    assert not (run.folder / "golden").exists()
+
+
+def test_trainer_that_raises_in_a_step(train: RunTrain, trainers: Path) -> None:
+    run = train(*CPU, "--candidate-trainer", f"{trainers}:TwoNumbers")
+
+    assert "TwoNumbers raised RuntimeError in step: " in error_of(run)
 
 
 def test_trainer_that_forgets_the_setup_function(train: RunTrain, trainers: Path) -> None:

@@ -9,7 +9,7 @@ from assay.cli import generation_options as options
 from assay.sites import RecordedLevel
 
 
-def capture(  # noqa: PLR0913 - the options of the contract
+def capture(  # noqa: PLR0913 - one for each option
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")
     ],

@@ -18,7 +18,7 @@ def _check() -> None:
 
 
 @app.command()
-def generate(  # noqa: PLR0913 - the options of the contract
+def generate(  # noqa: PLR0913 - one for each option
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")
     ],

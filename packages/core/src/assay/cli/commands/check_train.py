@@ -8,7 +8,7 @@ import typer
 from assay.cli import generation_options as options
 
 
-def train(  # noqa: PLR0913 - the options of the contract
+def train(  # noqa: PLR0913 - one for each option
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")
     ],

@@ -13,9 +13,13 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     from assay.generate.processes.equivalence import run_equivalence
     from assay.generate.processes.golden import capture_golden
     from assay.generate.processes.operation_trace import trace_operations
+    from assay.plugins import load_object
 
     body = request["request"]
     match request["kind"]:
+        case "setup":
+            load_object(body["setup"])
+            return {}
         case "capture":
             manifest = capture_golden(requests.CaptureRequest.model_validate(body), progress)
             return manifest.model_dump(mode="json", by_alias=True)

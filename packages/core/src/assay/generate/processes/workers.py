@@ -20,7 +20,7 @@ class Workers:
 
     def ask(
         self,
-        kind: Literal["capture", "candidate", "operations", "equivalence"],
+        kind: Literal["setup", "capture", "candidate", "operations", "equivalence"],
         request: dict[str, Any],
         name: str,
     ) -> Answer:

@@ -47,7 +47,7 @@ from assay.training.judging.replicas import (
     notes_on_masks,
 )
 from assay.training.processes.requests import CandidateReport
-from assay.training.replay.step_observer import METHODS
+from assay.training.protocol import PHASE_METHODS
 from assay.verdicts import (
     Diagnosis,
     Level,
@@ -198,7 +198,10 @@ def _gap(name: str, chosen: list[JudgedGroup], evidence: TrainEvidence) -> str |
     if name == "loss" and not all(map(math.isfinite, evidence.reference.noise_losses)):
         return "losses of the noise run itself are not finite"
     phases = _PHASES_OF_LEVEL.get(name, ())
-    if unseen := [METHODS[p] for p in phases if p not in report.invisible and p not in report.seen]:
+    unseen = [
+        PHASE_METHODS[p] for p in phases if p not in report.invisible and p not in report.seen
+    ]
+    if unseen:
         return f"never called: {', '.join(unseen)}"
     if "optimizer" in phases and "optimizer" in report.invisible:
         return _hidden_phases(name, report)[-1]

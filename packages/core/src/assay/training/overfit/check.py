@@ -20,6 +20,7 @@ from assay.training.check import (
     load_training_limits,
     options_for,
     record_report,
+    require_user_code,
 )
 from assay.training.overfit.requests import (
     TRAINED,
@@ -76,6 +77,7 @@ def check_overfit(
     _require_sense(check, tracker)
     check = replace(check, options=options_for(check.options, check.mesh))
     golden = folder / GOLDEN_FOLDER
+    require_user_code(check, folder, progress)
     record_overfit(check, golden, progress)
     return check_overfit_candidate(check, golden, folder, progress, tracker)
 

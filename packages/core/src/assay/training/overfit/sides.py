@@ -42,11 +42,12 @@ from assay.training.state.states import (
     inject_state,
     round_state,
 )
-from assay.training.trainers.registry import describe_trainer, open_trainer, trainer_errors
+from assay.training.trainers.registry import OpenedTrainer, describe_trainer, open_trainer
 
 if TYPE_CHECKING:
     from assay.devices.base import Device
     from assay.runs.progress import Task
+    from assay.training.protocol import Trainer
 
 _ADAPTER = ".lora_"
 
@@ -69,7 +70,8 @@ def overfit_trusted(request: ReferenceRequest, progress: Progress) -> OverfitRef
     inject_state(yardstick, initial, device.torch_device)
     title = f"reference: yardstick in {wide} overfits"
     with comparable(wide, device), progress.task(title, options.steps) as task:
-        curve, _ = _train(yardstick, "reference", batch, options.steps, task)
+        opened = OpenedTrainer.of(yardstick, "reference")
+        curve, _ = _train(opened, batch, options.steps, task)
     draws = not torch.equal(drawn, torch.get_rng_state())
     memorization = measure_memorization(
         model, [yardstick.on_device(micro_batch) for micro_batch in batch]
@@ -81,7 +83,8 @@ def overfit_trusted(request: ReferenceRequest, progress: Progress) -> OverfitRef
     before = collect_state(noise, device.torch_device)["model"]
     title = f"noise run in {request.dtype} overfits"
     with comparable(request.dtype, device), progress.task(title, options.steps) as task:
-        noise_curve, _ = _train(noise, "reference", batch, options.steps, task)
+        opened = OpenedTrainer.of(noise, "reference")
+        noise_curve, _ = _train(opened, batch, options.steps, task)
     after = collect_state(noise, device.torch_device)["model"]
     shares = {name: _share_changed(before[name], after[name]) for name in before}
     return OverfitReference(
@@ -114,14 +117,15 @@ def overfit_candidate(
     batch = plan_sequences(options)
     # Before any setup function, which may choose otherwise.
     choose_threads(estimate_size(options.model).num_parameters)
-    trainer = open_trainer(request.trainer, plan)
+    opened = open_trainer(request.trainer, plan)
+    trainer = opened.trainer
     keep_no_cache(trainer.model)
     initial = read_golden_state(Path(request.golden), 0)
     start = _start(trainer, initial, device)
     different = differing_parameters(initial, trainer.model)
     title = f"candidate: overfits on {run}"
     with comparable(run.dtype, device), progress.task(title, options.steps) as task:
-        curve, counts = _train(trainer, request.trainer or "reference", batch, options.steps, task)
+        curve, counts = _train(opened, batch, options.steps, task)
     end = collect_state(trainer, device.torch_device)["model"]
     if _leaves_weights(rank):
         write_trained(Path(request.folder) / TRAINED, 0 if rank is None else rank.number, end)
@@ -171,7 +175,7 @@ def _open_trusted(request: ReferenceRequest | MemorizationRequest, wide: str | N
     return trainer
 
 
-def _start(trainer: Trainer, initial: State, device: "Device") -> dict[str, Tensor]:
+def _start(trainer: "Trainer", initial: State, device: "Device") -> dict[str, Tensor]:
     """The candidate's own weights with the reference's adapter, which is drawn at random."""
     own: dict[str, Tensor] = collect_state(trainer, device.torch_device)["model"]
     drawn = {name: initial["model"][name] for name in own if name in initial["model"]}
@@ -186,17 +190,13 @@ def _start(trainer: Trainer, initial: State, device: "Device") -> dict[str, Tens
 
 
 def _train(
-    trainer: Trainer,
-    name: str,
-    batch: Sequence[MicroBatch],
-    steps: int,
-    task: "Task",
+    opened: OpenedTrainer, batch: Sequence[MicroBatch], steps: int, task: "Task"
 ) -> tuple[Curve, list[int]]:
     """The curve, and of each step the number of label tokens."""
     curve, counts = Curve(), []
     for _ in range(steps):
-        with trainer_errors(name, "step"):
-            done = trainer.step(batch)
+        with opened.errors_in("step"):
+            done = opened.trainer.step(batch)
         curve.losses.append(float(done.loss))
         curve.grad_norms.append(float(done.grad_norm))
         counts.append(int(done.num_tokens))

@@ -4,7 +4,7 @@ It never judges: a setup function may have patched anything in this process.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -37,7 +37,6 @@ from assay.training.replay.conditions import comparable, keep_no_cache
 from assay.training.replay.rank_view import RankView
 from assay.training.replay.replayed_steps import ReplayedSteps
 from assay.training.replay.run_rows import RunRows
-from assay.training.replay.step_observer import METHODS
 from assay.training.state.generators import generator_states
 from assay.training.state.parameters import named_parameters
 from assay.training.state.records import StateValue
@@ -50,16 +49,14 @@ from assay.training.state.states import (
     shared_parameters,
 )
 from assay.training.trainers.registry import (
+    OpenedTrainer,
     describe_trainer,
     open_trainer,
-    trainer_errors,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from assay.devices.base import Device
-    from assay.training.protocol import TrainingPlan
+    from assay.training.protocol import Trainer, TrainingPlan
 
 # Root mean squares of a few hundred random numbers are 5% apart.
 _DRAWN_ALIKE = 1.5
@@ -98,8 +95,8 @@ class _Candidate:
             complete = read_golden_state(self._golden, 0)
             initial = self._own(first, complete)
             start = self._starting_state(first, initial)
-            adapter_start = _other_adapter_start(initial, first.model)
-            different = self._own_weights_that_differ(first.model, initial)
+            adapter_start = _other_adapter_start(initial, first.trainer.model)
+            different = self._own_weights_that_differ(first.trainer.model, initial)
             with comparable(self._run.dtype, device):
                 end = read_golden_state(self._golden, len(batches))
                 begin = start
@@ -109,10 +106,11 @@ class _Candidate:
                     first, self._open, batches, begin, end, request, device.torch_device
                 )
         with self._progress.step("candidate: every stage is measured"):
-            trainer = self._open()
+            opened = self._open()
+            trainer = opened.trainer
             keep_no_cache(trainer.model)
             attention = attention_of(trainer.model)
-            steps, not_loaded = self._replay(trainer, batches, start, attention)
+            steps, not_loaded = self._replay(opened, batches, start, attention)
         folder = Path(request.folder)
         if self._rank is not None:
             folder = rank_folder(folder, self._rank.number)
@@ -123,7 +121,7 @@ class _Candidate:
             | describe_trainer(request.trainer, self._plan, trainer.model),
             free=free,
             seen=steps.seen,
-            invisible=_invisible(trainer),
+            invisible=opened.invisible_phases,
             weights_different=different,
             not_in_optimizer=_not_in_optimizer(trainer, initial),
             unexpectedly_trained=_unexpectedly_trained(trainer, initial),
@@ -131,9 +129,9 @@ class _Candidate:
             drew_in_backward=steps.drew_in_backward,
             micro_batches_run=steps.micro_batches_run,
             coordinates=self._coordinates(),
-            partial_modules=sorted(getattr(trainer, "partial_modules", ())),
+            partial_modules=sorted(opened.traits.partial_modules),
             unmeasured=sorted(
-                f"{module}:{port}" for module, port in getattr(trainer, "unmeasured_ports", ())
+                f"{module}:{port}" for module, port in opened.traits.unmeasured_ports
             ),
             absent=sorted(complete["model"].keys() - initial["model"].keys()),
             not_loaded=not_loaded,
@@ -148,37 +146,36 @@ class _Candidate:
             return {}
         return {axis: self._rank.mesh.get_local_rank(axis) for axis in self._rank.axes}
 
-    def _rank_view(self, trainer: Any) -> RankView | None:  # noqa: ANN401
+    def _rank_view(self, opened: OpenedTrainer) -> RankView | None:
         """What the other ranks have of a step; None for a single process."""
         if self._rank is None:
             return None
-        axes, mesh = self._rank.axes, self._rank.mesh
-        reduces = axes.get("dp", 1) > 1 and "reduce" not in _invisible(trainer)
-        partial_modules: frozenset[str] = getattr(trainer, "partial_modules", frozenset())
-        held = frozenset(unwrapped_path(path) for path, _ in trainer.model.named_modules())
+        axes, mesh, traits = self._rank.axes, self._rank.mesh, opened.traits
+        reduces = axes.get("dp", 1) > 1 and "reduce" not in opened.invisible_phases
+        held = frozenset(unwrapped_path(path) for path, _ in opened.trainer.model.named_modules())
         return RankView(
             PartialSums(mesh.get_group("dp")) if reduces else None,
-            getattr(trainer, "layout", None),
-            held if partial_modules else None,
-            partial_modules,
-            getattr(trainer, "unmeasured_ports", frozenset()) if partial_modules else frozenset(),
+            traits.layout,
+            held if traits.partial_modules else None,
+            traits.partial_modules,
+            traits.unmeasured_ports,
         )
 
-    def _own(self, trainer: Any, state: State) -> State:  # noqa: ANN401
+    def _own(self, opened: OpenedTrainer, state: State) -> State:
         """The part of a state that this process has."""
-        rank_view = self._rank_view(trainer)
+        rank_view = self._rank_view(opened)
         return state if rank_view is None else rank_view.own_part(state)
 
-    def _open(self) -> Any:  # noqa: ANN401 - any trainer
-        """A trainer after its set-up."""
+    def _open(self) -> OpenedTrainer:
+        """A trainer of the candidate, fresh after its `setup`."""
         return open_trainer(self._request.trainer, self._plan)
 
-    def _starting_state(self, trainer: Any, initial: State) -> State:  # noqa: ANN401
+    def _starting_state(self, opened: OpenedTrainer, initial: State) -> State:
         """What the first step starts from: the candidate's own weights, the reference's adapter.
 
         An adapter is drawn at random, in another dtype with other numbers.
         """
-        own = collect_state(trainer, self._device.torch_device)["model"]
+        own = collect_state(opened.trainer, self._device.torch_device)["model"]
         drawn = {name: value for name, value in initial["model"].items() if ".lora_" in name}
         return initial | {"model": own | drawn}
 
@@ -187,27 +184,27 @@ class _Candidate:
 
     def _replay(
         self,
-        trainer: Any,  # noqa: ANN401
+        opened: OpenedTrainer,
         batches: Batches,
         start: State,
         attention: str,
     ) -> tuple[ReplayedSteps, list[StateValue]]:
         boundary = Boundary.exact_inputs_for(getattr(torch, self._run.dtype))
         pointwise = read_pointwise(self._golden)
-        rank_view = self._rank_view(trainer)
+        rank_view = self._rank_view(opened)
         untrained = read_untrained(self._golden)
         rows = RunRows.of_batches(batches)
         steps = ReplayedSteps(
-            trainer, self._golden, rows, boundary, attention, pointwise, rank_view, untrained
+            opened, self._golden, rows, boundary, attention, pointwise, rank_view, untrained
         )
         not_loaded: list[StateValue] = []
         with steps.attached(), comparable(self._run.dtype, self._device):
             for number, batch in enumerate(batches):
                 state = read_golden_state(self._golden, number) if number else start
-                state = self._own(trainer, state)
-                lost = inject_state(trainer, state, self._device.torch_device)
+                state = self._own(opened, state)
+                lost = inject_state(opened.trainer, state, self._device.torch_device)
                 not_loaded += [value for value in lost if value not in not_loaded]
-                with trainer_errors(self._request.trainer or "reference", "step"):
+                with opened.errors_in("step"):
                     steps.run_step(number, batch)
         return steps, not_loaded
 
@@ -238,18 +235,7 @@ def _other_adapter_start(initial: State, model: nn.Module) -> list[str]:
     return wrong
 
 
-def _invisible(trainer: Any) -> dict[str, str]:  # noqa: ANN401 - any trainer
-    """Phases that nobody can observe, each with the reason."""
-    declared: Mapping[str, str] = getattr(trainer, "invisible_stages", {})
-    absent = {
-        phase: f"the trainer has no method {name}"
-        for phase, name in METHODS.items()
-        if not callable(getattr(trainer, name, None))
-    }
-    return absent | dict(declared)
-
-
-def _unexpectedly_trained(trainer: Any, initial: State) -> list[str]:  # noqa: ANN401
+def _unexpectedly_trained(trainer: "Trainer", initial: State) -> list[str]:
     """Parameters that this optimizer changes and the reference does not train."""
     held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
     return [
@@ -262,7 +248,7 @@ def _unexpectedly_trained(trainer: Any, initial: State) -> list[str]:  # noqa: A
     ]
 
 
-def _not_in_optimizer(trainer: Any, initial: State) -> list[str]:  # noqa: ANN401
+def _not_in_optimizer(trainer: "Trainer", initial: State) -> list[str]:
     """Parameters of the model that the reference trains and this optimizer does not hold."""
     held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
     return [

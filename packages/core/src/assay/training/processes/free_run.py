@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -18,8 +18,8 @@ from assay.sites import unwrapped_path
 from assay.training.batches import MicroBatch, copied
 from assay.training.processes.requests import CandidateRequest, FreeRun, StepRecord
 from assay.training.replay.dropout import masks_observed
-from assay.training.replay.step_observer import root_of
 from assay.training.state.files import fingerprint, hash_value
+from assay.training.state.generators import DrawnGenerators
 from assay.training.state.parameters import named_parameters
 from assay.training.state.records import HeldPart, StateValue
 from assay.training.state.sharding import coordinates_of, local_part, whole
@@ -27,7 +27,12 @@ from assay.training.state.states import State, inject_state, plain_name
 from assay.training.state.trajectory import trajectory_of
 from assay.training.trainers.adapters import adapter_tensors, other_adapter_settings, read_adapter
 from assay.training.trainers.reference import MODEL_FOLDER
-from assay.training.trainers.registry import trainer_errors
+from assay.training.trainers.registry import OpenedTrainer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from assay.training.protocol import Trainer
 
 K = TypeVar("K")
 
@@ -40,9 +45,15 @@ _OF_LOADING = frozenset(
 )
 
 
+class _Configuration(Protocol):
+    """A model's configuration, or that of its generation."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
 def run_freely(
-    trainer: Any,  # noqa: ANN401 - any trainer
-    open_another: Callable[[], Any],
+    opened: OpenedTrainer,
+    open_another: Callable[[], OpenedTrainer],
     batches: Sequence[Sequence[MicroBatch]],
     start: State,
     golden_end: State,
@@ -54,15 +65,17 @@ def run_freely(
     start: of the first step; golden_end: of the recorded steps after the last one.
     On several ranks each of them does this, in step with the others.
     """
-    options = request.options
+    resume_at, trainer = request.options.resume_at, opened.trainer
     folder = Path(request.folder).parent / "checkpoint"
-    run = FreeRun()
+    run, drawn = FreeRun(), DrawnGenerators(torch_device)
     inject_state(trainer, start, torch_device)
-    with _masks_noted(trainer, run.masks):
-        run.steps = _train(trainer, request, batches[: options.resume_at], run.held)
-    expected, held = _hash_state(trainer), _hash_what_lasts(trainer)
+    with _masks_noted(opened, run.masks):
+        run.steps = _train(opened, batches[:resume_at], run.held, drawn)
+    state = trainer.state_dict()
+    expected, held = _hash_state(state), _hash_what_lasts(trainer)
+    kept = frozenset(state["generators"])
     try:
-        with trainer_errors(request.trainer or "reference", "save"):
+        with opened.errors_in("save"):
             trainer.save(folder)
     except (AssayError, OSError, ValueError) as error:
         run.problem = f"the checkpoint cannot be written: {error}"
@@ -70,12 +83,12 @@ def run_freely(
         changed = _changed(expected, held, trainer)
         run.changed_by_saving = [value for value in changed if value.part != _GENERATORS]
         try:
-            _read_back(trainer, folder / MODEL_FOLDER, request, run)
+            _read_back(opened, folder / MODEL_FOLDER, request, run)
         except (AssayError, OSError, ValueError) as error:
             run.problem = f"the model in the checkpoint cannot be read: {error}"
-    with _masks_noted(trainer, run.masks):
-        run.steps += _train(trainer, request, batches[options.resume_at :], run.held)
-    end = _hash_parts(trainer)
+    with _masks_noted(opened, run.masks):
+        run.steps += _train(opened, batches[resume_at:], run.held, drawn)
+    end, generators_end = _hash_parts(trainer), drawn.hashes()
     run.trajectory = trajectory_of(trainer.model, golden_end)
     trainer.teardown()
     if run.problem is not None:
@@ -85,27 +98,34 @@ def run_freely(
     torch.manual_seed(request.options.seed + 1)
     random.seed(request.options.seed + 1)
     try:
-        with trainer_errors(request.trainer or "reference", "load"):
-            resumed.load(folder)
+        with resumed.errors_in("load"):
+            resumed.trainer.load(folder)
     except (AssayError, OSError, ValueError, KeyError, RuntimeError) as error:
         run.problem = f"the checkpoint cannot be read: {type(error).__name__}: {error}"
         return run
     run.generators_compared = any(value.part == _GENERATORS for value in expected)
-    run.not_restored = _changed(expected, held, resumed)
+    run.not_restored = _changed(expected, held, resumed.trainer)
     run.compared = len(expected) + len(held)
-    run.resumed = _train(resumed, request, batches[options.resume_at :], [])
-    run.ended_otherwise = sorted(map(str, _unequal(end, _hash_parts(resumed))))
-    run.resumed_trajectory = trajectory_of(resumed.model, golden_end)
-    resumed.teardown()
+    run.resumed = _train(resumed, batches[resume_at:], [], drawn)
+    # What the trainer's state does not hold need not be restored where no step draws from it, or
+    # where each step sets it anew.
+    changed_generators = _unequal(generators_end, drawn.hashes())
+    missed = changed_generators & (drawn.names - kept)
+    run.not_restored += [
+        StateValue(f"{_GENERATORS}.{name}", _GENERATORS) for name in sorted(missed)
+    ]
+    run.ended_otherwise = sorted(map(str, _unequal(end, _hash_parts(resumed.trainer))))
+    run.resumed_trajectory = trajectory_of(resumed.trainer.model, golden_end)
+    resumed.trainer.teardown()
     return run
 
 
 @contextmanager
-def _masks_noted(trainer: Any, masks: list[str]) -> Iterator[None]:  # noqa: ANN401 - any trainer
-    """Inside, add to `masks` from which random numbers each micro-batch begins to drop."""
+def _masks_noted(opened: OpenedTrainer, masks: list[str]) -> Iterator[None]:
+    """Inside, add to `masks` a hash of the generator at each micro-batch's first dropout."""
     begun = False
 
-    def begin(module: nn.Module, inputs: Any) -> None:  # noqa: ANN401 - torch's own
+    def begin(module: nn.Module, inputs: object) -> None:
         nonlocal begun
         del module, inputs
         begun = torch.is_grad_enabled()
@@ -116,7 +136,7 @@ def _masks_noted(trainer: Any, masks: list[str]) -> Iterator[None]:  # noqa: ANN
             masks.append(hashlib.sha256(state.numpy().tobytes()).hexdigest())
         begun = False
 
-    handle = root_of(trainer).register_forward_pre_hook(begin)
+    handle = opened.root.register_forward_pre_hook(begin)
     try:
         with masks_observed(note):
             yield
@@ -125,33 +145,31 @@ def _masks_noted(trainer: Any, masks: list[str]) -> Iterator[None]:  # noqa: ANN
 
 
 def _train(
-    trainer: Any,  # noqa: ANN401 - any trainer
-    request: CandidateRequest,
+    opened: OpenedTrainer,
     batches: Sequence[Sequence[MicroBatch]],
     held: list[list[tuple[HeldPart, str]]],
+    drawn: DrawnGenerators,
 ) -> list[StepRecord]:
     records = []
     for batch in batches:
-        with trainer_errors(request.trainer or "reference", "step"):
-            done = trainer.step(copied(batch))
+        with opened.errors_in("step"), drawn.observed():
+            done = opened.trainer.step(copied(batch))
         records.append(
             StepRecord(
                 step=done.step, loss=done.loss, num_tokens=done.num_tokens, grad_norm=done.grad_norm
             )
         )
         if dist.is_initialized():
-            held.append(list(_hash_parts(trainer).items()))
+            held.append(list(_hash_parts(opened.trainer).items()))
     return records
 
 
 def _changed(
-    expected: Mapping[StateValue, str],
-    held: Mapping[StateValue, str],
-    trainer: Any,  # noqa: ANN401 - any trainer
+    expected: Mapping[StateValue, str], held: Mapping[StateValue, str], trainer: "Trainer"
 ) -> list[StateValue]:
     """What is not as it was: of the state that the trainer returns, and of what it holds."""
-    wrong = _unequal(held, _hash_what_lasts(trainer)) | _unequal(expected, _hash_state(trainer))
-    return sorted(wrong)
+    state = _hash_state(trainer.state_dict())
+    return sorted(_unequal(held, _hash_what_lasts(trainer)) | _unequal(expected, state))
 
 
 def _unequal(expected: Mapping[K, str], actual: Mapping[K, str]) -> set[K]:
@@ -159,18 +177,18 @@ def _unequal(expected: Mapping[K, str], actual: Mapping[K, str]) -> set[K]:
     return {key for key in keys if expected.get(key) != actual.get(key)}
 
 
-def _hash_state(trainer: Any) -> dict[StateValue, str]:  # noqa: ANN401 - any trainer
-    """Every value of the state that the trainer returns."""
+def _hash_state(state: Mapping[str, Any]) -> dict[StateValue, str]:
+    """Every value of a state that a trainer returned."""
     return {
         StateValue(
             path, part, unwrapped_path(path.removeprefix("model.")) if part == "model" else None
         ): digest
-        for part, value in trainer.state_dict().items()
+        for part, value in state.items()
         for path, digest in fingerprint({part: value}).items()
     }
 
 
-def _hash_what_lasts(trainer: Any) -> dict[StateValue, str]:  # noqa: ANN401 - any trainer
+def _hash_what_lasts(trainer: "Trainer") -> dict[StateValue, str]:
     """What a rank holds, and which parameters are trained."""
     held = {
         StateValue(
@@ -187,7 +205,7 @@ def _hash_what_lasts(trainer: Any) -> dict[StateValue, str]:  # noqa: ANN401 - a
     return held | flags
 
 
-def _hash_parts(trainer: Any) -> dict[HeldPart, str]:  # noqa: ANN401 - any trainer
+def _hash_parts(trainer: "Trainer") -> dict[HeldPart, str]:
     """Of every parameter, and of what the optimizer keeps of it, the part that this rank has."""
     held = {}
     for item in named_parameters(trainer.model):
@@ -199,34 +217,37 @@ def _hash_parts(trainer: Any) -> dict[HeldPart, str]:  # noqa: ANN401 - any trai
     return held
 
 
-def _read_back(trainer: Any, folder: Path, request: CandidateRequest, run: FreeRun) -> None:  # noqa: ANN401
-    """Compare what users would load with what the model holds, bit for bit."""
+def _read_back(
+    opened: OpenedTrainer, folder: Path, request: CandidateRequest, run: FreeRun
+) -> None:
+    """Write into `run` how what users would load differs from what the model holds."""
+    model = cast("PreTrainedModel", opened.trainer.model)
     if not folder.is_dir():
         run.notes.append(
             f"the checkpoint has no folder {MODEL_FOLDER}: what users would load is not compared"
         )
         return
-    if request.options.lora and not hasattr(trainer.model, "peft_config"):
+    if request.options.lora and not hasattr(model, "peft_config"):
         run.notes.append("the adapter is not one of peft's: what users would load is not compared")
         return
     if request.options.lora:
-        own, actual = adapter_tensors(trainer.model), read_adapter(folder)
-        run.settings = other_adapter_settings(trainer.model, folder)
+        own, actual = adapter_tensors(model), read_adapter(folder)
+        run.settings = other_adapter_settings(model, folder)
     else:
-        own = trainer.model.state_dict()
-        dtype = str(next(trainer.model.parameters()).dtype).removeprefix("torch.")
+        own = model.state_dict()
+        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         loaded = load_model(str(folder), dtype=dtype, remote_code=request.options.remote_code)
         actual = loaded.model.state_dict()
-        run.settings = _other_settings(trainer.model.config, loaded.config)
+        run.settings = _other_settings(model.config, loaded.config)
         if (folder / "generation_config.json").is_file():
-            models: list[Any] = [trainer.model, loaded.model]
-            run.settings += _other_settings(*(model.generation_config for model in models))
+            read_back = cast("PreTrainedModel", loaded.model)
+            run.settings += _other_settings(model.generation_config, read_back.generation_config)
         if (declared := _declared_dtype(folder)) and torch.promote_types(
             declared, getattr(torch, dtype)
         ) != declared:
             run.settings.append(f"dtype {declared}")
     expected = {name: whole(value) for name, value in own.items()}
-    if getattr(trainer, "partial_modules", None):
+    if opened.traits.partial_modules:
         # A stage of a pipeline has some of what the folder holds.
         actual = {name: value for name, value in actual.items() if name in expected}
     run.saved_compared = len(expected)
@@ -240,7 +261,7 @@ def _declared_dtype(folder: Path) -> torch.dtype | None:
     return declared if isinstance(declared, torch.dtype) else None
 
 
-def _other_settings(own: Any, loaded: Any) -> list[str]:  # noqa: ANN401 - configurations
+def _other_settings(own: _Configuration, loaded: _Configuration) -> list[str]:
     """Settings of a model's configuration that are not those of the folder it was saved to."""
     pairs = [
         {k: v for k, v in one.to_dict().items() if k not in _OF_LOADING} for one in (own, loaded)

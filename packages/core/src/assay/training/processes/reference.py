@@ -51,6 +51,7 @@ from assay.training.state.states import (
 from assay.training.state.trajectory import trajectory_of
 from assay.training.trainers.adapters import add_lora
 from assay.training.trainers.reference import ReferenceTrainer
+from assay.training.trainers.registry import OpenedTrainer
 
 
 class Trusted(ReferenceTrainer):
@@ -124,7 +125,7 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
 
 
 def _notes_on_clipping(norms: Sequence[float], max_norm: float) -> list[str]:
-    """What a clip that is always or never needed does not try."""
+    """A note where all gradient norms are on one side of the limit: the other is not tried."""
     if min(norms) <= max_norm < max(norms):
         return []
     side, other = ("above", "below") if min(norms) > max_norm else ("below", "above")
@@ -161,12 +162,9 @@ class _Side:
             recorder = Recorder(writer, self.boundary)
             gradients = GradientTaps(recorder, GradientRecorder(writer, self.boundary))
             handler = StageRecorder(writer, self.boundary)
+            opened = OpenedTrainer.of(self.trainer, "reference")
             observer = StepObserver(
-                self.trainer,
-                handler,
-                ModuleTracer(gradients),
-                gradients,
-                RunRows.of_batches(batches),
+                opened, handler, ModuleTracer(gradients), gradients, RunRows.of_batches(batches)
             )
             with observer.attached(), comparable(self._dtype, self._device):
                 for step, batch in enumerate(batches):
@@ -183,14 +181,9 @@ class _Side:
         """Measure this trainer against what the yardstick recorded."""
         pointwise = self._find_pointwise(batches[0][0])
         attention = attention_of(self.trainer.model)
-        observer = ReplayedSteps(
-            self.trainer,
-            folder,
-            RunRows.of_batches(batches),
-            self.boundary,
-            attention,
-            pointwise,
-        )
+        opened = OpenedTrainer.of(self.trainer, "reference")
+        rows = RunRows.of_batches(batches)
+        observer = ReplayedSteps(opened, folder, rows, self.boundary, attention, pointwise)
         with observer.attached(), comparable(self._dtype, self._device):
             for step, batch in enumerate(batches):
                 state = read_golden_state(folder, step)

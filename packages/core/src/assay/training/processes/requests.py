@@ -1,4 +1,4 @@
-"""What the processes of `assay check train` are asked for, and what they answer, as JSON."""
+"""Requests to the processes of `assay check train`, and their answers, as JSON."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -59,7 +59,7 @@ def rank_folder(folder: Path, number: int) -> Path:
 
 
 class ReferenceRequest(Record):
-    """The trusted process: yardstick and noise run for candidates in `dtype`."""
+    """What the trusted process is asked for: yardstick and noise run for candidates in `dtype`."""
 
     options: TrainOptions
     reference: str
@@ -68,7 +68,7 @@ class ReferenceRequest(Record):
 
 
 class CandidateRequest(Record):
-    """The candidate process: the trainer as it is to be judged, against a golden."""
+    """What the candidate process is asked for: the trainer that is judged, against a golden."""
 
     options: TrainOptions
     candidate: str
@@ -78,6 +78,19 @@ class CandidateRequest(Record):
     setup: str | None = None
     mesh: dict[str, int] = Field(default_factory=dict)
     features: list[str] = Field(default_factory=list)
+
+
+class UserCodeRequest(Record):
+    """Code of the user that a candidate will run: is it there, and has it the right form?
+
+    trainer: NAME or FILE.py:CLASS; setup: FILE.py:FUNC; None where there is none.
+    num_ranks: of the candidate. A trainer for several is imported and not constructed: it may
+        need the process group.
+    """
+
+    trainer: str | None = None
+    setup: str | None = None
+    num_ranks: int = 1
 
 
 class StepRecord(Record):
@@ -92,16 +105,16 @@ class StepRecord(Record):
 class FreeRun(Record):
     """A run of which nothing is replaced, and its resumption from the checkpoint in the middle.
 
-    saved: what the model folder does not hold as the model did when it was saved.
-    not_restored: parts of the state that are not as they were saved; compared: how many there are.
+    saved: names of tensors that differ between the model folder and the model that was saved.
+    not_restored: parts of the state that are not as they were saved, and generators that steps
+        draw from and the state does not hold; compared: how many parts there are.
     problem: why the checkpoint could not be written or read.
     generators_compared: whether the state that was compared has the random number generators.
     held: after each step what this rank has of every parameter and moment, each with its hash.
     changed_by_saving: parts of the state that are not as they were before it was saved.
     settings: of the model folder's configuration what is not the model's.
     trajectory, resumed_trajectory: where it, and the resumed run, take each parameter.
-    masks: of each micro-batch a hash of the random numbers from which its first mask of dropout
-        comes.
+    masks: of each micro-batch a hash of the generator's state at its first mask of dropout.
     ended_otherwise: what the resumed run holds after its last step that is not the uninterrupted
         run's.
     """
@@ -125,7 +138,7 @@ class FreeRun(Record):
 
 
 class ReferenceReport(Record):
-    """What the trusted process says of itself, beside what it recorded.
+    """What the trusted process answers, in addition to the files of the golden.
 
     yardstick_losses: of the recorded steps: between them the state is rounded to the candidate's
         dtype, as a run in that dtype has it.
@@ -149,17 +162,17 @@ class ReferenceReport(Record):
 
 
 class CandidateReport(Record):
-    """What the candidate process says of itself, beside what it measured.
+    """What the candidate process answers, in addition to the files with its measurements.
 
-    seen: phases whose method was called; invisible: those that the trainer declares so, and why.
+    seen: phases whose method was called; invisible: those that cannot be observed, and why.
     weights_different: parameters that are not the reference's before the first step.
     not_in_optimizer: parameters that the reference trains and this optimizer does not hold.
-    strayed: parameters that this optimizer changes and the reference does not train.
+    unexpectedly_trained: parameters that this optimizer changes and the reference does not train.
     not_loaded: parts of a state that the trainer's load_state_dict does not take over.
     drew_in_backward: whether a backward pass left the generator in another state than before.
-    taken: step and number of each micro-batch that this process ran.
+    micro_batches_run: step and number of each micro-batch that this process ran.
     coordinates: of this process on the mesh.
-    divided: modules of which this process has only some children.
+    partial_modules: modules of which this process has only some children.
     unmeasured: ports of its modules that it declares to have other values, without effect.
     absent: parameters and buffers of the model that this process does not have.
     adapter_start: parameters of an adapter that do not start as an adapter does.
@@ -185,7 +198,7 @@ class CandidateReport(Record):
 
 
 class LogitGradientScale(Record):
-    """The gradient at the logits of one micro-batch beside the reference's.
+    """The gradient at the logits of one micro-batch, compared with the reference's.
 
     slope: of the error on the expected value; rest: what the slope leaves, as a relative error.
     """

@@ -13,7 +13,7 @@ from assay.training.replay.dropout import comparable_dropout
 
 @contextmanager
 def comparable(dtype: str, device: Device) -> Iterator[None]:
-    """Inside, steps of a trainer draw and round as the check needs it."""
+    """Inside, kernels are deterministic and masks of dropout are alike in every dtype."""
     with ExitStack() as stack:
         stack.enter_context(device.deterministic())
         stack.enter_context(comparable_dropout())
@@ -23,7 +23,7 @@ def comparable(dtype: str, device: Device) -> Iterator[None]:
 
 
 def keep_no_cache(model: nn.Module) -> None:
-    """Caches are for generation: a training step would fill one and throw it away."""
+    """Switch the cache of generation off, which a training step would fill and throw away."""
     config: Any = getattr(model, "config", None)
     if getattr(config, "use_cache", None):
         config.use_cache = False

@@ -14,13 +14,13 @@ from assay.training.state.sharding import PartialSums
 class RankView:
     """What this rank has of a step.
 
-    partial: gradients before their reduction, of which every rank has a part; None where what is
-        seen of gradients is whole.
-    layout: tensors at the boundaries of modules; None where every rank has whole ones.
+    partial: gradients before their reduction, of which every rank has a part; None where the
+        gradients that are observed are whole.
+    layout: tensors at module boundaries; None where every rank has whole ones.
     modules: paths of those that this rank has; None for all.
-    divided: modules of which it has only some children.
+    partial_modules: modules of which it has only some children.
     unmeasured: modules and ports where it has another value than the whole model, of no effect.
-    taken: step and number of each micro-batch that it has run.
+    micro_batches_run: step and number of each micro-batch that it has run.
     """
 
     partial: PartialSums | None = None

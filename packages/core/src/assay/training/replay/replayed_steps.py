@@ -1,4 +1,4 @@
-"""Every step of a trainer, measured against a golden and fed the golden's values."""
+"""Every step of a trainer, measured against a golden, whose values are injected."""
 
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,20 @@ from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_replayer import StageReplayer
 from assay.training.replay.stage_values import PHASES
 from assay.training.replay.step_observer import StepObserver
+from assay.training.trainers.registry import OpenedTrainer
 
 TRACE = "trace"
 
 
 class ReplayedSteps:
-    """A trainer that is measured against a golden, every stage fed the golden's values."""
+    """A trainer that is measured against a golden, whose values are injected into every stage.
+
+    Inside of `attached()`, `run_step` makes one step; `write` comes after the last one.
+    """
 
     def __init__(
         self,
-        trainer: Any,  # noqa: ANN401 - any trainer
+        opened: OpenedTrainer,
         golden: Path,
         rows: RunRows,
         boundary: Boundary,
@@ -45,7 +49,7 @@ class ReplayedSteps:
             self._handler.is_own = rank_view.is_own_value
         taps = GradientTaps(self._replayer, self._gradients)
         self._observer = StepObserver(
-            trainer,
+            opened,
             self._handler,
             ModuleTracer(taps),
             taps,
@@ -74,7 +78,7 @@ class ReplayedSteps:
 
     @property
     def scales(self) -> list[dict[str, Any]]:
-        """Of the gradients that the loss gave, call by call."""
+        """Slope and rest of the gradients at the logits, call by call."""
         return [
             {"step": s.step, "micro_batch": s.micro_batch, "slope": s.slope, "rest": s.rest}
             for s in self._gradients.scales

@@ -1,9 +1,10 @@
-"""Watching a trainer from outside: its methods are wrapped on the instance, one for each phase."""
+"""Observing a trainer from outside: its methods are wrapped on the instance, one for each phase."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Concatenate
 
 import torch
 from torch import Tensor, nn
@@ -18,32 +19,17 @@ from assay.locating.modules import Replayer
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.training.batches import MicroBatch, copied
+from assay.training.protocol import PHASE_METHODS, SCHEDULE_METHOD, StepReport
 from assay.training.replay.rank_view import RankView
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_values import COUNT, StepValueHandler, ValueAddress
 from assay.training.state.files import fingerprint
 from assay.training.state.parameters import NamedParameter, named_parameters, untrained_values
 from assay.training.state.sharding import local_part, put, whole
+from assay.training.trainers.registry import OpenedTrainer
 
-# The method that shows each phase.
-METHODS: Mapping[Phase, str] = {
-    "forward": "compute_loss",
-    "backward": "backward",
-    "reduce": "reduce_gradients",
-    "clip": "clip_gradients",
-    "optimizer": "optimizer_step",
-}
-
-
-# The method by which a pipeline runs forward and backward of all micro-batches of a step.
-SCHEDULE = "run_schedule"
-
-
-def root_of(trainer: Any) -> nn.Module:  # noqa: ANN401 - any trainer
-    """What is called for a micro-batch: a schedule calls a stage without its wrapper."""
-    scheduled = callable(getattr(trainer, SCHEDULE, None))
-    root: nn.Module = trainer.network if scheduled else trainer.model
-    return root
+# A wrapper of a method: it is given the method and its arguments.
+_Wrapper = Callable[Concatenate[Callable[..., Any], ...], object]
 
 
 def address_of(item: NamedParameter, phase: Phase, what: str) -> ValueAddress:
@@ -56,16 +42,17 @@ def address_of(item: NamedParameter, phase: Phase, what: str) -> ValueAddress:
 
 @dataclass
 class StepObserver:
-    """Tells a keeper what every phase of a trainer's step made, and feeds the next one.
+    """Gives a handler the result of every phase of a trainer's step, and injects what it returns.
 
-    seen: phases whose method was called.
-    drew_in_backward: whether a backward pass left the generator in another state than before.
-    spread: what the other ranks have of each step; None for a single process.
+    replayer: of module boundaries, which is told the micro-batch; None while a golden is recorded.
+    rank_view: what the other ranks have of each step; None for a single process.
     untrained: buffers and frozen parameters that must not change; None for all.
-    taken: step and number of every micro-batch that this process ran.
+    seen: phases whose method was called.
+    micro_batches_run: step and number of every micro-batch that this process ran.
+    drew_in_backward: whether a backward pass left the generator in another state than before.
     """
 
-    trainer: Any
+    opened: OpenedTrainer
     handler: StepValueHandler
     tracer: ModuleTracer
     gradients: GradientTaps
@@ -85,40 +72,34 @@ class StepObserver:
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Observe inside this context."""
-        wrappers: dict[Phase, Callable[..., Any]] = {
-            "forward": self._compute_loss,
-            "backward": self._backward,
-            "reduce": self._reduce,
-            "clip": self._clip,
-            "optimizer": self._optimize,
+        wrappers: dict[str, _Wrapper] = {
+            PHASE_METHODS["forward"]: self._compute_loss,
+            PHASE_METHODS["backward"]: self._backward,
+            PHASE_METHODS["reduce"]: self._reduce,
+            PHASE_METHODS["clip"]: self._clip,
+            PHASE_METHODS["optimizer"]: self._optimize,
+            SCHEDULE_METHOD: self._run_schedule,
         }
-        originals = {}
-        for phase, name in METHODS.items():
-            method = getattr(self.trainer, name, None)
-            if callable(method):
-                originals[name] = method
-                setattr(self.trainer, name, _bind(wrappers[phase], method))
-        schedule = getattr(self.trainer, SCHEDULE, None)
-        if callable(schedule):
-            originals[SCHEDULE] = schedule
-            setattr(self.trainer, SCHEDULE, _bind(self._run_schedule, schedule))
+        originals = self.opened.methods
+        for name, method in originals.items():
+            setattr(self.opened.trainer, name, partial(wrappers[name], method))
         # What is run beside the loss, as an evaluation is, is no part of the training.
-        self.tracer.paused = bool({METHODS["forward"], SCHEDULE} & originals.keys())
+        self.tracer.paused = bool({PHASE_METHODS["forward"], SCHEDULE_METHOD} & originals.keys())
         try:
-            with self.tracer.attached(root_of(self.trainer)):
+            with self.tracer.attached(self.opened.root):
                 yield
         finally:
             for name in originals:
-                delattr(self.trainer, name)
+                delattr(self.opened.trainer, name)
 
-    def run_step(self, step: int, batch: Sequence[MicroBatch]) -> Any:  # noqa: ANN401 - a StepReport
+    def run_step(self, step: int, batch: Sequence[MicroBatch]) -> StepReport:
         """One step of the trainer, observed."""
         self._step, self._batch, self._injected_phase = step, batch, "forward"
         self.handler.begin_step(step)
         with suspended_modes():
             self._before = {item.name: _copy(item.tensor) for item in self._trainable()}
             untrained = self._hash_untrained()
-        report = self.trainer.step(copied(batch))
+        report = self.opened.trainer.step(copied(batch))
         self._observe_gradients("backward")
         with suspended_modes():
             self.gradients.handler.finish_backward()
@@ -137,7 +118,9 @@ class StepObserver:
         self.handler.end_step()
         return report
 
-    def _compute_loss(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
+    def _compute_loss(
+        self, original: Callable[..., Any], *args: object, **kwargs: object
+    ) -> Tensor:
         self.seen.add("forward")
         batch = args[0] if args else kwargs.get("micro_batch")
         index = self._number_of(batch)
@@ -146,7 +129,7 @@ class StepObserver:
             loss = original(*args, **kwargs)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise UsageError(
-                f"compute_loss of {type(self.trainer).__name__} returned"
+                f"compute_loss of {type(self.opened.trainer).__name__} returned"
                 f" {_described(loss)}; it must return one number with its graph"
             )
         with suspended_modes():
@@ -155,7 +138,7 @@ class StepObserver:
             )
         return self.gradients.join(loss)
 
-    def _begin_micro_batch(self, index: int, batch: Any) -> None:  # noqa: ANN401 - as it is given
+    def _begin_micro_batch(self, index: int, batch: object) -> None:
         self.micro_batches_run.append((self._step, index))
         if self.rank_view is not None:
             self.rank_view.micro_batches_run.add((self._step, index))
@@ -174,7 +157,7 @@ class StepObserver:
             state = self.handler.observe_state(f"generator.{index}", torch.get_rng_state())
             torch.set_rng_state(state)
 
-    def _number_of(self, batch: Any) -> int:  # noqa: ANN401 - what compute_loss was given
+    def _number_of(self, batch: object) -> int:
         """Which micro-batch of the step it is.
 
         In one process they come in their order. Of several ranks each takes some of them.
@@ -194,13 +177,13 @@ class StepObserver:
         single = Timeline.of_call(ids, batch.get("attention_mask"))
         return Timeline(self.rows.of_micro_batch(self._step, index, len(ids)), single.positions)
 
-    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def _backward(self, original: Callable[..., Any], *args: object, **kwargs: object) -> object:
         self.seen.add("backward")
         before = torch.get_rng_state()
         self.tracer.recomputing = True
         try:
             with self.tracer.unpaused():
-                result = original(*args, **kwargs)
+                result: object = original(*args, **kwargs)
         finally:
             self.tracer.recomputing = False
         with suspended_modes():
@@ -208,37 +191,42 @@ class StepObserver:
             self.gradients.handler.finish_backward()
         return result
 
-    def _run_schedule(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def _run_schedule(
+        self,
+        original: Callable[..., Any],
+        batch: Sequence[MicroBatch],
+        *args: object,
+        **kwargs: object,
+    ) -> object:
         """A pipeline runs the micro-batches of a step by itself: each call of its stage is one."""
         self.seen |= {"forward", "backward"}
-        batch = args[0] if args else kwargs["batch"]
 
-        def begin(module: nn.Module, inputs: Any) -> None:  # noqa: ANN401 - torch's own
+        def begin(module: nn.Module, inputs: object) -> None:
             del module, inputs
             index = sum(step == self._step for step, _ in self.micro_batches_run)
             self._begin_micro_batch(self._number_of(batch[index]), batch[index])
 
-        handle = root_of(self.trainer).register_forward_pre_hook(begin, prepend=True)
+        handle = self.opened.root.register_forward_pre_hook(begin, prepend=True)
         try:
             with self.tracer.unpaused():
-                result = original(*args, **kwargs)
+                result: object = original(batch, *args, **kwargs)
         finally:
             handle.remove()
         with suspended_modes():
             self.gradients.handler.finish_backward()
         return result
 
-    def _reduce(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def _reduce(self, original: Callable[..., Any], *args: object, **kwargs: object) -> object:
         self.seen.add("reduce")
         self._observe_gradients("backward")
-        result = original(*args, **kwargs)
+        result: object = original(*args, **kwargs)
         self._observe_gradients("reduce")
         return result
 
-    def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def _clip(self, original: Callable[..., Any], *args: object, **kwargs: object) -> object:
         self.seen.add("clip")
         self._observe_gradients("backward")
-        norm = original(*args, **kwargs)
+        norm: Tensor | float = original(*args, **kwargs)
         if "clip" in self._late:
             return norm
         with suspended_modes():
@@ -248,14 +236,14 @@ class StepObserver:
         self._observe_gradients("clip")
         return norm
 
-    def _optimize(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def _optimize(self, original: Callable[..., Any], *args: object, **kwargs: object) -> object:
         self.seen.add("optimizer")
         self._observe_gradients("backward")
         with suspended_modes():
             parameters = self._trainable()
-        result = original(*args, **kwargs)
+        result: object = original(*args, **kwargs)
         with suspended_modes():
-            states = self.trainer.optimizer.state
+            states = self.opened.trainer.optimizer.state
             self._after = [
                 (item, _copy(item.tensor), self._hash_moments(item.tensor)) for item in parameters
             ]
@@ -277,23 +265,27 @@ class StepObserver:
 
         A reduction that is declared is done inside of backward: it is over by then.
         """
-        return frozenset(getattr(self.trainer, "invisible_stages", ())) - {"reduce"}
+        return frozenset(self.opened.traits.invisible_phases) - {"reduce"}
 
     @property
     def _dtype(self) -> str:
-        first = next(p for p in self.trainer.model.parameters() if p.is_floating_point())
+        first = next(p for p in self.opened.trainer.model.parameters() if p.is_floating_point())
         return str(first.dtype).removeprefix("torch.")
 
     def _trainable(self) -> list[NamedParameter]:
-        return [item for item in named_parameters(self.trainer.model) if item.tensor.requires_grad]
+        return [
+            item
+            for item in named_parameters(self.opened.trainer.model)
+            if item.tensor.requires_grad
+        ]
 
     def _hash_moments(self, parameter: Tensor) -> dict[str, str]:
-        kept = self.trainer.optimizer.state.get(parameter, {})
+        kept = self.opened.trainer.optimizer.state.get(parameter, {})
         return fingerprint({name: _local(value) for name, value in kept.items()})
 
     def _hash_untrained(self) -> dict[str, str]:
         """Of what the reference does not train: counters of a trainer's own may count."""
-        values = untrained_values(self.trainer.model)
+        values = untrained_values(self.opened.trainer.model)
         return fingerprint(
             {
                 name: _local(value.detach())
@@ -303,8 +295,8 @@ class StepObserver:
         )
 
     def _observe_gradients(self, phase: Phase) -> None:
-        """Meet all gradients after `phase`, once in a step, and put in the reference's."""
-        order = list(METHODS)
+        """Observe all gradients after `phase`, once in a step, and inject the reference's."""
+        order = list(PHASE_METHODS)
         if phase in self._late or order.index(phase) <= order.index(self._injected_phase):
             return
         self._injected_phase = phase
@@ -312,7 +304,7 @@ class StepObserver:
             wanted = {
                 (address.stage.module, address.port) for address in self.handler.expected(phase)
             }
-            for item in named_parameters(self.trainer.model):
+            for item in named_parameters(self.opened.trainer.model):
                 address = address_of(item, phase, "gradient")
                 parameter = item.tensor
                 expected = (address.stage.module, address.port) in wanted
@@ -320,13 +312,13 @@ class StepObserver:
                     continue
                 # What was never computed is as wrong as zeros.
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                partial = self.rank_view.partial if self.rank_view and phase == "backward" else None
+                sums = self.rank_view.partial if self.rank_view and phase == "backward" else None
                 value = whole(gradient.detach())
                 injected = self.handler.observe(
-                    address, value if partial is None else partial.total(value)
+                    address, value if sums is None else sums.total(value)
                 )
-                if partial is not None:
-                    injected = partial.share(injected, gradient.dtype)
+                if sums is not None:
+                    injected = sums.share(injected, gradient.dtype)
                 if parameter.grad is None:
                     parameter.grad = gradient
                 put(parameter.grad, injected)
@@ -336,19 +328,12 @@ def _copy(parameter: Tensor) -> Tensor:
     return whole(parameter.detach()).clone()
 
 
-def _local(value: Any) -> Any:  # noqa: ANN401 - a leaf of a state
+def _local(value: object) -> object:
     return local_part(value) if isinstance(value, Tensor) else value
 
 
 def _num_unequal(before: Mapping[str, str], after: Mapping[str, str]) -> int:
     return sum(before.get(name) != after.get(name) for name in before.keys() | after.keys())
-
-
-def _bind(wrapper: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the method takes
-        return wrapper(original, *args, **kwargs)
-
-    return call
 
 
 def _described(value: object) -> str:

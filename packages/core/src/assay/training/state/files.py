@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import xxhash
@@ -21,7 +21,7 @@ class StateFileError(MachineError):
 
     @classmethod
     def damaged(cls, path: Path, problem: object) -> "StateFileError":
-        """What is wrong with the file."""
+        """The file at `path` does not hold what was written."""
         return cls(f"the state in {path} cannot be read: {problem}")
 
 
@@ -41,7 +41,7 @@ def read_state(path: Path) -> dict[str, Any]:
     try:
         structure = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         tensors = load_file(path.with_suffix(".safetensors"))
-        state: dict[str, Any] = _from_json(structure, tensors)
+        state = cast("dict[str, Any]", _from_json(structure, tensors))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise StateFileError.damaged(path, error) from error
     return state
@@ -64,7 +64,7 @@ def hash_value(leaf: object) -> str:
     return hash_values(dtype, tuple(leaf.shape), flat.numpy().data)
 
 
-def _values(value: Any, path: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - any structure
+def _values(value: object, path: str) -> Iterator[tuple[str, object]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _values(item, f"{path}.{key}")
@@ -75,7 +75,7 @@ def _values(value: Any, path: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
         yield path, value
 
 
-def _is_plain(value: Any) -> bool:  # noqa: ANN401 - as above
+def _is_plain(value: object) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return not isinstance(value, Mapping | Tensor)
@@ -83,7 +83,7 @@ def _is_plain(value: Any) -> bool:  # noqa: ANN401 - as above
 
 # Three kinds of values that JSON lacks stand as an object with one of these keys; dictionaries,
 # whose keys may be numbers, as pairs.
-def _to_json(value: Any, tensors: dict[str, Tensor]) -> Any:  # noqa: ANN401 - any structure
+def _to_json(value: object, tensors: dict[str, Tensor]) -> object:
     if isinstance(value, Tensor):
         name = str(len(tensors))
         # A copy: safetensors refuses tensors that share memory, as tied weights do.
@@ -98,7 +98,7 @@ def _to_json(value: Any, tensors: dict[str, Tensor]) -> Any:  # noqa: ANN401 - a
     return value
 
 
-def _from_json(value: Any, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401 - as above
+def _from_json(value: object, tensors: Mapping[str, Tensor]) -> object:
     if isinstance(value, list):
         return [_from_json(item, tensors) for item in value]
     if not isinstance(value, dict):

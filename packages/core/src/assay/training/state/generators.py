@@ -1,15 +1,22 @@
 """The state of every generator that a training step may draw from."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
+from assay.training.state.files import fingerprint
+
 
 def generator_states(torch_device: str) -> dict[str, Any]:
-    """States of Python's, NumPy's and torch's generators, with that of `torch_device`."""
+    """The states of all generators, made of tensors and of what JSON knows.
+
+    Returns: `python`, `numpy` and `torch` (the host's); on another `torch_device` than the host
+        also `device`.
+    """
     numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - what model code draws from
     states: dict[str, Any] = {
         "python": random.getstate(),
@@ -40,3 +47,29 @@ def restore_generators(states: Mapping[str, Any], torch_device: str) -> None:
     device = torch.device(torch_device)
     if device.type != "cpu":
         torch.get_device_module(device).set_rng_state(states["device"], device)
+
+
+class DrawnGenerators:
+    """Finds out from which generators the steps of a trainer draw.
+
+    One is made for each run. Steps are made inside of `observed`; `names` is read at the end.
+
+    names: `python`, `numpy`, `torch`, `device`: those whose state a step has changed.
+    """
+
+    def __init__(self, torch_device: str) -> None:
+        self._torch_device = torch_device
+        self.names: frozenset[str] = frozenset()
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """Inside is one step."""
+        before = self.hashes()
+        yield
+        after = self.hashes()
+        self.names |= {name for name, value in before.items() if after[name] != value}
+
+    def hashes(self) -> dict[str, str]:
+        """For each generator by its name a hash of its present state."""
+        states = generator_states(self._torch_device)
+        return {name: repr(fingerprint({name: state})) for name, state in states.items()}

@@ -4,8 +4,6 @@ Every function is a collective where a value is a DTensor: all ranks of its mesh
 same order.
 """
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -32,7 +30,7 @@ def part_like(value: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def moment_like(value: Any, parameter: Tensor) -> Any:  # noqa: ANN401 - a leaf of a state
+def moment_like(value: object, parameter: Tensor) -> object:
     """A whole moment, spread over ranks as its parameter is; a counter as it is. A copy."""
     if not isinstance(value, Tensor):
         return value

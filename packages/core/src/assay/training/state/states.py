@@ -1,4 +1,4 @@
-"""The state between two steps under names that every trainer shares, and feeding it to one."""
+"""The state between two steps under names that every trainer shares, read and injected."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from assay.errors import UsageError
 from assay.hooks.boundary import cast_within_range
 from assay.sites import unwrapped_path
+from assay.training.protocol import Trainer
 from assay.training.state.files import fingerprint
 from assay.training.state.generators import generator_states, restore_generators
 from assay.training.state.parameters import named_parameters
@@ -28,7 +29,7 @@ def plain_name(name: str) -> str:
     return f"{path}.{last}" if path else last
 
 
-def collect_state(trainer: Any, torch_device: str) -> State:  # noqa: ANN401 - any trainer
+def collect_state(trainer: Trainer, torch_device: str) -> State:
     """Parameters, moments by parameter, and generators, whole and copied to the host."""
     model = {plain_name(name): _copy(value) for name, value in trainer.model.state_dict().items()}
     names = _names_by_id(trainer.model)
@@ -50,7 +51,7 @@ def collect_state(trainer: Any, torch_device: str) -> State:  # noqa: ANN401 - a
 def round_state(state: State, dtype: torch.dtype) -> State:
     """`state` with parameters and moments in `dtype`."""
 
-    def rounded(value: Any) -> Any:  # noqa: ANN401 - a leaf of the state
+    def rounded(value: object) -> object:
         # Counters are 0-dimensional.
         if not isinstance(value, Tensor) or not value.is_floating_point() or not value.ndim:
             return value
@@ -65,21 +66,18 @@ def round_state(state: State, dtype: torch.dtype) -> State:
     }
 
 
-def inject_state(
-    trainer: Any,  # noqa: ANN401 - any trainer
-    state: Mapping[str, Any],
-    torch_device: str,
-) -> list[StateValue]:
+def inject_state(trainer: Trainer, state: Mapping[str, Any], torch_device: str) -> list[StateValue]:
     """Put `state` into a trainer, by its own `load_state_dict` and then by force.
 
-    Returns: what its own method did not take over.
+    Returns: what its own method did not take over; generators that its state does not have are not
+        among it.
     Raises: UsageError if it refuses the state.
     """
     own = trainer.state_dict()
-    if absent := [name for name in _PARTS if name not in own]:
+    if absent := [name for name in _PARTS if not isinstance(own.get(name), Mapping)]:
         raise UsageError(
-            f"state_dict() of {type(trainer).__name__} has no {', '.join(absent)}: a check feeds the"
-            f" reference's state by the names {', '.join(_PARTS)}"
+            f"state_dict() of {type(trainer).__name__} has no {', '.join(absent)}: a check injects"
+            f" the reference's state by the names {', '.join(_PARTS)}"
         )
     wanted = dict(own) | {
         "model": {
@@ -99,7 +97,9 @@ def inject_state(
             f"load_state_dict of {type(trainer).__name__} refuses the reference's state:"
             f" {type(error).__name__}: {error}"
         ) from error
-    not_loaded = sorted(_differences(state, collect_state(trainer, torch_device)))
+    kept = {name: value for name, value in state["generators"].items() if name in own["generators"]}
+    expected = dict(state) | {"generators": kept}
+    not_loaded = sorted(_differences(expected, collect_state(trainer, torch_device)))
     if any(value.part == "model" for value in not_loaded):
         _force_model(trainer.model, state["model"])
     if any(value.part == "moments" for value in not_loaded):
@@ -149,11 +149,11 @@ def _differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> set[
             for key, value in values.items()
             if key not in own or not same_values(torch.as_tensor(own[key]), torch.as_tensor(value))
         }
-    generators = fingerprint(expected["generators"]), fingerprint(actual["generators"])
+    generators = fingerprint(actual["generators"])
     return wrong | {
         StateValue(f"generators.{path}", "generators")
-        for path in generators[0].keys() | generators[1].keys()
-        if generators[0].get(path) != generators[1].get(path)
+        for path, value in fingerprint(expected["generators"]).items()
+        if generators.get(path) != value
     }
 
 
@@ -163,7 +163,7 @@ def _force_model(model: nn.Module, values: Mapping[str, Tensor]) -> None:
             put(own, values[plain_name(name)])
 
 
-def _force_moments(trainer: Any, moments: Mapping[str, Any]) -> None:  # noqa: ANN401
+def _force_moments(trainer: Trainer, moments: Mapping[str, Any]) -> None:
     names = _names_by_id(trainer.model)
     for group in trainer.optimizer.param_groups:
         for parameter in group["params"]:
@@ -174,7 +174,7 @@ def _force_moments(trainer: Any, moments: Mapping[str, Any]) -> None:  # noqa: A
                 }
 
 
-def _by_index(trainer: Any, moments: Mapping[str, Any]) -> dict[int, Any]:  # noqa: ANN401
+def _by_index(trainer: Trainer, moments: Mapping[str, Any]) -> dict[int, Any]:
     """Moments as a state of torch's optimizers has them: by number of the parameter."""
     names = _names_by_id(trainer.model)
     parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
@@ -189,5 +189,5 @@ def _names_by_id(model: nn.Module) -> dict[int, str]:
     return {id(item.tensor): item.name for item in named_parameters(model)}
 
 
-def _copy(value: Any) -> Any:  # noqa: ANN401 - a leaf of a state
+def _copy(value: object) -> object:
     return whole(value.detach()).cpu().clone() if isinstance(value, Tensor) else value

@@ -2,9 +2,10 @@
 
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 
 from assay.errors import MachineError, UsageError
 from assay.training.state.sharding import put
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ADAPTER_FILE = "adapter_model.safetensors"
 _CONFIG_FILE = "adapter_config.json"
@@ -33,8 +37,16 @@ class AdapterError(MachineError):
 
     @classmethod
     def damaged(cls, path: Path, problem: object) -> "AdapterError":
-        """What is wrong with the file."""
+        """The file at `path` is not the adapter of the model."""
         return cls(f"the adapter in {path} cannot be loaded: {problem}")
+
+
+class _PeftModel(Protocol):
+    """What is used of a model that peft has wrapped."""
+
+    peft_config: Mapping[str, Any]
+
+    def save_pretrained(self, folder: Path, *, save_embedding_layers: bool) -> None: ...
 
 
 def add_lora(model: nn.Module, dropout: float) -> nn.Module:
@@ -54,13 +66,13 @@ def add_lora(model: nn.Module, dropout: float) -> nn.Module:
     return wrapped
 
 
-def _adapted(model: Any) -> list[str]:  # noqa: ANN401 - a model of transformers
+def _adapted(model: nn.Module) -> list[str]:
     """Paths of the linear layers.
 
     Named one by one: "all-linear" of peft 0.21 takes in the parameters of experts, for which it
     has no dropout.
     """
-    head = model.get_output_embeddings()
+    head = cast("PreTrainedModel", model).get_output_embeddings()
     return [
         path
         for path, module in model.named_modules()
@@ -77,9 +89,9 @@ def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def save_adapter(model: Any, folder: Path) -> None:  # noqa: ANN401 - a model of peft's
+def save_adapter(model: nn.Module, folder: Path) -> None:
     """Write the adapter of `model` as peft's users find it."""
-    model.save_pretrained(folder, save_embedding_layers=False)
+    cast("_PeftModel", model).save_pretrained(folder, save_embedding_layers=False)
 
 
 def read_adapter(folder: Path) -> dict[str, Tensor]:
@@ -91,7 +103,7 @@ def read_adapter(folder: Path) -> dict[str, Tensor]:
         raise AdapterError.damaged(path, error) from error
 
 
-def other_adapter_settings(model: Any, folder: Path) -> list[str]:  # noqa: ANN401 - of peft's
+def other_adapter_settings(model: nn.Module, folder: Path) -> list[str]:
     """Settings in an adapter's folder that change what it computes, and are not the model's.
 
     Raises: AdapterError.
@@ -101,7 +113,7 @@ def other_adapter_settings(model: Any, folder: Path) -> list[str]:  # noqa: ANN4
         saved = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise AdapterError.damaged(path, error) from error
-    own = model.peft_config["default"]
+    own = cast("_PeftModel", model).peft_config["default"]
     wrong = sorted(
         name
         for name, value in own.to_dict().items()
@@ -113,7 +125,7 @@ def other_adapter_settings(model: Any, folder: Path) -> list[str]:  # noqa: ANN4
     return wrong
 
 
-def _is_alike(saved: Any, own: Any) -> bool:  # noqa: ANN401 - a setting
+def _is_alike(saved: Any, own: object) -> bool:  # noqa: ANN401 - a value of JSON
     """Whether JSON has kept a setting; nothing and an empty collection are alike."""
     if isinstance(own, set | frozenset):
         return set(saved or ()) == own

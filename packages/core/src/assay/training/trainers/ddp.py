@@ -1,6 +1,5 @@
 """DistributedDataParallel: every rank has the whole model."""
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from assay.training.protocol import TrainerTraits
 from assay.training.trainers.reference import ReferenceTrainer
 
 
@@ -18,11 +18,12 @@ class DDPTrainer(ReferenceTrainer):
     _replica: nn.Module
 
     @property
-    def invisible_stages(self) -> Mapping[str, str]:
-        """Phases that nobody can observe."""
+    def traits(self) -> TrainerTraits:
+        """The reduction is done when `reduce_gradients` is called."""
         if self.data.size == 1:
-            return {}
-        return {"reduce": "DistributedDataParallel adds gradients up inside of backward"}
+            return TrainerTraits()
+        reason = "DistributedDataParallel adds gradients up inside of backward"
+        return TrainerTraits(invisible_phases={"reduce": reason})
 
     def distribute(self, model: nn.Module) -> nn.Module:
         """The model itself: what wraps it is called instead, and holds no name of its own."""
@@ -46,7 +47,7 @@ class DDPTrainer(ReferenceTrainer):
         return nullcontext()
 
     def reduce_gradients(self) -> None:
-        """Nothing: backward has done it."""
+        """Leave the gradients as they are: backward has reduced them."""
 
     def teardown(self) -> None:
         """Let go of the wrapper too."""

@@ -12,6 +12,7 @@ from assay.parallel.checkpoints.consolidation import save_adapters, save_model
 from assay.parallel.checkpoints.sharded import load_checkpoint, save_checkpoint
 from assay.parallel.clipping import clip_gradients
 from assay.parallel.fsdp import shard_parameters
+from assay.training.protocol import TrainerTraits
 from assay.training.state.sharding import moment_like, put, whole
 from assay.training.trainers.reference import ReferenceTrainer
 
@@ -22,10 +23,12 @@ class FSDPTrainer(ReferenceTrainer):
     features = frozenset({"lora", "recompute", "cpu-offload", "mixed-precision"})
 
     @property
-    def invisible_stages(self) -> Mapping[str, str]:
-        """Phases that nobody can observe."""
-        return (
-            {} if self.data.size == 1 else {"reduce": "FSDP2 adds gradients up inside of backward"}
+    def traits(self) -> TrainerTraits:
+        """The reduction is done when `reduce_gradients` is called."""
+        if self.data.size == 1:
+            return TrainerTraits()
+        return TrainerTraits(
+            invisible_phases={"reduce": "FSDP2 adds gradients up inside of backward"}
         )
 
     def parameter_dtype(self) -> str:
@@ -52,10 +55,10 @@ class FSDPTrainer(ReferenceTrainer):
         return torch.optim.AdamW(parameters, lr=self.plan.learning_rate, foreach=False)
 
     def reduce_gradients(self) -> None:
-        """Nothing: backward has done it."""
+        """Leave the gradients as they are: backward has reduced them."""
 
     def clip_gradients(self, max_norm: float) -> float:
-        """See ReferenceTrainer; the norm is that of whole gradients."""
+        """Scale all gradients; the norm that is returned is that of whole gradients."""
         return float(clip_gradients(self._trained(), max_norm))
 
     def save_model(self, folder: Path) -> None:
@@ -76,11 +79,11 @@ class FSDPTrainer(ReferenceTrainer):
         self._num_steps = load_checkpoint(path, [self.model], self.optimizer)["num_steps"]
 
     def load_model(self, folder: Path) -> None:
-        """Nothing: parameters come with the moments, in parts."""
+        """Leave the model as it is: `load_progress` reads parameters and moments, in parts."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on, whole."""
-        return {name: _map_tensors(part, whole) for name, part in super().state_dict().items()}
+        return {name: _whole(part) for name, part in super().state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Every rank takes its parts."""
@@ -101,9 +104,10 @@ class FSDPTrainer(ReferenceTrainer):
         super().load_optimizer(dict(state) | {"state": moments})
 
 
-def _map_tensors(value: Any, change: Any) -> Any:  # noqa: ANN401 - a nested state
+def _whole(value: object) -> object:
+    """A nested state with whole tensors in place of sharded ones."""
     if isinstance(value, Tensor):
-        return change(value)
+        return whole(value)
     if isinstance(value, dict):
-        return {key: _map_tensors(item, change) for key, item in value.items()}
+        return {key: _whole(item) for key, item in value.items()}
     return value

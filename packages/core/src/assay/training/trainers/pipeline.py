@@ -1,6 +1,7 @@
 """Pipelines: each rank of `pp` has some of the layers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -12,7 +13,7 @@ from assay.parallel.checkpoints.weight_loading import open_weights
 from assay.parallel.pipeline_parallel.pipeline import Pipeline
 from assay.parallel.pipeline_parallel.stages import StagePlan, called_module, cut_stage
 from assay.training.batches import MicroBatch
-from assay.training.protocol import TrainingPlan
+from assay.training.protocol import TrainerTraits, TrainingPlan
 from assay.training.trainers.adapters import add_lora
 from assay.training.trainers.mesh import Axis
 from assay.training.trainers.setups import set_up
@@ -20,6 +21,10 @@ from assay.training.trainers.tensor_parallel import TensorParallelTrainer
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from transformers import PretrainedConfig
+
+# It gives the table its dtype. Later stages have hidden states in place of the embeddings.
+_UNMEASURED_PORTS = frozenset({("model.rotary_emb", "input.x")})
 
 
 class PipelineTrainer(TensorParallelTrainer):
@@ -48,13 +53,18 @@ class PipelineTrainer(TensorParallelTrainer):
         )
         return model
 
-    # It gives the table its dtype. Later stages have hidden states in place of the embeddings.
-    unmeasured_ports = frozenset({("model.rotary_emb", "input.x")})
-
     @property
-    def partial_modules(self) -> frozenset[str]:
-        """What holds layers of several stages: each rank runs it for its own."""
-        return frozenset({"", "model"}) if self.stages.size > 1 else frozenset()
+    def traits(self) -> TrainerTraits:
+        """Those of its stage, what holds layers of several stages, and what the schedule calls."""
+        called = self.network
+        path = next(path for path, one in self.model.named_modules() if one is called)
+        divided = self.stages.size > 1
+        return replace(
+            super().traits,
+            partial_modules=frozenset({"", "model"}) if divided else frozenset(),
+            unmeasured_ports=_UNMEASURED_PORTS if divided else frozenset(),
+            scheduled_module=path,
+        )
 
     @property
     def network(self) -> nn.Module:
@@ -74,7 +84,7 @@ class PipelineTrainer(TensorParallelTrainer):
             weights.fill(stage, self.device.torch_device)
         return stage
 
-    def _plan_stages(self, config: Any) -> StagePlan:  # noqa: ANN401 - of any model
+    def _plan_stages(self, config: "PretrainedConfig") -> StagePlan:
         if config.tie_word_embeddings:
             raise UsageError(
                 f"{self.plan.model} ties its head to its embeddings: in a pipeline each end has a"
@@ -83,7 +93,7 @@ class PipelineTrainer(TensorParallelTrainer):
         return StagePlan.balanced(config.num_hidden_layers, self.stages.size)
 
     def train_on(self, own: Sequence[MicroBatch], num_tokens: int) -> float:
-        """See ReferenceTrainer."""
+        """Forward and backward of this rank's micro-batches; their loss."""
         if self.stages.size == 1:
             return super().train_on(own, num_tokens)
         return self.run_schedule([self.on_device(one) for one in own], num_tokens)
@@ -98,7 +108,7 @@ class PipelineTrainer(TensorParallelTrainer):
             self.pipeline.sum_tied_gradients()
 
     def clip_gradients(self, max_norm: float) -> float:
-        """See ReferenceTrainer; the norm is that of all stages."""
+        """Scale all gradients; the norm that is returned is that of all stages."""
         if self.stages.size == 1:
             return super().clip_gradients(max_norm)
         return float(self.pipeline.clip_gradients(max_norm))

@@ -17,7 +17,7 @@ from assay.errors import UsageError
 from assay.models import load_model
 from assay.models.transformers_logging import quiet_transformers
 from assay.training.batches import IGNORED, MicroBatch, check_batch
-from assay.training.protocol import StepReport, TrainingPlan
+from assay.training.protocol import StepReport, TrainerTraits, TrainingPlan
 from assay.training.state.files import read_state, write_state
 from assay.training.state.generators import generator_states, restore_generators
 from assay.training.trainers.adapters import add_lora, load_adapter, save_adapter
@@ -48,6 +48,11 @@ class ReferenceTrainer:
 
     def __init__(self) -> None:
         self._num_steps = 0
+
+    @property
+    def traits(self) -> TrainerTraits:
+        """What is special about this trainer: of the reference nothing."""
+        return TrainerTraits()
 
     def setup(self, plan: TrainingPlan) -> None:
         """Build model and optimizer. Raises: UsageError for what this trainer cannot do."""

@@ -1,7 +1,8 @@
-"""Trainers by name, and what is said when one of a user fails."""
+"""Trainers by name: opened, read once, and with one message for each way in which one fails."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -15,7 +16,13 @@ from assay.errors import AssayError, UsageError
 from assay.models.candidate_setup import SetupError
 from assay.models.loading.configs import attention_of
 from assay.plugins import PluginError, load_object
-from assay.training.protocol import TrainingPlan
+from assay.training.protocol import (
+    PHASE_METHODS,
+    SCHEDULE_METHOD,
+    Trainer,
+    TrainerTraits,
+    TrainingPlan,
+)
 from assay.training.trainers.setups import called
 
 # Where other packages register trainers: NAME = "MODULE:CLASS".
@@ -53,26 +60,109 @@ def require_trainer(name: str | None) -> None:
         raise PluginError(f"{name}: there is no file {file}")
 
 
-def open_trainer(name: str | None, plan: TrainingPlan) -> Any:  # noqa: ANN401 - any trainer
+@dataclass(frozen=True, slots=True)
+class OpenedTrainer:
+    """A trainer after its `setup`, with all that a check reads of it beyond the protocol `Trainer`.
+
+    name: NAME or FILE.py:CLASS, for messages.
+    traits: what the trainer declares about itself.
+    methods: by name those methods of an ObservableTrainer, and of a schedule, that the trainer has
+        for phases.
+    """
+
+    trainer: Trainer
+    name: str
+    traits: TrainerTraits
+    methods: Mapping[str, Callable[..., Any]]
+
+    @classmethod
+    def of(cls, trainer: Trainer, name: str) -> "OpenedTrainer":
+        """Read a trainer whose `setup` has been called.
+
+        Raises: TrainerError for what is not as the protocol says.
+        """
+        for attribute, kind in (("model", nn.Module), ("optimizer", torch.optim.Optimizer)):
+            if not isinstance(getattr(trainer, attribute, None), kind):
+                raise TrainerError(f"{name} has no {attribute} after setup(plan)")
+        with _errors_of(name, "traits"):
+            traits = getattr(trainer, "traits", TrainerTraits())
+        if not isinstance(traits, TrainerTraits):
+            raise TrainerError(f"traits of {name} are of {type(traits).__name__}, no TrainerTraits")
+        if unknown := sorted(traits.invisible_phases.keys() - PHASE_METHODS.keys()):
+            raise TrainerError(
+                f"traits of {name} declare phases that do not exist: {', '.join(unknown)}; there"
+                f" are: {', '.join(PHASE_METHODS)}"
+            )
+        names = list(PHASE_METHODS.values())
+        if traits.scheduled_module is not None:
+            names.append(SCHEDULE_METHOD)
+        found = {method: getattr(trainer, method, None) for method in names}
+        methods = {method: value for method, value in found.items() if callable(value)}
+        return cls(trainer, name, traits, methods)
+
+    @property
+    def invisible_phases(self) -> dict[str, str]:
+        """Phases that cannot be observed, each with the reason."""
+        reasons: dict[str, str] = {
+            phase: f"the trainer has no method {method}"
+            for phase, method in PHASE_METHODS.items()
+            if method not in self.methods
+        }
+        reasons.update(self.traits.invisible_phases.items())
+        return reasons
+
+    @property
+    def root(self) -> nn.Module:
+        """The module that is called once for each micro-batch."""
+        return self.trainer.model.get_submodule(self.traits.scheduled_module or "")
+
+    @contextmanager
+    def errors_in(self, method: str) -> Iterator[None]:
+        """Inside, only `method` of the trainer runs. Raises: TrainerError for what it raises."""
+        with _errors_of(self.name, method):
+            yield
+
+
+def open_trainer(name: str | None, plan: TrainingPlan) -> OpenedTrainer:
     """The trainer that NAME or FILE.py:CLASS names, set up; None is the reference trainer.
 
     Raises: TrainerError, PluginError or SetupError for one that cannot be used.
     """
-    require_trainer(name)
     title = name or "reference"
-    with trainer_errors(title, "being made"):
-        trainer = _class_of(title)()
-    missing = [method for method in _METHODS if not callable(getattr(trainer, method, None))]
-    if missing:
-        raise TrainerError(f"{title} is no trainer: it has no {', '.join(missing)}")
-    with trainer_errors(title, "setup"):
+    trainer = construct_trainer(title)
+    with _errors_of(title, "setup"):
         trainer.setup(plan)
-    for attribute, kind in (("model", nn.Module), ("optimizer", torch.optim.Optimizer)):
-        if not isinstance(getattr(trainer, attribute, None), kind):
-            raise TrainerError(f"{title} has no {attribute} after setup(plan)")
+    opened = OpenedTrainer.of(trainer, title)
     if plan.setup is not None and plan.setup not in called:
         raise SetupError.not_called(plan.setup, title)
+    return opened
+
+
+def construct_trainer(name: str) -> Trainer:
+    """The trainer that NAME or FILE.py:CLASS names, before its `setup`.
+
+    Raises: TrainerError or PluginError for a class that cannot be found or is none of a trainer.
+    """
+    require_trainer(name)
+    with _errors_of(name, "being made"):
+        trainer: Trainer = _class_of(name)()
+    missing = [method for method in _METHODS if not callable(getattr(trainer, method, None))]
+    if missing:
+        raise TrainerError(f"{name} is no trainer: it has no {', '.join(missing)}")
     return trainer
+
+
+def try_trainer(name: str, num_ranks: int) -> None:
+    """Construct a trainer; for several ranks import its class alone: it may need their group.
+
+    Raises: TrainerError or PluginError for one that could not be opened.
+    """
+    if num_ranks == 1:
+        construct_trainer(name)
+        return
+    require_trainer(name)
+    with _errors_of(name, "being imported"):
+        _class_of(name)
 
 
 def describe_trainer(name: str | None, plan: TrainingPlan, model: nn.Module) -> dict[str, Any]:
@@ -86,18 +176,20 @@ def describe_trainer(name: str | None, plan: TrainingPlan, model: nn.Module) -> 
     }
 
 
-def _class_of(name: str) -> Any:  # noqa: ANN401 - any trainer's class
+def _class_of(name: str) -> Callable[[], Any]:
     if name in entry_points(group=GROUP).names:
-        return entry_points(group=GROUP)[name].load()
+        registered: Callable[[], Any] = entry_points(group=GROUP)[name].load()
+        return registered
     if name not in NAMED:
         return load_object(name)
     module, attribute = NAMED[name]
-    return getattr(import_module(module), attribute)
+    named: Callable[[], Any] = getattr(import_module(module), attribute)
+    return named
 
 
 @contextmanager
-def trainer_errors(trainer: str, doing: str) -> Iterator[None]:
-    """Inside, only code of the trainer runs: what it raises is said in one message.
+def _errors_of(trainer: str, doing: str) -> Iterator[None]:
+    """Inside, only code of the trainer runs: one message tells what it raises.
 
     In a world of ranks the launcher says more: which rank, where, and where the others waited.
     """

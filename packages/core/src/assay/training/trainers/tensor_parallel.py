@@ -1,6 +1,7 @@
 """Tensor parallelism: heads, features and vocabulary are divided over the ranks of `tp`."""
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -10,7 +11,11 @@ from assay.errors import UsageError
 from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
 from assay.parallel.tensor_parallel.layout import Features, TensorLayout
 from assay.sites import unwrapped_path
+from assay.training.protocol import TrainerTraits
 from assay.training.trainers.fsdp import FSDPTrainer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class TensorParallelTrainer(FSDPTrainer):
@@ -18,7 +23,12 @@ class TensorParallelTrainer(FSDPTrainer):
 
     axes = frozenset({"dp", "tp"})
 
-    layout: "RankBoundaries | None" = None
+    _layout: "RankBoundaries | None" = None
+
+    @property
+    def traits(self) -> TrainerTraits:
+        """Those of FSDP, and which parts of whole tensors the ranks of tp have."""
+        return replace(super().traits, layout=self._layout)
 
     def distribute(self, model: nn.Module) -> nn.Module:
         """Divide the model, then shard what each rank has."""
@@ -27,13 +37,13 @@ class TensorParallelTrainer(FSDPTrainer):
         if "tp" in (self.mesh.mesh_dim_names or ()):
             _require_no_dropout(model)
             mesh = self.mesh["tp"]
-            self.layout = RankBoundaries(apply_tensor_parallel(model, mesh), mesh.get_group())
+            self._layout = RankBoundaries(apply_tensor_parallel(model, mesh), mesh.get_group())
         return super().distribute(model) if self.data.size > 1 else model
 
 
-def _require_no_dropout(model: Any) -> None:  # noqa: ANN401 - of transformers, or of peft
-    """Raises: UsageError; ranks of tp would draw masks for their own heads and features."""
-    settings = model.config.to_dict().items()
+def _require_no_dropout(model: nn.Module) -> None:
+    """Raise UsageError for dropout: ranks of tp would draw masks for their own heads and features."""
+    settings = cast("PreTrainedModel", model).config.to_dict().items()
     drawn = [
         f"{name} {value}"
         for name, value in settings
@@ -47,7 +57,7 @@ def _require_no_dropout(model: Any) -> None:  # noqa: ANN401 - of transformers, 
 
 
 class RankBoundaries:
-    """Of what whole tensors the ranks of a tensor-parallel group hold parts; see RankLayout."""
+    """Of what whole tensors the ranks of a tensor-parallel group hold parts: a RankLayout."""
 
     def __init__(self, layout: TensorLayout, group: dist.ProcessGroup) -> None:
         self._group = group

@@ -5,7 +5,11 @@ import numpy as np
 import torch
 
 from assay.training.state.files import read_state, write_state
-from assay.training.state.generators import generator_states, restore_generators
+from assay.training.state.generators import (
+    DrawnGenerators,
+    generator_states,
+    restore_generators,
+)
 
 
 def draw() -> tuple[float, float, float, float]:
@@ -20,3 +24,14 @@ def test_every_generator_goes_on_where_it_was(tmp_path: Path) -> None:
     assert [draw(), draw()] != expected
     restore_generators(read_state(tmp_path / "states"), "cpu")
     assert [draw(), draw()] == expected
+
+
+def test_generators_that_a_step_draws_from_are_named() -> None:
+    drawn = DrawnGenerators("cpu")
+    with drawn.observed():
+        torch.rand(1)
+    random.random()  # noqa: S311 - between two steps
+    with drawn.observed():
+        np.random.standard_normal()  # noqa: NPY002
+
+    assert drawn.names == {"numpy", "torch"}

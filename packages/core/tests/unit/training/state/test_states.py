@@ -19,14 +19,20 @@ from assay.training.state.states import (
 
 
 class Small:
-    """The least that a trainer is: a model, an optimizer, and its state."""
+    """The part of a trainer that is asked for its state; what is never called is left out."""
 
     def __init__(self, seed: int = 0) -> None:
         torch.manual_seed(seed)
         self.model: nn.Module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
 
-    def step(self) -> None:
+    setup: Any
+    step: Any
+    save: Any
+    load: Any
+    teardown: Any
+
+    def train(self) -> None:
         self.model(torch.ones(1, 3)).sum().backward()
         self.optimizer.step()
 
@@ -66,7 +72,7 @@ class Refusing(Small):
 @pytest.fixture
 def state() -> dict[str, Any]:
     trainer = Small(seed=1)
-    trainer.step()
+    trainer.train()
     return copy.deepcopy(collect_state(trainer, "cpu"))
 
 
@@ -100,6 +106,18 @@ def test_what_a_trainer_does_not_load_is_named_and_loaded_all_the_same(
     assert torch.equal(torch.get_rng_state(), state["generators"]["torch"])
 
 
+def test_generator_that_a_trainer_does_not_keep_need_not_be_loaded(state: dict[str, Any]) -> None:
+    class KeepsNoGenerator(Forgetful):
+        def state_dict(self) -> dict[str, Any]:
+            return super().state_dict() | {"generators": {}}
+
+    torch.rand(3)
+    lost = inject_state(KeepsNoGenerator(seed=2), state, "cpu")
+
+    assert not [value for value in lost if value.part == "generators"]
+    assert torch.equal(torch.get_rng_state(), state["generators"]["torch"])
+
+
 def test_refused_state_is_one_clear_error(state: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"^load_state_dict of Refusing refuses .*master_weights"):
         inject_state(Refusing(), state, "cpu")
@@ -116,7 +134,7 @@ def test_rounded_state_can_be_held_in_the_dtype(state: dict[str, Any]) -> None:
 
 def test_weights_are_compared_as_their_dtype_rounds_them(state: dict[str, Any]) -> None:
     trainer = Small(seed=1)
-    trainer.step()
+    trainer.train()
     assert differing_parameters(state, trainer.model) == []
 
     assert differing_parameters(state, trainer.model.bfloat16()) == []

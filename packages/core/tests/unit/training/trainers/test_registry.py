@@ -4,12 +4,19 @@ import pytest
 
 from assay.errors import UsageError
 from assay.models.candidate_setup import SetupError
-from assay.training.protocol import TrainingPlan
-from assay.training.trainers.registry import open_trainer, require_trainer
+from assay.training.protocol import (
+    PHASE_METHODS,
+    ObservableTrainer,
+    TrainerTraits,
+    TrainingPlan,
+)
+from assay.training.trainers.reference import ReferenceTrainer
+from assay.training.trainers.registry import open_trainer, require_trainer, try_trainer
 
 PLAN = TrainingPlan(model="m", run="cpu/float32")
 SOURCE = """
 from torch import nn, optim
+from assay.training import TrainerTraits
 
 class Good:
     def setup(self, plan):
@@ -23,6 +30,17 @@ class NoOptimizer(Good):
 
 class NoMethods:
     pass
+
+class Special(Good):
+    traits = TrainerTraits(invisible_phases={"clip": "the optimizer clips"}, scheduled_module="")
+    compute_loss = run_schedule = lambda self, *a: None
+    backward = None
+
+class TraitsOfAnotherKind(Good):
+    traits = {"clip": "the optimizer clips"}
+
+class NoSuchPhase(Good):
+    traits = TrainerTraits(invisible_phases={"reduction": "fused"})
 
 class Exits(Good):
     def setup(self, plan):
@@ -38,7 +56,49 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_trainer_of_a_file_is_opened_and_set_up(file: Path) -> None:
-    assert open_trainer(f"{file}:Good", PLAN).model.in_features == 2
+    assert open_trainer(f"{file}:Good", PLAN).root.in_features == 2
+
+
+def test_trainer_that_declares_nothing_has_default_traits(file: Path) -> None:
+    opened = open_trainer(f"{file}:Good", PLAN)
+
+    assert opened.traits == TrainerTraits()
+    assert opened.methods == {}
+    assert opened.invisible_phases == {
+        "forward": "the trainer has no method compute_loss",
+        "backward": "the trainer has no method backward",
+        "reduce": "the trainer has no method reduce_gradients",
+        "clip": "the trainer has no method clip_gradients",
+        "optimizer": "the trainer has no method optimizer_step",
+    }
+
+
+def test_traits_and_methods_are_read_when_a_trainer_is_opened(file: Path) -> None:
+    opened = open_trainer(f"{file}:Special", PLAN)
+
+    assert sorted(opened.methods) == ["compute_loss", "run_schedule"]
+    assert opened.invisible_phases["clip"] == "the optimizer clips"
+    assert opened.invisible_phases["backward"] == "the trainer has no method backward"
+    assert "forward" not in opened.invisible_phases
+    assert opened.root is opened.trainer.model
+
+
+def test_trainer_is_tried_without_its_setup(file: Path) -> None:
+    try_trainer(f"{file}:Exits", 1)
+    with pytest.raises(UsageError, match="is no trainer"):
+        try_trainer(f"{file}:NoMethods", 1)
+
+
+def test_trainer_for_several_ranks_is_imported_alone(file: Path) -> None:
+    try_trainer(f"{file}:NoMethods", 2)
+    with pytest.raises(UsageError, match="has no function Absent"):
+        try_trainer(f"{file}:Absent", 2)
+
+
+def test_reference_trainer_is_an_observable_trainer() -> None:
+    trainer: ObservableTrainer = ReferenceTrainer()  # checked by mypy
+
+    assert all(callable(getattr(trainer, method)) for method in PHASE_METHODS.values())
 
 
 @pytest.mark.parametrize(
@@ -48,6 +108,8 @@ def test_trainer_of_a_file_is_opened_and_set_up(file: Path) -> None:
         ("NoMethods", "is no trainer: it has no setup, step, save"),
         ("Exits", "raised SystemExit in setup: 0$"),
         ("Absent", "has no function Absent"),
+        ("TraitsOfAnotherKind", "are of dict, no TrainerTraits$"),
+        ("NoSuchPhase", "declare phases that do not exist: reduction; there are: forward, "),
     ],
 )
 def test_what_is_no_trainer_is_refused(file: Path, name: str, message: str) -> None:

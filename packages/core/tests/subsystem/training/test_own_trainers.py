@@ -1,0 +1,52 @@
+"""Trainers of users: the example of the documentation, and which generators have to be saved."""
+
+from pathlib import Path
+
+import pytest
+
+from assay.verdicts import Outcome
+from packages.core.tests.subsystem.training.conftest import CheckPlant
+
+EXAMPLE = Path(__file__).parents[5] / "examples" / "own_trainer.py"
+TRAINERS = Path(__file__).with_name("own_trainers.py")
+
+
+def test_example_passes(check_plant: CheckPlant) -> None:
+    verdict = check_plant(trainer=f"{EXAMPLE}:OwnTrainer")
+
+    assert verdict.verdict is Outcome.PASS
+    assert [note for note in verdict.notes if "not visible" in note] == [
+        "reduce is not visible: the trainer has no method reduce_gradients"
+    ]
+
+
+def test_example_fails_where_its_loss_is_divided_by_the_wrong_number(
+    check_plant: CheckPlant, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "wrong_trainer.py"
+    source = EXAMPLE.read_text(encoding="utf-8")
+    right = "return summed / num_step_tokens\n"
+    assert source.count(right) == 1
+    wrong.write_text(source.replace(right, "return summed / count_label_tokens(micro_batch)\n"))
+    verdict = check_plant(trainer=f"{wrong}:OwnTrainer")
+
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.diagnosis == "loss-scale"
+    assert verdict.location is not None
+    assert verdict.location.phase == "backward"
+
+
+@pytest.mark.parametrize("name", ["SavesTorchGenerator", "SeedsPythonInEveryStep"])
+def test_only_generators_that_steps_depend_on_have_to_be_saved(
+    check_plant: CheckPlant, name: str
+) -> None:
+    assert check_plant(trainer=f"{TRAINERS}:{name}", lora=True).verdict is Outcome.PASS
+
+
+def test_generator_that_steps_draw_from_has_to_be_saved(check_plant: CheckPlant) -> None:
+    verdict = check_plant(trainer=f"{TRAINERS}:DrawsFromPython", lora=True)
+
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.diagnosis == "rng-state"
+    assert verdict.location is not None
+    assert verdict.location.phase == "checkpoint"
