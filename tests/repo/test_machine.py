@@ -91,7 +91,9 @@ def test_what_is_no_accelerator_is_not_shown(
     assert visible_accelerators(machine, vendors) == []
 
 
-def test_vendors_are_told_apart_on_one_machine(tmp_path: Path, vendors: list[VendorEntry]) -> None:
+def test_vendors_are_distinguished_on_one_machine(
+    tmp_path: Path, vendors: list[VendorEntry]
+) -> None:
     machine = make_machine(
         tmp_path, "dev/nvidia0", "dev/dri/renderD128", pci=(("0x8086", DISPLAY),)
     )

@@ -39,7 +39,7 @@ class AssayLM(TemplateLM):  # type: ignore[misc] # lm-eval ships no types
         return self._loaded.encode(string)
 
     def loglikelihood(self, requests: list[Any], *_: object, **__: object) -> Answers:
-        """As lm-eval's own, without its bar: progress is the caller's."""
+        """The base class without its progress bar; called by lm-eval with all requests of a task."""
         answers: Answers = super().loglikelihood(requests, disable_tqdm=True)
         return answers
 
@@ -64,21 +64,21 @@ class AssayLM(TemplateLM):  # type: ignore[misc] # lm-eval ships no types
 
     @torch.no_grad()
     def _answer(self, batch: list[tuple[list[int], list[int]]]) -> Answers:
-        # The last token is asked for and never fed; what is too long loses its beginning.
+        # The last token is scored and is no input; what is too long loses its beginning.
         limit = self._loaded.max_positions or 0
-        fed = [(context + piece)[:-1][-limit:] for context, piece in batch]
-        length = max(map(len, fed))
+        inputs = [(context + piece)[:-1][-limit:] for context, piece in batch]
+        length = max(map(len, inputs))
         pad = self._loaded.pad_token_id
         device = self._device.torch_device
-        ids_BT = torch.tensor([row + [pad] * (length - len(row)) for row in fed], device=device)
+        ids_BT = torch.tensor([row + [pad] * (length - len(row)) for row in inputs], device=device)
         mask_BT = torch.tensor(
-            [[1] * len(row) + [0] * (length - len(row)) for row in fed], device=device
+            [[1] * len(row) + [0] * (length - len(row)) for row in inputs], device=device
         )
         with self._device.execution():
             logits_BTV = self._loaded.model(input_ids=ids_BT, attention_mask=mask_BT).logits
         return [
             self._score(logits_TV[len(row) - len(piece) : len(row)], piece)
-            for logits_TV, row, (_, piece) in zip(logits_BTV.cpu(), fed, batch, strict=True)
+            for logits_TV, row, (_, piece) in zip(logits_BTV.cpu(), inputs, batch, strict=True)
         ]
 
     def _score(self, logits_TV: Tensor, piece: list[int]) -> tuple[float, bool]:

@@ -106,7 +106,7 @@ def test_another_run_is_not_compared_and_says_why(captured: Path, tmp_path: Path
     assert "dtype is bfloat16, expected float32" in verdict["levels"]["expectations"]["reason"]
 
 
-def test_the_shipped_expectation_is_met_or_says_what_differs(tmp_path: Path) -> None:
+def test_the_shipped_expectation_holds_or_lists_what_differs(tmp_path: Path) -> None:
     code, verdict = verify(tmp_path / "run")
     (shipped,) = SHIPPED.glob("*.json")
     key = read_expectation(shipped).key

@@ -44,7 +44,7 @@ def seen(
     return Seen(file=file, machine=machine, key=key, log_probabilities=compared)
 
 
-def test_an_expectation_that_is_met_passes() -> None:
+def test_an_expectation_that_holds_passes() -> None:
     verdict, rows = judge_seen(RUN, [(EXPECTATION, seen())])
     assert verdict.verdict is Outcome.PASS
     assert (verdict.noise_ratio, verdict.limit, verdict.compared) == (1.0, 2.0, 1)

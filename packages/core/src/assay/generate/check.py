@@ -104,7 +104,7 @@ def _import_meanwhile(*modules: str) -> None:
         return
 
     def import_all() -> None:
-        # What cannot be imported is told by whoever needs it.
+        # What cannot be imported is an error where it is used.
         with suppress(ImportError):
             import_to_stay(*modules)
 

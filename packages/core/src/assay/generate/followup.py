@@ -112,7 +112,7 @@ def _excuse_representation(
 def _find_operation(
     judgement: Judgement, check: GenerateCheck, candidate: CandidateRequest, workers: Workers
 ) -> str | None:
-    """The first wrong operation of the stage that made the error, if one can be told."""
+    """The first wrong operation of the stage that made the error, if there is one."""
     batch, step = judgement.call or (0, 0)
     module = judgement.origin.stage.module if judgement.origin is not None else ""
     sides: dict[str, list[Operation]] = {}

@@ -23,7 +23,7 @@ class OperationWatcher(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> object:
-        """As torch calls it."""
+        """Called by torch instead of each operation, with its arguments."""
         del types
         result: object = func(*args, **(kwargs or {}))
         if not is_suspended():

@@ -11,5 +11,5 @@ def remote_code_of(*, trusted: bool) -> RemoteCode:
 
 
 def transformers_option(remote_code: RemoteCode) -> dict[str, bool]:
-    """The argument by which every `from_pretrained` of an Auto class is told."""
+    """The argument of `from_pretrained` of every Auto class."""
     return {"trust_remote_code": remote_code == "trust"}

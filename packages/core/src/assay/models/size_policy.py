@@ -9,7 +9,7 @@ import torch
 _SMALL_MODEL_PARAMETERS = 20_000_000
 
 # Up to this size the yardstick is computed in float64, twice the memory of float32; above it costs
-# more than it tells. A choice; the verdict names the dtype.
+# more than it shows. A choice; the verdict names the dtype.
 FLOAT64_PARAMETERS = 2_000_000_000
 
 

@@ -111,7 +111,7 @@ def test_logits_that_are_not_finite_fail_at_the_head(check: Run, setups: Path, s
     assert verdict["levels"]["logits"]["kl_mean"] == "nan"
 
 
-def test_logits_spoilt_by_padding_fail_where_the_padding_is_written(
+def test_logits_made_non_finite_by_padding_fail_where_the_padding_is_written(
     check: Run, setups: Path
 ) -> None:
     run = check("--candidate-setup", f"{setups}:padding_made_nonfinite")

@@ -184,7 +184,7 @@ def test_what_a_trainer_does_not_tell_is_found(
         ("LargestPartWins", "missing-reduction", "reduce", {"mesh": {"dp": 2}}),
     ],
 )  # fmt: skip
-def test_what_happens_beside_the_steps_is_found(
+def test_what_happens_between_the_steps_is_found(
     check_plant: CheckPlant, name: str, diagnosis: str, phase: str, options: dict[str, Any]
 ) -> None:
     verdict = check_plant(trainer=f"{PLANTS / 'around_the_step.py'}:{name}", **options)

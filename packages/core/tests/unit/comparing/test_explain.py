@@ -67,7 +67,7 @@ def message(verdict: Verdict, *rows: Measurement) -> str:
     return explain_verdict(verdict, find_deciding_rows(verdict, rows)).message
 
 
-def test_a_module_error_is_told_whole() -> None:
+def test_a_module_error_is_reported_whole() -> None:
     verdict = failed_verdict(
         location=Location(phase="forward", module=DOWN_PROJ, rank=2),
         first_bad_token=TokenPosition(prompt=0, position=3, phase="decode"),
@@ -102,7 +102,7 @@ def test_an_error_is_printed_only_beside_the_ratio_that_was_judged() -> None:
     assert "relative error = 14.6x" in message(verdict, other)
 
 
-def test_wrong_inputs_are_not_blamed_on_a_module() -> None:
+def test_wrong_inputs_are_not_attributed_to_a_module() -> None:
     verdict = failed_verdict(
         levels={},
         location=Location(phase="inputs", step=3),
@@ -133,7 +133,7 @@ def test_nan_is_a_failure_that_no_noise_explains() -> None:
     )
 
 
-def test_a_row_of_nan_is_told_by_its_error() -> None:
+def test_a_row_of_nan_is_recognised_by_its_error() -> None:
     row = measured(statistic="token", actual=math.nan, ratio=math.nan, prompt=1, position=17)
     verdict = failed_verdict(levels={})
     assert message(verdict, row).splitlines()[2] == "  worst row: prompt 1, token 17, error nan"
@@ -147,7 +147,7 @@ def test_non_finite_values_are_named_without_a_ratio() -> None:
     )
 
 
-def test_values_of_the_worst_element_are_told_apart() -> None:
+def test_values_of_the_worst_element_are_distinguished() -> None:
     element = {"index": [0], "actual": 1.00001, "expected": 1.0}
     level = Level.model_validate({"verdict": "FAIL", "worst_element": element})
     assert message(failed_verdict(levels={"modules": level})).splitlines()[2] == (
@@ -294,7 +294,7 @@ def test_what_was_not_compared_is_named() -> None:
     )
 
 
-def test_what_was_not_learned_by_heart_is_told_by_its_reason_and_the_target() -> None:
+def test_what_was_not_memorized_is_reported_by_its_reason_and_the_target() -> None:
     verdict = Verdict(
         verdict=Outcome.FAIL,
         levels={"overfit": Level(verdict=Outcome.FAIL, reason="its loss is 4", compared=3)},

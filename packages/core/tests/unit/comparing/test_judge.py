@@ -313,7 +313,7 @@ def test_stages_are_ranked_by_their_worst_statistic() -> None:
     assert [item.severity for item in ranked] == [10.0, 2.0]
 
 
-def test_stage_is_told_by_the_statistic_that_is_easiest_to_read() -> None:
+def test_stage_is_recognised_by_the_statistic_that_is_easiest_to_read() -> None:
     (ranked,) = rank_stages([judged("replay-slope", 60.0), judged("replay-row", 5.0)])
 
     assert ranked.reported.ratio.statistic == "replay-row"

@@ -145,3 +145,11 @@ def test_memory_is_known_without_proc(tmp_path: Path, monkeypatch: pytest.Monkey
     host_memory.reset_peak_resident_bytes()
     assert host_memory.peak_resident_bytes() > 1 << 20
     assert host_memory.available_bytes() > 1 << 20
+
+
+def test_peak_never_falls_though_the_kernel_s_count_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([500, 499])
+    monkeypatch.setattr(host_memory, "_kibibyte_field", lambda *_: next(readings))
+    monkeypatch.setattr(host_memory, "_highest", [0])
+
+    assert [host_memory.peak_resident_bytes() for _ in range(2)] == [500, 500]

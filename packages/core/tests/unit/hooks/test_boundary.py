@@ -70,7 +70,7 @@ def test_yardstick_stores_what_resolves_the_candidate_s_rounding(
     assert (boundary.stored, boundary.rounded) == (stored, dtype)
 
 
-def test_stored_value_is_not_rounded_and_the_one_handed_on_is() -> None:
+def test_stored_value_is_not_rounded_and_the_injected_one_is() -> None:
     boundary = Boundary.exact_inputs_for(torch.bfloat16)
     value = value_of(1.0 + 2.0**-10, torch.float64)
 
@@ -81,7 +81,7 @@ def test_stored_value_is_not_rounded_and_the_one_handed_on_is() -> None:
     assert (float(injected), injected.dtype) == (1.0, torch.float64)
 
 
-def test_value_handed_on_is_the_same_in_every_dtype_that_can_hold_it() -> None:
+def test_injected_value_is_the_same_in_every_dtype_that_can_hold_it() -> None:
     # What the yardstick computes with in float64 must be what the candidate gets in bfloat16.
     boundary = Boundary.exact_inputs_for(torch.bfloat16)
     stored = torch.randn(1000, generator=torch.Generator().manual_seed(0))

@@ -55,7 +55,7 @@ def diary() -> Diary:
     return Diary()
 
 
-def test_calls_are_told_in_order_with_their_caller(diary: Diary) -> None:
+def test_calls_are_handled_in_order_with_their_caller(diary: Diary) -> None:
     model = Parent()
     with ModuleTracer(diary).attached(model):
         result = model(IDS)
@@ -111,7 +111,7 @@ def test_rows_of_a_call_come_from_the_timeline(diary: Diary) -> None:
     assert diary.entries[4].call.rows == RowMap((3,), ((2,),))
 
 
-def test_rows_without_a_timeline_are_what_the_mask_of_the_call_tells(diary: Diary) -> None:
+def test_rows_without_a_timeline_come_from_the_mask_of_the_call(diary: Diary) -> None:
     class Masked(nn.Module):
         def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
             return input_ids * attention_mask
@@ -237,7 +237,7 @@ def compiled_graphs() -> Iterator[None]:
 
 @pytest.mark.usefixtures("compiled_graphs")
 @pytest.mark.parametrize("when", ["before the hooks", "after the hooks"])
-def test_compiled_model_tells_every_call(diary: Diary, when: str) -> None:
+def test_compiled_model_reports_every_call(diary: Diary, when: str) -> None:
     torch.compiler.reset()
     model = Parent()
     expected = model(IDS)
@@ -256,7 +256,7 @@ def test_compiled_model_tells_every_call(diary: Diary, when: str) -> None:
 
 
 @pytest.mark.usefixtures("compiled_graphs")
-def test_compiled_wrapper_around_the_model_tells_every_call(diary: Diary) -> None:
+def test_compiled_wrapper_around_the_model_reports_every_call(diary: Diary) -> None:
     torch.compiler.reset()
     model = torch.compile(Parent(), backend="eager")
     assert isinstance(model, nn.Module)
@@ -286,7 +286,7 @@ def test_watch_knows_whose_code_is_running(diary: Diary) -> None:
     assert (tracer.current, tracer.current_call) == (None, None)
 
 
-def test_calls_that_nobody_listens_to_are_not_told(diary: Diary) -> None:
+def test_calls_while_the_tracer_is_paused_are_not_handled(diary: Diary) -> None:
     model, tracer = Parent(), ModuleTracer(diary)
     tracer.paused = True
     with tracer.attached(model):

@@ -42,7 +42,7 @@ def test_one_short_prompt_covers_no_case() -> None:
         (DECODE, batch(5, new_tokens=1), batch(5, new_tokens=2)),
     ],
 )
-def test_case_is_covered_from_its_first_token_on(case: str, short: Batch, reaching: Batch) -> None:
+def test_case_is_reached_from_its_first_token_on(case: str, short: Batch, reaching: Batch) -> None:
     assert describe_hard_cases([short], LIMITS)[case] is False
     assert describe_hard_cases([short, reaching], LIMITS)[case] is True
 

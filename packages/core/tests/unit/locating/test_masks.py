@@ -111,7 +111,7 @@ def test_replacement_has_the_form_of_what_it_replaces(actual: Tensor) -> None:
         ("input.masked_states", (2, 1, 3, 3), False),
     ],
 )
-def test_mask_is_told_by_name_and_shape(
+def test_mask_is_recognised_by_name_and_shape(
     port: str, shape: tuple[int, ...], *, expected: bool
 ) -> None:
     assert is_attention_mask(port, torch.zeros(shape)) is expected

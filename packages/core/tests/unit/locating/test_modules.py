@@ -78,7 +78,7 @@ def test_residual_is_judged_in_the_layer_that_adds_it(llama_rig: Rig) -> None:
     assert llama_rig.failed(plant) == {"model.layers.0"}
 
 
-def test_mask_made_wrong_in_the_model_is_not_blamed_on_the_attention(
+def test_mask_made_wrong_in_the_model_is_not_attributed_to_the_attention(
     llama_rig: Rig,
 ) -> None:
     def forward(

@@ -10,7 +10,7 @@ from packages.core.tests.unit.locating.conftest import MakeRig, Rig
 from packages.core.tests.unit.locating.plants import replace_forward
 
 
-def test_child_that_is_never_called_is_covered_by_its_parent(llama_rig: Rig) -> None:
+def test_child_that_is_never_called_is_replaced_by_its_ancestor(llama_rig: Rig) -> None:
     def forward(module: Any, _original: Any, x: Tensor) -> Any:
         gated = F.silu(F.linear(x, module.gate_proj.weight)) * F.linear(x, module.up_proj.weight)
         return F.linear(gated, module.down_proj.weight)
@@ -23,7 +23,7 @@ def test_child_that_is_never_called_is_covered_by_its_parent(llama_rig: Rig) -> 
     assert results.unmatched_expected == []
 
 
-def test_error_inside_of_a_covered_child_is_found_at_the_parent(llama_rig: Rig) -> None:
+def test_error_inside_of_a_replaced_child_is_found_at_its_ancestor(llama_rig: Rig) -> None:
     def forward(module: Any, _original: Any, x: Tensor) -> Any:
         gated = F.silu(F.linear(x, module.gate_proj.weight)) * F.linear(x, module.up_proj.weight)
         return F.linear(gated, 1.1 * module.down_proj.weight)

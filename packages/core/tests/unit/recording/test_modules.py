@@ -60,7 +60,7 @@ def recorded(trace: Trace, module: str, port: str) -> list[float]:
 ONE = torch.ones(1, 1, dtype=torch.float64)
 
 
-def test_recorded_value_is_exact_and_the_one_handed_on_is_rounded(tmp_path: Path) -> None:
+def test_recorded_value_is_exact_and_the_injected_one_is_rounded(tmp_path: Path) -> None:
     model = Chain()
     trace = record(model, tmp_path / "t", ONE)
 
@@ -112,7 +112,7 @@ def test_argument_changed_in_place_is_a_result_of_the_call(tmp_path: Path) -> No
     assert recorded(trace, "", "output") == [8.0 + 4.0]  # both handed on in bfloat16
 
 
-def test_cache_is_recorded_by_what_each_call_adds_and_handed_on_rounded(tmp_path: Path) -> None:
+def test_cache_is_recorded_by_what_each_call_adds_and_injected_rounded(tmp_path: Path) -> None:
     class Attention(nn.Module):
         def forward(self, x: Tensor, past_key_values: DynamicCache) -> Any:
             keys = x[:, None, :, :]

@@ -37,9 +37,7 @@ def train(  # noqa: PLR0913 - one for each option
     ] = None,
     overfit: Annotated[
         bool,
-        typer.Option(
-            "--overfit", help="Only: does it learn a few sequences by heart, as it should?"
-        ),
+        typer.Option("--overfit", help="Only: does it memorize a few sequences, as it should?"),
     ] = False,
     overfit_steps: Annotated[
         int | None,

@@ -8,6 +8,10 @@ from pathlib import Path
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
 
+# The highest peak read since the last reset. Linux adds it up over processors as approximate
+# counters, so that a later reading may be a little lower.
+_highest = [0]
+
 
 def reset_peak_resident_bytes() -> None:
     """Reset the resident peak, where Linux allows it (proc(5), clear_refs, value 5)."""
@@ -15,13 +19,15 @@ def reset_peak_resident_bytes() -> None:
         (_PROC / "self/clear_refs").write_text("5")
     except OSError:
         return
+    _highest[0] = 0
 
 
 def peak_resident_bytes() -> int:
     """Most resident memory since the last reset, otherwise since the process began."""
     from_proc = _kibibyte_field(_PROC / "self/status", "VmHWM")
     if from_proc is not None:
-        return from_proc
+        _highest[0] = max(_highest[0], from_proc)
+        return _highest[0]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # getrusage(2) counts in kibibytes on Linux and in bytes on macOS.
     return peak if sys.platform == "darwin" else peak * 1024

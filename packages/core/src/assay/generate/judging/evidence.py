@@ -37,7 +37,7 @@ class GenerateEvidence:
 
     @property
     def reference_deterministic(self) -> bool:
-        """Whether two runs on the trusted device agreed bit for bit."""
+        """Whether two runs on the trusted device were bitwise equal."""
         return self.golden.sections[self.dtype].reference_deterministic
 
     def actual(self, name: str) -> list[Tensor]:

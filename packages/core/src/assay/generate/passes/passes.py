@@ -137,7 +137,7 @@ def find_pointwise(side: Side, work: Work) -> frozenset[str]:
 def replay(
     side: Side, works: Sequence[Work], tokens: Sequence[Tensor], replayer: Replayer
 ) -> ReplayResults:
-    """Measure every stage of a model against a recorded run, fed the recorded values."""
+    """Measure every stage of a model against a recorded run, with the recorded values injected."""
     tracer = ModuleTracer(replayer)
     with tracer.attached(side.loaded.model):
         for work, tokens_BN in zip(works, tokens, strict=True):

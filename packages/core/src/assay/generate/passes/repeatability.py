@@ -14,7 +14,7 @@ from assay.generate.passes.passes import Side, Work, run_forced
 class Repeatability:
     """What two runs of the same work gave.
 
-    identical: equal bit for bit; spread: norm of the difference over the norm of the first.
+    identical: bitwise equal; spread: norm of the difference over the norm of the first.
     """
 
     identical: bool

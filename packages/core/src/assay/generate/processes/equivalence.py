@@ -30,7 +30,7 @@ from assay.runs import Progress
 # Logits of one model computed in float64 in two ways differ by its rounding: shifted positions and
 # permuted hidden units by 4e-16 on the micro models; this leaves a hundred times that for depth and
 # for other orders of sums. A wrong scale that the next norm takes out again is no representation:
-# the norm's epsilon tells it, by 5e-11 for 0.1 % and 4e-9 for 2 % before a norm of micro:gemma2.
+# the norm's epsilon shows it, by 5e-11 for 0.1 % and 4e-9 for 2 % before a norm of micro:gemma2.
 EXACT_AGREEMENT = 1e-13
 
 # A stage whose error in float64 is at least this share of the one in the candidate's dtype differs

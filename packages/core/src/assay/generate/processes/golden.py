@@ -319,7 +319,7 @@ class _Capture:
             self._attach("scores", work, scores)
 
     def _attach_noise_logits(self, side: Side, trace: Trace) -> bool:
-        """Returns whether two runs agree bit for bit."""
+        """Returns: whether two runs are bitwise equal."""
         meter = DriftMeter(trace) if self.request.level == "module" else None
         forced = run_all_forced(side, self.works, self.tokens, meter)
         repeated = RepeatedWorks(self.works)

@@ -12,7 +12,7 @@ from assay.verdicts import Level, Location, Outcome
 
 
 def judge_replicas(evidence: TrainEvidence) -> tuple[LevelResult, Finding | None]:
-    """Whether ranks that hold the same part of a value hold the same numbers, to the bit."""
+    """Whether ranks that hold the same part of a value hold bitwise equal numbers."""
     if not evidence.on_ranks:
         return LevelResult(Level(verdict=None, reason="one process has no replicas")), None
     held = [report.free.held for report in evidence.reports]

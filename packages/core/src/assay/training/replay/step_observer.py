@@ -44,7 +44,7 @@ def address_of(item: NamedParameter, phase: Phase, what: str) -> ValueAddress:
 class StepObserver:
     """Gives a handler the result of every phase of a trainer's step, and injects what it returns.
 
-    replayer: of module boundaries, which is told the micro-batch; None while a golden is recorded.
+    replayer: of module boundaries, which gets the number of each micro-batch; None while a golden is recorded.
     rank_view: what the other ranks have of each step; None for a single process.
     untrained: buffers and frozen parameters that must not change; None for all.
     seen: phases whose method was called.

@@ -41,7 +41,7 @@ class DDPTrainer(ReferenceTrainer):
         return self._replica
 
     def accumulating(self, num_left: int) -> AbstractContextManager[Any]:
-        """Nothing is sent before the last micro-batch."""
+        """Around each micro-batch: gradients are reduced after the last one only."""
         if num_left and isinstance(self._replica, DistributedDataParallel):
             return self._replica.no_sync()
         return nullcontext()

@@ -189,7 +189,7 @@ def _class_of(name: str) -> Callable[[], Any]:
 
 @contextmanager
 def _errors_of(trainer: str, doing: str) -> Iterator[None]:
-    """Inside, only code of the trainer runs: one message tells what it raises.
+    """Inside, only code of the trainer runs: what it raises becomes one message.
 
     In a world of ranks the launcher says more: which rank, where, and where the others waited.
     """

@@ -201,7 +201,7 @@ def test_other_token_that_is_no_near_tie_fails_at_its_place(make_evidence: MakeE
     assert result.level.model_extra == {"equal": 5, "near_ties": 0}
 
 
-def test_near_tie_passes_and_is_told(make_evidence: MakeEvidence) -> None:
+def test_near_tie_passes_and_is_reported(make_evidence: MakeEvidence) -> None:
     evidence = make_evidence()
     first, second = evidence.expected("logits")[0][0, 1].topk(2).indices.tolist()
     for side in (*evidence.expected("logits")[:1], *evidence.expected("noise-logits")[:1]):

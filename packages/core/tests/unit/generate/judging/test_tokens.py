@@ -33,7 +33,7 @@ def test_equal_texts_have_no_difference() -> None:
     assert count_equal(EXPECTED, EXPECTED) == 6
 
 
-def test_first_difference_of_each_text_is_told_with_its_gap() -> None:
+def test_first_difference_of_each_text_is_reported_with_its_gap() -> None:
     actual = changed(1, 1, 3)
     actual[1, 2] = 0  # follows from it
 

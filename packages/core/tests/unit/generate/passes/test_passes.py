@@ -78,7 +78,7 @@ def test_yardstick_replayed_on_itself_is_exact_to_the_bit(
 
 
 @pytest.mark.parametrize("works", ["whole batches", "single rows"])
-def test_single_rows_meet_the_same_tensors_as_whole_batches(
+def test_single_rows_are_matched_with_the_same_tensors_as_whole_batches(
     works: str, trace: Trace, side: Side, batch: Batch
 ) -> None:
     parts = whole_batches([batch]) if works == "whole batches" else single_rows([batch])

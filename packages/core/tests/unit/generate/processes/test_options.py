@@ -49,7 +49,7 @@ def test_options_are_read(options: dict[str, str], expected: CandidateOptions) -
         ("padding", "right", "padded on the left"),
     ],
 )
-def test_wrong_value_is_told_with_its_option(name: str, value: str, why: str) -> None:
+def test_wrong_value_is_reported_with_its_option(name: str, value: str, why: str) -> None:
     with pytest.raises(UsageError, match=f"candidate option {name}={value}: .*{why}"):
         CandidateOptions.parse({name: value})
 

@@ -123,7 +123,7 @@ def test_state_that_is_not_taken_over_fails_whatever_the_checkpoint_does() -> No
     )
 
 
-def test_wrong_adapter_is_told_apart_from_a_wrong_state_beside_it() -> None:
+def test_wrong_adapter_is_distinguished_from_a_wrong_state_beside_it() -> None:
     adapter = free_run(not_restored=[weight("a.lora_A.weight")])
     moment = free_run(not_restored=[StateValue("optimizer.0.step", "optimizer")])
 

@@ -147,7 +147,7 @@ def test_parameter_that_the_optimizer_does_not_hold_is_frozen() -> None:
     assert diagnosed(made).location.parameter == "b.bias"
 
 
-def test_parameter_that_should_not_be_trained_is_told_before_what_it_spoils() -> None:
+def test_parameter_that_should_not_be_trained_is_reported_before_what_it_affects() -> None:
     made = evidence(
         step_results({output("b"): WRONG}), reports=report(unexpectedly_trained=["base.weight"])
     )
@@ -219,7 +219,9 @@ def test_wrong_length_of_a_module_s_values_is_the_module_s(
 
 
 @pytest.mark.parametrize(("drew", "diagnosis"), [(True, "rng-state"), (False, "module-error")])
-def test_backward_that_draws_numbers_of_its_own_is_told_by_them(drew: bool, diagnosis: str) -> None:
+def test_backward_that_draws_numbers_of_its_own_is_recognised_by_them(
+    drew: bool, diagnosis: str
+) -> None:
     made = evidence(step_results({boundary("b"): WRONG}), reports=report(drew_in_backward=drew))
 
     assert (diagnosed(made).diagnosis, diagnosed(made).location.module) == (diagnosis, "b")
@@ -261,7 +263,7 @@ def test_sum_that_is_wrong_in_one_module_of_three_is_that_module_s() -> None:
     assert reported(gradients(times(0.5))) == ("module-error", "a", "a.weight")
 
 
-def test_sums_beside_a_wrong_boundary_are_the_boundary_s_fault() -> None:
+def test_wrong_sums_with_a_wrong_boundary_are_located_at_the_boundary() -> None:
     changed = {boundary("b"): WRONG, **gradients(times(0.5), times(0.5), times(0.5))}
 
     assert reported(changed)[:2] == ("module-error", "b")
@@ -285,7 +287,7 @@ def test_only_norms_gradients_wrong_are_a_sum_over_tokens_that_is_missing() -> N
         ((times(0.96),), ("module-error", "a", "a.weight")),  # less than a rank's part
     ],
 )
-def test_reduction_is_told_by_whether_all_sums_or_some_are_wrong_and_how_much(
+def test_reduction_is_recognised_by_whether_all_sums_or_some_are_wrong_and_how_much(
     errors: tuple[Tensor, ...], finding: tuple[str, str | None, str | None]
 ) -> None:
     assert reported(gradients(*errors, phase="reduce")) == finding

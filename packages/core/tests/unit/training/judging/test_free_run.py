@@ -82,7 +82,7 @@ def test_other_count_of_label_tokens_is_a_note_and_no_error() -> None:
     ]
 
 
-def test_losses_that_only_one_rank_tells_are_a_note() -> None:
+def test_losses_that_only_one_rank_reports_are_a_note() -> None:
     _, notes = judge_losses(ran(free_run(), free_run(steps=records([math.nan] * 3))))
 
     assert notes[1:] == [

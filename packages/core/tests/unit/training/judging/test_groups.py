@@ -150,7 +150,7 @@ def test_unseen_phase_is_counted_once_and_not_in_all_that_follow() -> None:
 
 
 @pytest.mark.parametrize(("replaced_by_ancestor", "wrong"), [(["b"], set()), ([], {gradient("b")})])
-def test_parameters_of_a_module_that_is_never_called_are_fed_no_gradient(
+def test_no_gradient_is_injected_for_parameters_of_a_module_that_is_never_called(
     replaced_by_ancestor: list[str], wrong: set[Place]
 ) -> None:
     """What comes to the module is rounded, and handed on as it is."""

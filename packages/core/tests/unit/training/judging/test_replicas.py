@@ -106,7 +106,7 @@ def test_mask_that_a_rank_uses_twice_is_found() -> None:
     assert find_repeated_masks(evidence(clean, repeats)) == 1
 
 
-def test_masks_that_ranks_of_dp_share_are_told() -> None:
+def test_masks_that_ranks_of_dp_share_are_reported() -> None:
     first, second = report(masks=("a", "b"), dp=0), report(masks=("c", "d"), dp=1)
     shares, half = report(masks=("a", "d"), dp=1), report(masks=("a", "b"), dp=0, tp=1)
 
@@ -116,7 +116,7 @@ def test_masks_that_ranks_of_dp_share_are_told() -> None:
     assert notes_on_masks(evidence(first, shares)) == reported
 
 
-def test_masks_that_nobody_saw_are_told_where_the_reference_drops() -> None:
+def test_masks_that_nobody_saw_are_reported_where_the_reference_drops() -> None:
     reported = ["masks of dropout are not compared: none is drawn by torch's own functions"]
 
     assert notes_on_masks(evidence(report(), draws=True)) == reported

@@ -25,7 +25,7 @@ from packages.core.tests.unit.training.judging.evidence_by_hand import (
 )
 
 
-def test_first_of_several_equal_errors_is_the_place_and_not_what_they_spoil() -> None:
+def test_first_of_several_equal_errors_is_the_place_and_not_what_they_affect() -> None:
     order = [output("a"), output("b"), LOSS_GRADIENT, boundary("b"), gradient("a"),
              gradient("a", "reduce"), gradient("a", "clip"), update("a")]  # fmt: skip
     places = [
@@ -39,7 +39,7 @@ def test_first_of_several_equal_errors_is_the_place_and_not_what_they_spoil() ->
         assert (location.phase, location.module) == place
 
 
-def test_mild_error_is_not_blamed_for_one_that_is_far_worse_later() -> None:
+def test_mild_error_is_not_reported_for_one_that_is_far_worse_later() -> None:
     # 2 units are a third over the limit; 32 units, sixteen times as much.
     verdict = judged(step_results({output("a"): rounding(2 * UNIT), gradient("b"): WRONG}))
 
@@ -55,7 +55,7 @@ def test_all_failed_stages_are_suspects_worst_first() -> None:
     assert [item.noise_ratio for item in verdict.suspects] == [256.0, 64.0]
 
 
-def test_checkpoint_and_trajectory_are_not_blamed_for_a_step_that_is_wrong() -> None:
+def test_checkpoint_and_trajectory_are_not_reported_for_a_step_that_is_wrong() -> None:
     free = free_run(
         saved=["a.weight"], trajectory=trajectory(9.0), resumed_trajectory=trajectory(9.0)
     )
@@ -66,7 +66,7 @@ def test_checkpoint_and_trajectory_are_not_blamed_for_a_step_that_is_wrong() -> 
     assert (verdict.diagnosis, verdict.noise_ratio) == ("optimizer-update", 64.0)
 
 
-def test_checkpoint_is_blamed_before_the_trajectory_that_it_spoils() -> None:
+def test_checkpoint_is_reported_before_the_trajectory_that_it_affects() -> None:
     free = free_run(saved=["a.weight"], resumed_trajectory=trajectory(9.0))
 
     verdict = judged(reports=report(free))
@@ -122,7 +122,7 @@ def test_ranks_that_hold_other_numbers_diverge_unless_a_step_is_wrong() -> None:
     assert verdict.diagnosis == "module-error"
 
 
-def test_micro_batch_that_is_trained_twice_is_told_before_all_it_spoils() -> None:
+def test_micro_batch_that_is_trained_twice_is_reported_before_all_it_affects() -> None:
     both = [(step, 0) for step in range(3)]
     reports = [report(micro_batches_run=both, coordinates={"dp": rank}) for rank in range(2)]
     spoilt = step_results({gradient("a"): WRONG})

@@ -244,7 +244,7 @@ def test_losses_of_a_noise_run_that_are_not_finite_are_not_a_pass() -> None:
 
 
 @pytest.mark.parametrize("phase", ["backward", "reduce", "clip"])
-def test_declared_stage_is_not_missed_and_its_reason_is_told(phase: Phase) -> None:
+def test_declared_stage_is_not_missed_and_its_reason_is_reported(phase: Phase) -> None:
     hidden = [gradient(module, phase) for module in KINDS]
     seen = [one for one in VISIBLE if one != phase]
 
@@ -276,7 +276,7 @@ def test_optimizer_that_is_not_shown_is_not_a_pass() -> None:
     assert reason(verdict, "updates") == "optimizer is not visible: in C++"
 
 
-def test_what_a_divided_model_does_not_show_is_told() -> None:
+def test_what_a_partial_module_does_not_show_is_reported() -> None:
     partial_modules = report(partial_modules=["", "layers"], unmeasured=["layers:input.mask"])
 
     verdict = judged(reports=partial_modules)
@@ -304,9 +304,7 @@ def test_optimizer_of_tensors_of_its_own_cannot_be_compared() -> None:
 # Weights that differ
 
 
-def test_other_weights_within_all_limits_are_a_note_and_beyond_them_are_told_as_what_fails() -> (
-    None
-):
+def test_other_weights_are_a_note_within_all_limits_and_beyond_them_what_fails() -> None:
     different = report(weights_different=["a.weight"])
 
     verdict = judged(reports=different)

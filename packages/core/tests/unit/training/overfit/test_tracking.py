@@ -72,7 +72,7 @@ def fake_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize(("asked", "mode"), [(None, "offline"), ("disabled", "disabled")])
-def test_weights_and_biases_gets_every_step_offline_unless_told_otherwise(
+def test_weights_and_biases_gets_every_step_offline_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str | None, mode: str
 ) -> None:
     if asked:

@@ -125,7 +125,7 @@ def test_first_losses_are_held_to_the_noise_run() -> None:
     assert reason(far).startswith("the first losses are not the reference's: 4.0001, 2, 1 instead")
 
 
-def test_wrong_loss_before_any_update_is_told_from_a_wrong_update() -> None:
+def test_wrong_loss_before_any_update_is_distinguished_from_a_wrong_update() -> None:
     at_once, _ = judge_overfit(evidence([loss * 1.5 for loss in LOSSES]))
     after, _ = judge_overfit(evidence([4.0, 3.0, *LOSSES[2:]]))
 
@@ -170,7 +170,7 @@ def test_parameter_that_rounding_keeps_still_in_the_noise_run_may_keep_still() -
 
 # Between 0.75 * 2^-6 and 8 nats lies, by ratios, sqrt(0.75 / 8) = 0.306.
 @pytest.mark.parametrize(("padding", "outcome"), [(0.31, Outcome.PASS), (0.30, Outcome.FAIL)])
-def test_padding_is_learned_when_nearer_to_by_heart_than_to_the_reference(
+def test_padding_is_memorized_when_its_loss_is_nearer_to_that_than_to_the_reference(
     padding: float, outcome: Outcome
 ) -> None:
     judged = replace(evidence(), memorization=Memorization(nats=KNOWN | {"padding": padding}))
@@ -203,7 +203,7 @@ def test_weights_of_another_model_are_not_compared() -> None:
         ([2.0] * 8 + [math.nan, 0.1], "a loss of nan"),
     ],
 )
-def test_reference_that_learns_nothing_by_heart_gives_no_target(
+def test_reference_that_memorizes_nothing_gives_no_target(
     losses: list[float], absent: str | None
 ) -> None:
     base = evidence()

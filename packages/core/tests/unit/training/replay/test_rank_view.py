@@ -80,7 +80,7 @@ def test_shares_of_a_sum_differ_and_add_up_to_it_exactly() -> None:
     assert all(bool(share.any()) for share in shares)
 
 
-def test_shares_of_a_sum_are_told_from_their_largest_and_from_a_mean_of_some() -> None:
+def test_shares_of_a_sum_are_distinguished_from_their_largest_and_from_a_mean_of_some() -> None:
     def group(rank: int) -> Any:
         return SimpleNamespace(size=lambda: 2, rank=lambda: rank)
 
