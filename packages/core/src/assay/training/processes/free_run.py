@@ -74,6 +74,7 @@ def run_freely(
     state = trainer.state_dict()
     expected, held = _hash_state(state), _hash_what_lasts(trainer)
     kept = frozenset(state["generators"])
+    del state  # of sharded trainers a whole copy
     try:
         with opened.errors_in("save"):
             trainer.save(folder)
