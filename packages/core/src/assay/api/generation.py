@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from assay.api.verdict import CheckedVerdict
 
 
-def check_generate(  # noqa: PLR0913 - the options of the contract
+def check_generate(  # noqa: PLR0913 - one for each option
     model: str,
     *,
     candidate: str,

@@ -10,7 +10,7 @@ from assay.errors import UsageError
 from assay.generate.processes.requests import InputOptions
 
 
-def input_options(  # noqa: PLR0913 - the options of the contract
+def input_options(  # noqa: PLR0913 - one for each option
     *,
     prompts: str | Path | None,
     prompt_length: str | int | None,

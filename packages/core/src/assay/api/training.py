@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from assay.api.verdict import CheckedVerdict
 
 
-def check_train(  # noqa: PLR0913 - the options of the contract
+def check_train(  # noqa: PLR0913 - one for each option
     model: str,
     *,
     reference: str,
