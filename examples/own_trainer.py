@@ -87,7 +87,7 @@ class OwnTrainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take it over."""
+        """Restore what `state_dict` returned."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["generators"]["torch"])
@@ -99,7 +99,7 @@ class OwnTrainer:
         torch.save(self.state_dict(), folder / "state.pt")
 
     def load(self, folder: Path) -> None:
-        """Resume from it."""
+        """Resume from the checkpoint in `folder`."""
         self.load_state_dict(torch.load(folder / "state.pt"))
 
     def teardown(self) -> None:

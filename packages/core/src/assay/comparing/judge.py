@@ -61,14 +61,14 @@ class DeviceBias:
 
 @dataclass(frozen=True, slots=True)
 class Allowances:
-    """What a correct run may show beside the error that the noise run has at the same place.
+    """What a correct run may show in addition to the error that the noise run has at the same place.
 
     least_units: by stage, the relative error that one rounding in it may give whole rows.
-    beside: by module, what the noise run measured of other work that its stage does as well.
+    other_work: by module, what the noise run measured of other modules whose work its stage does too.
     """
 
     least_units: Mapping[Stage, float] = field(default_factory=dict)
-    beside: Mapping[str, Sequence[PairSums]] = field(default_factory=dict)
+    other_work: Mapping[str, Sequence[PairSums]] = field(default_factory=dict)
 
 
 NO_ALLOWANCES = Allowances()
@@ -88,7 +88,7 @@ def judge_replay(
         reference = noise.ports.get(key)
         common = bias.slope if bias else 0.0
         module = port.stage.module
-        others = [*replaced_by_ancestor.get(module, ()), *allowances.beside.get(module, ())]
+        others = [*replaced_by_ancestor.get(module, ()), *allowances.other_work.get(module, ())]
         least = allowances.least_units.get(port.stage, 0.0)
         judged += [
             Judged(ratio, limits.of(ratio.statistic), port)
@@ -101,15 +101,17 @@ def _noise_of_replaced(candidate: ReplayResults, noise: ReplayResults) -> dict[s
     """What the noise run measured of modules that the candidate never calls, by their ancestor.
 
     By the nearest ancestor that is called: a fused replacement does its children's work as well as
-    its own, and may round as often, also where its own code makes what crosses their boundaries.
+    its own, and may round as often, also where its own code makes their inputs and outputs.
     """
     found: dict[str, list[PairSums]] = {}
     uncalled = set(candidate.replaced_by_ancestor)
+    called = {module for module, _ in candidate.ports}
     for (module, _), result in noise.ports.items():
         if module not in uncalled or not result.sums.num_elements:
             continue
         ancestor = module
-        while ancestor in uncalled:
+        # Containers such as a ModuleList are never called themselves.
+        while ancestor and ancestor not in called:
             ancestor = ancestor.rpartition(".")[0]
         if result.stage.module in (module, ancestor):
             found.setdefault(ancestor, []).append(result.sums)

@@ -92,6 +92,14 @@ class Finding:
     reason: str | None = None
 
 
+def describe_replaced(modules: Sequence[str]) -> str:
+    """The note on modules of the reference that the candidate never calls."""
+    return (
+        f"{len(modules)} modules of the reference are not called here; the modules that contain"
+        f" them are compared instead: {name_some(modules)}"
+    )
+
+
 def outcome_of(num_compared: int, num_failed: int) -> Outcome:
     """The outcome of one level: nothing compared is never a pass."""
     if num_compared == 0:

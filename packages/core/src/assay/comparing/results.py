@@ -11,10 +11,7 @@ from assay.metrics import PairSums, RowErrors
 from assay.sites import CallSite
 from assay.stages import Stage
 
-_SUM_FIELDS = (
-    "num_elements", "num_calls", "dd", "ee", "de", "dede", "num_nan", "num_inf",
-    "num_misrounded", "channel_rows",
-)  # fmt: skip
+_SUM_FIELDS = tuple(item.name for item in fields(PairSums) if item.type in (int, float))
 _LIST_FIELDS = ("replaced_by_ancestor", "unmatched_expected", "unmatched_actual")
 _ROW_FIELDS = tuple(item.name for item in fields(RowErrors))
 

@@ -46,7 +46,7 @@ def follow_up(
         levels[name].verdict in (None, Outcome.PASS) for name in _TEXT_LEVELS
     ):
         try:
-            judgement = _excuse_representation(judgement, check, candidate, workers)
+            judgement = _pass_if_representation(judgement, check, candidate, workers)
         except AssayError as error:
             judgement = _with_note(judgement, f"not run in float64: {error}")
     if judgement.origin is None or judgement.call is None:
@@ -68,7 +68,7 @@ def _with_note(judgement: Judgement, note: str) -> Judgement:
     return replace(judgement, verdict=verdict.model_copy(update=update))
 
 
-def _excuse_representation(
+def _pass_if_representation(
     judgement: Judgement, check: GenerateCheck, candidate: CandidateRequest, workers: Workers
 ) -> Judgement:
     request = EquivalenceRequest(

@@ -104,7 +104,7 @@ class ModuleTracer:
 
     @contextmanager
     def attached(self, model: nn.Module) -> Iterator[None]:
-        """Watch `model` inside this context."""
+        """Call the handler for every module call of `model` inside this context."""
         handles = []
         for path, module in model.named_modules():
             name = unwrapped_path(path)

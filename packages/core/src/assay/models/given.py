@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from assay.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from torch import nn
+    from torch import Tensor, nn
 
 _STUB = '''"""Written by assay: what was given to it from Python as {option}."""
 
@@ -29,7 +29,7 @@ class NotImportableError(UsageError):
 
     @classmethod
     def of(cls, option: str, why: str) -> "NotImportableError":
-        """`why` it cannot."""
+        """The error for `option`; `why` is a clause."""
         return cls(
             f"{option}: {why}. The candidate runs in a process of its own: put the code into a"
             " file, and import it from there or give FILE.py:FUNC as candidate_setup"
@@ -94,7 +94,7 @@ def read_model(file: str) -> "Callable[[nn.Module], nn.Module]":
 
         given, dtype = _read(file)
         model: nn.Module = given if isinstance(given, nn.Module) else given()
-        return _like(loaded, model, dtype)
+        return _match_device_and_dtype(loaded, model, dtype)
 
     return replace
 
@@ -106,7 +106,7 @@ def _read(file: str) -> Any:  # noqa: ANN401 - whatever was given
     return torch.load(Path(file).with_suffix(".pt"), map_location="cpu", weights_only=False)
 
 
-def _like(loaded: "nn.Module", model: "nn.Module", dtype: str) -> "nn.Module":
+def _match_device_and_dtype(loaded: "nn.Module", model: "nn.Module", dtype: str) -> "nn.Module":
     """`model` on the device of `loaded`, each tensor in the dtype that it has there.
 
     dtype: the candidate's. A model that is run in float64 holds values rounded to it.
@@ -123,12 +123,12 @@ def _like(loaded: "nn.Module", model: "nn.Module", dtype: str) -> "nn.Module":
     return model.train(loaded.training)
 
 
-def _tensors(model: "nn.Module") -> Any:  # noqa: ANN401 - names and tensors
+def _tensors(model: "nn.Module") -> "Iterator[tuple[str, Tensor]]":
     yield from model.named_parameters()
     yield from model.named_buffers()
 
 
-class _Examiner(pickle.Pickler):
+class _ImportCheck(pickle.Pickler):
     """Refuses functions and classes that only this process has; leaves the tensors out."""
 
     def __init__(self, option: str) -> None:
@@ -152,6 +152,6 @@ def _require_importable(option: str, given: object) -> None:
     if not callable(given):
         raise UsageError(f"{option}: {type(given).__name__} is no model and no function")
     try:
-        _Examiner(option).dump(given)
+        _ImportCheck(option).dump(given)
     except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
         raise NotImportableError.of(option, str(error)) from None

@@ -55,7 +55,9 @@ class Recorder:
         tensors: dict[str, Tensor] = {}
         for name, value in active.arguments.items():
             active.arguments[name] = map_tensors(
-                value, f"input.{name}", lambda port, tensor: self._pass(tensors, port, tensor)
+                value,
+                f"input.{name}",
+                lambda port, tensor: self._record_and_inject(tensors, port, tensor),
             )
         active.state = _Pending(
             tensors,
@@ -75,19 +77,19 @@ class Recorder:
         def pass_result(port: str, tensor: Tensor) -> Tensor:
             if _is_attention_table(port, tensor, length):
                 return tensor
-            return self._pass(pending.tensors, port, tensor)
+            return self._record_and_inject(pending.tensors, port, tensor)
 
         for port, tensor in pending.changes.changed():
             if self.boundary.stored is None:
                 # What was kept is the tensor itself: its value before the call is lost.
                 pending.tensors.pop(f"input.{port}", None)
             self._known.forget(tensor)
-            injected = self._pass(pending.tensors, f"changed.{port}", tensor)
+            injected = self._record_and_inject(pending.tensors, f"changed.{port}", tensor)
             if injected is not tensor:
                 tensor.copy_(injected)
         output = map_tensors(output, "output", pass_result)
         for addition in self._caches.additions(active.arguments, pending.caches, length):
-            injected = self._pass(pending.tensors, addition.port, addition.tensor)
+            injected = self._record_and_inject(pending.tensors, addition.port, addition.tensor)
             if injected is not addition.tensor:
                 addition.tensor.copy_(injected)
         call = replace(active.call, ports=tuple(pending.tensors), constants=pending.constants)
@@ -110,7 +112,7 @@ class Recorder:
         if stored is not None:
             self._known.put(new, stored)
 
-    def _pass(self, tensors: dict[str, Tensor], port: str, value: Tensor) -> Tensor:
+    def _record_and_inject(self, tensors: dict[str, Tensor], port: str, value: Tensor) -> Tensor:
         known = self._known.get(value)
         if known is not None:
             tensors[port] = known

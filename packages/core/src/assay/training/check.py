@@ -35,7 +35,7 @@ PRELOAD = ("assay.training.processes.preload",)
 # In a golden: what the trusted process says of itself.
 REPORT_FILE = "report.json"
 
-CALIBRATED = "training"
+TRAINING_LIMITS = "training"
 
 # One before the checkpoint, and one after it.
 FEWEST_STEPS = 2
@@ -50,7 +50,7 @@ class TrainCheck:
     candidate: str
     trainer: str | None = None
     setup: str | None = None
-    limits: str = CALIBRATED
+    limits: str = TRAINING_LIMITS
     mesh: Mapping[str, int] = field(default_factory=dict)
     features: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ def trainer_for(mesh: Mapping[str, int]) -> str:
 def load_training_limits(name: str) -> Limits:
     """The limits called `name`; those of `training` only widen the ones of the forward pass."""
     limits = load_limits(name)
-    if name != CALIBRATED:
+    if name != TRAINING_LIMITS:
         return limits
     widened = dict(load_limits().by_statistic)
     for statistic, limit in limits.by_statistic.items():

@@ -70,7 +70,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The numbers of one optimizer step, as the trainer knows them.
+    """The numbers of one optimizer step, as the trainer reports them.
 
     step: its number, from 0; a resumed trainer goes on counting.
     loss: mean over the unmasked label tokens of the whole step, of all ranks, in nats.
@@ -218,8 +218,12 @@ class ObservableTrainer(Trainer, Protocol):
     `step` calls these methods on `self`: for each micro-batch `compute_loss` and `backward`, then
     `reduce_gradients`, `clip_gradients` and `optimizer_step`, each once. In a replay they are
     wrapped on the instance: what goes in is the reference's result of the phase before, what comes
-    out is compared. Each of them is optional. Without one its phase is not observed; the verdict
-    names it, and its result is compared after the next phase that is.
+    out is compared: look them up on `self` at each call, as a bound method that was kept in `setup` is
+    the unwrapped one. Each of them is optional. Without one its phase is not observed; the verdict
+    names it, and its result is compared after the next phase that is. Without `compute_loss` each
+    call of the model under autograd counts as one micro-batch, its labels are not compared, and the
+    verdict is at best NOT_COMPARED. This class documents signatures: to a type checker a trainer
+    that lacks one of them is a `Trainer` only.
 
     `build_model` and `build_optimizer` are called by `setup`; a check does not watch them. They are
     named here as subclasses of ReferenceTrainer override them.

@@ -36,6 +36,23 @@ def test_example_fails_where_its_loss_is_divided_by_the_wrong_number(
     assert verdict.location.phase == "backward"
 
 
+def test_loop_without_methods_for_loss_and_backward_is_compared_but_for_its_labels(
+    check_plant: CheckPlant, tmp_path: Path
+) -> None:
+    closed = tmp_path / "closed_trainer.py"
+    source = EXAMPLE.read_text(encoding="utf-8")
+    for method in ("compute_loss", "backward"):
+        source = source.replace(f"def {method}(", f"def own_{method}(")
+        source = source.replace(f"self.{method}(", f"self.own_{method}(")
+    closed.write_text(source)
+    verdict = check_plant(trainer=f"{closed}:OwnTrainer")
+
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert verdict.unmatched.expected == ["(model):labels"]
+    levels = ("loss", "activations", "gradients", "updates", "checkpoint")
+    assert {verdict.levels[name].verdict for name in levels} == {Outcome.PASS}
+
+
 @pytest.mark.parametrize("name", ["SavesTorchGenerator", "SeedsPythonInEveryStep"])
 def test_only_generators_that_steps_depend_on_have_to_be_saved(
     check_plant: CheckPlant, name: str

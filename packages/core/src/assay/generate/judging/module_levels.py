@@ -12,17 +12,15 @@ from assay.comparing.judge import (
     judge_replay,
     rank_stages,
 )
-from assay.comparing.levels import LevelResult, list_unmatched, outcome_of
+from assay.comparing.levels import LevelResult, describe_replaced, list_unmatched, outcome_of
 from assay.comparing.results import ReplayResults
 from assay.comparing.stored_results import read_results
-from assay.errors import name_some
 from assay.generate.judging.evidence import GenerateEvidence
 from assay.generate.judging.replay_rows import drift_rows, replay_rows
 from assay.generate.processes.requests import REPLAY
 from assay.metrics import RowErrors
 from assay.verdicts import Level, Location, Outcome, TokenPosition, Unmatched
 
-_NAMED = 5
 _SYSTEMATIC = ("replay-slope", "replay-bins", "replay-channel", "replay-share", "replay-row-slope")
 
 
@@ -110,11 +108,7 @@ def _notes(replay: ReplayResults, bias: DeviceBias | None) -> list[str]:
     if bias is not None:
         notes.append(bias.note)
     if replay.replaced_by_ancestor:
-        notes.append(
-            f"{len(replay.replaced_by_ancestor)} modules of the reference are not called here; the"
-            " modules that contain them are compared instead:"
-            f" {name_some(replay.replaced_by_ancestor, _NAMED)}"
-        )
+        notes.append(describe_replaced(replay.replaced_by_ancestor))
     ties = sum(port.exact.num_near_ties for port in replay.ports.values())
     if ties:
         notes.append(

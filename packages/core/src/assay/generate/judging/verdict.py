@@ -152,18 +152,22 @@ def _diagnose(
 def _diagnose_failure(
     evidence: GenerateEvidence, results: dict[str, LevelResult], origin: FailedStage | None
 ) -> Diagnosis:
-    unsteady = not evidence.report.deterministic and evidence.reference_deterministic
+    only_candidate_varies = not evidence.report.deterministic and evidence.reference_deterministic
     if origin is None:
         if _is_not_finite(results["logits"]):
             return "non-finite"
         if results["sampler"].level.verdict is Outcome.FAIL:
             return "sampler"
-        return "nondeterminism" if unsteady else "module-error"
+        return "nondeterminism" if only_candidate_varies else "module-error"
     if origin.reported.ratio.statistic == "non-finite":
         return "non-finite"
     if origin.stage.phase == "inputs":
         return "inputs-differ"
-    return "nondeterminism" if unsteady else _diagnose_module(evidence, origin.stage.module)
+    return (
+        "nondeterminism"
+        if only_candidate_varies
+        else _diagnose_module(evidence, origin.stage.module)
+    )
 
 
 def _diagnose_module(evidence: GenerateEvidence, module: str) -> Diagnosis:

@@ -1,1 +1,1 @@
-"""The processes of `assay check generate`: who asks, who runs, what they tell each other."""
+"""The processes of `assay check generate`: their requests, what they run, their reports."""

@@ -1,4 +1,4 @@
-"""Which parts of the whole tensors a rank has at the boundaries of divided modules."""
+"""Which parts of the whole tensors a rank has at the boundaries of sharded modules."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

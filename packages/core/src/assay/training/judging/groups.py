@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from assay.comparing.judge import Allowances, DeviceBias, Judged, judge_replay
+from assay.comparing.levels import describe_replaced
 from assay.comparing.results import PortResult, ReplayResults
 from assay.comparing.stored_results import read_results
 from assay.dtypes import float_format
@@ -13,7 +14,8 @@ from assay.stages import Stage
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.places import PARAMETER_PREFIX, is_made_by_loss
 
-# Measurements in the order of a step: what is first of several equally bad is the place.
+# Measurements in the order of a step: what is first of several equally bad is the place. `gradients`
+# are those at module boundaries, `stage-backward` those of parameters; the level has both.
 GROUPS = (
     "stage-inputs", "modules", "stage-forward", "recomputed", "gradients", "stage-backward",
     "stage-reduce", "stage-clip", "stage-optimizer",
@@ -40,60 +42,86 @@ class JudgedGroup:
     unmatched_actual: list[str] = field(default_factory=list)
 
     @property
+    def phase(self) -> str:
+        """The phase whose values these are; the name of a group of all phases."""
+        return self.name.removeprefix("stage-")
+
+    @property
     def failed(self) -> list[Judged]:
         """What is over its limit."""
         return [item for item in self.judged if item.failed]
 
 
 def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
-    """All measurements of the replayed steps, judged."""
+    """Judge every measurement of the replayed steps, by group, all ranks together.
+
+    Returns: the groups, in the order of `GROUPS`.
+    """
     groups: dict[str, JudgedGroup] = {}
-    nowhere = set.intersection(*(set(report.absent) for report in evidence.reports))
-    ties: set[str] = set()
-    replaced_by_ancestor: dict[int, list[str]] = {}
-    partial_modules = [report.partial_modules for report in evidence.reports]
+    on_no_rank = set.intersection(*(set(report.absent) for report in evidence.reports))
     measured = {name: read_results(evidence.noise, name) for name in GROUPS}
     # The noise run computes nothing twice: what is computed again rounds as the first time.
     measured["recomputed"] = measured["modules"]
     least_units = {Stage("", "backward"): _unit_of_loss(measured)}
-    beside = _noise_of_late_phases(measured, evidence.report.invisible)
-    num_before = 0  # ports of the groups before, on the rank that has most of each
+    of_late_phases = _noise_of_late_phases(measured, evidence.report.invisible)
+    of_groups = _read_ranks(evidence)
+    replaced = [results.replaced_by_ancestor for results in of_groups["modules"]]  # by rank
+    near_tie_modules: set[str] = set()
     for name, noise in measured.items():
-        broken = {
+        not_finite = {
             key for key, port in noise.ports.items() if port.sums.num_nan or port.sums.num_inf
         }
         group = groups[name] = JudgedGroup(name)
         if name != "recomputed":  # named in the group of the forward pass
-            group.broken = [f"{module or '(model)'}:{port}" for module, port in sorted(broken)]
-        of_ranks = [read_results(trace, name) for trace in evidence.candidates]
+            group.broken = [f"{module or '(model)'}:{port}" for module, port in sorted(not_finite)]
+        for rank, results in enumerate(of_groups[name]):
+            near_tie_modules |= _near_tie_modules(results)
+            has_loss_gradient = any(is_made_by_loss(*key) for key in results.ports)
+            is_whole = has_loss_gradient and not evidence.reports[rank].partial_modules
+            own_noise = noise if is_whole else _noise_at_head(results, noise)
+            other_work = of_late_phases.get(name, {})
+            if name == "stage-backward":
+                other_work = _noise_at_results_of_replaced_modules(
+                    measured["gradients"], replaced[rank]
+                )
+            allowances = Allowances(least_units, other_work)
+            judged, bias = judge_replay(results, own_noise, evidence.limits, allowances)
+            _add_rank(group, results, judged, bias, not_finite)
+        if name in _BACKWARD_GROUPS:
+            _drop_router_gradients(group, near_tie_modules)
+    groups["modules"].notes += _notes_on_replaced(replaced)
+    groups["stage-optimizer"].unmatched_expected += [
+        f"{name}: on no rank" for name in sorted(on_no_rank)
+    ]
+    return groups
+
+
+def _read_ranks(evidence: TrainEvidence) -> dict[str, list[ReplayResults]]:
+    """By group, the results of each rank; ports are numbered over all groups."""
+    of_groups: dict[str, list[ReplayResults]] = {}
+    num_before = 0  # ports of the groups before, on the rank that has most of each
+    for name in GROUPS:
+        of_ranks = of_groups[name] = [read_results(trace, name) for trace in evidence.candidates]
         for rank, results in enumerate(of_ranks):
-            if name == "modules":
-                replaced_by_ancestor[rank] = results.replaced_by_ancestor
-            elif name in ("recomputed", "gradients"):
-                # Who does a module's work forwards does it again, and backwards.
-                results.replaced_by_ancestor = replaced_by_ancestor[rank]
+            if name in ("recomputed", "gradients"):
+                # An ancestor that replaces a module in forward replaces it in recomputation and
+                # backward too.
+                results.replaced_by_ancestor = of_groups["modules"][rank].replaced_by_ancestor
             for port in results.ports.values():
                 port.order += num_before
                 port.rank = rank
-                if port.exact.num_near_ties:
-                    ties.add(port.stage.module)
-            shown = any(is_made_by_loss(*key) for key in results.ports)
-            own_noise = (
-                noise if shown and not partial_modules[rank] else _noise_at_head(results, noise)
-            )
-            others = beside.get(name, {})
-            if name == "stage-backward":
-                others = _noise_of_unmet_results(measured["gradients"], replaced_by_ancestor[rank])
-            allowances = Allowances(least_units, others)
-            judged, bias = judge_replay(results, own_noise, evidence.limits, allowances)
-            _add_rank(group, results, judged, bias, broken)
         num_before += max(len(results.ports) for results in of_ranks)
-        if name in _BACKWARD_GROUPS:
-            _leave_out(group, ties)
-    groups["stage-optimizer"].unmatched_expected += [
-        f"{name}: on no rank" for name in sorted(nowhere)
-    ]
-    return groups
+    return of_groups
+
+
+def _notes_on_replaced(of_ranks: Sequence[Sequence[str]]) -> list[str]:
+    replaced = {module for of_rank in of_ranks for module in of_rank}
+    return [describe_replaced(sorted(replaced))] if replaced else []
+
+
+def _near_tie_modules(results: ReplayResults) -> set[str]:
+    """Routers of which a choice differs where the scores are nearly equal."""
+    return {port.stage.module for port in results.ports.values() if port.exact.num_near_ties}
 
 
 def _noise_at_head(results: ReplayResults, noise: ReplayResults) -> ReplayResults:
@@ -142,12 +170,12 @@ def _unit_of_loss(noise: Mapping[str, ReplayResults]) -> float:
     return float_format("float32").unit_roundoff * max(sizes, default=1.0)
 
 
-def _noise_of_unmet_results(
+def _noise_at_results_of_replaced_modules(
     gradients: ReplayResults, replaced_by_ancestor: Sequence[str]
 ) -> dict[str, list[PairSums]]:
     """What the noise run measured of gradients at the results of modules that are never called.
 
-    Nothing is injected there either: gradients of the modules' parameters are made from what comes.
+    No gradient is injected there either, so the gradients of their parameters carry its error too.
     """
     found: dict[str, list[PairSums]] = {}
     for (module, name), port in gradients.ports.items():
@@ -188,16 +216,18 @@ def _add_rank(
         group.notes.append(bias.note)
 
 
-def _leave_out(group: JudgedGroup, ties: set[str]) -> None:
+def _drop_router_gradients(group: JudgedGroup, near_tie_modules: set[str]) -> None:
     """Drop the gradients of routers that chose otherwise where scores are nearly equal.
 
     Backward goes through what their own code chose, which no boundary can put right.
     """
-    left = [item for item in group.judged if item.port.stage.module in ties]
+    left = [item for item in group.judged if item.port.stage.module in near_tie_modules]
     if left:
         modules = sorted({item.port.stage.module for item in left})
         group.notes.append(
             f"gradients of {', '.join(modules)} are not judged: routing choices differ there where"
             " the scores are nearly equal"
         )
-        group.judged = [item for item in group.judged if item.port.stage.module not in ties]
+        group.judged = [
+            item for item in group.judged if item.port.stage.module not in near_tie_modules
+        ]

@@ -208,7 +208,7 @@ def _gap(name: str, chosen: list[JudgedGroup], evidence: TrainEvidence) -> str |
     missing = [
         port
         for group in reported
-        if group.name.removeprefix("stage-") not in report.invisible
+        if group.phase not in report.invisible
         for port in group.unmatched_expected
     ]
     return f"not seen: {name_some(missing)}" if missing else None
@@ -223,7 +223,7 @@ def _hidden_phases(level: str, report: CandidateReport) -> list[str]:
 
 
 def _reported_problem(level: str, evidence: TrainEvidence) -> str | None:
-    """What is wrong at a level beside all measurements."""
+    """What the reports of the ranks show to be wrong at `level`, which no ratio shows; else None."""
     report = evidence.report
     if level == "inputs":
         return find_unshared(evidence)
@@ -255,8 +255,8 @@ def _decide(
     if origin is not None:
         finding = diagnose_replay(evidence, groups, origin)
         return _Decision(finding, _reported_at(finding.location, groups, origin))
-    if beside := _find_in_reports(evidence) or broken:
-        return _Decision(beside, None)
+    if reported := _find_in_reports(evidence) or broken:
+        return _Decision(reported, None)
     if not free:
         return _Decision(None, None)
     # Every stage of a step is right by itself: something else changes what is trained.
@@ -315,7 +315,7 @@ def _unmatched(groups: dict[str, JudgedGroup], invisible: Mapping[str, str]) -> 
     expected = [
         name
         for group in groups.values()
-        if group.name.removeprefix("stage-") not in invisible
+        if group.phase not in invisible
         for name in group.unmatched_expected
     ]
     actual = [name for group in groups.values() for name in group.unmatched_actual]

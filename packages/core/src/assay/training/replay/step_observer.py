@@ -44,9 +44,11 @@ def address_of(item: NamedParameter, phase: Phase, what: str) -> ValueAddress:
 class StepObserver:
     """Gives a handler the result of every phase of a trainer's step, and injects what it returns.
 
-    replayer: of module boundaries, which gets the number of each micro-batch; None while a golden is recorded.
+    replayer: measures at module boundaries, and gets the number of each micro-batch; None while a
+        golden is recorded.
     rank_view: what the other ranks have of each step; None for a single process.
-    untrained: buffers and frozen parameters that must not change; None for all.
+    untrained: buffers and frozen parameters, of which as many must change as in the reference; None
+        for all.
     seen: phases whose method was called.
     micro_batches_run: step and number of every micro-batch that this process ran.
     drew_in_backward: whether a backward pass left the generator in another state than before.
@@ -83,12 +85,23 @@ class StepObserver:
         originals = self.opened.methods
         for name, method in originals.items():
             setattr(self.opened.trainer, name, partial(wrappers[name], method))
-        # What is run beside the loss, as an evaluation is, is no part of the training.
+        # What is run outside of the loss, as an evaluation is, is no part of the training.
         self.tracer.paused = bool({PHASE_METHODS["forward"], SCHEDULE_METHOD} & originals.keys())
+        handles = []
+        if (
+            not self.tracer.paused
+        ):  # no method marks where a micro-batch begins: its forward call does
+            handles.append(
+                self.opened.root.register_forward_pre_hook(
+                    self._begin_root_call, prepend=True, with_kwargs=True
+                )
+            )
         try:
             with self.tracer.attached(self.opened.root):
                 yield
         finally:
+            for handle in handles:
+                handle.remove()
             for name in originals:
                 delattr(self.opened.trainer, name)
 
@@ -104,7 +117,7 @@ class StepObserver:
         with suspended_modes():
             self.gradients.handler.finish_backward()
             for item, value, moments in self._after:
-                # Nothing but the optimizer may change what is trained, and what it remembers.
+                # Only the optimizer may change a trained parameter or its moments.
                 changed = torch.count_nonzero(whole(item.tensor.detach()) != value).cpu()
                 changed += _num_unequal(moments, self._hash_moments(item.tensor))
                 self.handler.observe(
@@ -156,6 +169,16 @@ class StepObserver:
             # What one micro-batch draws must not decide what the next one drops.
             state = self.handler.observe_state(f"generator.{index}", torch.get_rng_state())
             torch.set_rng_state(state)
+
+    def _begin_root_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Called before the model is, where the trainer has no `compute_loss`."""
+        del module
+        batch = {"input_ids": args[0]} | kwargs if args else kwargs
+        done = sum(step == self._step for step, _ in self.micro_batches_run)
+        if torch.is_grad_enabled() and "input_ids" in batch and done < len(self._batch):
+            self._begin_micro_batch(self._number_of(batch), batch)
 
     def _number_of(self, batch: object) -> int:
         """Which micro-batch of the step it is.
