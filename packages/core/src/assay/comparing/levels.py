@@ -113,7 +113,7 @@ def outcome_of_levels(levels: Mapping[str, Level]) -> Outcome:
 
 
 def find_worst(judged: Iterable[Item]) -> Item:
-    """The ratio that is furthest over its limit, or the closest call. Raises: ValueError if none."""
+    """The ratio that is furthest over its limit, or the one nearest to its limit. Raises: ValueError if none."""
     return max(judged, key=lambda item: item.severity)
 
 

@@ -1,4 +1,4 @@
-"""`assay check generate` from the outside: separate processes, one verdict, files in a folder."""
+"""Runs both sides of `assay check generate` in processes, judges, and writes the verdict."""
 
 import sys
 import threading

@@ -112,7 +112,7 @@ def _pass_if_representation(
 def _find_operation(
     judgement: Judgement, check: GenerateCheck, candidate: CandidateRequest, workers: Workers
 ) -> str | None:
-    """The first wrong operation of the stage that made the error, if there is one."""
+    """The first wrong operation of the stage that made the error; None if none is over its limit."""
     batch, step = judgement.call or (0, 0)
     module = judgement.origin.stage.module if judgement.origin is not None else ""
     sides: dict[str, list[Operation]] = {}

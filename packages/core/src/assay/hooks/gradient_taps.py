@@ -139,7 +139,9 @@ class GradientTaps:
         if self.handler.expects(active.call, port, value):
             arrive = self._arrive_at(active, port)
         elif value.requires_grad:
-            arrive = _as_it_is  # more than is expected is not compared, and not cut off either
+            arrive = (
+                _pass_unchanged  # more than is expected is not compared, and not cut off either
+            )
         else:
             return injected
         tapped = cast(
@@ -159,7 +161,7 @@ class GradientTaps:
         value = made.get(port)
         if value is None or not value.requires_grad or not self.inner.recognises(injected):
             return injected
-        tapped: Tensor = _GradientTap.apply(value, injected.detach(), self._anchor, _as_it_is)  # type: ignore[no-untyped-call]
+        tapped: Tensor = _GradientTap.apply(value, injected.detach(), self._anchor, _pass_unchanged)  # type: ignore[no-untyped-call]
         self.inner.alias(tapped, injected)
         return tapped
 
@@ -172,7 +174,7 @@ class GradientTaps:
         call, handler = active.call, self.handler
         place = call.site, port
         if active.is_recompute and place in self._places:
-            return _as_it_is
+            return _pass_unchanged
         self._places.add(place)
         handler.announce(call, port)
         return lambda gradient: handler.arrive(call, port, gradient)
@@ -187,7 +189,7 @@ def _holds_own_loss(active: ActiveCall, made: dict[str, Tensor]) -> bool:
     return active.call.caller is None and loss is not None and loss.requires_grad
 
 
-def _as_it_is(gradient: Tensor) -> Tensor:
+def _pass_unchanged(gradient: Tensor) -> Tensor:
     return gradient
 
 

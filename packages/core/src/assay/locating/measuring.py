@@ -45,6 +45,6 @@ def measure(
         result.exact.first = (int(prompt[first]), int(position[first]))
 
 
-def is_for_any_row(expected: tuple[int, ...], actual: tuple[int, ...]) -> bool:
+def is_broadcast_over_rows(expected: tuple[int, ...], actual: tuple[int, ...]) -> bool:
     """Whether the reference has once what this run has for each row, as positions are written."""
     return expected[:1] == (1,) and actual[:1] > (1,) and expected[1:] == actual[1:]

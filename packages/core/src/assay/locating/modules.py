@@ -27,7 +27,7 @@ from assay.locating.masks import (
     is_attention_mask,
     mask_for,
 )
-from assay.locating.measuring import is_for_any_row, measure
+from assay.locating.measuring import is_broadcast_over_rows, measure
 from assay.locating.port_matching import ancestors, missing_ports, recorded_names
 from assay.locating.rank_layout import RankLayout, layout_of
 from assay.locating.routing import (
@@ -209,7 +209,9 @@ class Replayer:
                     recorded = self.trace.stored(expected, port).shape
                     shape = self.source.selected_shape(recorded, expected.rows)
                     layout = layout_of(self.layout, expected.site.module, port, tensor, shape)
-                    alike = shape == tensor.shape or is_for_any_row(shape, tuple(tensor.shape))
+                    alike = shape == tensor.shape or is_broadcast_over_rows(
+                        shape, tuple(tensor.shape)
+                    )
                     if not alike and layout is None:
                         return None
         return expected
@@ -236,7 +238,7 @@ class Replayer:
         if layout is not None:
             value = layout.whole(module, port, value, shape)
         value = value.cpu()
-        if is_for_any_row(tuple(expected.shape), tuple(value.shape)):
+        if is_broadcast_over_rows(tuple(expected.shape), tuple(value.shape)):
             expected = expected.expand_as(value)
         if value.shape != expected.shape:
             result.exact.add(expected.numel(), expected.numel())

@@ -75,7 +75,7 @@ class Recorder:
         length = rows.length if rows is not None else None
 
         def pass_result(port: str, tensor: Tensor) -> Tensor:
-            if _is_attention_table(port, tensor, length):
+            if _holds_attention_probabilities(port, tensor, length):
                 return tensor
             return self._record_and_inject(pending.tensors, port, tensor)
 
@@ -137,7 +137,7 @@ def routes_rows(arguments: dict[str, Any]) -> bool:
     return any(t.ndim == 2 and not t.is_floating_point() and t.shape[0] in rows for t in tensors)
 
 
-def _is_attention_table(port: str, tensor: Tensor, length: int | None) -> bool:
+def _holds_attention_probabilities(port: str, tensor: Tensor, length: int | None) -> bool:
     """Whether `tensor` holds attention probabilities, returned after the main result.
 
     They are quadratic in the length, no module's input, and only eager attention returns them.

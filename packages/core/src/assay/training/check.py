@@ -1,4 +1,4 @@
-"""`assay check train` from the outside: separate processes, one verdict, files in a folder."""
+"""Runs both sides of `assay check train` in processes, judges, and writes the verdict."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -173,7 +173,7 @@ def _judge_level(
 def _outcome_of(
     name: str, chosen: list[JudgedGroup], judged: list[Judged], evidence: TrainEvidence
 ) -> tuple[Outcome, str | None]:
-    """Of a level, with the reason where it is not one of the ratios."""
+    """The outcome of level `name`, and the reason where it is not a ratio over its limit."""
     if wrong := _reported_problem(name, evidence):
         return Outcome.FAIL, wrong
     if any(item.failed for item in judged):

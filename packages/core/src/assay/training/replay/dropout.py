@@ -37,7 +37,7 @@ _observers: list[Callable[[Tensor], None]] = []
 
 @contextmanager
 def masks_observed(observer: Callable[[Tensor], None]) -> Iterator[None]:
-    """Inside, and inside of `comparable_dropout`, tell of each mask the generator's state before."""
+    """Inside of it and of `comparable_dropout`, `observer` gets the generator state before each mask."""
     _observers.append(observer)
     try:
         yield
