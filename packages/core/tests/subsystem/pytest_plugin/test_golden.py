@@ -32,6 +32,8 @@ def write_test(pytester: pytest.Pytester, tokens: int = 4, setup: str = "") -> N
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     monkeypatch.delenv("ASSAY_REQUIRE_HARDWARE", raising=False)
+    # Where it is set, pytest repeats whole messages in its summary.
+    monkeypatch.delenv("CI", raising=False)
     (pytester.path / "prompts.jsonl").write_text(PROMPTS)
     (pytester.path / "plant.py").write_text(PLANT)
     write_test(pytester)
