@@ -11,11 +11,12 @@ from typing import Literal
 
 from assay.sites import Call, Phase
 
-# The statistics by which stages and the model's outputs are judged; `assay.noise` defines them.
+# The statistics by which stages and the model's outputs are judged; `assay.noise` defines them. Of
+# several over their limits at one stage the first of this order is reported: the easiest to read.
 Statistic = Literal[
-    "replay-tensor", "replay-row", "replay-slope", "replay-bins", "replay-channel", "replay-share",
-    "replay-row-slope",
-    "exact", "non-finite",
+    "non-finite", "exact",
+    "replay-tensor", "replay-row", "replay-slope", "replay-bins", "replay-channel",
+    "replay-row-slope", "replay-share",
     "logits-kl", "logits-kl-worst", "logits-error", "logits-worst", "loss-error",
     "trajectory-error",
 ]  # fmt: skip

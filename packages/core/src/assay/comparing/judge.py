@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 from assay.comparing.levels import (
     MOST_LISTED,
@@ -18,6 +18,7 @@ from assay.dtypes import FORMATS, float_format
 from assay.metrics import PairSums
 from assay.noise import (
     NO_SHARE,
+    SLOPE_STANDARD_ERRORS,
     Ratio,
     device_share,
     error_ratios,
@@ -31,8 +32,16 @@ from assay.verdicts import Location, Suspect
 SEVERITY_RANGE = 10.0
 
 # Where the noise run rounds more of its elements wrongly than this, an operation of the stage adds
-# in some order, and the share is not comparable.
+# in some order, and the share is not comparable. Twenty times what an accurate float32 function
+# misrounds in bfloat16 (SHARE_FLOOR in noise.py), less than half of the floor itself.
 PURE_ROUNDING_SHARE = 0.002
+
+# Truncated sums shrink every matrix product by half a unit roundoff (large significands) to a whole
+# one (small ones): all lie within a factor of two of each other, and of their median. Fewer products
+# have no median that one wrong product could not move; one in ten may be the fault looked for.
+FEWEST_PRODUCTS = 4
+LEAST_OF_MEDIAN, MOST_OF_MEDIAN = 0.5, 2.0
+SHARE_ALIKE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,23 +187,22 @@ def _device_bias(candidate: ReplayResults, noise: ReplayResults) -> DeviceBias |
         for key, port in candidate.ports.items()
         if key in noise.ports and _is_product(port) and port.sums.num_elements
     ]
-    if len(products) < 4:
+    if len(products) < FEWEST_PRODUCTS:
         return None
     slopes = [actual.slope for actual, _, _ in products]
     middle = median(slopes)
-    chance = max(3 * actual.slope_standard_error for actual, _, _ in products)
+    chance = max(SLOPE_STANDARD_ERRORS * actual.slope_standard_error for actual, _, _ in products)
     unit = max(unit for _, _, unit in products)
-    alike = sum(0.5 * middle >= slope >= 2 * middle for slope in slopes)
-    if middle < 0 and abs(middle) > chance and abs(middle) <= unit and alike >= 0.9 * len(slopes):
-        return DeviceBias(middle, len(slopes))
-    return None
+    alike = sum(LEAST_OF_MEDIAN * middle >= slope >= MOST_OF_MEDIAN * middle for slope in slopes)
+    truncates = middle < 0 and chance < abs(middle) <= unit
+    return (
+        DeviceBias(middle, len(slopes))
+        if truncates and alike >= SHARE_ALIKE * len(slopes)
+        else None
+    )
 
 
-# Of several statistics over their limits the one that is easiest to read is reported first.
-_REPORTED_FIRST: tuple[Statistic, ...] = (
-    "non-finite", "exact", "replay-tensor", "replay-row", "replay-slope", "replay-bins",
-    "replay-channel", "replay-row-slope", "replay-share",
-)  # fmt: skip
+_REPORTED_FIRST = get_args(Statistic)
 
 
 @dataclass(frozen=True, slots=True)
