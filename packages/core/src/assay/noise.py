@@ -37,8 +37,9 @@ SHARE_FLOOR = 0.005
 class Ratio:
     """One statistic at one place.
 
-    actual, expected: error of the candidate and of the noise run, as they are judged; both are
-        relative errors, so that limit * expected is the smallest error that would have failed.
+    actual, expected: error of the candidate and of the noise run, as they are judged: relative
+        errors, shares of elements or divergences, of one kind for one statistic, so that
+        limit * expected is the smallest that would have failed.
     """
 
     statistic: Statistic

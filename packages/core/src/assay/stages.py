@@ -21,6 +21,11 @@ Statistic = Literal[
     "trajectory-error",
 ]  # fmt: skip
 
+# Those of an error that is in every row of a stage, small in each: no single row shows it.
+SYSTEMATIC: frozenset[Statistic] = frozenset({
+    "replay-slope", "replay-bins", "replay-channel", "replay-row-slope", "replay-share",
+})  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Stage:

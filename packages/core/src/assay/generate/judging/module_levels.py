@@ -19,9 +19,8 @@ from assay.generate.judging.evidence import GenerateEvidence
 from assay.generate.judging.replay_rows import drift_rows, replay_rows
 from assay.generate.processes.requests import REPLAY
 from assay.metrics import RowErrors
+from assay.stages import SYSTEMATIC
 from assay.verdicts import Level, Location, Outcome, TokenPosition, Unmatched
-
-_SYSTEMATIC = ("replay-slope", "replay-bins", "replay-channel", "replay-share", "replay-row-slope")
 
 
 @dataclass(slots=True)
@@ -127,7 +126,7 @@ def _first_bad_token(
         return evidence.token(prompt, position) if prompt >= 0 else None
     # A systematic error is in every row, and in none over a limit of its own.
     threshold = 0.0
-    if reported.ratio.statistic not in _SYSTEMATIC:
+    if reported.ratio.statistic not in SYSTEMATIC:
         reference = noise.ports.get((reported.port.module, reported.port.port))
         worst = reference.sums.worst_row()[0] if reference is not None else 0.0
         floor = evidence.unit_roundoff / 2
