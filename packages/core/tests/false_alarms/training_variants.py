@@ -32,10 +32,10 @@ FOUR_MICRO_BATCHES = OTHER_STEPS[2]
 ADAPTER: Options = (("lora", True),)
 # Masks of dropout are drawn by rank.
 ADAPTER_IN_STAGES: Options = (
-    ("lora", True), ("adapter_dropout", 0.0), ("equal_lengths", True), ("micro_batches", 4)
+    ("lora", True), ("adapter_dropout", 0.0), ("shapes", "equal-first-step"), ("micro_batches", 4)
 )  # fmt: skip
-# Stages of a pipeline pass on tensors of one shape.
-IN_STAGES: Options = (("equal_lengths", True), ("micro_batches", 4))
+# As the trainer `pipeline` takes them.
+IN_STAGES: Options = (("shapes", "equal-first-step"), ("micro_batches", 4))
 # Several steps after the restart: sums are then added up in another order on more than two ranks.
 LONGER: Options = (("seed", 5), ("steps", 5), ("micro_batches", 4))
 OTHER_ADAPTER: Options = (("lora", True), ("seed", 1), ("micro_batches", 3))

@@ -36,8 +36,7 @@ class Work:
         """One for all that are trained alike."""
         options = self.check.options
         kind = f"lora-{options.adapter_dropout:g}" if options.lora else "full"
-        lengths = "equal" if options.equal_lengths else "unequal"
-        name = f"{self.fault.dtype}-{kind}-{lengths}-{options.micro_batches}"
+        name = f"{self.fault.dtype}-{kind}-{options.shapes}-{options.micro_batches}"
         return self.folder / name / "golden"
 
     @property

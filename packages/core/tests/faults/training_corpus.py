@@ -70,6 +70,7 @@ def training_corpus() -> Iterator[TrainingFault]:
         _around_the_step,
         _backward,
         _recomputed,
+        _batch_rows,
         _others,
     )
     for part in parts:
@@ -218,6 +219,19 @@ def _recomputed() -> Iterator[TrainingFault]:
             yield TrainingFault(plant, dtype, "backward", "module-error", "model.layers.1")
 
 
+def _batch_rows() -> Iterator[TrainingFault]:
+    for name, phase, module in (
+        ("first_tile_of_the_first_row", "forward", MLP),
+        ("keys_of_the_first_row", "forward", f"{ATTENTION}.k_proj"),
+        ("gradients_of_another_row", "backward", f"{MLP}.act_fn"),
+        ("lengths_in_place_of_the_mask", "forward", ATTENTION),
+    ):
+        yield from _setup(name, phase, "module-error", module, file="batch_rows")
+    for dtype in BOTH:
+        plant = "batch_rows:StageBuiltAnew"
+        yield TrainingFault(plant, dtype, "backward", "missing-reduction", mesh="pp=2")
+
+
 def _others() -> Iterator[TrainingFault]:
     down = f"{MLP}.down_proj"
     yield from _setup("down_weights_2_percent", "forward", "weight-mismatch", down)
@@ -244,6 +258,7 @@ def _setup(
     module: str | None = None,
     *,
     dtypes: tuple[str, ...] = BOTH,
+    file: str = "setups",
 ) -> Iterator[TrainingFault]:
     for dtype in dtypes:
-        yield TrainingFault(f"setups:{name}", dtype, phase, diagnosis, module)
+        yield TrainingFault(f"{file}:{name}", dtype, phase, diagnosis, module)

@@ -4,8 +4,10 @@ Shapes: B rows, T positions.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from assay.models.loading.configs import load_config
 from assay.models.loading.tokenizing import find_tokenizing
 from assay.models.remote_code import RemoteCode
 from assay.models.sources import resolve_model
-from assay.parallel.pipeline_parallel.pipeline import pad_alike
+from assay.training.shapes import Shapes
 
 # `input_ids`, `attention_mask` and `labels`, each (B, T) in int64.
 MicroBatch = Mapping[str, Tensor]
@@ -27,7 +29,21 @@ IGNORED = -100
 
 # Of each row, the first part is a prompt: its labels are masked, as in fine-tuning.
 _PROMPT_SHARE = 4
-_SHORTEST, _LONGEST = 8, 96
+
+# Rows of the micro-batches of a run, in turn: kernels take other ways for a single row.
+ROWS = (2, 1, 3)
+
+# Tokens of the longest row of a micro-batch, long and short in turn, those of a step one after the
+# other: about powers of two, and multiples of one, as kernels divide tokens into tiles of such sizes.
+_LONG, _SHORT = (64, 96), (16, 32)
+# Added to them in turn: the last tile is nearly full, full, or has a single token.
+_BESIDE = (-1, 0, 1)
+_SHORTEST = 8
+
+# A text repeats itself here and there; a vocabulary that knows none of its words has nothing else.
+_DRAWS = 10
+
+Side = Literal["left", "right"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,42 +71,40 @@ def coder_of(model: str, remote_code: RemoteCode = "refuse") -> TextCoder:
 
 
 def training_batches(
-    coder: TextCoder, *, steps: int, micro_batches: int, rows: int = 2, seed: int = 0
+    coder: TextCoder,
+    *,
+    steps: int,
+    micro_batches: int,
+    rows: Sequence[int] = ROWS,
+    shapes: Shapes = "unequal",
+    seed: int = 0,
 ) -> list[list[MicroBatch]]:
     """For each step its micro-batches, no two of a step with equally many label tokens.
 
-    Rows are padded on the right; their lengths differ, and micro-batches are long and short in
-    turn. A loss that averages means of micro-batches is then wrong by a factor, not by a hair.
+    No two rows begin at the same place of the text, and those of a micro-batch differ in length and
+    begin with other tokens: a value of another row is then another value. They are padded on the right and on the left in
+    turn. Micro-batches are long and short in turn: a loss that averages means of micro-batches is
+    then wrong by a factor, not by a hair.
+
+    rows: how many a micro-batch has, in turn; where a step has equal shapes, all of the step.
     """
     rng = random.Random(seed)  # noqa: S311 - a reproducible choice, no secret
-    texts = rng.sample(built_in_texts(), len(built_in_texts()))
-    ids = coder.encode("\n\n".join(texts))
-    needed = steps * micro_batches * rows * _LONGEST
-    ids *= -(-needed // len(ids))
+    beside = rng.sample(_BESIDE, len(_BESIDE))
+    sides: Iterator[Side] = cycle(("right", "left"))
+    text = _rows_of_text(coder, rng)
     batches: list[list[MicroBatch]] = []
-    for _ in range(steps):
-        step: list[MicroBatch] = []
-        counts: set[int] = set()
+    for step in range(steps):
+        equal = shapes == "equal" or (shapes == "equal-first-step" and step == 0)
+        drawn: list[list[int]] = []
         for number in range(micro_batches):
-            lengths = _draw_lengths(rng, rows, number)
-            while sum(map(_num_labels, lengths)) in counts:
-                lengths[0] += 1
-            counts.add(sum(map(_num_labels, lengths)))
-            chosen = [ids[: lengths[row]] for row in range(rows)]
-            ids = ids[sum(lengths) :] + ids[: sum(lengths)]
-            step.append(_pad(chosen, coder.pad_token_id))
-        batches.append(step)
+            count = rows[(step if equal else step + number) % len(rows)]
+            longest = (_LONG, _SHORT)[number % 2][step % 2] + beside[(step + number) % len(beside)]
+            drawn.append(_draw_lengths(rng, count, longest, drawn))
+        width = max(map(max, drawn)) if equal else 0
+        batches.append(
+            [_pad(_draw_rows(text, n), max(width, *n), sides, coder.pad_token_id) for n in drawn]
+        )
     return batches
-
-
-def padded_alike(batch: Sequence[MicroBatch]) -> list[MicroBatch]:
-    """The micro-batches of a step, padded to one length."""
-    rows = len(batch[0]["input_ids"])
-    together = pad_alike(batch)
-    return [
-        {name: tensor[number * rows : (number + 1) * rows] for name, tensor in together.items()}
-        for number in range(len(batch))
-    ]
 
 
 def count_label_tokens(micro_batch: MicroBatch) -> int:
@@ -113,30 +127,71 @@ def check_batch(batch: Sequence[MicroBatch]) -> int:
     return count
 
 
-def _draw_lengths(rng: random.Random, rows: int, number: int) -> list[int]:
-    middle = (_SHORTEST + _LONGEST) // 2
-    low, high = (middle, _LONGEST) if number % 2 == 0 else (_SHORTEST, middle)
-    lengths = [rng.randint(low, high) for _ in range(rows)]
-    if rows > 1 and len(set(lengths)) == 1:
-        lengths[-1] += 1
+def _rows_of_text(coder: TextCoder, rng: random.Random) -> Callable[[int], list[int]]:
+    """A function whose every call returns as many ids as asked for, from where the last one ended."""
+    texts = rng.sample(built_in_texts(), len(built_in_texts()))
+    ids = cycle(coder.encode("\n\n".join(texts)))
+    return lambda count: list(islice(ids, count))
+
+
+def _draw_rows(text: Callable[[int], list[int]], lengths: Sequence[int]) -> list[list[int]]:
+    """Rows of these lengths, no two with one beginning, if the text is not a single token."""
+    rows: list[list[int]] = []
+    for length in lengths:
+        for _ in range(_DRAWS):
+            row = text(length)
+            if all(row[:_SHORTEST] != other[:_SHORTEST] for other in rows):
+                break
+        rows.append(row)
+    return rows
+
+
+def _draw_lengths(
+    rng: random.Random, rows: int, longest: int, others: Sequence[Sequence[int]]
+) -> list[int]:
+    """The lengths of the rows of a micro-batch, no two alike; one has `longest`, or just more.
+
+    others: those of the step's other micro-batches, of which none has as many tokens in its longest
+        row, or as many label tokens.
+    """
+    shorter = rng.sample(range(_SHORTEST, longest), rows - 1)
+    place = rng.randrange(rows)
+    lengths = [*shorter[:place], longest, *shorter[place:]]
+    while any(
+        max(lengths) == max(other) or _count_labels(lengths) == _count_labels(other)
+        for other in others
+    ):
+        lengths[place] += 1
     return lengths
+
+
+def _count_labels(lengths: Sequence[int]) -> int:
+    return sum(map(_num_labels, lengths))
 
 
 def _num_labels(length: int) -> int:
     return length - length // _PROMPT_SHARE
 
 
-def _pad(rows: Sequence[Sequence[int]], pad_token_id: int) -> MicroBatch:
-    length = max(map(len, rows))
-    input_ids, mask, labels = [], [], []
-    for row in rows:
-        padding = length - len(row)
-        num_prompt = len(row) - _num_labels(len(row))
-        input_ids.append([*row, *[pad_token_id] * padding])
-        mask.append([1] * len(row) + [0] * padding)
-        labels.append([IGNORED] * num_prompt + list(row[num_prompt:]) + [IGNORED] * padding)
+def _pad(
+    rows: Sequence[Sequence[int]], width: int, sides: Iterator[Side], pad_token_id: int
+) -> MicroBatch:
+    """The rows padded to `width`; a side is taken from `sides` if any row needs padding."""
+    padded = any(len(row) < width for row in rows)
+    left = padded and next(sides) == "left"
+
+    def fill(row: Sequence[int], value: int) -> list[int]:
+        padding = [value] * (width - len(row))
+        return [*padding, *row] if left else [*row, *padding]
+
+    prompts = [len(row) - _num_labels(len(row)) for row in rows]
     return {
-        "input_ids": torch.tensor(input_ids),
-        "attention_mask": torch.tensor(mask),
-        "labels": torch.tensor(labels),
+        "input_ids": torch.tensor([fill(row, pad_token_id) for row in rows]),
+        "attention_mask": torch.tensor([fill([1] * len(row), 0) for row in rows]),
+        "labels": torch.tensor(
+            [
+                fill([IGNORED] * prompt + list(row[prompt:]), IGNORED)
+                for row, prompt in zip(rows, prompts, strict=True)
+            ]
+        ),
     }

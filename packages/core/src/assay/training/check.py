@@ -21,9 +21,11 @@ from assay.training.processes.requests import (
     ReferenceReport,
     ReferenceRequest,
     TrainOptions,
+    UserCodeReport,
     UserCodeRequest,
     rank_folder,
 )
+from assay.training.shapes import OF_NAMED_PIPELINES, Shapes
 from assay.verdicts import Measurement, Record, Verdict
 
 if TYPE_CHECKING:
@@ -65,14 +67,14 @@ def check_train(check: TrainCheck, folder: Path, progress: Progress) -> Verdict:
     """Run both sides, judge, and write verdict.json and measurements.jsonl into `folder`."""
     load_training_limits(check.limits)
     check_consistency(check)
-    check = replace(check, options=options_for(check.options, check.mesh))
     golden = folder / GOLDEN_FOLDER
-    require_user_code(check, folder, progress)
+    shapes = load_user_code(check, folder, progress).pipeline_shapes
+    check = replace(check, options=options_for(check.options, check.mesh, shapes))
     record_golden(check, golden, progress)
     return check_candidate(check, golden, folder, progress)
 
 
-def require_user_code(check: TrainCheck, folder: Path, progress: Progress) -> None:
+def load_user_code(check: TrainCheck, folder: Path, progress: Progress) -> UserCodeReport:
     """Have the trainer and the setup function loaded, in a process of their own.
 
     Called before the reference runs. Raises: UsageError for what a candidate could not run.
@@ -81,10 +83,11 @@ def require_user_code(check: TrainCheck, folder: Path, progress: Progress) -> No
 
     trainer = None if check.trainer in NAMED else check.trainer
     if trainer is None and check.setup is None:
-        return
+        return UserCodeReport(pipeline_shapes=OF_NAMED_PIPELINES)
     num_ranks = prod(check.mesh.values())
     request = UserCodeRequest(trainer=trainer, setup=check.setup, num_ranks=num_ranks)
-    ask("user-code", request, folder, progress)
+    answer = ask("user-code", request, folder, progress)
+    return UserCodeReport.model_validate(answer.result)
 
 
 def record_golden(check: TrainCheck, golden: Path, progress: Progress) -> None:
@@ -128,18 +131,21 @@ def candidate_request(check: TrainCheck, golden: Path, folder: Path) -> Candidat
     )
 
 
-def options_for(options: TrainOptions, mesh: Mapping[str, int]) -> TrainOptions:
+def options_for(
+    options: TrainOptions, mesh: Mapping[str, int], pipeline_shapes: Shapes = OF_NAMED_PIPELINES
+) -> TrainOptions:
     """`options` as ranks on `mesh` can train: alike on both sides.
 
     Ranks draw masks of dropout for their own micro-batches, features or layers, as no single
-    process does; without dropout the losses of a free run can be compared. Pipelines send tensors
-    of one shape.
+    process does; without dropout the losses of a free run can be compared.
+
+    pipeline_shapes: of the micro-batches that the trainer's pipelines take.
     """
     update: dict[str, Any] = {}
     if prod(mesh.values()) > 1:
         update["adapter_dropout"] = 0.0
     if mesh.get("pp", 1) > 1:
-        update["equal_lengths"] = True
+        update["shapes"] = pipeline_shapes
     return options.model_copy(update=update)
 
 

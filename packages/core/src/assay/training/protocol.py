@@ -129,6 +129,11 @@ class Trainer(Protocol):
         changes, its modules are those that run. Wrappers that add prefixes to the names, as
         DistributedDataParallel and torch.compile do, are recognized.
     optimizer: a torch optimizer over the trained parameters, after `setup`.
+
+    A class may have an attribute `pipeline_shapes`, of which micro-batches its pipelines take:
+    "equal-first-step" if those of a step may differ in rows and tokens; "equal", as without it, if
+    all of a step have one shape. A verdict notes the latter: a stage that loses its gradients where
+    it is built anew for another shape is then not seen.
     """
 
     model: "torch.nn.Module"
@@ -148,9 +153,10 @@ class Trainer(Protocol):
 
         Args:
             batch: micro-batches, each a mapping with `input_ids`, `attention_mask` and `labels`:
-                tensors of shape (B, T), int64, on the host. T differs between micro-batches; rows
-                are padded on the right, where `attention_mask` is 0. `labels` are the token ids
-                at the same place, not shifted; a label of -100 (prompt, padding) does not count.
+                tensors of shape (B, T), int64, on the host. B and T differ between micro-batches,
+                in a pipeline as `pipeline_shapes` says; rows are padded on the right or on the
+                left, where `attention_mask` is 0. `labels` are the token ids at the same place,
+                not shifted; a label of -100 (prompt, padding) does not count.
                 They are copies: a step may change them. On several ranks every rank is given the
                 whole batch and trains on its own share of it.
 

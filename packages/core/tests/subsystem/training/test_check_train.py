@@ -206,6 +206,22 @@ def test_layer_computed_again_from_something_else_is_found(
 
 
 @pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("first_tile_of_the_first_row", "model.layers.1.mlp"),
+        ("lengths_in_place_of_the_mask", ATTENTION),
+    ],
+)
+def test_what_shows_in_unequal_rows_alone_is_found(
+    check_plant: CheckPlant, name: str, module: str
+) -> None:
+    verdict = check_plant(setup=f"{PLANTS / 'batch_rows.py'}:{name}")
+
+    phase, found, _, diagnosis = place(verdict)
+    assert (phase, found, diagnosis) == ("forward", module, "module-error")
+
+
+@pytest.mark.parametrize(
     ("trainer", "setup"),
     [
         ("EvaluatesInItsSteps", None),

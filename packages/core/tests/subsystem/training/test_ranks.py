@@ -35,6 +35,17 @@ def test_two_ranks_train_as_one_process_does(
     assert bool(unmeasured) == (trainer == "pipeline")
 
 
+def test_a_stage_that_loses_its_gradients_for_another_length_is_found(
+    check_plant: CheckPlant,
+) -> None:
+    verdict = check_plant(trainer=f"{PLANTS / 'batch_rows.py'}:StageBuiltAnew", mesh={"pp": 2})
+
+    assert verdict.location is not None
+    # In the first step all micro-batches have one shape.
+    assert (verdict.location.phase, verdict.location.step) == ("backward", 1)
+    assert verdict.diagnosis == "missing-reduction"
+
+
 def test_stages_with_adapters_train_as_one_process_does(check_plant: CheckPlant) -> None:
     verdict = check_plant(trainer="pipeline", mesh={"pp": 2}, lora=True)
 

@@ -213,7 +213,10 @@ class Pipeline:
         shape = (num, rows, length)
         if self._built is None or self._built[0] != shape:
             stages = [self._stage(index, rows, length) for index in sorted(self.stages)]
-            schedule_class = cast("Any", get_schedule_class(self.schedule.name))
+            name = self.schedule.name
+            if name == "1F1B" and num < self._num_stages:
+                name = "GPipe"  # the same order then, which torch's 1F1B refuses
+            schedule_class = cast("Any", get_schedule_class(name))
             self._built = (
                 shape,
                 schedule_class(

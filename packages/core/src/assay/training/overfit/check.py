@@ -18,9 +18,9 @@ from assay.training.check import (
     candidate_request,
     check_consistency,
     load_training_limits,
+    load_user_code,
     options_for,
     record_report,
-    require_user_code,
 )
 from assay.training.overfit.requests import (
     TRAINED,
@@ -75,9 +75,9 @@ def check_overfit(
     tracker: where the curves go as well: one of TRACKERS in `assay.training.overfit.tracking`.
     """
     _require_sense(check, tracker)
-    check = replace(check, options=options_for(check.options, check.mesh))
     golden = folder / GOLDEN_FOLDER
-    require_user_code(check, folder, progress)
+    shapes = load_user_code(check, folder, progress).pipeline_shapes
+    check = replace(check, options=options_for(check.options, check.mesh, shapes))
     record_overfit(check, golden, progress)
     return check_overfit_candidate(check, golden, folder, progress, tracker)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.trace import Trace
-from assay.training.batches import MicroBatch, check_batch, coder_of, padded_alike, training_batches
+from assay.training.batches import MicroBatch, check_batch, coder_of, training_batches
 from assay.training.processes.requests import TrainOptions
 from assay.training.state.files import read_state
 from assay.training.state.states import (
@@ -23,11 +23,12 @@ def plan_batches(options: TrainOptions) -> Batches:
         coder_of(options.model, options.remote_code),
         steps=options.steps,
         micro_batches=options.micro_batches,
+        shapes=options.shapes,
         seed=options.seed,
     )
     for batch in batches:
         check_batch(batch)
-    return [padded_alike(batch) for batch in batches] if options.equal_lengths else batches
+    return batches
 
 
 def state_file(golden: Path, step: int) -> Path:

@@ -53,6 +53,11 @@ from assay.training.trainers.adapters import add_lora
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import OpenedTrainer
 
+_EQUAL_SHAPES = (
+    "the micro-batches of a step have one shape, as the trainer declares no other `pipeline_shapes`:"
+    " whether a stage keeps its gradients from one shape to the next is not tried"
+)
+
 
 class Trusted(ReferenceTrainer):
     """The reference trainer as yardstick or noise run.
@@ -118,9 +123,12 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
         num_trainable=facts["num_trainable"],
         shared=shared,
         draws=draws,
-        notes=_notes_on_clipping(
-            [step.grad_norm for step in recorded], yardstick.trainer.plan.max_grad_norm
-        ),
+        notes=[
+            *_notes_on_clipping(
+                [step.grad_norm for step in recorded], yardstick.trainer.plan.max_grad_norm
+            ),
+            *([_EQUAL_SHAPES] if options.shapes == "equal" else []),
+        ],
     )
 
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from assay.models.remote_code import RemoteCode
 from assay.training.protocol import TrainingPlan
+from assay.training.shapes import Shapes
 from assay.training.state.records import HeldPart, StateValue, TrajectoryRecord
 from assay.verdicts import Number, Record
 
@@ -15,7 +16,7 @@ from assay.verdicts import Number, Record
 class TrainOptions(Record):
     """What is trained, alike on both sides.
 
-    equal_lengths: all micro-batches of a step are padded to one length, as pipelines need it.
+    shapes: which micro-batches of a step have equally many rows and tokens.
     """
 
     model: str
@@ -24,7 +25,7 @@ class TrainOptions(Record):
     micro_batches: int = 2
     lora: bool = False
     adapter_dropout: float = 0.1
-    equal_lengths: bool = False
+    shapes: Shapes = "unequal"
     seed: int = 0
     learning_rate: float = 1e-3
     remote_code: RemoteCode = "refuse"
@@ -91,6 +92,15 @@ class UserCodeRequest(Record):
     trainer: str | None = None
     setup: str | None = None
     num_ranks: int = 1
+
+
+class UserCodeReport(Record):
+    """What is read of a user's trainer before anything runs.
+
+    pipeline_shapes: of the micro-batches that its pipelines take.
+    """
+
+    pipeline_shapes: Shapes
 
 
 class StepRecord(Record):

@@ -2,18 +2,21 @@
 
 from assay.plugins import load_object
 from assay.runs import Progress
-from assay.training.processes.requests import UserCodeRequest
-from assay.training.trainers.registry import try_trainer
+from assay.training.processes.requests import UserCodeReport, UserCodeRequest
+from assay.training.shapes import OF_NAMED_PIPELINES, Shapes
+from assay.training.trainers.registry import pipeline_shapes_of, try_trainer
 
 
-def load_user_code(request: UserCodeRequest, progress: Progress) -> UserCodeRequest:
+def load_user_code(request: UserCodeRequest, progress: Progress) -> UserCodeReport:
     """Import the trainer and the setup function of a request, in a process of their own.
 
-    Returns: the request. Raises: UsageError for what a candidate could not run.
+    Raises: UsageError for what a candidate could not run.
     """
     del progress  # it takes as long as importing a file
+    shapes: Shapes = OF_NAMED_PIPELINES
     if request.trainer is not None:
         try_trainer(request.trainer, request.num_ranks)
+        shapes = pipeline_shapes_of(request.trainer)
     if request.setup is not None:
         load_object(request.setup)
-    return request
+    return UserCodeReport(pipeline_shapes=shapes)

@@ -14,6 +14,7 @@ from assay.parallel.pipeline_parallel.pipeline import Pipeline
 from assay.parallel.pipeline_parallel.stages import StagePlan, called_module, cut_stage
 from assay.training.batches import MicroBatch
 from assay.training.protocol import TrainerTraits, TrainingPlan
+from assay.training.shapes import OF_NAMED_PIPELINES
 from assay.training.trainers.adapters import add_lora
 from assay.training.trainers.mesh import Axis
 from assay.training.trainers.setups import set_up
@@ -35,6 +36,7 @@ class PipelineTrainer(TensorParallelTrainer):
 
     features = frozenset({"lora", "cpu-offload", "mixed-precision"})
     axes = frozenset({"dp", "tp", "pp"})
+    pipeline_shapes = OF_NAMED_PIPELINES
 
     def build_model(self, plan: TrainingPlan) -> nn.Module:
         """This rank's stage, in training mode on its device."""
@@ -99,8 +101,14 @@ class PipelineTrainer(TensorParallelTrainer):
         return self.run_schedule([self.on_device(one) for one in own], num_tokens)
 
     def run_schedule(self, batch: Sequence[MicroBatch], num_tokens: int) -> float:
-        """Forward and backward of all micro-batches; their loss."""
-        return float(self.pipeline.forward_backward(batch, num_tokens))
+        """Forward and backward of all micro-batches; their loss.
+
+        Stages send tensors of one shape: micro-batches that differ go through one by one. On all
+        ranks of dp alike, or their collectives would not match.
+        """
+        alike = len({one["input_ids"].shape for one in batch}) == 1
+        parts = [batch] if alike else [[one] for one in batch]
+        return sum(float(self.pipeline.forward_backward(part, num_tokens)) for part in parts)
 
     def reduce_gradients(self) -> None:
         """Add up those of embedding and head where they are one parameter."""

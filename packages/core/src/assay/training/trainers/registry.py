@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from assay.training.protocol import (
     TrainerTraits,
     TrainingPlan,
 )
+from assay.training.shapes import PIPELINE_SHAPES, Shapes
 from assay.training.trainers.setups import called
 
 # Where other packages register trainers: NAME = "MODULE:CLASS".
@@ -163,6 +164,19 @@ def try_trainer(name: str, num_ranks: int) -> None:
     require_trainer(name)
     with _errors_of(name, "being imported"):
         _class_of(name)
+
+
+def pipeline_shapes_of(name: str) -> Shapes:
+    """What the pipelines of a trainer take, as its class declares it.
+
+    Raises: TrainerError for another declaration than there are.
+    """
+    shapes: Shapes = getattr(_class_of(name), PIPELINE_SHAPES, "equal")
+    if shapes not in get_args(Shapes):
+        raise TrainerError(
+            f"{PIPELINE_SHAPES} of {name} is {shapes!r}; it is one of: {', '.join(get_args(Shapes))}"
+        )
+    return shapes
 
 
 def describe_trainer(name: str | None, plan: TrainingPlan, model: nn.Module) -> dict[str, Any]:

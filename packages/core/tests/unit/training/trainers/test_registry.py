@@ -11,7 +11,12 @@ from assay.training.protocol import (
     TrainingPlan,
 )
 from assay.training.trainers.reference import ReferenceTrainer
-from assay.training.trainers.registry import open_trainer, require_trainer, try_trainer
+from assay.training.trainers.registry import (
+    open_trainer,
+    pipeline_shapes_of,
+    require_trainer,
+    try_trainer,
+)
 
 PLAN = TrainingPlan(model="m", run="cpu/float32")
 SOURCE = """
@@ -41,6 +46,12 @@ class TraitsOfAnotherKind(Good):
 
 class NoSuchPhase(Good):
     traits = TrainerTraits(invisible_phases={"reduction": "fused"})
+
+class TakesOthers(Good):
+    pipeline_shapes = "equal-first-step"
+
+class TakesAnything(Good):
+    pipeline_shapes = "all"
 
 class Exits(Good):
     def setup(self, plan):
@@ -131,3 +142,17 @@ def test_names_are_checked_without_importing_anything(tmp_path: Path) -> None:
         require_trainer("mine")
     with pytest.raises(UsageError, match="there is no file"):
         require_trainer(f"{tmp_path}/absent.py:Mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"), [("Good", "equal"), ("TakesOthers", "equal-first-step")]
+)
+def test_pipelines_take_one_shape_unless_their_class_declares_more(
+    file: Path, name: str, shapes: str
+) -> None:
+    assert pipeline_shapes_of(f"{file}:{name}") == shapes
+
+
+def test_shapes_that_do_not_exist_are_refused(file: Path) -> None:
+    with pytest.raises(UsageError, match="TakesAnything is 'all'; it is one of: unequal, equal-"):
+        pipeline_shapes_of(f"{file}:TakesAnything")
