@@ -2,7 +2,7 @@
 
 import math
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -106,7 +106,10 @@ class Suspect(Record):
 
 
 class Level(Record):
-    """The result of one level of a check; `verdict` is null if it was not run."""
+    """The result of one level of a check; `verdict` is null if it was not run.
+
+    reason: in words, what decided. A level that was not compared, or not run, always has one.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -118,6 +121,12 @@ class Level(Record):
     @classmethod
     def _read_details(cls, data: object) -> object:
         return _from_json_values(data)
+
+    @model_validator(mode="after")
+    def _require_reason(self) -> Self:
+        if self.verdict in (None, Outcome.NOT_COMPARED) and not self.reason:
+            raise ValueError(f"a level that is {self.verdict or 'not run'} needs a reason")
+        return self
 
     @model_serializer(mode="wrap", when_used="json")
     def _write_details(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:

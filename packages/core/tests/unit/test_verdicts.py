@@ -47,6 +47,14 @@ def test_failure_counts_more_than_a_gap_and_a_gap_more_than_a_pass(
     assert overall_outcome(outcomes) is expected
 
 
+@pytest.mark.parametrize("outcome", [None, Outcome.NOT_COMPARED])
+@pytest.mark.parametrize("reason", [None, ""])
+def test_level_that_compared_nothing_says_why(outcome: Outcome | None, reason: str | None) -> None:
+    with pytest.raises(ValidationError, match="needs a reason"):
+        Level(verdict=outcome, reason=reason)
+    assert Level(verdict=outcome, reason="no replicas").reason == "no replicas"
+
+
 def test_only_a_pass_has_passed() -> None:
     assert Verdict(verdict=Outcome.PASS).passed
     assert not Verdict(verdict=Outcome.NOT_COMPARED).passed

@@ -93,7 +93,7 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
 def _explain_pass(verdict: Verdict, evidence: DecidingRows) -> list[str]:
     details = [_describe_compared(verdict)]
     skipped = [
-        f"{name} ({level.reason or 'no reason was given'})"
+        f"{name} ({level.reason})"
         for name, level in verdict.levels.items()
         if level.verdict is None
     ]
@@ -135,7 +135,7 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
 def _explain_not_compared(verdict: Verdict) -> list[str]:
     details = [_describe_compared(verdict)]
     details += [
-        f"{name} was not compared: {level.reason or 'no reason was given'}"
+        f"{name} was not compared: {level.reason}"
         for name, level in verdict.levels.items()
         if level.verdict is Outcome.NOT_COMPARED
     ]

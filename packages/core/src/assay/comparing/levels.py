@@ -100,11 +100,12 @@ def describe_replaced(modules: Sequence[str]) -> str:
     )
 
 
-def outcome_of(num_compared: int, num_failed: int) -> Outcome:
-    """The outcome of one level: nothing compared is never a pass."""
+def level_of(num_compared: int, num_failed: int, facts: Mapping[str, Any]) -> Level:
+    """One level's entry in a verdict, with `facts`: nothing compared is never a pass."""
     if num_compared == 0:
-        return Outcome.NOT_COMPARED
-    return Outcome.FAIL if num_failed else Outcome.PASS
+        return Level(verdict=Outcome.NOT_COMPARED, reason="nothing was compared", **facts)
+    outcome = Outcome.FAIL if num_failed else Outcome.PASS
+    return Level(verdict=outcome, compared=num_compared, **facts)
 
 
 def outcome_of_levels(levels: Mapping[str, Level]) -> Outcome:

@@ -9,8 +9,8 @@ from assay.comparing.levels import (
     JudgedRatio,
     describe_judged_level,
     find_worst,
+    level_of,
     list_unmatched,
-    outcome_of,
     outcome_of_levels,
     pool_resolutions,
 )
@@ -33,11 +33,14 @@ EXACT = JudgedRatio(Ratio("exact", 0.0, 0.0), 0.0)
     ],
 )
 def test_nothing_compared_is_never_a_pass(compared: int, failed: int, expected: Outcome) -> None:
-    assert outcome_of(compared, failed) is expected
+    level = level_of(compared, failed, {"kl_mean": 0.5})
+
+    assert (level.verdict, level.compared) == (expected, compared)
+    assert level.reason == (None if compared else "nothing was compared")
 
 
 def test_level_that_was_not_run_decides_nothing() -> None:
-    run, not_run = Level(verdict=Outcome.PASS), Level(verdict=None)
+    run, not_run = Level(verdict=Outcome.PASS), Level(verdict=None, reason="one process")
     assert outcome_of_levels({"loss": run, "replicas": not_run}) is Outcome.PASS
     assert outcome_of_levels({"replicas": not_run}) is Outcome.NOT_COMPARED
 

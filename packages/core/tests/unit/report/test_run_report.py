@@ -104,7 +104,7 @@ def test_level_without_judged_measurements_has_no_worst() -> None:
 
 
 def test_ladder_stands_on_its_lowest_level() -> None:
-    levels = {name: Level(verdict=None) for name in ("mine", "sampler", "tokens", "inputs")}
+    levels = {name: Level(verdict=Outcome.PASS) for name in ("mine", "sampler", "tokens", "inputs")}
     report = Report(Path("run"), Verdict(verdict=Outcome.FAIL, levels=levels), [])
     assert [rung.name for rung in report.ladder] == ["inputs", "tokens", "sampler", "mine"]
 

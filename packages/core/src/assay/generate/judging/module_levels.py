@@ -12,9 +12,10 @@ from assay.comparing.judge import (
     judge_replay,
     rank_stages,
 )
-from assay.comparing.levels import LevelResult, describe_replaced, list_unmatched, outcome_of
+from assay.comparing.levels import LevelResult, describe_replaced, level_of, list_unmatched
 from assay.comparing.results import ReplayResults
 from assay.comparing.stored_results import read_results
+from assay.errors import name_some
 from assay.generate.judging.evidence import GenerateEvidence
 from assay.generate.judging.replay_rows import drift_rows, replay_rows
 from assay.generate.processes.requests import REPLAY
@@ -88,9 +89,6 @@ def _level(
     evidence: GenerateEvidence,
 ) -> Level:
     compared = len({(item.port.module, item.port.port) for item in judged})
-    outcome = outcome_of(compared, sum(item.failed for item in judged))
-    if outcome is Outcome.PASS and unmatched.expected:
-        outcome = Outcome.NOT_COMPARED
     facts = describe_stages_level(judged) | {"limits_origin": evidence.limits.origin}
     worst = origin.reported.port.sums.worst if origin is not None else None
     if worst is not None and worst.index:
@@ -99,7 +97,11 @@ def _level(
             "actual": worst.actual,
             "expected": worst.expected,
         }
-    return Level(verdict=outcome, compared=compared, **facts)
+    level = level_of(compared, sum(item.failed for item in judged), facts)
+    if level.verdict is Outcome.FAIL or not unmatched.expected:
+        return level
+    reason = f"not seen: {name_some(unmatched.expected)}"
+    return Level(verdict=Outcome.NOT_COMPARED, reason=reason, compared=compared, **facts)
 
 
 def _notes(replay: ReplayResults, bias: DeviceBias | None) -> list[str]:

@@ -11,7 +11,7 @@ from assay.comparing.levels import (
     JudgedRatio,
     LevelResult,
     describe_judged_level,
-    outcome_of,
+    level_of,
 )
 from assay.generate.judging.evidence import GenerateEvidence
 from assay.generate.judging.logits import TokenMetrics, compare_logits, failure_rate, judge_logits
@@ -71,7 +71,7 @@ def judge_logits_level(evidence: GenerateEvidence) -> LevelResult:
     )
     addresses = _addresses(evidence, valid)
     result = LevelResult(
-        Level(verdict=outcome_of(count, num_failed), compared=count, **facts),
+        level_of(count, num_failed, facts),
         [item.measurement("logits", "logits") for item in judged]
         + _token_rows(evidence, metrics, noise_metrics, addresses, ratios[2].expected),
         judged=judged,
@@ -119,7 +119,7 @@ def judge_tokens_level(evidence: GenerateEvidence) -> LevelResult:
             else:
                 wrong.append((batch, difference))
     facts: dict[str, Any] = {"equal": equal, "near_ties": len(ties)}
-    level = Level(verdict=outcome_of(compared, len(wrong)), compared=compared, **facts)
+    level = level_of(compared, len(wrong), facts)
     result = LevelResult(level, rows)
     if ties:
         result.notes.append(
@@ -150,8 +150,8 @@ def judge_sampler_level(evidence: GenerateEvidence) -> LevelResult:
         "masked_differently": sum(item.num_masked_differently for item in differences),
         "largest_difference": max((item.largest for item in differences), default=math.nan),
     }
-    outcome = outcome_of(compared, sum(not item.agrees for item in differences))
-    return LevelResult(Level(verdict=outcome, compared=compared, **facts))
+    num_wrong = sum(not item.agrees for item in differences)
+    return LevelResult(level_of(compared, num_wrong, facts))
 
 
 def _valid_tokens(evidence: GenerateEvidence, batch: Batch, logits: Tensor) -> Tensor:
