@@ -95,12 +95,15 @@ class Replayer:
     _caches: CacheTracker = field(default_factory=CacheTracker)
     _index: RowIndex = field(default_factory=lambda: RowIndex(None))
     _called: set[CallSite] = field(default_factory=set)
+    # What the calls of the last root call chose themselves, such as experts, by call and port.
+    _chosen: dict[tuple[CallSite, str], Tensor] = field(default_factory=dict)
 
     def enter(self, active: ActiveCall) -> None:
         """Measure and replace the arguments of a call that the trace has too."""
         if active.call.caller is None:
             self._caches.begin_root()
             self._injected.clear()
+            self._chosen.clear()
             self._index = RowIndex(None)
         if active.call.site.module in self.partial_modules:
             self._enter_partial_module(active)
@@ -243,12 +246,19 @@ class Replayer:
         if value.shape != expected.shape:
             result.exact.add(expected.numel(), expected.numel())
             return actual
-        excluded = matched.excluded if port != matched.scores else None
+        excluded, measured_by = matched.excluded if port != matched.scores else None, expected
         injected = self.boundary.injected(expected, actual.dtype)
         # What was kept for a recomputation is what was injected before.
         kept = active.is_recompute and port.startswith("input.") and torch.equal(value, injected)
+        if not port.startswith("input.") and not expected.is_floating_point():
+            place = active.call.site, port
+            if active.is_recompute and place in self._chosen:
+                # Made again from the same values: what forward chose itself is the only right choice.
+                measured_by, excluded = self._chosen[place], None
+            else:
+                self._chosen[place] = value
         if not kept:
-            measure(result, self._index, matched.rows, excluded, value, expected)
+            measure(result, self._index, matched.rows, excluded, value, measured_by)
         injected = injected.to(actual.device)
         if layout is not None:
             injected = layout.part(module, port, injected)
