@@ -246,24 +246,39 @@ class Replayer:
         if value.shape != expected.shape:
             result.exact.add(expected.numel(), expected.numel())
             return actual
-        excluded, measured_by = matched.excluded if port != matched.scores else None, expected
         injected = self.boundary.injected(expected, actual.dtype)
         # What was kept for a recomputation is what was injected before.
         kept = active.is_recompute and port.startswith("input.") and torch.equal(value, injected)
-        if not port.startswith("input.") and not expected.is_floating_point():
-            place = active.call.site, port
-            if active.is_recompute and place in self._chosen:
-                # Made again from the same values: what forward chose itself is the only right choice.
-                measured_by, excluded = self._chosen[place], None
-            else:
-                self._chosen[place] = value
         if not kept:
-            measure(result, self._index, matched.rows, excluded, value, measured_by)
+            self._measure(result, active, value, expected)
         injected = injected.to(actual.device)
         if layout is not None:
             injected = layout.part(module, port, injected)
         self._injected.put(injected, key)
         return injected
+
+    def _measure(
+        self, result: PortResult, active: ActiveCall, value: Tensor, expected: Tensor
+    ) -> None:
+        """Measure a whole value at a port, without rows of near ties where a tie may decide."""
+        matched: _Matched = active.state
+        excluded = matched.excluded if result.port != matched.scores else None
+        chosen = self._choice_of_forward(active, result.port, value)
+        if chosen is not None:
+            expected, excluded = chosen, None
+        measure(result, self._index, matched.rows, excluded, value, expected)
+
+    def _choice_of_forward(self, active: ActiveCall, port: str, value: Tensor) -> Tensor | None:
+        """What the same call chose in forward, such as experts, where it is made again; else None.
+
+        It is made from the same values: the candidate's own first choice is the only right one.
+        """
+        if port.startswith("input.") or value.is_floating_point():
+            return None
+        if active.is_recompute:
+            return self._chosen.get((active.call.site, port))
+        self._chosen[active.call.site, port] = value
+        return None
 
     def _replace_changes(self, active: ActiveCall) -> None:
         """Measure arguments that were changed in place: no others than the reference changes."""

@@ -7,7 +7,7 @@ so that a check finds the phase of a step that is wrong. An example of both: doc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from assay.models.remote_code import RemoteCode
 from assay.sites import Phase
@@ -99,6 +99,9 @@ class TrainerTraits:
         get other values than those of the whole model, without any effect on the result.
     layout: what whole tensors this rank's local tensors at module boundaries are parts of; None
         where they are whole, or DTensors.
+    dropout_masks: "own" where ranks of dp are to draw masks of dropout each by itself, so that equal
+        ones are a failure; "shared" where all are to drop alike; None leaves it open, and equal ones
+        are a note.
     scheduled_module: path in `model` ("" is `model` itself) of the module that `run_schedule` calls
         once for each micro-batch; None for a trainer whose micro-batches go through `compute_loss`
         and `backward`.
@@ -108,6 +111,7 @@ class TrainerTraits:
     partial_modules: frozenset[str] = frozenset()
     unmeasured_ports: frozenset[tuple[str, str]] = frozenset()
     layout: "RankLayout | None" = None
+    dropout_masks: Literal["own", "shared"] | None = None
     scheduled_module: str | None = None
 
 

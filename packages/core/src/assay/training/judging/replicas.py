@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from assay.comparing.levels import Finding, LevelResult
 from assay.errors import name_some
@@ -64,26 +65,51 @@ def find_unshared(evidence: TrainEvidence) -> str | None:
     return None
 
 
-def find_repeated_masks(evidence: TrainEvidence) -> int | None:
-    """The first rank that drops by the same random numbers twice; None if none does."""
-    repeats = (
-        rank
-        for rank, report in enumerate(evidence.reports)
-        if len(set(report.free.masks)) < len(report.free.masks)
-    )
-    return next(repeats, None)
+def find_wrong_masks(evidence: TrainEvidence) -> Finding | None:
+    """Masks of dropout that are drawn twice, or alike on ranks that declare masks of their own."""
+    for rank, report in enumerate(evidence.reports):
+        if len(set(report.free.masks)) < len(report.free.masks):
+            reason = "two micro-batches drop by the same random numbers"
+            return Finding("rng-state", Location(phase="forward", rank=rank), reason)
+    alike = _ranks_that_drop_alike(evidence)
+    if alike is None or evidence.reports[0].dropout_masks != "own":
+        return None
+    reason = f"{_drop_alike(alike)}, and the trainer declares that each draws its own"
+    return Finding("rng-state", Location(phase="forward", rank=alike[1].rank), reason)
 
 
 def notes_on_masks(evidence: TrainEvidence) -> list[str]:
-    """Whether ranks of dp drop alike, as trainers do that seed all of them so; or none was seen."""
+    """Whether ranks of dp drop alike, and nothing is declared of it; or no mask was seen."""
     if evidence.reference.draws and not any(report.free.masks for report in evidence.reports):
         return ["masks of dropout are not compared: none is drawn by torch's own functions"]
-    first: dict[str, int] = {}
-    for data_rank, reports in _by_data_rank(evidence.reports).items():
-        for mask in {mask for report in reports for mask in report.free.masks}:
-            if first.setdefault(mask, data_rank) != data_rank:
-                return [f"dp={first[mask]} and dp={data_rank} drop by the same random numbers"]
-    return []
+    alike = _ranks_that_drop_alike(evidence)
+    if alike is None or evidence.reports[0].dropout_masks is not None:
+        return []
+    declare = 'TrainerTraits(dropout_masks="shared"), else "own", which makes it a failure'
+    return [f"{_drop_alike(alike)}: where this is meant, declare {declare}"]
+
+
+@dataclass(frozen=True, slots=True)
+class _DataRank:
+    """A rank of the world, and its place on the axis dp."""
+
+    rank: int
+    place: int
+
+
+def _ranks_that_drop_alike(evidence: TrainEvidence) -> tuple[_DataRank, _DataRank] | None:
+    """The first two ranks of different places on dp that have a mask in common."""
+    first: dict[str, _DataRank] = {}
+    for rank, report in enumerate(evidence.reports):
+        own = _DataRank(rank, report.coordinates.get("dp", 0))
+        for mask in report.free.masks:
+            if first.setdefault(mask, own).place != own.place:
+                return first[mask], own
+    return None
+
+
+def _drop_alike(ranks: tuple[_DataRank, _DataRank]) -> str:
+    return f"dp={ranks[0].place} and dp={ranks[1].place} drop by the same random numbers"
 
 
 def _by_data_rank(reports: Sequence[CandidateReport]) -> dict[int, list[CandidateReport]]:

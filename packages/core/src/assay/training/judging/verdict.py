@@ -41,8 +41,8 @@ from assay.training.judging.free_run import (
 from assay.training.judging.groups import JudgedGroup, judge_groups
 from assay.training.judging.places import location_of, measurement_of
 from assay.training.judging.replicas import (
-    find_repeated_masks,
     find_unshared,
+    find_wrong_masks,
     judge_replicas,
     notes_on_masks,
 )
@@ -227,8 +227,8 @@ def _reported_problem(level: str, evidence: TrainEvidence) -> str | None:
     report = evidence.report
     if level == "inputs":
         return find_unshared(evidence)
-    if level == "activations" and find_repeated_masks(evidence) is not None:
-        return "two micro-batches drop by the same random numbers"
+    if level == "activations" and (masks := find_wrong_masks(evidence)):
+        return masks.reason
     if level == "updates" and report.unexpectedly_trained:
         return f"trained, and should not be: {name_some(report.unexpectedly_trained)}"
     if level == "activations" and report.adapter_start:
@@ -269,9 +269,8 @@ def _decide(
 
 def _find_in_reports(evidence: TrainEvidence) -> Finding | None:
     """What the reports show, where no measurement of the replayed steps failed."""
-    repeating = find_repeated_masks(evidence)
-    if repeating is not None:
-        return Finding("rng-state", Location(phase="forward", rank=repeating))
+    if masks := find_wrong_masks(evidence):
+        return masks
     if evidence.report.adapter_start and not evidence.report.unexpectedly_trained:
         name = evidence.report.adapter_start[0]
         module = name.rpartition(".")[0]

@@ -136,6 +136,7 @@ class _Candidate:
             absent=sorted(complete["model"].keys() - initial["model"].keys()),
             not_loaded=not_loaded,
             adapter_start=adapter_start,
+            dropout_masks=opened.traits.dropout_masks,
             logit_gradients=[LogitGradientScale.model_validate(row) for row in steps.scales],
         )
         trainer.teardown()

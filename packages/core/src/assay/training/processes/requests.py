@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -186,6 +186,7 @@ class CandidateReport(Record):
     unmeasured: ports of its modules that it declares to have other values, without effect.
     absent: parameters and buffers of the model that this process does not have.
     adapter_start: parameters of an adapter that do not start as an adapter does.
+    dropout_masks: what the trainer declares of masks on ranks of dp, see TrainerTraits.
     """
 
     run: dict[str, Any]
@@ -205,6 +206,7 @@ class CandidateReport(Record):
     unmeasured: list[str] = Field(default_factory=list)
     absent: list[str] = Field(default_factory=list)
     adapter_start: list[str] = Field(default_factory=list)
+    dropout_masks: Literal["own", "shared"] | None = None
 
 
 class LogitGradientScale(Record):

@@ -1,6 +1,7 @@
 """DistributedDataParallel: every rank has the whole model."""
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,9 +22,9 @@ class DDPTrainer(ReferenceTrainer):
     def traits(self) -> TrainerTraits:
         """The reduction is done when `reduce_gradients` is called."""
         if self.data.size == 1:
-            return TrainerTraits()
+            return super().traits
         reason = "DistributedDataParallel adds gradients up inside of backward"
-        return TrainerTraits(invisible_phases={"reduce": reason})
+        return replace(super().traits, invisible_phases={"reduce": reason})
 
     def distribute(self, model: nn.Module) -> nn.Module:
         """The model itself: what wraps it is called instead, and holds no name of its own."""

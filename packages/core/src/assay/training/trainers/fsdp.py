@@ -1,6 +1,7 @@
 """FSDP2: parameters, gradients and moments are sharded over ranks."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,9 @@ class FSDPTrainer(ReferenceTrainer):
     def traits(self) -> TrainerTraits:
         """The reduction is done when `reduce_gradients` is called."""
         if self.data.size == 1:
-            return TrainerTraits()
-        return TrainerTraits(
-            invisible_phases={"reduce": "FSDP2 adds gradients up inside of backward"}
-        )
+            return super().traits
+        reason = "FSDP2 adds gradients up inside of backward"
+        return replace(super().traits, invisible_phases={"reduce": reason})
 
     def parameter_dtype(self) -> str:
         """Under mixed precision the parameters that are trained are in float32."""

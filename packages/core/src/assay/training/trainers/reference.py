@@ -51,8 +51,8 @@ class ReferenceTrainer:
 
     @property
     def traits(self) -> TrainerTraits:
-        """What is special about this trainer: of the reference nothing."""
-        return TrainerTraits()
+        """What is special about this trainer: each data rank has a seed of its own."""
+        return TrainerTraits(dropout_masks="own")
 
     def setup(self, plan: TrainingPlan) -> None:
         """Build model and optimizer. Raises: UsageError for what this trainer cannot do."""

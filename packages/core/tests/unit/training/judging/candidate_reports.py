@@ -1,5 +1,7 @@
 """Reports of candidate processes that tell nothing but what a test is about."""
 
+from typing import Literal
+
 from assay.training.processes.requests import CandidateReport, FreeRun
 from assay.training.state.records import HeldPart, StateValue
 
@@ -10,6 +12,7 @@ def report(
     shared: tuple[list[str], ...] = (),
     micro_batches_run: tuple[tuple[int, int], ...] = (),
     masks: tuple[str, ...] = (),
+    dropout_masks: Literal["own", "shared"] | None = None,
     **coordinates: int,
 ) -> CandidateReport:
     """steps: what is held after each; saved: what was changed by saving."""
@@ -28,4 +31,5 @@ def report(
         not_loaded=[],
         micro_batches_run=list(micro_batches_run),
         coordinates=coordinates,
+        dropout_masks=dropout_masks,
     )

@@ -1,12 +1,12 @@
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.replicas import (
-    find_repeated_masks,
     find_unshared,
+    find_wrong_masks,
     judge_replicas,
     notes_on_masks,
 )
@@ -101,19 +101,50 @@ def test_ranks_of_one_replica_train_on_the_same() -> None:
 def test_mask_that_a_rank_uses_twice_is_found() -> None:
     clean, repeats = report(masks=("a", "b"), dp=0), report(masks=("c", "a", "c"), dp=1)
 
-    assert find_repeated_masks(evidence(clean)) is None
-    assert find_repeated_masks(evidence(report(), report())) is None
-    assert find_repeated_masks(evidence(clean, repeats)) == 1
+    assert find_wrong_masks(evidence(clean)) is None
+    assert find_wrong_masks(evidence(report(), report())) is None
+    found = find_wrong_masks(evidence(clean, repeats))
+    assert found is not None
+    assert (found.diagnosis, found.location.rank) == ("rng-state", 1)
+    assert found.reason == "two micro-batches drop by the same random numbers"
 
 
-def test_masks_that_ranks_of_dp_share_are_reported() -> None:
+@pytest.mark.parametrize(
+    ("declared", "fails", "noted"),
+    [("own", True, False), ("shared", False, False), (None, False, True)],
+)
+def test_masks_that_ranks_of_dp_share_are_what_the_trainer_declares_of_them(
+    declared: Literal["own", "shared"] | None, *, fails: bool, noted: bool
+) -> None:
+    ranks = [
+        report(masks=masks, dropout_masks=declared, dp=place, tp=number % 2)
+        for number, (place, masks) in enumerate(
+            [(0, ("a", "b")), (0, ("a", "b")), (1, ("c", "d")), (1, ("c", "b"))]
+        )
+    ]
+    alike = "dp=0 and dp=1 drop by the same random numbers"
+
+    assert find_wrong_masks(evidence(*ranks[:3])) is None
+    assert notes_on_masks(evidence(*ranks[:3])) == []
+    found = find_wrong_masks(evidence(*ranks))
+    assert (found is not None) == fails
+    if found is not None:
+        assert (found.diagnosis, found.location.rank) == ("rng-state", 3)
+        assert found.reason == f"{alike}, and the trainer declares that each draws its own"
+    assert [note.startswith(alike) for note in notes_on_masks(evidence(*ranks))] == [True] * noted
+
+
+def test_masks_that_ranks_of_dp_share_without_a_declaration_are_reported() -> None:
     first, second = report(masks=("a", "b"), dp=0), report(masks=("c", "d"), dp=1)
     shares, half = report(masks=("a", "d"), dp=1), report(masks=("a", "b"), dp=0, tp=1)
 
     assert notes_on_masks(evidence(first, second)) == []
     assert notes_on_masks(evidence(first, half)) == []
-    reported = ["dp=0 and dp=1 drop by the same random numbers"]
-    assert notes_on_masks(evidence(first, shares)) == reported
+    noted = (
+        "dp=0 and dp=1 drop by the same random numbers: where this is meant, declare"
+        ' TrainerTraits(dropout_masks="shared"), else "own", which makes it a failure'
+    )
+    assert notes_on_masks(evidence(first, shares)) == [noted]
 
 
 def test_masks_that_nobody_saw_are_reported_where_the_reference_drops() -> None:
