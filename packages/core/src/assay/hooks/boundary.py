@@ -52,6 +52,8 @@ class Boundary:
 
     def store(self, value: Tensor) -> Tensor:
         """What is kept of `value`; a tensor of its own if the boundary rounds."""
+        if self.rounded is not None and value.is_complex():
+            return value.clone()
         if self.stored is None or not value.is_floating_point():
             return value
         stored = cast_within_range(value, self.stored)
@@ -59,7 +61,12 @@ class Boundary:
         return stored.clone() if self.rounded is not None and stored is value else stored
 
     def injected(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
-        """The value that the next stage gets, in `dtype`, made from what was stored."""
+        """The value that the next stage gets, in `dtype`, made from what was stored.
+
+        Complex numbers are pairs of float32 whatever dtype a model has: there are none of bfloat16.
+        """
+        if self.rounded is not None and stored.is_complex():
+            return stored.to(torch.complex64).to(dtype)
         if self.rounded is None or not stored.is_floating_point():
             return cast_within_range(stored, dtype)
         return cast_within_range(cast_within_range(stored, self.rounded), dtype)

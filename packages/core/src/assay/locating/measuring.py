@@ -22,6 +22,7 @@ def measure(
     excluded: batch rows that are left out, (B,) bool; None for none.
     Shapes: actual and expected alike.
     """
+    actual, expected = as_real(actual), as_real(expected)
     if rows is not None and expected.shape == (rows.num_rows, rows.length):
         actual, expected = actual[..., None], expected[..., None]  # one number for each token
     (actual_RC, expected_RC), prompt, position = index.flatten(actual, expected)
@@ -43,6 +44,16 @@ def measure(
     if bool(different.any()) and result.exact.first == (-1, -1):
         first = int(different.nonzero()[0])
         result.exact.first = (int(prompt[first]), int(position[first]))
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """Complex numbers as pairs of real ones along the last dim; all else as it is.
+
+    Shapes: complex (..., C) to (..., 2 C).
+    """
+    if not tensor.is_complex():
+        return tensor
+    return torch.view_as_real(tensor.resolve_conj()).reshape(*tensor.shape[:-1], -1)
 
 
 def is_broadcast_over_rows(expected: tuple[int, ...], actual: tuple[int, ...]) -> bool:

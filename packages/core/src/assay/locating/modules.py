@@ -27,7 +27,7 @@ from assay.locating.masks import (
     is_attention_mask,
     mask_for,
 )
-from assay.locating.measuring import is_broadcast_over_rows, measure
+from assay.locating.measuring import as_real, is_broadcast_over_rows, measure
 from assay.locating.port_matching import ancestors, missing_ports, recorded_names
 from assay.locating.rank_layout import RankLayout, layout_of
 from assay.locating.routing import (
@@ -243,7 +243,7 @@ class Replayer:
         value = value.cpu()
         if is_broadcast_over_rows(tuple(expected.shape), tuple(value.shape)):
             expected = expected.expand_as(value)
-        if value.shape != expected.shape:
+        if value.shape != expected.shape or value.is_complex() != expected.is_complex():
             result.exact.add(expected.numel(), expected.numel())
             return actual
         injected = self.boundary.injected(expected, actual.dtype)
@@ -359,7 +359,7 @@ class Replayer:
             active.call.site.module,
             port,
             stage,
-            str(value.dtype).removeprefix("torch."),
+            str(as_real(value).dtype).removeprefix("torch."),
             "" if port.startswith("input.") else active.call.class_name,
             pointwise=stage.module in self.pointwise,
         )

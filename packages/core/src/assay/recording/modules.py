@@ -120,7 +120,8 @@ class Recorder:
         stored = self.boundary.store(value.detach())
         tensors[port] = stored
         injected = value
-        if self.boundary.rounded is not None and value.is_floating_point():
+        rounds = value.is_floating_point() or value.is_complex()
+        if self.boundary.rounded is not None and rounds:
             injected = self.boundary.injected(stored, value.dtype)
         self._known.put(injected, stored)
         return injected
