@@ -14,8 +14,9 @@ from assay.devices.base import Device
 from assay.devices.registry import is_host_adapter, open_device, open_run
 from assay.devices.run_string import Run, parse_device
 from assay.errors import UsageError
+from assay.generate.passes.generation_loop import limits_of_generation
 from assay.generate.passes.passes import Side, run_forced, run_free, whole_batches
-from assay.inputs import InputPlan, PlanOptions, limits_of, plan_batches
+from assay.inputs import InputPlan, PlanOptions, plan_batches
 from assay.models import LoadedModel, load_model
 from assay.models.candidate_setup import apply_setup
 from assay.models.size_policy import choose_threads, yardstick_dtype
@@ -78,7 +79,7 @@ def open_candidate(model: str, run: Run, settings: Settings, setup: str | None =
         num_prompts=settings.num_prompts,
         seed=settings.seed,
     )
-    plan = plan_batches(limits_of(loaded), options, loaded.encode)
+    plan = plan_batches(limits_of_generation(loaded), options, loaded.encode)
     content = Content(
         weights_hash=loaded.weights_hash,
         tokenizer_hash=loaded.tokenizer_hash,

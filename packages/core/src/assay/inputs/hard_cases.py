@@ -31,7 +31,7 @@ def describe_hard_cases(batches: Sequence[Batch], limits: ModelLimits) -> dict[s
                 batch.prefill_chunk is not None and batch.length > batch.prefill_chunk
                 for batch in batches
             )
-            if generates
+            if generates and not limits.whole_prefill
             else None
         ),
         # The first new token comes from the prefill.

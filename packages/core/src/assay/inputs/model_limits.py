@@ -26,6 +26,7 @@ class ModelLimits:
 
     max_positions: length of the longest sequence; None for no limit.
     sliding_window: length of the shortest window of a layer; None if no layer has one.
+    whole_prefill: why generation has to take a prompt in one call; empty where chunks are possible.
     """
 
     vocab_size: int
@@ -33,6 +34,7 @@ class ModelLimits:
     sliding_window: int | None = None
     pad_token_id: int = 0
     can_generate: bool = True
+    whole_prefill: str = ""
 
     def check_ids(self, ids: Sequence[int], max_new_tokens: int, where: str) -> None:
         """Raise UsageError, beginning with `where`, if the model cannot continue `ids`."""

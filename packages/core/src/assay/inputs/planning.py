@@ -95,6 +95,8 @@ def plan_batches(
         batches.append(Batch(len(batches), rows, numbers, limits.pad_token_id, new_tokens))
     if long_prompt is not None:
         batches.append(_long_batch(len(batches), len(prompts), long_prompt, limits))
+        if limits.whole_prefill and len(long_prompt.ids) > LONG_PREFILL_CHUNK:
+            notes.append(f"no prompt is read in chunks: {limits.whole_prefill}")
         prompts = [*prompts, long_prompt]
     return InputPlan(tuple(batches), tuple(prompts), tuple(notes))
 
@@ -180,7 +182,8 @@ def _long_length(limits: ModelLimits) -> tuple[int, list[str]]:
 
 
 def _long_batch(number: int, prompt_number: int, prompt: Prompt, limits: ModelLimits) -> Batch:
-    in_chunks = limits.can_generate and len(prompt.ids) > LONG_PREFILL_CHUNK
+    can_take_chunks = limits.can_generate and not limits.whole_prefill
+    in_chunks = can_take_chunks and len(prompt.ids) > LONG_PREFILL_CHUNK
     return Batch(
         number,
         (prompt.ids,),

@@ -11,6 +11,7 @@ from assay.inputs import (
     ModelLimits,
     PlanOptions,
     Prompt,
+    describe_hard_cases,
     parse_lengths,
     plan_batches,
 )
@@ -151,3 +152,14 @@ def test_lengths_are_a_number_or_a_range(text: str, expected: LengthRange) -> No
 def test_other_lengths_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="prompt length"):
         parse_lengths(text)
+
+
+def test_long_prompt_is_read_in_one_piece_where_generation_has_no_cache_for_chunks() -> None:
+    limits = dataclasses.replace(LIMITS, whole_prefill="there is no cache")
+
+    planned = plan(limits)
+
+    assert planned.batches[-1].length == 1040
+    assert planned.batches[-1].prefill_chunk is None
+    assert planned.notes == ("no prompt is read in chunks: there is no cache",)
+    assert describe_hard_cases(planned.batches, limits)["chunked prefill"] is None

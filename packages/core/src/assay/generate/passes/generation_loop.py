@@ -4,7 +4,7 @@ Teacher forcing goes through the generation loop as well, so that the loop itsel
 masks, cache) is part of what is tested.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from assay.hooks.timeline import Timeline
-from assay.inputs import Batch
+from assay.inputs import Batch, ModelLimits, limits_of
 from assay.models import LoadedModel
+from assay.models.loading.configs import first_line
 
 GREEDY: dict[str, Any] = {"do_sample": False}
 
@@ -76,6 +77,24 @@ def generation_options(
         output_logits=True,
         **(sampling or GREEDY),
     )
+
+
+def limits_of_generation(loaded: LoadedModel) -> ModelLimits:
+    """The limits of the model's inputs, those of its generation loop included.
+
+    Whether a prompt can be read in chunks is tried on two tokens: it depends on the kind of cache
+    that the model has, if any, and on what its outputs call it.
+    """
+    limits = limits_of(loaded)
+    if not loaded.can_generate:
+        return limits
+    token = next(id_ for id_ in range(loaded.vocab_size) if id_ != loaded.pad_token_id)
+    two_chunks = Batch(0, ((token, token),), (0,), loaded.pad_token_id, 1, prefill_chunk=1)
+    try:
+        generate(loaded, two_chunks)
+    except Exception as error:  # noqa: BLE001 - each model's code fails in its own way
+        return replace(limits, whole_prefill=first_line(error))
+    return limits
 
 
 @torch.no_grad()

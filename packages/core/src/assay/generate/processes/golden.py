@@ -21,6 +21,7 @@ from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.generate.passes.batch_attachments import attach_batch, attached_batches
+from assay.generate.passes.generation_loop import limits_of_generation
 from assay.generate.passes.passes import (
     Side,
     Work,
@@ -47,7 +48,6 @@ from assay.inputs import (
     InputPlan,
     PlanOptions,
     describe_hard_cases,
-    limits_of,
     load_prompts,
     parse_lengths,
     plan_batches,
@@ -188,7 +188,7 @@ def capture_golden(request: CaptureRequest, progress: Progress) -> GoldenManifes
 
 def plan_inputs(options: InputOptions, loaded: LoadedModel) -> InputPlan:
     """The batches that `options` ask for, for this model."""
-    limits = limits_of(loaded)
+    limits = limits_of_generation(loaded)
     prompts = None
     if options.chat and loaded.encode_chat is None:
         raise UsageError(f"--chat: {loaded.source.reference} has no chat template")

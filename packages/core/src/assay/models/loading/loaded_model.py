@@ -126,7 +126,7 @@ def load_model(
         checkpoint_dtype=stored_dtype,
         weights_hash=weights_hash,
         vocab_size=text_config.vocab_size,
-        max_positions=getattr(text_config, "max_position_embeddings", None),
+        max_positions=_max_positions(text_config),
         pad_token_id=_pad_token_id(tokenizing.pad_token_id, text_config, eos_token_ids),
         eos_token_ids=eos_token_ids,
         can_generate=bool(module.can_generate()),
@@ -214,6 +214,15 @@ def _eos_token_ids(module: nn.Module, config: "PretrainedConfig") -> tuple[int, 
     if ids is None:
         return ()
     return (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def _max_positions(config: "PretrainedConfig") -> int | None:
+    """The longest sequence, by the names that configurations have for it."""
+    for name in ("max_position_embeddings", "max_seq_len"):
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    return None
 
 
 def _pad_token_id(

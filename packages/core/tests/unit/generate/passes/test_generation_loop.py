@@ -1,22 +1,26 @@
 """Running a batch through the model's own generation loop."""
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from assay.generate.passes.generation_loop import (
     Generated,
     generate,
     generate_forced,
     generation_options,
+    limits_of_generation,
     timeline_of,
 )
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
 from assay.inputs import Batch
 from assay.models import LoadedModel
+from assay.models.transformers_logging import quiet_transformers
 
 
 @torch.no_grad()
@@ -115,3 +119,22 @@ def test_timeline_has_the_positions_of_prompts_and_generated_tokens(batch: Batch
         [-1, -1, 0, 1, 2, 3, 4],
         [0, 1, 2, 3, 4, 5, 6],
     ]
+
+
+def test_model_with_a_cache_reads_its_prompt_in_chunks(llama: LoadedModel) -> None:
+    assert limits_of_generation(llama).whole_prefill == ""
+
+
+def test_model_whose_cache_has_another_name_reads_its_prompt_in_one_call() -> None:
+    settings: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "state_size": 4}
+    config = AutoConfig.for_model("mamba", vocab_size=64, time_step_rank=2, **settings)
+    with quiet_transformers():
+        model = AutoModelForCausalLM.from_config(config).eval()
+    loaded = SimpleNamespace(
+        model=model, config=config, vocab_size=64, max_positions=None, pad_token_id=0,
+        eos_token_ids=(), can_generate=True,
+    )  # fmt: skip
+
+    limits = limits_of_generation(cast("LoadedModel", loaded))
+
+    assert "without a cache" in limits.whole_prefill
