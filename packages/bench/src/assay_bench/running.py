@@ -1,6 +1,5 @@
 """Evaluations from the outside: a process that runs the model, a folder with result and verdict."""
 
-import tempfile
 from pathlib import Path
 
 from assay.devices.run_string import parse_run
@@ -9,6 +8,7 @@ from assay.runs import Progress, provenance, run_process
 from assay.runs.folders import write_whole
 from assay.runs.results import write_results
 from assay.verdicts import Verdict
+from assay.watchdog import temporary_folder
 from assay_bench.judging import judge_change, judge_score
 from assay_bench.results import RESULT_FILE, BenchResult, EvaluationRequest, read_result
 
@@ -19,8 +19,8 @@ def run_bench(asked: EvaluationRequest, progress: Progress) -> Verdict:
     """Evaluate, and write result.json and verdict.json into the request's folder."""
     parse_run(asked.run)
     source = resolve_model(asked.model)
-    with tempfile.TemporaryDirectory(prefix="assay-bench-") as cache:
-        environment = {"HF_DATASETS_CACHE": cache, "TQDM_DISABLE": "1"}
+    with temporary_folder("assay-bench-") as cache:
+        environment = {"HF_DATASETS_CACHE": str(cache), "TQDM_DISABLE": "1"}
         if source.kind != "hub":
             environment["HF_HUB_OFFLINE"] = "1"
         answer = run_process(

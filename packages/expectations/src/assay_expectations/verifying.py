@@ -1,6 +1,5 @@
 """Expectations from the outside: files, a process that runs the models, a folder with a verdict."""
 
-import tempfile
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -11,6 +10,7 @@ from assay.models.sources import resolve_model
 from assay.runs import Progress, provenance, run_process
 from assay.runs.results import write_results
 from assay.verdicts import Verdict
+from assay.watchdog import temporary_folder
 from assay_expectations.judging import LIMITS, limits_origin
 from assay_expectations.records import Expectation, read_expectation, write_expectation
 from assay_expectations.requests import AllSeen, Captured, CaptureRequest, VerifyRequest
@@ -25,11 +25,11 @@ def capture_expectation(model: str, run: str, output: Path, progress: Progress) 
     parse_run(run)
     resolve_model(model)
     request = CaptureRequest(model=model, run=run)
-    with tempfile.TemporaryDirectory(prefix="assay-expect-") as scratch:
+    with temporary_folder("assay-expect-") as scratch:
         answer = run_process(
             WORKER,
             {"capture": request.model_dump()},
-            Path(scratch),
+            scratch,
             name="capture",
             progress=progress,
         )

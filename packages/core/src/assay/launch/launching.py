@@ -3,7 +3,6 @@
 import os
 import pickle
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ from assay.launch.processes.rank_process import in_world
 from assay.launch.rank import Rank
 from assay.launch.supervising import supervised
 from assay.launch.world import World, outer_world_size
+from assay.watchdog import temporary_folder
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,8 +49,7 @@ def launch_world(
         raise WorldSizeError.nested()
     call = _pickled_call(target, args, kwargs)
     with ExitStack() as stack:
-        made = stack.enter_context(tempfile.TemporaryDirectory(prefix="assay-world-"))
-        folder = Path(made)
+        folder = stack.enter_context(temporary_folder("assay-world-"))
         with (folder / "call.pickle").open("wb") as file:
             pickle.dump(_setup(world), file)
             file.write(call)

@@ -16,6 +16,7 @@ from assay.launch.processes.fork_server_client import FORK_SERVER
 from assay.launch.processes.pipes import LinePipe, Pipe, opened, wait_for_any
 from assay.launch.processes.rank_process import STACK_SIGNAL
 from assay.launch.world import World
+from assay.watchdog import watched
 
 # How long to wait after a failure for one that shows the cause more directly. A rank may see its
 # connection to a killed peer close long before the system has freed the peer's memory, and the
@@ -55,7 +56,9 @@ def supervised(world: World, folder: Path) -> Iterator["WorldSupervisor"]:
         exits.close_writer()
         reports.close_writer()
         try:
-            yield WorldSupervisor(world, folder, gate, exits, reports)
+            # The leader kills its ranks and then itself, unless somebody killed it.
+            with watched("group", leader):
+                yield WorldSupervisor(world, folder, gate, exits, reports)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(leader, signal.SIGKILL)

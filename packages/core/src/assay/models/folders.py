@@ -1,7 +1,6 @@
 """A local Hugging Face folder for every kind of model source, so that there is one way to load."""
 
 import hashlib
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from assay.errors import MachineError, UsageError
 from assay.models.micro.recipes import Recipe, read_provenance
 from assay.models.remote_code import RemoteCode
 from assay.models.sources import ModelSource
+from assay.watchdog import temporary_folder
 
 _PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
@@ -24,9 +24,9 @@ def local_folder(source: ModelSource, remote_code: RemoteCode) -> Iterator[Path]
     elif source.trained:
         yield _verified_folder(source.recipe)
     else:
-        with tempfile.TemporaryDirectory(prefix="assay-micro-") as scratch:
-            write_untrained(source.recipe, source.seed, Path(scratch))
-            yield Path(scratch)
+        with temporary_folder("assay-micro-") as scratch:
+            write_untrained(source.recipe, source.seed, scratch)
+            yield scratch
 
 
 def _verified_folder(recipe: Recipe) -> Path:

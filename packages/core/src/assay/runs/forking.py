@@ -9,18 +9,20 @@ import importlib
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.reduction import DupFd
 from types import ModuleType
 from typing import IO, Any, cast
 
 from assay.runs.worker import end_with_parent
+from assay.watchdog import WATCHDOG
 
 
 class ForkedProcess:
@@ -52,7 +54,22 @@ def begin_preload(modules: Sequence[str]) -> None:
     Only the first call in a process sets the modules.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
-    forkserver.ensure_running()
+    with _interrupts_blocked():
+        forkserver.ensure_running()
+    if multiprocessing.parent_process() is None:  # else both are the parent's
+        WATCHDOG.watch("folder", util.get_temp_dir())
+        # It ends by itself when no process needs it, unless an import hangs.
+        WATCHDOG.watch("process", forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined] # noqa: SLF001 - kept nowhere else
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Inside, a process is started that Ctrl-C does not reach: it is for this one, which ends it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def import_to_stay(*modules: str) -> None:
@@ -139,6 +156,7 @@ class _Inherited:
 
 def _run(module: str, request_file: str, environment: dict[str, str], streams: _Inherited) -> None:
     os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     streams.become_standard_streams()
     os.environ.update(environment)
     sys.argv = [module, request_file]

@@ -17,7 +17,7 @@ from assay.errors import MachineError, UsageError
 from assay.runs.errors import DiskError, ProcessError
 from assay.runs.folders import write_whole
 from assay.runs.progress import Progress, WireReader
-from assay.runs.worker import GRACE_SECONDS
+from assay.watchdog import GRACE_SECONDS, watched
 
 if TYPE_CHECKING:
     from assay.runs.forking import ForkedProcess
@@ -85,11 +85,12 @@ def run_process(
             target=_listen, args=(process, log, name, progress), daemon=True
         )
         listener.start()
-        try:
-            exit_code = process.wait()
-        finally:
-            _end_group(process)
-            listener.join(GRACE_SECONDS)
+        with watched("group", process.pid):
+            try:
+                exit_code = process.wait()
+            finally:
+                _end_group(process)
+                listener.join(GRACE_SECONDS)
     answer = _read_answer(answer_file, name, exit_code, log_file, time.monotonic() - started)
     if exit_code:
         # Some drivers crash when a process ends; its answer was complete before.

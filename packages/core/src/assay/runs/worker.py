@@ -20,9 +20,7 @@ from typing import Any
 from assay.errors import AssayError, UsageError
 from assay.runs.folders import write_whole
 from assay.runs.progress import Progress, WireProgress
-
-# Time between SIGTERM and SIGKILL, in which a process can flush its files.
-GRACE_SECONDS = 5.0
+from assay.watchdog import GRACE_SECONDS
 
 Work = Callable[[dict[str, Any], Progress], dict[str, Any]]
 
@@ -65,12 +63,17 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleaning up
     raise KeyboardInterrupt
 
 
 def end_with_parent() -> None:
-    """Wait until the parent ends, then kill this process group; run in a thread."""
+    """Wait until the parent ends, then kill this process group; run in a thread.
+
+    It sees a parent that was killed before it could name this process to its watchdog, which ends
+    this process where the thread cannot run.
+    """
     # Standard input is a pipe to which the parent writes nothing, so that reading ends only when
     # the parent does. By descriptor: the interpreter aborts at its end if a thread is blocked
     # inside of sys.stdin.

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NoReturn
 
 from assay.errors import UsageError
 from assay.launch import Rank, UnsendableError, World, launch_world, outer_world_size
+from assay.watchdog import temporary_folder
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -115,15 +115,15 @@ def _run_in_new_ranks(
         else b"",
         filters=list(warnings.filters),
     )
-    with TemporaryDirectory(prefix="assay-logs-") as folder:
+    with temporary_folder("assay-logs-") as folder:
         if item.config.getoption("usepdb", default=False):
-            call = replace(call, stops_in=folder)
+            call = replace(call, stops_in=str(folder))
         preload = (*world.preload, "pytest", "assay.testing.rank_body", *_preloaded)
         try:
-            launch_world(run_body, replace(world, preload=preload, log_folder=Path(folder)), call)
+            launch_world(run_body, replace(world, preload=preload, log_folder=folder), call)
         finally:
             for rank in range(world.size):
-                _show_log(rank, Path(folder) / f"rank{rank}.log")
+                _show_log(rank, folder / f"rank{rank}.log")
 
 
 def pack_fixtures(fixtures: Mapping[str, object]) -> bytes:

@@ -270,14 +270,16 @@ def test_ctrl_c_ends_all_ranks(pids: Path) -> None:
     assert len(noted(pids)) == 4
 
 
-def test_killing_the_launching_process_ends_all_ranks(pids: Path, tmp_path: Path) -> None:
+def test_killing_the_launching_process_ends_ranks_that_hold_the_interpreter(
+    pids: Path, tmp_path: Path
+) -> None:
     script = tmp_path / "launch.py"
     script.write_text(
         "import sys\n"
         "from pathlib import Path\n"
         "from assay.launch import World, launch_world\n"
         "from packages.core.tests.subsystem.launch import bodies\n"
-        f"launch_world(bodies.sleep_for_ever, World({{'dp': 2}}), Path({str(pids)!r}))\n"
+        f"launch_world(bodies.fail, World({{'dp': 2}}), Path({str(pids)!r}), 'loop-in-c')\n"
     )
     root = Path(BODIES).parents[5]
     environment = os.environ | {

@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -78,6 +79,12 @@ def hang(request: dict[str, Any], progress: Progress) -> Result:
     except KeyboardInterrupt:
         Path(request["cleaned"]).write_text("flushed")
         raise
+    return {}
+
+
+def hold_interpreter(request: dict[str, Any], _: Progress) -> Result:
+    Path(request["pids"]).write_text(f"{os.getpid()}\n")
+    re.match(r"(a+)+$", "a" * 40 + "b")  # hours, in one call of C
     return {}
 
 

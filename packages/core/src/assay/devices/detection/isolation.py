@@ -22,6 +22,7 @@ from assay.devices import registry
 from assay.devices.base import Detection
 from assay.devices.run_string import Run, parse_device
 from assay.errors import AssayError, MachineError, UsageError, exit_in_words
+from assay.watchdog import watched
 
 # Vendors' torch modules take up to tens of seconds to import and to initialise a driver.
 DETECTION_TIMEOUT_SECONDS = 60.0
@@ -105,7 +106,8 @@ def _ask(arguments: Sequence[str], timeout_seconds: float) -> _Conversation:
     finally:
         os.close(answers_end)
     try:
-        received, in_time = _receive(pipe, process, timeout_seconds)
+        with watched("group", process.pid):
+            received, in_time = _receive(pipe, process, timeout_seconds)
     finally:
         os.close(pipe)
         _end(process)

@@ -15,6 +15,7 @@ from typing import Any
 from assay.errors import exit_in_words
 from assay.launch.errors import ForkServerError
 from assay.launch.processes.fork_server import ANSWER
+from assay.watchdog import WATCHDOG
 
 # Imported for every world: torch with its modules for sharding, and the code of a rank.
 PRELOAD = (
@@ -137,6 +138,8 @@ class ForkServer:
                     process_group=0,  # Ctrl-C in a terminal is for this process
                 )
             self._connection = ours
+            # It ends by itself when the connection is closed, unless an import hangs.
+            WATCHDOG.watch("process", self._process.pid)
         return self._process, self._connection
 
     def stop(self) -> None:
@@ -152,6 +155,7 @@ class ForkServer:
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_SECONDS)
+                WATCHDOG.forget("process", self._process.pid)
         self._process = self._connection = None
 
 
