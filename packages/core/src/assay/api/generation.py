@@ -21,6 +21,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
     candidate: str,
     reference: str | None = None,
     golden: str | Path | None = None,
+    no_verify: bool = False,
     candidate_setup: "str | Callable[[nn.Module], nn.Module | None] | None" = None,
     candidate_model: "nn.Module | Callable[[], nn.Module] | None" = None,
     candidate_option: Mapping[str, str | int] | None = None,
@@ -48,7 +49,8 @@ def check_generate(  # noqa: PLR0913 - one for each option
     model: a folder, a hub name, or micro:RECIPE.
     candidate: what is judged, as DEVICE/DTYPE, such as "cuda/bfloat16".
     reference: the trusted device, such as "cpu/float32"; or `golden`, a folder captured by
-        `assay capture` or kept by an earlier check.
+        `assay capture` or kept by an earlier check, whose bytes are compared with the hashes that
+        were captured with it, unless `no_verify`.
     candidate_setup: FILE.py:FUNC, or a function that can be imported; called with the loaded
         model, which it changes or replaces.
     candidate_model: the model that is judged, or a function that makes it, in place of the one
@@ -89,6 +91,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
         candidate=candidate,
         reference=reference,
         golden=None if golden is None else Path(golden),
+        verify_golden=not no_verify,
         inputs=inputs,
         given=frozenset(inputs.model_fields_set),
         level="modules" if level == "auto" else level,

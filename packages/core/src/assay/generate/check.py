@@ -69,6 +69,11 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
     if check.setup is not None and check.golden is None:
         # In a process of its own, as it may patch globals; a typo costs no reference run.
         workers.ask("setup", {"setup": check.setup}, "candidate-setup")
+    if check.golden is not None and check.verify_golden:
+        from assay.generate.processes.golden import verify_golden  # torch
+
+        with progress.step("golden: content hashes"):
+            verify_golden(check.golden, check.dtype)
     golden = check.golden or _capture_golden(check, workers)
     candidate = CandidateRequest(
         model=check.model,

@@ -6,10 +6,11 @@ or more for each flush) and `attachments/` (named tensors and JSON values that b
 All that the index lists survives a kill of the writer.
 """
 
+from assay.trace.damage import find_damage
 from assay.trace.errors import StorageError, TraceError
 from assay.trace.index import StoredTensor
 from assay.trace.json_text import Json
-from assay.trace.reader import Summary, Trace
+from assay.trace.reader import Summary, Trace, read_digest
 from assay.trace.writer import TraceWriter
 
 __all__ = [
@@ -20,4 +21,6 @@ __all__ = [
     "Trace",
     "TraceError",
     "TraceWriter",
+    "find_damage",
+    "read_digest",
 ]

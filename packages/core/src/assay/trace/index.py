@@ -16,7 +16,7 @@ from assay.trace.layout import dtype_called, dtype_name
 
 MANIFEST = "manifest.json"
 INDEX = "index.jsonl"
-SCHEMA = 1
+SCHEMA = 2
 FORMAT = "assay-trace"
 
 _PHASES = frozenset(get_args(Phase))
@@ -34,11 +34,12 @@ class StoredTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """The index entry of an attachment."""
+    """The index entry of an attachment; digest: of its tensors or its text."""
 
     name: str
     kind: Literal["tensors", "json"]
     size_bytes: int
+    digest: str
 
     @property
     def file(self) -> str:
@@ -47,7 +48,8 @@ class Attached:
 
     def to_text(self) -> str:
         """Its line in the index."""
-        return to_text({"attached": self.name, "kind": self.kind, "size": self.size_bytes})
+        entry = {"attached": self.name, "kind": self.kind, "size": self.size_bytes}
+        return to_text(entry | {"digest": self.digest})
 
 
 @dataclass(slots=True)
@@ -144,8 +146,8 @@ def flush_from_json(line: object, seen: dict[StoredTensor, StoredTensor]) -> Flu
     if "attached" in line:
         if line["kind"] not in ("tensors", "json"):
             raise ValueError(f"an attachment of kind {line['kind']!r}")
-        attached = Attached(str(line["attached"]), line["kind"], _natural(line["size"]))
-        return Flush(attached=attached)
+        size, digest = _natural(line["size"]), _text(line["digest"])
+        return Flush(attached=Attached(str(line["attached"]), line["kind"], size, digest))
     rows = [
         RowMap(
             tuple(_whole(number) for number in record["prompts"]),

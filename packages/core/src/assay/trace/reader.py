@@ -12,6 +12,7 @@ import xxhash
 from assay.sites import Call, CallSite, Site
 from assay.trace.errors import TraceError
 from assay.trace.files import Folder
+from assay.trace.hashing import DIGEST, hash_manifest
 from assay.trace.index import (
     FORMAT,
     INDEX,
@@ -46,7 +47,7 @@ class Trace:
     """A trace on disk. Its index is in memory, its tensors are mapped one by one.
 
     Attributes:
-        folder: the folder of the trace.
+        folder: the folder of the trace; files: the access to it.
         manifest: the description of the run that the writer was given.
         complete: whether its writer closed it; if not, it holds the calls of all finished flushes.
         calls: in order of their start.
@@ -54,10 +55,11 @@ class Trace:
     """
 
     def __init__(self, folder: Folder, manifest: dict[str, Any], flushes: list[Flush]) -> None:
-        self._folder = folder
+        self.files = folder
         self.folder: Path = folder.path
         self.manifest: dict[str, Any] = manifest["manifest"]
         self.complete: bool = manifest["complete"]
+        self._whole_manifest = manifest
         self._shards = {number: size for flush in flushes for number, size in flush.shards.items()}
         self._stored: dict[CallSite, dict[str, StoredTensor]] = {}
         self._call_at: dict[CallSite, Call] = {}
@@ -105,7 +107,7 @@ class Trace:
     def _check_file(self, name: str, expected: int, key: str) -> None:
         path = self.folder / name
         try:
-            actual = self._folder.existing(name).stat().st_size
+            actual = self.files.existing(name).stat().st_size
         except TraceError as error:
             raise TraceError(f"{error} (needed for {key!r})") from None
         if actual != expected:
@@ -168,7 +170,7 @@ class Trace:
     def _shard(self, name: str) -> ShardReader:
         shard = self._open_shards.get(name)
         if shard is None:
-            shard = self._open_shards[name] = ShardReader(self._folder, name)
+            shard = self._open_shards[name] = ShardReader(self.files, name)
             if len(self._open_shards) > _OPEN_SHARDS:
                 self._open_shards.popitem(last=False)
         else:
@@ -180,7 +182,7 @@ class Trace:
 
         Raises: TraceError if there is no such attachment or it is damaged.
         """
-        return ShardReader(self._folder, self._attachment(name, "tensors").file).tensors()
+        return ShardReader(self.files, self._attachment(name, "tensors").file).tensors()
 
     def attachment_json(self, name: str) -> Json:
         """The JSON value attached under `name`.
@@ -189,10 +191,37 @@ class Trace:
         """
         file = self._attachment(name, "json").file
         try:
-            value: Json = from_text(self._folder.read(self._folder.existing(file)).decode())
+            value: Json = from_text(self.files.read(self.files.existing(file)).decode())
         except (ValueError, RecursionError) as error:
             raise TraceError.damaged(self.folder / file, name, f"not JSON ({error})") from None
         return value
+
+    @property
+    def digest(self) -> str:
+        """A hash over all that was recorded, as it stands in the manifest."""
+        return str(self._whole_manifest.get(DIGEST))
+
+    def manifest_is_intact(self) -> bool:
+        """Whether the manifest is as it was written."""
+        return hash_manifest(self._whole_manifest) == self.digest
+
+    def index_is_intact(self) -> bool:
+        """Whether the index is as it was written."""
+        data = self.files.read(self.files.existing(INDEX))
+        return xxhash.xxh3_128_hexdigest(data) == self._whole_manifest.get("index")
+
+    def tensors_by_shard(self) -> dict[int, dict[str, tuple[str, str]]]:
+        """By shard and key: the content hash of each tensor, and the first place that it is at."""
+        shards: dict[int, dict[str, tuple[str, str]]] = {number: {} for number in self._shards}
+        for site, ports in self._stored.items():
+            for port, stored in ports.items():
+                place = (stored.digest, f"{Site(site, port)}")
+                shards[stored.shard].setdefault(stored.key, place)
+        return shards
+
+    def attached(self) -> tuple[Attached, ...]:
+        """The index entries of the attachments."""
+        return tuple(self._attached.values())
 
     def _attachment(self, name: str, kind: str) -> Attached:
         attached = self._attached.get(name)
@@ -230,6 +259,11 @@ def _size_bytes(stored: StoredTensor) -> int:
     for length in stored.shape:
         size *= length
     return size
+
+
+def read_digest(folder: Path) -> str:
+    """The digest of the trace in `folder`, as `Trace.digest`. Raises: as `Trace.open`."""
+    return str(_read_manifest(Folder(folder)).get(DIGEST))
 
 
 def _read_manifest(folder: Folder) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import xxhash
 from assay.sites import Call, CallSite
 from assay.trace.errors import StorageError, TraceError
 from assay.trace.files import Folder
+from assay.trace.hashing import DIGEST, hash_manifest, hash_tensors, hash_text
 from assay.trace.index import (
     FORMAT,
     INDEX,
@@ -66,6 +67,7 @@ class TraceWriter:
     ) -> None:
         self._manifest = dict(manifest)
         self._folder = Folder.create(folder)
+        self._index_hasher = xxhash.xxh3_128()
         self._folder.create_exclusive(MANIFEST, self._manifest_text(None))
         self._index = self._folder.lines(INDEX)
         self._shard_bytes = shard_bytes
@@ -161,6 +163,7 @@ class TraceWriter:
 
     def _append(self, line: str) -> None:
         self._index.append(line)
+        self._index_hasher.update(f"{line}\n".encode())
         self._num_lines += 1
 
     def attach(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -174,14 +177,13 @@ class TraceWriter:
             room = 64 + sum(header_bytes_for(key, tensor) for key, tensor in tensors.items())
             shard = ShardWriter(self._folder.stream(file), room)
             try:
-                for key, tensor in tensors.items():
-                    shard.append(key, tensor, host_bytes(tensor))
+                digest = hash_tensors(_appended(shard, tensors))
                 size = shard.finish()
             except TypeError as error:
                 raise TraceError(f"attachment {name!r}: cannot record {error}") from None
             finally:
                 shard.discard()
-            self._append(Attached(name, "tensors", size).to_text())
+            self._append(Attached(name, "tensors", size, digest).to_text())
 
     def attach_json(self, name: str, value: Json) -> None:
         """Store a JSON value that belongs to no call, and flush it.
@@ -195,7 +197,7 @@ class TraceWriter:
             except TypeError as error:
                 raise TraceError(f"attachment {name!r} is no JSON: {error}") from None
             size = self._folder.replace(self._new_attachment(name, "json"), text)
-            self._append(Attached(name, "json", size).to_text())
+            self._append(Attached(name, "json", size, hash_text(text)).to_text())
 
     def _new_attachment(self, name: str, kind: Literal["tensors", "json"]) -> str:
         if not _ATTACHMENT_NAME.fullmatch(name):
@@ -216,8 +218,9 @@ class TraceWriter:
     def _manifest_text(self, num_lines: int | None) -> str:
         content: dict[str, Any] = {"format": FORMAT, "schema": SCHEMA}
         content |= {"complete": num_lines is not None, "lines": num_lines}
+        content |= {"index": self._index_hasher.hexdigest(), "manifest": self._manifest}
         try:
-            return to_text(content | {"manifest": self._manifest}) + "\n"
+            return to_text(content | {DIGEST: hash_manifest(content)}) + "\n"
         except TypeError as error:
             raise TraceError(f"the manifest of a trace has to be JSON: {error}") from None
 
@@ -262,3 +265,13 @@ class TraceWriter:
                 error.add_note(str(second))
             else:
                 self._stop(StorageError(f"{self.folder} is closed after an error"))
+
+
+def _appended(
+    shard: ShardWriter, tensors: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor, memoryview]]:
+    """Append the tensors one by one. Yields: what `hash_tensors` takes."""
+    for key, tensor in tensors.items():
+        data = host_bytes(tensor)
+        shard.append(key, tensor, data)
+        yield key, tensor, data

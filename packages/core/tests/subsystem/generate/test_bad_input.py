@@ -335,6 +335,37 @@ def test_golden_that_is_damaged(assay: Run, golden: Path, tmp_path: Path) -> Non
     assert "golden.json" in error_of(run)
 
 
+def test_golden_whose_bits_flipped_on_the_way_is_no_fault_of_the_device(
+    assay: Run, golden: Path, tmp_path: Path
+) -> None:
+    copied = Path(shutil.copytree(golden, tmp_path / "copied"))
+    shard = max(copied.glob("bfloat16/shard-*"), key=lambda file: file.stat().st_size)
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+
+    message = error_of(assay("check", "generate", "micro:llama", *BFLOAT16, "--golden", copied))
+
+    assert f"{copied} was changed after its capture" in message
+    assert f"  bfloat16/{shard.name}: the values of " in message
+    assert "Copy the golden again, or capture it anew; --no-verify" in message
+
+
+def test_relative_prompts_of_a_golden_are_not_searched_here(
+    check: Run, golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = Path(shutil.copytree(golden, tmp_path / "copied"))
+    manifest = json.loads((copied / "golden.json").read_text())
+    manifest["inputs"]["prompts"] = "prompts.jsonl"
+    (copied / "golden.json").write_text(json.dumps(manifest))
+    monkeypatch.chdir(tmp_path)
+
+    message = error_of(check("--golden", copied, "--no-verify", "--max-new-tokens", "5"))
+
+    assert "the golden has other inputs" in message
+    assert "captured with max_new_tokens=8" in message
+
+
 def test_golden_without_the_candidate_s_dtype_names_those_it_has(assay: Run, golden: Path) -> None:
     run = assay(
         "check", "generate", "micro:llama", "--candidate", "cpu/float16", "--golden", golden

@@ -238,7 +238,7 @@ def test_complete_trace_that_lost_lines_is_refused(two_steps: Path) -> None:
     ("name", "text", "message"),
     [
         ("format", '"other"', "is no trace: manifest.json has not format 'assay-trace'"),
-        ("schema", "2", "manifest.json: schema 2, this version of assay reads 1: capture"),
+        ("schema", "1", "manifest.json: schema 1, this version of assay reads 2: capture"),
         ("schema", "null", "manifest.json: schema None, this version"),
         ("complete", '"yes"', "manifest.json: 'manifest': the fields of a manifest are missing"),
         ("manifest", "[]", "manifest.json: 'manifest': the fields of a manifest are missing"),

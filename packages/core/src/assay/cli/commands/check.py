@@ -33,6 +33,9 @@ def generate(  # noqa: PLR0913 - one for each option
         Path | None,
         typer.Option(metavar="TRACE", help="A golden captured elsewhere, instead of --reference."),
     ] = None,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Do not compare the golden with its hashes.")
+    ] = False,
     candidate_setup: Annotated[
         str | None,
         typer.Option(
@@ -84,6 +87,7 @@ def generate(  # noqa: PLR0913 - one for each option
         candidate=candidate,
         reference=reference,
         golden=golden,
+        no_verify=no_verify,
         candidate_setup=candidate_setup,
         candidate_option=_pairs(candidate_option or []),
         prompts=prompts,

@@ -119,11 +119,13 @@ def check_same_inputs(
     golden: GoldenManifest, loaded: LoadedModel, given: Mapping[str, Any]
 ) -> None:
     """Raise UsageError if options that were given beside a golden ask for other inputs."""
-    if not given:
-        return
     wanted = golden.inputs.model_copy(update=dict(given))
     different = [name for name in given if getattr(golden.inputs, name) != getattr(wanted, name)]
-    same_plan = plan_inputs(wanted, loaded).content_hash == golden.inputs_hash
+    if not different:
+        return
+    # The golden's own prompts are on the machine that captured it: others cannot be planned here.
+    planned = "prompts" in given or wanted.prompts is None or Path(wanted.prompts).is_file()
+    same_plan = planned and plan_inputs(wanted, loaded).content_hash == golden.inputs_hash
     if same_plan and wanted.sampling == golden.inputs.sampling:
         return
     was = ", ".join(f"{name}={getattr(golden.inputs, name)!r}" for name in different)

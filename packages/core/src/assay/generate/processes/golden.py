@@ -5,7 +5,9 @@ trace holds the yardstick's calls; attached to it are the inputs, the yardstick'
 logits, and what the noise run in this dtype measured.
 """
 
+import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -35,6 +37,7 @@ from assay.generate.passes.passes import (
 from assay.generate.passes.repeatability import RepeatedWorks
 from assay.generate.passes.sampler import processed_scores
 from assay.generate.processes.requests import (
+    GOLDEN_SCHEMA,
     NOISE,
     CaptureRequest,
     GoldenManifest,
@@ -60,13 +63,26 @@ from assay.models.loading.configs import attention_of
 from assay.models.remote_code import RemoteCode
 from assay.models.size_policy import FLOAT64_PARAMETERS, choose_threads, yardstick_dtype
 from assay.runs import Progress, provenance
-from assay.trace import Trace, TraceWriter
+from assay.trace import Trace, TraceWriter, find_damage, read_digest
 
 MANIFEST = "golden.json"
+_DAMAGE_SHOWN = 8
 
 
 class GoldenError(UsageError):
     """A golden that cannot be used for what was asked."""
+
+    @classmethod
+    def damaged(cls, folder: Path, damage: Sequence[str]) -> "GoldenError":
+        """`damage`: one line for each file that is not as it was captured."""
+        lines = "".join(f"\n  {line}" for line in damage[:_DAMAGE_SHOWN])
+        if len(damage) > _DAMAGE_SHOWN:
+            lines += f"\n  and {len(damage) - _DAMAGE_SHOWN:,} more files"
+        return cls(
+            f"{folder} was changed after its capture: its bytes have other hashes than those that"
+            f" were captured with it:{lines}\nCopy the golden again, or capture it anew;"
+            " --no-verify compares with it as it is"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +146,44 @@ def read_golden(folder: Path) -> GoldenManifest:
         why = "its capture did not finish" if begun else f"it has no {MANIFEST}"
         raise GoldenError(f"{folder} is no golden: {why}")
     try:
-        return GoldenManifest.model_validate_json(path.read_text())
+        text = path.read_bytes()
+        if (schema := _schema_of(text)) != GOLDEN_SCHEMA:
+            raise GoldenError(
+                f"{path}: schema {schema}, this version of assay reads {GOLDEN_SCHEMA}: capture"
+                " the golden anew, or use the version that captured it"
+            )
+        return GoldenManifest.model_validate_json(text)
+    except OSError as error:
+        raise GoldenError(f"{path} cannot be read: {error.strerror or error}") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise GoldenError(f"{path} is damaged: {where}: {first['msg']}") from None
+
+
+def _schema_of(text: bytes) -> object:
+    """The schema of a manifest; ours where it has none, so that its fields are read and named."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return GOLDEN_SCHEMA
+    return content.get("schema", GOLDEN_SCHEMA) if isinstance(content, dict) else GOLDEN_SCHEMA
+
+
+def verify_golden(folder: Path, dtype: str) -> None:
+    """Read the part of the golden in `folder` that serves `dtype`, and compare it with its hashes.
+
+    Raises: GoldenError with every damaged file, and as `GoldenSection.open`.
+    """
+    manifest = read_golden(folder)
+    trace = GoldenSection.open(folder, dtype).trace
+    damage = [f"{dtype}/{line}" for line in find_damage(trace)]
+    if manifest.content_hash() != manifest.digest:
+        damage.insert(0, f"{MANIFEST}: its values")
+    elif trace.digest != manifest.sections[dtype].trace_digest:
+        damage.insert(0, f"{dtype}: all of it belongs to another golden")
+    if damage:
+        raise GoldenError.damaged(folder, damage)
 
 
 def capture_golden(request: CaptureRequest, progress: Progress) -> GoldenManifest:
@@ -167,10 +216,11 @@ def capture_golden(request: CaptureRequest, progress: Progress) -> GoldenManifes
             section.run_yardstick(Side(yardstick, device))
             del yardstick
             sections[dtype] = section.run_noise(wide)
+        digest = read_digest(folder / dtype)
+        sections[dtype] = sections[dtype].model_copy(update={"trace_digest": digest})
     if identity is None or plan is None:
         raise UsageError("a golden needs at least one dtype")
     manifest = GoldenManifest(
-        schema=1,
         model=identity,
         reference=describe_run(device, run),
         inputs=request.inputs,
@@ -180,6 +230,7 @@ def capture_golden(request: CaptureRequest, progress: Progress) -> GoldenManifes
         notes=notes,
         environment=provenance(),
     )
+    manifest = manifest.model_copy(update={"digest": manifest.content_hash()})
     partial = folder / f"{MANIFEST}.partial"
     partial.write_text(manifest.model_dump_json(by_alias=True, indent=1))
     partial.replace(folder / MANIFEST)

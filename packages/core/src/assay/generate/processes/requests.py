@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import xxhash
 from pydantic import Field, PositiveInt
 
 from assay.models.remote_code import RemoteCode
@@ -12,6 +13,7 @@ from assay.verdicts import Record
 
 # Names of measurements: of the noise run beside a golden, of the candidate in its own trace.
 NOISE, REPLAY = "noise", "replay"
+GOLDEN_SCHEMA = 2
 
 
 class InputOptions(Record):
@@ -99,18 +101,22 @@ class ModelIdentity(Record):
 
 
 class Section(Record):
-    """One dtype of a golden. The yardstick and the noise run of this dtype."""
+    """One dtype of a golden. The yardstick and the noise run of this dtype.
+
+    trace_digest: the hash of all that its trace holds.
+    """
 
     dtype: str
     yardstick_dtype: str
     reference_deterministic: bool
     num_calls: int = 0
+    trace_digest: str = ""
 
 
 class GoldenManifest(Record):
-    """golden.json: what was captured, and where."""
+    """golden.json: what was captured, and where; digest: the hash of all other fields."""
 
-    schema_: int = Field(default=1, alias="schema")
+    schema_: int = Field(default=GOLDEN_SCHEMA, alias="schema")
     model: ModelIdentity
     reference: dict[str, Any]
     inputs: InputOptions
@@ -119,6 +125,12 @@ class GoldenManifest(Record):
     sections: dict[str, Section]
     notes: list[str] = Field(default_factory=list)
     environment: dict[str, Any] = Field(default_factory=dict)
+    digest: str = ""
+
+    def content_hash(self) -> str:
+        """The hash of all fields but `digest`."""
+        text = self.model_dump_json(by_alias=True, exclude={"digest"})
+        return xxhash.xxh3_128_hexdigest(text.encode())
 
 
 class CandidateReport(Record):
@@ -137,6 +149,7 @@ class CandidateReport(Record):
 class GenerateCheck:
     """What is checked. Exactly one of `reference` and `golden` is given.
 
+    verify_golden: whether the bytes of `golden` are compared with the hashes that were captured.
     given: those options of `inputs` that were asked for; a golden must have been captured with them.
     command: what to type for the same check.
     """
@@ -145,6 +158,7 @@ class GenerateCheck:
     candidate: str
     reference: str | None = None
     golden: Path | None = None
+    verify_golden: bool = True
     inputs: InputOptions = field(default_factory=InputOptions)
     given: frozenset[str] = frozenset()
     level: JudgedLevel = "modules"

@@ -1,0 +1,56 @@
+"""Which bytes of a trace are no longer those that were recorded: it may have been copied."""
+
+from collections.abc import Iterator
+
+import xxhash
+
+from assay.errors import name_some
+from assay.trace.errors import TraceError
+from assay.trace.hashing import hash_tensors, hash_text
+from assay.trace.index import INDEX, MANIFEST, Attached, shard_file
+from assay.trace.layout import ShardReader, host_bytes
+from assay.trace.reader import Trace
+
+
+def find_damage(trace: Trace) -> list[str]:
+    """Read every file of `trace`, and compare it with the hashes that were recorded with it.
+
+    Returns: one line for each damaged file, with its name and what is wrong in it.
+    """
+    return [f"{file}: {what}" for file, what in _damaged_files(trace)]
+
+
+def _damaged_files(trace: Trace) -> Iterator[tuple[str, str]]:
+    if not trace.manifest_is_intact():
+        yield MANIFEST, "its values"
+    if not trace.index_is_intact():
+        yield INDEX, "the list of calls and tensors"
+    for number, tensors in trace.tensors_by_shard().items():
+        name = shard_file(number)
+        try:
+            shard = ShardReader(trace.files, name).tensors()
+            stored = {key: host_bytes(tensor) for key, tensor in shard.items()}
+        except TraceError:
+            yield name, "its header"
+            continue
+        bad = [
+            place
+            for key, (digest, place) in tensors.items()
+            if key not in stored or xxhash.xxh3_128_hexdigest(stored[key]) != digest
+        ]
+        if bad:
+            yield name, f"the values of {name_some(bad)}"
+    for attached in trace.attached():
+        if not _is_intact(trace, attached):
+            yield attached.file, f"the values of {attached.name}"
+
+
+def _is_intact(trace: Trace, attached: Attached) -> bool:
+    files = trace.files
+    try:
+        if attached.kind == "json":
+            return hash_text(files.read(files.existing(attached.file)).decode()) == attached.digest
+        tensors = ShardReader(files, attached.file).tensors()
+    except (TraceError, ValueError):
+        return False
+    return hash_tensors((key, t, host_bytes(t)) for key, t in tensors.items()) == attached.digest
