@@ -37,6 +37,9 @@ class GradientHandler(Protocol):
     def announce(self, call: Call, port: str) -> None:
         """Called in forward for each gradient that `arrive` is to get."""
 
+    def begin_backward(self, gradient: Tensor) -> None:
+        """Called in backward, before all others, with the gradient of the loss itself."""
+
     def arrive(self, call: Call, port: str, gradient: Tensor) -> Tensor:
         """Called in backward with a gradient; returns the one that goes on from there."""
 
@@ -70,13 +73,20 @@ class _Join(torch.autograd.Function):
     """The loss, on which every tap depends: one that nothing else reaches gets zeros."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, *tapped: Tensor) -> Tensor:  # noqa: ANN401
-        ctx.num_tapped = len(tapped)
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        loss: Tensor,
+        begin: Callable[[Tensor], None],
+        *tapped: Tensor,
+    ) -> Tensor:
+        ctx.begin, ctx.num_tapped = begin, len(tapped)
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
-        return gradient, *[None] * ctx.num_tapped
+        with suspended():
+            ctx.begin(gradient)
+        return gradient, None, *[None] * ctx.num_tapped
 
 
 @dataclass
@@ -123,7 +133,7 @@ class GradientTaps:
     def join(self, loss: Tensor) -> Tensor:
         """`loss`, such that its backward reaches every tap made since the last one."""
         tapped, self._tapped = self._tapped, []
-        return cast("Tensor", _Join.apply(loss, *tapped))  # type: ignore[no-untyped-call]
+        return cast("Tensor", _Join.apply(loss, self.handler.begin_backward, *tapped))  # type: ignore[no-untyped-call]
 
     def _tap(
         self, active: ActiveCall, port: str, made: dict[str, Tensor], injected: Tensor

@@ -1,6 +1,5 @@
 """Gradients at module boundaries, measured against the reference's and replaced by them."""
 
-import math
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -8,51 +7,39 @@ from torch import Tensor
 from assay.comparing.results import PortResult, ReplayResults
 from assay.hooks.boundary import Boundary
 from assay.hooks.timeline import RowIndex
+from assay.locating.loss_scale import GradientScale, LossScale
 from assay.locating.rank_layout import RankLayout, layout_of
 from assay.sites import Call, CallSite
-from assay.stages import stage_that_made
+from assay.stages import Stage, stage_that_made
 from assay.trace import Trace
-
-
-@dataclass(frozen=True, slots=True)
-class GradientScale:
-    """How much longer a gradient at the model's results is than the reference's, in one call.
-
-    slope: of the error on the expected value; rest: what it leaves, as a relative error.
-    """
-
-    step: int
-    micro_batch: int
-    slope: float
-    rest: float
-
-    @classmethod
-    def of(cls, site: CallSite, actual: Tensor, expected: Tensor) -> "GradientScale":
-        """The scale of `actual` against `expected`, in the call at `site`."""
-        a, e = actual.double(), expected.double()
-        ee = float((e * e).sum())
-        slope = float(((a - e) * e).sum()) / ee if ee else 0.0
-        rest = float((a - (1 + slope) * e).norm()) / math.sqrt(ee) if ee else 0.0
-        return cls(site.step, site.micro_batch, slope, rest)
 
 
 @dataclass
 class GradientReplayer:
     """A handler that measures gradients against those of `GradientRecorder`, and injects these.
 
-    scales: of the gradients that the loss made, call by call.
+    scales: of the first gradient that the loss made in each backward.
     layout: how a rank's tensors are parts of whole ones; None where they are whole.
     unmeasured: modules and ports where nothing is expected.
+    loss_scale: of a trainer that scales its loss: all is measured without its factor, and injected
+        with it; None where a factor is an error.
     """
 
     trace: Trace
     boundary: Boundary
     layout: RankLayout | None = None
     unmeasured: frozenset[tuple[str, str]] = frozenset()
+    loss_scale: LossScale | None = None
     results: ReplayResults = field(default_factory=ReplayResults)
     scales: list[GradientScale] = field(default_factory=list)
     _index: RowIndex = field(default_factory=lambda: RowIndex(None))
     _expected: set[tuple[CallSite, str]] = field(default_factory=set)
+    _loss_gradient: float = 1.0
+    _begun: set[tuple[int, int, str]] = field(default_factory=set)
+
+    def begin_backward(self, gradient: Tensor) -> None:
+        """Keep the gradient of the loss itself."""
+        self._loss_gradient = float(gradient)
 
     def expects(self, call: Call, port: str, value: Tensor) -> bool:
         """Whether the reference has a gradient there, also if this run would not compute it."""
@@ -93,16 +80,22 @@ class GradientReplayer:
         actual = actual.cpu()
         (actual_RC, expected_RC), prompt, position = self._index.flatten(actual, expected)
         result = self._result(partner, port, gradient)
+        self._find_scale(partner.site, result.stage, actual_RC, expected_RC)
         if partner.caller is None and port.startswith("output"):
-            self.scales.append(GradientScale.of(partner.site, actual_RC, expected_RC))
             # Elsewhere padding may hold anything, but nothing of it goes into the loss.
             padding, expected_padding = self._index.padding(actual, expected)
             wrong = (padding != 0).any(-1) & (expected_padding == 0).all(-1)
             result.exact.add(max(len(padding), 1), int(wrong.sum()))
-        if actual.dtype.itemsize > expected.dtype.itemsize:
+        if self.loss_scale is not None:
+            actual_RC = actual_RC.double() / self.loss_scale.factor
+        if actual_RC.dtype.itemsize > expected.dtype.itemsize:
             actual_RC = actual_RC.to(expected.dtype)  # the yardstick, as it was stored
         result.sums.add_later(actual_RC, expected_RC, prompt, position)
-        injected = self.boundary.injected(expected, gradient.dtype).to(gradient.device)
+        injected = self.boundary.injected(expected, gradient.dtype)
+        if self.loss_scale is not None:
+            # Not kept within range: what is too large for the dtype has to overflow.
+            injected = (injected.double() * self.loss_scale.factor).to(gradient.dtype)
+        injected = injected.to(gradient.device)
         return injected if layout is None else layout.part_of_gradient(*place, injected)
 
     def finish_backward(self) -> None:
@@ -113,6 +106,21 @@ class GradientReplayer:
             if call is None or self.trace.tensor(call, port).any():
                 self.results.note_missing_port(site.module, f"gradient of {port}")
         self._expected.clear()
+        self._begun.clear()
+        self._loss_gradient = 1.0
+
+    def _find_scale(self, site: CallSite, stage: Stage, actual: Tensor, expected: Tensor) -> None:
+        """Of the first gradient of a micro-batch: none that comes later is known before it."""
+        key = site.step, site.micro_batch, stage.module
+        is_first = all(begun[:2] != key[:2] for begun in self._begun)
+        if key in self._begun or (stage.module and not is_first):
+            return
+        self._begun.add(key)
+        found = GradientScale.of(site, actual, expected, self._loss_gradient)
+        if not stage.module:  # others were made by a stage of a pipeline, or by a second loss
+            self.scales.append(found)
+        if self.loss_scale is not None and is_first:
+            self.loss_scale.learn(found)
 
     def _find_partner(self, call: Call) -> Call | None:
         """The recorded gradients of the call at the same place."""

@@ -25,6 +25,9 @@ class GradientRecorder:
     def announce(self, call: Call, port: str) -> None:
         """Take no note: a gradient that never arrives is not written."""
 
+    def begin_backward(self, gradient: Tensor) -> None:
+        """Keep nothing of the loss itself."""
+
     def arrive(self, call: Call, port: str, gradient: Tensor) -> Tensor:
         """Keep the gradient, and return the boundary's injected value."""
         stored = self.boundary.store(gradient.detach())

@@ -24,6 +24,7 @@ from assay.training.processes.requests import (
     UserCodeReport,
     UserCodeRequest,
     rank_folder,
+    scaled_folder,
 )
 from assay.training.shapes import OF_NAMED_PIPELINES, Shapes
 from assay.verdicts import Measurement, Record, Verdict
@@ -258,6 +259,11 @@ def _judge(
         else [rank_folder(candidate, number) for number in range(len(reports))]
     )
     traces = [Trace.open(one) for one in folders]
+    scaled = [
+        Trace.open(scaled_folder(one))
+        for one, report in zip(folders, reports, strict=True)
+        if report.scaled_steps
+    ]
     evidence = TrainEvidence(
         check.options,
         check.dtype,
@@ -266,5 +272,6 @@ def _judge(
         Trace.open(golden / "noise"),
         traces,
         load_training_limits(check.limits),
+        scaled,
     )
     return judge_training(evidence)

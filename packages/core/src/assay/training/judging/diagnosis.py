@@ -8,6 +8,7 @@ from assay.comparing.results import PortResult
 from assay.sites import Phase
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.groups import JudgedGroup
+from assay.training.judging.loss_scale import is_taken_off_by_another_factor
 from assay.training.judging.places import (
     PARAMETER_PREFIX,
     is_root_gradient,
@@ -137,7 +138,7 @@ def _diagnose_phase(
             group = groups.get(_GROUP_OF_PHASE.get(phase, ""))
             if group is None:
                 return Finding("module-error", location)
-            return _diagnose_group(group, phase, location)
+            return _diagnose_group(evidence, group, phase, location)
 
 
 def _diagnose_forward(
@@ -167,12 +168,16 @@ def _diagnose_backward(
     )
 
 
-def _diagnose_group(group: JudgedGroup, phase: Phase, location: Location) -> Finding:
+def _diagnose_group(
+    evidence: TrainEvidence, group: JudgedGroup, phase: Phase, location: Location
+) -> Finding:
     if phase == "reduce":
         if _all_scaled_alike(group):
             return Finding("loss-scale", _of_no_module(location))
         if not _is_part_missing(group):
             return Finding("module-error", location)
+    if phase == "clip" and is_taken_off_by_another_factor(evidence):
+        return Finding("loss-scale", _of_no_module(location))
     if phase == "clip" or (phase == "optimizer" and _most_fail(group)):
         location = _of_no_module(location)
     return Finding(_OF_GROUP[group.name], location)

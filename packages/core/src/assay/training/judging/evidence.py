@@ -1,13 +1,18 @@
 """Both sides of a training check, as the processes left them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from assay.comparing.limits import Limits
 from assay.dtypes import float_format
 from assay.trace import Trace
 from assay.training.judging.rank_reports import merge_reports
-from assay.training.processes.requests import CandidateReport, ReferenceReport, TrainOptions
+from assay.training.processes.requests import (
+    CandidateReport,
+    LogitGradientScale,
+    ReferenceReport,
+    TrainOptions,
+)
 from assay.training.replay.run_rows import RunRows
 
 
@@ -16,6 +21,8 @@ class TrainEvidence:
     """Both sides of a check, and the limits by which it is judged.
 
     reports, candidates: of each rank of the candidate, by rank.
+    scaled: what its ranks measured in a second replay, with their loss scale divided out; empty
+        where there was none, or where `candidates` are these.
     """
 
     options: TrainOptions
@@ -25,6 +32,7 @@ class TrainEvidence:
     noise: Trace
     candidates: list[Trace]
     limits: Limits
+    scaled: list[Trace] = field(default_factory=list)
 
     @property
     def on_ranks(self) -> bool:
@@ -41,7 +49,32 @@ class TrainEvidence:
         """Which rows of the run belong to which step."""
         return RunRows.of_counts(self.reference.num_rows)
 
+    def without_loss_scale(self) -> "TrainEvidence | None":
+        """The evidence of the second replay in place of the first; None where there is none."""
+        if len(self.scaled) != len(self.candidates):
+            return None
+        reports = [
+            report.model_copy(update={"logit_gradients": _without_scale(report)})
+            for report in self.reports
+        ]
+        return replace(self, candidates=self.scaled, reports=reports, scaled=[])
+
     @property
     def unit_roundoff(self) -> float:
         """That of the candidate's dtype."""
         return float_format(self.dtype).unit_roundoff
+
+
+def _without_scale(report: CandidateReport) -> list[LogitGradientScale]:
+    """What is left of the scales of the loss's gradients, once the factors of the steps are off."""
+    factors = {step.step: step.factor for step in report.scaled_steps}
+    return [
+        row.model_copy(
+            update={
+                "slope": (1 + row.slope) / factors[row.step] - 1,
+                "rest": row.rest / factors[row.step],
+            }
+        )
+        for row in report.logit_gradients
+        if row.step in factors
+    ]

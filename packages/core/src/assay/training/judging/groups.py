@@ -22,6 +22,9 @@ GROUPS = (
 )  # fmt: skip
 _BACKWARD_GROUPS = ("gradients", "stage-backward")
 
+# The mantissa of every power of two, as math.frexp has it.
+_HALF = 0.5
+
 
 @dataclass(slots=True)
 class JudgedGroup:
@@ -84,7 +87,8 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
                 other_work = _noise_at_results_of_replaced_modules(
                     measured["gradients"], replaced[rank]
                 )
-            allowances = Allowances(least_units, other_work)
+            units = least_units | _units_of_unscaling(evidence, name, results)
+            allowances = Allowances(units, other_work)
             judged, bias = judge_replay(results, own_noise, evidence.limits, allowances)
             _add_rank(group, results, judged, bias, not_finite)
         if name in _BACKWARD_GROUPS:
@@ -168,6 +172,24 @@ def _unit_of_loss(noise: Mapping[str, ReplayResults]) -> float:
         and _width(port) == _width(loss)
     ]
     return float_format("float32").unit_roundoff * max(sizes, default=1.0)
+
+
+def _units_of_unscaling(
+    evidence: TrainEvidence, name: str, results: ReplayResults
+) -> dict[Stage, float]:
+    """What dividing by the loss's scale may round in the phase that does, by stage.
+
+    A power of two rounds nothing. Other factors round once where they are put on, and once where
+    they are taken off.
+    """
+    factors = [
+        step.factor
+        for step in evidence.report.scaled_steps
+        if name == f"stage-{step.taken_off or 'optimizer'}"
+    ]
+    if all(abs(math.frexp(factor)[0]) == _HALF for factor in factors):
+        return {}
+    return {port.stage: 2 * evidence.unit_roundoff for port in results.ports.values()}
 
 
 def _noise_at_results_of_replaced_modules(

@@ -9,6 +9,7 @@ from assay.training.processes.requests import CandidateReport, FreeRun
 _UNITED = (
     "weights_different", "not_in_optimizer", "unexpectedly_trained", "adapter_start", "not_loaded",
     "logit_gradients", "partial_modules", "unmeasured",
+    "scaled_steps",
 )  # fmt: skip
 
 _UNITED_OF_RUNS = (

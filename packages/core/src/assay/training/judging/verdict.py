@@ -39,6 +39,7 @@ from assay.training.judging.free_run import (
     trajectory_gap,
 )
 from assay.training.judging.groups import JudgedGroup, judge_groups
+from assay.training.judging.loss_scale import is_taken_off, notes_on_scale
 from assay.training.judging.places import location_of, measurement_of
 from assay.training.judging.replicas import (
     find_unshared,
@@ -87,7 +88,17 @@ class _Decision:
 
 def judge_training(evidence: TrainEvidence) -> tuple[Verdict, list[Measurement]]:
     """The verdict over all levels, and its measurements."""
-    groups = judge_groups(evidence)
+    unscaled = evidence.without_loss_scale()
+    if unscaled is not None:
+        groups = judge_groups(unscaled)
+        if is_taken_off(unscaled, groups):
+            return _judge(unscaled, groups, notes_on_scale(unscaled.report.scaled_steps))
+    return _judge(evidence, judge_groups(evidence), [])
+
+
+def _judge(
+    evidence: TrainEvidence, groups: dict[str, JudgedGroup], first_notes: list[str]
+) -> tuple[Verdict, list[Measurement]]:
     loss, loss_notes = judge_losses(evidence)
     trajectory = judge_trajectory(evidence)
     extra = {"loss": [loss] if loss else [], "updates": trajectory}
@@ -109,7 +120,7 @@ def judge_training(evidence: TrainEvidence) -> tuple[Verdict, list[Measurement]]
     decision = _decide(evidence, groups, ranked, divergence or broken, free)
     finding = decision.finding if outcome is Outcome.FAIL else None
     diagnosis: Diagnosis | None = finding.diagnosis if finding else None
-    notes = [*evidence.reference.notes]
+    notes = [*evidence.reference.notes, *first_notes]
     notes += _unmeasured_notes(evidence.report)
     notes += [note for result in results.values() for note in result.notes]
     if outcome is Outcome.PASS and evidence.report.weights_different:

@@ -3,16 +3,20 @@
 It never judges: a setup function may have patched anything in this process.
 """
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
+from assay.dtypes import float_format
 from assay.hooks.boundary import Boundary
 from assay.launch import Rank
+from assay.locating.loss_scale import GradientScale, LossScale, is_scaled_alike
 from assay.models import estimate_size
 from assay.models.loading.configs import attention_of
 from assay.models.size_policy import choose_threads
@@ -31,11 +35,13 @@ from assay.training.processes.requests import (
     CandidateReport,
     CandidateRequest,
     LogitGradientScale,
+    ScaledStepRecord,
     rank_folder,
+    scaled_folder,
 )
 from assay.training.replay.conditions import comparable, keep_no_cache
 from assay.training.replay.rank_view import RankView
-from assay.training.replay.replayed_steps import ReplayedSteps
+from assay.training.replay.replayed_steps import ReplayedModel, ReplayedSteps
 from assay.training.replay.run_rows import RunRows
 from assay.training.state.generators import generator_states
 from assay.training.state.parameters import named_parameters
@@ -114,6 +120,8 @@ class _Candidate:
         folder = Path(request.folder)
         if self._rank is not None:
             folder = rank_folder(folder, self._rank.number)
+        unit = float_format(self._run.dtype).unit_roundoff
+        is_scaled = is_scaled_alike(_of_all_ranks(steps.scales), unit)
         with TraceWriter(folder, {"run": str(self._run)}) as writer:
             steps.write(writer)
         report = CandidateReport(
@@ -137,10 +145,30 @@ class _Candidate:
             not_loaded=not_loaded,
             adapter_start=adapter_start,
             dropout_masks=opened.traits.dropout_masks,
-            logit_gradients=[LogitGradientScale.model_validate(row) for row in steps.scales],
+            logit_gradients=[
+                LogitGradientScale.model_validate(asdict(row)) for row in steps.scales
+            ],
         )
         trainer.teardown()
-        return report
+        if not is_scaled:
+            return report
+        scale = LossScale(unit)
+        with self._progress.step("candidate: every stage once more, without its loss scale"):
+            self._replay_scaled(batches, start, scale, scaled_folder(folder))
+        scaled = [ScaledStepRecord.model_validate(asdict(step)) for step in scale.steps]
+        return report.model_copy(update={"scaled_steps": scaled})
+
+    def _replay_scaled(
+        self, batches: Batches, start: State, scale: LossScale, folder: Path
+    ) -> None:
+        """Replay a fresh trainer, with its loss scale divided out of what is measured."""
+        opened = self._open()
+        keep_no_cache(opened.trainer.model)
+        attention = attention_of(opened.trainer.model)
+        steps, _ = self._replay(opened, batches, start, attention, scale)
+        with TraceWriter(folder, {"run": str(self._run)}) as writer:
+            steps.write(writer)
+        opened.trainer.teardown()
 
     def _coordinates(self) -> dict[str, int]:
         if self._rank is None:
@@ -189,15 +217,13 @@ class _Candidate:
         batches: Batches,
         start: State,
         attention: str,
+        loss_scale: LossScale | None = None,
     ) -> tuple[ReplayedSteps, list[StateValue]]:
         boundary = Boundary.exact_inputs_for(getattr(torch, self._run.dtype))
-        pointwise = read_pointwise(self._golden)
         rank_view = self._rank_view(opened)
-        untrained = read_untrained(self._golden)
+        model = ReplayedModel(attention, read_pointwise(self._golden), read_untrained(self._golden))
         rows = RunRows.of_batches(batches)
-        steps = ReplayedSteps(
-            opened, self._golden, rows, boundary, attention, pointwise, rank_view, untrained
-        )
+        steps = ReplayedSteps(opened, self._golden, rows, boundary, model, rank_view, loss_scale)
         not_loaded: list[StateValue] = []
         with steps.attached(), comparable(self._run.dtype, self._device):
             for number, batch in enumerate(batches):
@@ -208,6 +234,14 @@ class _Candidate:
                 with opened.errors_in("step"):
                     steps.run_step(number, batch)
         return steps, not_loaded
+
+
+def _of_all_ranks(scales: list[GradientScale]) -> list[GradientScale]:
+    if not dist.is_initialized():
+        return scales
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, scales)
+    return [scale for of_rank in gathered for scale in of_rank]
 
 
 def _other_adapter_start(initial: State, model: nn.Module) -> list[str]:

@@ -35,7 +35,7 @@ from assay.training.processes.golden import (
 from assay.training.processes.requests import ReferenceReport, ReferenceRequest
 from assay.training.protocol import StepReport, TrainingPlan
 from assay.training.replay.conditions import comparable, keep_no_cache
-from assay.training.replay.replayed_steps import TRACE, ReplayedSteps
+from assay.training.replay.replayed_steps import TRACE, ReplayedModel, ReplayedSteps
 from assay.training.replay.run_rows import RunRows, count_rows
 from assay.training.replay.stage_recorder import StageRecorder
 from assay.training.replay.step_observer import StepObserver
@@ -188,10 +188,10 @@ class _Side:
     def replay(self, batches: Batches, folder: Path) -> None:
         """Measure this trainer against what the yardstick recorded."""
         pointwise = self._find_pointwise(batches[0][0])
-        attention = attention_of(self.trainer.model)
+        model = ReplayedModel(attention_of(self.trainer.model), pointwise)
         opened = OpenedTrainer.of(self.trainer, "reference")
         rows = RunRows.of_batches(batches)
-        observer = ReplayedSteps(opened, folder, rows, self.boundary, attention, pointwise)
+        observer = ReplayedSteps(opened, folder, rows, self.boundary, model)
         with observer.attached(), comparable(self._dtype, self._device):
             for step, batch in enumerate(batches):
                 state = read_golden_state(folder, step)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from assay.models.remote_code import RemoteCode
+from assay.sites import Phase
 from assay.training.protocol import TrainingPlan
 from assay.training.shapes import Shapes
 from assay.training.state.records import HeldPart, StateValue, TrajectoryRecord
@@ -57,6 +58,11 @@ class TrainOptions(Record):
 def rank_folder(folder: Path, number: int) -> Path:
     """Where a rank writes what it measured."""
     return folder / f"rank-{number}"
+
+
+def scaled_folder(folder: Path) -> Path:
+    """Where the second replay writes, of a trainer that scales its loss; `folder`: the first's."""
+    return folder / "scaled"
 
 
 class ReferenceRequest(Record):
@@ -187,6 +193,8 @@ class CandidateReport(Record):
     absent: parameters and buffers of the model that this process does not have.
     adapter_start: parameters of an adapter that do not start as an adapter does.
     dropout_masks: what the trainer declares of masks on ranks of dp, see TrainerTraits.
+    scaled_steps: the steps of the second replay, which a trainer is given that scales its loss by
+        one factor; empty where there was none.
     """
 
     run: dict[str, Any]
@@ -207,15 +215,28 @@ class CandidateReport(Record):
     absent: list[str] = Field(default_factory=list)
     adapter_start: list[str] = Field(default_factory=list)
     dropout_masks: Literal["own", "shared"] | None = None
+    scaled_steps: list["ScaledStepRecord"] = Field(default_factory=list)
 
 
 class LogitGradientScale(Record):
     """The gradient at the logits of one micro-batch, compared with the reference's.
 
     slope: of the error on the expected value; rest: what the slope leaves, as a relative error.
+    loss_gradient: the gradient of what `compute_loss` returned.
     """
 
     step: int
     micro_batch: int
     slope: Number
     rest: Number
+    loss_gradient: Number = 1.0
+
+
+class ScaledStepRecord(Record):
+    """A step whose loss was scaled: the fields of `assay.locating.loss_scale.ScaledStep`."""
+
+    step: int
+    factor: Number
+    of_loss: Number
+    taken_off: Phase | None = None
+    norm: Number | None = None

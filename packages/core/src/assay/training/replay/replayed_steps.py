@@ -1,13 +1,14 @@
 """Every step of a trainer, measured against a golden, whose values are injected."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from assay.comparing.stored_results import attach_results
 from assay.hooks.boundary import Boundary
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
 from assay.locating.gradients import GradientReplayer
+from assay.locating.loss_scale import GradientScale, LossScale
 from assay.locating.modules import Replayer
 from assay.trace import Trace, TraceWriter
 from assay.training.replay.rank_view import RankView
@@ -18,6 +19,20 @@ from assay.training.replay.step_observer import StepObserver
 from assay.training.trainers.registry import OpenedTrainer
 
 TRACE = "trace"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedModel:
+    """What a replay has to know of a model.
+
+    attention: its attention implementation.
+    pointwise: modules whose own code only rounds element by element.
+    untrained: buffers and frozen parameters of the reference's; None for all.
+    """
+
+    attention: str
+    pointwise: frozenset[str]
+    untrained: frozenset[str] | None = None
 
 
 class ReplayedSteps:
@@ -32,14 +47,13 @@ class ReplayedSteps:
         golden: Path,
         rows: RunRows,
         boundary: Boundary,
-        attention: str,
-        pointwise: frozenset[str],
+        model: ReplayedModel,
         rank_view: RankView | None = None,
-        untrained: frozenset[str] | None = None,
+        loss_scale: LossScale | None = None,
     ) -> None:
         trace = Trace.open(golden / TRACE)
-        self._replayer = Replayer(trace, boundary, attention, pointwise)
-        self._gradients = GradientReplayer(trace, boundary)
+        self._replayer = Replayer(trace, boundary, model.attention, model.pointwise)
+        self._gradients = GradientReplayer(trace, boundary, loss_scale=loss_scale)
         self._handler = StageReplayer(trace, boundary, rows)
         self._rank_view = rank_view
         if rank_view is not None:
@@ -56,7 +70,8 @@ class ReplayedSteps:
             rows,
             self._replayer,
             rank_view,
-            untrained,
+            model.untrained,
+            loss_scale,
         )
         self.attached = self._observer.attached
         self.run_step = self._observer.run_step
@@ -77,12 +92,9 @@ class ReplayedSteps:
         return self._observer.drew_in_backward
 
     @property
-    def scales(self) -> list[dict[str, Any]]:
-        """Slope and rest of the gradients at the logits, call by call."""
-        return [
-            {"step": s.step, "micro_batch": s.micro_batch, "slope": s.slope, "rest": s.rest}
-            for s in self._gradients.scales
-        ]
+    def scales(self) -> list[GradientScale]:
+        """Of the gradient that the loss made in each backward."""
+        return self._gradients.scales
 
     def write(self, writer: TraceWriter) -> None:
         """Attach all measurements."""

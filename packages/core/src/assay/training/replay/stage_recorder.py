@@ -51,6 +51,9 @@ class StageRecorder:
         self._values.states[name] = state
         return state
 
+    def find(self, address: ValueAddress) -> None:
+        """Find nothing: it is being recorded."""
+
     def expected(self, phase: Phase) -> tuple[ValueAddress, ...]:
         """No addresses: what is recorded is measured against nothing."""
         del phase

@@ -47,7 +47,7 @@ class StageReplayer:
 
     def observe(self, address: ValueAddress, value: Tensor) -> Tensor:
         """Measure the value, and return the reference's."""
-        expected = self._find(address)
+        expected = self.find(address)
         results = self.results[address.stage.phase]
         if expected is None:
             if not address.port.startswith(COUNT):
@@ -80,6 +80,15 @@ class StageReplayer:
         # A generator reads its state as what it was in memory: a mapped file has no such end.
         return state if kept is None else kept.clone()
 
+    def find(self, address: ValueAddress) -> Tensor | None:
+        """The reference's value; None where it has none."""
+        source = self._values.unchanged.get(address)
+        if source is None:
+            return self._values.stored.get(address)
+        stored = self._values.stored[source]
+        with suspended():
+            return self.boundary.injected(stored, stored.dtype)
+
     def expected(self, phase: Phase) -> Iterable[ValueAddress]:
         """Where the reference has values of `phase` in this step."""
         return [address for address in self._values.addresses if address.stage.phase == phase]
@@ -90,14 +99,6 @@ class StageReplayer:
             if address.port.startswith(COUNT) or not self.is_own(self._step, address):
                 continue
             self.results[address.stage.phase].note_missing_port(address.stage.module, address.port)
-
-    def _find(self, address: ValueAddress) -> Tensor | None:
-        source = self._values.unchanged.get(address)
-        if source is None:
-            return self._values.stored.get(address)
-        stored = self._values.stored[source]
-        with suspended():
-            return self.boundary.injected(stored, stored.dtype)
 
     def _first_row(self, address: ValueAddress) -> int:
         """The row by which a value is found again: the first of its micro-batch."""

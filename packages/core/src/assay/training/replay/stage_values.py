@@ -53,6 +53,9 @@ class StepValueHandler(Protocol):
     def observe_state(self, name: str, state: Tensor) -> Tensor:
         """Called with a state that is not judged; returns the one to go on with."""
 
+    def find(self, address: ValueAddress) -> Tensor | None:
+        """The reference's value; None where it has none, or is being recorded."""
+
     def expected(self, phase: Phase) -> Iterable[ValueAddress]:
         """Where the reference has values of `phase` in this step; empty while it is recorded."""
 

@@ -15,6 +15,7 @@ from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.suspension import suspended_modes
 from assay.hooks.timeline import Timeline
 from assay.locating.batch_source import BatchSource
+from assay.locating.loss_scale import LossScale
 from assay.locating.modules import Replayer
 from assay.sites import Phase
 from assay.stages import Stage
@@ -25,7 +26,7 @@ from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_values import COUNT, StepValueHandler, ValueAddress
 from assay.training.state.files import fingerprint
 from assay.training.state.parameters import NamedParameter, named_parameters, untrained_values
-from assay.training.state.sharding import local_part, put, whole
+from assay.training.state.sharding import PartialSums, local_part, put, whole
 from assay.training.trainers.registry import OpenedTrainer
 
 # A wrapper of a method: it is given the method and its arguments.
@@ -49,6 +50,7 @@ class StepObserver:
     rank_view: what the other ranks have of each step; None for a single process.
     untrained: buffers and frozen parameters, of which as many must change as in the reference; None
         for all.
+    loss_scale: of a trainer that scales its loss; None where a factor is an error.
     seen: phases whose method was called.
     micro_batches_run: step and number of every micro-batch that this process ran.
     drew_in_backward: whether a backward pass left the generator in another state than before.
@@ -62,12 +64,14 @@ class StepObserver:
     replayer: Replayer | None = None
     rank_view: RankView | None = None
     untrained: frozenset[str] | None = None
+    loss_scale: LossScale | None = None
     seen: set[Phase] = field(default_factory=set)
     micro_batches_run: list[tuple[int, int]] = field(default_factory=list)
     drew_in_backward: bool = False
     _step: int = 0
     _batch: Sequence[MicroBatch] = ()
     _injected_phase: Phase = "forward"
+    _losses: list[tuple[int, Tensor]] = field(default_factory=list)
     _before: dict[str, Tensor] = field(default_factory=dict)
     _after: list[tuple[NamedParameter, Tensor, dict[str, str]]] = field(default_factory=list)
 
@@ -109,12 +113,17 @@ class StepObserver:
         """One step of the trainer, observed."""
         self._step, self._batch, self._injected_phase = step, batch, "forward"
         self.handler.begin_step(step)
+        if self.loss_scale is not None:
+            self.loss_scale.begin_step()
         with suspended_modes():
             self._before = {item.name: _copy(item.tensor) for item in self._trainable()}
             untrained = self._hash_untrained()
         report = self.opened.trainer.step(copied(batch))
         self._observe_gradients("backward")
         with suspended_modes():
+            self._observe_losses()
+            if "clip" in self.opened.invisible_phases:
+                self._note_norm(torch.tensor([[report.grad_norm]]))
             self.gradients.handler.finish_backward()
             for item, value, moments in self._after:
                 # Only the optimizer may change a trained parameter or its moments.
@@ -146,10 +155,19 @@ class StepObserver:
                 f" {_described(loss)}; it must return one number with its graph"
             )
         with suspended_modes():
-            self.handler.observe(
-                ValueAddress(Stage("", "forward"), "loss", index), loss.reshape(1, 1)
-            )
+            self._losses.append((index, loss.detach().reshape(1, 1)))
+            if self.loss_scale is None:
+                self._observe_losses()
         return self.gradients.join(loss)
+
+    def _observe_losses(self) -> None:
+        """Observe what `compute_loss` returned, once backward has shown by which factor."""
+        for index, loss in self._losses:
+            dtype = str(loss.dtype).removeprefix("torch.")
+            address = ValueAddress(Stage("", "forward"), "loss", index, dtype=dtype)
+            scale = 1.0 if self.loss_scale is None else self.loss_scale.of_loss
+            self.handler.observe(address, loss if scale == 1 else loss.double() / scale)
+        self._losses.clear()
 
     def _begin_micro_batch(self, index: int, batch: object) -> None:
         self.micro_batches_run.append((self._step, index))
@@ -211,6 +229,7 @@ class StepObserver:
             self.tracer.recomputing = False
         with suspended_modes():
             self.drew_in_backward |= not torch.equal(before, torch.get_rng_state())
+            self._observe_losses()
             self.gradients.handler.finish_backward()
         return result
 
@@ -254,10 +273,22 @@ class StepObserver:
             return norm
         with suspended_modes():
             value = whole(norm) if isinstance(norm, Tensor) else torch.tensor(float(norm))
-            address = ValueAddress(Stage("", "clip"), "norm", dtype=self._dtype)
-            self.handler.observe(address, value.detach().double().reshape(1, 1))
+            value = value.detach().double().reshape(1, 1)
+            self._note_norm(value)
+            self.handler.observe(self._address_of_norm, value)
         self._observe_gradients("clip")
         return norm
+
+    def _note_norm(self, value: Tensor) -> None:
+        if self.loss_scale is None:
+            return
+        expected = self.handler.find(self._address_of_norm)
+        if expected is not None:
+            self.loss_scale.note_norm(float(value.cpu() / expected))
+
+    @property
+    def _address_of_norm(self) -> ValueAddress:
+        return ValueAddress(Stage("", "clip"), "norm", dtype=self._dtype)
 
     def _optimize(self, original: Callable[..., Any], *args: object, **kwargs: object) -> object:
         self.seen.add("optimizer")
@@ -324,6 +355,7 @@ class StepObserver:
             return
         self._injected_phase = phase
         with suspended_modes():
+            factor = self._find_factor(phase)
             wanted = {
                 (address.stage.module, address.port) for address in self.handler.expected(phase)
             }
@@ -335,16 +367,35 @@ class StepObserver:
                     continue
                 # What was never computed is as wrong as zeros.
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                sums = self.rank_view.partial if self.rank_view and phase == "backward" else None
+                sums = self._sums_of(phase)
                 value = whole(gradient.detach())
+                value = value if sums is None else sums.total(value)
                 injected = self.handler.observe(
-                    address, value if sums is None else sums.total(value)
+                    address, value if factor == 1 else value.double() / factor
                 )
+                injected = injected if factor == 1 else injected * factor
                 if sums is not None:
                     injected = sums.share(injected, gradient.dtype)
                 if parameter.grad is None:
                     parameter.grad = gradient
                 put(parameter.grad, injected)
+
+    def _sums_of(self, phase: Phase) -> PartialSums | None:
+        """Of which sums over ranks the gradients after `phase` are parts; None where they are whole."""
+        return self.rank_view.partial if self.rank_view and phase == "backward" else None
+
+    def _find_factor(self, phase: Phase) -> float:
+        """The factor on all gradients after `phase`: that of the loss, or 1 once it is taken off."""
+        if self.loss_scale is None:
+            return 1.0
+        pairs, sums = [], self._sums_of(phase)
+        for item in named_parameters(self.opened.trainer.model):
+            expected = self.handler.find(address_of(item, phase, "gradient"))
+            if item.tensor.grad is not None and expected is not None:
+                value = whole(item.tensor.grad.detach())
+                pairs.append((value if sums is None else sums.total(value), expected))
+        self.loss_scale.end_phase(phase, pairs)
+        return self.loss_scale.of_gradients
 
 
 def _copy(parameter: Tensor) -> Tensor:

@@ -1,0 +1,139 @@
+"""The factor on a loss: when there is one, which it is, and where it is taken off."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.locating.loss_scale import (
+    GradientScale,
+    LossScale,
+    ScaledStep,
+    is_scaled_alike,
+    was_read_scaled,
+)
+from assay.sites import CallSite
+
+UNIT = 2.0**-8  # unit roundoff of bfloat16
+GRADIENT = torch.linspace(-1, 1, 1000, dtype=torch.float64)[:, None]
+
+
+def scale(
+    factor: float, *, step: int = 0, micro_batch: int = 0, rest: float = 0.0, of_caller: float = 1.0
+) -> GradientScale:
+    return GradientScale(step, micro_batch, factor - 1, rest, of_caller)
+
+
+def test_scale_of_a_gradient_is_its_length_and_what_is_left() -> None:
+    across = torch.ones_like(GRADIENT) * float(GRADIENT.norm() / math.sqrt(1000))
+
+    found = GradientScale.of(CallSite(1, "", micro_batch=2), 4 * GRADIENT + across, GRADIENT, 0.5)
+
+    assert (found.step, found.micro_batch, found.loss_gradient) == (1, 2, 0.5)
+    assert found.factor == pytest.approx(4)
+    assert found.rest == pytest.approx(1)  # as long as the expected gradient, and across it
+
+
+@pytest.mark.parametrize(
+    ("scales", "alike"),
+    [
+        ([scale(2.0), scale(2.0, micro_batch=1)], True),
+        ([scale(65536.0, rest=500.0), scale(65536.0, micro_batch=1)], True),  # rest is relative
+        ([scale(2.0), scale(4.0, step=1)], True),  # each step has its own
+        ([scale(1.0, of_caller=0.5), scale(1.0, micro_batch=1, of_caller=0.5)], True),
+        ([scale(1.0), scale(1.0, micro_batch=1)], False),  # there is none
+        ([scale(1 + 3 * UNIT)], False),  # no more than rounding
+        ([scale(2.0), scale(3.0, micro_batch=1)], False),  # means of micro-batches
+        ([scale(2.0), scale(1.0, micro_batch=1)], False),
+        ([scale(2.0, of_caller=2.0), scale(2.0, micro_batch=1)], False),
+        ([scale(2.0, rest=0.05)], False),  # more than a length is wrong
+        ([scale(2.0, rest=math.nan)], False),
+        ([scale(-2.0)], False),
+        ([scale(0.0)], False),  # no gradient at all
+        ([], False),
+    ],
+)
+def test_only_one_factor_for_all_micro_batches_of_a_step_is_a_scale(
+    scales: list[GradientScale], *, alike: bool
+) -> None:
+    assert is_scaled_alike(scales, UNIT) is alike
+
+
+@pytest.mark.parametrize(
+    ("found", "factor", "of_loss"),
+    [
+        (scale(2.0), 2.0, 2.0),
+        (scale(65536 * (1 + UNIT / 2), of_caller=65536.0), 65536.0, 1.0),
+        (scale(1 / 3 + 0.001), 1 / 3, 1 / 3),
+        (scale(1.0001, of_caller=0.5), 1.0, 2.0),  # the caller of compute_loss halves it
+        (scale(133.2), 133.2, 133.2),  # whole numbers are too near to each other
+        (scale(1.37), 1.37, 1.37),
+        (scale(math.nan), 1.0, 1.0),
+        (scale(-2.0), 1.0, 1.0),
+    ],
+)
+def test_factor_is_the_whole_number_that_it_is_but_for_rounding(
+    found: GradientScale, factor: float, of_loss: float
+) -> None:
+    steps = LossScale(UNIT)
+    steps.begin_step()
+    steps.learn(found)
+
+    assert (steps.factor, steps.of_loss) == (pytest.approx(factor), pytest.approx(of_loss))
+    assert steps.of_gradients == steps.factor
+
+
+def test_first_backward_of_a_step_decides() -> None:
+    steps = LossScale(UNIT)
+    steps.begin_step()
+    steps.learn(scale(2.0))
+    steps.learn(scale(3.0, micro_batch=1))
+    assert steps.factor == 2.0
+
+    steps.begin_step()
+    assert steps.factor == 1.0
+    steps.learn(scale(4.0, step=1))
+
+    assert [(step.step, step.factor) for step in steps.steps] == [(0, 2.0), (1, 4.0)]
+
+
+def ended(factor: float, *lengths: float) -> LossScale:
+    """After as many phases as `lengths`: how long gradients are after each."""
+    steps = LossScale(UNIT)
+    steps.begin_step()
+    steps.learn(scale(factor))
+    for phase, length in zip(("backward", "reduce", "clip"), lengths, strict=False):
+        gradient: Tensor = length * GRADIENT
+        steps.end_phase(phase, [(gradient.bfloat16(), GRADIENT)])  # type: ignore[arg-type]
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("lengths", "phase"),
+    [
+        ((1.0,), "backward"),
+        ((8.0, 1.0), "reduce"),
+        ((8.0, 8.0, 1.0), "clip"),
+        ((8.0, 0.5), "reduce"),  # by another factor: an error that is seen there
+        ((8.0, 8.0, 8.0), None),
+        ((8.0, 7.0), None),
+        ((math.nan, math.inf), None),
+    ],
+)
+def test_factor_is_off_after_the_phase_whose_gradients_are_nearer_without_it(
+    lengths: tuple[float, ...], phase: str | None
+) -> None:
+    steps = ended(8.0, *lengths)
+
+    assert steps.steps[0].taken_off == phase
+    assert steps.of_gradients == (8.0 if phase is None else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("norm", "scaled"), [(8.0, True), (1.0, False), (4.0, True), (math.nan, False), (None, False)]
+)
+def test_norm_shows_whether_clipping_read_scaled_gradients(
+    norm: float | None, *, scaled: bool
+) -> None:
+    assert was_read_scaled(ScaledStep(0, 8.0, 1.0, norm=norm)) is scaled
