@@ -1,22 +1,51 @@
+from pathlib import Path
+
 import pytest
 
 from packages.core.tests.faults.corpus import choose_faults
+from packages.core.tests.faults.published.corpus import choose_bugs
+
+CORPORA = {
+    "generation": "test_faults.py",
+    "training": "test_training_faults.py",
+    "published": "test_published.py",
+}
+# The option that chooses some of a corpus.
+CHOICES = {
+    "generation": "--fault",
+    "training": "--training-fault",
+    "published": "--published-bug",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--corpus", choices=CORPORA, help="only faults of this; default: all")
     parser.addoption("--fault", default="", help="only faults whose name contains this")
     parser.addoption("--training-fault", default="", help="the same of faults in training")
+    parser.addoption("--published-bug", default="", help="the same of published bugs")
     parser.addoption(
-        "--publish", action="store_true", help="write the table into docs/detection.md"
+        "--publish", action="store_true", help="write the tables into docs/detection.md"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--publish") and (
-        config.getoption("--fault") or config.getoption("--training-fault")
-    ):
+    if config.getoption("--publish") and any(map(config.getoption, CHOICES.values())):
         raise pytest.UsageError("--publish is for all faults: choose none")
 
 
 def pytest_collection_modifyitems(config: pytest.Config) -> None:
     choose_faults(config.getoption("--fault", ""))
+    choose_bugs(config.getoption("--published-bug", ""))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    wanted = _wanted(config)
+    others = {file for name, file in CORPORA.items() if name not in wanted}
+    return True if collection_path.name in others else None
+
+
+def _wanted(config: pytest.Config) -> list[str]:
+    """Corpora that are run: the one of --corpus, those of which some are chosen, or all."""
+    if corpus := config.getoption("--corpus"):
+        return [corpus]
+    return [name for name, option in CHOICES.items() if config.getoption(option)] or [*CORPORA]
