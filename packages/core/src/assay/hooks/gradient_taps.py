@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from assay.hooks.memory_layout import copy_of
 from assay.hooks.module_tracer import ActiveCall, TraceHandler
 from assay.hooks.nested import iterate_tensors, map_tensors
 from assay.hooks.suspension import suspended
@@ -61,7 +62,7 @@ class _GradientTap(torch.autograd.Function):
         del made, anchor
         ctx.arrive = arrive
         # A tensor of its own: code may change it in place, and views of a Function's may not be.
-        return injected.clone()
+        return copy_of(injected)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401

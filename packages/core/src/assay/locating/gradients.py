@@ -6,6 +6,7 @@ from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
 from assay.hooks.boundary import Boundary
+from assay.hooks.memory_layout import laid_out_as
 from assay.hooks.timeline import RowIndex
 from assay.locating.loss_scale import GradientScale, LossScale
 from assay.locating.rank_layout import RankLayout, layout_of
@@ -96,7 +97,9 @@ class GradientReplayer:
             # Not kept within range: what is too large for the dtype has to overflow.
             injected = (injected.double() * self.loss_scale.factor).to(gradient.dtype)
         injected = injected.to(gradient.device)
-        return injected if layout is None else layout.part_of_gradient(*place, injected)
+        if layout is not None:
+            injected = layout.part_of_gradient(*place, injected)
+        return laid_out_as(injected, gradient)
 
     def finish_backward(self) -> None:
         """Note what was announced and did not arrive."""

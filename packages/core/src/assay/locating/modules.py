@@ -15,6 +15,7 @@ from assay.comparing.results import PortResult, ReplayResults
 from assay.hooks.boundary import Boundary
 from assay.hooks.caches import CacheTracker
 from assay.hooks.in_place_changes import InPlaceChanges
+from assay.hooks.memory_layout import laid_out_as
 from assay.hooks.module_tracer import ActiveCall
 from assay.hooks.nested import iterate_tensors, map_tensors
 from assay.hooks.tensor_map import TensorMap
@@ -254,6 +255,7 @@ class Replayer:
         injected = injected.to(actual.device)
         if layout is not None:
             injected = layout.part(module, port, injected)
+        injected = laid_out_as(injected, actual.detach())
         self._injected.put(injected, key)
         return injected
 
@@ -306,7 +308,7 @@ class Replayer:
         result.exact.add(compared, different)
         if actual.shape[-2:] != expected.shape[-2:]:
             return actual
-        return in_form_of(actual, expected).to(actual.device)
+        return laid_out_as(in_form_of(actual, expected).to(actual.device), actual)
 
     def _supply_masks(self, active: ActiveCall) -> None:
         """Where the reference has a mask and the model none, it must mean the causal one."""

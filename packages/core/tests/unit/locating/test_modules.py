@@ -95,6 +95,29 @@ def test_mask_made_wrong_in_the_model_is_not_attributed_to_the_attention(
     assert origin.stage == Stage("model")
 
 
+@pytest.mark.parametrize("reads_strides", [True, False])
+def test_kernel_that_ignores_strides_is_found_where_its_input_is_a_view(
+    llama_rig: Rig,
+    reads_strides: bool,
+) -> None:
+    def kernel(module: Any, x: Tensor) -> Tensor:
+        if not reads_strides:
+            contiguous = torch.empty_like(x, memory_format=torch.contiguous_format).stride()
+            x = x.as_strided(x.shape, contiguous)
+        return nn.functional.linear(x, module.weight)
+
+    def forward(module: Any, _original: Any, x: Tensor) -> Any:
+        gated = module.act_fn(module.gate_proj(x)) * module.up_proj(x)
+        return module.down_proj(gated.transpose(0, 1).contiguous().transpose(0, 1))
+
+    def plant(model: Any) -> None:
+        replace_forward("model.layers.1.mlp", forward)(model)
+        down = model.get_submodule(DOWN)
+        down.forward = lambda x: kernel(down, x)
+
+    assert llama_rig.failed(plant) == (set() if reads_strides else {DOWN})
+
+
 def test_calls_are_pooled_into_one_statistic(llama_rig: Rig) -> None:
     sums = llama_rig.replay().ports[DOWN, "output"].sums
 
