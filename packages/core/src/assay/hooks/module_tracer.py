@@ -106,21 +106,18 @@ class ModuleTracer:
     def attached(self, model: nn.Module) -> Iterator[None]:
         """Call the handler for every module call of `model` inside this context."""
         handles = []
-        for path, module in model.named_modules():
-            name = unwrapped_path(path)
-            if module is not model and not name:
-                continue  # a wrapper's inside: the wrapped model is the root already
-            pre = self._pre_hook(name, _Signature(module))
+        for name, (module, innermost) in find_called_modules(model).items():
+            pre = self._pre_hook(name, _Signature(innermost), type(innermost).__name__)
             post = self._post_hook()
             handles.append(module.register_forward_pre_hook(pre, with_kwargs=True))
             handles.append(module.register_forward_hook(post, with_kwargs=True))
-        _forget_compiled_graphs()
+        forget_compiled_graphs()
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
-            _forget_compiled_graphs()
+            forget_compiled_graphs()
 
     @contextmanager
     def unpaused(self) -> Iterator[None]:
@@ -131,7 +128,7 @@ class ModuleTracer:
         finally:
             self.paused = before
 
-    def _pre_hook(self, name: str, signature: "_Signature") -> Callable[..., Any]:
+    def _pre_hook(self, name: str, signature: "_Signature", class_name: str) -> Callable[..., Any]:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
             if self.paused or is_suspended():
                 return None
@@ -148,7 +145,7 @@ class ModuleTracer:
                 else:
                     if not self._stack:
                         self._begin_root(arguments)
-                    active = ActiveCall(self._begin_call(name, module), module, arguments)
+                    active = ActiveCall(self._begin_call(name, class_name), module, arguments)
                 self._stack.append(active)
                 self.handler.enter(active)
                 return signature.unbind(active.arguments, len(args))
@@ -175,12 +172,12 @@ class ModuleTracer:
         hook: Callable[..., Any] = torch.compiler.disable(leave)
         return hook
 
-    def _begin_call(self, name: str, module: nn.Module) -> Call:
+    def _begin_call(self, name: str, class_name: str) -> Call:
         number = self._counts[name]
         self._counts[name] += 1
         site = CallSite(self.step, name, number, micro_batch=self.batch)
         caller = self._stack[-1].call.site.module if self._stack else None
-        call = Call(site, type(module).__name__, caller, self.order, rows=self._rows)
+        call = Call(site, class_name, caller, self.order, rows=self._rows)
         self.order += 1
         self._made[name, number] = call
         return call
@@ -202,6 +199,23 @@ class ModuleTracer:
         self._column += ids.shape[1]
 
 
+def find_called_modules(model: nn.Module) -> dict[str, tuple[nn.Module, nn.Module]]:
+    """By path in the unwrapped model the module whose calls count, and the innermost one there.
+
+    A wrapper has the path of what it wraps, and a call of the two is one: that of the wrapper, as
+    `torch.compile(module)` returns one, since its result is what the caller gets. Backward calls
+    what an activation checkpoint wraps, and not the wrapper again: there it is the wrapped one.
+    """
+    found: dict[str, tuple[nn.Module, nn.Module]] = {}
+    for path, module in model.named_modules():
+        name = unwrapped_path(path)
+        if hasattr(module, "_checkpoint_wrapped_module"):
+            continue
+        outermost = found[name][0] if name in found else module
+        found[name] = outermost, module
+    return found
+
+
 def _sequence(arguments: dict[str, Any]) -> torch.Tensor | None:
     """The argument that has the tokens of the call, (B, T) or (B, T, C)."""
     for name in ("input_ids", "inputs_embeds", "decoder_input_ids"):
@@ -211,7 +225,7 @@ def _sequence(arguments: dict[str, Any]) -> torch.Tensor | None:
     return None
 
 
-def _forget_compiled_graphs() -> None:
+def forget_compiled_graphs() -> None:
     """Make torch.compile trace again: graphs made without hooks do not call them."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
 from assay.hooks.timeline import Timeline
@@ -300,3 +301,31 @@ def test_calls_while_the_tracer_is_paused_are_not_handled(diary: Diary) -> None:
     assert heard[0] == "> (model)"
     assert heard[-1] == "end"
     assert diary.events == heard
+
+
+@pytest.mark.usefixtures("compiled_graphs")
+def test_compiled_child_counts_as_one_call_with_the_arguments_of_what_it_wraps(
+    diary: Diary,
+) -> None:
+    torch.compiler.reset()
+    model = Parent()
+    expected = model(IDS)
+    model.first = torch.compile(model.first, backend="eager")  # type: ignore[assignment]
+    with ModuleTracer(diary).attached(model):
+        assert torch.equal(model(IDS), expected)
+
+    assert [event for event in diary.events if event[0] == ">"] == [
+        "> (model)", "> first", "> second", "> first",
+    ]  # fmt: skip
+    assert list(diary.entries[1].arguments) == ["x"]
+    assert diary.entries[1].call.class_name == "Child"
+
+
+def test_module_inside_of_an_activation_checkpoint_is_the_one_that_counts(diary: Diary) -> None:
+    model = Parent()
+    model.first = checkpoint_wrapper(model.first)  # type: ignore[assignment]
+    with ModuleTracer(diary).attached(model):
+        model(IDS)
+
+    assert diary.entries[1].module is model.first._checkpoint_wrapped_module
+    assert diary.events.count("> first") == 2
