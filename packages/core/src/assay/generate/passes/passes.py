@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from assay.comparing.results import ReplayResults
 from assay.devices.base import Device
@@ -23,12 +23,28 @@ from assay.recording.pointwise_modules import PointwiseModules
 from assay.trace import TraceWriter
 
 
+class ChoicesOfBatch(Protocol):
+    """What watches or replaces the choices of experts in the free runs of one side."""
+
+    def attached(self, model: nn.Module, work: "Work") -> AbstractContextManager[None]:
+        """Inside, one run of `work` by `model` is watched."""
+
+
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A model on a device, ready to run."""
+    """A model on a device, ready to run.
+
+    choices: entered in runs whose values are the model's own, and not while it is recorded or
+        replayed; None where nothing is to be done about choices of experts.
+    """
 
     loaded: LoadedModel
     device: Device
+    choices: ChoicesOfBatch | None = None
+
+    def choosing(self, work: "Work") -> AbstractContextManager[None]:
+        """The context of one run of `work`."""
+        return self.choices.attached(self.loaded.model, work) if self.choices else nullcontext()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -75,7 +91,7 @@ def single_rows(batches: Sequence[Batch]) -> list[Work]:
 
 def run_free(side: Side, work: Work, sampling: dict[str, Any]) -> Generated:
     """The tokens that the model chooses, and the logits that it had for each."""
-    with side.running():
+    with side.running(), side.choosing(work):
         return generate(side.loaded, work.batch, sampling)
 
 
@@ -86,7 +102,7 @@ def run_forced(
 
     inside: entered after the device: of two that watch operations the inner one sees them first.
     """
-    with side.running(), inside or nullcontext():
+    with side.running(), side.choosing(work), inside or nullcontext():
         return generate_forced(side.loaded, work.batch, tokens_BN)
 
 
@@ -98,6 +114,7 @@ def record(
     boundary: Boundary,
 ) -> None:
     """Record every call of a teacher-forced run; `tokens` has (B, N) for each work."""
+    side = replace(side, choices=None)
     tracer = ModuleTracer(Recorder(writer, boundary))
     with tracer.attached(side.loaded.model):
         for work, tokens_BN in zip(works, tokens, strict=True):
@@ -138,6 +155,7 @@ def replay(
     side: Side, works: Sequence[Work], tokens: Sequence[Tensor], replayer: Replayer
 ) -> ReplayResults:
     """Measure every stage of a model against a recorded run, with the recorded values injected."""
+    side = replace(side, choices=None)
     tracer = ModuleTracer(replayer)
     with tracer.attached(side.loaded.model):
         for work, tokens_BN in zip(works, tokens, strict=True):

@@ -17,6 +17,11 @@ from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.generate.passes.batch_attachments import attach_batch
+from assay.generate.passes.choices import (
+    RecordedChoices,
+    ReplacedChoices,
+    read_choice_noise,
+)
 from assay.generate.passes.passes import (
     Side,
     replay,
@@ -36,6 +41,7 @@ from assay.generate.processes.requests import (
     GoldenManifest,
 )
 from assay.locating.accumulated_error import DriftMeter
+from assay.locating.expert_routing import NearTieChoices
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, load_model, weight_hashes
 from assay.models.candidate_setup import apply_setup
@@ -155,10 +161,15 @@ class _Candidate:
         request: CandidateRequest,
     ) -> None:
         options = CandidateOptions.parse(request.options)
+        self._choices = NearTieChoices(read_choice_noise(section.trace))
+        recorded = RecordedChoices.read(section.trace, section.batches)
+        if recorded.modules and not options.compile:  # its graphs run as they were compiled
+            side = replace(side, choices=ReplacedChoices(recorded, self._choices))
         self._side = side
         self._golden = golden
         self._section = section
         self._level = request.level
+        self._num_replaced = 0
         self._compiled = options.compile
         self._works = (
             whole_batches(section.batches)
@@ -169,13 +180,19 @@ class _Candidate:
     @property
     def notes(self) -> list[str]:
         """What the reader of a verdict has to know of how the candidate ran."""
-        if not self._compiled or self._level != "modules":
-            return []
-        note = (
-            "modules are measured in graphs that are cut at their boundaries; the graphs as they were"
-            " compiled ran for the levels tokens and logits"
-        )
-        return [note]
+        notes = []
+        if self._num_replaced:
+            notes.append(
+                f"{self._num_replaced} tokens would have been computed by another expert than the"
+                " reference's where the router's scores are nearly equal; levels tokens and logits"
+                " are compared with the reference's choice there"
+            )
+        if self._compiled and self._level == "modules":
+            notes.append(
+                "modules are measured in graphs that are cut at their boundaries; the graphs as they"
+                " were compiled ran for the levels tokens and logits"
+            )
+        return notes
 
     def write(self, writer: TraceWriter, progress: Progress) -> Repeatability:
         """Make all passes. Returns: whether the candidate gives the same numbers again."""
@@ -186,7 +203,9 @@ class _Candidate:
         if self._level != "tokens":
             tokens = self._expected("tokens")
             with progress.step("candidate: reference's tokens are forced"):
+                before = self._choices.num_replaced
                 self._force(writer, tokens, repeated)
+                self._num_replaced = self._choices.num_replaced - before
             self._score(writer, tokens)
         with progress.step("candidate: runs again, for the same numbers"):
             repeatability = repeated.run_again(self._side, tokens)

@@ -23,6 +23,12 @@ from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.generate.passes.batch_attachments import attach_batch, attached_batches
+from assay.generate.passes.choices import (
+    RecordedChoices,
+    RecordingChoices,
+    ReplacedChoices,
+    attach_choice_noise,
+)
 from assay.generate.passes.generation_loop import limits_of_generation
 from assay.generate.passes.passes import (
     Side,
@@ -56,6 +62,7 @@ from assay.inputs import (
     plan_batches,
 )
 from assay.locating.accumulated_error import DriftMeter
+from assay.locating.expert_routing import NoiseOfChoices
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, estimate_size, load_model, weight_hashes
 from assay.models.biases import add_biases_last
@@ -213,7 +220,7 @@ def capture_golden(request: CaptureRequest, progress: Progress) -> GoldenManifes
             notes = [*plan.notes, *yardstick.notes]
         with TraceWriter(folder / dtype, {"model": identity.name, "dtype": dtype}) as writer:
             section = _Capture(request, device, writer, plan, dtype, progress)
-            section.run_yardstick(Side(yardstick, device))
+            section.run_yardstick(Side(yardstick, device, RecordingChoices(writer)))
             del yardstick
             sections[dtype] = section.run_noise(wide)
         digest = read_digest(folder / dtype)
@@ -344,9 +351,14 @@ class _Capture:
                 self.request.remote_code,
             )
             add_biases_last(loaded.model)
-            side = Side(loaded, self.device)
             trace = Trace.open(self.writer.folder)
+            choices = RecordedChoices.read(trace, self.plan.batches)
+            noise_of_choices = NoiseOfChoices()
+            side = Side(loaded, self.device)
+            if choices.modules:
+                side = replace(side, choices=ReplacedChoices(choices, noise_of_choices))
             deterministic = self._attach_noise_logits(side, trace)
+            attach_choice_noise(self.writer, noise_of_choices.noise())
         self.writer.attach_json("weights", weight_hashes(side.loaded.model))
         if self.request.level == "module":
             with self.progress.step("noise run: every module is measured"):

@@ -1,0 +1,310 @@
+"""Free runs with the reference's choice of experts where noise alone would decide otherwise.
+
+With errors inherited from the layers before, a router's nearly equal scores change their order,
+and another expert computes the token: a difference far above all rounding that is none of the
+candidate's faults. Such a choice is replaced by the reference's, and everything that follows
+from it can be compared. A choice that differs by more than the noise stays as it is.
+
+Shape legend: R tokens, k experts for each, E experts, G groups of experts.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.hooks.expert_choices import ExpertChoice, Selection
+from assay.locating.routing import TIE_MARGIN, find_scores
+
+_PARTS = ("indices", "weights", "scores", "groups", "num_groups")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedChoice:
+    """A choice of the reference, and what decided it.
+
+    indices, weights: (R, k); scores: (R, E), of which `indices` are the largest.
+    groups: scores of the groups of experts, (R, G), of which `num_groups` were open to the choice;
+        None where all experts were.
+    """
+
+    indices: Tensor
+    weights: Tensor
+    scores: Tensor | None
+    groups: Tensor | None = None
+    num_groups: int = 0
+
+    @classmethod
+    def of(cls, choice: ExpertChoice) -> "RecordedChoice":
+        """A choice as it is kept, on the host."""
+        indices = choice.indices.detach().cpu()
+        selections = [
+            Selection(item.scores.cpu(), item.count)
+            for item in choice.selections
+            if len(item.scores) == len(indices)
+        ]
+        scores = _deciding_scores(indices, selections)
+        recorded = cls(indices, choice.weights.detach().cpu(), scores)
+        groups = _deciding_groups(scores, selections)
+        if groups is None:
+            return recorded
+        return replace(recorded, groups=groups.scores, num_groups=groups.count)
+
+    def to_tensors(self, prefix: str) -> dict[str, Tensor]:
+        """Named tensors for a trace."""
+        parts = {name: getattr(self, name) for name in _PARTS if name != "num_groups"}
+        parts["num_groups"] = torch.tensor(self.num_groups)
+        return {f"{prefix}/{name}": part for name, part in parts.items() if part is not None}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], prefix: str) -> "RecordedChoice":
+        """What `to_tensors` made."""
+        parts: dict[str, Any] = {name: tensors.get(f"{prefix}/{name}") for name in _PARTS}
+        return cls(**{**parts, "num_groups": int(parts["num_groups"])})
+
+    def select_row(self, row: int | None, num_rows: int) -> "RecordedChoice":
+        """The part of one of the batch's `num_rows` texts; all for None."""
+        if row is None:
+            return self
+        size = len(self.indices) // num_rows
+        rows = slice(row * size, (row + 1) * size)
+        cut = {
+            name: part[rows] for name in _PARTS[:-1] if (part := getattr(self, name)) is not None
+        }
+        return replace(self, **cut)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreNoise:
+    """Root mean square error of a router's scores in a healthy free run: of experts, of groups."""
+
+    scores: float
+    groups: float = 0.0
+
+
+def _deciding_scores(indices: Tensor, selections: list[Selection]) -> Tensor | None:
+    """The last scores that were picked from of which `indices` are the largest."""
+    for item in reversed(selections):
+        if find_scores(indices, {"scores": item.scores}) is not None:
+            return item.scores
+    return None
+
+
+def _deciding_groups(scores: Tensor | None, selections: list[Selection]) -> Selection | None:
+    """What was picked of groups of experts before: fewer columns, a whole number of experts each."""
+    if scores is None:
+        return None
+    num_experts = scores.shape[1]
+    for item in selections:
+        if item.scores is scores:
+            return None
+        num_groups = item.scores.shape[1]
+        if 1 < num_groups < num_experts and num_experts % num_groups == 0:
+            return item if item.count < num_groups else None
+    return None
+
+
+def chosen_experts(indices: Tensor, num_experts: int) -> Tensor:
+    """Which experts compute each token, (R, E) bool, from (R, k); an index beyond E is none."""
+    wide = torch.zeros(len(indices), num_experts + 1, dtype=torch.bool)
+    beyond = (indices < 0) | (indices >= num_experts)
+    wide.scatter_(1, indices.long().masked_fill(beyond, num_experts), value=True)
+    return wide[:, :num_experts]
+
+
+def within_noise(actual_Rk: Tensor, expected: RecordedChoice, noise: ScoreNoise) -> Tensor:
+    """Rows in which noise alone may have changed the choice to `actual`, (R,) bool.
+
+    As many experts are chosen, and of those that are open to the choice none that is left out has
+    a score above a chosen one's by more than the margin. Where groups of experts are chosen first,
+    another group may take the place of the worst one under the same condition.
+    """
+    if expected.scores is None:
+        return torch.zeros(len(actual_Rk), dtype=torch.bool)
+    scores = expected.scores.double()
+    num_experts = scores.shape[1]
+    taken = chosen_experts(actual_Rk, num_experts)
+    open_RE = torch.ones_like(taken)
+    groups_agree = torch.ones(len(taken), dtype=torch.bool)
+    if expected.groups is not None:
+        of_groups = Selection(expected.groups, expected.num_groups)
+        open_RE, groups_agree = _open_experts(taken, of_groups, noise.groups)
+    left_out = scores.masked_fill(taken | ~open_RE, -torch.inf).amax(1)
+    least = scores.masked_fill(~taken | ~open_RE, torch.inf).amin(1)
+    # Written so that a NaN is no near tie.
+    small = left_out - least <= TIE_MARGIN * noise.scores
+    return small & groups_agree & (taken.sum(1) == actual_Rk.shape[1])
+
+
+def _open_experts(taken: Tensor, expected: Selection, error: float) -> tuple[Tensor, Tensor]:
+    """Experts whose recorded scores decide, (R, E) bool, and rows whose groups agree, (R,) bool.
+
+    Of a group that was closed to the reference the experts' scores are not known.
+    """
+    groups = expected.scores.double()
+    size = taken.shape[1] // groups.shape[1]
+    opened = chosen_experts(groups.topk(expected.count, dim=1).indices, groups.shape[1])
+    used = taken.unflatten(1, (-1, size)).any(2)
+    intruders = used & ~opened
+    # The worst opened groups that nothing was chosen from made room for them.
+    num_needed = intruders.sum(1, keepdim=True)
+    spare = opened & ~used
+    rank = groups.masked_fill(~spare, torch.inf).argsort(1).argsort(1)
+    replaced = spare & (rank < num_needed)
+    best_replaced = groups.masked_fill(~replaced, -torch.inf).amax(1)
+    least_intruder = groups.masked_fill(~intruders, torch.inf).amin(1)
+    enough_room = (spare.sum(1, keepdim=True) >= num_needed)[:, 0]
+    agree = enough_room & (best_replaced - least_intruder <= TIE_MARGIN * error)
+    return (opened & ~replaced).repeat_interleave(size, 1), agree
+
+
+Key = tuple[int, int, str]
+
+
+@dataclass
+class ChoiceRecorder:
+    """A handler that keeps every choice of a run, and changes none.
+
+    choices: by step, call and module.
+    """
+
+    choices: dict[Key, RecordedChoice] = field(default_factory=dict)
+
+    def choose(self, choice: ExpertChoice) -> None:
+        """Keep it."""
+        self.choices[choice.step, choice.call, choice.module] = RecordedChoice.of(choice)
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Named tensors for a trace."""
+        return {
+            name: tensor
+            for (step, call, module), choice in self.choices.items()
+            for name, tensor in choice.to_tensors(f"{step}/{call}/{module}").items()
+        }
+
+
+def read_choices(tensors: Mapping[str, Tensor]) -> dict[Key, RecordedChoice]:
+    """What `ChoiceRecorder.to_tensors` made, by step, call and module."""
+    found: dict[Key, RecordedChoice] = {}
+    for prefix in dict.fromkeys(name.rpartition("/")[0] for name in tensors):
+        step, call, module = prefix.split("/", 2)
+        found[int(step), int(call), module] = RecordedChoice.from_tensors(tensors, prefix)
+    return found
+
+
+@dataclass
+class _ErrorSum:
+    squares: float = 0.0
+    count: int = 0
+
+    def add(self, actual: Tensor, expected: Tensor, rows: Tensor) -> None:
+        error = (actual.double() - expected.double())[rows]
+        error = error[error.isfinite()]
+        self.squares += float(error.square().sum())
+        self.count += error.numel()
+
+    @property
+    def root_mean_square(self) -> float:
+        return math.sqrt(self.squares / self.count) if self.count else 0.0
+
+
+@dataclass
+class NoiseOfChoices:
+    """A handler for the noise run: every other choice than the recorded one is noise, and replaced.
+
+    expected: choices of the batch that runs; set before each.
+    """
+
+    expected: Mapping[Key, RecordedChoice] = field(default_factory=dict)
+    _scores: dict[str, _ErrorSum] = field(default_factory=dict)
+    _groups: dict[str, _ErrorSum] = field(default_factory=dict)
+
+    def choose(self, choice: ExpertChoice) -> tuple[Tensor, Tensor] | None:
+        """Measure the scores' error; the recorded choice, where another one was made."""
+        expected = self.expected.get((choice.step, choice.call, choice.module))
+        if expected is None or expected.indices.shape != choice.indices.shape:
+            return None
+        actual = RecordedChoice.of(choice)
+        if actual.scores is not None and expected.scores is not None:
+            num_experts = expected.scores.shape[1]
+            # Where other groups are open, scores are masked otherwise.
+            alike = (
+                chosen_experts(actual.indices, num_experts)
+                == chosen_experts(expected.indices, num_experts)
+            ).all(1)
+            if actual.groups is not None and expected.groups is not None:
+                everywhere = torch.ones_like(alike)
+                of_groups = self._groups.setdefault(choice.module, _ErrorSum())
+                of_groups.add(actual.groups, expected.groups, everywhere)
+                opened = [
+                    side.groups.topk(side.num_groups, dim=1).indices.sort(1).values
+                    for side in (actual, expected)
+                    if side.groups is not None
+                ]
+                alike &= (opened[0] == opened[1]).all(1)
+            self._scores.setdefault(choice.module, _ErrorSum()).add(
+                actual.scores, expected.scores, alike
+            )
+        return replaced_choice(choice, expected, _differs(choice, expected))
+
+    def noise(self) -> dict[str, ScoreNoise]:
+        """By group of experts."""
+        nothing = _ErrorSum()
+        return {
+            module: ScoreNoise(
+                of_scores.root_mean_square, self._groups.get(module, nothing).root_mean_square
+            )
+            for module, of_scores in self._scores.items()
+        }
+
+
+@dataclass
+class NearTieChoices:
+    """A handler for the candidate: the recorded choice, where noise alone decided otherwise.
+
+    expected: choices of the batch that runs; set before each.
+    num_replaced, num_kept: tokens that another expert would have computed within the noise, and
+        those where the difference is beyond it.
+    """
+
+    noise: Mapping[str, ScoreNoise]
+    expected: Mapping[Key, RecordedChoice] = field(default_factory=dict)
+    num_replaced: int = 0
+    num_kept: int = 0
+
+    def choose(self, choice: ExpertChoice) -> tuple[Tensor, Tensor] | None:
+        """The recorded choice, in those rows."""
+        expected = self.expected.get((choice.step, choice.call, choice.module))
+        noise = self.noise.get(choice.module)
+        if expected is None or noise is None or expected.indices.shape != choice.indices.shape:
+            return None
+        differs = _differs(choice, expected)
+        if not bool(differs.any()):
+            return None
+        ties = differs & within_noise(choice.indices.detach().cpu(), expected, noise)
+        self.num_replaced += int(ties.sum())
+        self.num_kept += int((differs & ~ties).sum())
+        return replaced_choice(choice, expected, ties)
+
+
+def _differs(choice: ExpertChoice, expected: RecordedChoice) -> Tensor:
+    """Rows that other experts compute, in whatever order they are named."""
+    actual = choice.indices.detach().cpu().long()
+    return (actual.sort(1).values != expected.indices.long().sort(1).values).any(1)
+
+
+def replaced_choice(
+    choice: ExpertChoice, expected: RecordedChoice, rows: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """Indices and weights of a call with the recorded ones in some rows; None if there are none."""
+    if not bool(rows.any()):
+        return None
+    indices, weights = choice.indices, choice.weights
+    at = rows[:, None]
+    return (
+        torch.where(at.to(indices.device), expected.indices.to(indices), indices),
+        torch.where(at.to(weights.device), expected.weights.to(weights), weights),
+    )

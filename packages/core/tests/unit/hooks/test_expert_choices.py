@@ -1,0 +1,81 @@
+"""Seeing, and replacing, the choice with which a group of experts is called."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.hooks.expert_choices import ChoiceTracer, ExpertChoice, find_choice_arguments
+
+NUM_EXPERTS = 4
+
+
+class Experts(nn.Module):
+    def forward(self, tokens: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+        return tokens.sum(-1, keepdim=True) * indices * weights
+
+
+class Block(nn.Module):
+    """Chooses two of four experts in its own code, after a pick among pairs of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, NUM_EXPERTS, bias=False)
+        self.experts = Experts()
+
+    def forward(self, input_ids: Tensor) -> Any:
+        tokens = input_ids.float()
+        scores = self.gate(tokens).sigmoid()
+        torch.topk(scores[:, :2], 1)
+        weights, indices = scores.topk(k=2, dim=-1)
+        return self.experts(tokens, indices, weights=weights)
+
+
+@dataclass
+class Watch:
+    answer: tuple[Tensor, Tensor] | None = None
+    seen: list[ExpertChoice] = field(default_factory=list)
+
+    def choose(self, choice: ExpertChoice) -> tuple[Tensor, Tensor] | None:
+        self.seen.append(choice)
+        return self.answer
+
+
+IDS = torch.arange(24).reshape(3, 8) % 5
+
+
+def test_choice_is_seen_with_what_it_was_picked_from() -> None:
+    watch, block = Watch(), Block()
+
+    with ChoiceTracer(watch).attached(block), torch.no_grad():
+        block(IDS)
+        block(IDS)
+
+    first, second = watch.seen
+    assert (first.module, first.step, first.call) == ("experts", 0, 0)
+    assert second.step == 1
+    assert [item.count for item in first.selections] == [1, 2]
+    scores = block.gate(IDS.float()).sigmoid()
+    assert torch.equal(first.selections[1].scores, scores)
+    assert torch.equal(first.indices, scores.topk(2).indices)
+
+
+def test_experts_get_the_handler_s_choice() -> None:
+    block = Block()
+    indices, weights = torch.full((3, 2), 3), torch.ones(3, 2)
+
+    with ChoiceTracer(Watch((indices, weights)), frozenset({"experts"})).attached(block):
+        changed = block(IDS)
+
+    assert torch.equal(changed, block.experts(IDS.float(), indices, weights))
+    assert not torch.equal(changed, block(IDS))
+
+
+def test_other_modules_have_no_choice() -> None:
+    tokens, ids = torch.ones(3, 8), torch.ones(3, 2, dtype=torch.long)
+
+    assert find_choice_arguments({"input_ids": ids, "attention_mask": ids}) is None
+    assert find_choice_arguments({0: tokens, 1: ids}) is None
+    assert find_choice_arguments({0: tokens, 1: ids, "w": torch.ones(3, 2)}) == (1, "w")
+    assert find_choice_arguments({0: tokens, 1: ids > 0, "w": torch.ones(3, 2)}) is None
