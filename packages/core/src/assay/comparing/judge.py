@@ -1,6 +1,7 @@
 """From measured sums to ratios, from ratios to the stage that is wrong."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -254,11 +255,24 @@ def find_nonfinite_padding(results: ReplayResults) -> FailedStage | None:
 
 
 def find_origin(ranked: list[FailedStage]) -> FailedStage | None:
-    """The stage where the error is made: the first of those that are about as bad as the worst."""
+    """The stage where the error is made: the first of those that are about as bad as the worst.
+
+    Where the same stage of an earlier layer fails as well, however mildly, it is that one: what is
+    wrong in all layers shows by chance more in some.
+    """
     if not ranked:
         return None
     threshold = ranked[0].severity / SEVERITY_RANGE
-    return min((item for item in ranked if item.severity >= threshold), key=lambda item: item.order)
+    worst = min(
+        (item for item in ranked if item.severity >= threshold), key=lambda item: item.order
+    )
+    alike = (item for item in ranked if _of_any_layer(item.stage) == _of_any_layer(worst.stage))
+    return min(alike, key=lambda item: item.order)
+
+
+def _of_any_layer(stage: Stage) -> Stage:
+    """The stage without the numbers in its path: the same for all layers."""
+    return replace(stage, module=re.sub(r"\d+", "*", stage.module))
 
 
 def list_suspects(

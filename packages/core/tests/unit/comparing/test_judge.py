@@ -365,3 +365,12 @@ def test_origin_is_what_must_be_exact_before_all_that_only_rounds() -> None:
         origin_of(judged("replay-tensor", 300.0, "early", 1), judged("exact", 1.0, "positions", 2))
         == "positions"
     )
+
+
+def test_origin_is_the_first_layer_where_all_have_the_same_fault() -> None:
+    layers = [
+        judged("replay-tensor", ratio, f"layers.{number}.mlp", number)
+        for number, ratio in enumerate([2.0, 6.0, 300.0, 40.0])
+    ]
+
+    assert origin_of(*layers, judged("replay-tensor", 4.0, "layers.0.attention")) == "layers.1.mlp"
