@@ -125,6 +125,9 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
     if verdict.noise_ratio is not None:
         details.append(_describe_ratio(verdict, evidence))
     details += [_describe_worst(evidence), describe_first_bad_token(verdict)]
+    tokens = verdict.levels.get("tokens")
+    if tokens is not None and tokens.verdict is Outcome.FAIL:
+        details.append(tokens.reason)
     if location:
         details.append(_MADE_HERE[location.phase])
     if verdict.diagnosis:

@@ -106,7 +106,10 @@ def judge_tokens_level(evidence: GenerateEvidence) -> LevelResult:
                 f"batch {batch.number}: {tuple(actual.shape)} tokens instead of"
                 f" {tuple(expected.shape)}"
             )
-            return LevelResult(Level(verdict=Outcome.FAIL, reason=reason))
+            result = LevelResult(Level(verdict=Outcome.FAIL, reason=reason))
+            last = min(actual.shape[1], expected.shape[1])
+            result.first_bad = evidence.token(batch.prompts[0], len(batch.rows[0]) + last)
+            return result
         differences = first_differences(actual, expected, logits, noise, NEAR_TIE)
         # Behind its first difference a text has another history: nothing there is compared.
         behind = sum(expected.shape[1] - 1 - difference.step for difference in differences)

@@ -1,11 +1,13 @@
 """From levels to one verdict: outcome, location, diagnosis."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from assay.comparing.judge import FailedStage, Judged, list_suspects
 from assay.comparing.levels import (
     DecidingNumbers,
+    JudgedRatio,
     LevelResult,
     deciding_numbers,
     find_worst,
@@ -108,7 +110,7 @@ def _location(
             return location
         named = _parameters_of(origin.stage.module, evidence.report.weights_different)
         return location.model_copy(update={"parameter": named[0] if named else None})
-    if results["sampler"].level.verdict is Outcome.FAIL:
+    if results["sampler"].level.verdict is Outcome.FAIL or _stops_elsewhere(results):
         return Location(phase="sampler")
     return None
 
@@ -152,11 +154,15 @@ def _diagnose(
 def _diagnose_failure(
     evidence: GenerateEvidence, results: dict[str, LevelResult], origin: FailedStage | None
 ) -> Diagnosis:
-    only_candidate_varies = not evidence.report.deterministic and evidence.reference_deterministic
+    only_candidate_varies = (
+        not evidence.report.deterministic
+        and evidence.reference_deterministic
+        and _varies_beyond_noise(evidence.report.spread, results["logits"].judged)
+    )
     if origin is None:
         if _is_not_finite(results["logits"]):
             return "non-finite"
-        if results["sampler"].level.verdict is Outcome.FAIL:
+        if results["sampler"].level.verdict is Outcome.FAIL or _stops_elsewhere(results):
             return "sampler"
         return "nondeterminism" if only_candidate_varies else "module-error"
     if origin.reported.ratio.statistic == "non-finite":
@@ -170,12 +176,29 @@ def _diagnose_failure(
     )
 
 
+def _varies_beyond_noise(spread: float, logits: Sequence[JudgedRatio]) -> bool:
+    """Whether repeated runs are further apart than the limit for the logits' error.
+
+    Within it, one run can be judged: a compiled or a parallel model may add in another order each
+    time, and what is wrong beside that is none of it.
+    """
+    error = next((item for item in logits if item.ratio.statistic == "logits-error"), None)
+    # Written so that a NaN is a variation.
+    return error is None or not spread <= error.limit * error.ratio.expected
+
+
 def _diagnose_module(evidence: GenerateEvidence, module: str) -> Diagnosis:
     if _parameters_of(module, evidence.report.untied):
         return "untied-parameters"
     if _parameters_of(module, evidence.report.weights_different):
         return "weight-mismatch"
     return "module-error"
+
+
+def _stops_elsewhere(results: dict[str, LevelResult]) -> bool:
+    """Whether there are more or fewer tokens than the reference's: the loop ends at another one."""
+    tokens = results["tokens"].level
+    return tokens.verdict is Outcome.FAIL and tokens.reason is not None
 
 
 def _is_not_finite(logits: LevelResult) -> bool:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from assay.generate.passes.passes import Side, Work, run_forced
+from assay.generate.passes.passes import Side, Work, run_all_forced
+from assay.locating.accumulated_error import DriftMeter
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,16 @@ class RepeatedWorks:
         if number in self._numbers:
             self._logits.append(logits)
 
-    def run_again(self, side: Side, tokens: Sequence[Tensor]) -> Repeatability:
-        """Run them once more, with the tokens of every work, and compare."""
-        again = [run_forced(side, self._works[n], tokens[n]).logits for n in self._numbers]
+    def run_again(
+        self, side: Side, tokens: Sequence[Tensor], meter: DriftMeter | None = None
+    ) -> Repeatability:
+        """Run them once more, with the tokens of every work, and compare.
+
+        meter: as in the first run: a compiled model is another one where its modules are watched.
+        """
+        works = [self._works[number] for number in self._numbers]
+        forced = run_all_forced(side, works, [tokens[number] for number in self._numbers], meter)
+        again = [generated.logits for generated in forced]
         pairs = list(zip(again, self._logits, strict=True))
         if all(torch.equal(one, other) for one, other in pairs):
             return Repeatability(identical=True, spread=0.0)

@@ -208,7 +208,7 @@ class _Candidate:
                 self._num_replaced = self._choices.num_replaced - before
             self._score(writer, tokens)
         with progress.step("candidate: runs again, for the same numbers"):
-            repeatability = repeated.run_again(self._side, tokens)
+            repeatability = repeated.run_again(self._side, tokens, self._new_meter())
         if self._level == "modules":
             with progress.step("candidate: every module is measured"):
                 self._replay(writer, tokens)
@@ -225,10 +225,14 @@ class _Candidate:
         self._attach(writer, "tokens", tokens)
         return tokens
 
-    def _force(self, writer: TraceWriter, tokens: list[Tensor], repeated: RepeatedWorks) -> None:
+    def _new_meter(self) -> DriftMeter | None:
+        """Measures what accumulates along the depth; None where its hooks would change the run."""
         # Hooks would cut a compiled model into pieces.
         measured = self._level == "modules" and not self._compiled
-        meter = DriftMeter(self._section.trace) if measured else None
+        return DriftMeter(self._section.trace) if measured else None
+
+    def _force(self, writer: TraceWriter, tokens: list[Tensor], repeated: RepeatedWorks) -> None:
+        meter = self._new_meter()
 
         def logits() -> Iterator[Tensor]:
             forced = run_all_forced(self._side, self._works, tokens, meter)
