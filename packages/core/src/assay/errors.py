@@ -5,6 +5,8 @@ Each package derives its own errors from these two, with their messages.
 """
 
 import signal
+import sysconfig
+import traceback
 from collections.abc import Sequence
 
 _NAMES_SHOWN = 3
@@ -29,6 +31,17 @@ def name_some(names: Sequence[str], num_shown: int = _NAMES_SHOWN) -> str:
     rest = len(names) - num_shown
     shown = ", ".join(names[:num_shown])
     return f"{shown} and {rest:,} more" if rest > 0 else shown
+
+
+def raised_in_words(error: BaseException) -> str:
+    """What the code of a user raised, and its innermost line that is of no installed package."""
+    text = f"{type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is the caller's
+    installed = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))
+    own = [frame for frame in frames if not frame.filename.startswith((*installed, "<frozen"))]
+    if not own:
+        return text
+    return f"{text}\n  {own[-1].filename}:{own[-1].lineno}, in {own[-1].name}: {own[-1].line}"
 
 
 def exit_in_words(code: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from assay.errors import UsageError
+from assay.errors import UsageError, raised_in_words
 
 
 class PluginError(UsageError):
@@ -43,7 +43,7 @@ def load_object(reference: str) -> Callable[..., Any]:
     except (Exception, SystemExit) as error:
         del sys.modules[spec.name]
         raise PluginError(
-            f"{reference}: importing {path} raised {type(error).__name__}: {error}"
+            f"{reference}: importing {path} raised {raised_in_words(error)}"
         ) from error
     found: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(found):

@@ -6,10 +6,11 @@ from pathlib import Path
 from pydantic import PrivateAttr
 from rich.console import Console
 
-from assay.report.page.html import REPORT_FILE, render_first_screen
+from assay.report.page.html import render_first_screen
 from assay.report.publish import publish_one
 from assay.report.run_report import Report, read_report
 from assay.report.terminal import print_report
+from assay.runs import DiskError
 from assay.verdicts import Verdict
 
 
@@ -20,19 +21,32 @@ class CheckedVerdict(Verdict):
     """
 
     _report: Report = PrivateAttr()
+    _page: Path | None = PrivateAttr(None)
+    _unwritten: str = PrivateAttr("")
 
     @classmethod
     def publish(cls, folder: Path) -> "CheckedVerdict":
         """Write the report's page beside the files of the run in `folder`.
 
-        Returns: the verdict of that run.
-        Raises: UnreadableRunError if there is none, DiskError if the page cannot be written.
+        Returns: the verdict of that run, also where the page cannot be written: see `unwritten`.
+        Raises: UnreadableRunError if there is none.
         """
         report = read_report(folder)
-        publish_one(report)
         verdict = cls.model_construct(**dict(report.verdict))
         verdict._report = report  # noqa: SLF001 - its own
+        verdict._write_page()  # noqa: SLF001
         return verdict
+
+    def _write_page(self) -> None:
+        try:
+            self._page = publish_one(self._report)
+        except DiskError as error:
+            self._unwritten = f"{error}; the verdict above is complete"
+
+    @property
+    def unwritten(self) -> str:
+        """Why the report's page could not be written; empty where it was."""
+        return self._unwritten
 
     @property
     def folder(self) -> Path:
@@ -41,7 +55,7 @@ class CheckedVerdict(Verdict):
 
     def print_to(self, console: Console) -> None:
         """Print what the command line shows."""
-        print_report(self._report, console, self.folder / REPORT_FILE)
+        print_report(self._report, console, self._page)
 
     def __str__(self) -> str:
         text = io.StringIO()

@@ -1,7 +1,6 @@
 """The command line: `assay`. Importing it imports no torch."""
 
 import sys
-import traceback
 from importlib.metadata import entry_points, version
 from typing import Annotated, NoReturn
 
@@ -9,7 +8,7 @@ import typer
 
 from assay.cli import extensions
 from assay.cli.commands import calibrate, capture, check, devices, explain, models, report
-from assay.errors import AssayError
+from assay.cli.ending import exceptions_ended
 
 app = typer.Typer(
     name="assay",
@@ -46,24 +45,9 @@ def _assay(
     """Only for --version."""
 
 
-_BUG = "assay: this is a bug in assay, and no verdict: please report it with the lines above"
-
-
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
-    extensions.add_extensions(app, entry_points(group=extensions.GROUP))
-    try:
+    with exceptions_ended():
+        extensions.add_extensions(app, entry_points(group=extensions.GROUP))
         app(prog_name="assay")  # for shell completion also as python -m assay.cli
-    except AssayError as error:
-        print(f"assay: {error}", file=sys.stderr)  # noqa: T201 - the one message
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except SystemExit as end:
-        # typer ends with 1, which is a verdict, where nobody reads the output any more.
-        sys.exit(2 if isinstance(end.__context__, OSError) else end.code)
-    except Exception:  # noqa: BLE001 - Python would end with 1, which is a verdict
-        traceback.print_exc()
-        print(_BUG, file=sys.stderr)  # noqa: T201 - the one message
-        sys.exit(2)
     sys.exit(0)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from assay.errors import MachineError
+
 if TYPE_CHECKING:
     from assay.api.verdict import CheckedVerdict
 
@@ -23,4 +25,7 @@ def end_with(verdict: "CheckedVerdict", *, as_json: bool) -> None:
     verdict.print_to(Console(stderr=as_json))
     if as_json:
         typer.echo(verdict.to_json())
+    if verdict.unwritten:
+        typer.echo(f"assay: {verdict.unwritten}", err=True)
+        raise typer.Exit(MachineError.exit_code)
     raise typer.Exit(verdict.verdict.exit_code)

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from assay.errors import UsageError
+from assay.errors import UsageError, raised_in_words
 
 
 class SetupError(UsageError):
@@ -29,7 +29,7 @@ def apply_setup(function: Callable[[nn.Module], Any], model: nn.Module, name: st
     try:
         result = function(model)
     except (Exception, SystemExit) as error:
-        raise SetupError(f"{name} raised {type(error).__name__}: {error}") from error
+        raise SetupError(f"{name} raised {raised_in_words(error)}") from error
     if result is None:
         return model
     if not isinstance(result, nn.Module):

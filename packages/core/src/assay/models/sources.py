@@ -10,6 +10,8 @@ from assay.errors import UsageError, name_some
 from assay.models.micro.recipes import RECIPES, Recipe, find_recipe
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
+# Files that loading a model reads.
+_FILE_NAME = re.compile(r".*\.(json|safetensors|jinja|model)|pytorch_model.*\.bin")
 _TRUTH = {"0": False, "1": True}
 # Number of folders that a message lists.
 _NUM_NAMED = 5
@@ -40,9 +42,8 @@ def resolve_model(reference: str) -> ModelSource:
     if reference.startswith("micro:"):
         return _resolve_recipe(reference)
     folder = Path(reference).expanduser()
-    if reference and folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise UsageError(f"model folder {folder} has no config.json")
+    if reference and _is_folder(folder):
+        _require_readable(folder)
         return ModelSource(reference, "folder", folder=folder.resolve())
     if reference and folder.exists():
         raise UsageError(f"model {reference} is a file; a folder with a config.json is needed")
@@ -54,6 +55,28 @@ def resolve_model(reference: str) -> ModelSource:
     if len(folder.parts) > 1 and folder.parent.is_dir():
         raise UsageError(f"there is no folder {folder}; {_list_folders(folder.parent)}")
     return ModelSource(reference, "hub")
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError as error:
+        raise UsageError(f"model {path} cannot be read: {error.strerror}") from None
+
+
+def _require_readable(folder: Path) -> None:
+    """Raise UsageError for a folder without configuration, or with a file that cannot be opened."""
+    try:
+        files = sorted(path for path in folder.iterdir() if _FILE_NAME.fullmatch(path.name))
+    except OSError as error:
+        raise UsageError(f"model folder {folder} cannot be read: {error.strerror}") from None
+    if folder / "config.json" not in files:
+        raise UsageError(f"model folder {folder} has no config.json")
+    for file in files:
+        try:
+            file.open("rb").close()
+        except OSError as error:
+            raise UsageError(f"{file} cannot be read: {error.strerror}") from None
 
 
 def _list_folders(parent: Path) -> str:

@@ -1,5 +1,6 @@
 """Errors of run folders and processes, and their messages."""
 
+import shlex
 from pathlib import Path
 
 from assay.errors import MachineError, UsageError, exit_in_words
@@ -15,6 +16,14 @@ class FolderError(UsageError):
     def not_empty(cls, folder: Path, held: str) -> "FolderError":
         """The output folder is not empty; `held`: what is in it."""
         return cls(f"{folder} is not empty (it holds {held}): name a new folder with --output")
+
+    @classmethod
+    def without_verdict(cls, folder: Path) -> "FolderError":
+        """The output folder is that of a run that has no verdict."""
+        return cls(
+            f"{folder} holds a run without a verdict: it was interrupted, or is still running. Name"
+            f" a new folder with --output, or remove what is left of it: rm -r {shlex.quote(str(folder))}"
+        )
 
     @classmethod
     def in_use(cls, folder: Path) -> "FolderError":

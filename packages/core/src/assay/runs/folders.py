@@ -9,6 +9,14 @@ from assay.runs.errors import DiskError, FolderError
 from assay.runs.provenance import provenance
 
 MARK = "run.json"
+_VERDICT = "verdict.json"
+
+_begun: list[Path] = []
+
+
+def begun_folders() -> tuple[Path, ...]:
+    """The folders of the runs that this process has begun, in their order."""
+    return tuple(_begun)
 
 
 class RunFolder:
@@ -34,6 +42,8 @@ class RunFolder:
         except OSError as error:
             raise DiskError.refused(path, error) from error
         if names:
+            if MARK in names and _VERDICT not in names:
+                raise FolderError.without_verdict(path)
             held = "another run" if MARK in names else ", ".join(sorted(names)[:4])
             raise FolderError.not_empty(path, held)
         text = json.dumps({"run": command} | provenance(), indent=1) + "\n"
@@ -44,6 +54,7 @@ class RunFolder:
             raise FolderError.in_use(path) from None
         except OSError as error:
             raise DiskError.refused(path / MARK, error) from error
+        _begun.append(path)
         return cls(path)
 
     def write_text(self, name: str, text: str) -> Path:

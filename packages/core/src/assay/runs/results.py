@@ -8,6 +8,7 @@ from typing import Self
 from pydantic import ValidationError
 
 from assay.errors import UsageError
+from assay.runs.errors import DiskError
 from assay.runs.folders import write_whole
 from assay.runs.provenance import provenance
 from assay.verdicts import Measurement, Verdict
@@ -46,11 +47,16 @@ def write_results(
     """Write both files into `folder`, the verdict last: where it lies, the run is finished.
 
     command: what to type for the same run; None: what this process was started by.
-    Returns: the verdict as written, with the command and the environment.
-    Raises: DiskError if a file cannot be written.
+    Returns: the verdict as written, with the command and the environment, and with a note where
+        there was no room for the measurements.
+    Raises: DiskError, which tells the verdict, if it cannot be written.
     """
     text = "".join(row.model_dump_json() + "\n" for row in measurements)
-    write_whole(folder / MEASUREMENTS_FILE, text)
+    try:
+        write_whole(folder / MEASUREMENTS_FILE, text)
+    except DiskError as error:
+        notes = [*verdict.notes, f"{error}: tables and pictures are empty"]
+        verdict = verdict.model_copy(update={"notes": notes})
     return write_verdict(verdict, folder, command)
 
 
@@ -58,7 +64,12 @@ def write_verdict(verdict: Verdict, folder: Path, command: Sequence[str] | None 
     """As `write_results`, where the measurements are written already."""
     words = ["assay", *sys.argv[1:]] if command is None else list(command)
     verdict = verdict.model_copy(update={"command": words, "environment": provenance()})
-    write_whole(folder / VERDICT_FILE, verdict.to_json())
+    try:
+        write_whole(folder / VERDICT_FILE, verdict.to_json())
+    except DiskError as error:
+        at = verdict.location
+        where = f", at {at.module or at.phase} (step {at.step})" if at is not None else ""
+        raise DiskError(f"{error}; the verdict is {verdict.verdict.value}{where}") from error
     return verdict
 
 

@@ -1,15 +1,20 @@
 """A verdict as text, as HTML and as JSON."""
 
+import errno
 import io
 import re
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 
 from assay.api.verdict import CheckedVerdict
+from assay.cli.verdict_output import end_with
+from assay.report import publish
 from assay.report.run_report import read_report
 from assay.report.terminal import print_report
+from assay.runs import DiskError
 from packages.core.tests.unit.report.sample_runs import Sample, write_hostile_sample, write_sample
 
 FAILED = Sample(1, 2, 18, 2, "model.layers.0.mlp.down_proj")
@@ -73,3 +78,24 @@ def test_names_of_a_run_never_become_elements_of_a_notebook(tmp_path: Path) -> N
     verdict = CheckedVerdict.publish(write_hostile_sample(tmp_path / "run", hostile))
     assert "<img" not in verdict._repr_html_()
     assert verdict._repr_html_().count("</style>") == 1
+
+
+def test_verdict_is_shown_where_there_is_no_room_for_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path, _text: str) -> Path:
+        raise DiskError.refused(path, OSError(errno.ENOSPC, "No space left on device"))
+
+    monkeypatch.setattr(publish, "write_whole", refuse)
+    verdict = CheckedVerdict.publish(write_sample(tmp_path / "run", FAILED))
+    with pytest.raises(typer.Exit) as end:
+        end_with(verdict, as_json=False)
+
+    assert end.value.exit_code == 2
+    shown = capsys.readouterr()
+    assert shown.out.startswith("✗ FAIL: micro:llama on cpu/bfloat16 against cpu/float32\n")
+    assert "report.html" not in shown.out
+    assert shown.err == (
+        f"assay: cannot write {tmp_path / 'run' / 'report.html'}: No space left on device;"
+        " the verdict above is complete\n"
+    )

@@ -1,15 +1,21 @@
 """Exit codes of the command line where a command ends otherwise than by a verdict."""
 
+import json
+import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 import typer
 
 import assay.cli
 from assay.errors import MachineError
+from assay.runs import RunFolder
+from assay.runs import folders as run_folders
 
 Run = Callable[..., int]
 
@@ -38,6 +44,7 @@ def run(where: list[list[int]]) -> None: ...
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """Runs `assay` with commands of other packages, only one of which is healthy."""
+    monkeypatch.setattr(run_folders, "_begun", [])
     app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
     monkeypatch.setattr(assay.cli, "app", app)
     for name, text in MODULES.items():
@@ -47,14 +54,17 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     monkeypatch.setattr(assay.cli, "entry_points", lambda group: found)
 
     @app.command()
-    def end(how: str) -> None:
+    def end(how: str, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
         errors = {
             "bug": ZeroDivisionError("by none"),
             "machine": MachineError("no room"),
             "pipe": BrokenPipeError(32, "Broken pipe"),
             "disk": OSError(28, "No space left on device"),
+            "file": PermissionError(13, "Permission denied", "/models/config.json"),
             "interrupt": KeyboardInterrupt(),
         }
+        if how == "terminate":
+            os.kill(os.getpid(), signal.SIGTERM)
         raise errors.get(how) or typer.Exit(int(how))
 
     def run(*arguments: str) -> int:
@@ -124,3 +134,47 @@ def test_a_command_that_cannot_be_loaded_says_why(
         "assay: the command absent cannot be loaded: extension_absent:app raised"
         " ModuleNotFoundError: No module named 'no_such_module'; repair or uninstall its package\n"
     )
+
+
+def json_of(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, str], str]:
+    shown = capsys.readouterr()
+    return json.loads(shown.out)["error"], shown.err
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "message"),
+    [
+        ("machine", "machine", "no room"),
+        ("file", "machine", "/models/config.json: Permission denied"),
+        ("interrupt", "interrupted", "interrupted"),
+        ("terminate", "interrupted", "ended by SIGTERM"),
+        ("bug", "bug", "this is a bug in assay, and no verdict"),
+    ],
+)
+def test_error_is_json_where_json_was_asked_for(
+    run: Run, capsys: pytest.CaptureFixture[str], how: str, kind: str, message: str
+) -> None:
+    run("end", how, "--json")
+    error, shown = json_of(capsys)
+    assert error["kind"] == kind
+    assert error["message"].startswith(message)
+    assert f"assay: {message}" in shown
+
+
+def test_wrong_option_is_json_where_json_was_asked_for(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("end", "0", "--json", "--no-such-option") == 2
+    error, shown = json_of(capsys)
+    assert error["kind"] == "usage"
+    assert "--no-such-option" in error["message"]
+    assert "--no-such-option" in shown
+
+
+@pytest.mark.parametrize(("how", "code"), [("interrupt", 130), ("terminate", 143)])
+def test_interrupted_command_names_the_folder_of_its_run(
+    run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path, how: str, code: int
+) -> None:
+    folder = RunFolder.create("check generate", tmp_path / "run").path
+    assert run("end", how) == code
+    assert capsys.readouterr().err.endswith(f"; files so far in {folder}\n")

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,3 +105,35 @@ def test_resolving_loads_no_torch() -> None:
         " sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "absent")
+    with pytest.raises(UsageError, match=r"model\.safetensors cannot be read: No such file"):
+        resolve_model(str(tmp_path))
+
+
+def test_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(UsageError, match=r"config\.json cannot be read: Is a directory"):
+        resolve_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("denied", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_file_without_permission_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, denied: str
+) -> None:
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "notes.txt"):
+        (tmp_path / name).write_text("{}")
+    assert resolve_model(str(tmp_path)).folder == tmp_path.resolve()
+    really_open = Path.open
+
+    def open_unless_denied(path: Path, *arguments: Any) -> Any:  # root may open every file
+        if path.name == denied:
+            raise PermissionError(13, "Permission denied", str(path))
+        return really_open(path, *arguments)
+
+    monkeypatch.setattr(Path, "open", open_unless_denied)
+    with pytest.raises(UsageError, match=f"{denied} cannot be read: Permission denied"):
+        resolve_model(str(tmp_path))

@@ -45,7 +45,7 @@ def test_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:
 
 
 def test_folder_of_another_run_is_refused(tmp_path: Path) -> None:
-    RunFolder.create("compare", tmp_path / "run")
+    RunFolder.create("compare", tmp_path / "run").write_text("verdict.json", "{}")
     with pytest.raises(FolderError, match=r"is not empty \(it holds another run\)"):
         RunFolder.create("compare", tmp_path / "run")
 
@@ -111,3 +111,13 @@ def test_files_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Mo
         folder.write_text("verdict.json", "other")
     assert (folder.path / "verdict.json").read_text() == "whole"
     assert sorted(file.name for file in folder.path.iterdir()) == ["run.json", "verdict.json"]
+
+
+def test_folder_of_a_run_without_a_verdict_says_so(tmp_path: Path) -> None:
+    RunFolder.create("compare", tmp_path / "run")
+    with pytest.raises(FolderError) as caught:
+        RunFolder.create("compare", tmp_path / "run")
+    assert "holds a run without a verdict: it was interrupted, or is still running" in str(
+        caught.value
+    )
+    assert str(caught.value).endswith(f"rm -r {tmp_path / 'run'}")

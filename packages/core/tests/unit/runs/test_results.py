@@ -1,12 +1,14 @@
 """The files of a finished run; how damaged ones are read is tested with the report."""
 
+import errno
 import sys
 from pathlib import Path
 
 import pytest
 
+from assay.runs import DiskError, results, write_whole
 from assay.runs.results import UnreadableRunError, read_measurements, read_verdict, write_results
-from assay.verdicts import Measurement, Outcome, Verdict
+from assay.verdicts import Location, Measurement, Outcome, Verdict
 
 ROW = Measurement(
     level="loss", module="", port="loss", statistic="loss-error", actual=float("inf"), expected=1.0,
@@ -35,3 +37,33 @@ def test_verdict_carries_the_command_and_the_machine(
 def test_folder_without_a_verdict_is_no_finished_run(tmp_path: Path) -> None:
     with pytest.raises(UnreadableRunError, match=r"holds no verdict\.json"):
         read_verdict(tmp_path)
+
+
+def test_verdict_is_written_where_there_is_no_room_for_measurements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, text: str) -> Path:
+        if path.name == "measurements.jsonl":
+            raise DiskError.refused(path, OSError(errno.ENOSPC, "No space left on device"))
+        return write_whole(path, text)
+
+    monkeypatch.setattr(results, "write_whole", refuse)
+    written = write_results(Verdict(verdict=Outcome.FAIL), [ROW], tmp_path)
+    assert read_verdict(tmp_path) == written
+    (note,) = written.notes
+    assert note == (
+        f"cannot write {tmp_path / 'measurements.jsonl'}: No space left on device:"
+        " tables and pictures are empty"
+    )
+
+
+def test_verdict_that_cannot_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, _text: str) -> Path:
+        raise DiskError.refused(path, OSError(errno.ENOSPC, "No space left on device"))
+
+    monkeypatch.setattr(results, "write_whole", refuse)
+    location = Location(phase="forward", step=0, rank=0, module="model.norm")
+    with pytest.raises(DiskError, match=r"; the verdict is FAIL, at model\.norm \(step 0\)$"):
+        write_results(Verdict(verdict=Outcome.FAIL, location=location), [], tmp_path)

@@ -56,7 +56,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file of a model folder. Raises: UsageError naming the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):
         raise UsageError(f"{path} holds no JSON object")
