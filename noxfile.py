@@ -100,7 +100,7 @@ def check(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def faults(session: nox.Session) -> None:
-    """Plant every known fault in the forward pass and print which are found, and where."""
+    """Plant every known fault and print which are found, and where. `-- --corpus published`."""
     _run_heavy_tests(session, "faults")
 
 

@@ -132,6 +132,7 @@ MAKERS: Mapping[str, Callable[[Path], None]] = {
     "llama, 8 heads, 2 of keys": _random("llama", {"num_attention_heads": 8}),
     "llama, biases": _random("llama", {"attention_bias": True}),
     "llama, tied": _random("llama", {"tie_word_embeddings": True}),
+    "llama, padded by a line end": _with_settings("llama", {"pad_token_id": ord("\n")}),
     "mixtral, 1 expert": _with_settings("mixtral", {"num_experts_per_tok": 1}),
     "olmoe, 1 expert": _random(
         "olmoe",

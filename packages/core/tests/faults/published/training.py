@@ -1,6 +1,7 @@
 """Published bugs that show when a model is trained in one process."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from assay.sites import Phase
 from assay.verdicts import Diagnosis
@@ -101,6 +102,10 @@ def _models() -> Iterator[Planted]:
 
 def _losses() -> Iterator[Planted]:
     yield _trainer("loss-double-shift", "losses:ShiftedTwice", "losses:OwnLoss", "forward", "")
+    masked = _trainer(
+        "collator-eos-masked", "losses:MaskedById", "losses:MaskedByMask", "forward", ""
+    )
+    yield replace(masked, model="llama, padded by a line end")
     yield _trainer("olmo-zloss-always-on", "losses:ZLossAlwaysOn", "losses:OwnLoss", "forward", "")
     yield _trainer(
         "trainer-ngpu-loss-norm",

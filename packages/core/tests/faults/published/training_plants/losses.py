@@ -47,6 +47,25 @@ class ShiftedTwice(OwnLoss):
         return functional.pad(once[:, 1:], (0, 1), value=IGNORED)
 
 
+class MaskedByMask(OwnLoss):
+    """No fault: labels of padding are left out once more."""
+
+    def targets(self, micro_batch: MicroBatch) -> Tensor:
+        return super().targets(micro_batch).masked_fill(self.is_padding(micro_batch), IGNORED)
+
+    def is_padding(self, micro_batch: MicroBatch) -> Tensor:
+        """Of the positions that are predicted."""
+        return micro_batch["attention_mask"][:, 1:] == 0
+
+
+class MaskedById(MaskedByMask):
+    """transformers#23530: padding has the id of a token of texts, which is never learned then."""
+
+    def is_padding(self, micro_batch: MicroBatch) -> Tensor:
+        model: Any = self.model
+        return micro_batch["input_ids"][:, 1:] == model.config.pad_token_id
+
+
 class ZLossAlwaysOn(OwnLoss):
     """OLMo-core#702: a coefficient of 0 is taken for none, and the default used."""
 
