@@ -6,9 +6,9 @@ from packages.core.tests.faults.corpus import choose_faults
 from packages.core.tests.faults.published.corpus import choose_bugs
 
 CORPORA = {
-    "generation": "test_faults.py",
-    "training": "test_training_faults.py",
-    "published": "test_published.py",
+    "generation": ("test_faults.py",),
+    "training": ("test_training_faults.py",),
+    "published": ("test_published.py", "test_loads.py"),
 }
 # The option that chooses some of a corpus.
 CHOICES = {
@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     wanted = _wanted(config)
-    others = {file for name, file in CORPORA.items() if name not in wanted}
+    others = {file for name, files in CORPORA.items() if name not in wanted for file in files}
     return True if collection_path.name in others else None
 
 

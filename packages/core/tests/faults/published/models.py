@@ -148,7 +148,7 @@ MAKERS: Mapping[str, Callable[[Path], None]] = {
         "gemma3_text",
         {"head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 32,
          "layer_types": ["sliding_attention"] * 2 + ["full_attention"] + ["sliding_attention"]},
-        {"sliding_window_pattern": 3},
+        {"_sliding_window_pattern": 3},
     ),
     "granite, logits divided": _random("granite", {"logits_scaling": 0.6}),
     "own code: mixtral, balanced": _own_code("mixtral", "BalancedMixtral"),

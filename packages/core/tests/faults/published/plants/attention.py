@@ -3,6 +3,7 @@
 Shapes: B rows, H heads, T queries, S keys, D head size.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,7 +29,6 @@ class Call:
     allowed: Tensor
     scaling: float
     softcap: float | None
-    training: bool
 
     @property
     def is_prefill(self) -> bool:
@@ -38,15 +38,6 @@ class Call:
 def correct(model: Any) -> None:
     """No fault."""
     _replace(model, _attend)
-
-
-def window_lost_in_training(model: Any) -> None:
-    """unsloth#8253: the path of training is causal, and has no window."""
-
-    def attend(call: Call) -> Tensor:
-        return _attend(replace(call, allowed=_without_window(call)) if call.training else call)
-
-    _replace(model, attend)
 
 
 def window_lost_in_prefill(model: Any) -> None:
@@ -173,27 +164,28 @@ class _KeepsMore:
         self.num_more = num_more
 
     def __call__(self, call: Call) -> Tensor:
-        query_BHTD, visible_BS = call.query, call.allowed.any(-2).flatten(1)
-        num_new, num_keys = query_BHTD.shape[2], call.key.shape[2]
+        rows, num_new, num_keys = *call.query.shape[::2], call.key.shape[2]
+        visible_BS = call.allowed.any(-2).flatten(1).expand(rows, -1)
         new = call.key[:, :, -num_new:], call.value[:, :, -num_new:], visible_BS[:, -num_new:]
         if num_new == num_keys:  # a new text
             self.key, self.value, self.visible = new
         else:
             self.key = torch.cat((self.key, new[0]), 2)
             self.value = torch.cat((self.value, new[1]), 2)
-            self.visible = torch.cat((self.visible.expand(new[0].shape[0], -1), new[2]), 1)
-        if call.is_prefill:
+            self.visible = torch.cat((self.visible, new[2]), 1)
+        num_dropped = self.key.shape[2] - num_keys
+        if call.is_prefill or not num_dropped:
             return _attend(call)
-        num_seen = min(num_keys + self.num_more, self.key.shape[2])
-        allowed = torch.cat(
-            (
-                self.visible[:, -num_seen:-num_keys] if num_seen > num_keys else new[2][:, :0],
-                call.allowed[:, 0, 0].expand(self.visible.shape[0], -1),
-            ),
-            1,
+        more = slice(num_dropped - min(self.num_more, num_dropped), num_dropped)
+        allowed_B11S = call.allowed.expand(rows, -1, -1, -1)
+        return _attend(
+            replace(
+                call,
+                key=torch.cat((self.key[:, :, more], call.key), 2),
+                value=torch.cat((self.value[:, :, more], call.value), 2),
+                allowed=torch.cat((self.visible[:, None, None, more], allowed_B11S), -1),
+            )
         )
-        key, value = self.key[:, :, -num_seen:], self.value[:, :, -num_seen:]
-        return _attend(replace(call, key=key, value=value, allowed=allowed[:, None, None]))
 
 
 def _attend(call: Call, change: Callable[[Tensor], Tensor] = lambda scores: scores) -> Tensor:
@@ -243,8 +235,10 @@ def _replace(
     repeat: Callable[[Tensor, int], Tensor] = _repeat,
 ) -> None:
     """Let layer LAYER attend by `attend`."""
+    attention = model.model.layers[LAYER].self_attn
+    modeling: Any = sys.modules[type(attention).__module__]
     name = model.config._attn_implementation
-    attention, original = model.model.layers[LAYER].self_attn, ALL_ATTENTION_FUNCTIONS[name]
+    original = ALL_ATTENTION_FUNCTIONS.get_interface(name, modeling.eager_attention_forward)
 
     def planted(
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
@@ -259,11 +253,13 @@ def _replace(
             _allowed(query, key, mask),
             module.scaling,
             getattr(module, "attn_logit_softcapping", None),
-            module.training,
         )
         return attend(call).transpose(1, 2).contiguous(), None
 
-    ALL_ATTENTION_FUNCTIONS[name] = planted
+    if name in ALL_ATTENTION_FUNCTIONS:
+        ALL_ATTENTION_FUNCTIONS[name] = planted
+    else:
+        modeling.eager_attention_forward = planted
 
 
 def _allowed(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:

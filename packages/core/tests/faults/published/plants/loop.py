@@ -32,8 +32,8 @@ def _begin(model: Any, num_added: int) -> None:
     """Let the first call of a text have `num_added` tokens more, in place of its last ones."""
 
     def change(inputs: dict[str, Any], _: Tensor) -> None:
-        ids = inputs["input_ids"]
-        if ids.shape[1] > 1 and num_added:
+        ids, cache = inputs["input_ids"], inputs.get("past_key_values")
+        if num_added and (cache is None or not cache.get_seq_length()):
             begin = torch.full_like(ids[:, :num_added], model.config.bos_token_id)
             inputs["input_ids"] = torch.cat((begin, ids), 1)[:, : ids.shape[1]]
 

@@ -62,13 +62,13 @@ def both_windows(model: Any) -> None:
 
 def layer_pattern_lost(model: Any) -> None:
     """vllm#21927: the pattern is looked for under its old name, all layers become local."""
-    pattern = _settings(model).get("pattern_of_sliding_windows", 1 << 20)
+    pattern = _settings(model).get("sliding_window_pattern", 1 << 20)
     _set_layer_types(model, pattern)
 
 
 def layer_pattern(model: Any) -> None:
     """No fault."""
-    _set_layer_types(model, _settings(model)["sliding_window_pattern"])
+    _set_layer_types(model, _settings(model)["_sliding_window_pattern"])
 
 
 def _settings(model: Any) -> dict[str, Any]:

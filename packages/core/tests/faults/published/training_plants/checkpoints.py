@@ -196,7 +196,7 @@ class RecomputesWithoutGradients(RecomputesWithGradients):
     """open-unlearning#178: the frozen embedding asks for no gradient, nor does what is recomputed."""
 
     def require(self, model: Any) -> None:
-        model.disable_input_require_grads()
+        pass
 
 
 def _name_in_model(name: str, own: Mapping[str, Tensor]) -> str:

@@ -133,7 +133,7 @@ class TiedWeight(ReferenceTrainer):
         tied: Any = self.model.get_submodule("model.embed_tokens")
         assert self._of_head is not None
         head = self._of_head.clone()
-        embedding = _grad(tied.weight) - head
+        embedding = _grad(tied.weight).float() - head
         super().reduce_gradients()
         _grad(tied.weight).copy_(self.put_together(embedding, self.data.sum(head)))
 
@@ -142,7 +142,8 @@ class TiedWeight(ReferenceTrainer):
         return self.data.sum(embedding.clone()) + head
 
     def _keep(self, gradient: Tensor) -> None:
-        self._of_head = gradient.clone() if self._of_head is None else self._of_head + gradient
+        wide = gradient.float()
+        self._of_head = wide if self._of_head is None else self._of_head + wide
 
 
 class OnlyOneCopyReduced(TiedWeight):
