@@ -34,6 +34,7 @@ from assay.generate.passes.passes import (
 from assay.generate.passes.repeatability import RepeatedWorks
 from assay.generate.passes.sampler import processed_scores
 from assay.generate.processes.requests import (
+    LOAD,
     NOISE,
     CaptureRequest,
     GoldenManifest,
@@ -56,6 +57,8 @@ from assay.locating.accumulated_error import DriftMeter
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, estimate_size, load_model, weight_hashes
 from assay.models.biases import add_biases_last
+from assay.models.loaded.inspection import inspect_load
+from assay.models.loaded.report import LoadReport
 from assay.models.loading.configs import attention_of
 from assay.models.remote_code import RemoteCode
 from assay.models.size_policy import FLOAT64_PARAMETERS, choose_threads, yardstick_dtype
@@ -113,6 +116,12 @@ class GoldenSection:
             for key, port in self.noise().ports.items()
             if port.sums.num_elements
         }
+
+    def load(self) -> list[LoadReport]:
+        """What the trusted process found when it had loaded the model; none in older goldens."""
+        if LOAD not in self.trace.attachments:
+            return []
+        return [LoadReport.model_validate(self.trace.attachment_json(LOAD))]
 
     def weights(self) -> dict[str, str]:
         """Hashes of the noise run's weights."""
@@ -292,6 +301,8 @@ class _Capture:
                 None,
                 self.request.remote_code,
             )
+            inspection = inspect_load(loaded, self.request.remote_code)
+            self.writer.attach_json(LOAD, inspection.report.model_dump(mode="json"))
             add_biases_last(loaded.model)
             side = Side(loaded, self.device)
             trace = Trace.open(self.writer.folder)
