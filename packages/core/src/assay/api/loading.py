@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def check_load(
     model: str,
     *,
-    run: str = "cpu/float32",
+    run: str | None = None,
     trust_remote_code: bool = False,
     output: str | Path | None = None,
 ) -> "CheckedVerdict":
@@ -23,7 +23,8 @@ def check_load(
     chat template.
 
     model: a folder, a hub name, or micro:RECIPE.
-    run: where it is loaded, as DEVICE/DTYPE, such as "cuda/bfloat16".
+    run: where it is loaded, as DEVICE/DTYPE, such as "cuda/bfloat16"; by default on the host, in the
+        dtype that the files have.
 
     Returns: the verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
     Raises: UsageError for what cannot be loaded, MachineError for what this machine lacks.

@@ -10,10 +10,13 @@ from assay.verdicts import Record
 
 
 class LoadRequest(Record):
-    """Load `model` on the device and in the dtype of `run`, and compare it with its files."""
+    """Load `model` on the device and in the dtype of `run`, and compare it with its files.
+
+    run: None for the host, in the dtype that the files have.
+    """
 
     model: str
-    run: str
+    run: str | None = None
     remote_code: RemoteCode = "refuse"
 
 

@@ -13,9 +13,10 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     from assay.load.requests import LoadAnswer, LoadRequest
     from assay.models import load_model
     from assay.models.loaded.inspection import inspect_load
+    from assay.models.loading.loaded_model import stored_dtype
 
     asked = LoadRequest.model_validate(request)
-    run = parse_run(asked.run)
+    run = parse_run(asked.run or f"cpu/{stored_dtype(asked.model, asked.remote_code)}")
     device = open_run(run)
     with progress.step(f"loads {asked.model} on {run}"):
         loaded = load_model(

@@ -14,8 +14,9 @@ def load(
     ],
     *,
     run: Annotated[
-        str, typer.Option(metavar="RUN", help="Where it is loaded, as DEVICE/DTYPE.")
-    ] = "cpu/float32",
+        str | None,
+        typer.Option(metavar="RUN", help="DEVICE/DTYPE; default: cpu, in the dtype of the files."),
+    ] = None,
     trust_remote_code: options.TrustRemoteCode = False,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-check-load.")

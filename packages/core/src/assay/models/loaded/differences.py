@@ -5,19 +5,35 @@ from torch import Tensor
 
 from assay.models.loaded.report import WeightDifference, WeightProblem
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Elements that are cast at a time: what fits the caches of one core.
+_CHUNK = 1 << 18
 
 
 def same_bits(actual: Tensor, expected: Tensor) -> bool:
-    """Whether both hold the same bits: a NaN equals itself, and -0 is not 0. Dtypes are alike."""
+    """Whether both hold the same bits: a NaN equals itself, and -0 is not 0."""
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return False
-    if actual.dtype.is_complex:
-        actual, expected = torch.view_as_real(actual), torch.view_as_real(expected)
-    as_integer = _INTEGERS[actual.element_size()]
-    return torch.equal(
-        actual.contiguous().view(as_integer), expected.contiguous().view(as_integer)
+    return torch.equal(_as_words(actual), _as_words(expected))
+
+
+def is_cast_of(actual: Tensor, stored: Tensor) -> bool:
+    """Whether `actual` is bitwise `stored` after the cast to its dtype; shapes are alike.
+
+    A few megabytes are cast at a time, into memory that is used again.
+    """
+    if actual.dtype == stored.dtype:
+        return same_bits(actual, stored)
+    flat, wanted = actual.detach().reshape(-1), stored.reshape(-1)
+    return all(
+        same_bits(flat[start : start + _CHUNK], wanted[start : start + _CHUNK].to(actual.dtype))
+        for start in range(0, len(flat), _CHUNK)
     )
+
+
+def _as_words(tensor: Tensor) -> Tensor:
+    """The bits of `tensor` as integers of 64 bits where their number allows: they compare fastest."""
+    as_bytes = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return as_bytes.view(torch.int64) if as_bytes.numel() % 8 == 0 else as_bytes
 
 
 def measure_difference(

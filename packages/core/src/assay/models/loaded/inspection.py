@@ -20,7 +20,7 @@ from assay.models.loaded.weights import (
     all_tensors,
     coarser_dtype,
     compare_with_files,
-    expected_value,
+    value_in_form,
 )
 from assay.models.loaded.differences import measure_difference
 from assay.models.loading.configs import first_line, load_config
@@ -128,7 +128,11 @@ def inspect_changes(
             changes.replaced.append(name)
             continue
         try:
-            expected = before.made.get(name) if place is None else expected_value(place, actual)
+            expected = (
+                before.made.get(name)
+                if place is None
+                else value_in_form(place, actual).to(actual.dtype)
+            )
         except UnknownFormError:
             expected = None
         if expected is None or (expected.shape, expected.dtype) != (actual.shape, actual.dtype):

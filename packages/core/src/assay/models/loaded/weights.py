@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from assay.models.loaded.differences import measure_difference
+from assay.models.loaded.differences import is_cast_of, measure_difference
 from assay.models.loaded.places import Place, find_places
 from assay.models.loaded.report import WeightDifference
 
@@ -79,12 +79,15 @@ def _compare(
 ) -> None:
     actual = tensor.detach().cpu()
     try:
-        expected = expected_value(place, actual)
+        stored = value_in_form(place, actual)
     except UnknownFormError as error:
         result.not_compared.append(f"{name} ({error})")
         return
     result.compared += 1
-    difference = measure_difference(name, actual, expected, coarser_dtype(actual.dtype, dtype))
+    if is_cast_of(actual, stored):
+        return
+    rounded = coarser_dtype(actual.dtype, dtype)
+    difference = measure_difference(name, actual, stored.to(actual.dtype), rounded)
     if difference is not None:
         difference.stored_as = list(place.stored_as[:2])
         result.differences.append(difference)
@@ -94,8 +97,8 @@ class UnknownFormError(ValueError):
     """A tensor is stored in a form that cannot be brought into the one in memory."""
 
 
-def expected_value(place: Place, actual: Tensor) -> Tensor:
-    """The stored value as `actual` should have it.
+def value_in_form(place: Place, actual: Tensor) -> Tensor:
+    """The stored value in the shape that it has in memory, in the dtype that it is stored in.
 
     Raises: UnknownFormError where it is stored in another form: quantised, of another shape.
     """
@@ -109,7 +112,7 @@ def expected_value(place: Place, actual: Tensor) -> Tensor:
     same_kind = value.dtype.is_floating_point == actual.dtype.is_floating_point
     if value.shape != actual.shape or not same_kind:
         raise UnknownFormError(f"stored as {_describe(as_stored)}, in memory {_describe(actual)}")
-    return value.to(actual.dtype)
+    return value
 
 
 def coarser_dtype(held: torch.dtype, run: torch.dtype) -> torch.dtype:
