@@ -84,7 +84,10 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
     if verdict.verdict is Outcome.FAIL:
         headline, details = _explain_failure(verdict, evidence)
     elif verdict.verdict is Outcome.PASS and set(verdict.levels) == {"load"}:
-        headline, details = "What is in memory is what the files say.", [_describe_compared(verdict)]
+        headline, details = (
+            "What is in memory is what the files say.",
+            [_describe_compared(verdict)],
+        )
     elif verdict.verdict is Outcome.PASS:
         headline, details = (
             "The candidate agrees with the reference.",

@@ -34,9 +34,7 @@ class JudgedLoad:
         return [str(finding.location.parameter) for finding in self.changed]
 
 
-def judge_load(
-    reports: Sequence[LoadReport], changes: Sequence[SetupChanges] = ()
-) -> JudgedLoad:
+def judge_load(reports: Sequence[LoadReport], changes: Sequence[SetupChanges] = ()) -> JudgedLoad:
     """Judge what the processes of a check found when each had loaded the model.
 
     reports: of the trusted process and of every one of the candidate's; what several found is said
@@ -81,9 +79,7 @@ def _find_in(report: LoadReport) -> list[Finding]:
     found += [
         _without_place("checkpoint-mismatch", "checkpoint", text) for text in report.generation
     ]
-    return found + [
-        _without_place("inputs-differ", "inputs", text) for text in report.tokenizer
-    ]
+    return found + [_without_place("inputs-differ", "inputs", text) for text in report.tokenizer]
 
 
 def _of_weight(weight: WeightDifference, phase: Phase, expected: str) -> Finding:
@@ -137,7 +133,9 @@ def describe_key(key: UnreadKey) -> str:
 def _notes_on(report: LoadReport) -> list[str]:
     notes = [describe_key(key) for key in report.keys if key.problem == "unread"]
     if report.unused:
-        notes.append(f"the files hold tensors that the model does not use: {name_some(report.unused)}")
+        notes.append(
+            f"the files hold tensors that the model does not use: {name_some(report.unused)}"
+        )
     rounded = [
         weight.name
         for weight in report.weights

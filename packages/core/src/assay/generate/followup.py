@@ -119,12 +119,8 @@ def _are_tried(load: JudgedLoad, failed: list[Judged]) -> bool:
     Then the agreement of the logits speaks of it. The stage of a weight that was changed has to show
     the change; of a table that is looked up in, it shows the rows of the tokens that were used.
     """
-    shown = {
-        item.port.stage.module for item in failed if not item.port.kind.endswith("Embedding")
-    }
-    return not load.loading and all(
-        finding.location.module in shown for finding in load.changed
-    )
+    shown = {item.port.stage.module for item in failed if not item.port.kind.endswith("Embedding")}
+    return not load.loading and all(finding.location.module in shown for finding in load.changed)
 
 
 def _find_operation(

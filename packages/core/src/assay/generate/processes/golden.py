@@ -19,7 +19,7 @@ from assay.comparing.stored_results import attach_results, read_results
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
-from assay.errors import UsageError
+from assay.errors import UsageError, name_some
 from assay.generate.passes.batch_attachments import attach_batch, attached_batches
 from assay.generate.passes.passes import (
     Side,
@@ -220,9 +220,23 @@ def plan_inputs(options: InputOptions, loaded: LoadedModel) -> InputPlan:
     missed = [
         name for name, met in describe_hard_cases(plan.batches, limits).items() if met is False
     ]
-    if not missed:
-        return plan
-    return replace(plan, notes=(*plan.notes, f"these inputs do not try: {', '.join(missed)}"))
+    notes = [f"these inputs do not try: {', '.join(missed)}"] if missed else []
+    notes += _notes_on_begins(plan, getattr(loaded.config, "bos_token_id", None))
+    return replace(plan, notes=(*plan.notes, *notes)) if notes else plan
+
+
+def _notes_on_begins(plan: InputPlan, bos_token_id: object) -> list[str]:
+    """A note on prompts that begin with BOS twice: text of a chat template, tokenized as any other."""
+    twice = sorted(
+        number
+        for batch in plan.batches
+        for number, row in zip(batch.prompts, batch.rows, strict=True)
+        if bos_token_id is not None and list(row[:2]) == [bos_token_id, bos_token_id]
+    )
+    if not twice:
+        return []
+    prompts = name_some([f"prompt {number}" for number in twice])
+    return [f"two BOS tokens (id {bos_token_id}) at the beginning of {prompts}"]
 
 
 def identify(loaded: LoadedModel) -> ModelIdentity:

@@ -25,9 +25,7 @@ NEAREST = 0.6
 def inert_keys() -> Mapping[str, str]:
     """Keys that change nothing that is computed here, with the reason."""
     text = Path(__file__).with_name("inert_keys.toml").read_text(encoding="utf-8")
-    return {
-        key: reason for group in tomllib.loads(text).values() for key, reason in group.items()
-    }
+    return {key: reason for group in tomllib.loads(text).values() for key, reason in group.items()}
 
 
 @dataclass(frozen=True, slots=True)

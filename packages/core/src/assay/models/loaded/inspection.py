@@ -1,16 +1,19 @@
 """A loaded model beside its files: everything that one process can find out, in one report."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
 from assay.models.folders import local_folder
 from assay.models.loaded.config_keys import KeyReader
 from assay.models.loaded.config_reads import trace_reads
+from assay.models.loaded.differences import measure_difference
 from assay.models.loaded.places import Place
-from assay.models.loaded.report import LoadReport, SetupChanges, UnreadKey
+from assay.models.loaded.report import LoadReport, SetupChanges
 from assay.models.loaded.second_load import compare_made, load_again
 from assay.models.loaded.stored_values import map_stored
 from assay.models.loaded.tokenizer import check_generation_config, check_tokenizer
@@ -22,7 +25,6 @@ from assay.models.loaded.weights import (
     compare_with_files,
     value_in_form,
 )
-from assay.models.loaded.differences import measure_difference
 from assay.models.loading.configs import first_line, load_config
 from assay.models.loading.loaded_model import DTYPES, LoadedModel
 from assay.models.loading.tokenizing import load_tokenizer
@@ -105,11 +107,9 @@ def _inspect_second_load(
 
 def _run_few_tokens(model: nn.Module) -> None:
     ids = torch.arange(_FEW_TOKENS)[None] % 2
-    with torch.no_grad():
-        try:
-            model(input_ids=ids)
-        except Exception:  # noqa: BLE001, S110 - reads up to there count; others stay unread
-            pass
+    # Reads up to an error count; other keys stay unread.
+    with torch.no_grad(), suppress(Exception):
+        model(input_ids=ids)
 
 
 def inspect_changes(

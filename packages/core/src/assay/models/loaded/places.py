@@ -171,6 +171,4 @@ def _apply_theirs(
         for tensor in tensors:
             converter.add_tensor(group.first_place, pattern, pattern, tensor)
     made = converter.convert(group.first_place, model=model, config=model.config)
-    return {
-        name: value[0] if isinstance(value, list) else value for name, value in made.items()
-    }
+    return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}

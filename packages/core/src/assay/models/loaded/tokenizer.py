@@ -44,9 +44,7 @@ def check_tokenizer(
 
 def _check_template(tokenizer: Any) -> tuple[list[str], list[str]]:  # noqa: ANN401 - transformers
     try:
-        text = tokenizer.apply_chat_template(
-            _MESSAGES, add_generation_prompt=True, tokenize=False
-        )
+        text = tokenizer.apply_chat_template(_MESSAGES, add_generation_prompt=True, tokenize=False)
         encoded = tokenizer.apply_chat_template(
             _MESSAGES, add_generation_prompt=True, return_dict=True
         )
@@ -56,9 +54,7 @@ def _check_template(tokenizer: Any) -> tuple[list[str], list[str]]:  # noqa: ANN
     bos = tokenizer.bos_token_id
     wrong, notes = [], []
     if bos is not None and (count := _leading(ids, bos)) > 1:
-        wrong.append(
-            f"a chat begins with {count} BOS tokens ({tokenizer.bos_token}, id {bos})"
-        )
+        wrong.append(f"a chat begins with {count} BOS tokens ({tokenizer.bos_token}, id {bos})")
     if ids != list(tokenizer.encode(text, add_special_tokens=False)):
         wrong.append("the ids of a chat are not those of the text that its template makes")
     if bos is not None and _leading(tokenizer.encode(text), bos) > _leading(ids, bos) > 0:

@@ -46,9 +46,7 @@ def compare_with_files(
     result = ComparedWeights(unused=_not_ignored(model, found.unused))
     result.not_compared += [f"{name} ({reason})" for name, reason in found.unknown.items()]
     by_name = result.places = {place.name: place for place in found.places}
-    held = {
-        _identity(tensor): name for name, tensor in all_tensors(model) if name in by_name
-    }
+    held = {_identity(tensor): name for name, tensor in all_tensors(model) if name in by_name}
     tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     for name, tensor in all_tensors(model):
         place = by_name.get(name) or by_name.get(tied.get(name, ""))
@@ -107,7 +105,7 @@ def value_in_form(place: Place, actual: Tensor) -> Tensor:
     except Exception as error:  # any: operations of transformers
         raise UnknownFormError(f"its conversion raised {type(error).__name__}: {error}") from error
     as_stored = value
-    if value.shape != actual.shape and value.dim() == 2:  # noqa: PLR2004 - a matrix
+    if value.shape != actual.shape and value.dim() == 2:
         value = value.t()
     same_kind = value.dtype.is_floating_point == actual.dtype.is_floating_point
     if value.shape != actual.shape or not same_kind:

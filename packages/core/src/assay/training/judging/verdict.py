@@ -318,9 +318,7 @@ def _reported_at(location: Location, groups: dict[str, JudgedGroup], origin: Fai
     return there[0] if there else origin.reported
 
 
-def _decide_numbers(
-    decision: _Decision, judged: list[Judged], load: JudgedLoad
-) -> DecidingNumbers:
+def _decide_numbers(decision: _Decision, judged: list[Judged], load: JudgedLoad) -> DecidingNumbers:
     """The numbers of what decided, or of the closest call."""
     if decision.reported is not None:
         return deciding_numbers(decision.reported, decision.reported.resolution)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,7 +16,6 @@ from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.models import estimate_size, load_model
 from assay.models.loaded.inspection import inspect_load
-from assay.models.loaded.report import LoadReport
 from assay.models.loading.configs import attention_of
 from assay.models.size_policy import choose_threads, yardstick_dtype
 from assay.recording.gradients import GradientRecorder
@@ -54,6 +53,9 @@ from assay.training.state.trajectory import trajectory_of
 from assay.training.trainers.adapters import add_lora
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import OpenedTrainer
+
+if TYPE_CHECKING:
+    from assay.models.loaded.report import LoadReport
 
 
 class Trusted(ReferenceTrainer):

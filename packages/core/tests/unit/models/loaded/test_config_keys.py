@@ -34,9 +34,7 @@ def test_misspelt_soft_cap_is_named_with_the_key_that_was_meant(tmp_path: Path) 
     folder = gemma_with(
         tmp_path / "gemma2", attn_logit_softcapping=None, attn_logit_softcaping=10.0
     )
-    assert unread(folder) == [
-        ("attn_logit_softcaping", "misspelt", "attn_logit_softcapping")
-    ]
+    assert unread(folder) == [("attn_logit_softcaping", "misspelt", "attn_logit_softcapping")]
 
 
 def test_stray_key_beside_the_right_one_is_only_unread(tmp_path: Path) -> None:

@@ -22,10 +22,8 @@ def tokenizer_with(template: str = "$A", chat: str | None = None, pad: str = "<p
     words.post_processor = processors.TemplateProcessing(
         single=template, special_tokens=[("<s>", 0), ("</s>", 1)]
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words, bos_token="<s>", eos_token="</s>", unk_token="<unk>",
-        pad_token=pad, chat_template=chat,
-    )  # fmt: skip
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": pad}
+    return PreTrainedTokenizerFast(tokenizer_object=words, chat_template=chat, **names)
 
 
 def test_tokenizer_with_one_begin_and_a_template_without_has_no_finding() -> None:
@@ -47,18 +45,20 @@ def test_second_begin_that_the_template_writes_is_named() -> None:
 def test_begin_that_template_and_tokenizer_both_write_is_a_note() -> None:
     wrong, notes = check_tokenizer(tokenizer_with("<s> $A", WITH_BOS), CONFIG, (1,))
     assert wrong == []
-    assert notes == [
+    note = (
         "the chat template writes BOS (<s>, id 0), and the tokenizer adds it again: tokenize its text"
         " with add_special_tokens=False"
-    ]
+    )
+    assert notes == [note]
 
 
 def test_end_that_is_masked_with_the_padding_is_a_note() -> None:
     _, notes = check_tokenizer(tokenizer_with(pad="</s>"), CONFIG, (1,))
-    assert notes == [
+    note = (
         "padding is EOS (</s>, id 1): labels masked by this id lose the end of each text; mask by the"
         " attention mask"
-    ]
+    )
+    assert notes == [note]
 
 
 def test_end_that_the_model_does_not_stop_at_is_a_note() -> None:

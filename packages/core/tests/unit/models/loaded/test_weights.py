@@ -266,6 +266,9 @@ def test_two_roundings_of_one_number_are_within_the_rounding_and_a_scale_is_not(
     kept_in_float32 = measure_difference("w", stored, expected.float(), torch.bfloat16)
     scaled = measure_difference("w", (stored * 1.02).bfloat16(), expected, torch.bfloat16)
 
-    assert by_float16 is not None and not by_float16.beyond_rounding
-    assert kept_in_float32 is not None and not kept_in_float32.beyond_rounding
-    assert scaled is not None and scaled.beyond_rounding
+    assert by_float16 is not None
+    assert not by_float16.beyond_rounding
+    assert kept_in_float32 is not None
+    assert not kept_in_float32.beyond_rounding
+    assert scaled is not None
+    assert scaled.beyond_rounding
