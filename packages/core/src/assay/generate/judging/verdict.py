@@ -52,7 +52,9 @@ class Judgement:
 
 def judge_generation(evidence: GenerateEvidence) -> Judgement:
     """Judge all levels, and diagnose what they show together."""
-    load = judge_load([*evidence.section.load(), evidence.report.load], [evidence.report.changes])
+    load_reports = evidence.section.load()
+    load_reports += [] if evidence.report.load is None else [evidence.report.load]
+    load = judge_load(load_reports, [evidence.report.changes])
     replay = judge_module_levels(evidence)
     results = {
         "load": load.result,

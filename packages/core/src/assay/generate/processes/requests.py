@@ -134,7 +134,7 @@ class CandidateReport(Record):
     deterministic: bool
     spread: float
     weights_different: list[str]
-    load: LoadReport = Field(default_factory=LoadReport)
+    load: LoadReport | None = None
     changes: SetupChanges = Field(default_factory=SetupChanges)
     untied: list[str] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)

@@ -214,6 +214,20 @@ def test_stored_tensor_that_nothing_uses_is_named(
     assert report.weights == []
 
 
+def test_quantised_weights_that_differ_are_not_compared_and_never_passed(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dequantise(model: Any) -> None:
+        model.get_parameter(UP).mul_(0.5)
+        model.config.quantization_config = {"quant_method": "fp8"}
+
+    after_loading(monkeypatch, dequantise)
+
+    report = inspected(llama_folder)
+    assert report.not_compared == [f"{UP} (stored by fp8)"]
+    assert report.weights == []
+
+
 def test_changes_after_loading_are_told_by_name_rows_and_size(llama_folder: Path) -> None:
     loaded = load_model(str(llama_folder), dtype="float32")
     inspection = inspect_load(loaded, "refuse")
