@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from assay.api.generation import check_generate
+    from assay.api.loading import check_load
     from assay.api.training import check_train
     from assay.recording.session import capture
     from assay.verdicts import Verdict
@@ -17,10 +18,11 @@ _HOMES = {
     "Verdict": "assay.verdicts",
     "capture": "assay.recording.session",
     "check_generate": "assay.api.generation",
+    "check_load": "assay.api.loading",
     "check_train": "assay.api.training",
 }
 
-__all__ = ["Verdict", "__version__", "capture", "check_generate", "check_train"]
+__all__ = ["Verdict", "__version__", "capture", "check_generate", "check_load", "check_train"]
 
 
 def __getattr__(name: str) -> object:

@@ -46,6 +46,16 @@ _MADE_HERE: dict[Phase, str] = {
 }
 
 
+_MADE_AFTER_LOADING = (
+    "it was loaded rightly, and changed before anything was computed: it counts whether an input"
+    " reaches it or not"
+)
+_MADE_BY_LOADING: dict[Phase, str] = {
+    "checkpoint": "no setup function has run yet: the error is made by the code that loads",
+    "inputs": "no module has run yet: the error is made by the tokenizer or its chat template",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """A verdict in words.
@@ -73,6 +83,11 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
     """The words for `verdict`."""
     if verdict.verdict is Outcome.FAIL:
         headline, details = _explain_failure(verdict, evidence)
+    elif verdict.verdict is Outcome.PASS and set(verdict.levels) == {"load"}:
+        headline, details = (
+            "What is in memory is what the files say.",
+            [_describe_compared(verdict)],
+        )
     elif verdict.verdict is Outcome.PASS:
         headline, details = (
             "The candidate agrees with the reference.",
@@ -121,6 +136,8 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
         found += [_describe_diagnosis(verdict.diagnosis)] if verdict.diagnosis else []
         headline = "The candidate does not memorize what the reference memorizes."
         return headline, [detail for detail in found if detail]
+    if _is_decided_by_load(verdict):
+        return _explain_load(verdict, location)
     details: list[str | None] = []
     if verdict.noise_ratio is not None:
         details.append(_describe_ratio(verdict, evidence))
@@ -133,6 +150,29 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
     if verdict.diagnosis:
         details.append(_describe_diagnosis(verdict.diagnosis))
     return _failure_headline(verdict, location), [detail for detail in details if detail]
+
+
+def _is_decided_by_load(verdict: Verdict) -> bool:
+    """Whether what is wrong was wrong before anything was computed, and no ratio shows it."""
+    load = verdict.levels.get("load")
+    return load is not None and load.verdict is Outcome.FAIL and verdict.noise_ratio is None
+
+
+def _explain_load(verdict: Verdict, location: Location | None) -> tuple[str, list[str]]:
+    """Headline and details where the level `load` decided."""
+    changed = location is not None and location.phase == "forward"
+    expected = "the reference" if changed else "what the files say"
+    headline = f"What is in memory is not {expected}."
+    if location is not None and location.parameter:
+        headline = f"{describe_place(location)} is not {expected}."
+        if changed:
+            headline = f"{describe_place(location)} differs from the reference."
+    details = [verdict.levels["load"].reason]
+    if location is not None:
+        details.append(_MADE_AFTER_LOADING if changed else _MADE_BY_LOADING[location.phase])
+    if verdict.diagnosis:
+        details.append(_describe_diagnosis(verdict.diagnosis))
+    return headline, [detail for detail in details if detail]
 
 
 def _explain_not_compared(verdict: Verdict) -> list[str]:

@@ -11,6 +11,7 @@ from assay.verdicts import Level, Location, Outcome, Verdict
 OUTCOME_SIGNS = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.NOT_COMPARED: "?"}
 
 LEVEL_QUESTIONS = {
+    "load": "Is what is in memory what the files say?",
     "inputs": "Is the model called with the same inputs?",
     "tokens": "Are the same tokens generated?",
     "logits": "Are the distributions the same under teacher forcing?",

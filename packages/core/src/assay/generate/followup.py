@@ -4,8 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from assay.comparing.judge import Judged
 from assay.comparing.levels import outcome_of_levels
 from assay.comparing.limits import load_limits
+from assay.comparing.loaded import JudgedLoad
 from assay.dtypes import float_format
 from assay.errors import AssayError
 from assay.generate.judging.verdict import Judgement
@@ -82,9 +84,11 @@ def _pass_if_representation(
     found = workers.ask("equivalence", request.model_dump(), "equivalence").result
     if not found["agrees"] or not is_representation(judgement.failed, found["stages"]):
         return judgement
+    if judgement.load is not None and not _are_tried(judgement.load, judgement.failed):
+        return judgement
     stages = sorted({str(item.port.stage) for item in judgement.failed})
     levels: dict[str, Any] = dict(judgement.verdict.levels)
-    for name in ("inputs", "modules"):
+    for name in ("load", "inputs", "modules"):
         if levels[name].verdict is Outcome.FAIL:
             update = {"verdict": Outcome.PASS, "reason": "only the representation differs"}
             levels[name] = levels[name].model_copy(update=update)
@@ -107,6 +111,16 @@ def _pass_if_representation(
         " but computed exactly the model is the same: its logits agree in float64"
     )
     return _with_note(replace(judgement, verdict=changed, origin=None), note)
+
+
+def _are_tried(load: JudgedLoad, failed: list[Judged]) -> bool:
+    """Whether the inputs reached all that is wrong with the weights.
+
+    Then the agreement of the logits speaks of it. The stage of a weight that was changed has to show
+    the change; of a table that is looked up in, it shows the rows of the tokens that were used.
+    """
+    shown = {item.port.stage.module for item in failed if not item.port.kind.endswith("Embedding")}
+    return not load.loading and all(finding.location.module in shown for finding in load.changed)
 
 
 def _find_operation(

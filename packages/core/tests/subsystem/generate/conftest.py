@@ -116,6 +116,17 @@ def positions_shifted(model):
     rotary.forward = lambda x, position_ids: forward(x, position_ids + 7)
 
 
+def rows_zeroed(model):
+    """No prompt has a byte below 8."""
+    with torch.no_grad():
+        model.get_input_embeddings().weight[:8] = 0
+
+
+def rows_zeroed_and_units_permuted(model):
+    rows_zeroed(model)
+    hidden_units_permuted(model)
+
+
 def hidden_units_permuted(model):
     mlp = model.get_submodule("model.layers.1.mlp")
     with torch.no_grad():

@@ -26,7 +26,8 @@ def test_healthy_candidate_passes_with_everything_compared(clean: Run) -> None:
     verdict = clean.verdict
     assert (clean.code, verdict["verdict"]) == (0, "PASS")
     assert {name: level["verdict"] for name, level in verdict["levels"].items()} == {
-        "inputs": "PASS", "tokens": "PASS", "logits": "PASS", "modules": "PASS", "sampler": "PASS",
+        "load": "PASS", "inputs": "PASS", "tokens": "PASS", "logits": "PASS", "modules": "PASS",
+        "sampler": "PASS",
     }  # fmt: skip
     assert all(level["compared"] > 0 for level in verdict["levels"].values())
     assert verdict["compared"] == sum(level["compared"] for level in verdict["levels"].values())
@@ -142,6 +143,24 @@ def test_fault_that_the_text_does_not_show_is_no_representation(check: Run, setu
     assert verdict["levels"]["logits"]["verdict"] == "PASS"
     assert run.code == 1
     assert verdict["location"]["module"] == "model.layers.1.self_attn.k_proj"
+
+
+def test_rows_that_no_prompt_reaches_fail_all_the_same(check: Run, setups: Path) -> None:
+    run = check("--candidate-setup", f"{setups}:rows_zeroed")
+
+    verdict = run.verdict
+    assert (run.code, verdict["diagnosis"]) == (1, "weight-mismatch")
+    failed = {name for name, level in verdict["levels"].items() if level["verdict"] == "FAIL"}
+    assert failed == {"load"}
+    assert verdict["location"]["parameter"] == "model.embed_tokens.weight"
+    assert "rows 0 to 7 of 260, relative error 1.0" in verdict["levels"]["load"]["reason"]
+    assert "it counts whether an input reaches it or not" in run.stdout
+
+
+def test_rows_zeroed_beside_permuted_units_are_no_representation(check: Run, setups: Path) -> None:
+    run = check("--candidate-setup", f"{setups}:rows_zeroed_and_units_permuted")
+
+    assert (run.code, run.verdict["levels"]["load"]["verdict"]) == (1, "FAIL")
 
 
 def test_zero_comparisons_exit_3(check: Run, setups: Path) -> None:

@@ -12,10 +12,13 @@ import typer.main
 import assay.cli
 from assay.api.command_line import command_line
 from assay.api.generation import check_generate
+from assay.api.loading import check_load
 from assay.api.training import check_train
 from assay.errors import UsageError
 
-CHECKS: dict[str, Callable[..., object]] = {"generate": check_generate, "train": check_train}
+CHECKS: dict[str, Callable[..., object]] = {
+    "generate": check_generate, "load": check_load, "train": check_train,
+}  # fmt: skip
 
 
 def options_of_command(name: str) -> dict[str, Any]:
@@ -33,7 +36,8 @@ def options_of_command(name: str) -> dict[str, Any]:
 def test_function_and_command_have_the_same_options_and_defaults(name: str) -> None:
     parameters = inspect.signature(CHECKS[name]).parameters
     of_function = {key: value.default for key, value in parameters.items()}
-    assert of_function.pop("candidate_model") is None  # there is no live model on a command line
+    # There is no live model on a command line.
+    assert of_function.pop("candidate_model", None) is None
     assert of_function == options_of_command(name)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from assay.cli import generation_options as options
+from assay.cli.commands.check_load import load
 from assay.cli.commands.check_train import train
 from assay.sites import CheckLevel
 
@@ -109,6 +110,7 @@ def generate(  # noqa: PLR0913 - one for each option
 
 
 app.command()(train)
+app.command()(load)
 
 
 def _pairs(texts: list[str]) -> dict[str, str]:

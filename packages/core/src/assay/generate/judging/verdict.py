@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from assay.comparing.judge import FailedStage, Judged, list_suspects
 from assay.comparing.levels import (
     DecidingNumbers,
+    Finding,
     JudgedRatio,
     LevelResult,
     deciding_numbers,
@@ -15,6 +16,7 @@ from assay.comparing.levels import (
     outcome_of_levels,
     pool_resolutions,
 )
+from assay.comparing.loaded import JudgedLoad, judge_load
 from assay.generate.judging.evidence import GenerateEvidence
 from assay.generate.judging.module_levels import ModuleLevels, judge_module_levels, location_of
 from assay.generate.judging.text_levels import (
@@ -39,6 +41,7 @@ class Judgement:
     failed: every statistic of a stage that is over its limit; origin: the stage where the error is
         made.
     call: batch and step in which the error is seen first.
+    load: the level load; what it found wrong, no stage need show.
     """
 
     verdict: Verdict
@@ -46,12 +49,17 @@ class Judgement:
     failed: list[Judged]
     origin: FailedStage | None
     call: tuple[int, int] | None = None
+    load: JudgedLoad | None = None
 
 
 def judge_generation(evidence: GenerateEvidence) -> Judgement:
     """Judge all levels, and diagnose what they show together."""
+    load_reports = evidence.section.load()
+    load_reports += [] if evidence.report.load is None else [evidence.report.load]
+    load = judge_load(load_reports, [evidence.report.changes])
     replay = judge_module_levels(evidence)
     results = {
+        "load": load.result,
         "inputs": replay.inputs,
         "tokens": judge_tokens_level(evidence),
         "logits": judge_logits_level(evidence),
@@ -65,7 +73,10 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
     outcome = outcome_of_levels(levels)
     notes = list(dict.fromkeys([*evidence.golden.notes, *evidence.report.notes]))
     notes += [note for result in results.values() for note in result.notes]
-    diagnosis = _diagnose(evidence, outcome, results, origin)
+    found = _find_in_load(load, origin)
+    if load.loading:
+        origin = None  # whatever fails later, this was wrong before
+    diagnosis = found.diagnosis if found else _diagnose(evidence, outcome, results, origin)
     if diagnosis == "below-resolution":
         notes.append(note_on_weights(evidence.report.weights_different))
     if origin is not None and origin is replay.nonfinite_padding:
@@ -86,24 +97,39 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
         candidate=evidence.report.run | {"deterministic": evidence.report.deterministic},
         levels=levels,
         first_bad_token=_first_bad_token(results, replay) if failed else None,
-        location=_location(evidence, results, origin) if failed else None,
+        location=found.location if found else _location(evidence, results, origin, outcome),
         suspects=list_suspects(replay.ranked, location_of),
         diagnosis=diagnosis,
         notes=notes,
         compared=sum(level.compared for level in levels.values()),
         unmatched=replay.unmatched,
-        **_decide_numbers(results, origin),
+        **({} if found else _decide_numbers(results, origin)),
     )
     measurements = [row for result in results.values() for row in result.measurements]
     call = None
     if verdict.first_bad_token is not None and origin is not None:
         call = evidence.call_of(verdict.first_bad_token)
-    return Judgement(verdict, measurements, replay.failed, origin, call)
+    return Judgement(verdict, measurements, replay.failed, origin, call, load)
+
+
+def _find_in_load(load: JudgedLoad, origin: FailedStage | None) -> Finding | None:
+    """What was wrong before the first forward pass, where no stage shows it better.
+
+    A weight that was changed is named by the stage that uses it, which shows what follows from it.
+    """
+    if load.loading:
+        return load.loading[0]
+    return load.changed[0] if load.changed and origin is None else None
 
 
 def _location(
-    evidence: GenerateEvidence, results: dict[str, LevelResult], origin: FailedStage | None
+    evidence: GenerateEvidence,
+    results: dict[str, LevelResult],
+    origin: FailedStage | None,
+    outcome: Outcome,
 ) -> Location | None:
+    if outcome is not Outcome.FAIL:
+        return None
     if origin is not None:
         location = location_of(origin)
         if origin.stage.phase != "forward":

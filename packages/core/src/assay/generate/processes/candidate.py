@@ -45,6 +45,7 @@ from assay.locating.expert_routing import NearTieChoices
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, load_model, weight_hashes
 from assay.models.candidate_setup import apply_setup
+from assay.models.loaded.inspection import inspect_changes, inspect_load
 from assay.models.loading.configs import attention_of
 from assay.models.size_policy import choose_threads
 from assay.plugins import load_object
@@ -54,10 +55,13 @@ from assay.trace import TraceWriter
 _NAMES_SHOWN = 200
 
 
-def load_candidate(
-    request: CandidateRequest, golden: GoldenManifest, section: GoldenSection
-) -> tuple[Side, list[str]]:
-    """The candidate's model, set up as asked, and the names of weights that differ."""
+def load_candidate(request: CandidateRequest, golden: GoldenManifest) -> Side:
+    """The candidate's model, set up as asked."""
+    return _set_up(request, _load(request, golden))
+
+
+def _load(request: CandidateRequest, golden: GoldenManifest) -> Side:
+    """The candidate's model as it is loaded, on its device."""
     check_deep_enough(golden, request)
     run = parse_run(request.candidate)
     device = open_run(run)
@@ -74,11 +78,16 @@ def load_candidate(
     )
     check_same_model(golden, loaded)
     check_same_inputs(golden, loaded, request.inputs)
+    return Side(loaded, device)
+
+
+def _set_up(request: CandidateRequest, side: Side) -> Side:
+    """The same after the setup function, and compiled where that is asked for."""
+    loaded, options = side.loaded, CandidateOptions.parse(request.options)
     if request.setup is not None:
         model = apply_setup(load_object(request.setup), loaded.model, request.setup)
         loaded = replace(loaded, model=model)
-    different = _different_weights(section, loaded.model)
-    return Side(options.compiled(loaded, device), device), different
+    return Side(options.compiled(loaded, side.device), side.device)
 
 
 def run_candidate(request: CandidateRequest, progress: Progress) -> CandidateReport:
@@ -87,7 +96,13 @@ def run_candidate(request: CandidateRequest, progress: Progress) -> CandidateRep
     run = parse_run(request.candidate)
     section = GoldenSection.open(Path(request.golden), run.dtype)
     with progress.step(f"candidate: loads {request.model} on {run}"):
-        side, different = load_candidate(request, golden, section)
+        plain = _load(request, golden)
+    with progress.step("candidate: is what is loaded what the files say?"):
+        inspection = inspect_load(plain.loaded, request.remote_code)
+        side = _set_up(request, plain)
+        different = _different_weights(section, side.loaded.model)
+        dtype = getattr(torch, run.dtype)
+        changes = inspect_changes(side.loaded.model, dtype, inspection, different)
     loaded, device = side.loaded, side.device
     candidate = _Candidate(side, golden, section, request)
     with TraceWriter(request.folder, {"run": str(run)}) as writer:
@@ -102,6 +117,8 @@ def run_candidate(request: CandidateRequest, progress: Progress) -> CandidateRep
         deterministic=repeatability.identical,
         spread=repeatability.spread,
         weights_different=different[:_NAMES_SHOWN],
+        load=inspection.report,
+        changes=changes,
         untied=_untied(section, loaded.model),
         notes=[*loaded.notes, *candidate.notes],
         peak_memory_bytes=device.peak_memory_bytes(),

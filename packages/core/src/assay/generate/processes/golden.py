@@ -21,7 +21,7 @@ from assay.comparing.stored_results import attach_results, read_results
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
-from assay.errors import UsageError
+from assay.errors import UsageError, name_some
 from assay.generate.passes.batch_attachments import attach_batch, attached_batches
 from assay.generate.passes.choices import (
     RecordedChoices,
@@ -44,6 +44,7 @@ from assay.generate.passes.repeatability import RepeatedWorks
 from assay.generate.passes.sampler import processed_scores
 from assay.generate.processes.requests import (
     GOLDEN_SCHEMA,
+    LOAD,
     NOISE,
     CaptureRequest,
     GoldenManifest,
@@ -66,6 +67,8 @@ from assay.locating.expert_routing import NoiseOfChoices
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, estimate_size, load_model, weight_hashes
 from assay.models.biases import add_biases_last
+from assay.models.loaded.inspection import inspect_load
+from assay.models.loaded.report import LoadReport
 from assay.models.loading.configs import attention_of
 from assay.models.remote_code import RemoteCode
 from assay.models.size_policy import FLOAT64_PARAMETERS, choose_threads, yardstick_dtype
@@ -136,6 +139,12 @@ class GoldenSection:
             for key, port in self.noise().ports.items()
             if port.sums.num_elements
         }
+
+    def load(self) -> list[LoadReport]:
+        """What the trusted process found when it had loaded the model; none in older goldens."""
+        if LOAD not in self.trace.attachments:
+            return []
+        return [LoadReport.model_validate(self.trace.attachment_json(LOAD))]
 
     def weights(self) -> dict[str, str]:
         """Hashes of the noise run's weights."""
@@ -269,9 +278,23 @@ def plan_inputs(options: InputOptions, loaded: LoadedModel) -> InputPlan:
     missed = [
         name for name, met in describe_hard_cases(plan.batches, limits).items() if met is False
     ]
-    if not missed:
-        return plan
-    return replace(plan, notes=(*plan.notes, f"these inputs do not try: {', '.join(missed)}"))
+    notes = [f"these inputs do not try: {', '.join(missed)}"] if missed else []
+    notes += _notes_on_begins(plan, getattr(loaded.config, "bos_token_id", None))
+    return replace(plan, notes=(*plan.notes, *notes)) if notes else plan
+
+
+def _notes_on_begins(plan: InputPlan, bos_token_id: object) -> list[str]:
+    """A note on prompts that begin with BOS twice: text of a chat template, tokenized as any other."""
+    twice = sorted(
+        number
+        for batch in plan.batches
+        for number, row in zip(batch.prompts, batch.rows, strict=True)
+        if bos_token_id is not None and list(row[:2]) == [bos_token_id, bos_token_id]
+    )
+    if not twice:
+        return []
+    prompts = name_some([f"prompt {number}" for number in twice])
+    return [f"two BOS tokens (id {bos_token_id}) at the beginning of {prompts}"]
 
 
 def identify(loaded: LoadedModel) -> ModelIdentity:
@@ -350,6 +373,8 @@ class _Capture:
                 None,
                 self.request.remote_code,
             )
+            inspection = inspect_load(loaded, self.request.remote_code)
+            self.writer.attach_json(LOAD, inspection.report.model_dump(mode="json"))
             add_biases_last(loaded.model)
             trace = Trace.open(self.writer.folder)
             choices = RecordedChoices.read(trace, self.plan.batches)

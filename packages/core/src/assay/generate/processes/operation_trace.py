@@ -32,7 +32,7 @@ def trace_operations(request: OperationsRequest, progress: Progress) -> dict[str
     work = _shortened(section, request)
     with TraceWriter(request.folder, {"module": request.module}) as writer:
         if request.candidate is not None:
-            side, _ = load_candidate(request.candidate, golden, section)
+            side = load_candidate(request.candidate, golden)
             with progress.step(f"candidate: operations of {request.module}"):
                 _record(side, section, work, request, writer, CANDIDATE)
             return {}

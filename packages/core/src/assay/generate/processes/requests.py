@@ -7,6 +7,7 @@ from typing import Any
 import xxhash
 from pydantic import Field, PositiveInt
 
+from assay.models.loaded.report import LoadReport, SetupChanges
 from assay.models.remote_code import RemoteCode
 from assay.sites import JudgedLevel, RecordedLevel
 from assay.verdicts import Record
@@ -14,6 +15,8 @@ from assay.verdicts import Record
 # Names of measurements: of the noise run beside a golden, of the candidate in its own trace.
 NOISE, REPLAY = "noise", "replay"
 GOLDEN_SCHEMA = 2
+# What the trusted process found when it had loaded the model, attached to a golden.
+LOAD = "load"
 
 
 class InputOptions(Record):
@@ -134,12 +137,17 @@ class GoldenManifest(Record):
 
 
 class CandidateReport(Record):
-    """What the candidate process says of itself, beside its measurements."""
+    """What the candidate process says of itself, beside its measurements.
+
+    load: what it found when it had loaded the model; changes: what the setup function changed.
+    """
 
     run: dict[str, Any]
     deterministic: bool
     spread: float
     weights_different: list[str]
+    load: LoadReport | None = None
+    changes: SetupChanges = Field(default_factory=SetupChanges)
     untied: list[str] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     peak_memory_bytes: int = 0

@@ -110,7 +110,7 @@ def load_model(
         )
         if tokenizing.kind == "bytes" and source.kind != "micro":
             notes.append("no tokenizer files: text is encoded as the bytes of UTF-8")
-        stored_dtype = reading.checkpoint_dtype(tensors) if tensors else pickled_dtype(folder)
+        checkpoint_dtype = reading.checkpoint_dtype(tensors) if tensors else pickled_dtype(folder)
         weights_hash = reading.checkpoint_hash(tensors) if tensors else pickled_hash(folder)
     eos_token_ids = _eos_token_ids(module, text_config)
     return LoadedModel(
@@ -123,7 +123,7 @@ def load_model(
         encode_chat=tokenizing.encode_chat,
         tokenizer_kind=tokenizing.kind,
         tokenizer_hash=tokenizing.hash,
-        checkpoint_dtype=stored_dtype,
+        checkpoint_dtype=checkpoint_dtype,
         weights_hash=weights_hash,
         vocab_size=text_config.vocab_size,
         max_positions=_max_positions(text_config),
@@ -132,6 +132,13 @@ def load_model(
         can_generate=bool(module.can_generate()),
         notes=tuple(notes),
     )
+
+
+def stored_dtype(model: str, remote_code: RemoteCode) -> str:
+    """The dtype of most of the stored weights of `model`, without loading it."""
+    with local_folder(resolve_model(model), remote_code) as folder:
+        tensors = reading.read_tensors(folder)
+        return reading.checkpoint_dtype(tensors) if tensors else pickled_dtype(folder)
 
 
 def _implementations(attention: str | None, experts: str | None) -> dict[str, str]:

@@ -76,17 +76,23 @@ def byte_tokenizer(*, starts_with_bos: bool) -> Tokenizing:
     return Tokenizing("bytes", encode, decode, None, xxhash.xxh3_128_hexdigest(kind.encode()))
 
 
-def _own_tokenizer(folder: Path, files: Mapping[str, Path], remote_code: RemoteCode) -> Tokenizing:
+def load_tokenizer(folder: Path, remote_code: RemoteCode) -> Any:  # noqa: ANN401 - transformers
+    """The tokenizer of the model in `folder`, as transformers loads it. Raises: UsageError."""
     from transformers import AutoTokenizer
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
+        return AutoTokenizer.from_pretrained(
             folder, local_files_only=True, **transformers_option(remote_code)
         )
     except Exception as error:  # any: each tokenizer class has its own ways to fail
+        files = [name for name in _TOKENIZER_FILES if (folder / name).is_file()]
         raise UsageError(
             f"the tokenizer in {folder} ({', '.join(files)}) cannot be loaded: {error}"
         ) from error
+
+
+def _own_tokenizer(folder: Path, files: Mapping[str, Path], remote_code: RemoteCode) -> Tokenizing:
+    tokenizer = load_tokenizer(folder, remote_code)
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text))

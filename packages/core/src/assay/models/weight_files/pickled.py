@@ -19,6 +19,13 @@ def _load_file(file: Path) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
+def read_pickled(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors in the files of `folder` by name, mapped and not yet read."""
+    return {
+        name: value for file in weight_files(folder) for name, value in _load_file(file).items()
+    }
+
+
 def pickled_dtype(folder: Path) -> str:
     """The dtype that most floating-point values in the files of `folder` are kept in."""
     counts: Counter[str] = Counter()

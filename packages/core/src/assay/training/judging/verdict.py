@@ -23,6 +23,7 @@ from assay.comparing.levels import (
     note_on_weights,
     outcome_of_levels,
 )
+from assay.comparing.loaded import JudgedLoad, judge_load
 from assay.errors import name_some
 from assay.sites import Phase
 from assay.training.judging.diagnosis import (
@@ -99,10 +100,11 @@ def judge_training(evidence: TrainEvidence) -> tuple[Verdict, list[Measurement]]
 def _judge(
     evidence: TrainEvidence, groups: dict[str, JudgedGroup], first_notes: list[str]
 ) -> tuple[Verdict, list[Measurement]]:
+    load = judge_training_load(evidence)
     loss, loss_notes = judge_losses(evidence)
     trajectory = judge_trajectory(evidence)
     extra = {"loss": [loss] if loss else [], "updates": trajectory}
-    results = {
+    results = {"load": load.result} | {
         name: _judge_level(name, groups, evidence, extra.get(name, [])) for name in _GROUPS_OF_LEVEL
     }
     results["loss"].notes += loss_notes
@@ -117,7 +119,9 @@ def _judge(
     levels = {name: result.level for name, result in results.items()}
     outcome = outcome_of_levels(levels)
     free = [item for item in (*trajectory, *([loss] if loss else [])) if item.failed]
-    decision = _decide(evidence, groups, ranked, divergence or broken, free)
+    decision = _decide_with_load(
+        load, _decide(evidence, groups, ranked, divergence or broken, free)
+    )
     finding = decision.finding if outcome is Outcome.FAIL else None
     diagnosis: Diagnosis | None = finding.diagnosis if finding else None
     notes = [*evidence.reference.notes, *first_notes]
@@ -139,9 +143,30 @@ def _judge(
         notes=list(dict.fromkeys(notes)),
         compared=sum(level.compared for level in levels.values()),
         unmatched=_unmatched(groups, evidence.report.invisible),
-        **_decide_numbers(decision, all_judged),
+        **_decide_numbers(decision, all_judged, load),
     )
     return verdict, [row for result in results.values() for row in result.measurements]
+
+
+def judge_training_load(evidence: TrainEvidence) -> JudgedLoad:
+    """What loading gave on both sides, and which weights are others before the first step."""
+    reports = [evidence.reference.load, *(report.load for report in evidence.reports)]
+    changes = [report.changes for report in evidence.reports]
+    return judge_load([report for report in reports if report is not None], changes)
+
+
+def _decide_with_load(load: JudgedLoad, later: _Decision) -> _Decision:
+    """What the verdict is about, where what is wrong before the first step comes first.
+
+    A weight that was changed is named by the stage that uses it, where one fails: it shows what
+    follows from it.
+    """
+    if load.loading:
+        return _Decision(load.loading[0], None)
+    shown = later.finding is not None and later.finding.location.phase in (
+        "inputs", "forward", "backward",
+    )  # fmt: skip
+    return _Decision(load.changed[0], None) if load.changed and not shown else later
 
 
 def _steps_elsewhere(evidence: TrainEvidence, updates: JudgedGroup) -> bool:
@@ -303,12 +328,12 @@ def _reported_at(location: Location, groups: dict[str, JudgedGroup], origin: Fai
     return there[0] if there else origin.reported
 
 
-def _decide_numbers(decision: _Decision, judged: list[Judged]) -> DecidingNumbers:
+def _decide_numbers(decision: _Decision, judged: list[Judged], load: JudgedLoad) -> DecidingNumbers:
     """The numbers of what decided, or of the closest call."""
     if decision.reported is not None:
         return deciding_numbers(decision.reported, decision.reported.resolution)
     if decision.finding is not None:
-        return EXACT_NUMBERS
+        return {} if decision.finding in (*load.loading, *load.changed) else EXACT_NUMBERS
     if not judged:
         return {}
     # What any error is held to, whatever its form; systematic ones are seen far below.

@@ -17,7 +17,9 @@ from assay.dtypes import float_format
 from assay.hooks.boundary import Boundary
 from assay.launch import Rank
 from assay.locating.loss_scale import GradientScale, LossScale, is_scaled_alike
-from assay.models import estimate_size
+from assay.models import estimate_size, load_model
+from assay.models.loaded.inspection import inspect_load
+from assay.models.loaded.report import LoadReport
 from assay.models.loading.configs import attention_of
 from assay.models.size_policy import choose_threads
 from assay.runs import Progress
@@ -52,6 +54,7 @@ from assay.training.state.states import (
     collect_state,
     differing_parameters,
     inject_state,
+    measure_changes,
     shared_parameters,
 )
 from assay.training.trainers.registry import (
@@ -96,6 +99,8 @@ class _Candidate:
         batches = plan_batches(request.options)
         # Before any setup function, which may choose otherwise: then for all trainers of this run.
         choose_threads(estimate_size(request.options.model).num_parameters)
+        with self._progress.step("candidate: is what is loaded what the files say?"):
+            load = self._inspect_load()
         with self._progress.step(f"candidate: trains freely on {self._run}"):
             first = self._open()
             complete = read_golden_state(self._golden, 0)
@@ -103,6 +108,8 @@ class _Candidate:
             start = self._starting_state(first, initial)
             adapter_start = _other_adapter_start(initial, first.trainer.model)
             different = self._own_weights_that_differ(first.trainer.model, initial)
+            dtype = getattr(torch, self._run.dtype)
+            changes = measure_changes(initial, first.trainer.model, different, dtype)
             with comparable(self._run.dtype, device):
                 end = read_golden_state(self._golden, len(batches))
                 begin = start
@@ -131,6 +138,8 @@ class _Candidate:
             seen=steps.seen,
             invisible=opened.invisible_phases,
             weights_different=different,
+            changes=changes,
+            load=load,
             not_in_optimizer=_not_in_optimizer(trainer, initial),
             unexpectedly_trained=_unexpectedly_trained(trainer, initial),
             shared=shared_parameters(trainer.model),
@@ -169,6 +178,19 @@ class _Candidate:
         with TraceWriter(folder, {"run": str(self._run)}) as writer:
             steps.write(writer)
         opened.trainer.teardown()
+
+    def _inspect_load(self) -> LoadReport | None:
+        """What loading gives in this process and on its device; on one rank, as all have the same code."""
+        if self._rank is not None and self._rank.number:
+            return None
+        options = self._request.options
+        loaded = load_model(
+            options.model,
+            dtype=self._run.dtype,
+            device=self._device.torch_device,
+            remote_code=options.remote_code,
+        )
+        return inspect_load(loaded, options.remote_code).report
 
     def _coordinates(self) -> dict[str, int]:
         if self._rank is None:

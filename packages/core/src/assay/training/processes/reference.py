@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from assay.hooks.boundary import Boundary
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.models import estimate_size, load_model
+from assay.models.loaded.inspection import inspect_load
 from assay.models.loading.configs import attention_of
 from assay.models.size_policy import choose_threads, yardstick_dtype
 from assay.recording.gradients import GradientRecorder
@@ -53,6 +54,9 @@ from assay.training.trainers.adapters import add_lora
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import OpenedTrainer
 
+if TYPE_CHECKING:
+    from assay.models.loaded.report import LoadReport
+
 _EQUAL_SHAPES = (
     "the micro-batches of a step have one shape, as the trainer declares no other `pipeline_shapes`:"
     " whether a stage keeps its gradients from one shape to the next is not tried"
@@ -70,17 +74,21 @@ class Trusted(ReferenceTrainer):
     def __init__(self, rounded_to: str | None) -> None:
         super().__init__()
         self._rounded_to = rounded_to
+        self.load_report: LoadReport | None = None
 
     def build_model(self, plan: TrainingPlan) -> nn.Module:
         """The model, its weights rounded to the candidate's dtype before they are widened."""
-        model = load_model(
+        loaded = load_model(
             plan.model,
             dtype=self.parameter_dtype(),
             device=self.device.torch_device,
             attention=None if self._rounded_to is None else "eager",
             rounded_to=self._rounded_to,
             remote_code=plan.remote_code,
-        ).model
+        )
+        if self._rounded_to is None:
+            self.load_report = inspect_load(loaded, plan.remote_code).report
+        model = loaded.model
         if "lora" in plan.features:
             model = add_lora(model, plan.adapter_dropout)
         return model.train()
@@ -123,6 +131,7 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
         num_trainable=facts["num_trainable"],
         shared=shared,
         draws=draws,
+        load=noise.trainer.load_report,
         notes=[
             *_notes_on_clipping(
                 [step.grad_norm for step in recorded], yardstick.trainer.plan.max_grad_norm

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from assay.models.loaded.report import LoadReport, SetupChanges
 from assay.models.remote_code import RemoteCode
 from assay.sites import Phase
 from assay.training.protocol import TrainingPlan
@@ -162,6 +163,7 @@ class ReferenceReport(Record):
     num_tokens: the unmasked label tokens of each step.
     num_rows: rows of each micro-batch of each step.
     draws: whether training draws random numbers, as dropout does.
+    load: what it found when it had loaded the model.
     """
 
     model: dict[str, Any]
@@ -174,6 +176,7 @@ class ReferenceReport(Record):
     num_trainable: int
     shared: list[list[str]]
     draws: bool = False
+    load: LoadReport | None = None
     notes: list[str] = Field(default_factory=list)
 
 
@@ -181,7 +184,9 @@ class CandidateReport(Record):
     """What the candidate process answers, in addition to the files with its measurements.
 
     seen: phases whose method was called; invisible: those that cannot be observed, and why.
-    weights_different: parameters that are not the reference's before the first step.
+    weights_different: parameters that are not the reference's before the first step; changes: by
+        how much.
+    load: what this process found when it had loaded the model by itself, for no trainer.
     not_in_optimizer: parameters that the reference trains and this optimizer does not hold.
     unexpectedly_trained: parameters that this optimizer changes and the reference does not train.
     not_loaded: parts of a state that the trainer's load_state_dict does not take over.
@@ -202,6 +207,8 @@ class CandidateReport(Record):
     seen: list[str]
     invisible: dict[str, str]
     weights_different: list[str]
+    changes: SetupChanges = Field(default_factory=SetupChanges)
+    load: LoadReport | None = None
     not_in_optimizer: list[str]
     unexpectedly_trained: list[str] = Field(default_factory=list)
     shared: list[list[str]]

@@ -1,6 +1,6 @@
 """The state between two steps under names that every trainer shares, read and injected."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from assay.errors import UsageError
 from assay.hooks.boundary import cast_within_range
+from assay.models.loaded.differences import measure_difference
+from assay.models.loaded.report import SetupChanges
+from assay.models.loaded.weights import coarser_dtype
 from assay.sites import unwrapped_path
 from assay.training.protocol import Trainer
 from assay.training.state.files import fingerprint
@@ -119,6 +122,26 @@ def differing_parameters(state: Mapping[str, Any], model: nn.Module) -> list[str
         or name not in actual
         or not same_values(whole(actual[name]), expected[name])
     )
+
+
+def measure_changes(
+    state: Mapping[str, Any], model: nn.Module, names: Sequence[str], dtype: torch.dtype
+) -> SetupChanges:
+    """By how much the parameters and buffers `names` of `model` differ from those of `state`.
+
+    dtype: the one that either side may have been rounded to.
+    """
+    actual = {plain_name(name): value for name, value in model.state_dict().items()}
+    expected, changes = state["model"], SetupChanges()
+    for name in names:
+        value = whole(actual[name]).detach().cpu() if name in actual else None
+        if value is None or name not in expected or value.shape != expected[name].shape:
+            changes.replaced.append(name)
+            continue
+        wanted = cast_within_range(expected[name].cpu(), value.dtype)
+        found = measure_difference(name, value, wanted, coarser_dtype(value.dtype, dtype))
+        changes.weights += [found] if found is not None else []
+    return changes
 
 
 def same_values(actual: Tensor, expected: Tensor) -> bool:

@@ -16,6 +16,7 @@ from assay.comparing.judge import Judged, find_origin, rank_stages
 from assay.comparing.levels import Finding
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult, ReplayResults
+from assay.models.loaded.report import LoadReport
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.trace import Trace
@@ -247,7 +248,7 @@ def evidence(
     facts: dict[str, Any] = {
         "model": {}, "reference": {}, "yardstick_losses": LOSSES, "noise_losses": NOISE_LOSSES,
         "noise_trajectory": trajectory(), "num_tokens": [8] * STEPS, "num_rows": [[ROWS]] * STEPS, "num_trainable": len(KINDS),
-        "shared": [],
+        "shared": [], "load": LoadReport(compared=1),
     }  # fmt: skip
     return TrainEvidence(
         TrainOptions(**run | dict(options or {})),

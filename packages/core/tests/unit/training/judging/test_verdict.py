@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from assay.models.loaded.report import LoadReport, SetupChanges, WeightDifference
 from assay.sites import Phase
 from assay.training.judging.verdict import judge_training
-from assay.verdicts import Outcome, Verdict
+from assay.verdicts import Location, Outcome, Verdict
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     KINDS,
     LABELS,
@@ -36,7 +37,7 @@ from packages.core.tests.unit.training.judging.evidence_by_hand import (
 )
 
 PASS, FAIL, NOT_COMPARED = Outcome.PASS, Outcome.FAIL, Outcome.NOT_COMPARED
-LEVELS = ("inputs", "loss", "activations", "gradients", "updates", "checkpoint")
+LEVELS = ("load", "inputs", "loss", "activations", "gradients", "updates", "checkpoint")
 ALL_WEIGHTS = [f"{module}.weight" for module in KINDS]
 
 
@@ -65,6 +66,7 @@ def test_clean_run_passes_each_level_and_counts_what_was_compared() -> None:
     assert verdict.verdict is PASS
     assert outcomes(verdict) == {}
     assert {name: level.compared for name, level in verdict.levels.items()} == {
+        "load": 1,
         "inputs": 2,  # tokens and labels
         "loss": 1 + 1,  # of the replayed steps, and of the free run
         "activations": 4,
@@ -76,7 +78,7 @@ def test_clean_run_passes_each_level_and_counts_what_was_compared() -> None:
         "replicas": 0,
         "checkpoint": 11,
     }
-    assert verdict.compared == 2 + 2 + 4 + 15 + 10 + 11
+    assert verdict.compared == 1 + 2 + 2 + 4 + 15 + 10 + 11
     assert (verdict.location, verdict.diagnosis, verdict.suspects) == (None, None, [])
 
 
@@ -192,7 +194,7 @@ def test_nothing_measured_is_nothing_compared() -> None:
         results.ports.clear()
     free = free_run(trajectory=[], resumed_trajectory=[], resumed=[], compared=0, saved_compared=0)
 
-    verdict = judged(empty, noise=empty, reports=report(free), draws=True)
+    verdict = judged(empty, noise=empty, reports=report(free), draws=True, load=LoadReport())
 
     assert verdict.verdict is NOT_COMPARED
     assert set(outcomes(verdict)) == set(LEVELS) - {"loss"}  # of which the free run tells
@@ -313,6 +315,35 @@ def test_other_weights_are_a_note_within_all_limits_and_beyond_them_what_fails()
 
     verdict = judged(step_results({output("a"): WRONG}), reports=different)
     assert (verdict.verdict, verdict.diagnosis) == (FAIL, "weight-mismatch")
+
+
+def test_weights_that_differ_by_more_than_their_rounding_fail_where_no_stage_does() -> None:
+    rows = WeightDifference(
+        name="a.weight", rows=(0, 7), num_differing=8, num_rows=260, error=1.0, largest=100.0
+    )
+    changed = report(weights_different=["a.weight"], changes=SetupChanges(weights=[rows]))
+
+    verdict = judged(reports=changed)
+    assert (verdict.verdict, verdict.diagnosis) == (FAIL, "weight-mismatch")
+    assert verdict.location == Location(phase="forward", module="a", parameter="a.weight")
+    assert "a.weight are not the reference's: rows 0 to 7 of 260" in reason(verdict, "load")
+
+    # What a stage of the forward pass shows is told by it, later phases follow from the weight.
+    verdict = judged(step_results({output("a"): WRONG}), reports=changed)
+    assert (verdict.diagnosis, verdict.noise_ratio is None) == ("weight-mismatch", False)
+    verdict = judged(step_results({update("a"): WRONG}), reports=changed)
+    assert (verdict.diagnosis, verdict.noise_ratio) == ("weight-mismatch", None)
+
+
+def test_weights_that_were_loaded_wrongly_come_before_all_that_fails() -> None:
+    drawn = LoadReport(
+        compared=3,
+        weights=[WeightDifference(name="b.weight", num_differing=1, error=1.4, largest=1e9)],
+    )
+
+    verdict = judged(step_results({output("a"): WRONG}), load=drawn)
+    assert (verdict.verdict, verdict.diagnosis) == (FAIL, "weight-mismatch")
+    assert verdict.location == Location(phase="checkpoint", module="b", parameter="b.weight")
 
 
 def test_notes_are_said_once() -> None:

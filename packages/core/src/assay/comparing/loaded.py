@@ -1,0 +1,171 @@
+"""The level `load`: is what is in memory what the files say, and what was changed of it since?
+
+Importing it imports no torch.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from assay.comparing.levels import Finding, LevelResult, level_of
+from assay.comparing.numerals import format_number
+from assay.errors import name_some
+from assay.models.loaded.report import LoadReport, SetupChanges, UnreadKey, WeightDifference
+from assay.sites import Phase
+from assay.verdicts import Diagnosis, Level, Location, Outcome
+
+_NOT_INSPECTED = "captured by a version of assay that did not compare models with their files"
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedLoad:
+    """The level, and what is wrong, the first of each list the one to name.
+
+    loading: what was wrong right after loading; changed: weights that a setup function, or a
+    trainer before its first step, changed by more than their rounding.
+    """
+
+    result: LevelResult
+    loading: list[Finding] = field(default_factory=list)
+    changed: list[Finding] = field(default_factory=list)
+
+    @property
+    def changed_parameters(self) -> list[str]:
+        """The names of the weights that were changed."""
+        return [str(finding.location.parameter) for finding in self.changed]
+
+
+def judge_load(reports: Sequence[LoadReport], changes: Sequence[SetupChanges] = ()) -> JudgedLoad:
+    """Judge what the processes of a check found when each had loaded the model.
+
+    reports: of the trusted process and of every one of the candidate's; what several found is said
+        once. changes: what the candidate's changed after loading.
+    """
+    if not reports:
+        return JudgedLoad(LevelResult.not_run(_NOT_INSPECTED))
+    loading = _each_once(finding for report in reports for finding in _find_in(report))
+    changed = _each_once(
+        _of_weight(weight, "forward", "the reference's")
+        for one in changes
+        for weight in one.weights
+        if weight.beyond_rounding
+    )
+    compared = max(report.compared for report in reports)
+    found = [*loading, *changed]
+    missing = _names_once(name for report in reports for name in report.not_compared)
+    notes = _names_once(note for report in reports for note in _notes_on(report))
+    notes += _names_once(note for one in changes for note in _notes_on_changes(one))
+    level = level_of(compared, len(found), {})
+    if found:
+        reason = name_some([finding.reason or "" for finding in found], 1)
+        level = level.model_copy(update={"reason": reason})
+    if missing:
+        text = f"not compared with the files: {name_some(missing)}"
+        notes.append(text)
+        if not found:
+            level = Level(verdict=Outcome.NOT_COMPARED, reason=text, compared=compared)
+    return JudgedLoad(LevelResult(level, notes=notes), loading, changed)
+
+
+def _find_in(report: LoadReport) -> list[Finding]:
+    found = [
+        _of_weight(weight, "checkpoint", "those of the files")
+        for weight in report.weights
+        if weight.problem != "differs" or weight.beyond_rounding
+    ]
+    found += [
+        _without_place("checkpoint-mismatch", "checkpoint", describe_key(key))
+        for key in report.keys
+        if key.problem != "unread"
+    ]
+    found += [
+        _without_place("checkpoint-mismatch", "checkpoint", text) for text in report.generation
+    ]
+    return found + [_without_place("inputs-differ", "inputs", text) for text in report.tokenizer]
+
+
+def _of_weight(weight: WeightDifference, phase: Phase, expected: str) -> Finding:
+    module = weight.name.rpartition(".")[0]
+    location = Location(phase=phase, module=module, parameter=weight.name)
+    return Finding("weight-mismatch", location, describe_weight(weight, expected))
+
+
+def _without_place(diagnosis: Diagnosis, phase: Phase, reason: str) -> Finding:
+    return Finding(diagnosis, Location(phase=phase), reason)
+
+
+def describe_weight(weight: WeightDifference, expected: str) -> str:
+    """What is wrong with a parameter or buffer; expected: whose values it should have."""
+    if weight.problem == "not-stored":
+        return f"{weight.name} is made of no tensor of the files"
+    where = _describe_rows(weight)
+    if weight.problem == "varies":
+        return (
+            f"{weight.name} is in no file, and a second load gives it other values ({where}): it"
+            " depends on the seed or was never written"
+        )
+    return (
+        f"the values of {weight.name} are not {expected}: {where}, relative error"
+        f" {format_number(weight.error)} there"
+    )
+
+
+def _describe_rows(weight: WeightDifference) -> str:
+    first, last = weight.rows
+    if weight.num_rows == 1:
+        return "its one row"
+    if first == last:
+        return f"row {first} of {weight.num_rows:,}"
+    rows = f"rows {first:,} to {last:,} of {weight.num_rows:,}"
+    if weight.num_differing < last - first + 1:
+        rows = f"{weight.num_differing:,} of the {rows}"
+    return rows
+
+
+def describe_key(key: UnreadKey) -> str:
+    """What is wrong with a key of config.json that no code reads."""
+    if key.problem == "overridden":
+        return f"config.json: {key.key} is {key.used} in memory, the file says otherwise"
+    text = f"config.json: no code reads the key {key.key}"
+    if key.problem == "misspelt":
+        return f"{text}; {key.nearest}, which is read, is not in the file: its default was used"
+    return f"{text}; the nearest that is read is {key.nearest}" if key.nearest else text
+
+
+def _notes_on(report: LoadReport) -> list[str]:
+    notes = [describe_key(key) for key in report.keys if key.problem == "unread"]
+    if report.unused:
+        notes.append(
+            f"the files hold tensors that the model does not use: {name_some(report.unused)}"
+        )
+    rounded = [
+        weight.name
+        for weight in report.weights
+        if weight.problem == "differs" and not weight.beyond_rounding
+    ]
+    if rounded:
+        notes.append(f"rounded in another way than to nearest: {name_some(rounded)}")
+    return notes + report.notes
+
+
+def _notes_on_changes(changes: SetupChanges) -> list[str]:
+    notes = []
+    if changed := [weight.name for weight in changes.weights]:
+        notes.append(f"changed after loading, before the first forward pass: {name_some(changed)}")
+    if changes.replaced:
+        notes.append(
+            "replaced after loading, so that their values cannot be compared:"
+            f" {name_some(changes.replaced)}"
+        )
+    return notes
+
+
+def _each_once(findings: Iterable[Finding]) -> list[Finding]:
+    found: list[Finding] = []
+    for finding in findings:
+        if finding.reason not in [one.reason for one in found]:
+            found.append(finding)
+    return found
+
+
+def _names_once(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))

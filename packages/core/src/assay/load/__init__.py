@@ -1,0 +1,1 @@
+"""`assay check load`: is what is in memory what the files of a model folder say?"""

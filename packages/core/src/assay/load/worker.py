@@ -1,0 +1,47 @@
+"""The process that loads: `python -m assay.load.worker REQUEST`."""
+
+from typing import Any
+
+from assay.runs import Progress
+from assay.runs.worker import serve
+
+
+def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Load what the request names, and compare it with its files."""
+    from assay.devices.registry import describe_run, open_run
+    from assay.devices.run_string import parse_run
+    from assay.load.requests import LoadAnswer, LoadRequest
+    from assay.models import load_model
+    from assay.models.loaded.inspection import inspect_load
+    from assay.models.loading.loaded_model import stored_dtype
+
+    asked = LoadRequest.model_validate(request)
+    run = parse_run(asked.run or f"cpu/{stored_dtype(asked.model, asked.remote_code)}")
+    device = open_run(run)
+    with progress.step(f"loads {asked.model} on {run}"):
+        loaded = load_model(
+            asked.model,
+            dtype=run.dtype,
+            device=device.torch_device,
+            remote_code=asked.remote_code,
+        )
+    with progress.step("compares it with its files"):
+        report = inspect_load(loaded, asked.remote_code).report
+    answer = LoadAnswer(
+        report=report,
+        model={
+            "name": loaded.source.reference,
+            "architecture": type(loaded.model).__name__,
+            "weights_hash": loaded.weights_hash,
+            "tokenizer_hash": loaded.tokenizer_hash,
+            "checkpoint_dtype": loaded.checkpoint_dtype,
+            "num_parameters": sum(p.numel() for p in loaded.model.parameters()),
+        },
+        run=describe_run(device, run),
+        notes=list(loaded.notes),
+    )
+    return answer.model_dump(mode="json")
+
+
+if __name__ == "__main__":
+    serve(work)

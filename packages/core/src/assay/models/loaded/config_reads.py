@@ -1,0 +1,95 @@
+"""Which keys of a configuration the code reads that builds and runs the model."""
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+# Dicts among the values whose own keys are looked at one by one: the code reads them by name. Of
+# others (label names, quantisation settings) whole dicts are passed on.
+ROPE_KEYS = ("rope_parameters", "rope_scaling")
+
+# Code that reads every key, whatever it means: copies, comparisons, files, default settings.
+_BULK_READERS = (
+    "transformers.configuration_utils", "transformers.generation", "huggingface_hub", "copy",
+    "copyreg", "dataclasses", "json", "assay",
+)  # fmt: skip
+# Functions that look at a value only to refuse or move it.
+_MOVERS = ("validate", "_validate", "standardize", "convert_rope", "_check")
+
+
+@dataclass(slots=True)
+class ConfigReads:
+    """Names of attributes that were read, by the name of the configuration's class.
+
+    inner: keys that were read of the dicts `ROPE_KEYS`.
+    """
+
+    attributes: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    inner: set[str] = field(default_factory=set)
+
+
+@contextmanager
+def trace_reads() -> Iterator[ConfigReads]:
+    """Inside, every configuration notes which of its attributes are read by a model's code."""
+    from transformers import PretrainedConfig
+
+    reads = ConfigReads()
+    traced_dict = _traced_dict(reads)
+    original: Any = PretrainedConfig.__getattribute__
+
+    def read(self: Any, key: str) -> Any:  # noqa: ANN401 - any value
+        value = original(self, key)
+        if key.startswith("_") or not _is_models_code(sys._getframe(1)):  # noqa: SLF001 - the caller
+            return value
+        key = original(self, "attribute_map").get(key, key)
+        reads.attributes[type(self).__name__].add(key)
+        if key in ROPE_KEYS and type(value) is dict:
+            value = traced_dict(value)
+            original(self, "__dict__")[ROPE_KEYS[0]] = value
+        return value
+
+    PretrainedConfig.__getattribute__ = read
+    try:
+        yield reads
+    finally:
+        PretrainedConfig.__getattribute__ = original
+
+
+def _is_models_code(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__", ""))
+    if any(module == reader or module.startswith(f"{reader}.") for reader in _BULK_READERS):
+        return False
+    return not frame.f_code.co_name.startswith(_MOVERS)
+
+
+def _traced_dict(reads: ConfigReads) -> type[dict[str, Any]]:
+    """A dict that notes in `reads` which of its keys are asked for one by one."""
+
+    def note(key: object) -> None:
+        if isinstance(key, str) and _is_models_code(sys._getframe(2)):  # noqa: SLF001 - the caller
+            reads.inner.add(key)
+
+    class TracedDict(dict[str, Any]):
+        def __init__(self, *given: Any, **named: Any) -> None:  # noqa: ANN401 - as dict
+            super().__init__(*given, **named)
+            for key, value in self.items():
+                if type(value) is dict:  # one for each kind of layer
+                    super().__setitem__(key, TracedDict(value))
+
+        def __getitem__(self, key: str) -> Any:  # noqa: ANN401 - as dict
+            note(key)
+            return super().__getitem__(key)
+
+        def get(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - as dict
+            note(key)
+            return super().get(key, default)
+
+        def pop(self, key: str, *default: Any) -> Any:  # noqa: ANN401 - as dict
+            note(key)
+            return super().pop(key, *default)
+
+    return TracedDict

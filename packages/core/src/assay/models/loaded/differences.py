@@ -1,0 +1,101 @@
+"""How far a tensor is from the values that it should have: which rows, by how much."""
+
+import torch
+from torch import Tensor
+
+from assay.models.loaded.report import WeightDifference, WeightProblem
+
+# Elements that are cast at a time: what fits the caches of one core.
+_CHUNK = 1 << 18
+
+
+def same_bits(actual: Tensor, expected: Tensor) -> bool:
+    """Whether both hold the same bits: a NaN equals itself, and -0 is not 0."""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return False
+    return torch.equal(_as_words(actual), _as_words(expected))
+
+
+def is_cast_of(actual: Tensor, stored: Tensor) -> bool:
+    """Whether `actual` is bitwise `stored` after the cast to its dtype; shapes are alike.
+
+    A few megabytes are cast at a time, into memory that is used again.
+    """
+    if actual.dtype == stored.dtype:
+        return same_bits(actual, stored)
+    flat, wanted = actual.detach().reshape(-1), stored.reshape(-1)
+    return all(
+        same_bits(flat[start : start + _CHUNK], wanted[start : start + _CHUNK].to(actual.dtype))
+        for start in range(0, len(flat), _CHUNK)
+    )
+
+
+def _as_words(tensor: Tensor) -> Tensor:
+    """The bits of `tensor` as integers of 64 bits where their number allows: they compare fastest."""
+    as_bytes = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return as_bytes.view(torch.int64) if as_bytes.numel() % 8 == 0 else as_bytes
+
+
+def measure_difference(
+    name: str,
+    actual: Tensor,
+    expected: Tensor,
+    dtype: torch.dtype,
+    problem: WeightProblem = "differs",
+) -> WeightDifference | None:
+    """How `actual` differs from `expected`, tensors of one shape on the CPU; None if it does not.
+
+    dtype: the one that the values were rounded to on either side, in whose units in the last place
+        the largest difference is measured.
+    """
+    if same_bits(actual, expected):
+        return None
+    rows = torch.atleast_1d(actual.detach()).flatten(1) if actual.dim() > 1 else None
+    if rows is None:
+        actual_rows, expected_rows = actual.reshape(-1, 1), expected.reshape(-1, 1)
+    else:
+        actual_rows, expected_rows = rows, expected.flatten(1)
+    # NaN on both sides is equal: what is not finite must be so on both sides.
+    differs = (actual_rows != expected_rows) & ~(actual_rows.isnan() & expected_rows.isnan())
+    wrong = differs.any(-1).nonzero()[:, 0]
+    if not len(wrong):  # zeros of another sign, NaNs of other bits
+        return None
+    wide = _wide(actual.dtype)
+    actual_wrong, expected_wrong = actual_rows[wrong].to(wide), expected_rows[wrong].to(wide)
+    norm = float(expected_wrong.abs().pow(2).sum().sqrt())
+    error = float((actual_wrong - expected_wrong).abs().pow(2).sum().sqrt())
+    return WeightDifference(
+        name=name,
+        problem=problem,
+        rows=(int(wrong[0]), int(wrong[-1])),
+        num_differing=len(wrong),
+        num_rows=len(actual_rows),
+        error=error / norm if norm else (float("inf") if error else 0.0),
+        largest=_largest_in_units(actual_wrong, expected_wrong, dtype),
+    )
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex128 if dtype.is_complex else torch.float64
+
+
+def _largest_in_units(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
+    """The largest difference of two elements, in units in the last place of `dtype`.
+
+    A number that is rounded to `dtype` in two ways (to nearest, truncated, by way of another dtype)
+    gives neighbours at most: two values that are one unit apart may be the same number. A unit is
+    taken at the larger of both, so that neighbours across a power of two are one apart as well.
+    Source: Higham, Accuracy and Stability of Numerical Algorithms, 2.1 (spacing of floating-point
+    numbers: between u and 2u relative, u the unit roundoff; below the smallest normal number it is
+    constant).
+    """
+    difference = (actual - expected).abs()
+    if not dtype.is_floating_point:
+        return float("inf") if bool(difference.any()) else 0.0
+    if not bool(difference.isfinite().all()):
+        return float("inf")
+    facts = torch.finfo(dtype)
+    larger = torch.maximum(actual.abs(), expected.abs()).clamp(min=facts.smallest_normal)
+    # frexp: larger = m * 2**e with 1/2 <= m < 1, so that the last place is eps * 2**(e - 1).
+    unit = torch.ldexp(torch.full_like(larger, facts.eps), larger.frexp().exponent - 1)
+    return float((difference / unit).max())

@@ -1,0 +1,144 @@
+"""A loaded model beside its files: everything that one process can find out, in one report."""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from assay.models.folders import local_folder
+from assay.models.loaded.config_keys import KeyReader
+from assay.models.loaded.config_reads import trace_reads
+from assay.models.loaded.differences import measure_difference
+from assay.models.loaded.places import Place
+from assay.models.loaded.report import LoadReport, SetupChanges
+from assay.models.loaded.second_load import compare_made, load_again
+from assay.models.loaded.stored_values import map_stored
+from assay.models.loaded.tokenizer import check_generation_config, check_tokenizer
+from assay.models.loaded.weights import (
+    ComparedWeights,
+    UnknownFormError,
+    all_tensors,
+    coarser_dtype,
+    compare_with_files,
+    value_in_form,
+)
+from assay.models.loading.configs import first_line, load_config
+from assay.models.loading.loaded_model import DTYPES, LoadedModel
+from assay.models.loading.tokenizing import load_tokenizer
+from assay.models.remote_code import RemoteCode
+from assay.models.transformers_logging import quiet_transformers
+from assay.models.weight_files.reading import read_json
+from assay.sites import unwrapped_path
+
+_FEW_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What was found, and what the model's tensors have to be: to tell later what has changed.
+
+    places: those that the files hold, mapped from there; made: the values of the others, which the
+    model's code had made.
+    """
+
+    report: LoadReport
+    places: Mapping[str, Place]
+    made: Mapping[str, Tensor]
+
+
+def inspect_load(loaded: LoadedModel, remote_code: RemoteCode) -> Inspection:
+    """Compare `loaded`, as `load_model` has just returned it, with the files that it comes from.
+
+    Reads the weight files once. The model, and all random numbers, are left as they were.
+    """
+    dtype = DTYPES[loaded.dtype]
+    with local_folder(loaded.source, remote_code) as folder, quiet_transformers():
+        weights = compare_with_files(loaded.model, map_stored(folder), dtype)
+        report = LoadReport(
+            compared=weights.compared,
+            weights=weights.differences,
+            unused=weights.unused,
+            not_compared=weights.not_compared,
+            generation=check_generation_config(folder, loaded.model),
+        )
+        _inspect_second_load(report, loaded, folder, weights, remote_code)
+        if loaded.tokenizer_kind == "own":
+            tokenizer = load_tokenizer(folder, remote_code)
+            report.tokenizer, report.notes = check_tokenizer(
+                tokenizer, loaded.config, loaded.eos_token_ids
+            )
+    return Inspection(report, weights.places, weights.made)
+
+
+def _inspect_second_load(
+    report: LoadReport,
+    loaded: LoadedModel,
+    folder: Path,
+    weights: ComparedWeights,
+    remote_code: RemoteCode,
+) -> None:
+    """Load once more without the files: what code has made, and which keys it has read to do so."""
+    dtype = DTYPES[loaded.dtype]
+    raw = read_json(folder / "config.json")
+    with trace_reads() as reads:
+        config = load_config(folder, remote_code)
+        try:
+            again = load_again(loaded.model, config, list(weights.places), dtype)
+        except Exception as error:  # noqa: BLE001 - the code of any model
+            reason = f"a second load raised {type(error).__name__}: {first_line(error)}"
+            report.not_compared += [f"{name} ({reason})" for name in weights.made]
+            report.notes.append(f"keys of config.json were not looked at: {reason}")
+            return
+        keys = KeyReader(reads, type(again))
+        unread, report.num_keys = keys.find_unread(raw, config)
+        if unread:
+            # Some keys are read by the forward pass only.
+            _run_few_tokens(again)
+            unread, report.num_keys = keys.find_unread(raw, config)
+    report.keys = unread
+    differences, missing = compare_made(weights.made, again, dtype)
+    report.weights += differences
+    report.not_compared += missing
+    report.compared += len(weights.made) - len(missing)
+
+
+def _run_few_tokens(model: nn.Module) -> None:
+    ids = torch.arange(_FEW_TOKENS)[None] % 2
+    # Reads up to an error count; other keys stay unread.
+    with torch.no_grad(), suppress(Exception):
+        model(input_ids=ids)
+
+
+def inspect_changes(
+    model: nn.Module, dtype: torch.dtype, before: Inspection, names: Iterable[str]
+) -> SetupChanges:
+    """What has been changed since `before` of the parameters and buffers called `names`.
+
+    model: as it is now, wrapped or replaced as the setup function left it.
+    dtype: the one that it was loaded in.
+    """
+    now = {unwrapped_path(name): tensor.detach() for name, tensor in all_tensors(model)}
+    changes = SetupChanges()
+    for name in names:
+        actual, place = now.get(name), before.places.get(name)
+        if actual is None:
+            changes.replaced.append(name)
+            continue
+        try:
+            expected = (
+                before.made.get(name)
+                if place is None
+                else value_in_form(place, actual).to(actual.dtype)
+            )
+        except UnknownFormError:
+            expected = None
+        if expected is None or (expected.shape, expected.dtype) != (actual.shape, actual.dtype):
+            changes.replaced.append(name)
+            continue
+        rounded = coarser_dtype(actual.dtype, dtype)
+        found = measure_difference(name, actual.cpu(), expected, rounded)
+        changes.weights += [found] if found is not None else []
+    return changes

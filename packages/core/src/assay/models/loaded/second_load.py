@@ -1,0 +1,102 @@
+"""A model's code run once more, under another seed and in memory that holds no zeros by chance.
+
+What the files hold was compared with them already, so they are not read again: the second model has
+placeholders for it. What its code makes has to be bitwise what the first load made.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from assay.models.loaded.differences import measure_difference, same_bits
+from assay.models.loaded.report import WeightDifference
+from assay.models.loaded.weights import all_tensors
+
+_OTHER_SEED = 0x5EED
+
+
+def load_again(
+    model: Any,  # noqa: ANN401 - transformers
+    config: Any,  # noqa: ANN401 - transformers
+    stored: list[str],
+    dtype: torch.dtype,
+) -> nn.Module:
+    """Another model of the class of `model`, loaded from placeholders for the tensors `stored`.
+
+    config: a new one from the same config.json.
+    Raises: whatever loading raises.
+    """
+    held = model.state_dict()
+
+    def load(placeholder: Callable[[Tensor], Tensor]) -> nn.Module:
+        state = {name: placeholder(held[name]) for name in stored if name in held}
+        again: nn.Module = type(model).from_pretrained(
+            None,
+            config=config,
+            state_dict=state,
+            dtype=dtype,
+            attn_implementation=getattr(model.config, "_attn_implementation", None),
+        )
+        return again.eval()
+
+    with _other_random_numbers(), _dirty_memory():
+        try:
+            return load(_one_number)
+        except RuntimeError:
+            # Code that writes into what was loaded needs memory of its own.
+            return load(lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype))
+
+
+def compare_made(
+    made: dict[str, Tensor], again: nn.Module, dtype: torch.dtype
+) -> tuple[list[WeightDifference], list[str]]:
+    """Which of the tensors that the first load made differ in the second, and which it lacks."""
+    second = {name: tensor.detach().cpu() for name, tensor in all_tensors(again)}
+    differences, missing = [], []
+    for name, tensor in made.items():
+        other = second.get(name)
+        if other is None or (other.shape, other.dtype) != (tensor.shape, tensor.dtype):
+            missing.append(f"{name} (a second load has no such tensor)")
+        elif not same_bits(tensor, other):
+            found = measure_difference(name, tensor, other, dtype, "varies")
+            differences += [found] if found is not None else []
+    return differences, missing
+
+
+def _one_number(tensor: Tensor) -> Tensor:
+    """A tensor of this shape that takes no memory."""
+    return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+
+
+@contextmanager
+def _other_random_numbers() -> Iterator[None]:
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one
+    with torch.random.fork_rng(devices=[]):
+        random.seed(_OTHER_SEED)
+        np.random.seed(_OTHER_SEED)  # noqa: NPY002 - the one that others draw from
+        torch.manual_seed(_OTHER_SEED)
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)  # noqa: NPY002 - as above
+
+
+@contextmanager
+def _dirty_memory() -> Iterator[None]:
+    """Inside, torch fills memory that nothing has written yet with NaN, or the largest integer."""
+    was_on = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was_on, warn_only=warned)
+        torch.utils.deterministic.fill_uninitialized_memory = filled

@@ -1,0 +1,91 @@
+"""Does the tokenizer do what model and users take for granted: one BOS, one pass of the template?"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from assay.models.weight_files.reading import read_json
+
+_TEXT = "What is it?"
+_MESSAGES = [{"role": "user", "content": _TEXT}]
+
+
+def check_tokenizer(
+    tokenizer: Any,  # noqa: ANN401 - transformers
+    config: Any,  # noqa: ANN401 - transformers
+    eos_token_ids: Sequence[int],
+) -> tuple[list[str], list[str]]:
+    """What is wrong with the tokenizer, and what is right in itself and easily used wrongly."""
+    wrong: list[str] = []
+    notes: list[str] = []
+    bos = tokenizer.bos_token_id
+    if bos is not None and (count := _leading(tokenizer.encode(_TEXT), bos)) > 1:
+        wrong.append(f"a text begins with {count} BOS tokens ({tokenizer.bos_token}, id {bos})")
+    vocabulary = config.get_text_config().vocab_size
+    if (largest := max(tokenizer.get_vocab().values(), default=0)) >= vocabulary:
+        notes.append(f"the tokenizer has the id {largest}, the model's vocabulary {vocabulary} ids")
+    pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
+    if eos is not None and eos_token_ids and eos not in eos_token_ids:
+        notes.append(
+            f"the tokenizer ends a text with {tokenizer.eos_token} (id {eos}), the model stops at"
+            f" {', '.join(map(str, eos_token_ids))}"
+        )
+    if pad is not None and pad == eos:
+        notes.append(
+            f"padding is EOS ({tokenizer.eos_token}, id {eos}): labels masked by this id lose the"
+            " end of each text; mask by the attention mask"
+        )
+    if tokenizer.chat_template:
+        of_template = _check_template(tokenizer)
+        wrong += of_template[0]
+        notes += of_template[1]
+    return wrong, notes
+
+
+def _check_template(tokenizer: Any) -> tuple[list[str], list[str]]:  # noqa: ANN401 - transformers
+    try:
+        text = tokenizer.apply_chat_template(_MESSAGES, add_generation_prompt=True, tokenize=False)
+        encoded = tokenizer.apply_chat_template(
+            _MESSAGES, add_generation_prompt=True, return_dict=True
+        )
+    except Exception as error:  # noqa: BLE001 - templates are code of the model's author
+        return [f"the chat template raises {type(error).__name__}: {error}"], []
+    ids = list(encoded["input_ids"])
+    bos = tokenizer.bos_token_id
+    wrong, notes = [], []
+    if bos is not None and (count := _leading(ids, bos)) > 1:
+        wrong.append(f"a chat begins with {count} BOS tokens ({tokenizer.bos_token}, id {bos})")
+    if ids != list(tokenizer.encode(text, add_special_tokens=False)):
+        wrong.append("the ids of a chat are not those of the text that its template makes")
+    if bos is not None and _leading(tokenizer.encode(text), bos) > _leading(ids, bos) > 0:
+        notes.append(
+            f"the chat template writes BOS ({tokenizer.bos_token}, id {bos}), and the tokenizer adds"
+            " it again: tokenize its text with add_special_tokens=False"
+        )
+    return wrong, notes
+
+
+def _leading(ids: Sequence[int], token: int) -> int:
+    """How many of the first ids are `token`."""
+    count = 0
+    for id_ in ids:
+        if id_ != token:
+            break
+        count += 1
+    return count
+
+
+def check_generation_config(folder: Path, model: Any) -> list[str]:  # noqa: ANN401 - transformers
+    """Settings of generation_config.json that the loaded model does not have."""
+    path = folder / "generation_config.json"
+    own = getattr(model, "generation_config", None)
+    if not path.is_file() or own is None:
+        return []
+    return [
+        f"{key} is {getattr(own, key, None)!r}, generation_config.json says {value!r}"
+        for key, value in read_json(path).items()
+        if not key.startswith("_")
+        and key != "transformers_version"
+        and value is not None
+        and getattr(own, key, None) != value
+    ]

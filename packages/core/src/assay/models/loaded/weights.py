@@ -1,0 +1,158 @@
+"""Parameters and buffers of a loaded model beside the raw values of its files."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.models.loaded.differences import is_cast_of, measure_difference
+from assay.models.loaded.places import Place, find_places
+from assay.models.loaded.report import WeightDifference
+
+# What transformers ignores in the files of every model whose class has such a buffer: older
+# versions stored them (`_adjust_missing_and_unexpected_keys`).
+_ONCE_STORED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")
+
+
+@dataclass(slots=True)
+class ComparedWeights:
+    """A model's tensors beside those of its files.
+
+    made: parameters and buffers that no file holds, and that the model's code has to make alike
+        each time; places: those that the files hold, by name.
+    """
+
+    places: dict[str, Place] = field(default_factory=dict)
+    differences: list[WeightDifference] = field(default_factory=list)
+    compared: int = 0
+    made: dict[str, Tensor] = field(default_factory=dict)
+    unused: list[str] = field(default_factory=list)
+    not_compared: list[str] = field(default_factory=list)
+
+
+def compare_with_files(
+    model: Any,  # noqa: ANN401 - transformers
+    stored: Mapping[str, Tensor],
+    dtype: torch.dtype,
+) -> ComparedWeights:
+    """Every parameter and buffer of `model` beside the stored tensors that make it up.
+
+    dtype: the one that the model was loaded in.
+    """
+    found = find_places(model, stored)
+    result = ComparedWeights(unused=_not_ignored(model, found.unused))
+    result.not_compared += [f"{name} ({reason})" for name, reason in found.unknown.items()]
+    by_name = result.places = {place.name: place for place in found.places}
+    held = {_identity(tensor): name for name, tensor in all_tensors(model) if name in by_name}
+    tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    for name, tensor in all_tensors(model):
+        place = by_name.get(name) or by_name.get(tied.get(name, ""))
+        if place is not None:
+            _compare(result, name, tensor, place, dtype)
+        elif name in found.unknown or _identity(tensor) in held:
+            continue  # named above, or compared under its other name
+        elif isinstance(tensor, nn.Parameter) and not _may_be_missing(model, name):
+            result.differences.append(WeightDifference(name=name, problem="not-stored"))
+            result.compared += 1
+        else:
+            result.made[name] = tensor.detach().cpu().clone()
+    if method := _quantisation(model):
+        # Loading computes with stored scales: what it made of them is known to its own code only.
+        result.not_compared += [f"{one.name} (stored by {method})" for one in result.differences]
+        result.compared -= len(result.differences)
+        result.differences = []
+    return result
+
+
+def _quantisation(model: Any) -> str | None:  # noqa: ANN401 - transformers
+    """How the files of `model` are quantised; None if they are not."""
+    settings = getattr(model.config, "quantization_config", None)
+    if settings is None:
+        return None
+    method = settings.get("quant_method") if isinstance(settings, dict) else settings.quant_method
+    return str(getattr(method, "value", method))
+
+
+def all_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, buffers and other tensors that modules keep, by name; tied ones under each name."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                yield f"{path}.{name}" if path else name, value
+
+
+def _compare(
+    result: ComparedWeights, name: str, tensor: Tensor, place: Place, dtype: torch.dtype
+) -> None:
+    actual = tensor.detach().cpu()
+    try:
+        stored = value_in_form(place, actual)
+    except UnknownFormError as error:
+        result.not_compared.append(f"{name} ({error})")
+        return
+    result.compared += 1
+    if is_cast_of(actual, stored):
+        return
+    rounded = coarser_dtype(actual.dtype, dtype)
+    difference = measure_difference(name, actual, stored.to(actual.dtype), rounded)
+    if difference is not None:
+        difference.stored_as = list(place.stored_as[:2])
+        result.differences.append(difference)
+
+
+class UnknownFormError(ValueError):
+    """A tensor is stored in a form that cannot be brought into the one in memory."""
+
+
+def value_in_form(place: Place, actual: Tensor) -> Tensor:
+    """The stored value in the shape that it has in memory, in the dtype that it is stored in.
+
+    Raises: UnknownFormError where it is stored in another form: quantised, of another shape.
+    """
+    try:
+        value = place.make()
+    except Exception as error:  # any: operations of transformers
+        raise UnknownFormError(f"its conversion raised {type(error).__name__}: {error}") from error
+    as_stored = value
+    if value.shape != actual.shape and value.dim() == 2:
+        value = value.t()
+    same_kind = value.dtype.is_floating_point == actual.dtype.is_floating_point
+    if value.shape != actual.shape or not same_kind:
+        raise UnknownFormError(f"stored as {_describe(as_stored)}, in memory {_describe(actual)}")
+    return value
+
+
+def coarser_dtype(held: torch.dtype, run: torch.dtype) -> torch.dtype:
+    """The coarser one of two dtypes: the one that values were rounded to."""
+    if not held.is_floating_point:
+        return held
+    return max(held, run, key=lambda one: torch.finfo(one).eps)
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _identity(tensor: Tensor) -> tuple[object, ...]:
+    # Empty tensors share the address 0.
+    address = tensor.data_ptr() or id(tensor)
+    return (address, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def _may_be_missing(model: Any, name: str) -> bool:  # noqa: ANN401 - transformers
+    patterns = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
+    return any(re.search(pattern, name) for pattern in patterns)
+
+
+def _not_ignored(model: Any, unused: list[str]) -> list[str]:  # noqa: ANN401 - transformers
+    """Those of the unused tensors that the model's class does not declare to ignore."""
+    declared = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    buffers = [name for name, _ in model.named_buffers()]
+    once = [one for one in _ONCE_STORED if any(re.search(one, name) for name in buffers)]
+    patterns = [*declared, *once]
+    return [name for name in unused if not any(re.search(one, name) for one in patterns)]
