@@ -11,6 +11,7 @@ from assay.comparing.limits import load_limits
 from assay.generate.judging.evidence import GenerateEvidence
 from assay.generate.judging.verdict import judge_generation
 from assay.inputs import Batch
+from assay.models.loaded.report import LoadReport, SetupChanges
 from assay.verdicts import Location, Outcome, TokenPosition, Verdict
 
 BATCH = Batch(0, ((1, 2), (3, 4, 5)), (0, 1), 0, 4)
@@ -48,12 +49,19 @@ def verdict_of(
         batches=(BATCH,),
         tensors=lambda name: [golden[name]],
         trace=SimpleNamespace(manifest={"dtype": "bfloat16"}),
+        load=lambda: [LoadReport(compared=1)],
     )
     candidate: Any = SimpleNamespace(
         attachment=lambda name: {"values": actual[name.rpartition(".")[0]]}
     )
     report: Any = SimpleNamespace(
-        notes=[], deterministic=deterministic, spread=spread, weights_different=[], run={}
+        notes=[],
+        deterministic=deterministic,
+        spread=spread,
+        weights_different=[],
+        run={},
+        load=LoadReport(compared=1),
+        changes=SetupChanges(),
     )
     evidence = GenerateEvidence(manifest, section, candidate, report, load_limits(), "logits")
     return judge_generation(evidence).verdict
