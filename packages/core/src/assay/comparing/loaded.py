@@ -68,7 +68,7 @@ def judge_load(reports: Sequence[LoadReport], changes: Sequence[SetupChanges] = 
 
 def _find_in(report: LoadReport) -> list[Finding]:
     found = [
-        _of_weight(weight, "checkpoint", "those of the files")
+        _of_weight(weight, "checkpoint", "as stored")
         for weight in report.weights
         if weight.problem != "differs" or weight.beyond_rounding
     ]
@@ -94,25 +94,25 @@ def _without_place(diagnosis: Diagnosis, phase: Phase, reason: str) -> Finding:
 
 
 def describe_weight(weight: WeightDifference, expected: str) -> str:
-    """What is wrong with a parameter or buffer; expected: whose values it should have."""
+    """What is wrong with a parameter or buffer; expected: as what it should be."""
     if weight.problem == "not-stored":
         return f"{weight.name} is made of no tensor of the files"
     where = _describe_rows(weight)
     if weight.problem == "varies":
         return (
-            f"{weight.name} is in no file, and a second load gives it other values ({where}): it"
-            " depends on the seed or was never written"
+            f"{weight.name} is in no file, and a second load gives other values in {where}: it depends"
+            " on the seed, or was never written"
         )
-    return (
-        f"the values of {weight.name} are not {expected}: {where}, relative error"
-        f" {format_number(weight.error)} there"
+    text = (
+        f"{weight.name} is not {expected} in {where}: relative error {format_number(weight.error)}"
     )
+    return f"{text}; it holds what belongs to {weight.values_of}" if weight.values_of else text
 
 
 def _describe_rows(weight: WeightDifference) -> str:
     first, last = weight.rows
-    if weight.num_rows == 1:
-        return "its one row"
+    if weight.num_differing == weight.num_rows:
+        return "its one row" if weight.num_rows == 1 else f"all {weight.num_rows:,} rows"
     if first == last:
         return f"row {first} of {weight.num_rows:,}"
     rows = f"rows {first:,} to {last:,} of {weight.num_rows:,}"

@@ -153,7 +153,7 @@ def test_rows_that_no_prompt_reaches_fail_all_the_same(check: Run, setups: Path)
     failed = {name for name, level in verdict["levels"].items() if level["verdict"] == "FAIL"}
     assert failed == {"load"}
     assert verdict["location"]["parameter"] == "model.embed_tokens.weight"
-    assert "rows 0 to 7 of 260, relative error 1.0" in verdict["levels"]["load"]["reason"]
+    assert "rows 0 to 7 of 260: relative error 1.0" in verdict["levels"]["load"]["reason"]
     assert "it counts whether an input reaches it or not" in run.stdout
 
 

@@ -10,7 +10,7 @@ from assay.verdicts import Outcome, Verdict
 from packages.core.tests.faults.training_corpus import PLANTS
 from packages.core.tests.subsystem.training.conftest import CheckPlant, RunTrain
 
-LEVELS = ("inputs", "loss", "activations", "gradients", "updates", "replicas", "checkpoint")
+LEVELS = ("load", "inputs", "loss", "activations", "gradients", "updates", "replicas", "checkpoint")
 FALSE_ALARMS = Path(__file__).parents[2] / "false_alarms"
 ATTENTION = "model.layers.1.self_attn"
 

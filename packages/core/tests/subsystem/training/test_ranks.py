@@ -9,7 +9,7 @@ MESH = {"dp": 2}
 
 
 # Without copies of anything there are no replicas to compare.
-LEVELS = {"inputs", "loss", "activations", "gradients", "updates", "checkpoint"}
+LEVELS = {"load", "inputs", "loss", "activations", "gradients", "updates", "checkpoint"}
 
 
 @pytest.mark.parametrize(

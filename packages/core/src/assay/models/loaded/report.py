@@ -24,6 +24,7 @@ class WeightDifference(Record):
         rows do.
     error: relative error of these rows (Frobenius norm); largest: of any element, in units in the
         last place of the dtype.
+    values_of: another name in the model whose stored values it holds.
     """
 
     name: str
@@ -33,7 +34,7 @@ class WeightDifference(Record):
     num_rows: int = 1
     error: Number = 0.0
     largest: Number = 0.0
-    stored_as: list[str] = Field(default_factory=list)
+    values_of: str | None = None
 
     @property
     def beyond_rounding(self) -> bool:

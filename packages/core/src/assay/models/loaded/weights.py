@@ -101,8 +101,20 @@ def _compare(
     rounded = coarser_dtype(actual.dtype, dtype)
     difference = measure_difference(name, actual, stored.to(actual.dtype), rounded)
     if difference is not None:
-        difference.stored_as = list(place.stored_as[:2])
+        difference.values_of = _find_owner(actual, result.places, name)
         result.differences.append(difference)
+
+
+def _find_owner(actual: Tensor, places: Mapping[str, Place], name: str) -> str | None:
+    """The other place whose stored values `actual` holds, as where two layers were exchanged."""
+    for other, place in places.items():
+        try:
+            stored = place.make()
+        except Exception:  # noqa: BLE001, S112 - of operations of transformers
+            continue
+        if other != name and stored.shape == actual.shape and is_cast_of(actual, stored):
+            return other
+    return None
 
 
 class UnknownFormError(ValueError):

@@ -114,8 +114,9 @@ def test_exchanged_layers_are_named(llama_folder: Path, monkeypatch: pytest.Monk
 
     after_loading(monkeypatch, exchange)
 
-    names = {weight.name for weight in inspected(llama_folder).weights}
-    assert names == {
+    weights = {weight.name: weight for weight in inspected(llama_folder).weights}
+    assert weights[UP].values_of == "model.layers.0.mlp.up_proj.weight"
+    assert set(weights) == {
         f"model.layers.{layer}.mlp.{name}_proj.weight"
         for layer in (0, 1)
         for name in ("gate", "up", "down")
