@@ -138,7 +138,12 @@ def _checkpoints() -> Iterator[TrainingFault]:
 
 
 def _kept_state() -> Iterator[TrainingFault]:
-    for name in ("MasterWeightsForgotten", "MomentsForgottenInSecret", "OtherSettingsSaved"):
+    for name in (
+        "MasterWeightsForgotten",
+        "MomentsForgottenInSecret",
+        "FirstMomentsSavedAgain",
+        "OtherSettingsSaved",
+    ):
         yield from _trainer(name, "checkpoint", "checkpoint-mismatch", file="kept_state")
     yield from _trainer(
         "OtherScaleSaved", "checkpoint", "adapter-mismatch", file="kept_state", lora=True

@@ -122,8 +122,8 @@ class Trainer(Protocol):
     opens several trainers of one class, one after the other, in one process:
 
     1. free run: `load_state_dict`, then `step` for every batch, with a `save` after
-       `plan.resume_at` steps, then `teardown`;
-    2. resumed run: `load` what the first one saved, `step` for the rest, `teardown`;
+       `plan.resume_at` steps, and one a step earlier if that is not the start, then `teardown`;
+    2. resumed run: `load` what the first one saved last, `step` for the rest, `teardown`;
     3. replay: before every `step` a `load_state_dict`, then `teardown`.
 
     On several ranks each has a trainer of its own, and every method is called on all ranks in the
@@ -171,7 +171,7 @@ class Trainer(Protocol):
     def save(self, folder: Path) -> None:
         """Write a checkpoint from which a fresh trainer resumes by `load`.
 
-        Called between two steps. Nothing that the next step depends on may change by it. Where the
+        Called between two steps, more than once; the last one is resumed from. Nothing that the next step depends on may change by it. Where the
         checkpoint has a folder `model`, what is in it is loaded as users would load it (a Hugging
         Face folder; under `lora` the folder of a peft adapter) and compared with `model`.
 

@@ -1,5 +1,6 @@
 """Faults in state that is kept from step to step, or from save to load, and is not reported."""
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,6 +48,17 @@ class MomentsForgottenInSecret(ReferenceTrainer):
 
     def load_progress(self, path: Path) -> None:
         self._num_steps = read_state(path)["num_steps"]
+
+
+class FirstMomentsSavedAgain(ReferenceTrainer):
+    """NeMo-RL#3312: what the first checkpoint was written from is written into every later one."""
+
+    _progress: dict[str, Any] | None = None
+
+    def save_progress(self, path: Path) -> None:
+        if self._progress is None:
+            self._progress = copy.deepcopy(self.optimizer.state_dict())
+        write_state(path, {"optimizer": self._progress, "num_steps": self._num_steps})
 
 
 class OptimizerMadeAnew(ReferenceTrainer):

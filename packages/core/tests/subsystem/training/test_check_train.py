@@ -147,6 +147,7 @@ def test_a_loss_beside_the_models_own_passes(train: RunTrain) -> None:
         ("MasterWeightsForgotten", "checkpoint-mismatch", "checkpoint", False),
         ("MomentsForgottenInSecret", "checkpoint-mismatch", "checkpoint", False),
         ("OtherSettingsSaved", "checkpoint-mismatch", "checkpoint", False),
+        ("FirstMomentsSavedAgain", "checkpoint-mismatch", "checkpoint", False),
         ("OtherScaleSaved", "adapter-mismatch", "checkpoint", True),
         ("OptimizerMadeAnew", "optimizer-update", "optimizer", False),
         ("MicroBatchesCounted", "optimizer-update", "optimizer", False),

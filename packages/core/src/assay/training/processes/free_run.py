@@ -3,8 +3,10 @@
 import hashlib
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -45,6 +47,19 @@ _OF_LOADING = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What a trainer has when it saves, as hashes.
+
+    state: of what its `state_dict` returns; lasting: of what it holds.
+    generators: names of those that its state has.
+    """
+
+    state: Mapping[StateValue, str]
+    lasting: Mapping[StateValue, str]
+    generators: frozenset[str]
+
+
 class _Configuration(Protocol):
     """A model's configuration, or that of its generation."""
 
@@ -62,6 +77,9 @@ def run_freely(
 ) -> FreeRun:
     """Train with a checkpoint in the middle, then once more from the checkpoint.
 
+    Where there is a step between, it is the second one that is saved: a trainer may write again
+    what it kept of the first.
+
     start: of the first step; golden_end: of the recorded steps after the last one.
     On several ranks each of them does this, in step with the others.
     """
@@ -69,20 +87,15 @@ def run_freely(
     folder = Path(request.folder).parent / "checkpoint"
     run, drawn = FreeRun(), DrawnGenerators(torch_device)
     inject_state(trainer, start, torch_device)
+    first = folder.with_name("first-checkpoint") if resume_at > 1 else None
+    if first is not None:
+        with _masks_noted(opened, run.masks):
+            run.steps = _train(opened, batches[: resume_at - 1], run.held, drawn)
+        _save(opened, first, run)
     with _masks_noted(opened, run.masks):
-        run.steps = _train(opened, batches[:resume_at], run.held, drawn)
-    state = trainer.state_dict()
-    expected, held = _hash_state(state), _hash_what_lasts(trainer)
-    kept = frozenset(state["generators"])
-    del state  # of sharded trainers a whole copy
-    try:
-        with opened.errors_in("save"):
-            trainer.save(folder)
-    except (AssayError, OSError, ValueError) as error:
-        run.problem = f"the checkpoint cannot be written: {error}"
-    else:
-        changed = _changed(expected, held, trainer)
-        run.changed_by_saving = [value for value in changed if value.part != _GENERATORS]
+        run.steps += _train(opened, batches[len(run.steps) : resume_at], run.held, drawn)
+    saved = _save(opened, folder, run)
+    if run.problem is None:
         try:
             _read_back(opened, folder / MODEL_FOLDER, request, run)
         except (AssayError, OSError, ValueError) as error:
@@ -92,6 +105,8 @@ def run_freely(
     end, generators_end = _hash_parts(trainer), drawn.hashes()
     run.trajectory = trajectory_of(trainer.model, golden_end)
     trainer.teardown()
+    if first is not None and not (dist.is_initialized() and dist.get_rank()):
+        shutil.rmtree(first, ignore_errors=True)  # as large as the one that is resumed from
     if run.problem is not None:
         return run
     resumed = open_another()
@@ -104,14 +119,14 @@ def run_freely(
     except (AssayError, OSError, ValueError, KeyError, RuntimeError) as error:
         run.problem = f"the checkpoint cannot be read: {type(error).__name__}: {error}"
         return run
-    run.generators_compared = any(value.part == _GENERATORS for value in expected)
-    run.not_restored = _changed(expected, held, resumed.trainer)
-    run.compared = len(expected) + len(held)
+    run.generators_compared = any(value.part == _GENERATORS for value in saved.state)
+    run.not_restored = _changed(saved, resumed.trainer)
+    run.compared = len(saved.state) + len(saved.lasting)
     run.resumed = _train(resumed, batches[resume_at:], [], drawn)
     # What the trainer's state does not hold need not be restored where no step draws from it, or
     # where each step sets it anew.
     changed_generators = _unequal(generators_end, drawn.hashes())
-    missed = changed_generators & (drawn.names - kept)
+    missed = changed_generators & (drawn.names - saved.generators)
     run.not_restored += [
         StateValue(f"{_GENERATORS}.{name}", _GENERATORS) for name in sorted(missed)
     ]
@@ -165,12 +180,33 @@ def _train(
     return records
 
 
-def _changed(
-    expected: Mapping[StateValue, str], held: Mapping[StateValue, str], trainer: "Trainer"
-) -> list[StateValue]:
+def _save(opened: OpenedTrainer, folder: Path, run: FreeRun) -> _Saved:
+    """Have the trainer write a checkpoint, and add to `run` what went wrong with it.
+
+    Returns: what the trainer had before.
+    """
+    trainer = opened.trainer
+    state = trainer.state_dict()
+    saved = _Saved(_hash_state(state), _hash_what_lasts(trainer), frozenset(state["generators"]))
+    del state  # of sharded trainers a whole copy
+    try:
+        with opened.errors_in("save"):
+            trainer.save(folder)
+    except (AssayError, OSError, ValueError) as error:
+        run.problem = f"the checkpoint cannot be written: {error}"
+    else:
+        run.changed_by_saving += [
+            value
+            for value in _changed(saved, trainer)
+            if value.part != _GENERATORS and value not in run.changed_by_saving
+        ]
+    return saved
+
+
+def _changed(saved: _Saved, trainer: "Trainer") -> list[StateValue]:
     """What is not as it was: of the state that the trainer returns, and of what it holds."""
     state = _hash_state(trainer.state_dict())
-    return sorted(_unequal(held, _hash_what_lasts(trainer)) | _unequal(expected, state))
+    return sorted(_unequal(saved.lasting, _hash_what_lasts(trainer)) | _unequal(saved.state, state))
 
 
 def _unequal(expected: Mapping[K, str], actual: Mapping[K, str]) -> set[K]:
