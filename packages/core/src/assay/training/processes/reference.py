@@ -50,6 +50,7 @@ from assay.training.state.states import (
     shared_parameters,
 )
 from assay.training.state.trajectory import trajectory_of
+from assay.training.state.untouched import Untouched
 from assay.training.trainers.adapters import add_lora
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import OpenedTrainer
@@ -137,6 +138,7 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
                 [step.grad_norm for step in recorded], yardstick.trainer.plan.max_grad_norm
             ),
             *([_EQUAL_SHAPES] if options.shapes == "equal" else []),
+            *yardstick.untouched.notes,
         ],
     )
 
@@ -150,7 +152,10 @@ def _notes_on_clipping(norms: Sequence[float], max_norm: float) -> list[str]:
 
 
 class _Side:
-    """The trusted trainer, as yardstick in the dtype `wide` or as noise run."""
+    """The trusted trainer, as yardstick in the dtype `wide` or as noise run.
+
+    untouched: what had no gradient in any of the steps that `record` made.
+    """
 
     def __init__(self, request: ReferenceRequest, device: Device, wide: str | None) -> None:
         dtype = wide or request.dtype
@@ -160,6 +165,7 @@ class _Side:
         self.trainer = Trusted(request.dtype if wide else None)
         self.trainer.setup(self._plan)
         keep_no_cache(self.trainer.model)
+        self.untouched = Untouched()
 
     @property
     def boundary(self) -> Boundary:
@@ -187,6 +193,7 @@ class _Side:
                 for step, batch in enumerate(batches):
                     inject_state(self.trainer, state, self._device.torch_device)
                     reports.append(observer.run_step(step, batch))
+                    self.untouched.add(self.trainer.model)
                     state = round_state(
                         collect_state(self.trainer, self._device.torch_device),
                         getattr(torch, self._request.dtype),

@@ -1,0 +1,55 @@
+"""Which trained parameters had no gradient in any step: of them nothing was compared but zeros."""
+
+import torch
+from torch import Tensor, nn
+
+from assay.errors import name_some
+from assay.training.state.parameters import named_parameters
+
+# Parameters of so many dims are stacked: the first dim counts experts.
+_STACKED = 3
+
+
+class Untouched:
+    """Collects them over the steps of a run; `add` is called after each, while gradients are there."""
+
+    def __init__(self) -> None:
+        # By name, for each expert of a stacked parameter and else for all of it.
+        self._reached: dict[str, Tensor] = {}
+
+    def add(self, model: nn.Module) -> None:
+        """Take the gradients of one step."""
+        for item in named_parameters(model):
+            if item.tensor.requires_grad:
+                reached = _reached(item.tensor)
+                self._reached[item.name] = reached | self._reached.get(item.name, reached)
+
+    @property
+    def names(self) -> list[str]:
+        """Parameters without any gradient, of stacked ones each expert: `experts.down_proj[3]`."""
+        return [
+            name if reached.ndim == 0 else f"{name}[{index}]"
+            for name, reached in self._reached.items()
+            for index in (~reached.reshape(-1)).nonzero()[:, 0].tolist()
+        ]
+
+    @property
+    def notes(self) -> list[str]:
+        """One note on them, if there are any."""
+        names = self.names
+        if not names:
+            return []
+        note = (
+            f"{len(names)} parameters had no gradient in any step, as experts have that no token"
+            f" chose: zeros agree whatever computes them: {name_some(names)}"
+        )
+        return [note]
+
+
+def _reached(parameter: Tensor) -> Tensor:
+    """Whether any gradient is not zero, (experts,) of a stacked parameter, else a single one."""
+    stacked = parameter.ndim >= _STACKED
+    if parameter.grad is None:
+        return torch.zeros(parameter.shape[:1] if stacked else (), dtype=torch.bool)
+    nonzero = (parameter.grad != 0).cpu()
+    return nonzero.flatten(1).any(1) if stacked else nonzero.any()
