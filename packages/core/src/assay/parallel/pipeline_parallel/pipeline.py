@@ -104,6 +104,7 @@ class Pipeline:
         num, rows, length = len(batch), len(batch[0]["input_ids"]), padded["input_ids"].shape[1]
         if self.schedule.layout == "v" and num < self._num_stages:
             raise ScheduleError.too_few_micro_batches(self.schedule.name, num, self._num_stages)
+        kept = self._gradients_of_shards()
         schedule = self._built_for(num, rows, length)
         self._loss.num_step_tokens = num_step_tokens
         losses: list[Tensor] = []
@@ -112,6 +113,9 @@ class Pipeline:
         schedule.step(
             *inputs, attention_mask=padded["attention_mask"], return_outputs=False, **last
         )
+        for parameter, gradient in kept:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
         total = torch.stack([loss.detach() for loss in losses]).sum() if losses else None
         loss = torch.zeros((), device=self._device) if total is None else total.float()
         dist.all_reduce(loss, group=self._group)
@@ -204,6 +208,20 @@ class Pipeline:
             for name, parameter in stage.named_parameters():
                 if id(parameter) not in copies:
                     yield name, parameter
+
+    def _gradients_of_shards(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """The gradients so far of stages that FSDP2 has sharded.
+
+        torch 2.13 sets them to None when a stage runs for the first time, which is right only after
+        a run that infers shapes (`PipelineStage._post_metadata_inference_cleanup`).
+        """
+        return [
+            (parameter, parameter.grad)
+            for stage in self.stages.values()
+            if any(isinstance(module, FSDPModule) for module in stage.modules())
+            for parameter in stage.parameters()
+            if parameter.grad is not None
+        ]
 
     def _built_for(self, num: int, rows: int, length: int) -> _BuiltSchedule:
         """The schedule for `num` micro-batches of `rows` times `length` tokens; the last is kept.

@@ -1,13 +1,13 @@
 """Pipelines together with other ways to divide a model, and with adapters and recomputation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from assay.parallel.fsdp import shard_parameters
@@ -66,6 +66,24 @@ def test_several_sharded_stages_train_as_one_process(
     mesh: DeviceMesh, case: Case, schedule: str
 ) -> None:
     actual = train_stages(case.folder, mesh, schedule, num_stages=4)
+    assert disagreements(actual, case.expected) == []
+
+
+class _OneByOne(Pipeline):
+    """Micro-batches, which differ in length, go through alone: stages are built anew for each."""
+
+    def forward_backward(
+        self, batch: Sequence[Mapping[str, Tensor]], num_step_tokens: int
+    ) -> Tensor:
+        losses = [super(_OneByOne, self).forward_backward([one], num_step_tokens) for one in batch]
+        return torch.stack(losses).sum()
+
+
+@pytest.mark.world(pp=2, dp=2)
+def test_sharded_stages_keep_their_gradients_from_one_length_to_the_next(
+    mesh: DeviceMesh, case: Case
+) -> None:
+    actual = train_stages(case.folder, mesh, pipeline_class=_OneByOne)
     assert disagreements(actual, case.expected) == []
 
 
