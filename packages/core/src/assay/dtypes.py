@@ -25,6 +25,11 @@ class FloatFormat:
         """
         return 2.0**-self.significand_bits
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it is narrower than float32, in which mixed precision keeps weights."""
+        return self.significand_bits < FORMATS["float32"].significand_bits
+
 
 def _largest(significand_bits: int, max_exponent: int) -> float:
     return (2.0 - 2.0 ** (1 - significand_bits)) * 2.0**max_exponent

@@ -3,13 +3,14 @@
 Each class is given with `--candidate-trainer`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from assay.devices.run_string import parse_run
 from assay.training.batches import IGNORED, MicroBatch, check_batch
 from assay.training.protocol import StepReport, TrainerTraits, TrainingPlan
 from assay.training.trainers.reference import ReferenceTrainer
@@ -179,6 +180,37 @@ class StepsOnCopies(ReferenceTrainer):
                 one.copy_(copy)
 
 
+class ComputesInAutocast(ReferenceTrainer):
+    """Products are in the run's dtype; parameters, sums of gradients and moments in float32."""
+
+    features = ReferenceTrainer.features | {"mixed-precision"}
+
+    def parameter_dtype(self) -> str:
+        return "float32"
+
+    def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
+        dtype = getattr(torch, parse_run(self.plan.run).dtype)
+        with torch.autocast(self.device.torch_device, dtype):
+            return super().compute_loss(micro_batch, num_step_tokens)
+
+
+class RoundsStochastically(ReferenceTrainer):
+    """Weights of 16 bits, which an update in float32 rounds up or down by chance."""
+
+    def optimizer_step(self) -> None:
+        for one in self._trained():
+            wide = nn.Parameter(one.detach().float())
+            wide.grad = None if one.grad is None else one.grad.float()
+            step = torch.optim.AdamW([wide], lr=self.plan.learning_rate)
+            if one in self.optimizer.state:
+                step.state[wide] = _in_dtype(self.optimizer.state[one], torch.float32)
+            step.step()
+            self.optimizer.state[one] = _in_dtype(step.state[wide], one.dtype)
+            bits = wide.detach().view(torch.int32)
+            drawn = torch.randint(0, 2**16, bits.shape, dtype=torch.int32)
+            one.data.copy_(((bits + drawn) & -(2**16)).view(torch.float32))
+
+
 class HasNoOptimizerStep(ReferenceTrainer):
     """The gradients of the optimizer's step cannot be observed."""
 
@@ -192,6 +224,14 @@ class HasNoOptimizerStep(ReferenceTrainer):
         self.optimizer.step()
         self._num_steps += 1
         return StepReport(self._num_steps - 1, total, num_tokens, norm, self.plan.learning_rate)
+
+
+def _in_dtype(moments: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Moments in `dtype`; the count of steps, which has no dimensions, as it is."""
+    return {
+        name: value.clone() if value.ndim == 0 else value.to(dtype)
+        for name, value in moments.items()
+    }
 
 
 def _with_positions(

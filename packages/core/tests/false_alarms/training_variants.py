@@ -17,6 +17,7 @@ DECODERS = ("micro:llama", "micro:mistral", "micro:gemma2", "micro:mixtral")
 EAGER_ONLY = ("micro:gemma2",)  # sdpa has no soft caps
 WITH_EXPERTS = ("micro:mixtral",)
 RANK_TRAINERS = ("reference", "ddp", "fsdp")
+MIXED = ("micro:llama", "micro:mixtral")
 DIVIDED = ("micro:llama", "micro:mistral", "micro:mixtral")
 
 Mesh = tuple[tuple[str, int], ...]
@@ -131,6 +132,14 @@ def _one_process(model: str, dtype: str) -> Iterator[TrainingVariant]:
         capped = (model, dtype, name) == ("micro:gemma2", "bfloat16", "LossOfTheModel")
         known = CAPPED_BEFORE_ITS_LOSS if capped else ""
         yield TrainingVariant(model, dtype, _words(name), trainer=trainer, known=known)
+
+    if dtype != "float32" and model in MIXED:
+        yield TrainingVariant(
+            model, dtype, "computes in autocast", trainer=f"{TRAINERS}:ComputesInAutocast",
+            features=("mixed-precision",),
+        )  # fmt: skip
+        rounds = f"{TRAINERS}:RoundsStochastically"
+        yield TrainingVariant(model, dtype, "rounds stochastically", trainer=rounds)
 
 
 def _other_steps(model: str, dtype: str) -> Iterator[TrainingVariant]:

@@ -16,8 +16,6 @@ from packages.core.tests.faults.training_corpus import PLANTS, TrainingFault, tr
 from packages.core.tests.trials.tables import markdown_table, number, publish
 from packages.core.tests.trials.trial import run_all
 
-MODEL = "micro:llama"
-
 # Requirements on the whole corpus.
 SHARE_DETECTED = {"float32": 0.95, "bfloat16": 0.85}
 SHARE_LOCATED = 0.9
@@ -36,14 +34,17 @@ class Work:
         """One for all that are trained alike."""
         options = self.check.options
         kind = f"lora-{options.adapter_dropout:g}" if options.lora else "full"
-        name = f"{self.fault.dtype}-{kind}-{options.shapes}-{options.micro_batches}"
+        model = options.model.removeprefix("micro:")
+        name = f"{model}-{self.fault.dtype}-{kind}-{options.shapes}-{options.micro_batches}"
         return self.folder / name / "golden"
 
     @property
     def check(self) -> TrainCheck:
         fault = self.fault
         mesh = parse_mesh(fault.mesh) if fault.mesh else {}
-        options = TrainOptions(model=MODEL, lora=fault.lora, micro_batches=fault.micro_batches)
+        options = TrainOptions(
+            model=fault.model, lora=fault.lora, micro_batches=fault.micro_batches
+        )
         return TrainCheck(
             options_for(options, mesh),
             "cpu/float32",
@@ -51,6 +52,7 @@ class Work:
             trainer=fault.trainer,
             setup=fault.setup,
             mesh=mesh,
+            features=fault.features,
         )
 
 

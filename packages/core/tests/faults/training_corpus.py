@@ -16,11 +16,12 @@ INPUT_NORM = "model.layers.1.input_layernorm"
 
 @dataclass(frozen=True)
 class TrainingFault:
-    """A plant in the training of micro:llama.
+    """A plant in the training of a micro model.
 
     plant: FILE:NAME below `training_plants`; of trainers a class, of setups a function.
     module: where the error is made; None where it is no single module.
     mesh: as `--mesh` takes it; empty for a single process.
+    features: what the trainer is asked for, such as `mixed-precision`.
     """
 
     plant: str
@@ -31,6 +32,8 @@ class TrainingFault:
     lora: bool = False
     mesh: str = ""
     micro_batches: int = 2
+    model: str = "micro:llama"
+    features: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -70,6 +73,7 @@ def training_corpus() -> Iterator[TrainingFault]:
         _around_the_step,
         _backward,
         _recomputed,
+        _promises,
         _batch_rows,
         _others,
     )
@@ -222,6 +226,15 @@ def _recomputed() -> Iterator[TrainingFault]:
         for dtype in BOTH:
             plant = f"recomputed:{name}"
             yield TrainingFault(plant, dtype, "backward", "module-error", "model.layers.1")
+    for dtype in BOTH:
+        yield TrainingFault(
+            "recomputed:near_ties_decided_otherwise",
+            dtype,
+            "backward",
+            "module-error",
+            "model.layers.1.mlp.gate",
+            model="micro:mixtral",
+        )
 
 
 def _batch_rows() -> Iterator[TrainingFault]:
@@ -236,6 +249,24 @@ def _batch_rows() -> Iterator[TrainingFault]:
     for dtype in BOTH:
         plant = "batch_rows:StageBuiltAnew"
         yield TrainingFault(plant, dtype, "backward", "missing-reduction", mesh="pp=2")
+
+
+def _promises() -> Iterator[TrainingFault]:
+    """In float32 nothing is kept wider than it is computed."""
+    up = "model.layers.1.mlp.up_proj"
+    found: tuple[tuple[str, Phase, Diagnosis, str | None], ...] = (
+        ("NoMasterWeights", "optimizer", "optimizer-update", None),
+        ("OneLayerCast", "optimizer", "optimizer-update", "model.layers.2.mlp.gate_proj"),
+        ("WeightsRoundedAfterEachStep", "optimizer", "optimizer-update", None),
+        ("WeightsRoundedBeforeEachStep", "optimizer", "optimizer-update", None),
+        ("SecondMomentRounded", "optimizer", "optimizer-update", None),
+        ("SumsRoundedToBfloat16", "backward", "module-error", None),
+        ("SumOfOneWeightRounded", "backward", "module-error", up),
+    )
+    for name, phase, diagnosis, module in found:
+        plant = f"promises:{name}"
+        features = ("mixed-precision",)
+        yield TrainingFault(plant, "bfloat16", phase, diagnosis, module, features=features)
 
 
 def _others() -> Iterator[TrainingFault]:

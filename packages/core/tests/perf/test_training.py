@@ -32,6 +32,7 @@ from assay.training.replay.stage_recorder import StageRecorder
 from assay.training.replay.stage_replayer import StageReplayer
 from assay.training.replay.stage_values import StepValueHandler
 from assay.training.replay.step_observer import StepObserver
+from assay.training.replay.update_watch import UpdateWatch
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import OpenedTrainer
 from packages.core.tests.perf.conftest import Table
@@ -112,7 +113,9 @@ class Sides:
         )
         rows = RunRows.of_batches(self.batches)
         opened = OpenedTrainer.of(trainer, "reference")
-        observer = StepObserver(opened, handler, _NoHooks(NullHandler()), no_boundaries, rows)
+        updates = UpdateWatch(trainer, handler)
+        tracer = _NoHooks(NullHandler())
+        observer = StepObserver(opened, handler, updates, tracer, no_boundaries, rows)
         with observer.attached(), comparable(dtype, trainer.device):
             for number, batch in enumerate(self.batches):
                 observer.run_step(number, batch)

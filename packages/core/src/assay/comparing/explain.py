@@ -236,6 +236,10 @@ def _describe_limit(limit: float | None, evidence: DecidingRows) -> str:
 def _describe_noise(verdict: Verdict, row: Measurement | None) -> str:
     run = str(verdict.candidate.get("run") or "")
     dtype = run.rpartition("/")[2]
+    level = verdict.levels.get(row.level) if row and row.statistic != "trajectory-error" else None
+    if level is not None:
+        # Of what is kept in another dtype than the run computes in.
+        dtype = str((level.model_extra or {}).get("noise_dtype", dtype))
     noise = f"{dtype} noise" if dtype else "noise"
     same = _SAME.get(row.level, "of the same module") if row else "of the same place"
     if row and _floor_decided(row):

@@ -27,6 +27,10 @@ PHASE_METHODS: Mapping[Phase, str] = {
     "optimizer": "optimizer_step",
 }
 
+# The feature of a plan by which a trainer keeps in float32 what it trains: its parameters, or a copy of
+# each in the optimizer, the sums of their gradients, and the moments. It computes in the run's dtype.
+MIXED_PRECISION = "mixed-precision"
+
 # The method of a pipeline that runs forward and backward of all micro-batches of a step.
 SCHEDULE_METHOD = "run_schedule"
 
@@ -46,7 +50,7 @@ class TrainingPlan:
     max_grad_norm: the global gradient norm to which gradients are clipped.
     mesh: how many ranks each axis has, such as {"dp": 2}; empty for a single process.
     features: what is asked for beyond plain training: `lora`, `recompute`, `cpu-offload`,
-        `mixed-precision`. A trainer raises for those that it does not know.
+        `mixed-precision` (see MIXED_PRECISION). A trainer raises for those that it does not know.
     setup: FILE.py:FUNC to be called with the loaded model before anything is built around it, by
         `assay.training.set_up(model, plan.setup)`; None: nothing is to be called.
     adapter_dropout: of the adapter where `features` has `lora`.

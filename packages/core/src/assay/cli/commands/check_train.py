@@ -70,7 +70,11 @@ def train(  # noqa: PLR0913 - one for each option
         bool, typer.Option("--recompute", help="Compute activations anew in backward.")
     ] = False,
     mixed_precision: Annotated[
-        bool, typer.Option("--mixed-precision", help="Keep the trained parameters in float32.")
+        bool,
+        typer.Option(
+            "--mixed-precision",
+            help="Keep weights, moments and sums of gradients in float32, and check it.",
+        ),
     ] = False,
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter only.")] = False,
     seed: Annotated[int, typer.Option(help="Chooses texts, their lengths and random numbers.")] = 0,

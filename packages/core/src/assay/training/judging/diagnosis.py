@@ -7,10 +7,12 @@ from assay.comparing.levels import Finding
 from assay.comparing.results import PortResult
 from assay.sites import Phase
 from assay.training.judging.evidence import TrainEvidence
+from assay.training.judging.free_run import RESUMED_TRAJECTORY
 from assay.training.judging.groups import JudgedGroup
 from assay.training.judging.loss_scale import is_taken_off_by_another_factor
 from assay.training.judging.places import (
     PARAMETER_PREFIX,
+    is_bad_at_first_only,
     is_root_gradient,
     location_of,
     parameter_of,
@@ -55,7 +57,7 @@ def diagnose_replay(
         return Finding("inputs-differ", location)
     return (
         _find_untied(evidence, location)
-        or _find_other_weights(evidence, location)
+        or _find_other_weights(evidence, origin, location)
         or find_unexpectedly_trained(evidence)
         or _find_frozen(evidence, groups)
         or _diagnose_phase(evidence, groups, origin, location)
@@ -74,15 +76,41 @@ def _find_untied(evidence: TrainEvidence, location: Location) -> Finding | None:
     )
 
 
-def _find_other_weights(evidence: TrainEvidence, location: Location) -> Finding | None:
-    own = [
-        name
-        for name in evidence.report.weights_different
-        if name.rpartition(".")[0] == location.module
-    ]
+def _find_other_weights(
+    evidence: TrainEvidence, origin: FailedStage, location: Location
+) -> Finding | None:
+    different = evidence.report.weights_different
+    if location.phase == "optimizer" and location.parameter in different:
+        # Only the first of the replayed steps starts from the candidate's own weights: where no input
+        # reaches what differs, its update shows it, and no later one.
+        at_first = is_bad_at_first_only(origin.reported, evidence.rows)
+        return _weight_mismatch(location.parameter) if at_first else None
+    own = [name for name in different if name.rpartition(".")[0] == location.module]
     if not own or location.phase not in ("forward", "backward"):
         return None
     return Finding("weight-mismatch", location.model_copy(update={"parameter": own[0]}))
+
+
+def diagnose_free_run(evidence: TrainEvidence, failed: list[Judged]) -> Finding:
+    """What a free run shows that ends elsewhere, while every stage of a step is right by itself.
+
+    failed: its losses and trajectories that are over their limits; at least one.
+    """
+    if all(item.port.port.startswith(RESUMED_TRAJECTORY) for item in failed):
+        location = Location(phase="checkpoint", step=evidence.options.resume_at)
+        return Finding("checkpoint-mismatch", location)
+    elsewhere = [parameter_of(item) for item in sorted(failed, key=lambda item: -item.severity)]
+    different = evidence.report.weights_different
+    if different:
+        # Only the first of the replayed steps starts from them.
+        named = [name for name in elsewhere if name in different]
+        return _weight_mismatch((named or different)[0])
+    return Finding("optimizer-update", Location(phase="optimizer"))
+
+
+def _weight_mismatch(parameter: str) -> Finding:
+    module = parameter.rpartition(".")[0]
+    return Finding("weight-mismatch", Location(phase="forward", module=module, parameter=parameter))
 
 
 def _find_frozen(evidence: TrainEvidence, groups: dict[str, JudgedGroup]) -> Finding | None:
@@ -154,10 +182,12 @@ def _diagnose_forward(
 def _diagnose_backward(
     evidence: TrainEvidence, groups: dict[str, JudgedGroup], port: PortResult, location: Location
 ) -> Finding:
-    if _only_sums_fail(groups):
-        # Boundaries are right: what is wrong is how the micro-batches were added up.
-        alike = _all_scaled_alike(groups["stage-backward"])
-        return Finding("loss-scale" if alike else "missing-reduction", _of_no_module(location))
+    if not groups["gradients"].failed and groups["stage-backward"].failed:
+        # Boundaries are right: what is wrong is how parameters' gradients are made, or added up.
+        if _all_scaled_alike(groups["stage-backward"]):
+            return Finding("loss-scale", _of_no_module(location))
+        if wrong_sums := _wrong_sums(evidence, groups["stage-backward"]):
+            return Finding("missing-reduction", _place_of_sums(evidence, wrong_sums, location))
     if is_root_gradient(port.module, port.port, "backward"):
         return Finding("loss-scale" if _is_loss_scaled(evidence) else "module-error", location)
     if evidence.report.drew_in_backward:
@@ -214,9 +244,23 @@ def _all_scaled_alike(group: JudgedGroup) -> bool:
     return max(rests) <= _ALIKE and spread <= _ALIKE * abs(slopes[0])
 
 
-def _only_sums_fail(groups: dict[str, JudgedGroup]) -> bool:
-    """Whether gradients of most parameters are wrong, and those at the boundaries of modules not."""
-    return not groups["gradients"].failed and _most_fail(groups["stage-backward"])
+def _wrong_sums(evidence: TrainEvidence, group: JudgedGroup) -> list[str]:
+    """Parameters with a wrong gradient that is not the sum of what backward gave them, worst first.
+
+    What backward gave them is right or wrong by itself: then their module is to blame.
+    """
+    errors = evidence.report.errors_of_sums
+    wrong = {parameter_of(item) for item in group.failed}
+    lost = [name for name in wrong if not errors.get(name, 0.0) <= _LEAST_PART]
+    return sorted(lost, key=lambda name: (-errors[name], name))
+
+
+def _place_of_sums(evidence: TrainEvidence, wrong: list[str], location: Location) -> Location:
+    """The parameter whose sum is wrong; none where that of every parameter is."""
+    if len(wrong) == len(evidence.report.errors_of_sums):
+        return _of_no_module(location)
+    module = wrong[0].rpartition(".")[0]
+    return location.model_copy(update={"module": module, "parameter": wrong[0]})
 
 
 def _most_fail(group: JudgedGroup) -> bool:

@@ -13,6 +13,7 @@ from assay.metrics import PairSums
 from assay.stages import Stage
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.places import PARAMETER_PREFIX, is_made_by_loss
+from assay.training.judging.precision import noise_of_optimizer
 
 # Measurements in the order of a step: what is first of several equally bad is the place. `gradients`
 # are those at module boundaries, `stage-backward` those of parameters; the level has both.
@@ -63,6 +64,7 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
     groups: dict[str, JudgedGroup] = {}
     on_no_rank = set.intersection(*(set(report.absent) for report in evidence.reports))
     measured = {name: read_results(evidence.noise, name) for name in GROUPS}
+    measured["stage-optimizer"] = noise_of_optimizer(evidence, measured["stage-optimizer"])
     # The noise run computes nothing twice: what is computed again rounds as the first time.
     measured["recomputed"] = measured["modules"]
     least_units = {Stage("", "backward"): _unit_of_loss(measured)}

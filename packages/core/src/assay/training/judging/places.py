@@ -38,16 +38,27 @@ def measurement_of(level: str, item: Judged, rows: RunRows) -> Measurement:
 
 def first_bad_step(item: Judged, run_rows: RunRows) -> int:
     """The first step in which the error is about as large as it gets."""
+    return _bad_steps(item, run_rows)[0]
+
+
+def is_bad_at_first_only(item: Judged, run_rows: RunRows) -> bool:
+    """Whether the error is about as large as it gets in the first step, and in no later one."""
+    return _bad_steps(item, run_rows) == (0, 0)
+
+
+def _bad_steps(item: Judged, run_rows: RunRows) -> tuple[int, int]:
+    """The first and the last step in which the error is about as large as it gets."""
     first, _ = item.port.exact.first
     if item.ratio.statistic == "exact" and first >= 0:
-        return run_rows.step_of(first)
+        step = run_rows.step_of(first)
+        return step, step
     rows = RowErrors.concatenate(item.port.sums.rows)
     if rows.error.numel() == 0:
-        return 0
+        return 0, 0
     relative = torch.where(rows.error.isnan(), torch.inf, rows.relative())
-    half = float(relative.max()) / 2
+    bad = rows.prompt[relative >= float(relative.max()) / 2]
     # Rows of what no prompt owns, as rotary tables, have no number.
-    return max(0, run_rows.step_of(int(rows.prompt[(relative >= half).nonzero()[0, 0]])))
+    return max(0, run_rows.step_of(int(bad[0]))), max(0, run_rows.step_of(int(bad.max())))
 
 
 def location_of(failed: FailedStage, judged: list[Judged], rows: RunRows) -> Location:

@@ -27,13 +27,13 @@ from assay.comparing.loaded import JudgedLoad, judge_load
 from assay.errors import name_some
 from assay.sites import Phase
 from assay.training.judging.diagnosis import (
+    diagnose_free_run,
     diagnose_replay,
     find_unexpectedly_trained,
     stands_still,
 )
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.free_run import (
-    RESUMED_TRAJECTORY,
     judge_checkpoint,
     judge_losses,
     judge_trajectory,
@@ -42,6 +42,11 @@ from assay.training.judging.free_run import (
 from assay.training.judging.groups import JudgedGroup, judge_groups
 from assay.training.judging.loss_scale import is_taken_off, notes_on_scale
 from assay.training.judging.places import location_of, measurement_of
+from assay.training.judging.precision import (
+    find_broken_promise,
+    is_explained_by,
+    promises_float32,
+)
 from assay.training.judging.replicas import (
     find_unshared,
     find_wrong_masks,
@@ -73,6 +78,7 @@ _GROUPS_OF_LEVEL = {
     "gradients": ("recomputed", "gradients", "stage-backward", "stage-reduce", "stage-clip"),
     "updates": ("stage-optimizer",),
 }
+_LEVEL_OF_PROMISE: dict[Phase, str] = {"backward": "gradients", "optimizer": "updates"}
 _PHASES_OF_LEVEL: dict[str, tuple[Phase, ...]] = {
     "gradients": ("backward", "reduce", "clip"),
     "updates": ("optimizer",),
@@ -198,6 +204,8 @@ def _judge_level(
     judged = [item for group in chosen for item in group.judged if _belongs(name, item)] + extra
     compared = len({(item.port.stage, item.port.module, item.port.port) for item in judged})
     facts = {"limits_origin": evidence.limits.origin} | describe_stages_level(judged)
+    if name == "updates" and promises_float32(evidence):
+        facts["noise_dtype"] = "float32"
     outcome, reason = _outcome_of(name, chosen, judged, evidence)
     notes = [note for group in chosen if name != "inputs" for note in group.notes]
     notes += _hidden_phases(name, evidence.report)
@@ -265,6 +273,9 @@ def _reported_problem(level: str, evidence: TrainEvidence) -> str | None:
         return find_unshared(evidence)
     if level == "activations" and (masks := find_wrong_masks(evidence)):
         return masks.reason
+    promise = find_broken_promise(evidence)
+    if promise and level == _LEVEL_OF_PROMISE[promise.location.phase]:
+        return promise.reason
     if level == "updates" and report.unexpectedly_trained:
         return f"trained, and should not be: {name_some(report.unexpectedly_trained)}"
     if level == "activations" and report.adapter_start:
@@ -287,7 +298,10 @@ def _decide(
     """What the verdict is about; `free`: what has failed of the free run."""
     if find_unshared(evidence):
         return _Decision(Finding("inputs-differ", Location(phase="inputs")), None)
-    origin = find_origin(ranked)
+    origin, promise = find_origin(ranked), find_broken_promise(evidence)
+    if promise and (origin is None or is_explained_by(origin.stage.phase, promise)):
+        reported = _reported_at(promise.location, groups, origin) if origin else None
+        return _Decision(promise, reported)
     if origin is not None:
         finding = diagnose_replay(evidence, groups, origin)
         return _Decision(finding, _reported_at(finding.location, groups, origin))
@@ -295,12 +309,7 @@ def _decide(
         return _Decision(reported, None)
     if not free:
         return _Decision(None, None)
-    # Every stage of a step is right by itself: something else changes what is trained.
-    finding = Finding("optimizer-update", Location(phase="optimizer"))
-    if all(item.port.port.startswith(RESUMED_TRAJECTORY) for item in free):
-        location = Location(phase="checkpoint", step=evidence.options.resume_at)
-        finding = Finding("checkpoint-mismatch", location)
-    return _Decision(finding, free[0])
+    return _Decision(diagnose_free_run(evidence, free), free[0])
 
 
 def _find_in_reports(evidence: TrainEvidence) -> Finding | None:

@@ -153,6 +153,11 @@ class _Candidate:
             absent=sorted(complete["model"].keys() - initial["model"].keys()),
             not_loaded=not_loaded,
             adapter_start=adapter_start,
+            errors_of_sums=steps.sums.errors,
+            sharded_gradients=steps.sums.num_sharded,
+            narrow_gradients=steps.sums.num_narrow,
+            updates_expected=steps.moved.num_expected,
+            updates_made=steps.moved.num_moved,
             dropout_masks=opened.traits.dropout_masks,
             logit_gradients=[
                 LogitGradientScale.model_validate(asdict(row)) for row in steps.scales
@@ -202,10 +207,12 @@ class _Candidate:
         if self._rank is None:
             return None
         axes, mesh, traits = self._rank.axes, self._rank.mesh, opened.traits
-        reduces = axes.get("dp", 1) > 1 and "reduce" not in opened.invisible_phases
+        over_ranks = PartialSums(mesh.get_group("dp")) if axes.get("dp", 1) > 1 else None
+        reduces = "reduce" not in opened.invisible_phases
         held = frozenset(unwrapped_path(path) for path, _ in opened.trainer.model.named_modules())
         return RankView(
-            PartialSums(mesh.get_group("dp")) if reduces else None,
+            over_ranks if reduces else None,
+            over_ranks if not reduces else None,
             traits.layout,
             held if traits.partial_modules else None,
             traits.partial_modules,

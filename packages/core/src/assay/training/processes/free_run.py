@@ -14,15 +14,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from assay.devices.run_string import parse_run
+from assay.dtypes import float_format
 from assay.errors import AssayError
 from assay.models import load_model
 from assay.sites import unwrapped_path
 from assay.training.batches import MicroBatch, copied
-from assay.training.processes.requests import CandidateRequest, FreeRun, StepRecord
+from assay.training.processes.requests import (
+    CandidateRequest,
+    FreeRun,
+    KeptPrecision,
+    StepRecord,
+)
+from assay.training.protocol import MIXED_PRECISION
 from assay.training.replay.dropout import masks_observed
 from assay.training.state.files import fingerprint, hash_value
 from assay.training.state.generators import DrawnGenerators
 from assay.training.state.parameters import named_parameters
+from assay.training.state.precision import find_kept_narrow, rounded_weights
 from assay.training.state.records import HeldPart, StateValue
 from assay.training.state.sharding import coordinates_of, local_part, whole
 from assay.training.state.states import State, inject_state, plain_name
@@ -100,7 +109,7 @@ def run_freely(
             _read_back(opened, folder / MODEL_FOLDER, request, run)
         except (AssayError, OSError, ValueError) as error:
             run.problem = f"the model in the checkpoint cannot be read: {error}"
-    with _masks_noted(opened, run.masks):
+    with _masks_noted(opened, run.masks), _precision_noted(opened, start, request, run):
         run.steps += _train(opened, batches[resume_at:], run.held, drawn)
     end, generators_end = _hash_parts(trainer), drawn.hashes()
     run.trajectory = trajectory_of(trainer.model, golden_end)
@@ -134,6 +143,26 @@ def run_freely(
     run.resumed_trajectory = trajectory_of(resumed.trainer.model, golden_end)
     resumed.trainer.teardown()
     return run
+
+
+@contextmanager
+def _precision_noted(
+    opened: OpenedTrainer, start: State, request: CandidateRequest, run: FreeRun
+) -> Iterator[None]:
+    """Note in `run` in which precision the steps inside keep what they train, where one is promised."""
+    dtype = parse_run(request.candidate).dtype
+    if MIXED_PRECISION not in request.features or not float_format(dtype).is_narrow:
+        yield
+        return
+    with rounded_weights(opened.trainer, start["model"], getattr(torch, dtype)) as rounded:
+        yield
+    narrow = find_kept_narrow(opened.trainer)
+    run.kept = KeptPrecision(
+        parameters=narrow.parameters,
+        copied=narrow.copied,
+        moments=narrow.moments,
+        rounded=rounded,
+    )
 
 
 @contextmanager

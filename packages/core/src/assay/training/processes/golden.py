@@ -13,6 +13,8 @@ from assay.training.state.states import (
 )
 
 NOISE, POINTWISE, UNTRAINED = "noise", "pointwise", "untrained"
+# In the noise run's trace: what an optimizer that is kept in float32 rounds, see optimizer_noise.py.
+OPTIMIZER_IN_FLOAT32 = "stage-optimizer-in-float32"
 
 Batches = Sequence[Sequence[MicroBatch]]
 

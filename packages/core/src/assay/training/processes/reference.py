@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from assay.comparing.stored_results import attach_results
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
+from assay.dtypes import float_format
 from assay.errors import UsageError
 from assay.hooks.boundary import Boundary
 from assay.hooks.gradient_taps import GradientTaps
@@ -26,6 +28,7 @@ from assay.trace import TraceWriter
 from assay.training.batches import MicroBatch
 from assay.training.processes.golden import (
     NOISE,
+    OPTIMIZER_IN_FLOAT32,
     POINTWISE,
     UNTRAINED,
     Batches,
@@ -33,6 +36,7 @@ from assay.training.processes.golden import (
     read_golden_state,
     state_file,
 )
+from assay.training.processes.optimizer_noise import measure_in_float32
 from assay.training.processes.requests import ReferenceReport, ReferenceRequest
 from assay.training.protocol import StepReport, TrainingPlan
 from assay.training.replay.conditions import comparable, keep_no_cache
@@ -40,6 +44,7 @@ from assay.training.replay.replayed_steps import TRACE, ReplayedModel, ReplayedS
 from assay.training.replay.run_rows import RunRows, count_rows
 from assay.training.replay.stage_recorder import StageRecorder
 from assay.training.replay.step_observer import StepObserver
+from assay.training.replay.update_watch import UpdateWatch
 from assay.training.state.files import write_state
 from assay.training.state.parameters import named_parameters, untrained_values
 from assay.training.state.states import (
@@ -186,9 +191,10 @@ class _Side:
             gradients = GradientTaps(recorder, GradientRecorder(writer, self.boundary))
             handler = StageRecorder(writer, self.boundary)
             opened = OpenedTrainer.of(self.trainer, "reference")
-            observer = StepObserver(
-                opened, handler, ModuleTracer(gradients), gradients, RunRows.of_batches(batches)
-            )
+            updates = UpdateWatch(self.trainer, handler)
+            rows = RunRows.of_batches(batches)
+            tracer = ModuleTracer(gradients)
+            observer = StepObserver(opened, handler, updates, tracer, gradients, rows)
             with observer.attached(), comparable(self._dtype, self._device):
                 for step, batch in enumerate(batches):
                     inject_state(self.trainer, state, self._device.torch_device)
@@ -215,6 +221,9 @@ class _Side:
                 observer.run_step(step, batch)
         with TraceWriter(folder / NOISE, {"kind": "training-noise"}) as writer:
             observer.write(writer)
+            if float_format(self._request.dtype).is_narrow:
+                kept = measure_in_float32(folder, self._request.options, rows, self.boundary)
+                attach_results(writer, OPTIMIZER_IN_FLOAT32, kept)
             writer.attach_json(POINTWISE, sorted(pointwise))
             writer.attach_json(UNTRAINED, sorted(untrained_values(self.trainer.model)))
 

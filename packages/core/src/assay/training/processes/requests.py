@@ -119,6 +119,21 @@ class StepRecord(Record):
     grad_norm: Number
 
 
+class KeptPrecision(Record):
+    """What a run under mixed precision keeps in less than float32.
+
+    parameters: trained ones in a narrower dtype, of which the optimizer has no wider copy; copied:
+        those of which it has one.
+    moments: name of the parameter and of the moment.
+    rounded: parameters in float32 that something rounds between two steps.
+    """
+
+    parameters: list[str] = Field(default_factory=list)
+    copied: list[str] = Field(default_factory=list)
+    moments: list[str] = Field(default_factory=list)
+    rounded: list[str] = Field(default_factory=list)
+
+
 class FreeRun(Record):
     """A run of which nothing is replaced, and its resumption from the checkpoint in the middle.
 
@@ -134,6 +149,7 @@ class FreeRun(Record):
     masks: of each micro-batch a hash of the generator's state at its first mask of dropout.
     ended_otherwise: what the resumed run holds after its last step that is not the uninterrupted
         run's.
+    kept: in which precision it keeps what it trains; None where none is promised.
     """
 
     steps: list[StepRecord] = Field(default_factory=list)
@@ -152,6 +168,7 @@ class FreeRun(Record):
     notes: list[str] = Field(default_factory=list)
     generators_compared: bool = False
     held: list[list[tuple[HeldPart, str]]] = Field(default_factory=list)
+    kept: KeptPrecision | None = None
 
 
 class ReferenceReport(Record):
@@ -197,6 +214,13 @@ class CandidateReport(Record):
     unmeasured: ports of its modules that it declares to have other values, without effect.
     absent: parameters and buffers of the model that this process does not have.
     adapter_start: parameters of an adapter that do not start as an adapter does.
+    errors_of_sums: by parameter how far its gradient is, after the last backward pass of a step, from
+        the sum of what these passes gave it: relative to the root of the squares of what was summed.
+        Parameters of which that cannot be seen are not among them.
+    sharded_gradients: elements of gradients that are not among them as they are sharded, not zero;
+        narrow_gradients: those that lose nothing in the run's dtype.
+    updates_expected: elements that the reference's updates change; updates_made: those of them that
+        updates here change too.
     dropout_masks: what the trainer declares of masks on ranks of dp, see TrainerTraits.
     scaled_steps: the steps of the second replay, which a trainer is given that scales its loss by
         one factor; empty where there was none.
@@ -221,6 +245,11 @@ class CandidateReport(Record):
     unmeasured: list[str] = Field(default_factory=list)
     absent: list[str] = Field(default_factory=list)
     adapter_start: list[str] = Field(default_factory=list)
+    errors_of_sums: dict[str, Number] = Field(default_factory=dict)
+    sharded_gradients: int = 0
+    narrow_gradients: int = 0
+    updates_expected: int = 0
+    updates_made: int = 0
     dropout_masks: Literal["own", "shared"] | None = None
     scaled_steps: list["ScaledStepRecord"] = Field(default_factory=list)
 

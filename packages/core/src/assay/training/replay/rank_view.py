@@ -16,6 +16,7 @@ class RankView:
 
     partial: gradients before their reduction, of which every rank has a part; None where the
         gradients that are observed are whole.
+    summed_by_backward: the ranks over which backward itself adds gradients up; None where it does not.
     layout: tensors at module boundaries; None where every rank has whole ones.
     modules: paths of those that this rank has; None for all.
     partial_modules: modules of which it has only some children.
@@ -24,6 +25,7 @@ class RankView:
     """
 
     partial: PartialSums | None = None
+    summed_by_backward: PartialSums | None = None
     layout: RankLayout | None = None
     modules: frozenset[str] | None = None
     partial_modules: frozenset[str] = frozenset()

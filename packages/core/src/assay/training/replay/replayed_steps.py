@@ -11,11 +11,13 @@ from assay.locating.gradients import GradientReplayer
 from assay.locating.loss_scale import GradientScale, LossScale
 from assay.locating.modules import Replayer
 from assay.trace import Trace, TraceWriter
+from assay.training.replay.gradient_sums import GradientSums
 from assay.training.replay.rank_view import RankView
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_replayer import StageReplayer
 from assay.training.replay.stage_values import PHASES
 from assay.training.replay.step_observer import StepObserver
+from assay.training.replay.update_watch import UpdateWatch
 from assay.training.trainers.registry import OpenedTrainer
 
 TRACE = "trace"
@@ -39,6 +41,8 @@ class ReplayedSteps:
     """A trainer that is measured against a golden, whose values are injected into every stage.
 
     Inside of `attached()`, `run_step` makes one step; `write` comes after the last one.
+
+    sums: how gradients were added up; moved: what the updates changed.
     """
 
     def __init__(
@@ -61,17 +65,22 @@ class ReplayedSteps:
             self._replayer.partial_modules = rank_view.partial_modules
             self._replayer.unmeasured = self._gradients.unmeasured = rank_view.unmeasured
             self._handler.is_own = rank_view.is_own_value
+        over_ranks = None if rank_view is None else rank_view.summed_by_backward
+        self.sums = GradientSums(boundary.rounded, over_ranks)
         taps = GradientTaps(self._replayer, self._gradients)
+        updates = UpdateWatch(opened.trainer, self._handler, model.untrained)
+        self.moved = updates.moved
         self._observer = StepObserver(
             opened,
             self._handler,
+            updates,
             ModuleTracer(taps),
             taps,
             rows,
             self._replayer,
             rank_view,
-            model.untrained,
             loss_scale,
+            self.sums,
         )
         self.attached = self._observer.attached
         self.run_step = self._observer.run_step

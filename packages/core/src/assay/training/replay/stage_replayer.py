@@ -74,6 +74,11 @@ class StageReplayer:
             result.sums.add_later(*pair, rows, torch.full_like(rows, -1))
             return self.boundary.injected(expected, value.dtype).to(value.device)
 
+    def injected(self, address: ValueAddress, dtype: torch.dtype) -> Tensor | None:
+        """The reference's value for the next phase, in `dtype`; None where it has none."""
+        expected = self.find(address)
+        return None if expected is None else self.boundary.injected(expected, dtype)
+
     def observe_state(self, name: str, state: Tensor) -> Tensor:
         """Return the reference's state."""
         kept = self._values.states.get(name)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Concatenate
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,24 +21,20 @@ from assay.sites import Phase
 from assay.stages import Stage
 from assay.training.batches import MicroBatch, copied
 from assay.training.protocol import PHASE_METHODS, SCHEDULE_METHOD, StepReport
+from assay.training.replay.gradient_sums import GradientSums
 from assay.training.replay.rank_view import RankView
 from assay.training.replay.run_rows import RunRows
-from assay.training.replay.stage_values import COUNT, StepValueHandler, ValueAddress
-from assay.training.state.files import fingerprint
-from assay.training.state.parameters import NamedParameter, named_parameters, untrained_values
-from assay.training.state.sharding import PartialSums, local_part, put, whole
+from assay.training.replay.stage_values import StepValueHandler, ValueAddress
+from assay.training.replay.update_watch import UpdateWatch, address_of
+from assay.training.state.parameters import named_parameters
+from assay.training.state.sharding import PartialSums, put, whole
 from assay.training.trainers.registry import OpenedTrainer
+
+P, R = ParamSpec("P"), TypeVar("R")
+Norm = TypeVar("Norm", bound="Tensor | float")
 
 # A wrapper of a method: it is given the method and its arguments.
 _Wrapper = Callable[Concatenate[Callable[..., Any], ...], object]
-
-
-def address_of(item: NamedParameter, phase: Phase, what: str) -> ValueAddress:
-    """Where a value of a parameter stands; `what` is such as "gradient" or "update"."""
-    dtype = str(item.tensor.dtype).removeprefix("torch.")
-    short = item.name.removeprefix(item.module).removeprefix(".")
-    kind = item.kind if what == "gradient" and phase == "backward" else ""
-    return ValueAddress(Stage(item.module, phase), f"{what}.{short}", 0, kind, dtype)
 
 
 @dataclass
@@ -48,9 +44,9 @@ class StepObserver:
     replayer: measures at module boundaries, and gets the number of each micro-batch; None while a
         golden is recorded.
     rank_view: what the other ranks have of each step; None for a single process.
-    untrained: buffers and frozen parameters, of which as many must change as in the reference; None
-        for all.
     loss_scale: of a trainer that scales its loss; None where a factor is an error.
+    sums: compares the gradients that backward leaves with what it gave; None while a golden is
+        recorded.
     seen: phases whose method was called.
     micro_batches_run: step and number of every micro-batch that this process ran.
     drew_in_backward: whether a backward pass left the generator in another state than before.
@@ -58,13 +54,14 @@ class StepObserver:
 
     opened: OpenedTrainer
     handler: StepValueHandler
+    updates: UpdateWatch
     tracer: ModuleTracer
     gradients: GradientTaps
     rows: RunRows
     replayer: Replayer | None = None
     rank_view: RankView | None = None
-    untrained: frozenset[str] | None = None
     loss_scale: LossScale | None = None
+    sums: GradientSums | None = None
     seen: set[Phase] = field(default_factory=set)
     micro_batches_run: list[tuple[int, int]] = field(default_factory=list)
     drew_in_backward: bool = False
@@ -72,8 +69,6 @@ class StepObserver:
     _batch: Sequence[MicroBatch] = ()
     _injected_phase: Phase = "forward"
     _losses: list[tuple[int, Tensor]] = field(default_factory=list)
-    _before: dict[str, Tensor] = field(default_factory=dict)
-    _after: list[tuple[NamedParameter, Tensor, dict[str, str]]] = field(default_factory=list)
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -115,9 +110,9 @@ class StepObserver:
         self.handler.begin_step(step)
         if self.loss_scale is not None:
             self.loss_scale.begin_step()
-        with suspended_modes():
-            self._before = {item.name: _copy(item.tensor) for item in self._trainable()}
-            untrained = self._hash_untrained()
+        self.updates.begin_step()
+        if self.sums is not None:
+            self.sums.begin_step(self.updates.trained())
         report = self.opened.trainer.step(copied(batch))
         self._observe_gradients("backward")
         with suspended_modes():
@@ -125,18 +120,7 @@ class StepObserver:
             if "clip" in self.opened.invisible_phases:
                 self._note_norm(torch.tensor([[report.grad_norm]]))
             self.gradients.handler.finish_backward()
-            for item, value, moments in self._after:
-                # Only the optimizer may change a trained parameter or its moments.
-                changed = torch.count_nonzero(whole(item.tensor.detach()) != value).cpu()
-                changed += _num_unequal(moments, self._hash_moments(item.tensor))
-                self.handler.observe(
-                    address_of(item, "optimizer", "changed-later"), changed.reshape(1)
-                )
-            self._after.clear()
-            self._before.clear()
-            address = ValueAddress(Stage("", "optimizer"), "changed-untrained")
-            changed = torch.tensor([_num_unequal(untrained, self._hash_untrained())])
-            self.handler.observe(address, changed)
+        self.updates.end_step()
         self.handler.end_step()
         return report
 
@@ -218,13 +202,13 @@ class StepObserver:
         single = Timeline.of_call(ids, batch.get("attention_mask"))
         return Timeline(self.rows.of_micro_batch(self._step, index, len(ids)), single.positions)
 
-    def _backward(self, original: Callable[..., Any], *args: object, **kwargs: object) -> object:
+    def _backward(self, original: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.seen.add("backward")
         before = torch.get_rng_state()
         self.tracer.recomputing = True
         try:
             with self.tracer.unpaused():
-                result: object = original(*args, **kwargs)
+                result = original(*args, **kwargs)
         finally:
             self.tracer.recomputing = False
         with suspended_modes():
@@ -258,17 +242,17 @@ class StepObserver:
             self.gradients.handler.finish_backward()
         return result
 
-    def _reduce(self, original: Callable[..., Any], *args: object, **kwargs: object) -> object:
+    def _reduce(self, original: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.seen.add("reduce")
         self._observe_gradients("backward")
-        result: object = original(*args, **kwargs)
+        result = original(*args, **kwargs)
         self._observe_gradients("reduce")
         return result
 
-    def _clip(self, original: Callable[..., Any], *args: object, **kwargs: object) -> object:
+    def _clip(self, original: Callable[P, Norm], *args: P.args, **kwargs: P.kwargs) -> Norm:
         self.seen.add("clip")
         self._observe_gradients("backward")
-        norm: Tensor | float = original(*args, **kwargs)
+        norm = original(*args, **kwargs)
         if "clip" in self._late:
             return norm
         with suspended_modes():
@@ -290,27 +274,12 @@ class StepObserver:
     def _address_of_norm(self) -> ValueAddress:
         return ValueAddress(Stage("", "clip"), "norm", dtype=self._dtype)
 
-    def _optimize(self, original: Callable[..., Any], *args: object, **kwargs: object) -> object:
+    def _optimize(self, original: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.seen.add("optimizer")
         self._observe_gradients("backward")
-        with suspended_modes():
-            parameters = self._trainable()
-        result: object = original(*args, **kwargs)
-        with suspended_modes():
-            states = self.opened.trainer.optimizer.state
-            self._after = [
-                (item, _copy(item.tensor), self._hash_moments(item.tensor)) for item in parameters
-            ]
-            for item, new, _ in self._after:
-                # From the start of the step: whatever changes it on the way is in the update.
-                update = new.double() - self._before[item.name].double()
-                self.handler.observe(address_of(item, "optimizer", "update"), update)
-                for name, value in states.get(item.tensor, {}).items():
-                    if isinstance(value, Tensor) and value.ndim:
-                        self.handler.observe(address_of(item, "optimizer", name), whole(value))
-                    elif isinstance(value, Tensor | int | float):
-                        count = torch.tensor([round(float(value))])
-                        self.handler.observe(address_of(item, "optimizer", f"{COUNT}{name}"), count)
+        parameters = self.updates.trained()
+        result = original(*args, **kwargs)
+        self.updates.observe_updates(parameters)
         return result
 
     @property
@@ -326,28 +295,6 @@ class StepObserver:
         first = next(p for p in self.opened.trainer.model.parameters() if p.is_floating_point())
         return str(first.dtype).removeprefix("torch.")
 
-    def _trainable(self) -> list[NamedParameter]:
-        return [
-            item
-            for item in named_parameters(self.opened.trainer.model)
-            if item.tensor.requires_grad
-        ]
-
-    def _hash_moments(self, parameter: Tensor) -> dict[str, str]:
-        kept = self.opened.trainer.optimizer.state.get(parameter, {})
-        return fingerprint({name: _local(value) for name, value in kept.items()})
-
-    def _hash_untrained(self) -> dict[str, str]:
-        """Of what the reference does not train: counters of a trainer's own may count."""
-        values = untrained_values(self.opened.trainer.model)
-        return fingerprint(
-            {
-                name: _local(value.detach())
-                for name, value in values.items()
-                if self.untrained is None or name in self.untrained
-            }
-        )
-
     def _observe_gradients(self, phase: Phase) -> None:
         """Observe all gradients after `phase`, once in a step, and inject the reference's."""
         order = list(PHASE_METHODS)
@@ -355,6 +302,8 @@ class StepObserver:
             return
         self._injected_phase = phase
         with suspended_modes():
+            if phase == "backward" and self.sums is not None:
+                self.sums.compare(self.updates.trained())
             factor = self._find_factor(phase)
             wanted = {
                 (address.stage.module, address.port) for address in self.handler.expected(phase)
@@ -396,18 +345,6 @@ class StepObserver:
                 pairs.append((value if sums is None else sums.total(value), expected))
         self.loss_scale.end_phase(phase, pairs)
         return self.loss_scale.of_gradients
-
-
-def _copy(parameter: Tensor) -> Tensor:
-    return whole(parameter.detach()).clone()
-
-
-def _local(value: object) -> object:
-    return local_part(value) if isinstance(value, Tensor) else value
-
-
-def _num_unequal(before: Mapping[str, str], after: Mapping[str, str]) -> int:
-    return sum(before.get(name) != after.get(name) for name in before.keys() | after.keys())
 
 
 def _described(value: object) -> str:

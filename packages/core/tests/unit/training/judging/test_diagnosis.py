@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 from torch import Tensor
 
 from assay.training.processes.requests import LogitGradientScale
@@ -19,14 +20,17 @@ from packages.core.tests.unit.training.judging.evidence_by_hand import (
     boundary,
     diagnosed,
     evidence,
+    free_run,
     from_step,
     gradient,
+    judged,
     measured,
     output,
     report,
     rounding,
     step_results,
     times,
+    trajectory,
     update,
 )
 
@@ -87,6 +91,38 @@ def test_other_weights_explain_nothing_of_other_modules_and_phases(
     finding = diagnosed(evidence(step_results({place: WRONG}), reports=different))
 
     assert finding.diagnosis == diagnosis
+
+
+def test_weights_that_show_in_the_first_update_alone_differed_before_it() -> None:
+    at_first = torch.cat([WRONG[:1], rounding()[1:]])
+    changed = step_results({update("b"): at_first})
+
+    different = diagnosed(evidence(changed, reports=report(weights_different=["b.weight"])))
+    others = diagnosed(evidence(changed, reports=report(weights_different=["a.weight"])))
+
+    assert (different.diagnosis, different.location.phase) == ("weight-mismatch", "forward")
+    assert (different.location.module, different.location.parameter) == ("b", "b.weight")
+    assert others.diagnosis == "optimizer-update"
+
+
+@pytest.mark.parametrize(
+    ("different", "diagnosis", "parameter"),
+    [
+        ([], "optimizer-update", None),
+        (["a.weight", "b.weight"], "weight-mismatch", "b.weight"),
+        (["tokens.weight"], "weight-mismatch", "tokens.weight"),
+    ],
+)
+def test_run_that_ends_elsewhere_from_other_weights_is_no_matter_of_updates(
+    different: list[str], diagnosis: str, parameter: str | None
+) -> None:
+    free = free_run(trajectory=trajectory(b=64 * UNIT), resumed_trajectory=trajectory(b=64 * UNIT))
+
+    verdict = judged(step_results(), reports=report(free, weights_different=different))
+
+    assert verdict.diagnosis == diagnosis
+    assert verdict.location is not None
+    assert verdict.location.parameter == parameter
 
 
 @pytest.mark.parametrize("place", [output("b"), gradient("a"), update("a")])
@@ -256,11 +292,47 @@ def test_sums_that_are_all_wrong_by_one_factor_are_a_scale_of_the_loss() -> None
 def test_sums_that_are_wrong_by_more_than_one_factor_lack_a_part(
     errors: tuple[Tensor, ...],
 ) -> None:
-    assert reported(gradients(*errors)) == ("missing-reduction", None, None)
+    lost = dict.fromkeys(("a.weight", "norm.weight", "b.weight"), 0.5)
+
+    assert summed(gradients(*errors), lost) == ("missing-reduction", None)
 
 
-def test_sum_that_is_wrong_in_one_module_of_three_is_that_module_s() -> None:
-    assert reported(gradients(times(0.5))) == ("module-error", "a", "a.weight")
+# As a rounded sum, and one that lacks a part, are off.
+ROUNDED, LOST = UNIT, 0.5
+
+
+@pytest.mark.parametrize("wrong", [("a",), ("a", "norm"), ("a", "norm", "b")])
+def test_what_is_wrong_of_any_number_of_gradients_is_decided_by_their_sums(
+    wrong: tuple[str, ...],
+) -> None:
+    changed = {gradient(module): WRONG for module in wrong}
+    right = {f"{module}.weight": ROUNDED for module in KINDS}
+    lost = right | {f"{module}.weight": LOST for module in wrong}
+
+    # Each sum is of what backward gave: then backward gives something else.
+    assert summed(changed, right)[0] == "module-error"
+    everywhere = len(wrong) == len(KINDS)
+    assert summed(changed, lost) == ("missing-reduction", None if everywhere else "a.weight")
+
+
+def test_sum_of_another_parameter_explains_no_gradient() -> None:
+    right = {f"{module}.weight": ROUNDED for module in KINDS}
+
+    assert summed({gradient("a"): WRONG}, right | {"b.weight": LOST}) == (
+        "module-error",
+        "a.weight",
+    )
+
+
+def test_gradients_of_which_no_sum_was_seen_are_their_module_s() -> None:
+    assert summed(gradients(WRONG, WRONG, WRONG), {})[0] == "module-error"
+
+
+def summed(changed: Changed, errors_of_sums: dict[str, float]) -> tuple[str, str | None]:
+    """Diagnosis and parameter, where `.grad` is so far from the sum of what backward gave."""
+    reports = report(errors_of_sums=errors_of_sums)
+    finding = diagnosed(evidence(step_results(changed), reports=reports))
+    return finding.diagnosis, finding.location.parameter
 
 
 def test_wrong_sums_with_a_wrong_boundary_are_located_at_the_boundary() -> None:

@@ -1,0 +1,75 @@
+"""AdamW in float32, measured against a golden that was recorded in float64."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from assay.hooks.boundary import Boundary
+from assay.stages import Stage
+from assay.trace import TraceWriter
+from assay.training.processes.golden import state_file
+from assay.training.processes.optimizer_noise import measure_in_float32
+from assay.training.processes.requests import TrainOptions
+from assay.training.replay.replayed_steps import TRACE
+from assay.training.replay.run_rows import RunRows
+from assay.training.replay.stage_recorder import StageRecorder
+from assay.training.replay.stage_values import ValueAddress
+from assay.training.replay.update_watch import observe_update
+from assay.training.state.files import write_state
+from assay.training.state.parameters import NamedParameter
+
+BOUNDARY = Boundary.exact_inputs_for(torch.bfloat16)
+OPTIONS = TrainOptions(model="micro:llama", steps=2, resume_at=1, learning_rate=1e-2)
+UNIT = 2.0**-24
+
+
+def rounded(value: Tensor) -> Tensor:
+    return value.bfloat16().to(value.dtype)
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Path:
+    """Two steps of one weight by AdamW in float64, each from a state that bfloat16 can hold."""
+    torch.manual_seed(0)
+    weight = nn.Parameter(rounded(torch.randn(8, 16, dtype=torch.float64)))
+    item = NamedParameter("norm.weight", "norm", "", weight)
+    optimizer = torch.optim.AdamW([weight], lr=OPTIONS.learning_rate)
+    with TraceWriter(tmp_path / TRACE, {}) as writer:
+        handler = StageRecorder(writer, BOUNDARY)
+        for step in range(OPTIONS.steps):
+            moments = {
+                name: value if value.ndim == 0 else rounded(value)
+                for name, value in optimizer.state[weight].items()
+            }
+            state = {"model": {"norm.weight": weight.detach()}, "trainable": ["norm.weight"]}
+            kept = {"norm.weight": moments} if moments else {}
+            write_state(state_file(tmp_path, step), state | {"moments": kept, "generators": {}})
+            optimizer.state[weight].update(moments)
+            handler.begin_step(step)
+            address = ValueAddress(Stage("norm", "clip"), "gradient.weight")
+            weight.grad = handler.observe(address, torch.randn(8, 16, dtype=torch.float64))
+            before = weight.detach().clone()
+            optimizer.step()
+            observe_update(handler, item, weight.detach() - before, optimizer.state[weight])
+            handler.end_step()
+            weight.data = rounded(weight.data)
+    return tmp_path
+
+
+def test_step_in_float32_is_off_by_the_rounding_of_float32(golden: Path) -> None:
+    rows = RunRows.of_counts([[2], [2]])
+
+    results = measure_in_float32(golden, OPTIONS, rows, BOUNDARY)
+
+    errors = {port: result.sums.relative_error for (_, port), result in results.ports.items()}
+    assert errors.keys() == {
+        "update.weight", "exp_avg.weight", "exp_avg_sq.weight", "count-step.weight"
+    }  # fmt: skip
+    assert errors["exp_avg.weight"] < 4 * UNIT
+    assert errors["exp_avg_sq.weight"] < 4 * UNIT
+    # An update of about 0.01 is a difference of weights of about 1: a hundred times their rounding.
+    assert UNIT < errors["update.weight"] < 400 * UNIT
+    assert results.ports["norm", "count-step.weight"].exact.num_different == 0
+    assert {result.dtype for result in results.ports.values()} >= {"float32"}

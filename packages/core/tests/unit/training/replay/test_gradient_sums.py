@@ -1,0 +1,89 @@
+"""What backward passes give a parameter, beside the sum that a trainer makes of it."""
+
+import pytest
+import torch
+from torch import nn
+
+from assay.training.replay.gradient_sums import GradientSums
+from assay.training.state.parameters import NamedParameter
+
+UNIT = 2.0**-24
+
+
+def weights() -> list[NamedParameter]:
+    torch.manual_seed(0)
+    return [
+        NamedParameter(name, "", "", nn.Parameter(torch.randn(64))) for name in ("first", "second")
+    ]
+
+
+def give(parameters: list[NamedParameter], factor: float) -> None:
+    """One backward pass."""
+    generator = torch.Generator().manual_seed(int(100 * factor))
+    for item in parameters:
+        (item.tensor * torch.randn(64, generator=generator) * factor).sum().backward()
+
+
+def test_sum_of_all_backward_passes_is_right_to_its_own_rounding() -> None:
+    parameters, sums = weights(), GradientSums()
+
+    for _ in range(2):  # steps
+        sums.begin_step(parameters)
+        for item in parameters:
+            item.tensor.grad = None
+        for factor in (0.5, 1.0, 0.25):
+            give(parameters, factor)
+        sums.compare(parameters)
+
+    assert sums.errors.keys() == {"first", "second"}
+    assert max(sums.errors.values()) <= 4 * 3 * UNIT
+
+
+def test_sum_without_one_of_two_equal_parts_is_off_by_the_root_of_a_half() -> None:
+    parameters, sums = weights(), GradientSums()
+
+    sums.begin_step(parameters)
+    give(parameters, 1.0)
+    parameters[1].tensor.grad = None
+    give(parameters, 1.0)
+    sums.compare(parameters)
+
+    # |g| is missing, and the root of the squares is |g| * sqrt(2).
+    assert sums.errors == {"first": 0.0, "second": pytest.approx(0.5**0.5, rel=1e-6)}
+
+
+def test_sum_that_is_rounded_to_16_bits_is_off_by_their_rounding() -> None:
+    parameters, sums = weights(), GradientSums()
+
+    sums.begin_step(parameters)
+    for factor in (0.5, 1.0):
+        give(parameters, factor)
+        gradient = parameters[0].tensor.grad
+        assert gradient is not None
+        gradient.copy_(gradient.bfloat16())
+    sums.compare(parameters)
+
+    # Rounding to nearest is off by up to a unit, 2**-8, and by its third part in the mean of squares.
+    assert 2.0**-11 < sums.errors["first"] < 2.0**-8
+    assert sums.errors["second"] <= 4 * 2 * UNIT
+
+
+def test_what_is_given_after_the_comparison_counts_for_no_step() -> None:
+    parameters, sums = weights(), GradientSums()
+
+    sums.begin_step(parameters)
+    give(parameters, 1.0)
+    sums.compare(parameters)
+    give(parameters, 1.0)
+
+    assert max(sums.errors.values()) == 0.0
+
+
+def test_parameter_without_any_gradient_has_no_sum() -> None:
+    parameters, sums = weights(), GradientSums()
+
+    sums.begin_step(parameters)
+    give(parameters[:1], 1.0)
+    sums.compare(parameters)
+
+    assert sums.errors == {"first": 0.0}
