@@ -82,8 +82,12 @@ class Watchdog:
             _write_line(self._process, {"watch": kind, "of": of})
 
     def close(self) -> None:
-        """End the watchdog, which ends what is still watched; called when this process ends."""
+        """End the watchdog, which ends processes that still run; called when this process ends."""
         with self._lock:
+            for kind, of in self._watched:
+                if self._process is not None and kind == "folder":  # its owner removes it
+                    with suppress(OSError):
+                        _write_line(self._process, {"forget": kind, "of": of})
             self._close()
 
     def _close(self) -> None:
@@ -151,10 +155,10 @@ def _clean_up(left: list[_Watched]) -> None:
     # Last the single processes, such as a fork server, which reap the ended ones.
     ended = groups + [int(of) for kind, of in left if kind == "process"]
     _signal_all(ended, signal.SIGKILL)
-    _wait_for(ended, _OWN_END_SECONDS)
-    for kind, of in left:
-        if kind == "folder":
-            shutil.rmtree(Path(str(of)), ignore_errors=True)
+    if folders := [Path(str(of)) for kind, of in left if kind == "folder"]:
+        _wait_for(ended, _OWN_END_SECONDS)  # what still runs may write to them
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _signal_all(targets: list[int], number: int) -> None:

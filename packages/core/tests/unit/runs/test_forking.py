@@ -34,6 +34,6 @@ def test_a_script_needs_no_guard_and_may_set_variables(tmp_path: Path) -> None:
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
     )
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["the script runs", "first", "second"]
     assert "the script runs" not in (tmp_path / "candidate.log").read_text()
