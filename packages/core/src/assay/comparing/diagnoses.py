@@ -10,10 +10,14 @@ from assay.verdicts import Outcome, Record
 
 
 class DiagnosisEntry(Record):
-    """One entry of diagnoses.toml."""
+    """One entry of diagnoses.toml.
+
+    summary_without_place: the summary where a verdict names no place; "": the same.
+    """
 
     verdict: Outcome
     summary: str
+    summary_without_place: str = ""
     meaning: str
     causes: list[str]
     advice: str

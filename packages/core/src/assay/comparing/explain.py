@@ -122,7 +122,7 @@ def _explain_pass(verdict: Verdict, evidence: DecidingRows) -> list[str]:
     )
     # A near tie is no finding; it has a note.
     if verdict.diagnosis and verdict.diagnosis != "near-tie":
-        details.append(_describe_diagnosis(verdict.diagnosis))
+        details.append(_describe_diagnosis(verdict.diagnosis, verdict.location))
     return details
 
 
@@ -133,7 +133,7 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
         # Nothing was injected into any stage: what is wrong shows in what was memorized.
         found: list[str | None] = [overfit.reason]
         found += [_describe_ratio(verdict, evidence)] if verdict.noise_ratio is not None else []
-        found += [_describe_diagnosis(verdict.diagnosis)] if verdict.diagnosis else []
+        found += [_describe_diagnosis(verdict.diagnosis, location)] if verdict.diagnosis else []
         headline = "The candidate does not memorize what the reference memorizes."
         return headline, [detail for detail in found if detail]
     if _is_decided_by_load(verdict):
@@ -145,10 +145,9 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
     tokens = verdict.levels.get("tokens")
     if tokens is not None and tokens.verdict is Outcome.FAIL:
         details.append(tokens.reason)
-    if location:
-        details.append(_MADE_HERE[location.phase])
+    details += [_MADE_HERE[location.phase]] if location else _explain_no_place(verdict)
     if verdict.diagnosis:
-        details.append(_describe_diagnosis(verdict.diagnosis))
+        details.append(_describe_diagnosis(verdict.diagnosis, location))
     return _failure_headline(verdict, location), [detail for detail in details if detail]
 
 
@@ -171,8 +170,23 @@ def _explain_load(verdict: Verdict, location: Location | None) -> tuple[str, lis
     if location is not None:
         details.append(_MADE_AFTER_LOADING if changed else _MADE_BY_LOADING[location.phase])
     if verdict.diagnosis:
-        details.append(_describe_diagnosis(verdict.diagnosis))
+        details.append(_describe_diagnosis(verdict.diagnosis, location))
     return headline, [detail for detail in details if detail]
+
+
+def _explain_no_place(verdict: Verdict) -> list[str]:
+    """What the level that looks for a place found, and why others than `tokens` failed."""
+    details = [
+        f"{name}: {level.reason}"
+        for name, level in verdict.levels.items()
+        if level.verdict is Outcome.FAIL and level.reason and name != "tokens"
+    ]
+    modules = verdict.levels.get("modules")
+    if modules is not None and modules.verdict is Outcome.PASS:
+        details.append("every module agrees where it gets the reference's own inputs")
+    elif modules is not None and modules.verdict is None:
+        details.append(f"modules were not compared: {modules.reason or 'no reason was given'}")
+    return details
 
 
 def _explain_not_compared(verdict: Verdict) -> list[str]:
@@ -279,8 +293,10 @@ def _next_command(verdict: Verdict) -> str | None:
     return None if verdict.diagnosis is None else f"assay explain {verdict.diagnosis}"
 
 
-def _describe_diagnosis(name: str) -> str:
-    return f"diagnosis {name}: {load_diagnoses()[name].summary}"
+def _describe_diagnosis(name: str, location: Location | None) -> str:
+    entry = load_diagnoses()[name]
+    summary = entry.summary if location else entry.summary_without_place or entry.summary
+    return f"diagnosis {name}: {summary}"
 
 
 def _joined(names: list[str]) -> str:

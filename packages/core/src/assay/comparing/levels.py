@@ -68,7 +68,8 @@ Item = TypeVar("Item", bound=JudgedRatio)
 class LevelResult:
     """One level as it is judged: its entry in the verdict, and the rows behind it.
 
-    judged: the ratios that decided it; first_bad: the token where a generated text goes wrong.
+    judged: the ratios that decided it; first_bad: the token where a generated text goes wrong;
+    num_near_ties: generated texts that differ only from where two tokens are nearly tied.
     """
 
     level: Level
@@ -76,6 +77,7 @@ class LevelResult:
     notes: list[str] = field(default_factory=list)
     judged: Sequence[JudgedRatio] = ()
     first_bad: TokenPosition | None = None
+    num_near_ties: int = 0
 
     @classmethod
     def not_run(cls, reason: str) -> "LevelResult":

@@ -155,6 +155,12 @@ def padding_made_nonfinite(model):
     layer.forward = spoiled
 
 
+def outputs_102_in_decode(model):
+    linear = model.get_submodule(DOWN)
+    forward = linear.forward
+    linear.forward = lambda x: forward(x) * (1.02 if x.shape[1] == 1 else 1.0)
+
+
 def weights_102(model): _scale_weights(model, 1.02)
 def outputs_1001(model): _scale_outputs(model, 1.001)
 def outputs_100001(model): _scale_outputs(model, 1.00001)

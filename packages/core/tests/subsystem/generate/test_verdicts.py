@@ -66,6 +66,18 @@ def test_scaled_outputs_fail_by_a_systematic_statistic_alone(check: Run, setups:
     assert verdict["levels"]["logits"]["verdict"] == "PASS"
 
 
+def test_fault_in_decode_alone_is_headed_by_the_decode_step(check: Run, setups: Path) -> None:
+    run = check("--candidate-setup", f"{setups}:outputs_102_in_decode")
+
+    verdict = run.verdict
+    assert (run.code, verdict["location"]["module"]) == (1, DOWN)
+    assert verdict["first_bad_token"]["phase"] == "decode"
+    step = verdict["location"]["step"]
+    assert step > 0
+    assert f"{DOWN}, operation" in run.stdout
+    assert f"(forward, step {step}) differs from the reference." in run.stdout
+
+
 def test_same_outputs_computed_in_another_way_pass(check: Run, setups: Path) -> None:
     run = check("--candidate-setup", f"{setups}:outputs_1")
 

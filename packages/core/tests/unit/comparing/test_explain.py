@@ -183,7 +183,39 @@ def test_a_failure_without_a_place_names_the_levels() -> None:
     )  # fmt: skip
     assert message(verdict) == (
         "The candidate differs from the reference in tokens and logits; "
-        "no single place explains it."
+        "no single place explains it.\n"
+        "  every module agrees where it gets the reference's own inputs"
+    )
+
+
+def test_a_failure_without_a_place_does_not_name_a_module_in_its_diagnosis() -> None:
+    reason = "batch 0: (4, 5) tokens instead of (4, 8)"
+    verdict = failed_verdict(
+        levels={
+            "tokens": Level(verdict=Outcome.FAIL, reason=reason),
+            "logits": Level(verdict=Outcome.PASS),
+            "modules": Level(verdict=Outcome.PASS),
+        },
+        location=None, noise_ratio=None, limit=None, statistic=None,
+    )  # fmt: skip
+    assert message(verdict) == (
+        "The candidate differs from the reference in tokens; no single place explains it.\n"
+        "  batch 0: (4, 5) tokens instead of (4, 8)\n"
+        "  every module agrees where it gets the reference's own inputs\n"
+        "  diagnosis module-error: something else is computed, and not by one of the compared"
+        " modules alone\n"
+        "Next: assay explain module-error"
+    )
+
+
+def test_a_failure_of_logits_alone_says_that_modules_were_not_compared() -> None:
+    levels = {
+        "logits": Level(verdict=Outcome.FAIL),
+        "modules": Level(verdict=None, reason="checked at level logits"),
+    }
+    verdict = failed_verdict(levels=levels, location=None, noise_ratio=None)
+    assert message(verdict).splitlines()[1] == (
+        "  modules were not compared: checked at level logits"
     )
 
 

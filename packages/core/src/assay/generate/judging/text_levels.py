@@ -123,7 +123,7 @@ def judge_tokens_level(evidence: GenerateEvidence) -> LevelResult:
                 wrong.append((batch, difference))
     facts: dict[str, Any] = {"equal": equal, "near_ties": len(ties)}
     level = level_of(compared, len(wrong), facts)
-    result = LevelResult(level, rows)
+    result = LevelResult(level, rows, num_near_ties=len(ties))
     if ties:
         result.notes.append(
             f"{len(ties)} of the generated texts leave the reference's where two tokens are nearly"

@@ -89,6 +89,8 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
             f"two runs of the candidate differ by {evidence.report.spread:.1e} of the logits"
         )
     failed = outcome is Outcome.FAIL
+    first_bad = _first_bad_token(results, replay) if failed else None
+    call = evidence.call_of(first_bad) if first_bad is not None and origin is not None else None
     verdict = Verdict(
         verdict=outcome,
         model=evidence.golden.model.model_dump(),
@@ -96,8 +98,8 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
         | {"yardstick": evidence.golden.sections[evidence.dtype].yardstick_dtype},
         candidate=evidence.report.run | {"deterministic": evidence.report.deterministic},
         levels=levels,
-        first_bad_token=_first_bad_token(results, replay) if failed else None,
-        location=found.location if found else _location(evidence, results, origin, outcome),
+        first_bad_token=first_bad,
+        location=found.location if found else _location(evidence, results, origin, call, outcome),
         suspects=list_suspects(replay.ranked, location_of),
         diagnosis=diagnosis,
         notes=notes,
@@ -106,9 +108,6 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
         **({} if found else _decide_numbers(results, origin)),
     )
     measurements = [row for result in results.values() for row in result.measurements]
-    call = None
-    if verdict.first_bad_token is not None and origin is not None:
-        call = evidence.call_of(verdict.first_bad_token)
     return Judgement(verdict, measurements, replay.failed, origin, call, load)
 
 
@@ -126,12 +125,15 @@ def _location(
     evidence: GenerateEvidence,
     results: dict[str, LevelResult],
     origin: FailedStage | None,
+    call: tuple[int, int] | None,
     outcome: Outcome,
 ) -> Location | None:
     if outcome is not Outcome.FAIL:
         return None
     if origin is not None:
-        location = location_of(origin)
+        # A fault may be in decode steps alone: of the calls, the one where it is seen first.
+        step = call[1] if call is not None else 0
+        location = location_of(origin).model_copy(update={"step": step})
         if origin.stage.phase != "forward":
             return location
         named = _parameters_of(origin.stage.module, evidence.report.weights_different)
@@ -174,7 +176,7 @@ def _diagnose(
         return None
     if evidence.report.weights_different:
         return "below-resolution"
-    return "near-tie" if results["tokens"].notes else None
+    return "near-tie" if results["tokens"].num_near_ties else None
 
 
 def _diagnose_failure(
