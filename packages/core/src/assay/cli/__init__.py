@@ -1,53 +1,17 @@
 """The command line: `assay`. Importing it imports no torch."""
 
 import sys
-from importlib.metadata import entry_points, version
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
-import typer
-
-from assay.cli import extensions
-from assay.cli.commands import calibrate, capture, check, devices, explain, models, report
 from assay.cli.ending import exceptions_ended
-
-app = typer.Typer(
-    name="assay",
-    help="Does this model train and generate on this accelerator as it does on the reference?",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-app.add_typer(check.app, name="check")
-app.command("capture")(capture.capture)
-app.command("calibrate")(calibrate.calibrate)
-app.command("devices")(devices.devices)
-app.add_typer(models.app, name="models")
-app.command("report")(report.report)
-app.command("explain")(explain.explain)
-
-
-def _print_version(asked: bool) -> None:  # noqa: FBT001 - typer's callback
-    if asked:
-        typer.echo(f"assay {version('assay-core')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _assay(
-    *,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version of assay."
-        ),
-    ] = False,
-) -> None:
-    """Only for --version."""
 
 
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
     with exceptions_ended():
-        extensions.add_extensions(app, entry_points(group=extensions.GROUP))
-        app(prog_name="assay")  # for shell completion also as python -m assay.cli
+        # Here, so that Ctrl-C during these imports is one message, too.
+        from assay.cli import application, extensions
+
+        extensions.add_extensions(application.app, extensions.find_extensions())
+        application.app(prog_name="assay")  # for shell completion also as python -m assay.cli
     sys.exit(0)

@@ -1,9 +1,11 @@
 """How a command ends that has no verdict to show: one message, and an exit code."""
 
 import json
+import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +16,10 @@ from typing import Literal, NoReturn, Protocol, runtime_checkable
 from assay.errors import AssayError, UsageError
 
 _BUG = "this is a bug in assay, and no verdict: please report it with the lines above"
+
+# Longer imports are taken to hang. Torch takes a second or two, on a busy machine tens of them.
+_IMPORT_SECONDS = 30.0
+_AGAIN_SECONDS = 0.05
 
 Kind = Literal["usage", "machine", "bug", "interrupted"]
 
@@ -33,7 +39,7 @@ class _WrongUsage(Protocol):
 def exceptions_ended() -> Iterator[None]:
     """Turn what the command inside raises into one message and `sys.exit`."""
     try:
-        with _terminated_by_signal():
+        with _signals_raise():
             yield
     except SystemExit as end:
         _end_as_typer(end)
@@ -95,17 +101,48 @@ def _files_so_far() -> str:
 
 
 @contextmanager
-def _terminated_by_signal() -> Iterator[None]:
+def _signals_raise() -> Iterator[None]:
+    """Inside, Ctrl-C and SIGTERM raise, but not while a module is imported."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def terminate(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleaning up
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
+    errors: dict[signal.Signals, type[KeyboardInterrupt]] = {signal.SIGTERM: Terminated}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored
+        errors[signal.SIGINT] = KeyboardInterrupt
+    before = {number: signal.signal(number, _Raise(error)) for number, error in errors.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Raise:
+    """A signal handler that raises `error`.
+
+    An exception within the import of torch ends in C++, which aborts the process; so the signal is
+    sent again a moment later, as long as an import does not hang.
+    """
+
+    def __init__(self, error: type[KeyboardInterrupt]) -> None:
+        self._error = error
+        self._first: float | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._first = self._first or time.monotonic()
+        if _is_importing(frame) and time.monotonic() - self._first < _IMPORT_SECONDS:
+            again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number))
+            again.daemon = True
+            again.start()
+            return
+        if self._error is Terminated:
+            signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleaning up
+        raise self._error
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False

@@ -1,7 +1,7 @@
 """Commands of other packages: an entry point of the group `assay.commands` names a typer app."""
 
 from collections.abc import Iterable
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 
 import typer
 
@@ -26,6 +26,11 @@ class BrokenExtensionError(MachineError):
             f"the command {entry_point.name} cannot be loaded: {entry_point.value} raised"
             f" {type(error).__name__}: {error}; repair or uninstall its package"
         )
+
+
+def find_extensions() -> Iterable[EntryPoint]:
+    """The entry points of all installed packages."""
+    return entry_points(group=GROUP)
 
 
 def add_extensions(app: typer.Typer, entry_points: Iterable[EntryPoint]) -> None:

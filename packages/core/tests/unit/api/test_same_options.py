@@ -9,11 +9,11 @@ import click
 import pytest
 import typer.main
 
-import assay.cli
 from assay.api.command_line import command_line
 from assay.api.generation import check_generate
 from assay.api.loading import check_load
 from assay.api.training import check_train
+from assay.cli.application import app
 from assay.errors import UsageError
 
 CHECKS: dict[str, Callable[..., object]] = {
@@ -22,7 +22,7 @@ CHECKS: dict[str, Callable[..., object]] = {
 
 
 def options_of_command(name: str) -> dict[str, Any]:
-    application: Any = typer.main.get_command(assay.cli.app)
+    application: Any = typer.main.get_command(app)
     command = application.commands["check"].commands[name]
     context = click.Context(command)
     return {

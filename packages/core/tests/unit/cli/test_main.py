@@ -1,9 +1,11 @@
 """Exit codes of the command line where a command ends otherwise than by a verdict."""
 
+import importlib
 import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 import typer
 
 import assay.cli
+from assay.cli import application, extensions
 from assay.errors import MachineError
 from assay.runs import RunFolder
 from assay.runs import folders as run_folders
@@ -46,12 +49,12 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """Runs `assay` with commands of other packages, only one of which is healthy."""
     monkeypatch.setattr(run_folders, "_begun", [])
     app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
-    monkeypatch.setattr(assay.cli, "app", app)
+    monkeypatch.setattr(application, "app", app)
     for name, text in MODULES.items():
         (tmp_path / f"extension_{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     found = [EntryPoint(name, f"extension_{name}:app", "assay.commands") for name in MODULES]
-    monkeypatch.setattr(assay.cli, "entry_points", lambda group: found)
+    monkeypatch.setattr(extensions, "find_extensions", lambda: found)
 
     @app.command()
     def end(how: str, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
@@ -63,6 +66,9 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
             "file": PermissionError(13, "Permission denied", "/models/config.json"),
             "interrupt": KeyboardInterrupt(),
         }
+        if how == "import":
+            importlib.import_module("slow_module")
+            time.sleep(10)
         if how == "terminate":
             os.kill(os.getpid(), signal.SIGTERM)
         raise errors.get(how) or typer.Exit(int(how))
@@ -178,3 +184,18 @@ def test_interrupted_command_names_the_folder_of_its_run(
     folder = RunFolder.create("check generate", tmp_path / "run").path
     assert run("end", how) == code
     assert capsys.readouterr().err.endswith(f"; files so far in {folder}\n")
+
+
+def test_ctrl_c_during_an_import_waits_for_its_end(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slow_module.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.1)\n"
+        "print('imported')\n"
+    )
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # CI may ignore it
+    try:
+        assert run("end", "import") == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr() == ("imported\n", "assay: interrupted\n")
