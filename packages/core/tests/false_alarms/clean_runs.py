@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from assay.models import resolve_model
+from packages.core.tests.false_alarms.architectures import is_tiny, make_tiny
 from packages.core.tests.false_alarms.checked import Checked
 from packages.core.tests.false_alarms.variants import WIDE_WINDOW, Variant
 from packages.core.tests.trials.trial import Golden, Trial, capture, hold, run_all
@@ -17,6 +18,8 @@ def check_all(variants: Sequence[Variant], folder: Path) -> Iterator[Checked]:
     models = {variant.model: variant.model for variant in variants}
     if WIDE_WINDOW in models:
         models[WIDE_WINDOW] = str(make_wide_window(folder / WIDE_WINDOW))
+    for model in filter(is_tiny, list(models)):
+        models[model] = str(make_tiny(model, folder / _file_name(model)))
     goldens = {
         _key(variant): Golden(
             models[variant.model],

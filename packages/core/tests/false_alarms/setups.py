@@ -167,3 +167,9 @@ def _replace_projections(model: Any, multiply: Any, names: tuple[str, ...] = (""
 
 def _projection(module: Any, multiply: Any) -> Any:
     return lambda input: multiply(input, module.weight, module.bias)  # noqa: A006
+
+
+def compiled_layers(model: Any) -> None:
+    """Every layer is compiled by itself, as `torch.compile` is used most."""
+    for number, layer in enumerate(model.model.layers):
+        model.model.layers[number] = torch.compile(layer)

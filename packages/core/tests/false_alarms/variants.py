@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from assay.generate.processes.requests import InputOptions
+from packages.core.tests.false_alarms.architectures import OTHERS, ROUTED, name_of
 
 SETUPS = Path(__file__).parent / "setups.py"
 DTYPES = ("float32", "float16", "bfloat16")
@@ -57,6 +58,18 @@ def variants() -> Iterator[Variant]:
         yield from _on_other_inputs(dtype)
     for dtype in ("float32", "bfloat16"):
         yield Variant("micro:llama", dtype, "compiled", options={"compile": "1"})
+        yield _set_up("micro:llama", dtype, "compiled_layers")
+        yield from _of_architectures(dtype)
+
+
+def _of_architectures(dtype: str) -> Iterator[Variant]:
+    inputs = (("prompt_length", "16:32"), ("max_new_tokens", 8))
+    for model_type in ROUTED:
+        for seed in (0, 1, 2):
+            model = name_of(model_type, seed)
+            yield Variant(model, dtype, "another architecture", inputs=inputs)
+    for model_type in OTHERS:
+        yield Variant(name_of(model_type, 0), dtype, "another architecture", inputs=inputs)
 
 
 def _of_recipe(model: str, dtype: str) -> Iterator[Variant]:

@@ -33,6 +33,7 @@ from assay.locating.port_matching import ancestors, missing_ports, recorded_name
 from assay.locating.rank_layout import RankLayout, layout_of
 from assay.locating.routing import (
     find_choice,
+    find_order,
     may_be_routing,
     near_tie_rows,
     root_mean_square,
@@ -54,6 +55,7 @@ class _Matched:
     seen: its ports so far. changes: of its arguments, from when it began.
     excluded: batch rows of a router whose choice is a near tie; scores: the port by which it
         chooses, which is measured in all rows.
+    order: columns of its indices and weights in the reference's order; None where they are in it.
     """
 
     call: Call
@@ -63,6 +65,13 @@ class _Matched:
     seen: set[str] = field(default_factory=set)
     excluded: Tensor | None = None
     scores: str = ""
+    order: Tensor | None = None
+
+    def in_order(self, value: Tensor) -> Tensor:
+        """A router's result with its columns in the reference's order; others as they are."""
+        if self.order is None or value.shape != self.order.shape:
+            return value
+        return value.gather(-1, self.order)
 
 
 @dataclass
@@ -247,6 +256,7 @@ class Replayer:
         if value.shape != expected.shape or value.is_complex() != expected.is_complex():
             result.exact.add(expected.numel(), expected.numel())
             return actual
+        value = matched.in_order(value)
         injected = self.boundary.injected(expected, actual.dtype)
         # What was kept for a recomputation is what was injected before.
         kept = active.is_recompute and port.startswith("input.") and torch.equal(value, injected)
@@ -339,6 +349,7 @@ class Replayer:
         if not may_be_routing(actual):
             return
         expected = {port: self._recorded(matched.call, port) for port in actual}
+        matched.order = find_order(actual, expected)
         choice = find_choice(actual, expected)
         if choice is None:
             return

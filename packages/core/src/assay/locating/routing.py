@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 # A choice can flip where the margin is within this many times the rms error of the scores in a
@@ -54,6 +55,34 @@ def find_choice(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
             scores = find_scores(expected[port], siblings)
             if scores is not None:
                 return Choice(port, scores)
+    return None
+
+
+def columns_in_order(actual: Tensor, expected: Tensor) -> Tensor | None:
+    """The columns of `actual` in the order of `expected`; None if no row is in another order.
+
+    An unsorted top-k names the same experts in whatever order a device finds them.
+    Shapes: all (R, k); a row that names others keeps its order.
+    """
+    renamed = (actual.sort(-1).values == expected.sort(-1).values).all(-1)
+    renamed &= (actual != expected).any(-1)
+    if not bool(renamed.any()):
+        return None
+    columns = actual.argsort(-1).gather(-1, expected.argsort(-1).argsort(-1))
+    own = torch.arange(actual.shape[-1]).expand_as(columns)
+    return torch.where(renamed[:, None], columns, own)
+
+
+def find_order(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Tensor | None:
+    """`columns_in_order` of the first indices that have one table of weights beside them.
+
+    Shapes: of both sides the results of two dims.
+    """
+    shapes = [tensor.shape for tensor in actual.values() if tensor.is_floating_point()]
+    for port, indices in actual.items():
+        is_choice = not indices.is_floating_point() and shapes.count(indices.shape) == 1
+        if is_choice and indices.shape == expected[port].shape:
+            return columns_in_order(indices, expected[port])
     return None
 
 

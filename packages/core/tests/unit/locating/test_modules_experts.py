@@ -72,3 +72,23 @@ def test_what_follows_gets_the_reference_s_choice(experts_rig: Rig) -> None:
         return scores, weights, chosen.flip(-1).roll(1, 0)
 
     assert experts_rig.failed(replace_forward("router", forward)) == {"router"}
+
+
+def test_experts_named_in_another_order_with_their_weights_are_the_same_choice(
+    experts_rig: Rig,
+) -> None:
+    def forward(_module: Any, original: Any, x: Tensor) -> Any:
+        scores, weights, chosen = original(x)
+        return scores, weights.flip(-1), chosen.flip(-1)
+
+    assert experts_rig.failed(replace_forward("router", forward)) == set()
+
+
+def test_experts_named_in_another_order_without_their_weights_are_an_error(
+    experts_rig: Rig,
+) -> None:
+    def forward(_module: Any, original: Any, x: Tensor) -> Any:
+        scores, weights, chosen = original(x)
+        return scores, weights, chosen.flip(-1)
+
+    assert experts_rig.failed(replace_forward("router", forward)) == {"router"}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.locating.routing import TIE_MARGIN, find_scores, near_tie_rows
+from assay.locating.routing import TIE_MARGIN, columns_in_order, find_scores, near_tie_rows
 
 # Four experts, two for each token. The first token is clear, the second's second place is nearly
 # tied, the third's is clear.
@@ -87,3 +87,14 @@ def test_scores_are_found_among_the_other_results() -> None:
 )
 def test_no_scores_are_found_where_there_are_none(siblings: dict[str, Tensor]) -> None:
     assert find_scores(CHOSEN, siblings) is None
+
+
+def test_same_experts_in_another_order_are_put_in_order_and_others_are_left() -> None:
+    expected = torch.tensor([[0, 1, 2], [0, 1, 2], [3, 1, 0]])
+    actual = torch.tensor([[2, 0, 1], [0, 3, 2], [3, 1, 0]])
+
+    columns = columns_in_order(actual, expected)
+
+    assert columns is not None
+    assert actual.gather(1, columns).tolist() == [[0, 1, 2], [0, 3, 2], [3, 1, 0]]
+    assert columns_in_order(expected, expected) is None
