@@ -76,7 +76,8 @@ class ChoiceTracer:
             model.register_forward_pre_hook(torch.compiler.disable(self._begin_root), prepend=True)
         ]
         for name, (module, _) in find_called_modules(model).items():
-            if name and (self.modules is None or name in self.modules):
+            watched = _may_be_experts(module) if self.modules is None else name in self.modules
+            if name and watched:
                 hook: Callable[..., Any] = torch.compiler.disable(self._hook(name))
                 handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
         forget_compiled_graphs()
@@ -121,6 +122,11 @@ class ChoiceTracer:
             }
 
         return enter
+
+
+def _may_be_experts(module: nn.Module) -> bool:
+    """Whether this is no layer of torch's own, of which a model calls thousands."""
+    return not type(module).__module__.startswith("torch.nn.")
 
 
 def find_choice_arguments(arguments: dict[Any, Any]) -> tuple[Any, Any] | None:

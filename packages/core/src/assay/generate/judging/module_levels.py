@@ -17,6 +17,7 @@ from assay.comparing.results import ReplayResults
 from assay.comparing.stored_results import read_results
 from assay.errors import name_some
 from assay.generate.judging.evidence import GenerateEvidence
+from assay.generate.judging.heads import describe_wrong_head
 from assay.generate.judging.replay_rows import drift_rows, replay_rows
 from assay.generate.processes.requests import REPLAY
 from assay.metrics import RowErrors
@@ -73,6 +74,8 @@ def judge_module_levels(evidence: GenerateEvidence) -> ModuleLevels:
         unmatched,
     )
     if origin is not None:
+        head = describe_wrong_head(origin, replay, noise)
+        levels.modules.notes += [head] if head is not None else []
         levels.modules.first_bad = _first_bad_token(origin.reported, noise, evidence)
     return levels
 

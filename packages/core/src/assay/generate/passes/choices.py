@@ -95,8 +95,9 @@ class ReplacedChoices:
 
 
 def attach_choice_noise(writer: TraceWriter, noise: Mapping[str, ScoreNoise]) -> None:
-    """Store the noise of routers' scores, by group of experts."""
-    writer.attach_json(_NOISE, {module: asdict(item) for module, item in noise.items()})
+    """Store the noise of routers' scores, by group of experts; nothing for a model without."""
+    if noise:
+        writer.attach_json(_NOISE, {module: asdict(item) for module, item in noise.items()})
 
 
 def read_choice_noise(trace: Trace) -> dict[str, ScoreNoise]:
