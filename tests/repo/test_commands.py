@@ -11,6 +11,8 @@ import nox.registry
 import pytest
 import typer.main
 
+from assay.cli import application
+
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/*.md")
 
 
@@ -104,10 +106,7 @@ def test_an_assay_command_that_does_not_parse_is_found(arguments: str) -> None:
 
 
 def assay_application() -> Any:
-    cli = pytest.importorskip("assay.cli", reason="assay.cli does not exist yet")
-    if not hasattr(cli, "app"):
-        pytest.skip("assay.cli has no application yet")
-    return typer.main.get_command(cli.app)
+    return typer.main.get_command(application.app)
 
 
 def test_every_session_says_what_it_does(sessions: Mapping[str, Any]) -> None:

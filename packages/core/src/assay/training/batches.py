@@ -138,11 +138,12 @@ def _draw_rows(text: Callable[[int], list[int]], lengths: Sequence[int]) -> list
     """Rows of these lengths, no two with one beginning, if the text is not a single token."""
     rows: list[list[int]] = []
     for length in lengths:
-        for _ in range(_DRAWS):
-            row = text(length)
-            if all(row[:_SHORTEST] != other[:_SHORTEST] for other in rows):
-                break
-        rows.append(row)
+        draws = [text(length)]
+        while len(draws) < _DRAWS and any(
+            draws[-1][:_SHORTEST] == other[:_SHORTEST] for other in rows
+        ):
+            draws.append(text(length))
+        rows.append(draws[-1])
     return rows
 
 

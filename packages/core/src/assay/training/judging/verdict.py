@@ -305,8 +305,8 @@ def _decide(
     if origin is not None:
         finding = diagnose_replay(evidence, groups, origin)
         return _Decision(finding, _reported_at(finding.location, groups, origin))
-    if reported := _find_in_reports(evidence) or broken:
-        return _Decision(reported, None)
+    if found := _find_in_reports(evidence) or broken:
+        return _Decision(found, None)
     if not free:
         return _Decision(None, None)
     return _Decision(diagnose_free_run(evidence, free), free[0])
