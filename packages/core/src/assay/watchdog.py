@@ -39,12 +39,17 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._reset()
-
-    def _reset(self) -> None:
-        """In a fork: what its parent watches is not its own."""
         self._process: subprocess.Popen[bytes] | None = None
         self._watched: dict[_Watched, None] = {}
+
+    def start_anew(self) -> None:
+        """Forget all; called in a fork, where neither watchdog nor lock are those of this process."""
+        process = self._process
+        self.__init__()  # type: ignore[misc]
+        if process is not None:
+            process.returncode = 0  # its parent waits for it
+            with suppress(OSError):
+                process.stdin.close()  # type: ignore[union-attr] # a pipe
 
     @property
     def pid(self) -> int | None:
@@ -106,7 +111,7 @@ def _write_line(process: "subprocess.Popen[bytes]", line: dict[str, Any]) -> Non
 
 WATCHDOG = Watchdog()
 atexit.register(WATCHDOG.close)
-os.register_at_fork(after_in_child=WATCHDOG.__init__)  # type: ignore[misc] # its lock is new, too
+os.register_at_fork(after_in_child=WATCHDOG.start_anew)
 
 
 @contextmanager

@@ -54,3 +54,19 @@ def test_watchdog_that_was_killed_is_replaced(watchdog: Watchdog) -> None:
         assert watchdog.pid not in (None, first)
         watchdog.close()
         assert process.wait(10) == -9
+
+
+def test_fork_keeps_no_watchdog_of_its_parent_open() -> None:
+    script = (
+        "import os, sys, time\n"
+        "from assay.watchdog import WATCHDOG\n"
+        "WATCHDOG.watch('folder', '/nowhere')\n"
+        "if os.fork() == 0:\n"
+        "    assert WATCHDOG.pid is None\n"
+        "    sys.exit()\n"
+        "print(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")
