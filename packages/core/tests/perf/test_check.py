@@ -16,7 +16,8 @@ from assay.comparing.limits import load_limits
 from assay.generate.judging.evidence import GenerateEvidence
 from assay.generate.judging.verdict import judge_generation
 from assay.generate.processes.candidate import run_candidate
-from assay.generate.processes.golden import GoldenSection, capture_golden, read_golden
+from assay.generate.processes.golden import capture_golden
+from assay.generate.processes.golden_folder import GoldenSection, read_golden
 from assay.generate.processes.requests import CandidateRequest, CaptureRequest, InputOptions
 from assay.runs import SilentProgress
 from assay.trace import Trace

@@ -53,3 +53,15 @@ def run_in_process(folder: Path, *arguments: str | Path) -> Finished:
             code = end.code
     assert isinstance(code, int)
     return Finished(code, out.getvalue(), err.getvalue(), folder)
+
+
+def error_of(run: Any) -> str:
+    """The one message of a command that was refused."""
+    assert run.code == 2, run.stderr
+    assert "Traceback" not in run.stderr
+    assert run.stdout == ""
+    messages = [line for line in run.stderr.splitlines() if line.startswith("assay: ")]
+    assert len(messages) == 1, run.stderr
+    message: str = run.stderr[run.stderr.index("assay: ") :]
+    assert len(message) < 1000
+    return message

@@ -70,7 +70,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         # In a process of its own, as it may patch globals; a typo costs no reference run.
         workers.ask("setup", {"setup": check.setup}, "candidate-setup")
     if check.golden is not None and check.verify_golden:
-        from assay.generate.processes.golden import verify_golden  # torch
+        from assay.generate.processes.golden_folder import verify_golden  # torch
 
         with progress.step("golden: content hashes"):
             verify_golden(check.golden, check.dtype)
@@ -137,7 +137,7 @@ def judge(golden: Path, check: GenerateCheck, candidate: Path, answer: Answer) -
     """The judgement over a candidate's results."""
     from assay.generate.judging.evidence import GenerateEvidence  # torch is not needed for --help
     from assay.generate.judging.verdict import judge_generation
-    from assay.generate.processes.golden import GoldenSection, read_golden
+    from assay.generate.processes.golden_folder import GoldenSection, read_golden
     from assay.generate.processes.requests import CandidateReport
     from assay.models.size_policy import chosen_threads
     from assay.trace import Trace

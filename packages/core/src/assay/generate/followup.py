@@ -12,7 +12,7 @@ from assay.dtypes import float_format
 from assay.errors import AssayError
 from assay.generate.judging.verdict import Judgement
 from assay.generate.processes.equivalence import is_representation
-from assay.generate.processes.golden import GoldenSection
+from assay.generate.processes.golden_folder import GoldenSection
 from assay.generate.processes.operation_trace import (
     CANDIDATE,
     NOISE_RUN,

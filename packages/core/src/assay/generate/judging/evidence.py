@@ -7,7 +7,7 @@ from torch import Tensor
 from assay.comparing.limits import Limits
 from assay.dtypes import float_format
 from assay.generate.passes.batch_attachments import attached_batches
-from assay.generate.processes.golden import GoldenSection
+from assay.generate.processes.golden_folder import GoldenSection
 from assay.generate.processes.requests import CandidateReport, GoldenManifest
 from assay.sites import JudgedLevel
 from assay.trace import Trace

@@ -32,7 +32,8 @@ from assay.generate.passes.passes import (
 )
 from assay.generate.passes.repeatability import Repeatability, RepeatedWorks
 from assay.generate.passes.sampler import processed_scores
-from assay.generate.processes.golden import GoldenSection, plan_inputs, read_golden
+from assay.generate.processes.golden import plan_inputs
+from assay.generate.processes.golden_folder import GoldenSection, read_golden
 from assay.generate.processes.options import CandidateOptions
 from assay.generate.processes.requests import (
     REPLAY,

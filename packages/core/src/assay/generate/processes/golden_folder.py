@@ -1,0 +1,161 @@
+"""The folder of a golden, opened for reading and compared with its content hashes.
+
+A golden is a folder: `golden.json`, and one trace for each dtype that candidates may have. The
+trace holds the yardstick's calls; attached to it are the inputs, the yardstick's tokens and
+logits, and what the noise run in this dtype measured.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from assay.comparing.results import ReplayResults
+from assay.comparing.stored_results import read_results
+from assay.errors import UsageError
+from assay.generate.passes.batch_attachments import attached_batches
+from assay.generate.processes.requests import (
+    GOLDEN_SCHEMA,
+    LOAD,
+    NOISE,
+    GoldenManifest,
+)
+from assay.hooks.boundary import Boundary
+from assay.inputs import (
+    Batch,
+    InputPlan,
+)
+from assay.models.loaded.report import LoadReport
+from assay.trace import Trace, find_damage
+
+MANIFEST = "golden.json"
+_DAMAGE_SHOWN = 8
+
+
+class GoldenError(UsageError):
+    """A golden that cannot be used for what was asked."""
+
+    @classmethod
+    def damaged(cls, folder: Path, damage: Sequence[str]) -> "GoldenError":
+        """`damage`: one line for each file that is not as it was captured."""
+        lines = "".join(f"\n  {line}" for line in damage[:_DAMAGE_SHOWN])
+        if len(damage) > _DAMAGE_SHOWN:
+            lines += f"\n  and {len(damage) - _DAMAGE_SHOWN:,} more files"
+        return cls(
+            f"{folder} was changed after its capture: its bytes have other hashes than those that"
+            f" were captured with it:{lines}\nCopy the golden again, or capture it anew;"
+            " --no-verify compares with it as it is"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenSection:
+    """One dtype of a golden, opened."""
+
+    trace: Trace
+    batches: tuple[Batch, ...]
+    boundary: Boundary
+
+    @classmethod
+    def open(cls, folder: Path, dtype: str) -> Self:
+        """Open the part of the golden in `folder` that serves candidates in `dtype`.
+
+        Raises: GoldenError if it has none.
+        """
+        sections = read_golden(folder).sections
+        if dtype not in sections:
+            raise GoldenError(
+                f"{folder} is for candidates in {', '.join(sections)}, not in {dtype}: capture one"
+                f" with --noise-for {dtype}"
+            )
+        trace = Trace.open(folder / dtype)
+        plan = InputPlan.from_json(trace.attachment_json("inputs"))  # type: ignore[arg-type]
+        return cls(trace, plan.batches, Boundary.exact_inputs_for(getattr(torch, dtype)))
+
+    def tensors(self, name: str) -> list[Tensor]:
+        """What is attached under `name` for each batch: tokens, logits, noise-logits, scores."""
+        return attached_batches(self.trace, name, self.batches)
+
+    def noise(self) -> ReplayResults:
+        """What the noise run measured."""
+        return read_results(self.trace, NOISE)
+
+    def pointwise(self) -> frozenset[str]:
+        """Modules whose own code, in the noise run, only rounded element by element."""
+        data: Any = self.trace.attachment_json(NOISE)
+        return frozenset(port["stage"]["module"] for port in data["ports"] if port["pointwise"])
+
+    def score_noise(self) -> dict[tuple[str, str], float]:
+        """Root mean square error of every port in the noise run, by module and port."""
+        return {
+            key: math.sqrt(port.sums.dd / port.sums.num_elements)
+            for key, port in self.noise().ports.items()
+            if port.sums.num_elements
+        }
+
+    def load(self) -> list[LoadReport]:
+        """What the trusted process found when it had loaded the model; none in older goldens."""
+        if LOAD not in self.trace.attachments:
+            return []
+        return [LoadReport.model_validate(self.trace.attachment_json(LOAD))]
+
+    def weights(self) -> dict[str, str]:
+        """Hashes of the noise run's weights."""
+        return dict(self.trace.attachment_json("weights"))  # type: ignore[arg-type]
+
+
+def read_golden(folder: Path) -> GoldenManifest:
+    """The manifest of the golden in `folder`.
+
+    Raises: GoldenError if there is none, or it was not finished.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        begun = any(folder.glob("*/manifest.json")) if folder.is_dir() else False
+        why = "its capture did not finish" if begun else f"it has no {MANIFEST}"
+        raise GoldenError(f"{folder} is no golden: {why}")
+    try:
+        text = path.read_bytes()
+        if (schema := _schema_of(text)) != GOLDEN_SCHEMA:
+            raise GoldenError(
+                f"{path}: schema {schema}, this version of assay reads {GOLDEN_SCHEMA}: capture"
+                " the golden anew, or use the version that captured it"
+            )
+        return GoldenManifest.model_validate_json(text)
+    except OSError as error:
+        raise GoldenError(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise GoldenError(f"{path} is damaged: {where}: {first['msg']}") from None
+
+
+def _schema_of(text: bytes) -> object:
+    """The schema of a manifest; ours where it has none, so that its fields are read and named."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return GOLDEN_SCHEMA
+    return content.get("schema", GOLDEN_SCHEMA) if isinstance(content, dict) else GOLDEN_SCHEMA
+
+
+def verify_golden(folder: Path, dtype: str) -> None:
+    """Read the part of the golden in `folder` that serves `dtype`, and compare it with its hashes.
+
+    Raises: GoldenError with every damaged file, and as `GoldenSection.open`.
+    """
+    manifest = read_golden(folder)
+    trace = GoldenSection.open(folder, dtype).trace
+    damage = [f"{dtype}/{line}" for line in find_damage(trace)]
+    if manifest.content_hash() != manifest.digest:
+        damage.insert(0, f"{MANIFEST}: its values")
+    elif trace.digest != manifest.sections[dtype].trace_digest:
+        damage.insert(0, f"{dtype}: all of it belongs to another golden")
+    if damage:
+        raise GoldenError.damaged(folder, damage)
