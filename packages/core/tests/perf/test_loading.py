@@ -49,8 +49,8 @@ def _write_gigabyte(folder: Path) -> None:
         dtype=torch.bfloat16,
     )  # fmt: skip
     with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    model = model.to(torch.bfloat16).to_empty(device="cpu")
+        model = LlamaForCausalLM(config).bfloat16()
+    model.to_empty(device="cpu")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.rand(parameter.shape[-1]))

@@ -39,7 +39,8 @@ def trace_reads() -> Iterator[ConfigReads]:
 
     reads = ConfigReads()
     traced_dict = _traced_dict(reads)
-    original: Any = PretrainedConfig.__getattribute__
+    config_class: Any = PretrainedConfig
+    original = config_class.__getattribute__
 
     def read(self: Any, key: str) -> Any:  # noqa: ANN401 - any value
         value = original(self, key)
@@ -52,11 +53,11 @@ def trace_reads() -> Iterator[ConfigReads]:
             original(self, "__dict__")[ROPE_KEYS[0]] = value
         return value
 
-    PretrainedConfig.__getattribute__ = read
+    config_class.__getattribute__ = read
     try:
         yield reads
     finally:
-        PretrainedConfig.__getattribute__ = original
+        config_class.__getattribute__ = original
 
 
 def _is_models_code(frame: FrameType) -> bool:

@@ -7,7 +7,7 @@ shape belongs there, whatever a renaming says that would move it to another laye
 
 import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -80,9 +80,9 @@ def find_places(model: Any, stored: Mapping[str, Tensor]) -> Places:  # noqa: AN
 def _place_of(
     name: str,
     model: Any,  # noqa: ANN401 - transformers
-    state: Mapping[str, Tensor],
-    renamings: Sequence[Any],
-    converters: Sequence[Any],
+    state: dict[str, Tensor],
+    renamings: list[Any],
+    converters: list[Any],
 ) -> tuple[str, str | None]:
     """The place of the stored tensor `name`, and the pattern of the converter that it goes through."""
     from transformers.core_model_loading import rename_source_key

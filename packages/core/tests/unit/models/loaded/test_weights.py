@@ -72,7 +72,9 @@ def test_recipes_have_no_finding(recipe: str, dtype: str) -> None:
 def test_architectures_have_no_finding(model_type: str, tmp_path: Path) -> None:
     config_class = transformers.CONFIG_MAPPING[model_type]
     known = config_class()
-    settings = {name: value for name, value in SMALL.items() if hasattr(known, name)}
+    settings: dict[str, Any] = {
+        name: value for name, value in SMALL.items() if hasattr(known, name)
+    }
     with quiet_transformers():
         model = transformers.AutoModelForCausalLM.from_config(config_class(**settings))
         model.save_pretrained(tmp_path)
