@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerFast
 
 from packages.core.tests.faults.published.models import make_model
 
-NO_LEVEL = "there is no `assay check load` yet: both sides of a check load alike"
 BYTES = {chr(number): number for number in range(256)}
 TOKENS = BYTES | {"<bos>": 256, "<eos>": 257, "<pad>": 258, "<unk>": 259}
 CHAT = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -66,7 +65,6 @@ def with_template(chat: str, pad: str = "<pad>") -> Callable[[Path], None]:
     return save
 
 
-@pytest.mark.xfail(reason=NO_LEVEL, strict=True)
 @pytest.mark.parametrize(
     ("bug", "plant", "control", "diagnosis", "told"),
     [
