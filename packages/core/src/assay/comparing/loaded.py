@@ -126,6 +126,8 @@ def describe_key(key: UnreadKey) -> str:
     if key.problem == "overridden":
         return f"config.json: {key.key} is {key.used} in memory, the file says otherwise"
     text = f"config.json: no code reads the key {key.key}"
+    if key.problem == "misplaced":
+        return f"{text}; it looks for {key.nearest} outside of it, and took a default"
     if key.problem == "misspelt":
         return f"{text}; {key.nearest}, which is read, is not in the file: its default was used"
     return f"{text}; the nearest that is read is {key.nearest}" if key.nearest else text

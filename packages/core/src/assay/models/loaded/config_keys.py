@@ -69,10 +69,27 @@ class KeyReader:
                 unread += found
                 num_keys += num_inner
             elif name in ROPE_KEYS and isinstance(value, Mapping) and self.reads.inner:
-                unread += _unread_rope_keys(value, own, self.reads.inner, f"{prefix}{key}.")
+                unread += self._unread_rope_keys(value, own, f"{prefix}{key}.")
             elif name not in read and not self._has_no_effect(config, name, value):
                 unread.append(_describe(key, prefix, _names(config, read), raw, config))
         return unread, num_keys
+
+    def _unread_rope_keys(
+        self, value: Mapping[str, Any], own: object, prefix: str
+    ) -> list[UnreadKey]:
+        """Keys of the rotary parameters that nothing read; those for each kind of layer one by one."""
+        unread = []
+        for key, inner in value.items():
+            if isinstance(inner, Mapping):
+                within = own.get(key) if isinstance(own, Mapping) else None
+                unread += self._unread_rope_keys(inner, within, f"{prefix}{key}.")
+            elif key in self.reads.inner or not isinstance(own, Mapping) or key not in own:
+                continue  # keys that are gone have an older name, and were renamed
+            elif key in self.reads.absent:
+                unread.append(UnreadKey(key=f"{prefix}{key}", problem="misplaced", nearest=key))
+            else:
+                unread.append(_describe(key, prefix, self.reads.inner, value))
+        return unread
 
     def _has_no_effect(
         self,
@@ -98,24 +115,6 @@ def _names(config: Any, read: Iterable[str]) -> set[str]:  # noqa: ANN401 - tran
     """Names that a key of the file could have been meant for: as the code and as files have them."""
     aliases = {alias for alias, name in config.attribute_map.items() if name in read}
     return {name for name in read if not callable(getattr(config, name, None))} | aliases
-
-
-def _unread_rope_keys(
-    value: Mapping[str, Any],
-    own: object,
-    read: set[str],
-    prefix: str,
-) -> list[UnreadKey]:
-    """Keys of the rotary parameters that nothing read; those for each kind of layer one by one."""
-    unread = []
-    for key, inner in value.items():
-        if isinstance(inner, Mapping):
-            within = own.get(key) if isinstance(own, Mapping) else None
-            unread += _unread_rope_keys(inner, within, read, f"{prefix}{key}.")
-        elif key not in read and isinstance(own, Mapping) and key in own:
-            # Keys that are gone have an older name, and were renamed when the file was read.
-            unread.append(_describe(key, prefix, read, value))
-    return unread
 
 
 def _describe(

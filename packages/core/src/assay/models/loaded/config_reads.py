@@ -25,10 +25,12 @@ _MOVERS = ("validate", "_validate", "standardize", "convert_rope", "_check")
 class ConfigReads:
     """Names of attributes that were read, by the name of the configuration's class.
 
+    absent: names that were asked for and are no attributes, so that the code took a default.
     inner: keys that were read of the dicts `ROPE_KEYS`.
     """
 
     attributes: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    absent: set[str] = field(default_factory=set)
     inner: set[str] = field(default_factory=set)
 
 
@@ -43,7 +45,12 @@ def trace_reads() -> Iterator[ConfigReads]:
     original = config_class.__getattribute__
 
     def read(self: Any, key: str) -> Any:  # noqa: ANN401 - any value
-        value = original(self, key)
+        try:
+            value = original(self, key)
+        except AttributeError:
+            if _is_models_code(sys._getframe(1)):  # noqa: SLF001 - the caller
+                reads.absent.add(key)
+            raise
         if key.startswith("_") or not _is_models_code(sys._getframe(1)):  # noqa: SLF001 - the caller
             return value
         key = original(self, "attribute_map").get(key, key)

@@ -13,8 +13,8 @@ WeightProblem = Literal["differs", "not-stored", "varies"]
 
 # Of a key of config.json that nothing reads. misspelt: a key that is read has nearly its name, and
 # is absent from the file, so that its default was used; overridden: the model has another value for
-# it; unread: any other.
-KeyProblem = Literal["misspelt", "overridden", "unread"]
+# it; misplaced: the code looked for it elsewhere in the file, and took a default; unread: any other.
+KeyProblem = Literal["misspelt", "overridden", "misplaced", "unread"]
 
 
 class WeightDifference(Record):

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers.models.llama import modeling_llama
 
 from assay.models import RECIPES, load_model
 from assay.models.loaded.config_keys import inert_keys
@@ -67,6 +69,18 @@ def test_rotary_and_other_keys_of_llama(
     path.write_text(json.dumps(kept), encoding="utf-8")
 
     assert unread(llama_folder) == found
+
+
+def test_key_that_the_code_looks_for_elsewhere_is_named(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def frequencies(config: Any, *_: Any, **__: Any) -> tuple[torch.Tensor, float]:
+        theta = getattr(config, "rope_theta", 10000.0)  # where older versions had it
+        return theta ** -(torch.arange(4) / 4), 1.0
+
+    rotary = modeling_llama.LlamaRotaryEmbedding
+    monkeypatch.setattr(rotary, "compute_default_rope_parameters", staticmethod(frequencies))
+    assert unread(llama_folder) == [("rope_parameters.rope_theta", "misplaced", "rope_theta")]
 
 
 def test_each_inert_key_has_its_reason() -> None:
