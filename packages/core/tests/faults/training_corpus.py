@@ -174,7 +174,8 @@ def _around_the_step() -> Iterator[TrainingFault]:
         "lm_head",
         file="around_the_step",
     )
-    yield from _trainer("CountsTwice", "optimizer", "optimizer-update", file="around_the_step")
+    for name in ("CountsTwice", "SecondStepSkipped"):
+        yield from _trainer(name, "optimizer", "optimizer-update", file="around_the_step")
     for name in ("FewerLayersNamed", "AdapterLeavesOutLayers"):
         yield from _trainer(
             name, "checkpoint", "adapter-mismatch", file="around_the_step", lora=True

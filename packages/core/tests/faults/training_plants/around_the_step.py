@@ -54,6 +54,14 @@ class SavingLeavesAHook(ReferenceTrainer):
         weight.register_hook(torch.zeros_like)
 
 
+class SecondStepSkipped(ReferenceTrainer):
+    """Gradients that are finite are taken for an overflow of a loss scale."""
+
+    def optimizer_step(self) -> None:
+        if self._num_steps != 1:
+            super().optimizer_step()
+
+
 class ThirdUpdateIsHalf(ReferenceTrainer):
     """A count of its own, that no state holds, halves the rate in the end."""
 

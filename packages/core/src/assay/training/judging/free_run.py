@@ -61,6 +61,14 @@ def _report_differences(evidence: TrainEvidence) -> list[str]:
         notes.append(
             f"the trainer counts {counted} label tokens in its steps, the reference {expected}"
         )
+    still = sorted(
+        {step.step for one in evidence.reports for step in one.free.steps if not step.updated}
+    )
+    if still:
+        notes.append(
+            f"steps of the free run that changed no parameter: {', '.join(map(str, still))}, as one"
+            " that is skipped for its loss scale does; of their updates nothing was compared there"
+        )
     losses = [[step.loss for step in report.free.steps] for report in evidence.reports]
     others = [rank for rank, own in enumerate(losses) if not all(map(_same, own, losses[0]))]
     if others:

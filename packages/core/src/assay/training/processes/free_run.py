@@ -50,6 +50,10 @@ K = TypeVar("K")
 # Part of a state that saving may change: whoever draws a name for a file draws it.
 _GENERATORS = "generators"
 
+# Elements of a parameter by which a step is seen to change it: where an update is rounded away in
+# some, it is not in weights near zero, whose units are small.
+_SAMPLED = 1024
+
 # How a model was loaded and is run, not what it computes.
 _OF_LOADING = frozenset(
     {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"}
@@ -197,16 +201,28 @@ def _train(
 ) -> list[StepRecord]:
     records = []
     for batch in batches:
+        before = _sample_trained(opened.trainer)
         with opened.errors_in("step"), drawn.observed():
             done = opened.trainer.step(copied(batch))
+        after = _sample_trained(opened.trainer)
         records.append(
             StepRecord(
-                step=done.step, loss=done.loss, num_tokens=done.num_tokens, grad_norm=done.grad_norm
+                step=done.step,
+                loss=done.loss,
+                num_tokens=done.num_tokens,
+                grad_norm=done.grad_norm,
+                updated=not all(map(torch.equal, before, after)),
             )
         )
         if dist.is_initialized():
             held.append(list(_hash_parts(opened.trainer).items()))
     return records
+
+
+def _sample_trained(trainer: "Trainer") -> list[Tensor]:
+    """Some elements of each parameter that the optimizer holds, of sharded ones of this rank's part."""
+    parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+    return [local_part(p.detach()).flatten()[:_SAMPLED].cpu().clone() for p in parameters]
 
 
 def _save(opened: OpenedTrainer, folder: Path, run: FreeRun) -> _Saved:

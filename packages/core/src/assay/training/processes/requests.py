@@ -111,12 +111,16 @@ class UserCodeReport(Record):
 
 
 class StepRecord(Record):
-    """One optimizer step of a free run."""
+    """One optimizer step of a free run.
+
+    updated: whether it changed any parameter that the optimizer holds.
+    """
 
     step: int
     loss: Number
     num_tokens: int
     grad_norm: Number
+    updated: bool = True
 
 
 class KeptPrecision(Record):

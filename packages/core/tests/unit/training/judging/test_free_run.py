@@ -46,6 +46,17 @@ def test_losses_are_compared_by_the_root_mean_square_of_their_relative_errors() 
     ]
 
 
+def test_a_step_that_changed_nothing_is_noted() -> None:
+    steps = [record.model_copy(update={"updated": record.step != 1}) for record in records(LOSSES)]
+
+    _, notes = judge_losses(ran(free_run(steps=steps)))
+
+    assert notes[1] == (
+        "steps of the free run that changed no parameter: 1, as one that is skipped for its loss"
+        " scale does; of their updates nothing was compared there"
+    )
+
+
 @pytest.mark.parametrize(("units", "fails"), [(9.9, False), (10.1, True)])
 def test_losses_of_a_noise_run_without_an_error_are_held_to_half_a_unit(
     units: float, fails: bool
