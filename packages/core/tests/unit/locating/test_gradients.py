@@ -272,7 +272,7 @@ def test_activations_computed_again_are_not_measured_twice(rig: Rig, *, reentran
 
 
 class _Experts(nn.Module):
-    """Two of four experts for each token, behind a layer; those of the first two are nearly tied."""
+    """One of four experts for each token, the first two of which are nearly tied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -281,7 +281,8 @@ class _Experts(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         scores, chosen = self.router(hidden_states.reshape(-1, 32))
         gained = scores.gather(-1, chosen).sum(-1, keepdim=True)
-        return hidden_states + gained.reshape(*hidden_states.shape[:2], 1)
+        added: Tensor = gained.reshape(*hidden_states.shape[:2], 1)
+        return hidden_states + added
 
 
 class _Router(nn.Module):
@@ -317,7 +318,7 @@ def chosen_again(rig: Rig, choose: Callable[[Tensor, Tensor], Tensor]) -> set[tu
         compute_again("model.layers.1", reentrant=False)(model)
         wrap_forward("model.layers.1.mlp.router", forward)(model)
 
-    failed = {
+    failed: set[tuple[str, str]] = {
         (item.port.module, item.port.stage.phase)
         for item in judge_replay(rig.recomputed(plant), rig.noise[0], load_limits())[0]
         if item.failed

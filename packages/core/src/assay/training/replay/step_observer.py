@@ -30,7 +30,8 @@ from assay.training.state.parameters import named_parameters
 from assay.training.state.sharding import PartialSums, put, whole
 from assay.training.trainers.registry import OpenedTrainer
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 Norm = TypeVar("Norm", bound="Tensor | float")
 
 # A wrapper of a method: it is given the method and its arguments.
