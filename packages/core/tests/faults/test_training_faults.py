@@ -45,8 +45,11 @@ class Work:
         options = TrainOptions(
             model=fault.model, lora=fault.lora, micro_batches=fault.micro_batches
         )
+        options = options_for(options, mesh)
+        if fault.adapter_dropout is not None:
+            options = options.model_copy(update={"adapter_dropout": fault.adapter_dropout})
         return TrainCheck(
-            options_for(options, mesh),
+            options,
             "cpu/float32",
             f"cpu/{fault.dtype}",
             trainer=fault.trainer,

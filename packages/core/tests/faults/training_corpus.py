@@ -22,6 +22,7 @@ class TrainingFault:
     module: where the error is made; None where it is no single module.
     mesh: as `--mesh` takes it; empty for a single process.
     features: what the trainer is asked for, such as `mixed-precision`.
+    adapter_dropout: of the adapter; None as a check has it, which is none on ranks.
     """
 
     plant: str
@@ -34,6 +35,7 @@ class TrainingFault:
     micro_batches: int = 2
     model: str = "micro:llama"
     features: tuple[str, ...] = ()
+    adapter_dropout: float | None = None
 
     @property
     def name(self) -> str:
@@ -184,6 +186,10 @@ def _around_the_step() -> Iterator[TrainingFault]:
         yield from _trainer(name, "forward", "adapter-mismatch", file="around_the_step", lora=True)
     yield from _trainer("MasksRepeated", "forward", "rng-state", file="around_the_step", lora=True)
     for dtype in BOTH:
+        yield TrainingFault(
+            "ranks:AllRanksSeededAlike", dtype, "forward", "rng-state", lora=True, mesh="dp=2",
+            adapter_dropout=0.1,
+        )  # fmt: skip
         yield TrainingFault(
             "around_the_step:LargestPartWins", dtype, "reduce", "missing-reduction", mesh="dp=2"
         )

@@ -17,6 +17,14 @@ NORM = "model.layers.1.input_layernorm.weight"
 GATE = "model.layers.2.mlp.gate_proj.weight"
 
 
+class AllRanksSeededAlike(ReferenceTrainer):
+    """Every data rank drops by the same random numbers as the first."""
+
+    def setup(self, plan: TrainingPlan) -> None:
+        super().setup(plan)
+        self.device.seed(plan.seed)
+
+
 class NothingReduced(ReferenceTrainer):
     """Every rank goes its own way."""
 
