@@ -12,6 +12,7 @@ from assay.training.processes.requests import TrainOptions
 
 SETUPS = Path(__file__).parent / "setups.py"
 TRAINERS = Path(__file__).parent / "trainers.py"
+LIBRARIES = Path(__file__).parent / "library_trainers.py"
 DTYPES = ("float32", "bfloat16")
 DECODERS = ("micro:llama", "micro:mistral", "micro:gemma2", "micro:mixtral")
 EAGER_ONLY = ("micro:gemma2",)  # sdpa has no soft caps
@@ -105,6 +106,7 @@ def training_variants() -> Iterator[TrainingVariant]:
         for model in DIVIDED:
             yield _on_ranks(model, dtype, "tensor-parallel", (("tp", 2),))
             yield _on_ranks(model, dtype, "pipeline", (("pp", 2),), options=IN_STAGES)
+        yield from _by_conventions_of_libraries(dtype)
         yield from _ranks_of_llama(dtype)
 
 
@@ -169,6 +171,15 @@ def _two_ranks(model: str, dtype: str) -> Iterator[TrainingVariant]:
         yield _on_ranks(model, dtype, trainer)
     if dtype != "float32":
         yield _on_ranks(model, dtype, "fsdp", features=("mixed-precision",))
+
+
+def _by_conventions_of_libraries(dtype: str) -> Iterator[TrainingVariant]:
+    model = "micro:llama"
+    for name in ("Accelerated", "HuggingFace", "GradScaled", "Concatenated", "LaidEndToEnd"):
+        trainer = f"{LIBRARIES}:{name}"
+        yield TrainingVariant(model, dtype, _words(name), trainer=trainer)
+    averaging = f"{LIBRARIES}:AveragingDDP"
+    yield TrainingVariant(model, dtype, "averaging ranks", trainer=averaging, mesh=(("dp", 2),))
 
 
 def _ranks_of_llama(dtype: str) -> Iterator[TrainingVariant]:

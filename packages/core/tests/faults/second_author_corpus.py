@@ -46,7 +46,7 @@ def _clips() -> Iterator[TrainingFault]:
     yield _fault("NormIsSumOfNorms", "clip", "clip-norm")
     yield from _both(_fault("ClippedByValue", "clip", "clip-norm"))
     # Where it shows is backward: all gradients of a micro-batch by one factor.
-    yield _fault("ClippedAfterEachMicroBatch", "backward", "loss-scale")
+    yield _fault("ClippedAfterEachMicroBatch", "backward", "clip-norm")
 
 
 def _optimizers() -> Iterator[TrainingFault]:

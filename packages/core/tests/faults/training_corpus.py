@@ -78,6 +78,7 @@ def training_corpus() -> Iterator[TrainingFault]:
         _promises,
         _batch_rows,
         _others,
+        _conventions,
     )
     for part in parts:
         yield from part()
@@ -280,6 +281,30 @@ def _others() -> Iterator[TrainingFault]:
     down = f"{MLP}.down_proj"
     yield from _setup("down_weights_2_percent", "forward", "weight-mismatch", down)
     yield from _setup("down_outputs_2_percent", "forward", "module-error", down)
+
+
+def _conventions() -> Iterator[TrainingFault]:
+    """Beside `false_alarms/library_trainers.py`, whose conventions these break."""
+    for name, phase, diagnosis in _BROKEN_CONVENTIONS:
+        yield from _trainer(name, phase, diagnosis, file="conventions")
+    for dtype in BOTH:
+        for name in ("AveragedWithoutFactor", "FactorOfRanksAddedUp"):
+            plant = f"conventions:{name}"
+            yield TrainingFault(plant, dtype, "backward", "loss-scale", mesh="dp=2")
+
+
+_BROKEN_CONVENTIONS: tuple[tuple[str, Phase, Diagnosis], ...] = (
+    ("ClippedBeforeUnscaling", "clip", "clip-norm"),
+    ("UnscaledAfterClipping", "clip", "clip-norm"),
+    ("ScaledTwice", "clip", "loss-scale"),
+    ("UnscaledByAnotherFactor", "clip", "loss-scale"),
+    ("ReducedByAnotherFactor", "reduce", "loss-scale"),
+    ("UnscaledOnOneParameterOnly", "reduce", "missing-reduction"),
+    ("AccumulatedTwice", "backward", "loss-scale"),
+    ("SkippedInSilence", "optimizer", "frozen-parameters"),
+    ("DecaysWhileSkipping", "optimizer", "optimizer-update"),
+    ("RowsSeeEachOther", "forward", "module-error"),
+)
 
 
 def _trainer(

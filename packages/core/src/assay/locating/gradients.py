@@ -9,10 +9,10 @@ from assay.hooks.boundary import Boundary
 from assay.hooks.memory_layout import laid_out_as
 from assay.hooks.timeline import RowIndex
 from assay.locating.loss_scale import GradientScale, LossScale
+from assay.locating.packed_trace import ReplayedTrace
 from assay.locating.rank_layout import RankLayout, layout_of
 from assay.sites import Call, CallSite
 from assay.stages import Stage, stage_that_made
-from assay.trace import Trace
 
 
 @dataclass
@@ -26,7 +26,7 @@ class GradientReplayer:
         with it; None where a factor is an error.
     """
 
-    trace: Trace
+    trace: ReplayedTrace
     boundary: Boundary
     layout: RankLayout | None = None
     unmeasured: frozenset[tuple[str, str]] = frozenset()

@@ -29,6 +29,7 @@ from assay.locating.masks import (
     mask_for,
 )
 from assay.locating.measuring import as_real, is_broadcast_over_rows, measure
+from assay.locating.packed_trace import ReplayedTrace
 from assay.locating.port_matching import ancestors, missing_ports, recorded_names
 from assay.locating.rank_layout import RankLayout, layout_of
 from assay.locating.routing import (
@@ -40,7 +41,6 @@ from assay.locating.routing import (
 )
 from assay.sites import Call, CallSite, RowMap
 from assay.stages import Stage, stage_that_made
-from assay.trace import Trace
 
 
 def _is_every_call(site: CallSite) -> bool:
@@ -89,7 +89,7 @@ class Replayer:
     source: where in the trace the running batch is found; set before each batch.
     """
 
-    trace: Trace
+    trace: ReplayedTrace
     boundary: Boundary
     attention: str = "eager"
     pointwise: frozenset[str] = frozenset()

@@ -6,6 +6,11 @@ from typing import Any
 
 from assay.hooks.nested import iterate_leaves, iterate_tensors
 
+# Arguments of Hugging Face models: each means the same wherever it stands, and none is another.
+_STANDARD = frozenset(
+    {"input_ids", "inputs_embeds", "attention_mask", "position_ids", "labels", "cache_position"}
+)
+
 
 def recorded_names(arguments: Mapping[str, Any], ports: Iterable[str]) -> dict[str, str]:
     """For each argument the name that it has in the trace: another class may use another one."""
@@ -14,9 +19,9 @@ def recorded_names(arguments: Mapping[str, Any], ports: Iterable[str]) -> dict[s
     ours = [
         name
         for name, value in arguments.items()
-        if name not in recorded and any(iterate_tensors(value, name))
+        if name not in recorded and name not in _STANDARD and any(iterate_tensors(value, name))
     ]
-    theirs = [name for name in recorded if name not in arguments]
+    theirs = [name for name in recorded if name not in arguments and name not in _STANDARD]
     if len(ours) == len(theirs):
         names.update(zip(ours, theirs, strict=True))
     return names

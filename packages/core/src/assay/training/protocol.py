@@ -81,6 +81,9 @@ class StepReport:
     num_tokens: how many label tokens these are; the first token of a row is no label.
     grad_norm: global norm before clipping; nan where the trainer cannot observe it.
     learning_rate: the one that the step was made with.
+    skipped: whether the optimizer was left out, as under GradScaler where gradients overflow. Then
+        nothing but the loss scale may have changed; a check gives the same batch again, until the
+        step is made. Alike on all ranks.
     """
 
     step: int
@@ -88,6 +91,7 @@ class StepReport:
     num_tokens: int
     grad_norm: float
     learning_rate: float
+    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

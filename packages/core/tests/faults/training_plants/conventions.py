@@ -1,12 +1,17 @@
-"""Trainers that scale their loss as public libraries do, with one fault each.
+"""Trainers by the conventions of public libraries, with one fault each.
 
-The correct neighbours: `tests/false_alarms/library_trainers.py` and `LossScaled` there.
+Their correct neighbours: `tests/false_alarms/library_trainers.py`.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from assay.training.batches import MicroBatch
+from assay.training.batches import IGNORED, MicroBatch
+from assay.training.protocol import StepReport
 from assay.training.trainers.ddp import DDPTrainer
 from assay.training.trainers.reference import ReferenceTrainer
 
@@ -61,7 +66,7 @@ class ScaledTwice(_Scaled):
     """The loss is scaled by the loop and by the library, and unscaled once."""
 
     def backward(self, loss: Tensor) -> None:
-        super().backward(loss * SCALE)
+        super().backward(loss * SCALE)  # which scales it, too
 
     def clip_gradients(self, max_norm: float) -> float:
         self.divide(SCALE)
@@ -98,3 +103,46 @@ class AccumulatedTwice(ReferenceTrainer):
 
     def backward(self, loss: Tensor) -> None:
         super().backward(loss / self.plan.micro_batches)
+
+
+class SkippedInSilence(ReferenceTrainer):
+    """Every step is taken for one that overflowed, and nothing is said of it."""
+
+    def optimizer_step(self) -> None:
+        pass
+
+
+class DecaysWhileSkipping(ReferenceTrainer):
+    """A step that is skipped decays the weights all the same."""
+
+    _has_skipped = False
+
+    def step(self, batch: Sequence[MicroBatch]) -> StepReport:
+        report = super().step(batch)
+        skipped, self._has_skipped = not self._has_skipped, True
+        self._num_steps -= skipped
+        return replace(report, skipped=skipped)
+
+    def optimizer_step(self) -> None:
+        if self._has_skipped:
+            super().optimizer_step()
+            return
+        with torch.no_grad():
+            for parameter in self._trained():
+                parameter.mul_(0.99)
+
+
+class RowsSeeEachOther(ReferenceTrainer):
+    """Rows are laid end to end without positions of their own: each sees the rows before it."""
+
+    def train_on(self, own: Sequence[MicroBatch], num_tokens: int) -> float:
+        rows = [
+            {name: one[name][row][one["attention_mask"][row] != 0] for name in one}
+            for one in own
+            for row in range(len(one["input_ids"]))
+        ]
+        for row in rows:
+            row["labels"][0] = IGNORED
+        names = ("input_ids", "labels", "attention_mask")
+        packed = {name: torch.cat([row[name] for row in rows])[None] for name in names}
+        return super().train_on([packed], num_tokens)

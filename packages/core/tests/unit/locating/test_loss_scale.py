@@ -80,7 +80,8 @@ def test_factor_is_the_whole_number_that_it_is_but_for_rounding(
     steps.begin_step()
     steps.learn(found)
 
-    assert (steps.factor, steps.of_loss) == (pytest.approx(factor), pytest.approx(of_loss))
+    assert steps.factor == pytest.approx(factor)
+    assert steps.of_loss == pytest.approx(of_loss)
     assert steps.of_gradients == steps.factor
 
 

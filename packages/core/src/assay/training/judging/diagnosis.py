@@ -6,6 +6,7 @@ from assay.comparing.judge import FailedStage, Judged
 from assay.comparing.levels import Finding
 from assay.comparing.results import PortResult
 from assay.sites import Phase
+from assay.training.judging.early_clipping import is_clipped_in_backward, is_clipped_in_reduce
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.free_run import RESUMED_TRAJECTORY
 from assay.training.judging.groups import JudgedGroup
@@ -182,6 +183,8 @@ def _diagnose_forward(
 def _diagnose_backward(
     evidence: TrainEvidence, groups: dict[str, JudgedGroup], port: PortResult, location: Location
 ) -> Finding:
+    if lost := _find_lost_gradients(evidence, groups, location):
+        return lost
     if not groups["gradients"].failed and groups["stage-backward"].failed:
         # Boundaries are right: what is wrong is how parameters' gradients are made, or added up.
         if _all_scaled_alike(groups["stage-backward"]):
@@ -202,6 +205,10 @@ def _diagnose_group(
     evidence: TrainEvidence, group: JudgedGroup, phase: Phase, location: Location
 ) -> Finding:
     if phase == "reduce":
+        if _are_zero(group):
+            return Finding("frozen-parameters", _of_no_module(location))
+        if _all_scaled_alike(group) and is_clipped_in_reduce(evidence.reports):
+            return Finding("clip-norm", _of_no_module(location))
         if _all_scaled_alike(group):
             return Finding("loss-scale", _of_no_module(location))
         if not _is_part_missing(group):
@@ -211,6 +218,41 @@ def _diagnose_group(
     if phase == "clip" or (phase == "optimizer" and _most_fail(group)):
         location = _of_no_module(location)
     return Finding(_OF_GROUP[group.name], location)
+
+
+def _find_lost_gradients(
+    evidence: TrainEvidence, groups: dict[str, JudgedGroup], location: Location
+) -> Finding | None:
+    """Gradients of parameters that are none at all, or shortened while they are added up."""
+    own = groups["stage-backward"]
+    if _is_without_gradients(evidence, own):
+        return Finding("frozen-parameters", _of_no_module(location))
+    only_sums = bool(own.failed) and not groups["gradients"].failed
+    if only_sums and is_clipped_in_backward(evidence.reports):
+        return Finding("clip-norm", _of_no_module(location))
+    return None
+
+
+def _is_without_gradients(evidence: TrainEvidence, group: JudgedGroup) -> bool:
+    """Whether no gradient reaches any parameter: it is lost at the loss, or at all parameters."""
+    scales = evidence.report.logit_gradients
+    lost = bool(scales) and all(abs(1 + one.slope) <= _SAME_SUM and not one.rest for one in scales)
+    return lost or _are_zero(group)
+
+
+def _are_zero(group: JudgedGroup) -> bool:
+    """Whether the gradients of all parameters are zero, and the reference's are not."""
+    expected = {
+        (port.rank, port.module, port.port)
+        for port in group.ports
+        if port.port.startswith(PARAMETER_PREFIX) and port.sums.ee > 0
+    }
+    zero = {
+        (item.port.rank, item.port.module, item.port.port)
+        for item in group.failed
+        if item.port.port.startswith(PARAMETER_PREFIX) and stands_still(item)
+    }
+    return bool(expected) and zero == expected
 
 
 def _of_no_module(location: Location) -> Location:

@@ -9,7 +9,7 @@ from assay.training.processes.requests import CandidateReport, FreeRun, KeptPrec
 _UNITED = (
     "weights_different", "not_in_optimizer", "unexpectedly_trained", "adapter_start", "not_loaded",
     "logit_gradients", "partial_modules", "unmeasured",
-    "scaled_steps",
+    "scaled_steps", "changed_by_skipping", "packed",
 )  # fmt: skip
 
 _COUNTS = ("sharded_gradients", "narrow_gradients", "updates_expected", "updates_made")

@@ -54,6 +54,7 @@ from assay.training.judging.replicas import (
     notes_on_masks,
 )
 from assay.training.processes.requests import CandidateReport
+from assay.training.processes.skipped_steps import MOST_SKIPPED
 from assay.training.protocol import PHASE_METHODS
 from assay.verdicts import (
     Diagnosis,
@@ -131,6 +132,13 @@ def _judge(
     finding = decision.finding if outcome is Outcome.FAIL else None
     diagnosis: Diagnosis | None = finding.diagnosis if finding else None
     notes = [*evidence.reference.notes, *first_notes]
+    notes += _notes_on_skipped(evidence.report)
+    notes += [
+        f"micro-batches {', '.join(map(str, numbers))} of a step are run as one: what the reference has"
+        " of each is put together row by row"
+        for numbers in evidence.report.packed
+        if len(numbers) > 1
+    ]
     notes += _unmeasured_notes(evidence.report)
     notes += [note for result in results.values() for note in result.notes]
     if outcome is Outcome.PASS and evidence.report.weights_different:
@@ -181,6 +189,22 @@ def _steps_elsewhere(evidence: TrainEvidence, updates: JudgedGroup) -> bool:
     return foreign and any(
         item.port.port.startswith("update.") and not stands_still(item) for item in updates.judged
     )
+
+
+def _notes_on_skipped(report: CandidateReport) -> list[str]:
+    """Steps that the trainer skipped: what was compared are those that it made."""
+    notes = []
+    for number, step in enumerate(report.free.steps):
+        if step.num_skipped > MOST_SKIPPED:
+            notes.append(
+                f"step {number} was never made: the trainer skipped it {MOST_SKIPPED} times"
+            )
+        elif step.num_skipped:
+            notes.append(
+                f"step {number} was skipped {step.num_skipped} times before it was made, as the"
+                " trainer reports: its batch was given again"
+            )
+    return notes
 
 
 def _unmeasured_notes(report: CandidateReport) -> list[str]:
@@ -276,11 +300,18 @@ def _reported_problem(level: str, evidence: TrainEvidence) -> str | None:
     promise = find_broken_promise(evidence)
     if promise and level == _LEVEL_OF_PROMISE[promise.location.phase]:
         return promise.reason
-    if level == "updates" and report.unexpectedly_trained:
-        return f"trained, and should not be: {name_some(report.unexpectedly_trained)}"
+    if level == "updates" and (report.unexpectedly_trained or report.changed_by_skipping):
+        return _changed_unexpectedly(report)
     if level == "activations" and report.adapter_start:
         return f"the adapter does not start as an adapter does: {name_some(report.adapter_start)}"
     return None
+
+
+def _changed_unexpectedly(report: CandidateReport) -> str:
+    if report.unexpectedly_trained:
+        return f"trained, and should not be: {name_some(report.unexpectedly_trained)}"
+    names = name_some([value.path for value in report.changed_by_skipping])
+    return f"changed by a step that was skipped: {names}"
 
 
 def _belongs(level: str, item: Judged) -> bool:
@@ -321,6 +352,8 @@ def _find_in_reports(evidence: TrainEvidence) -> Finding | None:
         module = name.rpartition(".")[0]
         location = Location(phase="forward", module=module, parameter=name)
         return Finding("adapter-mismatch", location)
+    if evidence.report.changed_by_skipping:
+        return Finding("optimizer-update", Location(phase="optimizer"))
     return find_unexpectedly_trained(evidence)
 
 

@@ -3,7 +3,9 @@
 It never judges: a setup function may have patched anything in this process.
 """
 
+import copy
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,14 +38,16 @@ from assay.training.processes.golden import (
 from assay.training.processes.requests import (
     CandidateReport,
     CandidateRequest,
+    GradientNormRecord,
     LogitGradientScale,
     ScaledStepRecord,
     rank_folder,
     scaled_folder,
 )
+from assay.training.processes.skipped_steps import step_until_made
 from assay.training.replay.conditions import comparable, keep_no_cache
 from assay.training.replay.rank_view import RankView
-from assay.training.replay.replayed_steps import ReplayedModel, ReplayedSteps
+from assay.training.replay.replayed_steps import Measured, ReplayedModel, ReplayedSteps
 from assay.training.replay.run_rows import RunRows
 from assay.training.state.generators import generator_states
 from assay.training.state.parameters import named_parameters
@@ -52,6 +56,7 @@ from assay.training.state.sharding import PartialSums, whole
 from assay.training.state.states import (
     State,
     collect_state,
+    differences,
     differing_parameters,
     inject_state,
     measure_changes,
@@ -93,6 +98,8 @@ class _Candidate:
             request.features,
         )
         self._golden = Path(request.golden)
+        self._skips = False
+        self._changed_by_skipping: set[StateValue] = set()
 
     def run(self) -> CandidateReport:
         request, device = self._request, self._device
@@ -118,6 +125,7 @@ class _Candidate:
                 free = run_freely(
                     first, self._open, batches, begin, end, request, device.torch_device
                 )
+        self._skips = any(step.num_skipped for step in free.steps)
         with self._progress.step("candidate: every stage is measured"):
             opened = self._open()
             trainer = opened.trainer
@@ -159,18 +167,22 @@ class _Candidate:
             updates_expected=steps.moved.num_expected,
             updates_made=steps.moved.num_moved,
             dropout_masks=opened.traits.dropout_masks,
+            norms=[GradientNormRecord.model_validate(asdict(norm)) for norm in steps.norms],
+            packed=sorted({packing.micro_batches for packing in steps.packings}),
             logit_gradients=[
                 LogitGradientScale.model_validate(asdict(row)) for row in steps.scales
             ],
         )
         trainer.teardown()
-        if not is_scaled:
-            return report
         scale = LossScale(unit)
-        with self._progress.step("candidate: every stage once more, without its loss scale"):
-            self._replay_scaled(batches, start, scale, scaled_folder(folder))
-        scaled = [ScaledStepRecord.model_validate(asdict(step)) for step in scale.steps]
-        return report.model_copy(update={"scaled_steps": scaled})
+        if is_scaled:
+            with self._progress.step("candidate: every stage once more, without its loss scale"):
+                self._replay_scaled(batches, start, scale, scaled_folder(folder))
+        update = {
+            "scaled_steps": [ScaledStepRecord.model_validate(asdict(one)) for one in scale.steps],
+            "changed_by_skipping": sorted(self._changed_by_skipping),
+        }
+        return report.model_copy(update=update)
 
     def _replay_scaled(
         self, batches: Batches, start: State, scale: LossScale, folder: Path
@@ -260,9 +272,29 @@ class _Candidate:
                 state = self._own(opened, state)
                 lost = inject_state(opened.trainer, state, self._device.torch_device)
                 not_loaded += [value for value in lost if value not in not_loaded]
+                begin_again = _do_nothing
+                if self._skips or loss_scale is not None:
+                    begin_again = partial(self._forget, opened, state, steps, steps.measured())
                 with opened.errors_in("step"):
-                    steps.run_step(number, batch)
+                    step_until_made(partial(steps.run_step, number, batch), begin_again)
         return steps, not_loaded
+
+    def _forget(
+        self, opened: OpenedTrainer, state: State, steps: ReplayedSteps, measured: Measured
+    ) -> None:
+        """Begin a step anew that was skipped: nothing that the step depends on may have changed."""
+        actual = collect_state(opened.trainer, self._device.torch_device)
+        self._changed_by_skipping |= {
+            value
+            for value in differences(state, actual)
+            if value.part == "moments" or value.parameter in state["trainable"]
+        }
+        steps.go_back_to(copy.deepcopy(measured))
+        inject_state(opened.trainer, state, self._device.torch_device)
+
+
+def _do_nothing() -> None:
+    """Leave everything as it is: a step that is skipped only here is measured like any other."""
 
 
 def _of_all_ranks(scales: list[GradientScale]) -> list[GradientScale]:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -26,7 +27,8 @@ from assay.training.processes.requests import (
     KeptPrecision,
     StepRecord,
 )
-from assay.training.protocol import MIXED_PRECISION
+from assay.training.processes.skipped_steps import step_until_made
+from assay.training.protocol import MIXED_PRECISION, StepReport
 from assay.training.replay.dropout import masks_observed
 from assay.training.state.files import fingerprint, hash_value
 from assay.training.state.generators import DrawnGenerators
@@ -103,10 +105,10 @@ def run_freely(
     first = folder.with_name("first-checkpoint") if resume_at > 1 else None
     if first is not None:
         with _masks_noted(opened, run.masks):
-            run.steps = _train(opened, batches[: resume_at - 1], run.held, drawn)
+            run.steps = _train(opened, batches[: resume_at - 1], run, drawn)
         _save(opened, first, run)
     with _masks_noted(opened, run.masks):
-        run.steps += _train(opened, batches[len(run.steps) : resume_at], run.held, drawn)
+        run.steps += _train(opened, batches[len(run.steps) : resume_at], run, drawn)
     saved = _save(opened, folder, run)
     if run.problem is None:
         try:
@@ -114,7 +116,7 @@ def run_freely(
         except (AssayError, OSError, ValueError) as error:
             run.problem = f"the model in the checkpoint cannot be read: {error}"
     with _masks_noted(opened, run.masks), _precision_noted(opened, start, request, run):
-        run.steps += _train(opened, batches[resume_at:], run.held, drawn)
+        run.steps += _train(opened, batches[resume_at:], run, drawn)
     end, generators_end = _hash_parts(trainer), drawn.hashes()
     run.trajectory = trajectory_of(trainer.model, golden_end)
     trainer.teardown()
@@ -135,7 +137,7 @@ def run_freely(
     run.generators_compared = any(value.part == _GENERATORS for value in saved.state)
     run.not_restored = _changed(saved, resumed.trainer)
     run.compared = len(saved.state) + len(saved.lasting)
-    run.resumed = _train(resumed, batches[resume_at:], [], drawn)
+    run.resumed = _train(resumed, batches[resume_at:], FreeRun(), drawn)
     # What the trainer's state does not hold need not be restored where no step draws from it, or
     # where each step sets it anew.
     changed_generators = _unequal(generators_end, drawn.hashes())
@@ -196,14 +198,16 @@ def _masks_noted(opened: OpenedTrainer, masks: list[str]) -> Iterator[None]:
 def _train(
     opened: OpenedTrainer,
     batches: Sequence[Sequence[MicroBatch]],
-    held: list[list[tuple[HeldPart, str]]],
+    run: FreeRun,
     drawn: DrawnGenerators,
 ) -> list[StepRecord]:
+    """Make a step of each batch; what each rank holds after it, and its masks, go to `run`."""
     records = []
     for batch in batches:
+        begin_again = partial(_begin_again, run, len(run.masks), drawn, drawn.states())
         before = _sample_trained(opened.trainer)
         with opened.errors_in("step"), drawn.observed():
-            done = opened.trainer.step(copied(batch))
+            done, num_skipped = step_until_made(partial(_step, opened.trainer, batch), begin_again)
         after = _sample_trained(opened.trainer)
         records.append(
             StepRecord(
@@ -212,10 +216,11 @@ def _train(
                 num_tokens=done.num_tokens,
                 grad_norm=done.grad_norm,
                 updated=not all(map(torch.equal, before, after)),
+                num_skipped=num_skipped,
             )
         )
         if dist.is_initialized():
-            held.append(list(_hash_parts(opened.trainer).items()))
+            run.held.append(list(_hash_parts(opened.trainer).items()))
     return records
 
 
@@ -223,6 +228,18 @@ def _sample_trained(trainer: "Trainer") -> list[Tensor]:
     """Some elements of each parameter that the optimizer holds, of sharded ones of this rank's part."""
     parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
     return [local_part(p.detach()).flatten()[:_SAMPLED].cpu().clone() for p in parameters]
+
+
+def _begin_again(
+    run: FreeRun, num_masks: int, drawn: DrawnGenerators, generators: dict[str, Any]
+) -> None:
+    """Forget what a step that was skipped has drawn."""
+    del run.masks[num_masks:]
+    drawn.restore(generators)
+
+
+def _step(trainer: "Trainer", batch: Sequence[MicroBatch]) -> StepReport:
+    return trainer.step(copied(batch))
 
 
 def _save(opened: OpenedTrainer, folder: Path, run: FreeRun) -> _Saved:

@@ -114,6 +114,7 @@ class StepRecord(Record):
     """One optimizer step of a free run.
 
     updated: whether it changed any parameter that the optimizer holds.
+    num_skipped: how often the trainer skipped it before it made it.
     """
 
     step: int
@@ -121,6 +122,7 @@ class StepRecord(Record):
     num_tokens: int
     grad_norm: Number
     updated: bool = True
+    num_skipped: int = 0
 
 
 class KeptPrecision(Record):
@@ -226,6 +228,9 @@ class CandidateReport(Record):
     updates_expected: elements that the reference's updates change; updates_made: those of them that
         updates here change too.
     dropout_masks: what the trainer declares of masks on ranks of dp, see TrainerTraits.
+    norms: of the gradients after each phase of every step.
+    packed: numbers of micro-batches that were run as one.
+    changed_by_skipping: parts of the state that are not as they were before a skipped step.
     scaled_steps: the steps of the second replay, which a trainer is given that scales its loss by
         one factor; empty where there was none.
     """
@@ -255,6 +260,9 @@ class CandidateReport(Record):
     updates_expected: int = 0
     updates_made: int = 0
     dropout_masks: Literal["own", "shared"] | None = None
+    norms: list["GradientNormRecord"] = Field(default_factory=list)
+    packed: list[tuple[int, ...]] = Field(default_factory=list)
+    changed_by_skipping: list[StateValue] = Field(default_factory=list)
     scaled_steps: list["ScaledStepRecord"] = Field(default_factory=list)
 
 
@@ -280,3 +288,13 @@ class ScaledStepRecord(Record):
     of_loss: Number
     taken_off: Phase | None = None
     norm: Number | None = None
+
+
+class GradientNormRecord(Record):
+    """Global norms of a process: the fields of `assay.training.replay.observed_gradients.GradientNorm`."""
+
+    step: int
+    phase: Phase
+    first: Number
+    found: Number
+    injected: Number

@@ -1,23 +1,31 @@
 """Every step of a trainer, measured against a golden, whose values are injected."""
 
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from assay.comparing.results import ReplayResults
 from assay.comparing.stored_results import attach_results
 from assay.hooks.boundary import Boundary
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
 from assay.locating.gradients import GradientReplayer
-from assay.locating.loss_scale import GradientScale, LossScale
+from assay.locating.loss_scale import GradientScale, LossScale, ScaledStep
 from assay.locating.modules import Replayer
+from assay.locating.packed_trace import PackedTrace, Packing
+from assay.sites import Phase
 from assay.trace import Trace, TraceWriter
+from assay.training.batches import MicroBatch
+from assay.training.protocol import StepReport
 from assay.training.replay.gradient_sums import GradientSums
+from assay.training.replay.observed_gradients import GradientNorm
 from assay.training.replay.rank_view import RankView
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_replayer import StageReplayer
 from assay.training.replay.stage_values import PHASES
 from assay.training.replay.step_observer import StepObserver
-from assay.training.replay.update_watch import UpdateWatch
+from assay.training.replay.update_watch import MovedElements, UpdateWatch
 from assay.training.trainers.registry import OpenedTrainer
 
 TRACE = "trace"
@@ -37,12 +45,36 @@ class ReplayedModel:
     untrained: frozenset[str] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All that a replay has measured, so that a step that was skipped can be forgotten.
+
+    modules, recomputed, gradients: at module boundaries; stages: between phases.
+    scales, scaled_steps: of gradients of the loss.
+    micro_batches_run, norms: as the observer has them.
+    errors_of_sums, moved: of gradients and updates; num_sharded, num_narrow: as GradientSums has them.
+    """
+
+    modules: ReplayResults
+    recomputed: ReplayResults
+    gradients: ReplayResults
+    stages: dict[Phase, ReplayResults]
+    scales: list[GradientScale]
+    micro_batches_run: list[tuple[int, int]]
+    norms: list[GradientNorm]
+    scaled_steps: list[ScaledStep]
+    errors_of_sums: dict[str, float]
+    num_sharded: int
+    num_narrow: int
+    moved: MovedElements
+
+
 class ReplayedSteps:
     """A trainer that is measured against a golden, whose values are injected into every stage.
 
     Inside of `attached()`, `run_step` makes one step; `write` comes after the last one.
 
-    sums: how gradients were added up; moved: what the updates changed.
+    sums: how gradients were added up.
     """
 
     def __init__(
@@ -56,8 +88,9 @@ class ReplayedSteps:
         loss_scale: LossScale | None = None,
     ) -> None:
         trace = Trace.open(golden / TRACE)
-        self._replayer = Replayer(trace, boundary, model.attention, model.pointwise)
-        self._gradients = GradientReplayer(trace, boundary, loss_scale=loss_scale)
+        packed = PackedTrace(trace)
+        self._replayer = Replayer(packed, boundary, model.attention, model.pointwise)
+        self._gradients = GradientReplayer(packed, boundary, loss_scale=loss_scale)
         self._handler = StageReplayer(trace, boundary, rows)
         self._rank_view = rank_view
         if rank_view is not None:
@@ -69,7 +102,7 @@ class ReplayedSteps:
         self.sums = GradientSums(boundary.rounded, over_ranks)
         taps = GradientTaps(self._replayer, self._gradients)
         updates = UpdateWatch(opened.trainer, self._handler, model.untrained)
-        self.moved = updates.moved
+        self._updates = updates
         self._observer = StepObserver(
             opened,
             self._handler,
@@ -79,11 +112,70 @@ class ReplayedSteps:
             rows,
             self._replayer,
             rank_view,
+            packed,
             loss_scale,
             self.sums,
         )
+        self._loss_scale, self._packed = loss_scale, packed
         self.attached = self._observer.attached
-        self.run_step = self._observer.run_step
+
+    def run_step(self, step: int, batch: Sequence[MicroBatch]) -> StepReport:
+        """Make one step, and measure it."""
+        return self._observer.run_step(step, batch)
+
+    def measured(self) -> Measured:
+        """A copy of all that was measured so far."""
+        for results in (
+            self._replayer.results,
+            self._replayer.recomputed,
+            self._gradients.results,
+            *self._handler.results.values(),
+        ):
+            results.flush()
+        return copy.deepcopy(
+            Measured(
+                self._replayer.results,
+                self._replayer.recomputed,
+                self._gradients.results,
+                self._handler.results,
+                self._gradients.scales,
+                self._observer.micro_batches_run,
+                self._observer.of_parameters.norms,
+                [] if self._loss_scale is None else self._loss_scale.steps,
+                self.sums.errors,
+                self.sums.num_sharded,
+                self.sums.num_narrow,
+                self.moved,
+            )
+        )
+
+    def go_back_to(self, measured: Measured) -> None:
+        """Forget what was measured since `measured` was made; it is used up."""
+        self._replayer.results, self._replayer.recomputed = measured.modules, measured.recomputed
+        self._gradients.results, self._gradients.scales = measured.gradients, measured.scales
+        self._handler.results = measured.stages
+        self._observer.micro_batches_run = measured.micro_batches_run
+        self._observer.of_parameters.norms = measured.norms
+        if self._loss_scale is not None:
+            self._loss_scale.steps = measured.scaled_steps
+        self.sums.errors = measured.errors_of_sums
+        self.sums.num_sharded, self.sums.num_narrow = measured.num_sharded, measured.num_narrow
+        self._updates.moved = measured.moved
+
+    @property
+    def moved(self) -> MovedElements:
+        """What the updates changed."""
+        return self._updates.moved
+
+    @property
+    def norms(self) -> list[GradientNorm]:
+        """Of the gradients after each phase."""
+        return self._observer.of_parameters.norms
+
+    @property
+    def packings(self) -> list[Packing]:
+        """Micro-batches that were run as one."""
+        return list(self._packed.packings.values())
 
     @property
     def seen(self) -> list[str]:

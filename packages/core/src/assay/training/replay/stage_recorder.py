@@ -1,5 +1,6 @@
 """Recording the values between the phases of training steps into a trace."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -45,6 +46,10 @@ class StageRecorder:
             injected = self.boundary.injected(stored, value.dtype)
             self._injected[name] = injected, address
             return injected
+
+    def observe_sum(self, addresses: Sequence[ValueAddress], value: Tensor) -> None:
+        """Refuse it: the reference runs every micro-batch by itself."""
+        raise NotImplementedError
 
     def observe_state(self, name: str, state: Tensor) -> Tensor:
         """Keep the state, and return it."""

@@ -1,6 +1,6 @@
 """Values between the phases of training steps, measured against the reference's and replaced."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -47,7 +47,16 @@ class StageReplayer:
 
     def observe(self, address: ValueAddress, value: Tensor) -> Tensor:
         """Measure the value, and return the reference's."""
-        expected = self.find(address)
+        return self._measure(address, value, self.find(address))
+
+    def observe_sum(self, addresses: Sequence[ValueAddress], value: Tensor) -> None:
+        """Measure the value against the sum of the reference's."""
+        parts = [part for address in addresses if (part := self.find(address)) is not None]
+        self._missing.difference_update(addresses)
+        total = torch.stack(parts).sum(0) if len(parts) == len(addresses) else None
+        self._measure(addresses[0], value, total)
+
+    def _measure(self, address: ValueAddress, value: Tensor, expected: Tensor | None) -> Tensor:
         results = self.results[address.stage.phase]
         if expected is None:
             if not address.port.startswith(COUNT):

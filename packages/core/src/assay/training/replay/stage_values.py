@@ -4,7 +4,7 @@ What a phase made is kept exactly, and is injected into the next one rounded to 
 dtype, so that an error stays in the phase that makes it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, cast
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.trace import Trace, TraceWriter
+from assay.training.state.parameters import NamedParameter
 
 # Phases with values of their own, in the order of a step; "inputs" has the labels, "forward" the
 # loss, "backward" the gradients of parameters.
@@ -41,6 +42,14 @@ class ValueAddress:
     dtype: str | None = field(default=None, compare=False)
 
 
+def address_of(item: NamedParameter, phase: Phase, what: str) -> ValueAddress:
+    """Where a value of a parameter stands; `what` is such as "gradient" or "update"."""
+    dtype = str(item.tensor.dtype).removeprefix("torch.")
+    short = item.name.removeprefix(item.module).removeprefix(".")
+    kind = item.kind if what == "gradient" and phase == "backward" else ""
+    return ValueAddress(Stage(item.module, phase), f"{what}.{short}", 0, kind, dtype)
+
+
 class StepValueHandler(Protocol):
     """What is done with the values of a step, as `StepObserver` shows them."""
 
@@ -49,6 +58,9 @@ class StepValueHandler(Protocol):
 
     def observe(self, address: ValueAddress, value: Tensor) -> Tensor:
         """Called with each value as its phase ends; returns the one for the next phase."""
+
+    def observe_sum(self, addresses: Sequence[ValueAddress], value: Tensor) -> None:
+        """Called with a value that is the sum of those of several micro-batches."""
 
     def observe_state(self, name: str, state: Tensor) -> Tensor:
         """Called with a state that is not judged; returns the one to go on with."""

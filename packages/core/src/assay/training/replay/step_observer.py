@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +13,27 @@ from assay.errors import UsageError
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.suspension import suspended_modes
-from assay.hooks.timeline import Timeline
 from assay.locating.batch_source import BatchSource
 from assay.locating.loss_scale import LossScale
 from assay.locating.modules import Replayer
+from assay.locating.packed_trace import PackedTrace, Packing
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.training.batches import MicroBatch, copied
 from assay.training.protocol import PHASE_METHODS, SCHEDULE_METHOD, StepReport
 from assay.training.replay.gradient_sums import GradientSums
+from assay.training.replay.micro_batches import (
+    find_micro_batch,
+    observe_labels,
+    observe_loss,
+    timeline_of,
+)
+from assay.training.replay.observed_gradients import ObservedGradients
 from assay.training.replay.rank_view import RankView
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_values import StepValueHandler, ValueAddress
-from assay.training.replay.update_watch import UpdateWatch, address_of
-from assay.training.state.parameters import named_parameters
-from assay.training.state.sharding import PartialSums, put, whole
+from assay.training.replay.update_watch import UpdateWatch
+from assay.training.state.sharding import whole
 from assay.training.trainers.registry import OpenedTrainer
 
 P = ParamSpec("P")
@@ -45,12 +51,15 @@ class StepObserver:
     replayer: measures at module boundaries, and gets the number of each micro-batch; None while a
         golden is recorded.
     rank_view: what the other ranks have of each step; None for a single process.
+    packed: the trace in which micro-batches that are run as one are found so; None while a golden is
+        recorded.
     loss_scale: of a trainer that scales its loss; None where a factor is an error.
     sums: compares the gradients that backward leaves with what it gave; None while a golden is
         recorded.
     seen: phases whose method was called.
     micro_batches_run: step and number of every micro-batch that this process ran.
     drew_in_backward: whether a backward pass left the generator in another state than before.
+    of_parameters: watches the gradients of parameters.
     """
 
     opened: OpenedTrainer
@@ -61,15 +70,21 @@ class StepObserver:
     rows: RunRows
     replayer: Replayer | None = None
     rank_view: RankView | None = None
+    packed: PackedTrace | None = None
     loss_scale: LossScale | None = None
     sums: GradientSums | None = None
     seen: set[Phase] = field(default_factory=set)
     micro_batches_run: list[tuple[int, int]] = field(default_factory=list)
     drew_in_backward: bool = False
+    of_parameters: ObservedGradients = field(init=False)
     _step: int = 0
     _batch: Sequence[MicroBatch] = ()
-    _injected_phase: Phase = "forward"
-    _losses: list[tuple[int, Tensor]] = field(default_factory=list)
+    _losses: list[tuple[tuple[int, ...], Tensor]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.of_parameters = ObservedGradients(
+            self.handler, self.rank_view, self.loss_scale, self._late
+        )
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -107,7 +122,8 @@ class StepObserver:
 
     def run_step(self, step: int, batch: Sequence[MicroBatch]) -> StepReport:
         """One step of the trainer, observed."""
-        self._step, self._batch, self._injected_phase = step, batch, "forward"
+        self._step, self._batch = step, batch
+        self.of_parameters.begin_step(step)
         self.handler.begin_step(step)
         if self.loss_scale is not None:
             self.loss_scale.begin_step()
@@ -130,8 +146,8 @@ class StepObserver:
     ) -> Tensor:
         self.seen.add("forward")
         batch = args[0] if args else kwargs.get("micro_batch")
-        index = self._number_of(batch)
-        self._begin_micro_batch(index, batch)
+        own = self._find_micro_batch(batch)
+        self._begin_micro_batch(own, batch)
         with self.tracer.unpaused():
             loss = original(*args, **kwargs)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -140,38 +156,39 @@ class StepObserver:
                 f" {_described(loss)}; it must return one number with its graph"
             )
         with suspended_modes():
-            self._losses.append((index, loss.detach().reshape(1, 1)))
+            numbers = own.micro_batches if isinstance(own, Packing) else (own,)
+            self._losses.append((numbers, loss.detach().reshape(1, 1)))
             if self.loss_scale is None:
                 self._observe_losses()
         return self.gradients.join(loss)
 
     def _observe_losses(self) -> None:
         """Observe what `compute_loss` returned, once backward has shown by which factor."""
-        for index, loss in self._losses:
-            dtype = str(loss.dtype).removeprefix("torch.")
-            address = ValueAddress(Stage("", "forward"), "loss", index, dtype=dtype)
-            scale = 1.0 if self.loss_scale is None else self.loss_scale.of_loss
-            self.handler.observe(address, loss if scale == 1 else loss.double() / scale)
+        scale = 1.0 if self.loss_scale is None else self.loss_scale.of_loss
+        for numbers, loss in self._losses:
+            observe_loss(self.handler, numbers, loss, scale)
         self._losses.clear()
 
-    def _begin_micro_batch(self, index: int, batch: object) -> None:
-        self.micro_batches_run.append((self._step, index))
+    def _begin_micro_batch(self, own: int | Packing, batch: object) -> None:
+        packing = own if isinstance(own, Packing) else None
+        numbers = packing.micro_batches if packing else (cast("int", own),)
+        self.micro_batches_run += [(self._step, number) for number in numbers]
         if self.rank_view is not None:
-            self.rank_view.micro_batches_run.add((self._step, index))
+            self.rank_view.micro_batches_run |= {(self._step, number) for number in numbers}
+        if packing is not None and self.packed is not None:
+            self.packed.pack(self._step, packing)
         timeline = None
         if isinstance(batch, Mapping) and "input_ids" in batch:
             with suspended_modes():
-                timeline = self._timeline(batch, index)
-                labels = batch.get("labels")
-                if labels is not None:
-                    self.handler.observe(ValueAddress(Stage("", "inputs"), "labels", index), labels)
-        self.tracer.begin_batch(index, timeline, self._step)
+                timeline = timeline_of(batch, own, self.rows, self._step)
+                observe_labels(self.handler, batch, own, self._batch)
+        self.tracer.begin_batch(numbers[0], timeline, self._step)
         if self.replayer is not None:
-            self.replayer.source = BatchSource(index)
+            self.replayer.source = BatchSource(numbers[0])
         with suspended_modes():
             # What one micro-batch draws must not decide what the next one drops.
-            state = self.handler.observe_state(f"generator.{index}", torch.get_rng_state())
-            torch.set_rng_state(state)
+            name = f"generator.{numbers[0]}"
+            torch.set_rng_state(self.handler.observe_state(name, torch.get_rng_state()))
 
     def _begin_root_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -181,27 +198,15 @@ class StepObserver:
         batch = {"input_ids": args[0]} | kwargs if args else kwargs
         done = sum(step == self._step for step, _ in self.micro_batches_run)
         if torch.is_grad_enabled() and "input_ids" in batch and done < len(self._batch):
-            self._begin_micro_batch(self._number_of(batch), batch)
+            self._begin_micro_batch(self._find_micro_batch(batch), batch)
 
-    def _number_of(self, batch: object) -> int:
-        """Which micro-batch of the step it is.
-
-        In one process they come in their order. Of several ranks each takes some of them.
-        """
+    def _find_micro_batch(self, batch: object) -> int | Packing:
         done = [number for step, number in self.micro_batches_run if step == self._step]
-        if self.rank_view is None or not isinstance(batch, Mapping):
+        if self.packed is None or not isinstance(batch, Mapping) or "input_ids" not in batch:
             return len(done)
         with suspended_modes():
-            for number, known in enumerate(self._batch):
-                ids = batch["input_ids"].cpu()
-                if number not in done and torch.equal(known["input_ids"], ids):
-                    return number
-        return len(done)
-
-    def _timeline(self, batch: Mapping[str, Tensor], index: int) -> Timeline:
-        ids = batch["input_ids"]
-        single = Timeline.of_call(ids, batch.get("attention_mask"))
-        return Timeline(self.rows.of_micro_batch(self._step, index, len(ids)), single.positions)
+            order = "as given" if self.rank_view is None else "any"
+            return find_micro_batch(batch, self._batch, done, order)
 
     def _backward(self, original: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.seen.add("backward")
@@ -216,6 +221,7 @@ class StepObserver:
             self.drew_in_backward |= not torch.equal(before, torch.get_rng_state())
             self._observe_losses()
             self.gradients.handler.finish_backward()
+            self.of_parameters.end_micro_batch(self.opened.trainer.model)
         return result
 
     def _run_schedule(
@@ -231,7 +237,7 @@ class StepObserver:
         def begin(module: nn.Module, inputs: object) -> None:
             del module, inputs
             index = sum(step == self._step for step, _ in self.micro_batches_run)
-            self._begin_micro_batch(self._number_of(batch[index]), batch[index])
+            self._begin_micro_batch(self._find_micro_batch(batch[index]), batch[index])
 
         handle = self.opened.root.register_forward_pre_hook(begin, prepend=True)
         try:
@@ -298,54 +304,10 @@ class StepObserver:
 
     def _observe_gradients(self, phase: Phase) -> None:
         """Observe all gradients after `phase`, once in a step, and inject the reference's."""
-        order = list(PHASE_METHODS)
-        if phase in self._late or order.index(phase) <= order.index(self._injected_phase):
-            return
-        self._injected_phase = phase
         with suspended_modes():
-            if phase == "backward" and self.sums is not None:
+            if phase == "backward" and self.sums is not None and self.of_parameters.is_next(phase):
                 self.sums.compare(self.updates.trained())
-            factor = self._find_factor(phase)
-            wanted = {
-                (address.stage.module, address.port) for address in self.handler.expected(phase)
-            }
-            for item in named_parameters(self.opened.trainer.model):
-                address = address_of(item, phase, "gradient")
-                parameter = item.tensor
-                expected = (address.stage.module, address.port) in wanted
-                if parameter.grad is None and not expected:
-                    continue
-                # What was never computed is as wrong as zeros.
-                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                sums = self._sums_of(phase)
-                value = whole(gradient.detach())
-                value = value if sums is None else sums.total(value)
-                injected = self.handler.observe(
-                    address, value if factor == 1 else value.double() / factor
-                )
-                injected = injected if factor == 1 else injected * factor
-                if sums is not None:
-                    injected = sums.share(injected, gradient.dtype)
-                if parameter.grad is None:
-                    parameter.grad = gradient
-                put(parameter.grad, injected)
-
-    def _sums_of(self, phase: Phase) -> PartialSums | None:
-        """Of which sums over ranks the gradients after `phase` are parts; None where they are whole."""
-        return self.rank_view.partial if self.rank_view and phase == "backward" else None
-
-    def _find_factor(self, phase: Phase) -> float:
-        """The factor on all gradients after `phase`: that of the loss, or 1 once it is taken off."""
-        if self.loss_scale is None:
-            return 1.0
-        pairs, sums = [], self._sums_of(phase)
-        for item in named_parameters(self.opened.trainer.model):
-            expected = self.handler.find(address_of(item, phase, "gradient"))
-            if item.tensor.grad is not None and expected is not None:
-                value = whole(item.tensor.grad.detach())
-                pairs.append((value if sums is None else sums.total(value), expected))
-        self.loss_scale.end_phase(phase, pairs)
-        return self.loss_scale.of_gradients
+            self.of_parameters.observe(self.opened.trainer.model, phase)
 
 
 def _described(value: object) -> str:

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from assay.hooks.suspension import suspended_modes
-from assay.sites import Phase
 from assay.stages import Stage
 from assay.training.protocol import Trainer
-from assay.training.replay.stage_values import COUNT, StepValueHandler, ValueAddress
+from assay.training.replay.stage_values import COUNT, StepValueHandler, ValueAddress, address_of
 from assay.training.state.files import fingerprint
 from assay.training.state.parameters import NamedParameter, named_parameters, untrained_values
 from assay.training.state.sharding import local_part, whole
@@ -135,14 +134,6 @@ def observe_update(
             count = torch.tensor([round(float(value))])
             handler.observe(address_of(item, "optimizer", f"{COUNT}{name}"), count)
     return expected
-
-
-def address_of(item: NamedParameter, phase: Phase, what: str) -> ValueAddress:
-    """Where a value of a parameter stands; `what` is such as "gradient" or "update"."""
-    dtype = str(item.tensor.dtype).removeprefix("torch.")
-    short = item.name.removeprefix(item.module).removeprefix(".")
-    kind = item.kind if what == "gradient" and phase == "backward" else ""
-    return ValueAddress(Stage(item.module, phase), f"{what}.{short}", 0, kind, dtype)
 
 
 def _copy(parameter: Tensor) -> Tensor:

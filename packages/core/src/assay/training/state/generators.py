@@ -69,7 +69,15 @@ class DrawnGenerators:
         after = self.hashes()
         self.names |= {name for name, value in before.items() if after[name] != value}
 
+    def states(self) -> dict[str, Any]:
+        """The present state of each."""
+        return generator_states(self._torch_device)
+
+    def restore(self, states: Mapping[str, Any]) -> None:
+        """Set each as it was when `states` was called."""
+        restore_generators(states, self._torch_device)
+
     def hashes(self) -> dict[str, str]:
         """For each generator by its name a hash of its present state."""
-        states = generator_states(self._torch_device)
+        states = self.states()
         return {name: repr(fingerprint({name: state})) for name, state in states.items()}

@@ -102,7 +102,7 @@ def inject_state(trainer: Trainer, state: Mapping[str, Any], torch_device: str) 
         ) from error
     kept = {name: value for name, value in state["generators"].items() if name in own["generators"]}
     expected = dict(state) | {"generators": kept}
-    not_loaded = sorted(_differences(expected, collect_state(trainer, torch_device)))
+    not_loaded = sorted(differences(expected, collect_state(trainer, torch_device)))
     if any(value.part == "model" for value in not_loaded):
         _force_model(trainer.model, state["model"])
     if any(value.part == "moments" for value in not_loaded):
@@ -159,7 +159,8 @@ def shared_parameters(model: nn.Module) -> list[list[str]]:
     return sorted(sorted(names) for names in groups.values() if len(names) > 1)
 
 
-def _differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> set[StateValue]:
+def differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> set[StateValue]:
+    """Parameters, moments and generators of `expected` that `actual` has otherwise, or not at all."""
     wrong = {
         StateValue(f"model.{name}", "model", unwrapped_path(name))
         for name, value in expected["model"].items()

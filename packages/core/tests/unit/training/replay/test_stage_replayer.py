@@ -119,3 +119,23 @@ def test_expected_lists_the_addresses_of_a_phase(recorded: StageReplayer) -> Non
     assert list(recorded.expected("reduce")) == [address()]
     assert list(recorded.expected("clip")) == [address("clip")]
     assert list(recorded.expected("backward")) == []
+
+
+def test_sum_over_micro_batches_is_measured_as_one_value(tmp_path: Path) -> None:
+    parts = [address("forward", "loss", number) for number in (0, 1)]
+    with TraceWriter(tmp_path / "trace", {}) as writer:
+        handler = StageRecorder(writer, BOUNDARY)
+        handler.begin_step(0)
+        for part, value in zip(parts, (1.0, 3.0), strict=True):
+            handler.observe(part, torch.tensor([[value]], dtype=torch.float64))
+        handler.end_step()
+    replayer = StageReplayer(Trace.open(tmp_path / "trace"), BOUNDARY, ROWS)
+    replayer.begin_step(0)
+
+    replayer.observe_sum(parts, torch.tensor([[5.0]]))
+    replayer.end_step()
+
+    results = replayer.results["forward"]
+    results.flush()
+    assert results.ports["model.norm", "loss"].sums.relative_error == 0.25
+    assert not results.unmatched_expected

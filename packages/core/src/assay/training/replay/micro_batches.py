@@ -1,0 +1,163 @@
+"""Which micro-batches of a step a trainer runs, by their content.
+
+Shape legend: B rows, T tokens.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from assay.hooks.timeline import Timeline
+from assay.locating.packed_trace import Packing, Segment
+from assay.stages import Stage
+from assay.training.batches import IGNORED, MicroBatch
+from assay.training.replay.run_rows import RunRows
+from assay.training.replay.stage_values import StepValueHandler, ValueAddress
+
+# A row of a micro-batch: its number and the row's, the ids that are no padding and their first column.
+_Row = tuple[int, int, Tensor, int]
+
+
+def find_micro_batch(
+    batch: Mapping[str, Tensor],
+    known: Sequence[MicroBatch],
+    done: Collection[int],
+    order: Literal["as given", "any"],
+) -> int | Packing:
+    """Which micro-batch of a step `batch` is, or which ones packed into one.
+
+    done: numbers of those that have run. order: in which a process takes them. What is none of them
+    is taken for the next one: it is other inputs.
+    """
+    found = find_equal(batch, known, done)
+    if found is not None:
+        return found if order == "any" else len(done)
+    return find_packing(batch, known, done) or len(done)
+
+
+def timeline_of(
+    batch: Mapping[str, Tensor], own: int | Packing, rows: RunRows, step: int
+) -> Timeline:
+    """To which rows of the run, and to which of their tokens, the tokens of `batch` belong."""
+    ids = batch["input_ids"]
+    if not isinstance(own, Packing):
+        single = Timeline.of_call(ids, batch.get("attention_mask"))
+        return Timeline(rows.of_micro_batch(step, own, len(ids)), single.positions)
+    numbers, positions = [-1] * own.num_rows, torch.full(ids.shape, -1)
+    for segment in own.segments:
+        row = rows.of_micro_batch(step, segment.micro_batch, segment.row + 1)[segment.row]
+        if numbers[segment.at_row] < 0:
+            numbers[segment.at_row] = row
+        positions[segment.at_row, segment.columns] = torch.arange(segment.length)
+    return Timeline(tuple(numbers), positions)
+
+
+def observe_labels(
+    handler: StepValueHandler,
+    batch: Mapping[str, Tensor],
+    own: int | Packing,
+    known: Sequence[MicroBatch],
+) -> None:
+    """Have the labels of `batch` compared, those of packed micro-batches each by itself."""
+    labels = batch.get("labels")
+    if labels is None:
+        return
+    packed = unpacked_labels(labels, own, known) if isinstance(own, Packing) else None
+    number = own.number if isinstance(own, Packing) else own
+    for index, value in (packed or {number: labels}).items():
+        handler.observe(ValueAddress(Stage("", "inputs"), "labels", index), value)
+
+
+def observe_loss(
+    handler: StepValueHandler, numbers: Sequence[int], loss: Tensor, scale: float
+) -> None:
+    """Have the loss of one micro-batch, or the sum of several, compared without its scale."""
+    dtype = str(loss.dtype).removeprefix("torch.")
+    stage = Stage("", "forward")
+    addresses = [ValueAddress(stage, "loss", number, dtype=dtype) for number in numbers]
+    value = loss if scale == 1 else loss.double() / scale
+    if len(addresses) == 1:
+        handler.observe(addresses[0], value)
+    else:
+        handler.observe_sum(addresses, value)
+
+
+def find_equal(
+    batch: Mapping[str, Tensor], known: Sequence[MicroBatch], done: Collection[int]
+) -> int | None:
+    """The micro-batch with the ids of `batch`, padding included; None if there is none left."""
+    ids_BT = batch["input_ids"].cpu()
+    for number, one in enumerate(known):
+        if number not in done and torch.equal(one["input_ids"], ids_BT):
+            return number
+    return None
+
+
+def find_packing(
+    batch: Mapping[str, Tensor], known: Sequence[MicroBatch], done: Collection[int]
+) -> Packing | None:
+    """How `batch` is put together of whole micro-batches; None if it is something else.
+
+    Each row of it is one or several of their rows, end to end, with padding around them or none.
+    """
+    left: list[_Row] = [
+        (number, row, one["input_ids"][row][mask_T != 0], int(mask_T.argmax()))
+        for number, one in enumerate(known)
+        if number not in done
+        for row, mask_T in enumerate(one["attention_mask"])
+    ]
+    # Of rows that begin alike the longest is meant.
+    left.sort(key=lambda item: -len(item[2]))
+    ids_BT = batch["input_ids"].cpu()
+    bounds_B = _bounds(batch, ids_BT)
+    segments: list[Segment] = []
+    for at_row, (ids_T, (begin, end)) in enumerate(zip(ids_BT, bounds_B, strict=True)):
+        column = begin
+        while column < end:
+            found = _first_that_begins(left, ids_T[column:end])
+            if found is None:
+                return None
+            left = [item for item in left if item is not found]
+            number, row, tokens, start = found
+            segments.append(Segment(number, row, len(tokens), at_row, column, start))
+            column += len(tokens)
+    packing = Packing(tuple(segments), *ids_BT.shape)
+    of_rest = {number for number, *_ in left}
+    if not segments or of_rest & set(packing.micro_batches):
+        return None
+    return packing
+
+
+def unpacked_labels(
+    labels_BT: Tensor, packing: Packing, known: Sequence[MicroBatch]
+) -> dict[int, Tensor] | None:
+    """The labels of each micro-batch in its own shape; None if padding has labels."""
+    labels_BT = labels_BT.cpu()
+    rest_BT = labels_BT.clone()
+    found = {
+        number: torch.full_like(known[number]["labels"], IGNORED)
+        for number in packing.micro_batches
+    }
+    for segment in packing.segments:
+        own = labels_BT[segment.at_row, segment.columns]
+        found[segment.micro_batch][segment.row, segment.recorded_columns] = own
+        rest_BT[segment.at_row, segment.columns] = IGNORED
+    return None if bool((rest_BT != IGNORED).any()) else found
+
+
+def _first_that_begins(left: Sequence[_Row], ids_T: Tensor) -> _Row | None:
+    for item in left:
+        if torch.equal(item[2], ids_T[: len(item[2])]):
+            return item
+    return None
+
+
+def _bounds(batch: Mapping[str, Tensor], ids_BT: Tensor) -> list[tuple[int, int]]:
+    """Where the tokens of each row begin and end: what is around them is padding."""
+    mask = batch.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.shape != ids_BT.shape:
+        return [(0, ids_BT.shape[1])] * len(ids_BT)
+    tokens_B = [row.nonzero()[:, 0].tolist() for row in mask.cpu()]
+    return [(columns[0], columns[-1] + 1) if columns else (0, 0) for columns in tokens_B]

@@ -1,0 +1,152 @@
+"""What several micro-batches have, put together as one batch has it: values counted by hand."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.locating.packed_trace import (
+    PackedTrace,
+    Packing,
+    Recorded,
+    Segment,
+    form_of,
+    pack_tensors,
+)
+from assay.sites import Call, CallSite, RowMap
+from assay.trace import Trace, TraceWriter
+
+# Two micro-batches: rows of 3 and 2 tokens, and one of 4.
+ROWS = {
+    0: RowMap((0, 1), ((0, 1, 2), (0, 1, -1))),
+    1: RowMap((2,), ((0, 1, 2, 3),)),
+}
+STACKED = Packing((Segment(0, 0, 3, 0, 0), Segment(0, 1, 2, 1, 0), Segment(1, 0, 4, 2, 0)), 3, 4)
+END_TO_END = Packing((Segment(1, 0, 4, 0, 0), Segment(0, 0, 3, 0, 4), Segment(0, 1, 2, 0, 7)), 1, 9)
+
+# One channel of tokens numbered by row; padding has 99.
+TOKENS = {
+    0: torch.tensor([[1.0, 2, 3], [11, 12, 99]])[..., None].expand(2, 3, 5),
+    1: torch.tensor([[21.0, 22, 23, 24]])[..., None].expand(1, 4, 5),
+}
+
+
+def recorded(tensors: dict[int, Tensor], port: str = "output") -> Recorded:
+    return Recorded(port, tensors, ROWS)
+
+
+def test_rows_are_stacked_and_padded_with_zeros() -> None:
+    packed = pack_tensors(recorded(TOKENS), STACKED)
+
+    assert packed[..., 0].tolist() == [[1, 2, 3, 0], [11, 12, 0, 0], [21, 22, 23, 24]]
+    assert packed.shape == (3, 4, 5)
+
+
+def test_rows_are_laid_end_to_end_without_their_padding() -> None:
+    packed = pack_tensors(recorded(TOKENS), END_TO_END)
+
+    assert packed[..., 0].tolist() == [[21, 22, 23, 24, 1, 2, 3, 11, 12]]
+
+
+def test_rows_and_tokens_in_one_dim_stay_in_one() -> None:
+    flat = {number: tensor.flatten(0, 1) for number, tensor in TOKENS.items()}
+
+    packed = pack_tensors(recorded(flat), STACKED)
+
+    assert packed[:, 0].tolist() == [1, 2, 3, 0, 11, 12, 0, 0, 21, 22, 23, 24]
+
+
+def test_heads_before_tokens_stay_before_them() -> None:
+    heads = {n: tensor[:, None].expand(-1, 7, -1, -1) for n, tensor in TOKENS.items()}
+
+    packed = pack_tensors(recorded(heads), END_TO_END)
+
+    assert packed.shape == (1, 7, 9, 5)
+    assert packed[0, 6, :, 4].tolist() == [21, 22, 23, 24, 1, 2, 3, 11, 12]
+
+
+def test_what_all_rows_share_is_that_of_the_longest_or_begins_anew() -> None:
+    positions = {0: torch.arange(3)[None], 1: torch.arange(4)[None]}
+
+    assert pack_tensors(recorded(positions), STACKED).tolist() == [[0, 1, 2, 3]]
+    assert pack_tensors(recorded(positions), END_TO_END).tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 1]]
+
+
+def test_no_token_sees_one_of_another_row() -> None:
+    masks = {
+        n: torch.ones(size, size, dtype=torch.bool).tril()[None, None]
+        for n, size in {0: 3, 1: 4}.items()
+    }
+
+    packed = pack_tensors(recorded(masks, "input.attention_mask"), END_TO_END)
+
+    assert packed.shape == (1, 1, 9, 9)
+    assert packed[0, 0, 6].nonzero()[:, 0].tolist() == [4, 5, 6]  # the third token of its row
+    assert packed[0, 0, 7].nonzero()[:, 0].tolist() == [7]
+
+
+def test_additive_mask_is_closed_by_the_lowest_number() -> None:
+    masks = {n: torch.zeros(1, 1, size, size) for n, size in {0: 3, 1: 4}.items()}
+
+    packed = pack_tensors(recorded(masks, "input.attention_mask"), STACKED)
+
+    assert packed.shape == (3, 1, 4, 4)
+    assert packed[1, 0, 0].tolist() == [0, 0, *[torch.finfo(torch.float32).min] * 2]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "form"),
+    [
+        (TOKENS, "tokens"),
+        ({0: torch.zeros(2, 6), 1: torch.zeros(1, 6)}, "rows"),
+        ({0: torch.zeros(1, 3, 6), 1: torch.zeros(1, 4, 6)}, "shared"),
+        ({0: torch.zeros(2, 3, 5), 1: torch.zeros(9, 5)}, None),
+        ({0: torch.zeros(7), 1: torch.zeros(7)}, "alike"),
+    ],
+)
+def test_form_has_to_be_the_same_for_all_micro_batches(
+    tensors: dict[int, Tensor], form: str | None
+) -> None:
+    assert form_of(recorded(tensors), STACKED) == form
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> PackedTrace:
+    """Calls of `a` in two steps with two micro-batches each; the second step's have other values."""
+    with TraceWriter(tmp_path / "trace", {}) as writer:
+        for order, (step, number) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
+            site = CallSite(step, "a", micro_batch=number)
+            call = Call(site, "Linear", None, order, ports=("output",), rows=ROWS[number])
+            writer.add(call, {"output": TOKENS[number] + 100 * step})
+    return PackedTrace(Trace.open(tmp_path / "trace"))
+
+
+def test_packed_micro_batches_are_found_as_one_and_others_as_they_are(trace: PackedTrace) -> None:
+    trace.pack(0, STACKED)
+
+    packed = trace.find(CallSite(0, "a"))
+    assert packed is not None
+    assert packed.rows == RowMap((0, 1, 2), ((0, 1, 2, -1), (0, 1, -1, -1), (0, 1, 2, 3)))
+    assert trace.stored(packed, "output").shape == (3, 4, 5)
+    assert trace.tensor(packed, "output")[1, :, 0].tolist() == [11, 12, 0, 0]
+    assert [call.site.micro_batch for call in trace.calls] == [0, 0, 1]
+
+    single = trace.find(CallSite(1, "a", micro_batch=1))
+    assert single is not None
+    assert trace.tensor(single, "output")[0, :, 0].tolist() == [121, 122, 123, 124]
+
+
+def test_content_hash_is_of_all_parts(trace: PackedTrace) -> None:
+    for step in (0, 1):
+        trace.pack(step, STACKED)
+    calls = [trace.find(CallSite(step, "a")) for step in (0, 1)]
+
+    first, second = (trace.stored(call, "output").digest for call in calls if call is not None)
+    assert first != second
+
+
+def test_call_that_one_micro_batch_lacks_is_not_found(trace: PackedTrace) -> None:
+    trace.pack(0, STACKED)
+
+    assert trace.find(CallSite(0, "a", call=1)) is None

@@ -1,0 +1,316 @@
+"""Steps by the conventions of real trainers, replayed: a tiny model, recorded in float64."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from assay.comparing.stored_results import read_results
+from assay.devices.registry import open_run
+from assay.devices.run_string import parse_run
+from assay.hooks.boundary import Boundary
+from assay.hooks.gradient_taps import GradientTaps
+from assay.hooks.module_tracer import ModuleTracer
+from assay.locating.loss_scale import LossScale, ScaledStep
+from assay.recording.gradients import GradientRecorder
+from assay.recording.modules import Recorder
+from assay.trace import Trace, TraceWriter
+from assay.training.batches import MicroBatch
+from assay.training.processes.skipped_steps import step_until_made
+from assay.training.protocol import StepReport, TrainingPlan
+from assay.training.replay.conditions import comparable
+from assay.training.replay.replayed_steps import TRACE, ReplayedModel, ReplayedSteps
+from assay.training.replay.run_rows import RunRows
+from assay.training.replay.stage_recorder import StageRecorder
+from assay.training.replay.step_observer import StepObserver
+from assay.training.replay.update_watch import UpdateWatch
+from assay.training.state.states import collect_state, inject_state
+from assay.training.trainers.reference import ReferenceTrainer
+from assay.training.trainers.registry import OpenedTrainer
+
+BOUNDARY = Boundary.exact_inputs_for(torch.float32)
+SCALE = 8.0
+UNIT = 2.0**-24
+GROUPS = ("modules", "gradients", *(f"stage-{phase}" for phase in (
+    "inputs", "forward", "backward", "reduce", "clip", "optimizer"
+)))  # fmt: skip
+
+
+@cache
+def tiny_model() -> nn.Module:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, use_cache=False,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def micro_batch(*lengths: int, padded: str = "right") -> MicroBatch:
+    ids = torch.randint(1, 32, (len(lengths), max(lengths)))
+    mask = torch.tensor([[1] * n + [0] * (max(lengths) - n) for n in lengths])
+    mask = mask if padded == "right" else mask.flip(1)
+    first = (mask == 1) & (mask.cumsum(1) == 1)
+    labels = ids.masked_fill((mask == 0) | first, -100)
+    return {"input_ids": ids * mask, "attention_mask": mask, "labels": labels}
+
+
+@cache
+def batch() -> list[MicroBatch]:
+    torch.manual_seed(1)
+    return [micro_batch(7, 4), micro_batch(9, 5, padded="left")]
+
+
+class Plain(ReferenceTrainer):
+    dtype = torch.float32
+
+    def build_model(self, plan: TrainingPlan) -> nn.Module:
+        del plan
+        return copy.deepcopy(tiny_model()).to(self.dtype).train()
+
+
+class Yardstick(Plain):
+    dtype = torch.float64
+
+
+class Scaled(Plain):
+    def backward(self, loss: Tensor) -> None:
+        super().backward(loss * SCALE)
+
+    def unscale(self) -> None:
+        for parameter in self._trained():
+            assert parameter.grad is not None
+            parameter.grad /= SCALE
+
+
+class UnscaledInReduce(Scaled):
+    def reduce_gradients(self) -> None:
+        self.unscale()
+
+
+class UnscaledInClip(Scaled):
+    def clip_gradients(self, max_norm: float) -> float:
+        self.unscale()
+        return super().clip_gradients(max_norm)
+
+
+class ClippedFirst(Scaled):
+    def optimizer_step(self) -> None:
+        self.unscale()
+        super().optimizer_step()
+
+
+class LossReturnedTwice(Plain):
+    def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
+        return 2 * super().compute_loss(micro_batch, num_step_tokens)
+
+    def backward(self, loss: Tensor) -> None:
+        super().backward(loss / 2)
+
+
+class Concatenated(Plain):
+    def train_on(self, own: Sequence[MicroBatch], num_tokens: int) -> float:
+        length = max(one["input_ids"].shape[1] for one in own)
+        padding = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+        together = {
+            name: torch.cat(
+                [
+                    nn.functional.pad(one[name], (0, length - one[name].shape[1]), value=value)
+                    for one in own
+                ]
+            )
+            for name, value in padding.items()
+        }
+        return super().train_on([together], num_tokens)
+
+
+class EndToEnd(Plain):
+    """Rows in one row, with positions of their own."""
+
+    names: tuple[str, ...] = ("input_ids", "position_ids")
+
+    def train_on(self, own: Sequence[MicroBatch], num_tokens: int) -> float:
+        rows = [
+            {name: one[name][row][one["attention_mask"][row] != 0] for name in one}
+            for one in own
+            for row in range(len(one["input_ids"]))
+        ]
+        for row in rows:
+            row["position_ids"] = torch.arange(len(row["labels"]))
+        packed = {name: torch.cat([row[name] for row in rows])[None] for name in rows[0]}
+        return super().train_on([packed], num_tokens)
+
+    def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
+        logits = self.network(**{name: micro_batch[name] for name in self.names}).logits
+        return (
+            nn.functional.cross_entropy(
+                logits[0, :-1], micro_batch["labels"][0, 1:], reduction="sum"
+            )
+            / num_step_tokens
+        )
+
+
+class RowsSeeEachOther(EndToEnd):
+    names = ("input_ids",)
+
+
+class SkipsOnce(UnscaledInClip):
+    """The first try overflows."""
+
+    tries = 0
+
+    def backward(self, loss: Tensor) -> None:
+        super().backward(loss * (1.0 if self.tries else torch.inf))
+
+    def optimizer_step(self) -> None:
+        if self.tries:
+            super().optimizer_step()
+
+    def step(self, batch: Sequence[MicroBatch]) -> StepReport:
+        report = super().step(batch)
+        self.tries += 1
+        return replace(report, skipped=self.tries == 1)
+
+
+def opened(trainer: ReferenceTrainer) -> OpenedTrainer:
+    # A learning rate at which weights keep most of their bits; a norm that is always clipped.
+    trainer.setup(TrainingPlan("tiny", "cpu/float32", learning_rate=1e-2, max_grad_norm=0.1))
+    return OpenedTrainer.of(trainer, "tiny")
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("golden")
+    made = opened(Yardstick())
+    with TraceWriter(folder / TRACE, {}) as writer:
+        gradients = GradientTaps(Recorder(writer, BOUNDARY), GradientRecorder(writer, BOUNDARY))
+        handler = StageRecorder(writer, BOUNDARY)
+        updates = UpdateWatch(made.trainer, handler)
+        observer = StepObserver(made, handler, updates, ModuleTracer(gradients), gradients, rows())
+        with observer.attached(), comparable("float64", open_run(parse_run("cpu/float64"))):
+            observer.run_step(0, batch())
+    return folder
+
+
+def rows() -> RunRows:
+    return RunRows.of_batches([batch()])
+
+
+def replay(
+    trainer: ReferenceTrainer, golden: Path, folder: Path, loss_scale: LossScale | None = None
+) -> tuple[dict[tuple[str, str, str], float], ReplayedSteps]:
+    """By group, module and port the error of one replayed step."""
+    made = opened(trainer)
+    state = collect_state(trainer, "cpu")
+    steps = ReplayedSteps(
+        made, golden, rows(), BOUNDARY, ReplayedModel("sdpa", frozenset()), None, loss_scale
+    )
+    with steps.attached(), comparable("float32", open_run(parse_run("cpu/float32"))):
+        inject_state(trainer, state, "cpu")
+        before = steps.measured()
+
+        def begin_again() -> None:
+            steps.go_back_to(before)
+            inject_state(trainer, state, "cpu")
+
+        step_until_made(lambda: steps.run_step(0, batch()), begin_again)
+    with TraceWriter(folder, {}) as writer:
+        steps.write(writer)
+    trace: Any = Trace.open(folder)
+    results = {name: read_results(trace, name) for name in GROUPS}
+    assert [name for name, one in results.items() if one.unmatched_expected] == []
+    errors = {
+        (name, *key): max(
+            port.sums.relative_error if port.sums.num_elements else 0.0,
+            port.exact.num_different / max(port.exact.num_compared, 1),
+        )
+        for name, one in results.items()
+        for key, port in one.ports.items()
+    }
+    return errors, steps
+
+
+def wrong(errors: dict[tuple[str, str, str], float]) -> set[tuple[str, str, str]]:
+    return {place for place, error in errors.items() if not error < 1e-4}
+
+
+@pytest.mark.parametrize("kind", [Plain, Concatenated, EndToEnd])
+def test_step_agrees_with_the_recorded_one(
+    kind: type[ReferenceTrainer], golden: Path, tmp_path: Path
+) -> None:
+    errors, steps = replay(kind(), golden, tmp_path / "replay")
+
+    assert wrong(errors) == set()
+    assert steps.micro_batches_run == [(0, 0), (0, 1)]
+    assert len(steps.packings) == (kind is not Plain)
+
+
+def test_rows_that_see_each_other_are_found_in_the_mask(golden: Path, tmp_path: Path) -> None:
+    errors, _ = replay(RowsSeeEachOther(), golden, tmp_path / "replay")
+
+    assert ("modules", "model.layers.0", "input.attention_mask") in wrong(errors)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (UnscaledInReduce, ScaledStep(0, SCALE, 1.0, "reduce")),
+        (UnscaledInClip, ScaledStep(0, SCALE, 1.0, "clip", pytest.approx(1.0))),
+        (SkipsOnce, ScaledStep(0, SCALE, 1.0, "clip", pytest.approx(1.0))),
+        (LossReturnedTwice, ScaledStep(0, 1.0, 2.0, None, pytest.approx(1.0))),
+    ],
+)
+def test_scale_is_divided_out_until_it_is_taken_off(
+    kind: type[ReferenceTrainer], expected: ScaledStep, golden: Path, tmp_path: Path
+) -> None:
+    scale = LossScale(UNIT)
+
+    errors, _ = replay(kind(), golden, tmp_path / "replay", scale)
+
+    assert scale.steps == [expected]
+    assert wrong(errors) == set()
+
+
+def test_scale_that_clipping_reads_is_in_the_norm_and_in_the_moments(
+    golden: Path, tmp_path: Path
+) -> None:
+    scale = LossScale(UNIT)
+
+    errors, _ = replay(ClippedFirst(), golden, tmp_path / "replay", scale)
+
+    assert scale.steps[0].norm == pytest.approx(SCALE)
+    assert errors["stage-clip", "", "norm"] == pytest.approx(SCALE - 1)
+    assert errors["stage-optimizer", "lm_head", "exp_avg.weight"] == pytest.approx(1 - 1 / SCALE)
+
+
+def test_without_recognition_a_scale_is_an_error_of_the_loss(golden: Path, tmp_path: Path) -> None:
+    errors, steps = replay(UnscaledInClip(), golden, tmp_path / "replay")
+
+    assert errors["gradients", "", "output.logits"] == pytest.approx(SCALE - 1)
+    assert [found.factor for found in steps.scales] == pytest.approx([SCALE, SCALE])
+
+
+class ClipsEachMicroBatch(Plain):
+    def backward(self, loss: Tensor) -> None:
+        super().backward(loss)
+        super().clip_gradients(self.plan.max_grad_norm)
+
+
+def test_norms_show_what_was_clipped_before_all_was_added_up(golden: Path, tmp_path: Path) -> None:
+    _, plain = replay(Plain(), golden, tmp_path / "plain")
+    _, clipped = replay(ClipsEachMicroBatch(), golden, tmp_path / "clipped")
+
+    assert [norm.phase for norm in clipped.norms] == ["backward", "reduce", "clip"]
+    assert clipped.norms[0].first == pytest.approx(0.1, rel=1e-3)
+    assert clipped.norms[0].found == pytest.approx(0.1, rel=1e-3)
+    assert min(plain.norms[0].first, plain.norms[0].found) > 0.2
+    # What is injected is the reference's, whatever was found.
+    assert clipped.norms[0].injected == pytest.approx(plain.norms[0].injected)
+    assert clipped.norms[2].found == pytest.approx(0.1, rel=1e-3)
