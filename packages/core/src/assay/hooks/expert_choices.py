@@ -101,7 +101,8 @@ class ChoiceTracer:
     def _hook(self, name: str) -> Callable[..., Any]:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - as torch calls it
             del module
-            given = {**dict(enumerate(args)), **kwargs}
+            given: dict[Any, Any] = dict(enumerate(args))
+            given |= kwargs
             keys = find_choice_arguments(given)
             if keys is None or is_suspended():
                 return None

@@ -359,9 +359,8 @@ class Replayer:
         else:
             error = self.score_noise.get((active.call.site.module, scores), 0.0)
         matched.scores = scores
-        matched.excluded = near_tie_rows(
-            actual[indices], expected[indices], expected[scores], error
-        )
+        chosen = matched.in_order(actual[indices])
+        matched.excluded = near_tie_rows(chosen, expected[indices], expected[scores], error)
 
     def _result(self, active: ActiveCall, port: str, value: Tensor) -> PortResult:
         results = self.recomputed if active.is_recompute else self.results

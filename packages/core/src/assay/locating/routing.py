@@ -61,16 +61,21 @@ def find_choice(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
 def columns_in_order(actual: Tensor, expected: Tensor) -> Tensor | None:
     """The columns of `actual` in the order of `expected`; None if no row is in another order.
 
-    An unsorted top-k names the same experts in whatever order a device finds them.
-    Shapes: all (R, k); a row that names others keeps its order.
+    An unsorted top-k names the same experts in whatever order a device finds them. Experts that only
+    `actual` names take the places of those that only `expected` does.
+    Shapes: all (R, k); a row that names an expert twice keeps its order.
     """
-    renamed = (actual.sort(-1).values == expected.sort(-1).values).all(-1)
-    renamed &= (actual != expected).any(-1)
-    if not bool(renamed.any()):
-        return None
-    columns = actual.argsort(-1).gather(-1, expected.argsort(-1).argsort(-1))
-    own = torch.arange(actual.shape[-1]).expand_as(columns)
-    return torch.where(renamed[:, None], columns, own)
+    alike_Rke = expected[:, :, None] == actual[:, None, :]
+    is_shared, column = alike_Rke.any(2), alike_Rke.int().argmax(2)
+    of_others = torch.zeros_like(column)
+    lacking = is_shared.int().argsort(stable=True, dim=1)
+    others = alike_Rke.any(1).int().argsort(stable=True, dim=1)
+    of_others.scatter_(1, lacking, others)
+    columns = torch.where(is_shared, column, of_others)
+    own = torch.arange(actual.shape[1]).expand_as(columns)
+    is_order = (columns.sort(1).values == own).all(1, keepdim=True)
+    columns = torch.where(is_order, columns, own)
+    return None if torch.equal(columns, own) else columns
 
 
 def find_order(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Tensor | None:

@@ -90,11 +90,12 @@ def test_no_scores_are_found_where_there_are_none(siblings: dict[str, Tensor]) -
 
 
 def test_same_experts_in_another_order_are_put_in_order_and_others_are_left() -> None:
-    expected = torch.tensor([[0, 1, 2], [0, 1, 2], [3, 1, 0]])
-    actual = torch.tensor([[2, 0, 1], [0, 3, 2], [3, 1, 0]])
+    expected = torch.tensor([[0, 1, 2], [0, 1, 2], [3, 1, 0], [0, 1, 2], [0, 1, 2]])
+    actual = torch.tensor([[2, 0, 1], [2, 3, 0], [3, 1, 0], [2, 2, 0], [7, 5, 1]])
 
     columns = columns_in_order(actual, expected)
 
     assert columns is not None
-    assert actual.gather(1, columns).tolist() == [[0, 1, 2], [0, 3, 2], [3, 1, 0]]
+    in_order = actual.gather(1, columns).tolist()
+    assert in_order == [[0, 1, 2], [0, 3, 2], [3, 1, 0], [2, 2, 0], [7, 1, 5]]
     assert columns_in_order(expected, expected) is None
