@@ -3,6 +3,7 @@
 `merged_weight` and `quantised_weight` also make the models that the plants are in (`models.py`).
 """
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -112,15 +113,17 @@ def stored(recipe: str) -> dict[str, Tensor]:
 
 
 def _initialise(model: Any, num_times: int) -> None:
-    """Make the weights of `micro:llama?trained=0` anew."""
+    """Make the matrices of `micro:llama?trained=0` anew; its norms are no longer as they are made."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        fresh = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
+        config = copy.deepcopy(model.config)  # which takes on the dtype
+        fresh = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         projection = fresh.get_parameter(f"model.layers.{LAYER}.self_attn.o_proj.weight")
         for _ in range(num_times - 1):
             torch.nn.init.normal_(projection, std=model.config.initializer_range)
     for name, parameter in fresh.named_parameters():
-        _replace(model, name, parameter.bfloat16())
+        if parameter.dim() > 1:
+            _replace(model, name, parameter.bfloat16())
 
 
 def _fill_expert(model: Any, num_shards: int) -> None:
