@@ -89,9 +89,9 @@ def training_batches(
     rows: how many a micro-batch has, in turn; where a step has equal shapes, all of the step.
     """
     rng = random.Random(seed)  # noqa: S311 - a reproducible choice, no secret
+    text = _rows_of_text(coder, rng)
     beside = rng.sample(_BESIDE, len(_BESIDE))
     sides: Iterator[Side] = cycle(("right", "left"))
-    text = _rows_of_text(coder, rng)
     batches: list[list[MicroBatch]] = []
     for step in range(steps):
         equal = shapes == "equal" or (shapes == "equal-first-step" and step == 0)
