@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from multiprocessing import forkserver, util
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.reduction import DupFd
 from types import ModuleType
@@ -54,6 +54,7 @@ def begin_preload(modules: Sequence[str]) -> None:
     Only the first call in a process sets the modules.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
+    resource_tracker.ensure_running()  # first, as it lets interrupts through at its end
     with _interrupts_blocked():
         forkserver.ensure_running()
     if multiprocessing.parent_process() is None:  # else both are the parent's

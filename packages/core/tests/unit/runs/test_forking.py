@@ -1,16 +1,22 @@
 """Processes that are forked from the fork server of a script."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 HERE = Path(__file__).parent
 
 SCRIPT = """
 import os
+import signal
 import sys
 from pathlib import Path
+
+import pytest
 from assay.runs import SilentProgress, run_process
 
 print("the script runs")
@@ -37,3 +43,19 @@ def test_a_script_needs_no_guard_and_may_set_variables(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["the script runs", "first", "second"]
     assert "the script runs" not in (tmp_path / "candidate.log").read_text()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_ctrl_c_does_not_reach_the_fork_server_while_it_imports() -> None:
+    script = (
+        "from multiprocessing import forkserver\n"
+        "from pathlib import Path\n"
+        "from assay.runs.forking import begin_preload\n"
+        "begin_preload(['json'])\n"
+        "status = Path(f'/proc/{forkserver._forkserver._forkserver_pid}/status').read_text()\n"
+        "print(status.partition('SigBlk:')[2].split()[0])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    assert int(done.stdout, 16) == 1 << (signal.SIGINT - 1)
