@@ -242,6 +242,12 @@ class LaidEndToEnd(ReferenceTrainer):
     DataCollatorWithFlattening.
     """
 
+    def build_model(self, plan: TrainingPlan) -> nn.Module:
+        model = super().build_model(plan)
+        # With a cache, transformers takes the rows for one and lets each see those before it.
+        model.config.use_cache = False  # type: ignore[union-attr]
+        return model
+
     def train_on(self, own: Sequence[MicroBatch], num_tokens: int) -> float:
         return super().train_on([laid_end_to_end(own)], num_tokens)
 
