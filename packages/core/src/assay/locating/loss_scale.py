@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from statistics import median
 
 from torch import Tensor
 
@@ -139,12 +140,13 @@ class LossScale:
         """
         if self._running is None or self.of_gradients == 1:
             return
-        ae = ee = 0.0
+        lengths = []
         for actual, expected in pairs:
             a, e = actual.double().cpu(), expected.double()
-            ae += float((a * e).sum())
-            ee += float((e * e).sum())
-        length = ae / ee if ee else math.nan
+            if square := float((e * e).sum()):
+                lengths.append(float((a * e).sum()) / square)
+        # Of most parameters: one that kept the factor would outweigh all others in a sum.
+        length = median(lengths) if lengths else math.nan
         if 0 < length < math.inf and not _is_nearer(length, self.of_gradients, 1.0):
             self._running.taken_off, self.of_gradients = phase, 1.0
 

@@ -131,6 +131,18 @@ def test_factor_is_off_after_the_phase_whose_gradients_are_nearer_without_it(
     assert steps.of_gradients == (8.0 if phase is None else 1.0)
 
 
+def test_one_parameter_that_keeps_the_factor_is_not_all_of_them() -> None:
+    steps = LossScale(UNIT)
+    steps.begin_step()
+    steps.learn(scale(65536.0))
+
+    steps.end_phase(
+        "reduce", [(GRADIENT, GRADIENT), (65536 * GRADIENT, GRADIENT), *[(GRADIENT, GRADIENT)] * 2]
+    )
+
+    assert steps.steps[0].taken_off == "reduce"
+
+
 @pytest.mark.parametrize(
     ("norm", "scaled"), [(8.0, True), (1.0, False), (4.0, True), (math.nan, False), (None, False)]
 )
