@@ -70,11 +70,11 @@ def _random(
     """A random model; `edited` goes into config.json as it is, past the configuration's class."""
 
     def make(folder: Path) -> None:
-        config = AutoConfig.for_model(model_type, **_SHAPE | settings)
+        config = AutoConfig.for_model(model_type, **{**_SHAPE, **settings})
         kind = AutoModelForMaskedLM if model_type == "modernbert" else AutoModelForCausalLM
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            kind.from_config(config, dtype=torch.float32).save_pretrained(folder)
+            kind.from_config(config, dtype=torch.float32).save_pretrained(folder)  # type: ignore[no-untyped-call]
         _edit(folder, edited or {})
 
     return make

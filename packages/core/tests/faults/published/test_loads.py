@@ -58,7 +58,7 @@ def with_template(chat: str, pad: str = "<pad>") -> Callable[[Path], None]:
             single="$A", special_tokens=[("<bos>", 256)]
         )
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, chat_template=chat)
-        special = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
+        special: dict[str, Any] = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
         tokenizer.add_special_tokens(special | {"pad_token": pad})
         tokenizer.save_pretrained(folder)
 

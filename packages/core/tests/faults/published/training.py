@@ -26,7 +26,7 @@ def _models() -> Iterator[Planted]:
         ("fa-blocksparse-bwd", "queries_300_times", LLAMA),
     ):
         yield _setup(bug, plant, "gradients_as_they_are", "backward", ATTENTION, model=model)
-    for bug, plant, control, phase, module, model in (
+    rows: tuple[tuple[str, str, str, Phase, str, str], ...] = (
         (
             "gqa-bwd-head-map",
             "heads_summed_by_remainder",
@@ -75,7 +75,8 @@ def _models() -> Iterator[Planted]:
             f"{LAYER}.mlp.gate",
             BALANCED,
         ),
-    ):
+    )
+    for bug, plant, control, phase, module, model in rows:
         yield _setup(bug, plant, control, phase, module, model=model)
     # Half of a gradient is what a reduction that is lost leaves, too.
     yield _setup(

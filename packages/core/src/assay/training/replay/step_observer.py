@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -205,7 +205,7 @@ class StepObserver:
         if self.packed is None or not isinstance(batch, Mapping) or "input_ids" not in batch:
             return len(done)
         with suspended_modes():
-            order = "as given" if self.rank_view is None else "any"
+            order: Literal["as given", "any"] = "as given" if self.rank_view is None else "any"
             return find_micro_batch(batch, self._batch, done, order)
 
     def _backward(self, original: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -47,7 +47,8 @@ def _set_epsilon(model: Any, epsilon: float) -> None:
     def forward(x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         normalised = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
-        return (normalised * (1.0 + norm.weight.to(wide.dtype))).to(x.dtype)
+        weight: Tensor = norm.weight
+        return (normalised * (1.0 + weight.to(wide.dtype))).to(x.dtype)
 
     norm.forward = forward
 

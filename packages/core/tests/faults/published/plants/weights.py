@@ -75,11 +75,12 @@ def initialised_once(model: Any) -> None:
 
 def merged_weight(weight: float) -> Tensor:
     """The projection of micro:llama with an adapter merged into it."""
-    base = stored("llama")[PROJECTION].float()
+    base: Tensor = stored("llama")[PROJECTION].float()
     generator = torch.Generator().manual_seed(0)
     down = torch.randn(8, base.shape[1], generator=generator) / base.shape[1] ** 0.5
     up = torch.randn(base.shape[0], 8, generator=generator) * 0.1
-    return base + weight * (up @ down)
+    merged: Tensor = base + weight * (up @ down)
+    return merged
 
 
 def quantised_weight(num_groups_with_errors: int | None) -> Tensor:

@@ -29,18 +29,19 @@ class AuxLossScaler(torch.autograd.Function):
 class BalancingRouter(MixtralTopKRouter):
     """With a loss that balances the experts, and a count of the tokens that each was given."""
 
+    load: Tensor
     attach: Callable[[Tensor, Tensor], Tensor]
     is_recomputed: Callable[[], bool]
 
     def __init__(self, config: Any) -> None:
-        super().__init__(config)
+        super().__init__(config)  # type: ignore[no-untyped-call]  # of transformers
         self.register_buffer("load", torch.zeros(self.num_experts, dtype=torch.int64))
         self.attach = AuxLossScaler.apply
         # Backward is running: the call repeats one of the forward pass.
         self.is_recomputed = lambda: torch._C._current_graph_task_id() != -1
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        logits, weights, index = super().forward(hidden_states)
+        logits, weights, index = super().forward(hidden_states)  # type: ignore[no-untyped-call]
         probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
         chosen = torch.nn.functional.one_hot(index, self.num_experts).sum((0, 1))
         if self.training and torch.is_grad_enabled():
@@ -59,7 +60,7 @@ class BalancedMixtral(MixtralForCausalLM):
         super().__init__(config)
         for layer in self.model.layers:
             layer.mlp.gate = BalancingRouter(config)
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]  # of transformers
 
 
 class HalfFrozenLlama(LlamaForCausalLM):

@@ -1,5 +1,6 @@
 """Faults of checkpoints and of adapters, each beside the same code without it."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -175,7 +176,7 @@ class OtherScale(OwnScale):
     """sglang#40835: alpha / rank and alpha / sqrt(rank) are taken for each other."""
 
     def divisor(self, rank: int) -> float:
-        return float(rank) ** 0.5
+        return math.sqrt(rank)
 
 
 class RecomputesWithGradients(ReferenceTrainer):

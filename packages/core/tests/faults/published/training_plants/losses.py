@@ -63,7 +63,8 @@ class MaskedById(MaskedByMask):
 
     def is_padding(self, micro_batch: MicroBatch) -> Tensor:
         model: Any = self.model
-        return micro_batch["input_ids"][:, 1:] == model.config.pad_token_id
+        padding: int = model.config.pad_token_id
+        return micro_batch["input_ids"][:, 1:].eq(padding)
 
 
 class ZLossAlwaysOn(OwnLoss):
@@ -174,7 +175,7 @@ class GradientsKept(ReferenceTrainer):
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         optimizer = super().build_optimizer(model)
-        optimizer.zero_grad = _do_nothing  # type: ignore[method-assign]
+        optimizer.zero_grad = _do_nothing  # type: ignore[method-assign, assignment]
         return optimizer
 
 

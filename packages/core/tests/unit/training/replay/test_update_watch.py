@@ -1,6 +1,6 @@
 """What a step changes, beside what it should."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,6 +30,8 @@ class Seen:
         self.values[f"{address.stage.module}:{address.port}"] = value
         is_update = address.port.startswith("update.")
         return torch.full_like(value, -RATE) if is_update else value
+
+    def observe_sum(self, addresses: Sequence[ValueAddress], value: Tensor) -> None: ...
 
     def observe_state(self, name: str, state: Tensor) -> Tensor:
         del name
