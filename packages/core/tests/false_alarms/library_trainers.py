@@ -6,7 +6,7 @@ Each class is given with `--candidate-trainer`.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -54,7 +54,8 @@ class Accelerated(ReferenceTrainer):
 
     @property
     def network(self) -> nn.Module:
-        return self._network
+        network: nn.Module = self._network
+        return network
 
     def step(self, batch: Sequence[MicroBatch]) -> StepReport:
         num_tokens = check_batch(batch)
@@ -72,7 +73,8 @@ class Accelerated(ReferenceTrainer):
         return StepReport(self._num_steps - 1, total, num_tokens, norm, self.plan.learning_rate)
 
     def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
-        scale = self.accelerator.gradient_accumulation_steps * self.accelerator.num_processes
+        accelerator = self.accelerator
+        scale: int = accelerator.gradient_accumulation_steps * accelerator.num_processes
         return super().compute_loss(micro_batch, num_step_tokens) * scale
 
     def backward(self, loss: Tensor) -> None:
@@ -105,17 +107,19 @@ class _Loop(Trainer):
         return self.owner.compute_loss(inputs, int(num_items_in_batch or 0))
 
     def loss_of_the_library(self, inputs: Mapping[str, Any], num_items: int) -> Tensor:
-        loss: Tensor = super().compute_loss(
-            self.model, dict(inputs), num_items_in_batch=torch.tensor(num_items)
+        model: Any = self.model
+        loss: Any = super().compute_loss(
+            model, dict(inputs), num_items_in_batch=torch.tensor(num_items)
         )
-        return loss
+        return cast("Tensor", loss)
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         del model
         return self.owner.clip_gradients(self.args.max_grad_norm)
 
     def clipped_by_the_library(self) -> float:
-        return float(super()._clip_grad_norm(self.model))
+        clip: Any = super()._clip_grad_norm
+        return float(clip(self.model))
 
 
 class HuggingFace(ReferenceTrainer):
@@ -149,7 +153,7 @@ class HuggingFace(ReferenceTrainer):
         self._backward = self.loop.accelerator.backward
         self.loop.accelerator.backward = lambda loss, **_: self.backward(loss)
         self._step_of_torch = self.optimizer.step
-        self.optimizer.step = lambda *_, **__: self.optimizer_step()  # type: ignore[method-assign]
+        self.optimizer.step = lambda *_, **__: self.optimizer_step()  # type: ignore[method-assign, assignment]
 
     def step(self, batch: Sequence[MicroBatch]) -> StepReport:
         num_tokens = check_batch(batch)

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from assay.hooks.boundary import Boundary
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
+from assay.hooks.values.boundary import Boundary
 from assay.runs import SilentProgress
 from assay.trace import Trace, TraceWriter
 from assay.training.batches import MicroBatch
@@ -26,13 +26,13 @@ from assay.training.processes.reference import Trusted, record_reference
 from assay.training.processes.requests import CandidateRequest, ReferenceRequest, TrainOptions
 from assay.training.protocol import StepReport
 from assay.training.replay.conditions import comparable
+from assay.training.replay.observing.step_observer import StepObserver
+from assay.training.replay.observing.update_watch import UpdateWatch
 from assay.training.replay.replayed_steps import TRACE
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_recorder import StageRecorder
 from assay.training.replay.stage_replayer import StageReplayer
 from assay.training.replay.stage_values import StepValueHandler
-from assay.training.replay.step_observer import StepObserver
-from assay.training.replay.update_watch import UpdateWatch
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import OpenedTrainer
 from packages.core.tests.perf.conftest import Table

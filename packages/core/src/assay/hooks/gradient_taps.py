@@ -12,10 +12,10 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from assay.hooks.memory_layout import copy_of
 from assay.hooks.module_tracer import ActiveCall, TraceHandler
-from assay.hooks.nested import iterate_tensors, map_tensors
 from assay.hooks.suspension import suspended
+from assay.hooks.values.memory_layout import copy_of
+from assay.hooks.values.nested import iterate_tensors, map_tensors
 from assay.sites import Call, CallSite
 
 

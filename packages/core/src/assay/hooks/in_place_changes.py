@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from assay.hooks.nested import iterate_tensors
+from assay.hooks.values.nested import iterate_tensors
 
 
 class InPlaceChanges:

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from assay.blocks import compute_dtype
 from assay.hooks.module_tracer import ActiveCall
-from assay.hooks.nested import iterate_tensors
 from assay.hooks.timeline import RowIndex
-from assay.locating.batch_source import BatchSource
+from assay.hooks.values.nested import iterate_tensors
+from assay.locating.matching.batch_source import BatchSource
 from assay.sites import CallSite
 from assay.trace import Trace
 

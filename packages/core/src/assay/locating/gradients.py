@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
-from assay.hooks.boundary import Boundary
-from assay.hooks.memory_layout import laid_out_as
 from assay.hooks.timeline import RowIndex
+from assay.hooks.values.boundary import Boundary
+from assay.hooks.values.memory_layout import laid_out_as
 from assay.locating.loss_scale import GradientScale, LossScale
-from assay.locating.packed_trace import ReplayedTrace
-from assay.locating.rank_layout import RankLayout, layout_of
+from assay.locating.matching.packed_trace import ReplayedTrace
+from assay.locating.matching.rank_layout import RankLayout, layout_of
 from assay.sites import Call, CallSite
 from assay.stages import Stage, stage_that_made
 

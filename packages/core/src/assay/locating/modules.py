@@ -12,33 +12,33 @@ import torch
 from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
-from assay.hooks.boundary import Boundary
 from assay.hooks.caches import CacheTracker
 from assay.hooks.in_place_changes import InPlaceChanges
-from assay.hooks.memory_layout import laid_out_as
 from assay.hooks.module_tracer import ActiveCall
-from assay.hooks.nested import iterate_tensors, map_tensors
-from assay.hooks.tensor_map import TensorMap
 from assay.hooks.timeline import RowIndex
-from assay.locating.batch_source import BatchSource
-from assay.locating.masks import (
+from assay.hooks.values.boundary import Boundary
+from assay.hooks.values.memory_layout import laid_out_as
+from assay.hooks.values.nested import iterate_tensors, map_tensors
+from assay.hooks.values.tensor_map import TensorMap
+from assay.locating.matching.batch_source import BatchSource
+from assay.locating.matching.masks import (
     COMPARABLE_IMPLEMENTATIONS,
     count_differences,
     in_form_of,
     is_attention_mask,
     mask_for,
 )
-from assay.locating.measuring import as_real, is_broadcast_over_rows, measure
-from assay.locating.packed_trace import ReplayedTrace
-from assay.locating.port_matching import ancestors, missing_ports, recorded_names
-from assay.locating.rank_layout import RankLayout, layout_of
-from assay.locating.routing import (
+from assay.locating.matching.packed_trace import ReplayedTrace
+from assay.locating.matching.port_matching import ancestors, missing_ports, recorded_names
+from assay.locating.matching.rank_layout import RankLayout, layout_of
+from assay.locating.matching.routing import (
     find_choice,
     find_order,
     may_be_routing,
     near_tie_rows,
     root_mean_square,
 )
+from assay.locating.measuring import as_real, is_broadcast_over_rows, measure
 from assay.sites import Call, CallSite, RowMap
 from assay.stages import Stage, stage_that_made
 

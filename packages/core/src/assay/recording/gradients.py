@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from assay.hooks.boundary import Boundary
+from assay.hooks.values.boundary import Boundary
 from assay.sites import Call, CallSite
 from assay.trace import TraceWriter
 

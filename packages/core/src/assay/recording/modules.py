@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.hooks.boundary import Boundary
 from assay.hooks.caches import CacheTracker
 from assay.hooks.in_place_changes import InPlaceChanges
 from assay.hooks.module_tracer import ActiveCall
-from assay.hooks.nested import constants, iterate_tensors, map_tensors
-from assay.hooks.tensor_map import TensorMap
+from assay.hooks.values.boundary import Boundary
+from assay.hooks.values.nested import constants, iterate_tensors, map_tensors
+from assay.hooks.values.tensor_map import TensorMap
 from assay.sites import Call
 from assay.trace import TraceWriter
 

@@ -3,7 +3,7 @@
 import re
 import shlex
 
-from assay.comparing.phrases import (
+from assay.comparing.wording.phrases import (
     OUTCOME_SIGNS,
     describe_judged,
     describe_level,

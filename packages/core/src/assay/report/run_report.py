@@ -6,10 +6,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from assay.comparing.deciding_rows import find_deciding_rows, over_limit
-from assay.comparing.explain import Explanation, explain_verdict
-from assay.comparing.numerals import format_number
-from assay.comparing.phrases import LEVEL_QUESTIONS, describe_stage
+from assay.comparing.wording.deciding_rows import find_deciding_rows, over_limit
+from assay.comparing.wording.explain import Explanation, explain_verdict
+from assay.comparing.wording.numerals import format_number
+from assay.comparing.wording.phrases import LEVEL_QUESTIONS, describe_stage
 from assay.runs.results import read_measurements, read_verdict
 from assay.sites import Phase
 from assay.verdicts import Level, Measurement, Suspect, Verdict

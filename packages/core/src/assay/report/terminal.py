@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from assay.comparing.phrases import (
+from assay.comparing.wording.phrases import (
     OUTCOME_SIGNS,
     describe_counts,
     describe_judged,

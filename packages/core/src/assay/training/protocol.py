@@ -15,7 +15,7 @@ from assay.sites import Phase
 if TYPE_CHECKING:
     import torch
 
-    from assay.locating.rank_layout import RankLayout
+    from assay.locating.matching.rank_layout import RankLayout
     from assay.training.batches import MicroBatch
 
 # The method of an ObservableTrainer in which each phase of a step happens, in their order.

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import pytest
 from playwright.sync_api import Page, expect
 
-from assay.comparing.numerals import format_number
+from assay.comparing.wording.numerals import format_number
 from assay.report.page.html import render_first_screen
 from assay.report.publish import publish_one, publish_several
 from assay.report.run_report import Report, read_report

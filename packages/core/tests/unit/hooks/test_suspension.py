@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from assay.hooks.exact_double import ExactDouble
 from assay.hooks.suspension import is_suspended, suspended
+from assay.hooks.values.exact_double import ExactDouble
 
 
 class _Counting(TorchFunctionMode):

@@ -15,10 +15,10 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from assay.comparing.judge import Judged, judge_replay
 from assay.comparing.limits import load_limits
 from assay.comparing.results import ReplayResults
-from assay.hooks.boundary import Boundary
-from assay.hooks.exact_double import ExactDouble
 from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.timeline import Timeline
+from assay.hooks.values.boundary import Boundary
+from assay.hooks.values.exact_double import ExactDouble
 from assay.locating.modules import Replayer
 from assay.models.transformers_logging import quiet_transformers
 from assay.recording.modules import Recorder

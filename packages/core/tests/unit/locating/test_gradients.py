@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint
 from assay.comparing.judge import Judged, judge_replay
 from assay.comparing.limits import load_limits
 from assay.comparing.results import ReplayResults
-from assay.hooks.boundary import Boundary
-from assay.hooks.exact_double import ExactDouble
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
+from assay.hooks.values.boundary import Boundary
+from assay.hooks.values.exact_double import ExactDouble
 from assay.locating.gradients import GradientReplayer
 from assay.locating.modules import Replayer
 from assay.recording.gradients import GradientRecorder

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from assay.comparing.results import ReplayResults
-from assay.hooks.boundary import Boundary
-from assay.hooks.exact_double import ExactDouble
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
+from assay.hooks.values.boundary import Boundary
+from assay.hooks.values.exact_double import ExactDouble
 from assay.locating.gradients import GradientReplayer
+from assay.locating.matching.packed_trace import PackedTrace, Packing, Segment
 from assay.locating.modules import Replayer
-from assay.locating.packed_trace import PackedTrace, Packing, Segment
 from assay.recording.gradients import GradientRecorder
 from assay.recording.modules import Recorder
 from assay.trace import Trace, TraceWriter

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from assay.hooks.boundary import Boundary
 from assay.hooks.module_tracer import ModuleTracer
+from assay.hooks.values.boundary import Boundary
 from assay.recording.modules import Recorder, StatisticsRecorder
 from assay.sites import CallSite
 from assay.trace import Trace, TraceWriter

@@ -15,7 +15,7 @@ def explain(
     from rich.table import Table
     from rich.text import Text
 
-    from assay.comparing.diagnoses import describe_diagnosis, list_diagnoses
+    from assay.comparing.wording.diagnoses import describe_diagnosis, list_diagnoses
 
     console = Console()
     if diagnosis is not None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 # Two tokens are nearly tied within this many times the noise of their gap, which is twice that of a
-# logit: eight times a logit's, as for the choices of a router (assay/locating/routing.py).
+# logit: eight times a logit's, as for the choices of a router (assay/locating/matching/routing.py).
 NEAR_TIE = 4.0
 
 

@@ -11,7 +11,7 @@ from assay.generate.passes.batch_attachments import attach_batch_tensors, attach
 from assay.generate.passes.passes import Work
 from assay.hooks.expert_choices import ChoiceTracer
 from assay.inputs import Batch
-from assay.locating.expert_routing import (
+from assay.locating.matching.expert_routing import (
     ChoiceRecorder,
     Key,
     NearTieChoices,

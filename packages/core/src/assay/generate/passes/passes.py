@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from assay.comparing.results import ReplayResults
 from assay.devices.base import Device
 from assay.generate.passes.generation_loop import Generated, generate, generate_forced, timeline_of
-from assay.hooks.boundary import Boundary
-from assay.hooks.exact_double import ExactDouble
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
+from assay.hooks.values.boundary import Boundary
+from assay.hooks.values.exact_double import ExactDouble
 from assay.inputs import Batch
 from assay.locating.accumulated_error import DriftMeter
-from assay.locating.batch_source import BatchSource
+from assay.locating.matching.batch_source import BatchSource
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel
 from assay.recording.modules import Recorder

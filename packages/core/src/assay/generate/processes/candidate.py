@@ -42,7 +42,7 @@ from assay.generate.processes.requests import (
     GoldenManifest,
 )
 from assay.locating.accumulated_error import DriftMeter
-from assay.locating.expert_routing import NearTieChoices
+from assay.locating.matching.expert_routing import NearTieChoices
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, load_model, weight_hashes
 from assay.models.candidate_setup import apply_setup

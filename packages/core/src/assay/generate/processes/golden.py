@@ -41,7 +41,7 @@ from assay.generate.processes.requests import (
     ModelIdentity,
     Section,
 )
-from assay.hooks.boundary import Boundary
+from assay.hooks.values.boundary import Boundary
 from assay.inputs import (
     InputPlan,
     PlanOptions,
@@ -51,7 +51,7 @@ from assay.inputs import (
     plan_batches,
 )
 from assay.locating.accumulated_error import DriftMeter
-from assay.locating.expert_routing import NoiseOfChoices
+from assay.locating.matching.expert_routing import NoiseOfChoices
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, estimate_size, load_model, weight_hashes
 from assay.models.biases import add_biases_last

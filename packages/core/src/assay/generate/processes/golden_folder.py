@@ -26,7 +26,7 @@ from assay.generate.processes.requests import (
     NOISE,
     GoldenManifest,
 )
-from assay.hooks.boundary import Boundary
+from assay.hooks.values.boundary import Boundary
 from assay.inputs import (
     Batch,
     InputPlan,

@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from assay.comparing.deciding_rows import severity
-from assay.comparing.numerals import format_number
-from assay.comparing.phrases import (
+from assay.comparing.wording.deciding_rows import severity
+from assay.comparing.wording.numerals import format_number
+from assay.comparing.wording.phrases import (
     describe_left_out,
     describe_pooling,
     describe_thinning,

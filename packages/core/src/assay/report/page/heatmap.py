@@ -5,8 +5,8 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from assay.comparing.deciding_rows import TOKEN_STATISTIC, severity
-from assay.comparing.phrases import (
+from assay.comparing.wording.deciding_rows import TOKEN_STATISTIC, severity
+from assay.comparing.wording.phrases import (
     describe_left_out,
     describe_pooling,
     describe_tokens,

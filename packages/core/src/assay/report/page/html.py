@@ -8,8 +8,8 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from assay.comparing import phrases
-from assay.comparing.numerals import format_number
+from assay.comparing.wording import phrases
+from assay.comparing.wording.numerals import format_number
 from assay.report.page.curves import draw_depth, draw_kl, draw_losses
 from assay.report.page.heatmap import MAX_CELLS, draw_heat_map
 from assay.report.page.table import MAX_ROWS, draw_table

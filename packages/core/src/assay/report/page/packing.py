@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.comparing.numerals import DIGITS
+from assay.comparing.wording.numerals import DIGITS
 
 ZERO, TINY, HUGE, INFINITE, NOT_A_NUMBER, ABSENT = 0, 1, 65532, 65533, 65534, 65535
 SMALLEST_EXPONENT = -30

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from assay.comparing.deciding_rows import rank_of, shown_ratio
-from assay.comparing.phrases import describe_measurements_left_out
+from assay.comparing.wording.deciding_rows import rank_of, shown_ratio
+from assay.comparing.wording.phrases import describe_measurements_left_out
 from assay.report.page.packing import pack_labels, pack_numbers
 from assay.report.run_report import Report
 from assay.verdicts import Measurement

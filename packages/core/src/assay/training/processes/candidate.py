@@ -16,7 +16,7 @@ from torch import nn
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
 from assay.dtypes import float_format
-from assay.hooks.boundary import Boundary
+from assay.hooks.values.boundary import Boundary
 from assay.launch import Rank
 from assay.locating.loss_scale import GradientScale, LossScale, is_scaled_alike
 from assay.models import estimate_size, load_model

@@ -29,7 +29,7 @@ from assay.training.processes.requests import (
 )
 from assay.training.processes.skipped_steps import step_until_made
 from assay.training.protocol import MIXED_PRECISION, StepReport
-from assay.training.replay.dropout import masks_observed
+from assay.training.replay.observing.dropout import masks_observed
 from assay.training.state.files import fingerprint, hash_value
 from assay.training.state.generators import DrawnGenerators
 from assay.training.state.parameters import named_parameters

@@ -6,16 +6,16 @@ import torch
 from torch import nn
 
 from assay.comparing.results import ReplayResults
-from assay.hooks.boundary import Boundary
+from assay.hooks.values.boundary import Boundary
 from assay.stages import Stage
 from assay.trace import Trace
 from assay.training.processes.golden import read_golden_state
 from assay.training.processes.requests import TrainOptions
+from assay.training.replay.observing.update_watch import observe_update
 from assay.training.replay.replayed_steps import TRACE
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_replayer import StageReplayer
 from assay.training.replay.stage_values import ValueAddress
-from assay.training.replay.update_watch import observe_update
 from assay.training.state.parameters import NamedParameter
 
 

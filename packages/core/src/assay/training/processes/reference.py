@@ -13,9 +13,9 @@ from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
 from assay.dtypes import float_format
 from assay.errors import UsageError
-from assay.hooks.boundary import Boundary
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
+from assay.hooks.values.boundary import Boundary
 from assay.models import estimate_size, load_model
 from assay.models.loaded.inspection import inspect_load
 from assay.models.loading.configs import attention_of
@@ -40,11 +40,11 @@ from assay.training.processes.optimizer_noise import measure_in_float32
 from assay.training.processes.requests import ReferenceReport, ReferenceRequest
 from assay.training.protocol import StepReport, TrainingPlan
 from assay.training.replay.conditions import comparable, keep_no_cache
+from assay.training.replay.observing.step_observer import StepObserver
+from assay.training.replay.observing.update_watch import UpdateWatch
 from assay.training.replay.replayed_steps import TRACE, ReplayedModel, ReplayedSteps
 from assay.training.replay.run_rows import RunRows, count_rows
 from assay.training.replay.stage_recorder import StageRecorder
-from assay.training.replay.step_observer import StepObserver
-from assay.training.replay.update_watch import UpdateWatch
 from assay.training.state.files import write_state
 from assay.training.state.parameters import named_parameters, untrained_values
 from assay.training.state.states import (

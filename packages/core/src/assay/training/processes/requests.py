@@ -291,7 +291,7 @@ class ScaledStepRecord(Record):
 
 
 class GradientNormRecord(Record):
-    """Global norms of a process: the fields of `assay.training.replay.observed_gradients.GradientNorm`."""
+    """Global norms of a process: the fields of `assay.training.replay.observing.observed_gradients.GradientNorm`."""
 
     step: int
     phase: Phase

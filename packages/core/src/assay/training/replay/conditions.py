@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from assay.devices.base import Device
-from assay.hooks.exact_double import ExactDouble
-from assay.training.replay.dropout import comparable_dropout
+from assay.hooks.values.exact_double import ExactDouble
+from assay.training.replay.observing.dropout import comparable_dropout
 
 
 @contextmanager

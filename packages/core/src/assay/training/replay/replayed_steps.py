@@ -7,25 +7,25 @@ from pathlib import Path
 
 from assay.comparing.results import ReplayResults
 from assay.comparing.stored_results import attach_results
-from assay.hooks.boundary import Boundary
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
+from assay.hooks.values.boundary import Boundary
 from assay.locating.gradients import GradientReplayer
 from assay.locating.loss_scale import GradientScale, LossScale, ScaledStep
+from assay.locating.matching.packed_trace import PackedTrace, Packing
 from assay.locating.modules import Replayer
-from assay.locating.packed_trace import PackedTrace, Packing
 from assay.sites import Phase
 from assay.trace import Trace, TraceWriter
 from assay.training.batches import MicroBatch
 from assay.training.protocol import StepReport
-from assay.training.replay.gradient_sums import GradientSums
-from assay.training.replay.observed_gradients import GradientNorm
+from assay.training.replay.observing.gradient_sums import GradientSums
+from assay.training.replay.observing.observed_gradients import GradientNorm
+from assay.training.replay.observing.step_observer import StepObserver
+from assay.training.replay.observing.update_watch import MovedElements, UpdateWatch
 from assay.training.replay.rank_view import RankView
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_replayer import StageReplayer
 from assay.training.replay.stage_values import PHASES
-from assay.training.replay.step_observer import StepObserver
-from assay.training.replay.update_watch import MovedElements, UpdateWatch
 from assay.training.trainers.registry import OpenedTrainer
 
 TRACE = "trace"

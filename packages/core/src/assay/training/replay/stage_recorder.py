@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from assay.hooks.boundary import Boundary
 from assay.hooks.suspension import suspended
+from assay.hooks.values.boundary import Boundary
 from assay.sites import Phase
 from assay.trace import TraceWriter
 from assay.training.replay.stage_values import StepValues, ValueAddress

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
-from assay.hooks.boundary import Boundary
 from assay.hooks.suspension import suspended
+from assay.hooks.values.boundary import Boundary
 from assay.sites import Phase
 from assay.trace import Trace
 from assay.training.replay.run_rows import RunRows

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.errors import UsageError
-from assay.hooks.boundary import cast_within_range
+from assay.hooks.values.boundary import cast_within_range
 from assay.models.loaded.differences import measure_difference
 from assay.models.loaded.report import SetupChanges
 from assay.models.loaded.weights import coarser_dtype

@@ -5,7 +5,7 @@ import typer
 from typer.testing import CliRunner
 
 from assay.cli.commands.explain import explain
-from assay.comparing.diagnoses import describe_diagnosis, load_diagnoses
+from assay.comparing.wording.diagnoses import describe_diagnosis, load_diagnoses
 from assay.errors import UsageError
 
 

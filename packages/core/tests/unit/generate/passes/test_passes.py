@@ -17,9 +17,9 @@ from assay.generate.passes.passes import (
     single_rows,
     whole_batches,
 )
-from assay.hooks.boundary import Boundary
+from assay.hooks.values.boundary import Boundary
 from assay.inputs import Batch
-from assay.locating.batch_source import BatchSource
+from assay.locating.matching.batch_source import BatchSource
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, load_model
 from assay.trace import Trace, TraceWriter

@@ -58,7 +58,8 @@ def test_norms_at_the_limit_are_those_of_clipped_gradients(
 
 
 def test_every_rank_has_to_have_clipped_and_every_step() -> None:
-    clipped, other = ("backward", 1.0, 1.0, 3.0), ("backward", 2.0, 2.0, 3.0)
+    clipped: Norm = ("backward", 1.0, 1.0, 3.0)
+    other: Norm = ("backward", 2.0, 2.0, 3.0)
 
     assert is_clipped_in_backward([rank(clipped), rank(clipped)])
     assert not is_clipped_in_backward([rank(clipped), rank(other)])

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from assay.hooks.boundary import Boundary
+from assay.hooks.values.boundary import Boundary
 from assay.stages import Stage
 from assay.trace import TraceWriter
 from assay.training.processes.golden import state_file
 from assay.training.processes.optimizer_noise import measure_in_float32
 from assay.training.processes.requests import TrainOptions
+from assay.training.replay.observing.update_watch import observe_update
 from assay.training.replay.replayed_steps import TRACE
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_recorder import StageRecorder
 from assay.training.replay.stage_values import ValueAddress
-from assay.training.replay.update_watch import observe_update
 from assay.training.state.files import write_state
 from assay.training.state.parameters import NamedParameter
 

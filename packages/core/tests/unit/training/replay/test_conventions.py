@@ -15,9 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from assay.comparing.stored_results import read_results
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
-from assay.hooks.boundary import Boundary
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
+from assay.hooks.values.boundary import Boundary
 from assay.locating.loss_scale import LossScale, ScaledStep
 from assay.recording.gradients import GradientRecorder
 from assay.recording.modules import Recorder
@@ -26,17 +26,19 @@ from assay.training.batches import MicroBatch
 from assay.training.processes.skipped_steps import step_until_made
 from assay.training.protocol import StepReport, TrainingPlan
 from assay.training.replay.conditions import comparable
+from assay.training.replay.observing.step_observer import StepObserver
+from assay.training.replay.observing.update_watch import UpdateWatch
 from assay.training.replay.replayed_steps import TRACE, ReplayedModel, ReplayedSteps
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_recorder import StageRecorder
-from assay.training.replay.step_observer import StepObserver
-from assay.training.replay.update_watch import UpdateWatch
 from assay.training.state.states import collect_state, inject_state
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import OpenedTrainer
 
 BOUNDARY = Boundary.exact_inputs_for(torch.float32)
 SCALE = 8.0
+# Of any type: the field that is compared with it is a number.
+APPROXIMATELY_ONE: Any = pytest.approx(1.0)
 UNIT = 2.0**-24
 GROUPS = ("modules", "gradients", *(f"stage-{phase}" for phase in (
     "inputs", "forward", "backward", "reduce", "clip", "optimizer"
@@ -262,9 +264,9 @@ def test_rows_that_see_each_other_are_found_in_the_mask(golden: Path, tmp_path: 
     ("kind", "expected"),
     [
         (UnscaledInReduce, ScaledStep(0, SCALE, 1.0, "reduce")),
-        (UnscaledInClip, ScaledStep(0, SCALE, 1.0, "clip", pytest.approx(1.0))),
-        (SkipsOnce, ScaledStep(0, SCALE, 1.0, "clip", pytest.approx(1.0))),
-        (LossReturnedTwice, ScaledStep(0, 1.0, 2.0, None, pytest.approx(1.0))),
+        (UnscaledInClip, ScaledStep(0, SCALE, 1.0, "clip", APPROXIMATELY_ONE)),
+        (SkipsOnce, ScaledStep(0, SCALE, 1.0, "clip", APPROXIMATELY_ONE)),
+        (LossReturnedTwice, ScaledStep(0, 1.0, 2.0, None, APPROXIMATELY_ONE)),
     ],
 )
 def test_scale_is_divided_out_until_it_is_taken_off(

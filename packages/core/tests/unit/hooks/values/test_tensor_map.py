@@ -2,7 +2,7 @@ import gc
 
 import torch
 
-from assay.hooks.tensor_map import TensorMap
+from assay.hooks.values.tensor_map import TensorMap
 
 
 def test_object_is_recognised_and_its_equal_is_not() -> None:

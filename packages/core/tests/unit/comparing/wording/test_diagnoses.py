@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from assay.comparing.diagnoses import describe_diagnosis, list_diagnoses, load_diagnoses
+from assay.comparing.wording.diagnoses import describe_diagnosis, list_diagnoses, load_diagnoses
 from assay.errors import UsageError
 from assay.verdicts import Diagnosis, Outcome
 

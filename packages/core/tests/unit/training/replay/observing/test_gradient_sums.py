@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from assay.training.replay.gradient_sums import GradientSums
+from assay.training.replay.observing.gradient_sums import GradientSums
 from assay.training.state.parameters import NamedParameter
 
 UNIT = 2.0**-24

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from assay.hooks.exact_double import ExactDouble
+from assay.hooks.values.exact_double import ExactDouble
 
 CONFIG = LlamaConfig(
     hidden_size=16,

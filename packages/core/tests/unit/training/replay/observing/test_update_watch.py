@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from assay.sites import Phase
+from assay.training.replay.observing.update_watch import MovedElements, UpdateWatch
 from assay.training.replay.stage_values import ValueAddress
-from assay.training.replay.update_watch import MovedElements, UpdateWatch
 
 if TYPE_CHECKING:
     from assay.training.protocol import Trainer

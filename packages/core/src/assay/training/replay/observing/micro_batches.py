@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from assay.hooks.timeline import Timeline
-from assay.locating.packed_trace import Packing, Segment
+from assay.locating.matching.packed_trace import Packing, Segment
 from assay.stages import Stage
 from assay.training.batches import IGNORED, MicroBatch
 from assay.training.replay.run_rows import RunRows

@@ -6,9 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.locating.packed_trace import Packing, Segment
+from assay.locating.matching.packed_trace import Packing, Segment
 from assay.training.batches import MicroBatch
-from assay.training.replay.micro_batches import find_micro_batch, timeline_of, unpacked_labels
+from assay.training.replay.observing.micro_batches import (
+    find_micro_batch,
+    timeline_of,
+    unpacked_labels,
+)
 from assay.training.replay.run_rows import RunRows
 
 

@@ -13,26 +13,26 @@ from assay.errors import UsageError
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.suspension import suspended_modes
-from assay.locating.batch_source import BatchSource
 from assay.locating.loss_scale import LossScale
+from assay.locating.matching.batch_source import BatchSource
+from assay.locating.matching.packed_trace import PackedTrace, Packing
 from assay.locating.modules import Replayer
-from assay.locating.packed_trace import PackedTrace, Packing
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.training.batches import MicroBatch, copied
 from assay.training.protocol import PHASE_METHODS, SCHEDULE_METHOD, StepReport
-from assay.training.replay.gradient_sums import GradientSums
-from assay.training.replay.micro_batches import (
+from assay.training.replay.observing.gradient_sums import GradientSums
+from assay.training.replay.observing.micro_batches import (
     find_micro_batch,
     observe_labels,
     observe_loss,
     timeline_of,
 )
-from assay.training.replay.observed_gradients import ObservedGradients
+from assay.training.replay.observing.observed_gradients import ObservedGradients
+from assay.training.replay.observing.update_watch import UpdateWatch
 from assay.training.replay.rank_view import RankView
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_values import StepValueHandler, ValueAddress
-from assay.training.replay.update_watch import UpdateWatch
 from assay.training.state.sharding import whole
 from assay.training.trainers.registry import OpenedTrainer
 

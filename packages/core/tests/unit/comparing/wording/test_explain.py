@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from assay.comparing.deciding_rows import DecidingRows, find_deciding_rows
-from assay.comparing.explain import explain_verdict
-from assay.comparing.phrases import describe_judged, one_line
+from assay.comparing.wording.deciding_rows import DecidingRows, find_deciding_rows
+from assay.comparing.wording.explain import explain_verdict
+from assay.comparing.wording.phrases import describe_judged, one_line
 from assay.sites import Phase
 from assay.verdicts import (
     Level,

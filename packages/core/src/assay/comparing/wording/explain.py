@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from assay.comparing.deciding_rows import DecidingRows
-from assay.comparing.diagnoses import load_diagnoses
-from assay.comparing.numerals import format_against, format_number
-from assay.comparing.phrases import (
+from assay.comparing.wording.deciding_rows import DecidingRows
+from assay.comparing.wording.diagnoses import load_diagnoses
+from assay.comparing.wording.numerals import format_against, format_number
+from assay.comparing.wording.phrases import (
     describe_first_bad_token,
     describe_place,
     describe_ratio,

@@ -8,7 +8,7 @@ from torch.nn import functional
 from torch.nn.functional import dropout as imported_before
 from torch.utils.checkpoint import checkpoint
 
-from assay.training.replay.dropout import comparable_dropout
+from assay.training.replay.observing.dropout import comparable_dropout
 
 # Looked up when it is called, as model code does it, and imported by name.
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {

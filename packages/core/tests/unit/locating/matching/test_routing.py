@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.locating.routing import TIE_MARGIN, columns_in_order, find_scores, near_tie_rows
+from assay.locating.matching.routing import TIE_MARGIN, columns_in_order, find_scores, near_tie_rows
 
 # Four experts, two for each token. The first token is clear, the second's second place is nearly
 # tied, the third's is clear.

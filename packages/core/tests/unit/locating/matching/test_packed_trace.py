@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.locating.packed_trace import (
+from assay.locating.matching.packed_trace import (
     PackedTrace,
     Packing,
     Recorded,

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from assay.hooks.nested import constants, iterate_leaves, iterate_tensors, map_tensors
+from assay.hooks.values.nested import constants, iterate_leaves, iterate_tensors, map_tensors
 
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024 - what torch returns is untyped, too
 ONE, TWO = torch.tensor(1.0), torch.tensor(2.0)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from assay.hooks.boundary import Boundary, cast_within_range
+from assay.hooks.values.boundary import Boundary, cast_within_range
 
 
 def value_of(number: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:

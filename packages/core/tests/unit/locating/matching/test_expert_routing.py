@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from assay.hooks.expert_choices import ExpertChoice, Selection
-from assay.locating.expert_routing import (
+from assay.locating.matching.expert_routing import (
     ChoiceRecorder,
     NearTieChoices,
     NoiseOfChoices,
@@ -14,7 +14,7 @@ from assay.locating.expert_routing import (
     read_choices,
     within_noise,
 )
-from assay.locating.routing import TIE_MARGIN
+from assay.locating.matching.routing import TIE_MARGIN
 
 ERROR = 0.01
 FAR = 2 * TIE_MARGIN * ERROR

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from assay.hooks.expert_choices import ExpertChoice, Selection
-from assay.locating.routing import TIE_MARGIN, find_scores
+from assay.locating.matching.routing import TIE_MARGIN, find_scores
 
 _PARTS = ("indices", "weights", "scores", "groups", "num_groups")
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from assay.comparing.numerals import format_against, format_number
+from assay.comparing.wording.numerals import format_against, format_number
 
 
 @pytest.mark.parametrize(

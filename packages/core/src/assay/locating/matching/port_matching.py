@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from assay.hooks.nested import iterate_leaves, iterate_tensors
+from assay.hooks.values.nested import iterate_leaves, iterate_tensors
 
 # Arguments of Hugging Face models: each means the same wherever it stands, and none is another.
 _STANDARD = frozenset(

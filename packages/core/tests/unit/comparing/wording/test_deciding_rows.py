@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from assay.comparing.deciding_rows import find_deciding_rows, over_limit, severity
+from assay.comparing.wording.deciding_rows import find_deciding_rows, over_limit, severity
 from assay.verdicts import Level, Location, Measurement, Outcome, Verdict
 
 

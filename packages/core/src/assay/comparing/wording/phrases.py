@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 
-from assay.comparing.numerals import format_against, format_number
+from assay.comparing.wording.numerals import format_against, format_number
 from assay.sites import Phase
 from assay.verdicts import Level, Location, Outcome, Verdict
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.locating.masks import allowed, count_differences, in_form_of, is_attention_mask
+from assay.locating.matching.masks import allowed, count_differences, in_form_of, is_attention_mask
 from assay.sites import RowMap
 
 # One prompt of two tokens, padded by one, and one of three: query t of row b sees column s.

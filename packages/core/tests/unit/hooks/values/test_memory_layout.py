@@ -1,6 +1,6 @@
 import torch
 
-from assay.hooks.memory_layout import copy_of, laid_out_as
+from assay.hooks.values.memory_layout import copy_of, laid_out_as
 
 
 def values(*shape: int) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""What is done with single tensors at a boundary."""

@@ -1,0 +1,1 @@
+"""Which recorded call, tensor, row or choice belongs to the one that runs."""

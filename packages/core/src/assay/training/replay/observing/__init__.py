@@ -1,0 +1,1 @@
+"""A trainer's step seen from outside: what each phase is given and leaves."""
