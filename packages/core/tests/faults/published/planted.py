@@ -54,7 +54,6 @@ class Planted:
     diagnoses: those that are right; most often one.
     dtypes: in which the bug exists; what rounds to bfloat16 is none in bfloat16.
     training: None where the model generates.
-    waits_for: what assay has to learn before the right verdict can be given; empty: nothing.
     """
 
     bug: str
@@ -66,7 +65,6 @@ class Planted:
     diagnoses: tuple[Diagnosis, ...]
     dtypes: tuple[str, ...] = BOTH
     training: Training | None = None
-    waits_for: str = ""
 
     @property
     def remote_code(self) -> RemoteCode:

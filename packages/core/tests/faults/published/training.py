@@ -166,7 +166,6 @@ def _gradients() -> Iterator[Planted]:
         "reduce",
         None,
         "loss-scale",
-        waits_for="a loss scale that is taken off later is reported whether it is right or not",
     )
 
 
@@ -243,7 +242,6 @@ def _checkpoints() -> Iterator[Planted]:
         "StaleHandles",
         "KeptHandles",
         None,
-        waits_for="one checkpoint is saved, and this is a fault of the second",
     )
 
 
@@ -283,7 +281,6 @@ def _packing() -> Iterator[Planted]:
         "packing:Packed",
         "forward",
         None,
-        waits_for="a step that is run as one packed batch is reported whether it is right or not",
     )
 
 
@@ -316,7 +313,6 @@ def _checkpoint(
     module: str | None,
     *,
     model: str = LLAMA,
-    waits_for: str = "",
 ) -> Planted:
     return Planted(
         bug,
@@ -327,7 +323,6 @@ def _checkpoint(
         module,
         ("checkpoint-mismatch",),
         training=Training(),
-        waits_for=waits_for,
     )
 
 
@@ -340,7 +335,6 @@ def _trainer(
     *diagnoses: Diagnosis,
     dtypes: tuple[str, ...] = BOTH,
     training: Training = Training(),  # noqa: B008 - it is frozen
-    waits_for: str = "",
 ) -> Planted:
     return Planted(
         bug,
@@ -352,5 +346,4 @@ def _trainer(
         diagnoses or ("module-error",),
         dtypes,
         training,
-        waits_for,
     )
