@@ -131,7 +131,12 @@ def _fused_mlp(mlp: Any) -> Any:
 def _attention_with_projections(attention: Any) -> Any:
     rotate = sys.modules[type(attention).__module__].apply_rotary_pos_emb
 
-    def forward(hidden_states: Tensor, position_embeddings: Any, **_: Any) -> Any:
+    def forward(
+        hidden_states: Tensor,
+        position_embeddings: Any,
+        attention_mask: Tensor | None = None,
+        **_: Any,
+    ) -> Any:
         parts = (attention.q_proj, attention.k_proj, attention.v_proj)
         weight = torch.cat([part.weight for part in parts])
         sizes = [part.out_features for part in parts]
@@ -141,9 +146,14 @@ def _attention_with_projections(attention: Any) -> Any:
             for part in functional.linear(hidden_states, weight).split(sizes, -1)
         )
         query, key = rotate(query, key, *position_embeddings)
-        # Padding is on the right: no row that is learned sees it.
         mixed = functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=attention.scaling, enable_gqa=True
+            query,
+            key,
+            value,
+            attention_mask,
+            is_causal=attention_mask is None,
+            scale=attention.scaling,
+            enable_gqa=True,
         )
         return attention.o_proj(mixed.transpose(1, 2).flatten(2)), None
 

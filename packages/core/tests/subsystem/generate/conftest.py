@@ -35,6 +35,16 @@ def assay(tmp_path: Path) -> RunAssay:
     return run
 
 
+@pytest.fixture
+def prompt_file(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        path = tmp_path / "p.jsonl"
+        path.write_text(text)
+        return path
+
+    return write
+
+
 @pytest.fixture(scope="session")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"

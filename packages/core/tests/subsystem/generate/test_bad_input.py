@@ -43,16 +43,6 @@ def model(saved_model: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved_model, tmp_path / "model"))
 
 
-@pytest.fixture
-def prompt_file(tmp_path: Path) -> Callable[[str], Path]:
-    def write(text: str) -> Path:
-        path = tmp_path / "p.jsonl"
-        path.write_text(text)
-        return path
-
-    return write
-
-
 # Models
 
 
