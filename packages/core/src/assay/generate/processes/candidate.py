@@ -145,7 +145,8 @@ def check_same_inputs(
     """Raise UsageError if options that were given beside a golden ask for other inputs."""
     wanted = golden.inputs.model_copy(update=dict(given))
     different = [name for name in given if getattr(golden.inputs, name) != getattr(wanted, name)]
-    if not different:
+    # Prompts that are named again may have changed in their file.
+    if not different and "prompts" not in given:
         return
     # The golden's own prompts are on the machine that captured it: others cannot be planned here.
     planned = "prompts" in given or wanted.prompts is None or Path(wanted.prompts).is_file()
