@@ -115,7 +115,10 @@ def _noise_of_replaced(candidate: ReplayResults, noise: ReplayResults) -> dict[s
     """
     found: dict[str, list[PairSums]] = {}
     uncalled = set(candidate.replaced_by_ancestor)
-    called = {module for module, _ in candidate.ports}
+    # One whose own arguments and results are all another's is known by what its code made.
+    called = {
+        name for port in candidate.ports.values() for name in (port.module, port.stage.module)
+    }
     for (module, _), result in noise.ports.items():
         if module not in uncalled or not result.sums.num_elements:
             continue

@@ -28,6 +28,10 @@ class BoundaryHandler(TraceHandler, Protocol):
     def alias(self, new: Tensor, known: Tensor) -> None:
         """From now on treat `new` as the injected value `known`."""
 
+    def in_order(self, active: ActiveCall, made: Tensor) -> Tensor:
+        """What a call made, with its columns in the order of what was injected in its place."""
+        ...
+
 
 class GradientHandler(Protocol):
     """What is done with the gradients that arrive at boundaries."""
@@ -147,6 +151,7 @@ class GradientTaps:
             or not self.inner.recognises(injected)
         ):
             return injected
+        value = self.inner.in_order(active, value)
         if self.handler.expects(active.call, port, value):
             arrive = self._arrive_at(active, port)
         elif value.requires_grad:

@@ -71,7 +71,7 @@ class _Matched:
         """A router's result with its columns in the reference's order; others as they are."""
         if self.order is None or value.shape != self.order.shape:
             return value
-        return value.gather(-1, self.order)
+        return value.gather(-1, self.order.to(value.device))
 
 
 @dataclass
@@ -174,6 +174,11 @@ class Replayer:
         content = self._injected.get(known)
         if content is not None:
             self._injected.put(new, content)
+
+    def in_order(self, active: ActiveCall, made: Tensor) -> Tensor:
+        """What a call made, with a router's columns in the reference's order."""
+        matched: _Matched = active.state
+        return matched.in_order(made)
 
     def finish(self, is_own: Callable[[CallSite], bool] = _is_every_call) -> ReplayResults:
         """The results, with every expected call that was not made; called after the last batch.

@@ -113,6 +113,20 @@ def test_fused_module_may_round_as_often_as_the_children_whose_work_it_does() ->
     assert failed_statistics(items) == {"other": {"replay-tensor", "replay-row"}}
 
 
+def test_module_known_only_by_what_it_made_for_its_children_has_the_allowance() -> None:
+    made_for_child = measured("model.mlp.down", noise())
+    made_for_child.stage = Stage("model.mlp")
+    reference = results(measured("model.mlp.up", noise(3 * UNIT)), made_for_child)
+    wider = measured("model.mlp.down", noise(3 * UNIT))
+    wider.stage = Stage("model.mlp")
+    candidate = results(wider)
+    candidate.replaced_by_ancestor = ["model.mlp.up"]
+
+    items, _ = judge_replay(candidate, reference, LIMITS)
+
+    assert failed_statistics(items) == {}
+
+
 def test_container_that_is_never_called_passes_the_allowance_on_to_its_ancestor() -> None:
     reference = results(measured("model", noise()), measured("model.layers.1", noise(3 * UNIT)))
     candidate = results(measured("model", noise(3 * UNIT)))
