@@ -92,6 +92,8 @@ class GradientReplayer:
         if actual_RC.dtype.itemsize > expected.dtype.itemsize:
             actual_RC = actual_RC.to(expected.dtype)  # the yardstick, as it was stored
         result.sums.add_later(actual_RC, expected_RC, prompt, position)
+        if self.loss_scale is not None and self.loss_scale.has_overflown(gradient):
+            return gradient
         injected = self.boundary.injected(expected, gradient.dtype)
         if self.loss_scale is not None:
             # Not kept within range: what is too large for the dtype has to overflow.

@@ -133,6 +133,13 @@ class LossScale:
         """Of what `compute_loss` returned for the micro-batch whose backward ran last."""
         return 1.0 if self._running is None else self._running.of_loss
 
+    def has_overflown(self, gradient: Tensor) -> bool:
+        """Whether a scaled gradient is not finite: nothing is injected there.
+
+        A trainer has to see it, which then skips the step and scales the next one by less.
+        """
+        return self.factor != 1 and not bool(gradient.isfinite().all())
+
     def end_phase(self, phase: Phase, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Find out whether a phase took the factor off: whether gradients are nearer without it.
 

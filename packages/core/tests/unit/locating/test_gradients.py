@@ -1,6 +1,7 @@
 """Backward, replayed: an error made there stays in the stage that makes it."""
 
 import copy
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,6 +20,7 @@ from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.exact_double import ExactDouble
 from assay.locating.gradients import GradientReplayer
+from assay.locating.loss_scale import LossScale
 from assay.locating.modules import Replayer
 from assay.recording.gradients import GradientRecorder
 from assay.recording.modules import Recorder
@@ -32,6 +34,7 @@ IDS = torch.randint(0, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 MASK = torch.ones(2, 20, dtype=torch.long)
 MASK[1, 12:] = 0
 LABELS = IDS.masked_fill(MASK == 0, -100)
+UNIT = 2.0**-8  # unit roundoff of bfloat16
 NORM = "model.layers.0.post_attention_layernorm"
 KEYS = "model.layers.1.self_attn.k_proj"
 DOWN = "model.layers.0.mlp.down_proj"
@@ -74,7 +77,9 @@ class Rig:
             parameter.data = parameter.data.to(self.dtype)
         return model
 
-    def run(self, model: Any, taps: GradientTaps, *, exact: bool = False) -> None:
+    def run(
+        self, model: Any, taps: GradientTaps, *, exact: bool = False, loss_scale: float = 1.0
+    ) -> None:
         tracer = ModuleTracer(taps)
         tracer.begin_batch(0, None)
         with tracer.attached(model), ExactDouble() if exact else nullcontext():
@@ -85,7 +90,7 @@ class Rig:
                 logits[:, :-1].flatten(0, 1), LABELS[:, 1:].flatten(), reduction="mean"
             )
             tracer.recomputing = True
-            taps.join(loss).backward()
+            (taps.join(loss) * loss_scale).backward()
             taps.handler.finish_backward()
 
     def replay(self, plant: Plant) -> tuple[ReplayResults, ReplayResults]:
@@ -228,6 +233,22 @@ def test_scaled_loss_is_found_at_the_logits(rig: Rig) -> None:
         )
 
     assert rig.failed(plant) == {("", "backward")}
+
+
+@pytest.mark.parametrize(("factor", "goes_on"), [(1.0, False), (1024.0, True)])
+def test_only_a_scaled_gradient_that_overflows_reaches_the_parameters_below(
+    rig: Rig, *, factor: float, goes_on: bool
+) -> None:
+    model: Any = rig.copy()
+    wrap_forward(DOWN, lambda _, x, original: original(scale_gradient(x, math.inf)))(model)
+    loss_scale = LossScale(UNIT)
+    gradients = GradientReplayer(rig.trace, rig.boundary, loss_scale=loss_scale)
+
+    rig.run(model, GradientTaps(Replayer(rig.trace, rig.boundary), gradients), loss_scale=factor)
+
+    assert loss_scale.factor == factor
+    below = model.model.embed_tokens.weight.grad
+    assert bool(below.isfinite().all()) is not goes_on
 
 
 def test_forward_error_stays_forward_but_for_its_own_gradient(rig: Rig) -> None:

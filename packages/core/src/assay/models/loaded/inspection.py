@@ -89,8 +89,8 @@ def _inspect_second_load(
             again = load_again(loaded.model, config, list(weights.places), dtype)
         except Exception as error:  # noqa: BLE001 - the code of any model
             reason = f"a second load raised {type(error).__name__}: {first_line(error)}"
-            report.not_compared += [f"{name} ({reason})" for name in weights.made]
-            report.notes.append(f"keys of config.json were not looked at: {reason}")
+            unknown = [*weights.made, "which keys of config.json are read"]
+            report.not_compared += [f"{name} ({reason})" for name in unknown]
             return
         keys = KeyReader(reads, type(again))
         unread, report.num_keys = keys.find_unread(raw, config)

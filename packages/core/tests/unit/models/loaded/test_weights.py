@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, conversion_mapping, modeling_utils
 from transformers.core_model_loading import WeightRenaming
 
 from assay.models import RECIPES, load_model
+from assay.models.loaded import inspection
 from assay.models.loaded.differences import measure_difference
 from assay.models.loaded.inspection import inspect_changes, inspect_load
 from assay.models.loaded.report import LoadReport
@@ -107,6 +108,20 @@ def test_initialisation_of_a_subclass_that_overwrites_what_was_read_is_named(
     report = inspected(llama_folder)
     assert {weight.name.split(".")[-2] for weight in report.weights} == {"gate_proj", "up_proj"}
     assert report.not_compared == []
+
+
+def test_keys_that_a_second_load_could_not_show_are_not_compared(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("the device is busy")
+
+    monkeypatch.setattr(inspection, "load_again", refuse)
+
+    last = inspected(llama_folder).not_compared[-1]
+    assert last == (
+        "which keys of config.json are read (a second load raised OSError: the device is busy)"
+    )
 
 
 def test_exchanged_layers_are_named(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

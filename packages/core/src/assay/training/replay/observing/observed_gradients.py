@@ -80,6 +80,8 @@ class ObservedGradients:
             found += _square(value)
             value = value if sums is None else sums.total(value)
             new = self.handler.observe(address, value if factor == 1 else value.double() / factor)
+            if self.loss_scale is not None and self.loss_scale.has_overflown(value):
+                continue
             new = new if factor == 1 else new * factor
             if sums is not None:
                 new = sums.share(new, gradient.dtype)
