@@ -1,0 +1,1 @@
+"""Trainers of other libraries, as `assay check train --candidate-trainer` and the matrix run them."""
