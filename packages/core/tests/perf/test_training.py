@@ -22,8 +22,9 @@ from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.verdict import judge_training
 from assay.training.processes.candidate import run_candidate
 from assay.training.processes.golden import NOISE, plan_batches
-from assay.training.processes.reference import Trusted, record_reference
+from assay.training.processes.reference import record_reference
 from assay.training.processes.requests import CandidateRequest, ReferenceRequest, TrainOptions
+from assay.training.processes.trusted import Trusted
 from assay.training.protocol import StepReport
 from assay.training.replay.conditions import comparable
 from assay.training.replay.observing.step_observer import StepObserver
@@ -193,9 +194,9 @@ def whole_check(options: TrainOptions, folder: Path) -> None:
         DTYPE,
         reference,
         [report],
-        Trace.open(golden / NOISE),
-        [Trace.open(actual)],
         load_training_limits("training"),
+        noise=Trace.open(golden / NOISE),
+        candidates=[Trace.open(actual)],
     )
     assert Trace.open(golden / TRACE).complete
     assert judge_training(evidence)[0].verdict == "PASS"

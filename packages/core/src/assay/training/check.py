@@ -269,9 +269,9 @@ def _judge(
         check.dtype,
         ReferenceReport.model_validate_json((golden / REPORT_FILE).read_text(encoding="utf-8")),
         reports,
-        Trace.open(golden / "noise"),
-        traces,
         load_training_limits(check.limits),
-        scaled,
+        noise=Trace.open(golden / "noise"),
+        candidates=traces,
+        scaled=scaled,
     )
     return judge_training(evidence)

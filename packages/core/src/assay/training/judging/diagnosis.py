@@ -7,7 +7,7 @@ from assay.comparing.levels import Finding
 from assay.comparing.results import PortResult
 from assay.sites import Phase
 from assay.training.judging.early_clipping import is_clipped_in_backward, is_clipped_in_reduce
-from assay.training.judging.evidence import TrainEvidence
+from assay.training.judging.evidence import FreeEvidence, TrainEvidence
 from assay.training.judging.free_run import RESUMED_TRAJECTORY
 from assay.training.judging.groups import JudgedGroup
 from assay.training.judging.loss_scale import is_taken_off_by_another_factor
@@ -92,7 +92,7 @@ def _find_other_weights(
     return Finding("weight-mismatch", location.model_copy(update={"parameter": own[0]}))
 
 
-def diagnose_free_run(evidence: TrainEvidence, failed: list[Judged]) -> Finding:
+def diagnose_free_run(evidence: FreeEvidence, failed: list[Judged]) -> Finding:
     """What a free run shows that ends elsewhere, while every stage of a step is right by itself.
 
     failed: its losses and trajectories that are over their limits; at least one.
@@ -131,7 +131,7 @@ def _find_frozen(evidence: TrainEvidence, groups: dict[str, JudgedGroup]) -> Fin
     return Finding("frozen-parameters", _optimizer_location(None if whole else frozen[0]))
 
 
-def find_unexpectedly_trained(evidence: TrainEvidence) -> Finding | None:
+def find_unexpectedly_trained(evidence: FreeEvidence) -> Finding | None:
     """Parameters that are trained and should not be, such as the base under an adapter."""
     unexpectedly_trained = evidence.report.unexpectedly_trained
     return (

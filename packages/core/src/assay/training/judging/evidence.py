@@ -17,22 +17,17 @@ from assay.training.replay.run_rows import RunRows
 
 
 @dataclass(frozen=True)
-class TrainEvidence:
-    """Both sides of a check, and the limits by which it is judged.
+class FreeEvidence:
+    """Both sides of a run of which nothing is replaced, and the limits by which it is judged.
 
-    reports, candidates: of each rank of the candidate, by rank.
-    scaled: what its ranks measured in a second replay, with their loss scale divided out; empty
-        where there was none, or where `candidates` are these.
+    reports: of each rank of the candidate, by rank.
     """
 
     options: TrainOptions
     dtype: str
     reference: ReferenceReport
     reports: list[CandidateReport]
-    noise: Trace
-    candidates: list[Trace]
     limits: Limits
-    scaled: list[Trace] = field(default_factory=list)
 
     @property
     def on_ranks(self) -> bool:
@@ -43,6 +38,25 @@ class TrainEvidence:
     def report(self) -> CandidateReport:
         """The reports of all ranks as one."""
         return merge_reports(self.reports)
+
+    @property
+    def unit_roundoff(self) -> float:
+        """That of the candidate's dtype."""
+        return float_format(self.dtype).unit_roundoff
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainEvidence(FreeEvidence):
+    """Both sides of a check: the free run, and every stage of its steps by itself.
+
+    noise: what the noise run measured; candidates: each rank of the candidate.
+    scaled: what its ranks measured in a second replay, with their loss scale divided out; empty
+        where there was none, or where `candidates` are these.
+    """
+
+    noise: Trace
+    candidates: list[Trace]
+    scaled: list[Trace] = field(default_factory=list)
 
     @cached_property
     def rows(self) -> RunRows:
@@ -58,11 +72,6 @@ class TrainEvidence:
             for report in self.reports
         ]
         return replace(self, candidates=self.scaled, reports=reports, scaled=[])
-
-    @property
-    def unit_roundoff(self) -> float:
-        """That of the candidate's dtype."""
-        return float_format(self.dtype).unit_roundoff
 
 
 def _without_scale(report: CandidateReport) -> list[LogitGradientScale]:

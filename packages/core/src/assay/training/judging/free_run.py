@@ -8,7 +8,7 @@ from assay.comparing.results import PortResult
 from assay.errors import name_some
 from assay.noise import TENSOR_FLOOR, Ratio
 from assay.stages import Stage
-from assay.training.judging.evidence import TrainEvidence
+from assay.training.judging.evidence import FreeEvidence
 from assay.training.processes.requests import FreeRun
 from assay.training.state.records import StateValue
 from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome
@@ -21,7 +21,7 @@ TRAJECTORY, RESUMED_TRAJECTORY = "trajectory", "resumed-trajectory"
 _MOST_IN_ANY_ORDER = 2
 
 
-def judge_losses(evidence: TrainEvidence) -> tuple[Judged | None, list[str]]:
+def judge_losses(evidence: FreeEvidence) -> tuple[Judged | None, list[str]]:
     """The losses of the free run against the yardstick's, and notes on them.
 
     The error that accumulates is the noise run's, but for the few numbers that a loss is: the
@@ -52,7 +52,7 @@ def judge_losses(evidence: TrainEvidence) -> tuple[Judged | None, list[str]]:
     return Judged(ratio, evidence.limits.of("loss-error"), port), notes
 
 
-def _report_differences(evidence: TrainEvidence) -> list[str]:
+def _report_differences(evidence: FreeEvidence) -> list[str]:
     """Notes on what the trainer reports of its steps beside the loss: it is in logs, and trains nothing."""
     notes = []
     counted = [step.num_tokens for step in evidence.report.free.steps]
@@ -79,7 +79,7 @@ def _report_differences(evidence: TrainEvidence) -> list[str]:
     return notes
 
 
-def judge_trajectory(evidence: TrainEvidence) -> list[Judged]:
+def judge_trajectory(evidence: FreeEvidence) -> list[Judged]:
     """Where the free run, and the resumed one, take each parameter, against the recorded steps.
 
     It sees what no replayed step does: the last update of all, and what changes the training only
@@ -108,7 +108,7 @@ def judge_trajectory(evidence: TrainEvidence) -> list[Judged]:
     return judged
 
 
-def trajectory_gap(evidence: TrainEvidence) -> str | None:
+def trajectory_gap(evidence: FreeEvidence) -> str | None:
     """Why the end of the free run cannot be judged for some parameter; None if it can for all."""
     if evidence.reference.draws and evidence.on_ranks:
         return None
@@ -127,7 +127,7 @@ def relative_error_of_losses(actual: list[float], expected: list[float]) -> floa
     return math.sqrt(sum(squares) / len(squares))
 
 
-def judge_checkpoint(evidence: TrainEvidence) -> tuple[LevelResult, Finding | None]:
+def judge_checkpoint(evidence: FreeEvidence) -> tuple[LevelResult, Finding | None]:
     """What was saved, what was read back, and how the resumed run went on: bitwise."""
     free = evidence.report.free
     in_any_order = len(evidence.reports) > _MOST_IN_ANY_ORDER
@@ -174,7 +174,7 @@ def judge_checkpoint(evidence: TrainEvidence) -> tuple[LevelResult, Finding | No
     return LevelResult(level, rows, notes), problems[0] if problems else None
 
 
-def _location(evidence: TrainEvidence, name: str | None = None) -> Location:
+def _location(evidence: FreeEvidence, name: str | None = None) -> Location:
     return Location(
         phase="checkpoint",
         step=evidence.options.resume_at,
@@ -183,17 +183,17 @@ def _location(evidence: TrainEvidence, name: str | None = None) -> Location:
     )
 
 
-def _mismatch(evidence: TrainEvidence) -> Diagnosis:
+def _mismatch(evidence: FreeEvidence) -> Diagnosis:
     return "adapter-mismatch" if evidence.options.lora else "checkpoint-mismatch"
 
 
-def _unreadable(evidence: TrainEvidence, free: FreeRun) -> Finding | None:
+def _unreadable(evidence: FreeEvidence, free: FreeRun) -> Finding | None:
     if free.problem is None:
         return None
     return Finding(_mismatch(evidence), _location(evidence), free.problem)
 
 
-def _wrong_files(evidence: TrainEvidence, free: FreeRun) -> Finding | None:
+def _wrong_files(evidence: FreeEvidence, free: FreeRun) -> Finding | None:
     if not free.saved:
         return None
     reason = (
@@ -203,14 +203,14 @@ def _wrong_files(evidence: TrainEvidence, free: FreeRun) -> Finding | None:
     return Finding(_mismatch(evidence), _location(evidence, free.saved[0]), reason)
 
 
-def _wrong_settings(evidence: TrainEvidence, free: FreeRun) -> Finding | None:
+def _wrong_settings(evidence: FreeEvidence, free: FreeRun) -> Finding | None:
     if not free.settings:
         return None
     reason = f"the model folder's configuration is not the model's: {name_some(free.settings)}"
     return Finding(_mismatch(evidence), _location(evidence), reason)
 
 
-def _other_end(evidence: TrainEvidence, free: FreeRun) -> Finding | None:
+def _other_end(evidence: FreeEvidence, free: FreeRun) -> Finding | None:
     if not free.ended_otherwise:
         return None
     reason = (
@@ -220,7 +220,7 @@ def _other_end(evidence: TrainEvidence, free: FreeRun) -> Finding | None:
     return Finding(_mismatch(evidence), _location(evidence), reason)
 
 
-def _wrong_state(evidence: TrainEvidence, wrong: list[StateValue], when: str) -> Finding | None:
+def _wrong_state(evidence: FreeEvidence, wrong: list[StateValue], when: str) -> Finding | None:
     if not wrong:
         return None
     names = name_some([value.path for value in wrong])
@@ -235,7 +235,7 @@ def _wrong_state(evidence: TrainEvidence, wrong: list[StateValue], when: str) ->
     return Finding(diagnosis, _location(evidence, name), reason)
 
 
-def _different_step(evidence: TrainEvidence, rows: list[Measurement]) -> Finding | None:
+def _different_step(evidence: FreeEvidence, rows: list[Measurement]) -> Finding | None:
     wrong = [row for row in rows if row.ratio > 0]
     if not wrong:
         return None
@@ -251,7 +251,7 @@ def _different_step(evidence: TrainEvidence, rows: list[Measurement]) -> Finding
     return Finding(diagnosis, location, reason)
 
 
-def _resumed_rows(evidence: TrainEvidence, rank: int, free: FreeRun) -> list[Measurement]:
+def _resumed_rows(evidence: FreeEvidence, rank: int, free: FreeRun) -> list[Measurement]:
     """What a rank reports of each resumed step beside the same step of the uninterrupted run."""
     rows: list[Measurement] = []
     if not free.resumed:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from assay.comparing.levels import Finding, LevelResult
 from assay.errors import name_some
-from assay.training.judging.evidence import TrainEvidence
+from assay.training.judging.evidence import FreeEvidence
 from assay.training.processes.requests import CandidateReport
 from assay.training.state.records import HeldPart
 from assay.verdicts import Level, Location, Outcome
 
 
-def judge_replicas(evidence: TrainEvidence) -> tuple[LevelResult, Finding | None]:
+def judge_replicas(evidence: FreeEvidence) -> tuple[LevelResult, Finding | None]:
     """Whether ranks that hold the same part of a value hold bitwise equal numbers."""
     if not evidence.on_ranks:
         return LevelResult(Level(verdict=None, reason="one process has no replicas")), None
@@ -45,7 +45,7 @@ def judge_replicas(evidence: TrainEvidence) -> tuple[LevelResult, Finding | None
     return LevelResult(Level(verdict=Outcome.PASS, compared=compared)), None
 
 
-def find_unshared(evidence: TrainEvidence) -> str | None:
+def find_unshared(evidence: FreeEvidence) -> str | None:
     """What is wrong with how micro-batches were shared out; None if each was trained once."""
     if not evidence.on_ranks:
         return None
@@ -65,7 +65,7 @@ def find_unshared(evidence: TrainEvidence) -> str | None:
     return None
 
 
-def find_wrong_masks(evidence: TrainEvidence) -> Finding | None:
+def find_wrong_masks(evidence: FreeEvidence) -> Finding | None:
     """Masks of dropout that are drawn twice, or alike on ranks that declare masks of their own."""
     for rank, report in enumerate(evidence.reports):
         if len(set(report.free.masks)) < len(report.free.masks):
@@ -78,7 +78,7 @@ def find_wrong_masks(evidence: TrainEvidence) -> Finding | None:
     return Finding("rng-state", Location(phase="forward", rank=alike[1].rank), reason)
 
 
-def notes_on_masks(evidence: TrainEvidence) -> list[str]:
+def notes_on_masks(evidence: FreeEvidence) -> list[str]:
     """Whether ranks of dp drop alike, and nothing is declared of it; or no mask was seen."""
     if evidence.reference.draws and not any(report.free.masks for report in evidence.reports):
         return ["masks of dropout are not compared: none is drawn by torch's own functions"]
@@ -97,7 +97,7 @@ class _DataRank:
     place: int
 
 
-def _ranks_that_drop_alike(evidence: TrainEvidence) -> tuple[_DataRank, _DataRank] | None:
+def _ranks_that_drop_alike(evidence: FreeEvidence) -> tuple[_DataRank, _DataRank] | None:
     """The first two ranks of different places on dp that have a mask in common."""
     first: dict[str, _DataRank] = {}
     for rank, report in enumerate(evidence.reports):

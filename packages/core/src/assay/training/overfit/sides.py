@@ -29,8 +29,8 @@ from assay.training.overfit.requests import (
     OverfitReference,
 )
 from assay.training.processes.golden import plan_batches, read_golden_state, state_file
-from assay.training.processes.reference import Trusted, describe_model
 from assay.training.processes.requests import CandidateRequest, ReferenceRequest, TrainOptions
+from assay.training.processes.trusted import Trusted, describe_model
 from assay.training.protocol import Trainer
 from assay.training.replay.conditions import comparable, keep_no_cache
 from assay.training.state.files import write_state

@@ -2,22 +2,19 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
 
 from assay.comparing.stored_results import attach_results
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
 from assay.dtypes import float_format
-from assay.errors import UsageError
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.values.boundary import Boundary
-from assay.models import estimate_size, load_model
-from assay.models.loaded.inspection import inspect_load
+from assay.models import estimate_size
 from assay.models.loading.configs import attention_of
 from assay.models.size_policy import choose_threads, yardstick_dtype
 from assay.recording.gradients import GradientRecorder
@@ -38,66 +35,29 @@ from assay.training.processes.golden import (
 )
 from assay.training.processes.optimizer_noise import measure_in_float32
 from assay.training.processes.requests import ReferenceReport, ReferenceRequest
-from assay.training.protocol import StepReport, TrainingPlan
-from assay.training.replay.conditions import comparable, keep_no_cache
+from assay.training.processes.trusted import TrustedSide, describe_model
+from assay.training.protocol import StepReport
+from assay.training.replay.conditions import comparable
 from assay.training.replay.observing.step_observer import StepObserver
 from assay.training.replay.observing.update_watch import UpdateWatch
 from assay.training.replay.replayed_steps import TRACE, ReplayedModel, ReplayedSteps
 from assay.training.replay.run_rows import RunRows, count_rows
 from assay.training.replay.stage_recorder import StageRecorder
 from assay.training.state.files import write_state
-from assay.training.state.parameters import named_parameters, untrained_values
+from assay.training.state.parameters import untrained_values
 from assay.training.state.states import (
     State,
-    collect_state,
     inject_state,
-    round_state,
     shared_parameters,
 )
 from assay.training.state.trajectory import trajectory_of
 from assay.training.state.untouched import Untouched
-from assay.training.trainers.adapters import add_lora
-from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import OpenedTrainer
-
-if TYPE_CHECKING:
-    from assay.models.loaded.report import LoadReport
 
 _EQUAL_SHAPES = (
     "the micro-batches of a step have one shape, as the trainer declares no other `pipeline_shapes`:"
     " whether a stage keeps its gradients from one shape to the next is not tried"
 )
-
-
-class Trusted(ReferenceTrainer):
-    """The reference trainer as yardstick or noise run.
-
-    The yardstick's attention is eager, whose masks have one form in all versions. The noise run
-    has what the candidate has by default: fused kernels compute the probabilities anew in
-    backward, with eight times the error of those that were kept.
-    """
-
-    def __init__(self, rounded_to: str | None) -> None:
-        super().__init__()
-        self._rounded_to = rounded_to
-        self.load_report: LoadReport | None = None
-
-    def build_model(self, plan: TrainingPlan) -> nn.Module:
-        """The model, its weights rounded to the candidate's dtype before they are widened."""
-        loaded = load_model(
-            plan.model,
-            dtype=self.parameter_dtype(),
-            device=self.device.torch_device,
-            attention=None if self._rounded_to is None else "eager",
-            rounded_to=self._rounded_to,
-            remote_code=plan.remote_code,
-        )
-        if self._rounded_to is None:
-            self.load_report = inspect_load(loaded, plan.remote_code).report
-        model = loaded.model
-        if "lora" in plan.features:
-            model = add_lora(model, plan.adapter_dropout)
-        return model.train()
 
 
 def record_reference(request: ReferenceRequest, progress: Progress) -> ReferenceReport:
@@ -109,19 +69,17 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
     size = estimate_size(options.model)
     wide = yardstick_dtype(size.num_parameters, device.supported_dtypes())
     with progress.step(f"reference: yardstick in {wide} for {request.dtype}"):
-        yardstick = _Side(request, device, wide)
+        yardstick = _RecordedSide(request, device, wide)
         num_parameters = sum(p.numel() for p in yardstick.trainer.model.parameters())
         choose_threads(num_parameters)
         facts = describe_model(yardstick.trainer, options.model, num_parameters)
-        initial = round_state(
-            collect_state(yardstick.trainer, device.torch_device), getattr(torch, request.dtype)
-        )
+        initial = yardstick.rounded_state()
         write_state(state_file(folder, 0), initial)
         drawn = torch.get_rng_state()
         recorded = yardstick.record(batches, initial, folder)
         draws = not torch.equal(drawn, torch.get_rng_state())
     with progress.step(f"noise run in {request.dtype}"):
-        noise = _Side(request, device, None)
+        noise = _RecordedSide(request, device, None)
         free = noise.train_freely(batches, initial)
         trajectory = trajectory_of(noise.trainer.model, read_golden_state(folder, len(batches)))
         noise.replay(batches, folder)
@@ -156,36 +114,24 @@ def _notes_on_clipping(norms: Sequence[float], max_norm: float) -> list[str]:
     return [f"gradient norms are {side} {max_norm:g} in all steps: clipping {other} is not tried"]
 
 
-class _Side:
-    """The trusted trainer, as yardstick in the dtype `wide` or as noise run.
+class _RecordedSide(TrustedSide):
+    """A side whose stages are recorded, or measured against what was.
 
     untouched: what had no gradient in any of the steps that `record` made.
     """
 
     def __init__(self, request: ReferenceRequest, device: Device, wide: str | None) -> None:
-        dtype = wide or request.dtype
-        self._request, self._device, self._dtype = request, device, dtype
-        run = f"{parse_run(request.reference).device}/{dtype}"
-        self._plan = request.options.plan(run)
-        self.trainer = Trusted(request.dtype if wide else None)
-        self.trainer.setup(self._plan)
-        keep_no_cache(self.trainer.model)
+        super().__init__(request, device, wide)
         self.untouched = Untouched()
 
     @property
     def boundary(self) -> Boundary:
-        return Boundary.exact_inputs_for(getattr(torch, self._request.dtype))
-
-    def train_freely(self, batches: Batches, initial: State) -> list[StepReport]:
-        """The steps of a run of which nothing is replaced."""
-        inject_state(self.trainer, initial, self._device.torch_device)
-        with comparable(self._dtype, self._device):
-            return [self.trainer.step(batch) for batch in batches]
+        return Boundary.exact_inputs_for(getattr(torch, self.request.dtype))
 
     def record(self, batches: Batches, initial: State, folder: Path) -> list[StepReport]:
         """Every stage of every step, each from numbers that the candidate can hold."""
         state, reports = initial, []
-        manifest: dict[str, Any] = {"dtype": self._request.dtype, "kind": "training"}
+        manifest: dict[str, Any] = {"dtype": self.request.dtype, "kind": "training"}
         with TraceWriter(folder / TRACE, manifest) as writer:
             recorder = Recorder(writer, self.boundary)
             gradients = GradientTaps(recorder, GradientRecorder(writer, self.boundary))
@@ -195,15 +141,12 @@ class _Side:
             rows = RunRows.of_batches(batches)
             tracer = ModuleTracer(gradients)
             observer = StepObserver(opened, handler, updates, tracer, gradients, rows)
-            with observer.attached(), comparable(self._dtype, self._device):
+            with observer.attached(), comparable(self.dtype, self.device):
                 for step, batch in enumerate(batches):
-                    inject_state(self.trainer, state, self._device.torch_device)
+                    inject_state(self.trainer, state, self.device.torch_device)
                     reports.append(observer.run_step(step, batch))
                     self.untouched.add(self.trainer.model)
-                    state = round_state(
-                        collect_state(self.trainer, self._device.torch_device),
-                        getattr(torch, self._request.dtype),
-                    )
+                    state = self.rounded_state()
                     write_state(state_file(folder, step + 1), state)
         return reports
 
@@ -214,15 +157,15 @@ class _Side:
         opened = OpenedTrainer.of(self.trainer, "reference")
         rows = RunRows.of_batches(batches)
         observer = ReplayedSteps(opened, folder, rows, self.boundary, model)
-        with observer.attached(), comparable(self._dtype, self._device):
+        with observer.attached(), comparable(self.dtype, self.device):
             for step, batch in enumerate(batches):
                 state = read_golden_state(folder, step)
-                inject_state(self.trainer, state, self._device.torch_device)
+                inject_state(self.trainer, state, self.device.torch_device)
                 observer.run_step(step, batch)
         with TraceWriter(folder / NOISE, {"kind": "training-noise"}) as writer:
             observer.write(writer)
-            if float_format(self._request.dtype).is_narrow:
-                kept = measure_in_float32(folder, self._request.options, rows, self.boundary)
+            if float_format(self.request.dtype).is_narrow:
+                kept = measure_in_float32(folder, self.request.options, rows, self.boundary)
                 attach_results(writer, OPTIMIZER_IN_FLOAT32, kept)
             writer.attach_json(POINTWISE, sorted(pointwise))
             writer.attach_json(UNTRAINED, sorted(untrained_values(self.trainer.model)))
@@ -234,17 +177,3 @@ class _Side:
         with tracer.attached(self.trainer.model), pointwise, torch.no_grad():
             self.trainer.compute_loss(self.trainer.on_device(micro_batch), 1)
         return pointwise.paths
-
-
-def describe_model(trainer: ReferenceTrainer, name: str, num_parameters: int) -> dict[str, Any]:
-    """What a verdict says of the model. Raises: UsageError if nothing of it is trained."""
-    parameters = named_parameters(trainer.model)
-    trainable = [item.name for item in parameters if item.tensor.requires_grad]
-    if not trainable:
-        raise UsageError(f"{name} has no trainable parameter")
-    return {
-        "name": name,
-        "architecture": type(trainer.model).__name__,
-        "num_parameters": num_parameters,
-        "num_trainable": len(trainable),
-    }

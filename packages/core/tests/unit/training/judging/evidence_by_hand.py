@@ -255,9 +255,9 @@ def evidence(
         dtype,
         ReferenceReport(**facts | reference),
         list(reports),
-        _trace(noise) if noise else _clean_trace(dtype),
-        [_trace(one) for one in ranks] or [_clean_trace(dtype)],
         LIMITS,
+        noise=_trace(noise) if noise else _clean_trace(dtype),
+        candidates=[_trace(one) for one in ranks] or [_clean_trace(dtype)],
     )
 
 

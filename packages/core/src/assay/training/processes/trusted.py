@@ -1,0 +1,103 @@
+"""The trusted trainer: as yardstick in a wide dtype, and as noise run in the candidate's."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from assay.devices.base import Device
+from assay.devices.run_string import parse_run
+from assay.errors import UsageError
+from assay.models import load_model
+from assay.models.loaded.inspection import inspect_load
+from assay.training.processes.golden import Batches
+from assay.training.processes.requests import ReferenceRequest
+from assay.training.protocol import StepReport, TrainingPlan
+from assay.training.replay.conditions import comparable, keep_no_cache
+from assay.training.state.parameters import named_parameters
+from assay.training.state.states import State, collect_state, inject_state, round_state
+from assay.training.trainers.adapters import add_lora
+from assay.training.trainers.reference import ReferenceTrainer
+
+if TYPE_CHECKING:
+    from assay.models.loaded.report import LoadReport
+
+
+class Trusted(ReferenceTrainer):
+    """The reference trainer as yardstick or noise run.
+
+    The yardstick's attention is eager, whose masks have one form in all versions. The noise run
+    has what the candidate has by default: fused kernels compute the probabilities anew in
+    backward, with eight times the error of those that were kept.
+    """
+
+    def __init__(self, rounded_to: str | None) -> None:
+        super().__init__()
+        self._rounded_to = rounded_to
+        self.load_report: LoadReport | None = None
+
+    def build_model(self, plan: TrainingPlan) -> nn.Module:
+        """The model, its weights rounded to the candidate's dtype before they are widened."""
+        loaded = load_model(
+            plan.model,
+            dtype=self.parameter_dtype(),
+            device=self.device.torch_device,
+            attention=None if self._rounded_to is None else "eager",
+            rounded_to=self._rounded_to,
+            remote_code=plan.remote_code,
+        )
+        if self._rounded_to is None:
+            self.load_report = inspect_load(loaded, plan.remote_code).report
+        model = loaded.model
+        if "lora" in plan.features:
+            model = add_lora(model, plan.adapter_dropout)
+        return model.train()
+
+
+class TrustedSide:
+    """The trusted trainer, as yardstick in the dtype `wide` or as noise run.
+
+    dtype: that it computes in.
+    """
+
+    def __init__(self, request: ReferenceRequest, device: Device, wide: str | None) -> None:
+        self.request, self.device, self.dtype = request, device, wide or request.dtype
+        run = f"{parse_run(request.reference).device}/{self.dtype}"
+        self.trainer = Trusted(request.dtype if wide else None)
+        self.trainer.setup(request.options.plan(run))
+        keep_no_cache(self.trainer.model)
+
+    def rounded_state(self) -> State:
+        """What the trainer has now, in numbers that the candidate can hold."""
+        state = collect_state(self.trainer, self.device.torch_device)
+        return round_state(state, getattr(torch, self.request.dtype))
+
+    def train_freely(self, batches: Batches, initial: State) -> list[StepReport]:
+        """The steps of a run of which nothing is replaced."""
+        inject_state(self.trainer, initial, self.device.torch_device)
+        with comparable(self.dtype, self.device):
+            return [self.trainer.step(batch) for batch in batches]
+
+    def train_rounded(self, batches: Batches, initial: State) -> tuple[list[StepReport], State]:
+        """Steps each of which starts from numbers that the candidate can hold, and where they end."""
+        state, reports = initial, []
+        with comparable(self.dtype, self.device):
+            for batch in batches:
+                inject_state(self.trainer, state, self.device.torch_device)
+                reports.append(self.trainer.step(batch))
+                state = self.rounded_state()
+        return reports, state
+
+
+def describe_model(trainer: ReferenceTrainer, name: str, num_parameters: int) -> dict[str, Any]:
+    """What a verdict says of the model. Raises: UsageError if nothing of it is trained."""
+    parameters = named_parameters(trainer.model)
+    trainable = [item.name for item in parameters if item.tensor.requires_grad]
+    if not trainable:
+        raise UsageError(f"{name} has no trainable parameter")
+    return {
+        "name": name,
+        "architecture": type(trainer.model).__name__,
+        "num_parameters": num_parameters,
+        "num_trainable": len(trainable),
+    }
