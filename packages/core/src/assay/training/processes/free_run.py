@@ -30,12 +30,13 @@ from assay.training.processes.requests import (
 from assay.training.processes.skipped_steps import step_until_made
 from assay.training.protocol import MIXED_PRECISION, StepReport
 from assay.training.replay.observing.dropout import masks_observed
-from assay.training.state.files import fingerprint, hash_value
+from assay.training.state.files import fingerprint
 from assay.training.state.generators import DrawnGenerators
+from assay.training.state.held_parts import hash_held_parts
 from assay.training.state.parameters import named_parameters
 from assay.training.state.precision import find_kept_narrow, rounded_weights
-from assay.training.state.records import HeldPart, StateValue
-from assay.training.state.sharding import coordinates_of, local_part, whole
+from assay.training.state.records import StateValue
+from assay.training.state.sharding import local_part, whole
 from assay.training.state.states import State, inject_state, plain_name
 from assay.training.state.trajectory import trajectory_of
 from assay.training.trainers.adapters import adapter_tensors, other_adapter_settings, read_adapter
@@ -117,7 +118,7 @@ def run_freely(
             run.problem = f"the model in the checkpoint cannot be read: {error}"
     with _masks_noted(opened, run.masks), _precision_noted(opened, start, request, run):
         run.steps += _train(opened, batches[resume_at:], run, drawn)
-    end, generators_end = _hash_parts(trainer), drawn.hashes()
+    end, generators_end = hash_held_parts(trainer), drawn.hashes()
     run.trajectory = trajectory_of(trainer.model, golden_end)
     trainer.teardown()
     if first is not None and not (dist.is_initialized() and dist.get_rank()):
@@ -145,7 +146,7 @@ def run_freely(
     run.not_restored += [
         StateValue(f"{_GENERATORS}.{name}", _GENERATORS) for name in sorted(missed)
     ]
-    run.ended_otherwise = sorted(map(str, _unequal(end, _hash_parts(resumed.trainer))))
+    run.ended_otherwise = sorted(map(str, _unequal(end, hash_held_parts(resumed.trainer))))
     run.resumed_trajectory = trajectory_of(resumed.trainer.model, golden_end)
     resumed.trainer.teardown()
     return run
@@ -220,7 +221,7 @@ def _train(
             )
         )
         if dist.is_initialized():
-            run.held.append(list(_hash_parts(opened.trainer).items()))
+            run.held.append(list(hash_held_parts(opened.trainer).items()))
     return records
 
 
@@ -293,7 +294,7 @@ def _hash_what_lasts(trainer: "Trainer") -> dict[StateValue, str]:
         StateValue(
             f"model.{part}", "model", part.parameter if part.moment is None else None
         ): digest
-        for part, digest in _hash_parts(trainer).items()
+        for part, digest in hash_held_parts(trainer).items()
     }
     flags = {
         StateValue(f"model.{item.name} requires_grad", "model", item.name): str(
@@ -302,18 +303,6 @@ def _hash_what_lasts(trainer: "Trainer") -> dict[StateValue, str]:
         for item in named_parameters(trainer.model)
     }
     return held | flags
-
-
-def _hash_parts(trainer: "Trainer") -> dict[HeldPart, str]:
-    """Of every parameter, and of what the optimizer keeps of it, the part that this rank has."""
-    held = {}
-    for item in named_parameters(trainer.model):
-        values = {None: item.tensor.detach(), **trainer.optimizer.state.get(item.tensor, {})}
-        for moment, value in values.items():
-            if isinstance(value, Tensor):
-                part = HeldPart(item.name, moment, coordinates_of(value))
-                held[part] = hash_value(local_part(value))
-    return held
 
 
 def _read_back(

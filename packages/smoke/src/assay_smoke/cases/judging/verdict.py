@@ -1,0 +1,154 @@
+"""The verdict over a case."""
+
+import math
+from collections.abc import Mapping
+
+from assay.comparing.judge import Judged, describe_stages_level
+from assay.comparing.levels import Finding, LevelResult, outcome_of_levels
+from assay.training.judging.diagnosis import diagnose_free_run
+from assay.training.judging.free_run import (
+    judge_checkpoint,
+    judge_losses,
+    judge_trajectory,
+    trajectory_gap,
+)
+from assay.training.judging.replicas import judge_replicas
+from assay.training.processes.requests import StepRecord
+from assay.verdicts import Level, Location, Measurement, Outcome, Verdict
+from assay_smoke.cases.judging.evidence import CaseEvidence
+from assay_smoke.cases.judging.movement import judge_movement
+from assay_smoke.cases.judging.users import judge_reading
+from assay_smoke.matrix.cases import Case
+
+Found = tuple[LevelResult, Finding | None]
+
+# Of a model's size: what outlives a tear-down by chance, as cached masks do, is smaller.
+_KEPT = 0.5
+
+
+def judge_case(case: Case, evidence: CaseEvidence) -> tuple[Verdict, list[Measurement]]:
+    """The verdict; the first level that fails, in this order, says what is wrong."""
+    found: dict[str, Found] = {
+        "loss": _judge_losses(evidence),
+        "updates": _judge_updates(evidence),
+        "replicas": judge_replicas(evidence.free),
+        "checkpoint": judge_checkpoint(evidence.free),
+        "sigterm": _judge_termination(case, evidence),
+        "resume": _judge_resume(evidence),
+        "users": judge_reading(evidence),
+        "tear-down": _judge_tear_down(evidence),
+    }
+    levels = {name: result.level for name, (result, _) in found.items()}
+    outcome = outcome_of_levels(levels)
+    first = next((finding for _, finding in found.values() if finding is not None), None)
+    report = evidence.free.report
+    verdict = Verdict(
+        verdict=outcome,
+        model=evidence.reference.training.model,
+        reference=evidence.reference.training.reference,
+        candidate=report.run | {"case": case.id},
+        levels=levels,
+        location=first.location if first else None,
+        diagnosis=first.diagnosis if first else None,
+        notes=list(dict.fromkeys(n for result, _ in found.values() for n in result.notes)),
+        compared=sum(level.compared for level in levels.values()),
+    )
+    return verdict, [row for result, _ in found.values() for row in result.measurements]
+
+
+def verdict_of_crash(
+    case: Case, reference: Mapping[str, str], message: str, phase: str | None
+) -> Verdict:
+    """The verdict over a case whose ranks did not come to their end."""
+    where = f" in {phase}" if phase else ""
+    level = Level(verdict=Outcome.FAIL, reason=f"the run ended{where}: {message}")
+    return Verdict(
+        verdict=Outcome.FAIL,
+        model={"name": f"micro:{case.family}"},
+        reference=dict(reference),
+        candidate={"case": case.id},
+        levels={"run": level},
+    )
+
+
+def _judge_losses(evidence: CaseEvidence) -> Found:
+    for rank, answer in enumerate(evidence.trained):
+        for step in [*answer.report.free.steps, *answer.report.free.resumed]:
+            if not math.isfinite(step.loss):
+                return _non_finite(step, rank)
+    judged, notes = judge_losses(evidence.free)
+    if judged is None:
+        level = Level(verdict=Outcome.NOT_COMPARED, reason=notes[0])
+        return LevelResult(level, notes=notes), None
+    return _by_ratios("loss", evidence, [judged], notes)
+
+
+def _non_finite(step: StepRecord, rank: int) -> Found:
+    reason = f"loss {step.loss} in step {step.step}"
+    location = Location(phase="forward", step=step.step, rank=rank)
+    level = Level(verdict=Outcome.FAIL, reason=reason, compared=1)
+    return LevelResult(level), Finding("non-finite", location, reason)
+
+
+def _judge_updates(evidence: CaseEvidence) -> Found:
+    num_moved, wrong = judge_movement(evidence)
+    if wrong is not None:
+        level = Level(verdict=Outcome.FAIL, reason=wrong.reason, compared=num_moved)
+        return LevelResult(level), wrong
+    if gap := trajectory_gap(evidence.free):
+        return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=gap)), None
+    judged = [item for item in judge_trajectory(evidence.free) if "resumed" not in item.port.port]
+    if not judged:
+        reason = "each rank draws the numbers of its own dropout"
+        return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=reason)), None
+    return _by_ratios("updates", evidence, judged, [])
+
+
+def _judge_resume(evidence: CaseEvidence) -> Found:
+    """The run of new processes is the uninterrupted one."""
+    if not evidence.resumed:
+        return LevelResult.not_run("no checkpoint was left to resume from"), None
+    free = evidence.in_new_processes
+    result, finding = judge_checkpoint(free)
+    if finding is not None:
+        return result, finding
+    failed = [item for item in judge_trajectory(free) if item.failed]
+    if failed:
+        return _by_ratios("resume", evidence, failed, result.notes)
+    return result, None
+
+
+def _judge_termination(case: Case, evidence: CaseEvidence) -> Found:
+    if case.interruption != "sigterm":
+        return LevelResult.not_run("the case is interrupted as planned"), None
+    location = Location(phase="checkpoint", step=evidence.request.candidate.options.resume_at)
+    lost = [rank for rank, one in enumerate(evidence.terminated) if not one.was_signalled]
+    if lost:
+        reason = f"SIGTERM in the middle of a step did not reach rank {lost[0]}"
+        level = Level(verdict=Outcome.FAIL, reason=reason)
+        return LevelResult(level), Finding("checkpoint-mismatch", location, reason)
+    return LevelResult(Level(verdict=Outcome.PASS, compared=len(evidence.terminated))), None
+
+
+def _judge_tear_down(evidence: CaseEvidence) -> Found:
+    for rank, answer in enumerate(evidence.trained):
+        kept = answer.survivors
+        if kept.num_bytes > _KEPT * answer.model_bytes:
+            reason = (
+                f"{kept.num_bytes:,} bytes of tensors outlive two tear-downs, of a model of"
+                f" {answer.model_bytes:,}: {', '.join(kept.shapes)}"
+            )
+            location = Location(phase="checkpoint", rank=rank)
+            level = Level(verdict=Outcome.FAIL, reason=reason, compared=1)
+            return LevelResult(level), Finding("checkpoint-mismatch", location, reason)
+    return LevelResult(Level(verdict=Outcome.PASS, compared=len(evidence.trained))), None
+
+
+def _by_ratios(name: str, evidence: CaseEvidence, judged: list[Judged], notes: list[str]) -> Found:
+    facts = describe_stages_level(judged)
+    failed = [item for item in judged if item.failed]
+    outcome = Outcome.FAIL if failed else Outcome.PASS
+    level = Level(verdict=outcome, compared=len(judged), **facts)
+    rows = [item.measurement(name, f"{item.port.module}:{item.port.port}") for item in judged]
+    finding = diagnose_free_run(evidence.free, failed) if failed else None
+    return LevelResult(level, rows, notes, judged), finding

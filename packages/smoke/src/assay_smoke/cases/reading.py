@@ -1,0 +1,88 @@
+"""What plain transformers and peft make of a checkpoint, as its users would load it."""
+
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+from assay.devices.run_string import parse_run
+from assay.launch import Rank
+from assay.models import load_model
+from assay.training.processes.golden import Batches, plan_batches
+from assay.training.trainers.reference import MODEL_FOLDER
+from assay_smoke.cases.reference import logits_of, read_logits, relative_error
+from assay_smoke.cases.requests import CaseRequest, ReadAnswer
+from assay_smoke.cases.timeline import Timeline
+
+# A trainer that writes the adapter merged into the weights has it here, beside `model`.
+MERGED_FOLDER = "merged"
+
+
+def read(rank: Rank, body: dict[str, Any]) -> dict[str, Any]:
+    """Load the model of a checkpoint, in a world of one, and compare what it computes."""
+    request = CaseRequest.model_validate(body)
+    timeline = Timeline(Path(request.timelines) / "rank-0.jsonl", rank.device)
+    with timeline.phase("read"):
+        try:
+            answer = _read(request, rank)
+        except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+            answer = ReadAnswer(problem=f"{type(error).__name__}: {error}")
+    return answer.model_dump(mode="json")
+
+
+def _read(request: CaseRequest, rank: Rank) -> ReadAnswer:
+    options, checkpoint = request.candidate.options, Path(request.checkpoint)
+    batches = plan_batches(options)
+    folder = checkpoint / MODEL_FOLDER
+    source = options.model if options.lora else str(folder)
+    dtype = parse_run(request.candidate.candidate).dtype
+    model = _loaded(source, dtype, rank)
+    if options.lora:
+        model = _with_adapter(model, folder)
+    expected = read_logits(Path(request.candidate.golden))
+    error = relative_error(logits_of(model, batches, rank.device), expected)
+    if not options.lora:
+        return ReadAnswer(logits_error=error)
+    return _read_adapter(request, folder, batches, rank).model_copy(update={"logits_error": error})
+
+
+def _read_adapter(request: CaseRequest, folder: Path, batches: Batches, rank: Rank) -> ReadAnswer:
+    """The adapter beside the weights, merged into them and taken out again: in float64."""
+    base = request.candidate.options.model
+    model = _with_adapter(_loaded(base, "float64", rank), folder)
+    beside = logits_of(model, batches, rank.device)
+    with model.disable_adapter():
+        effect = relative_error(beside, logits_of(model, batches, rank.device))
+    model.merge_adapter()
+    merged = relative_error(logits_of(model, batches, rank.device), beside)
+    model.unmerge_adapter()
+    unmerged = relative_error(logits_of(model, batches, rank.device), beside)
+    own_export = Path(request.checkpoint) / MERGED_FOLDER
+    if own_export.is_dir():
+        exported = _loaded(str(own_export), "float64", rank)
+        exported_error = relative_error(logits_of(exported, batches, rank.device), beside)
+    else:
+        with tempfile.TemporaryDirectory() as temporary:
+            model.merge_and_unload().save_pretrained(temporary)
+            exported = _loaded(temporary, "float64", rank)
+            exported_error = relative_error(logits_of(exported, batches, rank.device), beside)
+    return ReadAnswer(
+        adapter_effect=effect,
+        merged_error=merged,
+        unmerged_error=unmerged,
+        exported_error=exported_error,
+    )
+
+
+def _loaded(source: str, dtype: str, rank: Rank) -> Any:  # noqa: ANN401 - transformers' model
+    return load_model(source, dtype=dtype, device=rank.device.torch_device).model
+
+
+def _with_adapter(model: Any, folder: Path) -> Any:  # noqa: ANN401 - peft's model
+    from peft import PeftModel
+
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", FutureWarning
+        )  # of transformers, by an attribute's old name
+        return PeftModel.from_pretrained(model, folder).eval()

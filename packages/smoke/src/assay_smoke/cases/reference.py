@@ -1,0 +1,96 @@
+"""The trusted side of a case: yardstick and noise run, of which nothing but their course is kept."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from assay.devices.base import Device
+from assay.devices.registry import describe_run, open_run
+from assay.devices.run_string import parse_run
+from assay.models import estimate_size
+from assay.models.size_policy import choose_threads, yardstick_dtype
+from assay.training.batches import MicroBatch
+from assay.training.processes.golden import Batches, plan_batches, state_file
+from assay.training.processes.requests import ReferenceReport, ReferenceRequest
+from assay.training.processes.trusted import TrustedSide, describe_model
+from assay.training.replay.run_rows import count_rows
+from assay.training.state.files import write_state
+from assay.training.state.states import shared_parameters
+from assay.training.state.trajectory import trajectory_of
+from assay_smoke.cases.requests import ReferenceAnswer
+
+_LOGITS = "logits.safetensors"
+
+
+def train_reference(request: ReferenceRequest) -> ReferenceAnswer:
+    """Train as yardstick and as noise run; where they begin and end goes to `request.folder`."""
+    folder, options = Path(request.folder), request.options
+    run = parse_run(request.reference)
+    device = open_run(run)
+    batches = plan_batches(options)
+    size = estimate_size(options.model)
+    choose_threads(size.num_parameters)
+    wide = yardstick_dtype(size.num_parameters, device.supported_dtypes())
+    yardstick = TrustedSide(request, device, wide)
+    model = yardstick.trainer.model
+    facts = describe_model(
+        yardstick.trainer, options.model, sum(p.numel() for p in model.parameters())
+    )
+    initial = yardstick.rounded_state()
+    write_state(state_file(folder, 0), initial)
+    drawn = torch.get_rng_state()
+    recorded, end = yardstick.train_rounded(batches, initial)
+    draws = not torch.equal(drawn, torch.get_rng_state())
+    write_state(state_file(folder, len(batches)), end)
+    logits = logits_of(model, batches, device)
+    save_file({"logits": logits}, folder / _LOGITS)
+
+    noise = TrustedSide(request, device, None)
+    free = noise.train_freely(batches, initial)
+    report = ReferenceReport(
+        model=facts,
+        reference=describe_run(device, run) | {"yardstick": wide},
+        yardstick_losses=[step.loss for step in recorded],
+        noise_losses=[step.loss for step in free],
+        noise_trajectory=trajectory_of(noise.trainer.model, end),
+        num_tokens=[step.num_tokens for step in recorded],
+        num_rows=count_rows(batches),
+        num_trainable=facts["num_trainable"],
+        shared=shared_parameters(noise.trainer.model),
+        draws=draws,
+    )
+    error = relative_error(logits_of(noise.trainer.model, batches, device), logits)
+    return ReferenceAnswer(training=report, logits_noise=error)
+
+
+def read_logits(golden: Path) -> Tensor:
+    """The yardstick's logits after its last step, (N, V)."""
+    return load_file(golden / _LOGITS)["logits"]
+
+
+def logits_of(model: nn.Module, batches: Batches, device: Device) -> Tensor:
+    """Logits of a trained model on the first step's micro-batches, without dropout.
+
+    Returns: float32 on the host, (N, V), of the N positions that are no padding.
+    """
+    was_training = model.training
+    model.eval()
+    with torch.no_grad(), device.execution():
+        rows = [_logits_of_batch(model, batch, device.torch_device) for batch in batches[0]]
+    model.train(was_training)
+    return torch.cat(rows)
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """The norm of the difference over the expected norm."""
+    a, e = actual.double(), expected.double()
+    return float((a - e).norm() / e.norm())
+
+
+def _logits_of_batch(model: nn.Module, batch: MicroBatch, torch_device: str) -> Tensor:
+    mask = batch["attention_mask"].to(torch_device)
+    logits = model(input_ids=batch["input_ids"].to(torch_device), attention_mask=mask).logits
+    kept: Tensor = logits[mask.bool()]
+    return kept.double().cpu().float() if kept.dtype == torch.float64 else kept.float().cpu()

@@ -1,0 +1,152 @@
+"""A case from the outside: its worlds one after the other, and its verdict."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.launch import Rank, TimeLimits, World, WorldError, launch_world
+from assay.runs import Progress
+from assay.runs.results import write_results
+from assay.training.check import load_training_limits
+from assay.training.processes.requests import ReferenceRequest
+from assay.verdicts import Verdict
+from assay_smoke.cases import reading, worlds
+from assay_smoke.cases.judging.evidence import CaseEvidence
+from assay_smoke.cases.judging.verdict import judge_case, verdict_of_crash
+from assay_smoke.cases.requests import (
+    CHECKPOINT,
+    LAST_CHECKPOINT,
+    TERMINATED_CHECKPOINT,
+    CaseRequest,
+    ReadAnswer,
+    ReferenceAnswer,
+    ResumeAnswer,
+    TerminateAnswer,
+    TrainAnswer,
+)
+from assay_smoke.cases.settings import REFERENCE, mesh_of, options_of, request_of
+from assay_smoke.cases.timeline import where_it_stopped
+from assay_smoke.matrix.cases import Case
+
+Body = Callable[[Rank, dict[str, Any]], dict[str, Any]]
+
+PRELOAD = ("assay_smoke.cases.preload",)
+
+
+@dataclass
+class References:
+    """What the trusted side makes of each set of options and dtype: once in a session.
+
+    folder: of the session, in which they are kept.
+    """
+
+    folder: Path
+    _answers: dict[str, ReferenceAnswer] = field(default_factory=dict)
+
+    def of(self, case: Case, limits: TimeLimits) -> tuple[Path, ReferenceAnswer]:
+        """The folder of the golden that `case` is held to, and what the trusted side said."""
+        request = ReferenceRequest(
+            options=options_of(case), reference=REFERENCE, dtype=case.precision, folder=""
+        )
+        key = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:12]
+        golden = self.folder / key
+        if key not in self._answers:
+            golden.mkdir(parents=True, exist_ok=True)
+            asked = request.model_copy(update={"folder": str(golden)})
+            world = World({"dp": 1}, "cpu", limits=limits, preload=PRELOAD, log_folder=golden)
+            (answer,) = launch_world(worlds.reference, world, asked.model_dump())
+            self._answers[key] = ReferenceAnswer.model_validate(answer)
+        return golden, self._answers[key]
+
+
+@dataclass(frozen=True)
+class CaseRun:
+    """One case on one device.
+
+    trainer: in place of the framework's own; None: that.
+    limits: of each of its worlds.
+    """
+
+    case: Case
+    device: str
+    folder: Path
+    references: References
+    trainer: str | None = None
+    limits: TimeLimits = field(
+        default_factory=lambda: TimeLimits(
+            start_seconds=120.0, collective_seconds=60.0, body_seconds=300.0
+        )
+    )
+
+    def run(self, progress: Progress) -> Verdict:
+        """Run every world of the case, judge, and write the verdict into `folder`."""
+        try:
+            with progress.step(f"{self.case.id}: reference"):
+                golden, reference = self.references.of(self.case, self.limits)
+            evidence = self._gather(golden, reference, progress)
+        except WorldError as error:
+            verdict = verdict_of_crash(
+                self.case, {"run": REFERENCE}, str(error), self._stopped_in()
+            )
+            return write_results(verdict, [], self.folder)
+        verdict, measurements = judge_case(self.case, evidence)
+        return write_results(verdict, measurements, self.folder)
+
+    def _gather(self, golden: Path, reference: ReferenceAnswer, progress: Progress) -> CaseEvidence:
+        case = self.case
+        candidate = request_of(
+            case, self.device, str(golden), str(self.folder / "ranks"), self.trainer
+        )
+        request = CaseRequest(candidate=candidate, timelines="")
+        trained = [
+            TrainAnswer.model_validate(answer)
+            for answer in self._launch("train", worlds.train, request, "", progress)
+        ]
+        terminated: list[TerminateAnswer] = []
+        checkpoint = CHECKPOINT
+        if case.interruption == "sigterm":
+            checkpoint = TERMINATED_CHECKPOINT
+            terminated = [
+                TerminateAnswer.model_validate(answer)
+                for answer in self._launch("terminate", worlds.terminate, request, "", progress)
+            ]
+        resumed: list[ResumeAnswer] = []
+        if (self.folder / checkpoint).is_dir():
+            resumed = [
+                ResumeAnswer.model_validate(answer)
+                for answer in self._launch("resume", worlds.resume, request, checkpoint, progress)
+            ]
+        read = None
+        if (self.folder / LAST_CHECKPOINT).is_dir():
+            (answer,) = self._launch("read", reading.read, request, LAST_CHECKPOINT, progress)
+            read = ReadAnswer.model_validate(answer)
+        limits = load_training_limits("training")
+        return CaseEvidence(
+            request, case.precision, reference, trained, terminated, resumed, read, limits
+        )
+
+    def _launch(
+        self, name: str, body: Body, request: CaseRequest, checkpoint: str, progress: Progress
+    ) -> list[dict[str, Any]]:
+        logs = self.folder / "logs" / name
+        logs.mkdir(parents=True, exist_ok=True)
+        axes: Mapping[str, int] = {"dp": 1} if name == "read" else mesh_of(self.case)
+        world = World(axes, self.device, limits=self.limits, preload=PRELOAD, log_folder=logs)
+        asked = request.model_copy(
+            update={
+                "timelines": str(self.folder / "timelines" / name),
+                "checkpoint": str(self.folder / checkpoint) if checkpoint else "",
+            }
+        )
+        with progress.step(f"{self.case.id}: {name}"):
+            return launch_world(body, world, asked.model_dump())
+
+    def _stopped_in(self) -> str | None:
+        """The phase in which the last world of the case ended too early."""
+        files = sorted(
+            (self.folder / "timelines").glob("*/rank-*.jsonl"),
+            key=lambda file: file.stat().st_mtime,
+        )
+        return next((phase for file in files[::-1] if (phase := where_it_stopped(file))), None)

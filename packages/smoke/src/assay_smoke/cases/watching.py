@@ -1,0 +1,96 @@
+"""A candidate's side whose trainers note their phases, and what they hold at their end."""
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.launch import Rank
+from assay.training.processes.candidate_side import CandidateSide
+from assay.training.state.files import fingerprint
+from assay.training.state.held_parts import hash_held_parts
+from assay.training.state.states import collect_state
+from assay.training.trainers.registry import OpenedTrainer
+from assay_smoke.cases.requests import CaseRequest, Hashes, Survivors
+from assay_smoke.cases.timeline import CyclePhase, Timeline
+
+_METHODS: dict[str, CyclePhase] = {
+    "step": "step",
+    "save": "checkpoint",
+    "load": "resume",
+    "teardown": "tear-down",
+}
+_SHOWN = 3
+
+
+class WatchedSide(CandidateSide):
+    """Opens trainers each of whose calls is a phase of the timeline.
+
+    ended: what each of its trainers held when it was torn down, the first one's first.
+    """
+
+    def __init__(self, request: CaseRequest, rank: Rank) -> None:
+        super().__init__(request.candidate, rank)
+        self.timeline = Timeline(Path(request.timelines) / f"rank-{rank.number}.jsonl", self.device)
+        self.ended: list[Hashes] = []
+
+    def open(self) -> OpenedTrainer:
+        """A trainer of the candidate, fresh after its `setup`."""
+        with self.timeline.phase("set-up"):
+            opened = super().open()
+        num_steps = 0
+        for method, phase in _METHODS.items():
+            original = getattr(opened.trainer, method)
+
+            def call(
+                *args: Any,  # noqa: ANN401 - a method of any trainer
+                original: Callable[..., Any] = original,
+                phase: CyclePhase = phase,
+            ) -> Any:  # noqa: ANN401
+                nonlocal num_steps
+                if phase == "tear-down":
+                    self.ended.append(hash_model(opened, self.device.torch_device))
+                number = num_steps if phase == "step" else None
+                with self.timeline.phase(phase, number):
+                    result = original(*args)
+                num_steps = getattr(result, "step", num_steps) + 1 if phase == "step" else num_steps
+                return result
+
+            setattr(opened.trainer, method, call)
+        return opened
+
+
+def hash_model(opened: OpenedTrainer, torch_device: str) -> Hashes:
+    """A hash of every parameter and buffer, whole; a collective on several ranks."""
+    return fingerprint({"model": collect_state(opened.trainer, torch_device)["model"]})
+
+
+def hash_held(opened: OpenedTrainer) -> Hashes:
+    """A hash of every part of a parameter or moment that this rank has."""
+    return {str(part): digest for part, digest in hash_held_parts(opened.trainer).items()}
+
+
+def live_tensors() -> dict[int, Tensor]:
+    """Every tensor that Python still knows, by its identity."""
+    gc.collect()
+    return {id(item): item for item in gc.get_objects() if isinstance(item, Tensor)}
+
+
+def survivors(before: dict[int, Tensor]) -> Survivors:
+    """Tensors that are alive and were not `before`, one for each storage."""
+    new = [tensor for key, tensor in live_tensors().items() if key not in before]
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor for tensor in new if _has_storage(tensor)
+    }
+    sizes = sorted(storages.values(), key=lambda tensor: -tensor.untyped_storage().nbytes())
+    return Survivors(
+        num_bytes=sum(tensor.untyped_storage().nbytes() for tensor in sizes),
+        shapes=[f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in sizes[:_SHOWN]],
+    )
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.device.type != "meta"

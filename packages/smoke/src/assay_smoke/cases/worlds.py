@@ -1,0 +1,172 @@
+"""What the ranks of a case do, world by world. They judge nothing."""
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from assay.devices.registry import describe_run
+from assay.errors import AssayError
+from assay.launch import Rank
+from assay.training.batches import MicroBatch, copied
+from assay.training.processes.golden import read_golden_state
+from assay.training.processes.requests import CandidateReport, ReferenceRequest, StepRecord
+from assay.training.processes.skipped_steps import step_until_made
+from assay.training.replay.conditions import comparable
+from assay.training.state.states import differing_parameters, inject_state
+from assay.training.state.trajectory import trajectory_of
+from assay.training.trainers.registry import OpenedTrainer, describe_trainer
+from assay_smoke.cases.reference import train_reference
+from assay_smoke.cases.requests import (
+    LAST_CHECKPOINT,
+    TERMINATED_CHECKPOINT,
+    CaseRequest,
+    ResumeAnswer,
+    TerminateAnswer,
+    TrainAnswer,
+)
+from assay_smoke.cases.watching import WatchedSide, hash_held, hash_model, live_tensors, survivors
+
+# Each takes the rank and a request as JSON, and returns its answer as JSON.
+Answer = dict[str, Any]
+
+
+def reference(rank: Rank, body: Answer) -> Answer:
+    """The trusted side, in a world of one."""
+    del rank
+    return train_reference(ReferenceRequest.model_validate(body)).model_dump(mode="json")
+
+
+def train(rank: Rank, body: Answer) -> Answer:
+    """Set-up, steps, checkpoint, steps, tear-down; and a resumed run in the same process."""
+    request = CaseRequest.model_validate(body)
+    side = WatchedSide(request, rank)
+    alive = live_tensors()
+    report, before, held, model_bytes = _train(side, request)
+    answer = TrainAnswer(
+        report=report,
+        before=before,
+        after=side.ended[0],
+        held=held,
+        model_bytes=model_bytes,
+        survivors=survivors(alive),
+    )
+    return answer.model_dump(mode="json")
+
+
+def _train(
+    side: WatchedSide, request: CaseRequest
+) -> tuple[CandidateReport, dict[str, str], dict[str, str], int]:
+    opened = side.open()
+    begin = side.begin(opened)
+    trainer = opened.trainer
+    different = [
+        name for name in differing_parameters(begin.golden, trainer.model) if ".lora_" not in name
+    ]
+    inject_state(trainer, begin.own, side.device.torch_device)
+    before = hash_model(opened, side.device.torch_device)
+    described = describe_trainer(request.candidate.trainer, side.plan, trainer.model)
+    model_bytes = sum(p.numel() * p.element_size() for p in trainer.model.parameters())
+    free = side.train_freely(opened, begin)
+    report = CandidateReport(
+        run=describe_run(side.device, side.run) | described,
+        free=free,
+        seen=[],
+        invisible=opened.invisible_phases,
+        weights_different=different,
+        not_in_optimizer=[],
+        shared=[],
+        not_loaded=[],
+        coordinates=side.coordinates,
+        partial_modules=sorted(opened.traits.partial_modules),
+        absent=begin.absent,
+        dropout_masks=opened.traits.dropout_masks,
+    )
+    last = {str(part): digest for part, digest in free.held[-1]} if free.held else {}
+    return report, before, last, model_bytes
+
+
+def terminate(rank: Rank, body: Answer) -> Answer:
+    """Set-up and steps, until SIGTERM comes in the middle of one: then a checkpoint, and the end."""
+    request = CaseRequest.model_validate(body)
+    side = WatchedSide(request, rank)
+    opened = side.open()
+    begin = side.begin(opened)
+    inject_state(opened.trainer, begin.own, side.device.torch_device)
+    signals: list[int] = []
+    own_handler = signal.getsignal(signal.SIGTERM) not in (
+        signal.SIG_DFL,
+        signal.default_int_handler,
+    )
+    previous = signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
+    steps: list[StepRecord] = []
+    resume_at = request.candidate.options.resume_at
+    try:
+        with comparable(side.run.dtype, side.device):
+            for number, batch in enumerate(side.batches):
+                if number + 1 == resume_at:
+                    _send_within_step(opened.root)
+                steps.append(make_step(opened, batch))
+                if signals:
+                    opened.trainer.save(
+                        Path(request.candidate.folder).parent / TERMINATED_CHECKPOINT
+                    )
+                    break
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    answer = TerminateAnswer(was_signalled=bool(signals), steps=steps, own_handler=own_handler)
+    return answer.model_dump(mode="json")
+
+
+def _send_within_step(root: nn.Module) -> None:
+    """Send this process SIGTERM at the next forward pass, after its first layers."""
+
+    def send(*_: object) -> None:
+        handle.remove()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    handle = root.register_forward_hook(send)
+
+
+def resume(rank: Rank, body: Answer) -> Answer:
+    """Go on from the checkpoint in new processes, to the end, with a checkpoint there."""
+    request = CaseRequest.model_validate(body)
+    side = WatchedSide(request, rank)
+    options = request.candidate.options
+    opened = side.open()
+    # A process that resumes has drawn other numbers before; its seed alone would hide it.
+    torch.manual_seed(options.seed + 1)
+    answer = ResumeAnswer()
+    try:
+        opened.trainer.load(Path(request.checkpoint))
+    except (AssayError, OSError, ValueError, KeyError, RuntimeError) as error:
+        answer.problem = f"the checkpoint cannot be read: {type(error).__name__}: {error}"
+        return answer.model_dump(mode="json")
+    with comparable(side.run.dtype, side.device):
+        answer.steps = [make_step(opened, batch) for batch in side.batches[options.resume_at :]]
+    answer.held = hash_held(opened)
+    end = read_golden_state(side.golden, len(side.batches))
+    answer.trajectory = trajectory_of(opened.trainer.model, end)
+    opened.trainer.save(Path(request.candidate.folder).parent / LAST_CHECKPOINT)
+    opened.trainer.teardown()
+    return answer.model_dump(mode="json")
+
+
+def make_step(opened: OpenedTrainer, batch: Sequence[MicroBatch]) -> StepRecord:
+    """One step of a trainer, made again as long as it is skipped."""
+    done, num_skipped = step_until_made(lambda: opened.trainer.step(copied(batch)), _do_nothing)
+    return StepRecord(
+        step=done.step,
+        loss=done.loss,
+        num_tokens=done.num_tokens,
+        grad_norm=done.grad_norm,
+        num_skipped=num_skipped,
+    )
+
+
+def _do_nothing() -> None:
+    """A step that was skipped has changed nothing."""
