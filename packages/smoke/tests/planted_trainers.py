@@ -1,39 +1,34 @@
-"""Trainers with one fault each, for `assay smoke run --trainer`."""
+"""Trainers with one fault each: of a checkpoint, an adapter, an update, a process."""
 
+import os
+import signal
+import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from assay.training.batches import MicroBatch
 from assay.training.protocol import TrainingPlan
+from assay.training.state.sharding import local_part
 from assay.training.trainers.adapters import ADAPTER_FILE, read_adapter
+from assay.training.trainers.fsdp import FSDPTrainer
 from assay.training.trainers.reference import ReferenceTrainer
+from assay_smoke.cases.reading import MERGED_FOLDER
+
+KILLED_IN_STEP, KILLED_RANK = 1, 1
+
+held: list[Tensor] = []
 
 
 class MomentsDropped(ReferenceTrainer):
     """Megatron-LM#761."""
 
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
-        pass
-
-
-class StepCountReset(ReferenceTrainer):
-    """Megatron-LM#761: the moments are there, their bias correction starts anew."""
-
-    def load_optimizer(self, state: Mapping[str, Any]) -> None:
-        super().load_optimizer(state)
-        for moments in self.optimizer.state.values():
-            moments["step"] = torch.zeros_like(moments["step"])
-
-
-class GeneratorsNotRestored(ReferenceTrainer):
-    """Dropout goes on with other masks."""
-
-    def load_generators(self, states: Mapping[str, Any]) -> None:
         pass
 
 
@@ -53,7 +48,33 @@ class DrawsAfterLoading(ReferenceTrainer):
         return super().compute_loss(micro_batch, num_step_tokens)
 
 
-class AdapterSavedWithSizeZero(ReferenceTrainer):
+class RestoredOnlyInItsProcess(ReferenceTrainer):
+    """Moments are found in the process that saved them: only new processes miss them."""
+
+    _HERE = "SAVED_IN_THIS_PROCESS"
+
+    def save_progress(self, path: Path) -> None:
+        super().save_progress(path)
+        os.environ[self._HERE] = "1"
+
+    def load_optimizer(self, state: Mapping[str, Any]) -> None:
+        if self._HERE in os.environ:
+            super().load_optimizer(state)
+
+
+class OneShardZeroed(FSDPTrainer):
+    """DeepSpeed#6791: one tensor of one rank's part of the checkpoint is zero."""
+
+    def save_progress(self, path: Path) -> None:
+        part = local_part(self._trained()[3].detach())
+        kept = part.clone()
+        if self.rank == 1:
+            part.zero_()
+        super().save_progress(path)
+        part.copy_(kept)
+
+
+class AdapterSavedEmpty(ReferenceTrainer):
     """peft#2450: the file is there and its tensors have no elements."""
 
     def save_model(self, folder: Path) -> None:
@@ -62,30 +83,87 @@ class AdapterSavedWithSizeZero(ReferenceTrainer):
         save_file(empty, folder / ADAPTER_FILE)
 
 
-class AdapterSavedWithoutTensors(ReferenceTrainer):
-    """The file is there and holds nothing."""
+class AdapterMergedTwice(ReferenceTrainer):
+    """The weights that are exported have the adapter in them two times."""
+
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        model: Any = self.model
+        weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+        model.merge_adapter()
+        base = model.get_base_model()
+        state = {
+            name.replace("base_layer.", ""): value.clone()
+            for name, value in base.state_dict().items()
+            if "lora_" not in name
+        }
+        for path, module in base.named_modules():
+            if hasattr(module, "get_delta_weight"):
+                state[f"{path}.weight"] += module.get_delta_weight("default")
+        model.unmerge_adapter()
+        for name, p in model.named_parameters():
+            p.data.copy_(weights[name])
+        base.config.save_pretrained(folder / MERGED_FOLDER)
+        save_file(state, folder / MERGED_FOLDER / "model.safetensors", {"format": "pt"})
+
+
+class SecondCheckpointRepeatsFirst(ReferenceTrainer):
+    """Buffers of the first save are written again."""
+
+    _first: dict[str, Tensor] | None = None
 
     def save_model(self, folder: Path) -> None:
         super().save_model(folder)
-        save_file({}, folder / ADAPTER_FILE)
+        file = folder / "model.safetensors"
+        self._first = self._first or load_file(file)
+        save_file(self._first, file, {"format": "pt"})
 
 
-class AdapterNotSaved(ReferenceTrainer):
-    """There is no file."""
+class MasterWeightsNotRefreshed(ReferenceTrainer):
+    """DeepSpeed#5150: float32 weights beside the model's are those from before it was loaded."""
 
-    def save_model(self, folder: Path) -> None:
-        pass
+    _masters: list[Tensor]
+
+    def setup(self, plan: TrainingPlan) -> None:
+        super().setup(plan)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self._masters = [p.detach().float().clone() for p in self._trained()]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._refresh()
+
+    def optimizer_step(self) -> None:
+        before = [p.detach().clone() for p in self._trained()]
+        super().optimizer_step()
+        with torch.no_grad():
+            for p, old, master in zip(self._trained(), before, self._masters, strict=True):
+                p.copy_(master.add_(p - old))
 
 
-class OneTensorSavedAsZeros(ReferenceTrainer):
-    """DeepSpeed#6791: one tensor of many is zero."""
+class OffloadKeepsStaleCopy(FSDPTrainer):
+    """What was offloaded before the last step comes back after it, of one parameter."""
 
-    def save_model(self, folder: Path) -> None:
-        super().save_model(folder)
-        tensors = read_adapter(folder)
-        name = min(name for name in tensors if "lora_B" in name)
-        assert tensors[name].any()
-        save_file(tensors | {name: torch.zeros_like(tensors[name])}, folder / ADAPTER_FILE)
+    _stale: Tensor | None = None
+
+    def optimizer_step(self) -> None:
+        part = local_part(self._trained()[5].detach())
+        old = part.clone()
+        super().optimizer_step()
+        if self._stale is not None:
+            part.copy_(self._stale)
+        self._stale = old
+
+
+class FrozenParameterMoves(ReferenceTrainer):
+    """A weight under the adapter is trained a little, outside of the optimizer."""
+
+    def optimizer_step(self) -> None:
+        super().optimizer_step()
+        with torch.no_grad():
+            self.model.get_parameter("base_model.model.model.norm.weight").mul_(1.001)
 
 
 class ParametersFrozen(ReferenceTrainer):
@@ -96,11 +174,21 @@ class ParametersFrozen(ReferenceTrainer):
         return torch.optim.AdamW(copies, lr=self.plan.learning_rate)
 
 
-class BaseNotFrozen(ReferenceTrainer):
-    """The model under the adapter is trained with it."""
+class OnlyLastMicroBatch(ReferenceTrainer):
+    """DeepSpeed#4795: gradients of all micro-batches but the last are lost."""
 
-    def build_model(self, plan: TrainingPlan) -> nn.Module:
-        return super().build_model(plan).requires_grad_()
+    def backward(self, loss: Tensor) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        super().backward(loss)
+
+
+class LearningRateSteppedTooOften(ReferenceTrainer):
+    """accelerate#1382: a schedule goes on once a micro-batch."""
+
+    def backward(self, loss: Tensor) -> None:
+        super().backward(loss)
+        for group in self.optimizer.param_groups:
+            group["lr"] *= 0.8
 
 
 class LossIsNaN(ReferenceTrainer):
@@ -108,3 +196,51 @@ class LossIsNaN(ReferenceTrainer):
 
     def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
         return super().compute_loss(micro_batch, num_step_tokens) * torch.nan
+
+
+class RankKilledInAStep(FSDPTrainer):
+    """As by the system, where memory is short."""
+
+    def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
+        if self._num_steps == KILLED_IN_STEP and self.rank == KILLED_RANK:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().compute_loss(micro_batch, num_step_tokens)
+
+
+class HangsInTearDown(ReferenceTrainer):
+    """A thread that never ends is waited for."""
+
+    def teardown(self) -> None:
+        time.sleep(3600)
+
+
+class LeavesProcess(ReferenceTrainer):
+    """A helper process that nobody ends, in a session of its own."""
+
+    def setup(self, plan: TrainingPlan) -> None:
+        super().setup(plan)
+        subprocess.Popen(["sleep", "120"], start_new_session=True)
+
+
+class DiskIsFull(ReferenceTrainer):
+    """There is no room for the checkpoint."""
+
+    def save_model(self, folder: Path) -> None:
+        del folder
+        raise OSError(28, "No space left on device")
+
+
+class KeepsTheModel(ReferenceTrainer):
+    """Something global holds what was trained."""
+
+    def teardown(self) -> None:
+        held.extend(self.model.parameters())
+        super().teardown()
+
+
+class IgnoresSigterm(ReferenceTrainer):
+    """A library of its own handles the signal, and tells nobody."""
+
+    def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return super().compute_loss(micro_batch, num_step_tokens)

@@ -17,7 +17,7 @@ from assay.training.processes.requests import ReferenceReport, ReferenceRequest
 from assay.training.processes.trusted import TrustedSide, describe_model
 from assay.training.replay.run_rows import count_rows
 from assay.training.state.files import write_state
-from assay.training.state.states import shared_parameters
+from assay.training.state.states import collect_state, shared_parameters
 from assay.training.state.trajectory import trajectory_of
 from assay_smoke.cases.requests import ReferenceAnswer
 
@@ -49,6 +49,8 @@ def train_reference(request: ReferenceRequest) -> ReferenceAnswer:
 
     noise = TrustedSide(request, device, None)
     free = noise.train_freely(batches, initial)
+    ended = collect_state(noise.trainer, device.torch_device)["model"]
+    shares = {name: _share_changed(initial["model"][name], ended[name]) for name in ended}
     report = ReferenceReport(
         model=facts,
         reference=describe_run(device, run) | {"yardstick": wide},
@@ -62,7 +64,12 @@ def train_reference(request: ReferenceRequest) -> ReferenceAnswer:
         draws=draws,
     )
     error = relative_error(logits_of(noise.trainer.model, batches, device), logits)
-    return ReferenceAnswer(training=report, logits_noise=error)
+    return ReferenceAnswer(
+        training=report,
+        logits_noise=error,
+        moved=sorted(name for name, share in shares.items() if 2 * share > 1),
+        touched=sorted(name for name, share in shares.items() if share > 0),
+    )
 
 
 def read_logits(golden: Path) -> Tensor:
@@ -87,6 +94,10 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     """The norm of the difference over the expected norm."""
     a, e = actual.double(), expected.double()
     return float((a - e).norm() / e.norm())
+
+
+def _share_changed(before: Tensor, after: Tensor) -> float:
+    return float((before.double() != after.double()).double().mean())
 
 
 def _logits_of_batch(model: nn.Module, batch: MicroBatch, torch_device: str) -> Tensor:

@@ -23,10 +23,15 @@ class ReferenceAnswer(Record):
     """What the trusted process answers, beside the states in its folder.
 
     logits_noise: relative error of the noise run's logits against the yardstick's, where both end.
+    moved: parameters of which the noise run changed most elements: a narrow dtype rounds small
+        updates away.
+    touched: those of which it changed any.
     """
 
     training: ReferenceReport
     logits_noise: Number
+    moved: list[str]
+    touched: list[str]
 
 
 class CaseRequest(Record):
@@ -67,11 +72,10 @@ class TrainAnswer(Record):
 
 
 class TerminateAnswer(Record):
-    """What a rank of `terminate` answers: whether the signal reached it, and what it then did."""
+    """What a rank of `terminate` answers: whether the signal reached it, and its steps until then."""
 
     was_signalled: bool
     steps: list[StepRecord]
-    own_handler: bool = False
 
 
 class ResumeAnswer(Record):

@@ -98,10 +98,6 @@ def terminate(rank: Rank, body: Answer) -> Answer:
     begin = side.begin(opened)
     inject_state(opened.trainer, begin.own, side.device.torch_device)
     signals: list[int] = []
-    own_handler = signal.getsignal(signal.SIGTERM) not in (
-        signal.SIG_DFL,
-        signal.default_int_handler,
-    )
     previous = signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     steps: list[StepRecord] = []
     resume_at = request.candidate.options.resume_at
@@ -118,7 +114,7 @@ def terminate(rank: Rank, body: Answer) -> Answer:
                     break
     finally:
         signal.signal(signal.SIGTERM, previous)
-    answer = TerminateAnswer(was_signalled=bool(signals), steps=steps, own_handler=own_handler)
+    answer = TerminateAnswer(was_signalled=bool(signals), steps=steps)
     return answer.model_dump(mode="json")
 
 

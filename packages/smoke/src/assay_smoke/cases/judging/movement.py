@@ -1,32 +1,40 @@
 """What is trained moved, and nothing else did."""
 
-from assay.comparing.levels import Finding
+from assay.comparing.levels import Finding, LevelResult
 from assay.errors import name_some
-from assay.verdicts import Location
+from assay.verdicts import Level, Location, Outcome
 from assay_smoke.cases.judging.evidence import CaseEvidence
 
 _PREFIX = "model."
 
 
-def judge_movement(evidence: CaseEvidence) -> tuple[int, Finding | None]:
-    """How many parameters and buffers were held to it, and what is wrong with one of them."""
-    trainable = {row.parameter for row in evidence.reference.training.noise_trajectory}
+def judge_movement(evidence: CaseEvidence) -> tuple[LevelResult, Finding | None]:
+    """Every parameter and buffer, by its hash before the first and after the last step."""
     before: dict[str, str] = {}
     after: dict[str, str] = {}
     for rank in evidence.trained:
         before |= {name.removeprefix(_PREFIX): digest for name, digest in rank.before.items()}
         after |= {name.removeprefix(_PREFIX): digest for name, digest in rank.after.items()}
     moved = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    still, unexpected = sorted(trainable - moved), sorted(moved - trainable)
+    trainable = {row.parameter for row in evidence.reference.training.noise_trajectory}
+    expected = trainable & set(evidence.reference.moved) & before.keys()
+    still, unexpected = sorted(expected - moved), sorted(moved - trainable)
     if still:
-        reason = (
-            f"{len(still)} of {len(trainable)} trained parameters never moved: {name_some(still)}"
-        )
-        return len(before), Finding("frozen-parameters", _at(still), reason)
+        shown = name_some(still)
+        reason = f"{len(still)} of {len(expected)} trained parameters never moved: {shown}"
+        return _failed(len(before), Finding("frozen-parameters", _at(still), reason))
     if unexpected:
         reason = f"{len(unexpected)} frozen parameters or buffers moved: {name_some(unexpected)}"
-        return len(before), Finding("optimizer-update", _at(unexpected), reason)
-    return len(before), None
+        return _failed(len(before), Finding("optimizer-update", _at(unexpected), reason))
+    if not expected:
+        reason = "the noise run moves no parameter that this run has"
+        return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=reason)), None
+    return LevelResult(Level(verdict=Outcome.PASS, compared=len(before))), None
+
+
+def _failed(compared: int, finding: Finding) -> tuple[LevelResult, Finding]:
+    level = Level(verdict=Outcome.FAIL, reason=finding.reason, compared=compared)
+    return LevelResult(level), finding
 
 
 def _at(names: list[str]) -> Location:

@@ -29,6 +29,7 @@ _KEPT = 0.5
 def judge_case(case: Case, evidence: CaseEvidence) -> tuple[Verdict, list[Measurement]]:
     """The verdict; the first level that fails, in this order, says what is wrong."""
     found: dict[str, Found] = {
+        "trained": judge_movement(evidence),
         "loss": _judge_losses(evidence),
         "updates": _judge_updates(evidence),
         "replicas": judge_replicas(evidence.free),
@@ -91,10 +92,6 @@ def _non_finite(step: StepRecord, rank: int) -> Found:
 
 
 def _judge_updates(evidence: CaseEvidence) -> Found:
-    num_moved, wrong = judge_movement(evidence)
-    if wrong is not None:
-        level = Level(verdict=Outcome.FAIL, reason=wrong.reason, compared=num_moved)
-        return LevelResult(level), wrong
     if gap := trajectory_gap(evidence.free):
         return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=gap)), None
     judged = [item for item in judge_trajectory(evidence.free) if "resumed" not in item.port.port]

@@ -1,0 +1,45 @@
+"""Which case runs on which devices: the largest first, on devices that no other case uses."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Packing(Generic[T]):
+    """Hands out devices to items, as they become free.
+
+    cards_of: how many devices an item needs; of an item that needs more than there are the ranks
+        share all of them.
+    running: each item that has devices, by which.
+    """
+
+    items: Sequence[T]
+    cards_of: Callable[[T], int]
+    num_devices: int
+    running: dict[T, tuple[int, ...]] = field(default_factory=dict)
+    _waiting: list[T] = field(init=False)
+    _free: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._waiting = sorted(self.items, key=self.cards_of, reverse=True)
+        self._free = list(range(self.num_devices))
+
+    def start(self) -> list[tuple[T, tuple[int, ...]]]:
+        """Items that can run now, each with its devices, which they have until `finish`."""
+        started = []
+        for item in list(self._waiting):
+            needed = min(self.cards_of(item), self.num_devices)
+            if needed > len(self._free):
+                continue
+            devices, self._free = tuple(self._free[:needed]), self._free[needed:]
+            self._waiting.remove(item)
+            self.running[item] = devices
+            started.append((item, devices))
+        return started
+
+    def finish(self, item: T) -> None:
+        """Give the devices of an item back."""
+        self._free = sorted([*self._free, *self.running.pop(item)])

@@ -1,0 +1,128 @@
+"""What a session says of its cases, as JSON."""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from assay.verdicts import SCHEMA, Outcome, Record, Verdict
+from assay_smoke.cases.timeline import CyclePhase, PhaseTime, read_timeline
+
+# The worlds of a case, in their order.
+_WORLDS = ("train", "terminate", "resume", "read")
+
+
+class PhaseSeconds(Record):
+    """How long one phase of one world took, on its slowest rank.
+
+    begin: after the case began; end: of the phase, which if `finished` is false was never reached.
+    """
+
+    world: str
+    phase: CyclePhase
+    number: int | None = None
+    begin: float
+    end: float
+    finished: bool = True
+
+
+class CaseResult(Record):
+    """One case of a session.
+
+    name: id of a case, or of another subject.
+    reason: of the first level that failed or was not compared, in words.
+    infrastructure: what of the machine failed, where the case was run again for it, or still fails.
+    tries: how often it was run.
+    command: what to type for this case alone.
+    folder: of its verdict, report and logs, below that of the session.
+    host_bytes, device_bytes: the most that a rank needed.
+    """
+
+    name: str
+    outcome: Outcome
+    seconds: float
+    reason: str | None = None
+    diagnosis: str | None = None
+    infrastructure: str | None = None
+    tries: int = 1
+    command: str = ""
+    folder: str = ""
+    phases: list[PhaseSeconds] = Field(default_factory=list)
+    host_bytes: int = 0
+    device_bytes: int = 0
+
+
+class SessionReport(Record):
+    """All cases of a session, in the order in which they ended."""
+
+    schema_: int = Field(default=SCHEMA, alias="schema")
+    device: str
+    cases: list[CaseResult]
+    seconds: float
+    pairs_covered: int
+    pairs_possible: int
+
+    @property
+    def exit_code(self) -> int:
+        """2 where the machine failed; else 1, 3 or 0, as the cases say."""
+        if any(case.infrastructure and case.outcome is not Outcome.PASS for case in self.cases):
+            return 2
+        outcomes = {case.outcome for case in self.cases}
+        if Outcome.FAIL in outcomes:
+            return Outcome.FAIL.exit_code
+        if Outcome.NOT_COMPARED in outcomes or not self.cases:
+            return Outcome.NOT_COMPARED.exit_code
+        return Outcome.PASS.exit_code
+
+
+def reason_of(verdict: Verdict) -> str | None:
+    """Why a verdict is no PASS: the first level that is to blame, and its reason."""
+    for outcome in (Outcome.FAIL, Outcome.NOT_COMPARED):
+        for name, level in verdict.levels.items():
+            if level.verdict is outcome:
+                worst = (level.model_extra or {}).get("worst")
+                return f"{name}: {level.reason or worst or 'over its limit'}"
+    return None
+
+
+def phases_of(folder: Path) -> list[PhaseSeconds]:
+    """The phases of every world of the case in `folder`, by what its slowest rank needed."""
+    of_worlds = {world: _ranks(folder / "timelines" / world) for world in _WORLDS}
+    begins = [rank[0].begin for ranks in of_worlds.values() for rank in ranks if rank]
+    if not begins:
+        return []
+    start = min(begins)
+    return [
+        PhaseSeconds(
+            world=world,
+            phase=phase.phase,
+            number=phase.number,
+            begin=phase.begin - start,
+            end=(phase.end if phase.end is not None else phase.begin) - start,
+            finished=phase.end is not None,
+        )
+        for world, ranks in of_worlds.items()
+        if ranks
+        for phase in max(ranks, key=_end_of)
+    ]
+
+
+def peak_memory(folder: Path) -> tuple[int, int]:
+    """Most bytes of the host, and of the device, that any rank of the case in `folder` needed."""
+    phases = [
+        phase
+        for world in _WORLDS
+        for rank in _ranks(folder / "timelines" / world)
+        for phase in rank
+    ]
+    return (
+        max((phase.host_bytes for phase in phases), default=0),
+        max((phase.device_bytes for phase in phases), default=0),
+    )
+
+
+def _ranks(folder: Path) -> list[list[PhaseTime]]:
+    return [read_timeline(file) for file in sorted(folder.glob("rank-*.jsonl"))]
+
+
+def _end_of(phases: list[PhaseTime]) -> float:
+    return max((phase.end or phase.begin for phase in phases), default=0.0)

@@ -1,0 +1,51 @@
+"""Each planted trainer, the case that it is run in, and what the verdict has to say."""
+
+from dataclasses import dataclass
+
+from assay_smoke.matrix.cases import Case
+
+ONE = Case(framework="one-process", cards=1)
+LORA = Case(framework="one-process", cards=1, features=frozenset({"lora"}))
+ACCUMULATION = Case(framework="one-process", cards=1, features=frozenset({"accumulation"}))
+BFLOAT16 = Case(framework="one-process", cards=1, precision="bfloat16")
+FSDP = Case(framework="fsdp", cards=2, checkpoint="sharded")
+OFFLOAD = Case(framework="fsdp", cards=2, features=frozenset({"offload"}), checkpoint="sharded")
+SIGTERM = Case(framework="one-process", cards=1, interruption="sigterm")
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A class of planted_trainers.py in a case.
+
+    level: the first that has to fail; diagnosis: of the verdict; says: what its reason has to have.
+    """
+
+    trainer: str
+    case: Case
+    level: str
+    diagnosis: str | None
+    says: str = ""
+
+
+PLANTS = (
+    Plant("MomentsDropped", ONE, "checkpoint", "checkpoint-mismatch", "exp_avg"),
+    Plant("DrawsAfterLoading", LORA, "checkpoint", "adapter-mismatch", "loss of step 2"),
+    Plant("RestoredOnlyInItsProcess", ONE, "resume", "checkpoint-mismatch"),
+    Plant("OneShardZeroed", FSDP, "checkpoint", "checkpoint-mismatch", "layers.0"),
+    Plant("AdapterSavedEmpty", LORA, "checkpoint", "adapter-mismatch", "lora_A"),
+    Plant("AdapterMergedTwice", LORA, "users", "adapter-mismatch", "merged"),
+    Plant("SecondCheckpointRepeatsFirst", ONE, "checkpoint", "checkpoint-mismatch"),
+    Plant("MasterWeightsNotRefreshed", BFLOAT16, "checkpoint", "checkpoint-mismatch"),
+    Plant("OffloadKeepsStaleCopy", OFFLOAD, "trained", "frozen-parameters", "gate_proj"),
+    Plant("FrozenParameterMoves", LORA, "trained", "optimizer-update", "norm.weight"),
+    Plant("ParametersFrozen", ONE, "trained", "frozen-parameters", "never moved"),
+    Plant("OnlyLastMicroBatch", ACCUMULATION, "loss", "optimizer-update"),
+    Plant("LearningRateSteppedTooOften", ACCUMULATION, "loss", "optimizer-update"),
+    Plant("LossIsNaN", ONE, "loss", "non-finite", "nan"),
+    Plant("RankKilledInAStep", FSDP, "run", None, "SIGKILL"),
+    Plant("HangsInTearDown", ONE, "run", None, "tear-down"),
+    Plant("LeavesProcess", ONE, "left behind", None, "sleep"),
+    Plant("DiskIsFull", ONE, "checkpoint", "checkpoint-mismatch", "No space left"),
+    Plant("KeepsTheModel", ONE, "tear-down", "checkpoint-mismatch", "outlive"),
+    Plant("IgnoresSigterm", SIGTERM, "sigterm", "checkpoint-mismatch", "SIGTERM"),
+)

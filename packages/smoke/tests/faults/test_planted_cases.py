@@ -1,0 +1,45 @@
+"""Every planted fault of a case is found by its name, in time, and the next case is clean."""
+
+from pathlib import Path
+
+import pytest
+
+from assay.launch import TimeLimits
+from assay.runs import SilentProgress
+from assay.verdicts import Outcome, Verdict
+from assay_smoke.cases.running import CaseRun, References
+from assay_smoke.matrix.cases import Case
+from packages.smoke.tests.faults.corpus import BFLOAT16, FSDP, ONE, PLANTS, Plant
+
+PLANTED = Path(__file__).parents[1] / "planted_trainers.py"
+LIMITS = TimeLimits(start_seconds=120.0, collective_seconds=30.0, body_seconds=60.0)
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> References:
+    return References(tmp_path_factory.mktemp("references"))
+
+
+def run(case: Case, folder: Path, references: References, trainer: str | None = None) -> Verdict:
+    name = f"{PLANTED}:{trainer}" if trainer else None
+    return CaseRun(case, "cpu", folder, references, name, LIMITS).run(SilentProgress())
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.trainer)
+def test_planted_fault_fails_at_its_level(
+    plant: Plant, tmp_path: Path, references: References
+) -> None:
+    verdict = run(plant.case, tmp_path, references, plant.trainer)
+
+    assert verdict.verdict is Outcome.FAIL
+    failed = {n: level for n, level in verdict.levels.items() if level.verdict is Outcome.FAIL}
+    assert next(iter(failed)) == plant.level, {n: level.reason for n, level in failed.items()}
+    assert verdict.diagnosis == plant.diagnosis
+    assert plant.says in str(failed[plant.level].reason)
+
+
+@pytest.mark.parametrize("case", [ONE, FSDP, BFLOAT16], ids=lambda case: case.id)
+def test_next_case_is_clean(case: Case, tmp_path: Path, references: References) -> None:
+    verdict = run(case, tmp_path, references)
+
+    assert verdict.verdict is Outcome.PASS, verdict.levels
