@@ -1,0 +1,173 @@
+"""What a run leaves on the machine: processes, ports, shared memory, files.
+
+`Snapshot.take` comes before the run, `find_leftovers` after it.
+"""
+
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from assay_smoke.machine.process_tree import ProcessTree, describe
+
+# What a run starts may take a moment to see that the run has ended, as multiprocessing's resource
+# tracker does.
+PATIENCE_SECONDS = 3.0
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the kernel shows it, no file of ours
+
+# Caches that libraries keep there on purpose, for the next run.
+KEPT_ON_PURPOSE = ("torchinductor_*", "triton_*")
+
+Kind = Literal["process", "port", "shared memory", "lock file", "temporary file"]
+
+_LOCK_ENDINGS = (".lock", ".lck", ".pid")
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """One thing that a run left behind; `name`: in words, with its number or path."""
+
+    kind: Kind
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What there was before a run.
+
+    temporary: the folder that the run is given for its temporary files, as TMPDIR.
+    """
+
+    temporary: Path
+    files: frozenset[Path]
+    shared_memory: frozenset[Path]
+
+    @classmethod
+    def take(cls, temporary: Path) -> "Snapshot":
+        """Of now."""
+        return cls(temporary, frozenset(_files_in(temporary)), frozenset(_own_segments()))
+
+
+def find_leftovers(
+    before: Snapshot,
+    tree: ProcessTree,
+    *,
+    patience_seconds: float = PATIENCE_SECONDS,
+    allowed: Sequence[str] = (),
+) -> list[Leftover]:
+    """What is there now and was not before, and comes of the processes of `tree`.
+
+    allowed: patterns of file names in the temporary folder that may stay, beside KEPT_ON_PURPOSE.
+    """
+    processes = tree.wait(patience_seconds)
+    found = [Leftover("process", f"{describe(process)} outlived the run") for process in processes]
+    found += [Leftover("port", text) for text in _ports_of(processes)]
+    segments = set(_own_segments()) - before.shared_memory
+    found += [
+        Leftover("shared memory", f"{path} ({_size(path)} bytes)")
+        for path in sorted(segments - _held_by_others(segments, processes))
+    ]
+    patterns = (*KEPT_ON_PURPOSE, *allowed)
+    for path in sorted(set(_files_in(before.temporary)) - before.files):
+        relative = path.relative_to(before.temporary)
+        if not any(fnmatchcase(part, pattern) for part in relative.parts for pattern in patterns):
+            is_lock = path.name.endswith(_LOCK_ENDINGS)
+            found.append(Leftover("lock file" if is_lock else "temporary file", str(path)))
+    return found
+
+
+def ports_taken(ports: Iterable[int]) -> list[int]:
+    """Those of `ports` on which somebody listens on this machine."""
+    return [port for port in ports if _is_taken(port)]
+
+
+def free_port() -> int:
+    """A port on which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else a closed one is taken
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return True
+    return False
+
+
+def _ports_of(processes: Iterable[psutil.Process]) -> list[str]:
+    """Where these processes listen; one that several share is listed once."""
+    held: dict[tuple[str, int], int] = {}
+    for process in processes:
+        with suppress(psutil.Error):
+            for connection in process.net_connections(kind="inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    held.setdefault((connection.laddr.ip, connection.laddr.port), process.pid)
+    return [f"{ip}:{port} is held by process {pid}" for (ip, port), pid in sorted(held.items())]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """The files below a folder, and the folders without any."""
+    return [
+        path
+        for path in folder.rglob("*")
+        if path.is_symlink() or not path.is_dir() or not any(path.iterdir())
+    ]
+
+
+def _own_segments() -> list[Path]:
+    """The segments of shared memory that belong to this user."""
+    found = []
+    with suppress(FileNotFoundError):
+        for path in SHARED_MEMORY.iterdir():
+            with suppress(FileNotFoundError):
+                if path.lstat().st_uid == os.getuid():
+                    found.append(path)
+    return found
+
+
+def _held_by_others(segments: set[Path], own: Iterable[psutil.Process]) -> set[Path]:
+    """Those of `segments` that a process beside `own` has open or mapped: another run's."""
+    if not segments:
+        return set()
+    own_pids = {process.pid for process in own}
+    texts = {str(path): path for path in segments}
+    held: set[Path] = set()
+    for pid in psutil.pids():
+        if pid not in own_pids:
+            used = _used_by(pid)
+            held |= {path for text, path in texts.items() if text in used}
+    return held
+
+
+def _used_by(pid: int) -> set[str]:
+    """Paths of the files that a process has open or mapped; empty for other users' processes."""
+    folder = Path("/proc") / str(pid)
+    used: set[str] = set()
+    with suppress(OSError):
+        lines = (folder / "maps").read_text(encoding="utf-8", errors="replace").splitlines()
+        used |= {line.split(maxsplit=5)[5] for line in lines if str(SHARED_MEMORY) in line}
+    with suppress(OSError):
+        for link in (folder / "fd").iterdir():
+            with suppress(OSError):
+                used.add(os.readlink(link))  # noqa: PTH115 - also of what is no path
+    return used
+
+
+def _size(path: Path) -> int:
+    with suppress(OSError):
+        return path.lstat().st_size
+    return 0
