@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.launch import Rank, TimeLimits, World, WorldError, launch_world
 from assay.runs import Progress
@@ -13,8 +13,9 @@ from assay.training.check import load_training_limits
 from assay.training.processes.requests import ReferenceRequest
 from assay.verdicts import Verdict
 from assay_smoke.cases import reading, worlds
-from assay_smoke.cases.judging.evidence import CaseEvidence
+from assay_smoke.cases.judging.evidence import Answers, CaseEvidence
 from assay_smoke.cases.judging.verdict import judge_case, verdict_of_crash
+from assay_smoke.cases.left_behind import leftovers_noted
 from assay_smoke.cases.requests import (
     CHECKPOINT,
     LAST_CHECKPOINT,
@@ -29,6 +30,9 @@ from assay_smoke.cases.requests import (
 from assay_smoke.cases.settings import REFERENCE, mesh_of, options_of, request_of
 from assay_smoke.cases.timeline import where_it_stopped
 from assay_smoke.matrix.cases import Case
+
+if TYPE_CHECKING:
+    from assay_smoke.machine.leftovers import Leftover
 
 Body = Callable[[Rank, dict[str, Any]], dict[str, Any]]
 
@@ -95,6 +99,20 @@ class CaseRun:
         return write_results(verdict, measurements, self.folder)
 
     def _gather(self, golden: Path, reference: ReferenceAnswer, progress: Progress) -> CaseEvidence:
+        left_behind: list[Leftover] = []
+        with leftovers_noted(self.folder / "temporary", left_behind):
+            answers = self._run_worlds(golden, progress)
+        limits = load_training_limits("training")
+        return CaseEvidence(
+            **vars(answers),
+            dtype=self.case.precision,
+            reference=reference,
+            left_behind=left_behind,
+            limits=limits,
+        )
+
+    def _run_worlds(self, golden: Path, progress: Progress) -> Answers:
+        """What every world of the case answers, one after the other."""
         case = self.case
         candidate = request_of(
             case, self.device, str(golden), str(self.folder / "ranks"), self.trainer
@@ -122,10 +140,7 @@ class CaseRun:
         if (self.folder / LAST_CHECKPOINT).is_dir():
             (answer,) = self._launch("read", reading.read, request, LAST_CHECKPOINT, progress)
             read = ReadAnswer.model_validate(answer)
-        limits = load_training_limits("training")
-        return CaseEvidence(
-            request, case.precision, reference, trained, terminated, resumed, read, limits
-        )
+        return Answers(request, trained, terminated, resumed, read)
 
     def _launch(
         self, name: str, body: Body, request: CaseRequest, checkpoint: str, progress: Progress

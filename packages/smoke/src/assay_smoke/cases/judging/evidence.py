@@ -13,22 +13,30 @@ from assay_smoke.cases.requests import (
     TerminateAnswer,
     TrainAnswer,
 )
+from assay_smoke.machine.leftovers import Leftover
 
 
 @dataclass(frozen=True)
-class CaseEvidence:
-    """The answers of each world, by rank; a world that was not run has none.
-
-    dtype: of the run that is judged.
-    """
+class Answers:
+    """What each world of a case answered, by rank; a world that was not run has none."""
 
     request: CaseRequest
-    dtype: str
-    reference: ReferenceAnswer
     trained: list[TrainAnswer]
     terminated: list[TerminateAnswer]
     resumed: list[ResumeAnswer]
     read: ReadAnswer | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseEvidence(Answers):
+    """The answers, what they are held to, and what the worlds left on the machine.
+
+    dtype: of the run that is judged.
+    """
+
+    dtype: str
+    reference: ReferenceAnswer
+    left_behind: list[Leftover]
     limits: Limits
 
     @cached_property

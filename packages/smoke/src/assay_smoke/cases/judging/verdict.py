@@ -18,6 +18,7 @@ from assay.verdicts import Level, Location, Measurement, Outcome, Verdict
 from assay_smoke.cases.judging.evidence import CaseEvidence
 from assay_smoke.cases.judging.movement import judge_movement
 from assay_smoke.cases.judging.users import judge_reading
+from assay_smoke.cases.left_behind import judge_leftovers
 from assay_smoke.matrix.cases import Case
 
 Found = tuple[LevelResult, Finding | None]
@@ -38,6 +39,7 @@ def judge_case(case: Case, evidence: CaseEvidence) -> tuple[Verdict, list[Measur
         "resume": _judge_resume(evidence),
         "users": judge_reading(evidence),
         "tear-down": _judge_tear_down(evidence),
+        "left behind": (judge_leftovers(evidence.left_behind), None),
     }
     levels = {name: result.level for name, (result, _) in found.items()}
     outcome = outcome_of_levels(levels)

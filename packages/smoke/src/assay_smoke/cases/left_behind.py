@@ -1,0 +1,45 @@
+"""What the ranks of a case leave on the machine, and the level of it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from assay.comparing.levels import LevelResult
+from assay.errors import name_some
+from assay.verdicts import Level, Outcome
+from assay_smoke.machine.leftovers import Leftover, Snapshot, find_leftovers
+from assay_smoke.machine.process_tree import ProcessTree
+
+_TEMPORARY = "TMPDIR"
+
+
+@contextmanager
+def leftovers_noted(temporary: Path, found: list[Leftover]) -> Iterator[None]:
+    """Add to `found` what the worlds inside leave; they are given `temporary` for their files.
+
+    What processes they leave is then ended.
+    """
+    temporary.mkdir(parents=True, exist_ok=True)
+    tree = ProcessTree()
+    before = Snapshot.take(temporary)
+    kept = {name: os.environ.get(name) for name in (*tree.environment, _TEMPORARY)}
+    os.environ.update(tree.environment)
+    os.environ[_TEMPORARY] = str(temporary.resolve())
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        found += find_leftovers(before, tree)
+        tree.kill()
+
+
+def judge_leftovers(found: list[Leftover]) -> LevelResult:
+    """Processes, ports, shared memory, lock files and temporary files: nothing may be left."""
+    outcome = Outcome.FAIL if found else Outcome.PASS
+    reason = name_some([str(one) for one in found]) if found else None
+    return LevelResult(Level(verdict=outcome, reason=reason, compared=1))
