@@ -119,6 +119,16 @@ class SecondCheckpointRepeatsFirst(ReferenceTrainer):
         save_file(self._first, file, {"format": "pt"})
 
 
+class StartsFromOtherWeights(ReferenceTrainer):
+    """What a folder holds is loaded but for one tensor, which keeps what code made of it."""
+
+    def build_model(self, plan: TrainingPlan) -> nn.Module:
+        model = super().build_model(plan)
+        if not plan.model.startswith("micro:"):
+            model.get_parameter("model.layers.2.mlp.up_proj.weight").data.normal_(std=0.02)
+        return model
+
+
 class MasterWeightsNotRefreshed(ReferenceTrainer):
     """DeepSpeed#5150: float32 weights beside the model's are those from before it was loaded."""
 

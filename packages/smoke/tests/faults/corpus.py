@@ -6,6 +6,8 @@ from assay_smoke.matrix.cases import Case
 
 ONE = Case(framework="one-process", cards=1)
 LORA = Case(framework="one-process", cards=1, features=frozenset({"lora"}))
+MERGED = Case(framework="one-process", cards=1, features=frozenset({"lora"}), checkpoint="merged")
+HUGGING_FACE = Case(framework="one-process", cards=1, checkpoint="hugging-face")
 ACCUMULATION = Case(framework="one-process", cards=1, features=frozenset({"accumulation"}))
 BFLOAT16 = Case(framework="one-process", cards=1, precision="bfloat16")
 FSDP = Case(framework="fsdp", cards=2, checkpoint="sharded")
@@ -33,8 +35,9 @@ PLANTS = (
     Plant("RestoredOnlyInItsProcess", ONE, "resume", "checkpoint-mismatch"),
     Plant("OneShardZeroed", FSDP, "checkpoint", "checkpoint-mismatch", "layers.0"),
     Plant("AdapterSavedEmpty", LORA, "checkpoint", "adapter-mismatch", "lora_A"),
-    Plant("AdapterMergedTwice", LORA, "users", "adapter-mismatch", "merged"),
+    Plant("AdapterMergedTwice", MERGED, "users", "adapter-mismatch", "merged"),
     Plant("SecondCheckpointRepeatsFirst", ONE, "checkpoint", "checkpoint-mismatch"),
+    Plant("StartsFromOtherWeights", HUGGING_FACE, "restart", "checkpoint-mismatch", "begins with"),
     Plant("MasterWeightsNotRefreshed", BFLOAT16, "checkpoint", "checkpoint-mismatch"),
     Plant("OffloadKeepsStaleCopy", OFFLOAD, "trained", "frozen-parameters", "gate_proj"),
     Plant("FrozenParameterMoves", LORA, "trained", "optimizer-update", "norm.weight"),

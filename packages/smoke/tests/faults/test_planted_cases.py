@@ -9,7 +9,15 @@ from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 from assay_smoke.cases.running import CaseRun, References
 from assay_smoke.matrix.cases import Case
-from packages.smoke.tests.faults.corpus import BFLOAT16, FSDP, ONE, PLANTS, Plant
+from packages.smoke.tests.faults.corpus import (
+    BFLOAT16,
+    FSDP,
+    HUGGING_FACE,
+    MERGED,
+    ONE,
+    PLANTS,
+    Plant,
+)
 
 PLANTED = Path(__file__).parents[1] / "planted_trainers.py"
 LIMITS = TimeLimits(start_seconds=120.0, collective_seconds=30.0, body_seconds=60.0)
@@ -38,7 +46,9 @@ def test_planted_fault_fails_at_its_level(
     assert plant.says in str(failed[plant.level].reason)
 
 
-@pytest.mark.parametrize("case", [ONE, FSDP, BFLOAT16], ids=lambda case: case.id)
+@pytest.mark.parametrize(
+    "case", [ONE, FSDP, BFLOAT16, HUGGING_FACE, MERGED], ids=lambda case: case.id
+)
 def test_next_case_is_clean(case: Case, tmp_path: Path, references: References) -> None:
     verdict = run(case, tmp_path, references)
 

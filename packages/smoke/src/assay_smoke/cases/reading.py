@@ -47,12 +47,14 @@ def _read(request: CaseRequest, rank: Rank) -> ReadAnswer:
 
 
 def _read_adapter(request: CaseRequest, folder: Path, batches: Batches, rank: Rank) -> ReadAnswer:
-    """The adapter beside the weights, merged into them and taken out again: in float64."""
+    """The adapter beside the weights and, where asked for, merged into them: in float64."""
     base = request.candidate.options.model
     model = _with_adapter(_loaded(base, "float64", rank), folder)
     beside = logits_of(model, batches, rank.device)
     with model.disable_adapter():
         effect = relative_error(beside, logits_of(model, batches, rank.device))
+    if request.kind != "merged":
+        return ReadAnswer(adapter_effect=effect)
     model.merge_adapter()
     merged = relative_error(logits_of(model, batches, rank.device), beside)
     model.unmerge_adapter()

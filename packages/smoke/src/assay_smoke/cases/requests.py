@@ -10,6 +10,7 @@ from assay.training.processes.requests import (
 )
 from assay.training.state.records import TrajectoryRecord
 from assay.verdicts import Number, Record
+from assay_smoke.matrix.cases import Checkpoint
 
 # In the folder of a case.
 CHECKPOINT, LAST_CHECKPOINT = "checkpoint", "last-checkpoint"
@@ -38,11 +39,13 @@ class CaseRequest(Record):
     """What every world of a case is given.
 
     candidate: trainer, options, golden and folder.
+    kind: of checkpoint that is tried beyond what all are.
     timelines: folder for the phases of each rank of this world.
     checkpoint: of which a world resumes, or which it reads; empty for none.
     """
 
     candidate: CandidateRequest
+    kind: Checkpoint
     timelines: str
     checkpoint: str = ""
 
@@ -90,13 +93,19 @@ class ResumeAnswer(Record):
     problem: str | None = None
 
 
+class RestartAnswer(Record):
+    """What a rank of `restart` answers: the first loss of a run that starts from a saved model."""
+
+    loss: Number
+
+
 class ReadAnswer(Record):
     """What plain transformers and peft make of the last checkpoint's model.
 
     logits_error: relative error of its logits against the yardstick's.
     adapter_effect: of the adapter on the logits; merged_error, unmerged_error: of the adapter merged
         into the weights, and taken out again, against the adapter beside them, in float64;
-        exported_error: of the merged model saved and loaded again. None where there is no adapter.
+        exported_error: of the merged model saved and loaded again. None where it was not tried.
     problem: why it could not be read.
     """
 

@@ -23,6 +23,7 @@ from assay_smoke.cases.requests import (
     CaseRequest,
     ReadAnswer,
     ReferenceAnswer,
+    RestartAnswer,
     ResumeAnswer,
     TerminateAnswer,
     TrainAnswer,
@@ -117,7 +118,7 @@ class CaseRun:
         candidate = request_of(
             case, self.device, str(golden), str(self.folder / "ranks"), self.trainer
         )
-        request = CaseRequest(candidate=candidate, timelines="")
+        request = CaseRequest(candidate=candidate, kind=case.checkpoint, timelines="")
         trained = [
             TrainAnswer.model_validate(answer)
             for answer in self._launch("train", worlds.train, request, "", progress)
@@ -136,11 +137,17 @@ class CaseRun:
                 ResumeAnswer.model_validate(answer)
                 for answer in self._launch("resume", worlds.resume, request, checkpoint, progress)
             ]
+        restarted: list[RestartAnswer] = []
+        if case.checkpoint == "hugging-face" and (self.folder / CHECKPOINT).is_dir():
+            restarted = [
+                RestartAnswer.model_validate(answer)
+                for answer in self._launch("restart", worlds.restart, request, CHECKPOINT, progress)
+            ]
         read = None
         if (self.folder / LAST_CHECKPOINT).is_dir():
             (answer,) = self._launch("read", reading.read, request, LAST_CHECKPOINT, progress)
             read = ReadAnswer.model_validate(answer)
-        return Answers(request, trained, terminated, resumed, read)
+        return Answers(request, trained, terminated, resumed, restarted, read)
 
     def _launch(
         self, name: str, body: Body, request: CaseRequest, checkpoint: str, progress: Progress

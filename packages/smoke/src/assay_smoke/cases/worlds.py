@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from assay.training.processes.skipped_steps import step_until_made
 from assay.training.replay.conditions import comparable
 from assay.training.state.states import differing_parameters, inject_state
 from assay.training.state.trajectory import trajectory_of
+from assay.training.trainers.reference import MODEL_FOLDER
 from assay.training.trainers.registry import OpenedTrainer, describe_trainer
 from assay_smoke.cases.reference import train_reference
 from assay_smoke.cases.requests import (
     LAST_CHECKPOINT,
     TERMINATED_CHECKPOINT,
     CaseRequest,
+    RestartAnswer,
     ResumeAnswer,
     TerminateAnswer,
     TrainAnswer,
@@ -150,6 +153,20 @@ def resume(rank: Rank, body: Answer) -> Answer:
     opened.trainer.save(Path(request.candidate.folder).parent / LAST_CHECKPOINT)
     opened.trainer.teardown()
     return answer.model_dump(mode="json")
+
+
+def restart(rank: Rank, body: Answer) -> Answer:
+    """Start another run from the model of the checkpoint alone, as if it had come from a hub."""
+    request = CaseRequest.model_validate(body)
+    side = WatchedSide(request, rank)
+    resume_at = request.candidate.options.resume_at
+    batch = side.batches[resume_at]
+    side.plan = replace(side.plan, model=str(Path(request.checkpoint) / MODEL_FOLDER))
+    opened = side.open()
+    with comparable(side.run.dtype, side.device):
+        step = make_step(opened, batch)
+    opened.trainer.teardown()
+    return RestartAnswer(loss=step.loss).model_dump(mode="json")
 
 
 def make_step(opened: OpenedTrainer, batch: Sequence[MicroBatch]) -> StepRecord:

@@ -8,7 +8,7 @@ from assay.verdicts import SCHEMA, Outcome, Record, Verdict
 from assay_smoke.cases.timeline import CyclePhase, PhaseTime, read_timeline
 
 # The worlds of a case, in their order.
-_WORLDS = ("train", "terminate", "resume", "read")
+_WORLDS = ("train", "terminate", "resume", "restart", "read")
 
 
 class PhaseSeconds(Record):

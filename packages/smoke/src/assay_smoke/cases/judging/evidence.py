@@ -9,6 +9,7 @@ from assay_smoke.cases.requests import (
     CaseRequest,
     ReadAnswer,
     ReferenceAnswer,
+    RestartAnswer,
     ResumeAnswer,
     TerminateAnswer,
     TrainAnswer,
@@ -24,6 +25,7 @@ class Answers:
     trained: list[TrainAnswer]
     terminated: list[TerminateAnswer]
     resumed: list[ResumeAnswer]
+    restarted: list[RestartAnswer]
     read: ReadAnswer | None
 
 

@@ -42,11 +42,34 @@ def judge_reading(evidence: CaseEvidence) -> tuple[LevelResult, Finding | None]:
     return LevelResult(level, [judged.measurement("users", "logits")]), None
 
 
+def judge_restart(evidence: CaseEvidence) -> tuple[LevelResult, Finding | None]:
+    """Whether a run that starts from the saved model begins with the loss that the saving run had."""
+    if not evidence.restarted:
+        return LevelResult.not_run(
+            "no case of another checkpoint than Hugging Face's restarts"
+        ), None
+    resume_at = evidence.request.candidate.options.resume_at
+    expected = evidence.free.report.free.steps[resume_at].loss
+    error = abs(evidence.restarted[0].loss - expected) / abs(expected)
+    floor = TENSOR_FLOOR * evidence.free.unit_roundoff
+    judged = JudgedRatio(Ratio("loss-error", error, floor), evidence.limits.of("loss-error"))
+    rows = [judged.measurement("restart", "loss")]
+    if not judged.failed:
+        return LevelResult(level_of(1, 0, {"noise_ratio": judged.ratio.value}), rows), None
+    reason = (
+        f"a run that starts from the saved model begins with the loss {evidence.restarted[0].loss}, the"
+        f" run that saved it went on with {expected}"
+    )
+    return _failed(evidence, reason, 1, judged)
+
+
 def _adapter_problem(answer: ReadAnswer) -> str | None:
     if answer.adapter_effect is None:
         return None
     if not answer.adapter_effect > 0:
         return "the saved adapter changes nothing: its tensors are empty or zero"
+    if answer.merged_error is None:
+        return None
     errors = {
         "merged into the weights": answer.merged_error,
         "merged and taken out again": answer.unmerged_error,

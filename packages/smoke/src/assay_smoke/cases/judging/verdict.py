@@ -17,7 +17,7 @@ from assay.training.processes.requests import StepRecord
 from assay.verdicts import Level, Location, Measurement, Outcome, Verdict
 from assay_smoke.cases.judging.evidence import CaseEvidence
 from assay_smoke.cases.judging.movement import judge_movement
-from assay_smoke.cases.judging.users import judge_reading
+from assay_smoke.cases.judging.users import judge_reading, judge_restart
 from assay_smoke.cases.left_behind import judge_leftovers
 from assay_smoke.matrix.cases import Case
 
@@ -37,6 +37,7 @@ def judge_case(case: Case, evidence: CaseEvidence) -> tuple[Verdict, list[Measur
         "checkpoint": judge_checkpoint(evidence.free),
         "sigterm": _judge_termination(case, evidence),
         "resume": _judge_resume(evidence),
+        "restart": judge_restart(evidence),
         "users": judge_reading(evidence),
         "tear-down": _judge_tear_down(evidence),
         "left behind": (judge_leftovers(evidence.left_behind), None),
