@@ -27,7 +27,8 @@ def measure(
         actual, expected = actual[..., None], expected[..., None]  # one number for each token
     (actual_RC, expected_RC), prompt, position = index.flatten(actual, expected)
     if excluded is not None and len(excluded) == expected.shape[0]:
-        keep = ~index.flatten(excluded[:, None].expand(expected.shape))[0][0][:, 0]
+        of_rows = excluded.reshape(-1, *[1] * (expected.ndim - 1)).expand(expected.shape)
+        keep = ~index.flatten(of_rows)[0][0][:, 0]
         result.exact.num_near_ties += int((~keep).sum())
         actual_RC, expected_RC = actual_RC[keep], expected_RC[keep]
         prompt, position = prompt[keep], position[keep]

@@ -8,6 +8,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody names it
 from torch import Tensor, nn
 
+from assay.comparing.results import PortResult
+from assay.hooks.timeline import RowIndex
+from assay.locating.measuring import measure
+from assay.sites import RowMap
+from assay.stages import Stage
 from packages.core.tests.unit.locating.conftest import MakeRig, Rig
 from packages.core.tests.unit.locating.plants import do_nothing, replace_forward
 
@@ -92,3 +97,15 @@ def test_experts_named_in_another_order_without_their_weights_are_an_error(
         return scores, weights, chosen.flip(-1)
 
     assert experts_rig.failed(replace_forward("router", forward)) == {"router"}
+
+
+def test_near_ties_of_one_number_for_each_token_are_left_out() -> None:
+    result = PortResult("router", "output.1", Stage("router", "forward"), 0, "float32", "")
+    rows = RowMap((0, 1, 2), ((5,), (6,), (7,)))
+    chosen = torch.tensor([[1], [2], [3]])
+
+    measure(result, RowIndex(rows), rows, torch.tensor([True, False, False]), chosen + 1, chosen)
+
+    assert result.exact.num_near_ties == 1
+    assert (result.exact.num_compared, result.exact.num_different) == (2, 2)
+    assert result.exact.first == (1, 6)
