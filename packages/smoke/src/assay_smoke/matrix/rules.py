@@ -1,0 +1,238 @@
+"""Which combinations are refused, and why: each rule is data, and names what shows it.
+
+A rule refuses the cases that have, on every axis that it names, one of the words that it names
+there. What a number decides (heads, layers) is computed from the recipes of the micro models.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, get_args
+
+from assay.models.micro.recipes import find_recipe
+from assay.parallel.tensor_parallel.heads import HeadsError, share_heads
+from assay_smoke.matrix.axes import AXES, CARDS, NAMES, Values, values_of
+from assay_smoke.matrix.cases import Case, Family, Framework, state_checkpoint
+
+_SHARDING: tuple[Framework, ...] = ("fsdp", "zero1", "zero2", "zero3")
+_DIVIDING: tuple[Framework, ...] = ("tensor-parallel", "pipeline")
+_ZERO: tuple[Framework, ...] = ("zero1", "zero2", "zero3")
+
+_TESTS = "packages/smoke/tests/unit/matrix/test_refusals.py::"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One reason why cases are refused.
+
+    refuses: words by axis; a case that has one of them on each of these axes is refused.
+    reason: one sentence, for a reader who asked for such a case.
+    shown_by: FILE::TEST of this repository, or the address of a page.
+    """
+
+    name: str
+    refuses: Mapping[str, frozenset[str]]
+    reason: str
+    shown_by: str
+
+    def applies(self, values: Values) -> bool:
+        """Whether it refuses the case that has `values`, one for each axis."""
+        return all(values[NAMES.index(axis)] in words for axis, words in self.refuses.items())
+
+    def describe(self) -> str:
+        """The combination, as in "framework pipeline, recompute"."""
+        parts = []
+        for axis in AXES:
+            words = [word for word in axis.values if word in self.refuses.get(axis.name, ())]
+            if words == [axis.name]:
+                parts.append(axis.name)
+            elif words and len(words) < len(axis.values):
+                parts.append(f"{axis.name} {' or '.join(words)}")
+        return ", ".join(parts)
+
+
+def refusing(*, name: str, reason: str, shown_by: str, **words: str | Iterable[str]) -> Rule:
+    """A rule; `words` by axis, each one word or several.
+
+    Raises: ValueError for an axis or a word that there is not: such a rule would refuse nothing.
+    """
+    known = {axis.name: axis.values for axis in AXES}
+    refuses = {
+        axis: frozenset([one] if isinstance(one, str) else one) for axis, one in words.items()
+    }
+    for axis, asked in refuses.items():
+        if not asked or not asked <= {*known.get(axis, ())}:
+            raise ValueError(f"rule {name}: the axis {axis} has not the words {sorted(asked)}")
+    return Rule(name, MappingProxyType(refuses), reason, shown_by)
+
+
+def _families_that(test: Callable[[Mapping[str, Any]], bool]) -> list[str]:
+    """The families whose recipe has settings of which `test` is true."""
+    return [family for family in get_args(Family) if test(find_recipe(family).settings)]
+
+
+def _cannot_share_heads(settings: Mapping[str, Any], cards: int) -> bool:
+    heads, kv_heads = settings["num_attention_heads"], settings["num_key_value_heads"]
+    try:
+        share_heads(heads, kv_heads, cards)
+    except HeadsError:
+        return True
+    return False
+
+
+def _has_fewer_layers(settings: Mapping[str, Any], cards: int) -> bool:
+    return bool(settings["num_hidden_layers"] < cards)
+
+
+def _computed_rules() -> Iterator[Rule]:
+    """What the configurations of the micro models rule out, for each number of cards."""
+    for cards in CARDS:
+        if few := _families_that(partial(_cannot_share_heads, cards=cards)):
+            yield refusing(
+                name=f"tensor-parallel-heads-{cards}",
+                framework="tensor-parallel",
+                cards=str(cards),
+                family=few,
+                reason=f"The query heads of these models cannot be shared out over {cards} ranks"
+                " evenly.",
+                shown_by=f"{_TESTS}test_heads_that_cannot_be_shared_out_are_refused",
+            )
+        if few := _families_that(partial(_has_fewer_layers, cards=cards)):
+            yield refusing(
+                name=f"pipeline-layers-{cards}",
+                framework="pipeline",
+                cards=str(cards),
+                family=few,
+                reason=f"These models have fewer layers than {cards} stages.",
+                shown_by=f"{_TESTS}test_more_stages_than_layers_are_refused",
+            )
+    if tied := _families_that(lambda settings: settings.get("tie_word_embeddings", True)):
+        yield refusing(
+            name="pipeline-tied-head",
+            framework="pipeline",
+            family=tied,
+            reason="Head and embedding are one parameter, and each end of a pipeline has a part of"
+            " its gradient, which cannot be compared yet.",
+            shown_by=f"{_TESTS}test_a_tied_head_is_refused_in_a_pipeline",
+        )
+
+
+def _without(*frameworks: Framework) -> list[str]:
+    return [framework for framework in get_args(Framework) if framework not in frameworks]
+
+
+def _that_save(checkpoint: str) -> list[str]:
+    return [name for name in get_args(Framework) if state_checkpoint(name) == checkpoint]
+
+
+RULES: tuple[Rule, ...] = (
+    refusing(
+        name="one-process-one-card",
+        framework="one-process",
+        cards=[str(cards) for cards in CARDS if cards > 1],
+        reason="One process trains on one card.",
+        shown_by=f"{_TESTS}test_one_process_has_no_second_rank",
+    ),
+    refusing(
+        name="one-card-is-one-process",
+        framework=["ddp", "tensor-parallel", "pipeline"],
+        cards="1",
+        reason="On one card there is nothing to spread: what would run is the trainer of one process.",
+        shown_by=f"{_TESTS}test_on_one_card_nothing_is_spread",
+    ),
+    refusing(
+        name="fsdp-one-card",
+        framework="fsdp",
+        cards="1",
+        reason="On one card the trainer shards nothing, and keeps nothing on the host that it is"
+        " asked to: what would run is the trainer of one process.",
+        shown_by=f"{_TESTS}test_on_one_card_nothing_is_spread",
+    ),
+    *_computed_rules(),
+    refusing(
+        name="tensor-parallel-gemma2",
+        framework="tensor-parallel",
+        family="gemma2",
+        reason="The embedding of Gemma 2 scales what it looks up, and only a plain one can be divided.",
+        shown_by=f"{_TESTS}test_a_scaled_embedding_cannot_be_divided",
+    ),
+    refusing(
+        name="pipeline-recompute",
+        framework="pipeline",
+        recompute="recompute",
+        reason="Recomputed activations in a stage are not built.",
+        shown_by=f"{_TESTS}test_what_a_trainer_does_not_know_is_an_error",
+    ),
+    refusing(
+        name="offload-replicated",
+        framework=["one-process", "ddp"],
+        offload="offload",
+        reason="Only trainers that shard (FSDP2, ZeRO) can keep on the host what they hold.",
+        shown_by=f"{_TESTS}test_what_a_trainer_does_not_know_is_an_error",
+    ),
+    refusing(
+        name="offload-divided",
+        framework=_DIVIDING,
+        offload="offload",
+        reason="FSDP2 does the offloading, and a mesh of tp or pp alone has no FSDP2: all would stay"
+        " on the device.",
+        shown_by=f"{_TESTS}test_a_divided_model_is_not_sharded",
+    ),
+    refusing(
+        name="float16-divided",
+        framework=_DIVIDING,
+        precision="float16",
+        reason="FSDP2 keeps the float32 weights beside, and a mesh of tp or pp alone has no FSDP2.",
+        shown_by=f"{_TESTS}test_a_divided_model_is_not_sharded",
+    ),
+    refusing(
+        name="compile",
+        framework=[*_DIVIDING, *_ZERO],
+        compile="compile",
+        reason="Compiled layers are built for one process, DDP and FSDP2 only.",
+        shown_by=f"{_TESTS}test_what_a_trainer_does_not_know_is_an_error",
+    ),
+    refusing(
+        name="packed",
+        framework=[*_DIVIDING, *_ZERO],
+        batches="packed",
+        reason="Packed batches are built for one process, DDP and FSDP2 only.",
+        shown_by=f"{_TESTS}test_what_a_trainer_does_not_know_is_an_error",
+    ),
+    refusing(
+        name="adapter-without-lora",
+        lora="no",
+        checkpoint=["adapter", "merged"],
+        reason="Without LoRA there is no adapter to save or merge.",
+        shown_by=f"{_TESTS}test_without_lora_there_is_no_adapter",
+    ),
+    refusing(
+        name="whole-model-with-lora",
+        lora="lora",
+        checkpoint="hugging-face",
+        reason="Under LoRA what users take away is the adapter; the whole model is checkpoint merged.",
+        shown_by=f"{_TESTS}test_under_lora_no_whole_model_is_saved",
+    ),
+    refusing(
+        name="full-of-shards",
+        framework=_that_save("sharded"),
+        checkpoint="full",
+        reason="No rank has all of the state: each saves its part, and the model put together is"
+        " checkpoint hugging-face.",
+        shown_by=f"{_TESTS}test_only_replicas_have_all_of_the_state",
+    ),
+    refusing(
+        name="shards-of-replicas",
+        framework=_that_save("full"),
+        checkpoint="sharded",
+        reason="Every rank has all of the state: there are no parts to save.",
+        shown_by=f"{_TESTS}test_only_replicas_have_all_of_the_state",
+    ),
+)
+
+
+def check_compatible(case: Case, rules: Iterable[Rule] = RULES) -> str | None:
+    """Why `case` is refused, by the first rule that applies; None if it can be run."""
+    values = values_of(case)
+    return next((rule.reason for rule in rules if rule.applies(values)), None)

@@ -1,0 +1,65 @@
+"""The tables of docs/smoke.md, made of the axes and rules themselves.
+
+`python -m assay_smoke.matrix.tables docs/smoke.md` writes them; a test compares.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from assay_smoke.matrix.axes import AXES
+from assay_smoke.matrix.rules import RULES, Rule
+from assay_smoke.matrix.vendors import rules_of_vendor, vendor_names
+
+
+def document_tables() -> dict[str, str]:
+    """Markdown by the mark at which it stands: between `<!-- MARK -->` and `<!-- end of MARK -->`."""
+    return {"axes": _axes_table(), "refused combinations": _rules_table()}
+
+
+def with_tables(document: str) -> str:
+    """`document` with the tables as they are now.
+
+    Raises: ValueError where it has no place for one.
+    """
+    for mark, table in document_tables().items():
+        begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
+        before, _, rest = document.partition(begin)
+        _, found, after = rest.partition(end)
+        if not found:
+            raise ValueError(f"the document has no place marked {mark!r}")
+        document = f"{before}{begin}\n{table}\n\n{end}{after}"
+    return document
+
+
+def _axes_table() -> str:
+    rows = [
+        (axis.name, " ".join(f"`{word}`" for word in axis.values), axis.meaning) for axis in AXES
+    ]
+    return _markdown(("axis", "words", "what it is"), rows)
+
+
+def _rules_table() -> str:
+    of_vendors = [rule for vendor in vendor_names() for rule in rules_of_vendor(vendor)]
+    rows = [
+        (f"`{rule.name}`", rule.describe(), rule.reason, _shown_by(rule))
+        for rule in (*RULES, *of_vendors)
+    ]
+    return _markdown(("rule", "refused", "why", "shown by"), rows)
+
+
+def _shown_by(rule: Rule) -> str:
+    if rule.shown_by.startswith("https://"):
+        return f"[{rule.shown_by.rpartition('/')[2]}]({rule.shown_by})"
+    path, _, test = rule.shown_by.partition("::")
+    return f"[{test}](../{path})"
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")

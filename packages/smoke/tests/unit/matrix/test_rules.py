@@ -1,0 +1,131 @@
+"""The rules as data: what they refuse, and that what they cite is there."""
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from assay_smoke.matrix.axes import axes_for, values_of
+from assay_smoke.matrix.cases import case_of
+from assay_smoke.matrix.rules import RULES, Rule, check_compatible, refusing
+from assay_smoke.matrix.search import Matrix
+from assay_smoke.matrix.vendors import UnknownVendorError, rules_for, vendor_names
+
+ROOT = Path(__file__).parents[5]
+
+
+@pytest.mark.parametrize(
+    "case_id",
+    [
+        "one-process-1", "one-process-1-float16-lora-compile-packed-merged", "ddp-8-compile",
+        "fsdp-2-lora-offload", "fsdp-8-mixtral-float16-offload-recompute-compile-packed",
+        "tensor-parallel-4-mistral-bfloat16-lora-adapter", "pipeline-4-mixtral-hugging-face",
+        "zero1-1-offload", "zero3-8-gemma2-float16-lora-offload-accumulation-merged-sigterm",
+    ],
+)  # fmt: skip
+def test_what_can_be_run_is_not_refused(case_id: str) -> None:
+    assert check_compatible(case_of(case_id)) is None
+
+
+@pytest.mark.parametrize(
+    ("case_id", "rule"),
+    [
+        ("one-process-2", "one-process-one-card"),
+        ("ddp-1", "one-card-is-one-process"),
+        ("tensor-parallel-1", "one-card-is-one-process"),
+        ("pipeline-1", "one-card-is-one-process"),
+        ("fsdp-1", "fsdp-one-card"),
+        ("tensor-parallel-8", "tensor-parallel-heads-8"),
+        ("pipeline-8", "pipeline-layers-8"),
+        ("pipeline-2-gemma2", "pipeline-tied-head"),
+        ("tensor-parallel-2-gemma2", "tensor-parallel-gemma2"),
+        ("pipeline-2-recompute", "pipeline-recompute"),
+        ("one-process-1-offload", "offload-replicated"),
+        ("ddp-2-offload", "offload-replicated"),
+        ("tensor-parallel-2-offload", "offload-divided"),
+        ("pipeline-2-float16", "float16-divided"),
+        ("zero2-2-compile", "compile"),
+        ("zero2-2-packed", "packed"),
+        ("fsdp-2-adapter", "adapter-without-lora"),
+        ("fsdp-2-merged", "adapter-without-lora"),
+        ("fsdp-2-lora-hugging-face", "whole-model-with-lora"),
+        ("zero1-2-full", "full-of-shards"),
+        ("ddp-2-sharded", "shards-of-replicas"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_with_its_reason(case_id: str, rule: str) -> None:
+    (expected,) = [one.reason for one in RULES if one.name == rule]
+    assert check_compatible(case_of(case_id)) == expected
+
+
+def test_every_rule_is_the_only_one_against_some_case() -> None:
+    needless = [
+        rule.name
+        for rule in RULES
+        if not any(
+            rule.applies(words)
+            for words in Matrix(axes_for(8), [other for other in RULES if other != rule]).cases()
+        )
+    ]
+    assert len(RULES) > 10
+    assert needless == []
+
+
+def test_a_reason_is_one_sentence_and_a_name_is_used_once() -> None:
+    names = [rule.name for rule in RULES]
+    assert len(set(names)) == len(names) > 10
+    assert [rule.name for rule in RULES if not re.fullmatch(r"[A-Z].*[^.]\.", rule.reason)] == []
+
+
+def all_rules() -> dict[str, Rule]:
+    return {rule.name: rule for vendor in vendor_names() for rule in rules_for(vendor)}
+
+
+@pytest.mark.parametrize("name", all_rules())
+def test_what_shows_a_rule_is_there(name: str) -> None:
+    shown_by = all_rules()[name].shown_by
+    if shown_by.startswith("https://"):
+        assert re.fullmatch(r"https://\S+", shown_by)
+        return
+    path, _, test = shown_by.partition("::")
+    source = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    assert test in {node.name for node in source.body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("words", [{"cards": "3"}, {"speed": "fast"}, {"family": []}])
+def test_a_rule_that_would_refuse_nothing_is_an_error(words: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"^rule planted: "):
+        refusing(name="planted", reason="None.", shown_by="", **words)
+
+
+def test_the_vendors_are_those_of_the_runners() -> None:
+    runners = tomllib.loads((ROOT / "runners/runners.toml").read_text(encoding="utf-8"))
+    assert set(vendor_names()) == set(runners)
+
+
+def test_what_a_vendor_lacks_is_refused_there_only() -> None:
+    case = case_of("zero2-2")
+    refused_at = [vendor for vendor in vendor_names() if check_compatible(case, rules_for(vendor))]
+    assert refused_at == ["spyre", "trainium"]
+
+
+def test_an_unknown_vendor_is_an_error_that_lists_the_known() -> None:
+    with pytest.raises(UnknownVendorError, match=r"^--vendor nvida: there is cpu, nvidia, amd, "):
+        rules_for("nvida")
+
+
+def test_a_rule_is_described_by_what_it_refuses() -> None:
+    rule = refusing(
+        name="planted",
+        framework=["ddp", "fsdp"],
+        lora="lora",
+        recompute="no",
+        family=["llama", "mistral", "gemma2", "mixtral"],
+        reason="None.",
+        shown_by="",
+    )
+    assert rule.describe() == "framework ddp or fsdp, lora, recompute no"
+    assert rule.applies(values_of(case_of("ddp-2-lora")))
+    assert not rule.applies(values_of(case_of("ddp-2-lora-recompute")))
