@@ -84,7 +84,7 @@ class Replayer:
         by module and port; the candidate's own error would excuse a wrong router.
     layout: how a rank's tensors are parts of whole ones; None where they are whole.
     partial_modules: those of which this process has only some children: run, and not measured.
-    unmeasured: modules and ports that are left as they are.
+    unmeasured: modules and ports that are left as they are, and may be absent.
     results: of first calls; recomputed: of those that backward makes again.
     source: where in the trace the running batch is found; set before each batch.
     """
@@ -157,7 +157,8 @@ class Replayer:
             result = self._result(active, addition.port, addition.tensor)
             result.exact.add(1, int(addition.history_changed))
         for port in missing_ports(matched.call.ports, matched.seen, active.arguments, output):
-            self.results.note_missing_port(active.call.site.module, port)
+            if (active.call.site.module, port) not in self.unmeasured:
+                self.results.note_missing_port(active.call.site.module, port)
         return output
 
     def finish_root(self, active: ActiveCall) -> None:

@@ -104,7 +104,8 @@ class TrainerTraits:
     partial_modules: paths of modules of which this rank has only some children, as every stage of
         a pipeline has of the model itself ("") and its body ("model").
     unmeasured_ports: (module path, port) of inputs and outputs at which the modules of this rank
-        get other values than those of the whole model, without any effect on the result.
+        get other values than those of the whole model, without any effect on the result, or have
+        none: `("", "output.logits")` where the loss is computed together with the head.
     layout: what whole tensors this rank's local tensors at module boundaries are parts of; None
         where they are whole, or DTensors.
     dropout_masks: "own" where ranks of dp are to draw masks of dropout each by itself, so that equal

@@ -67,13 +67,18 @@ class Rig:
             self._trace = Trace.open(self.folder)
         return self._trace
 
-    def replay(self, plant: Plant = lambda _model: None, attention: str = "eager") -> ReplayResults:
+    def replay(
+        self,
+        plant: Plant = lambda _model: None,
+        attention: str = "eager",
+        unmeasured: frozenset[tuple[str, str]] = frozenset(),
+    ) -> ReplayResults:
         """Measure a copy in `dtype` that `plant` has changed, or replaced."""
         model = cast_weights(self.model, self.dtype)
         changed = plant(model)
         if isinstance(changed, nn.Module):
             model = changed
-        replayer = Replayer(self.trace, self.boundary, attention)
+        replayer = Replayer(self.trace, self.boundary, attention, unmeasured=unmeasured)
         self._go(model, ModuleTracer(replayer), exact=False)
         return replayer.finish()
 

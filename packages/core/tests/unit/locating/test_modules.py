@@ -49,6 +49,18 @@ def test_sdpa_attention_passes_against_the_eager_reference(llama_rig: Rig) -> No
     assert llama_rig.failed(use_sdpa, attention="sdpa") == set()
 
 
+def test_output_that_is_declared_absent_is_not_expected(llama_rig: Rig) -> None:
+    def without_logits(_module: Any, original: Any, *arguments: Any, **named: Any) -> Any:
+        output = original(*arguments, **named)
+        return type(output)(past_key_values=output.past_key_values)
+
+    fused = replace_forward("", without_logits)
+    declared = frozenset({("", "output.logits")})
+
+    assert llama_rig.replay(fused).unmatched_expected == ["(model):output.logits"]
+    assert llama_rig.replay(fused, unmeasured=declared).unmatched_expected == []
+
+
 # The place of an error
 
 

@@ -136,6 +136,8 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
         found += [_describe_diagnosis(verdict.diagnosis, location)] if verdict.diagnosis else []
         headline = "The candidate does not memorize what the reference memorizes."
         return headline, [detail for detail in found if detail]
+    if "run" in verdict.levels:
+        return _explain_training_run(verdict, evidence)
     if _is_decided_by_load(verdict):
         return _explain_load(verdict, location)
     details: list[str | None] = []
@@ -149,6 +151,22 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
     if verdict.diagnosis:
         details.append(_describe_diagnosis(verdict.diagnosis, location))
     return _failure_headline(verdict, location), [detail for detail in details if detail]
+
+
+def _explain_training_run(verdict: Verdict, evidence: DecidingRows) -> tuple[str, list[str]]:
+    """Headline and details where a training run was judged from outside: its levels have words."""
+    failed = [
+        (name, level.reason or "over its limit")
+        for name, level in verdict.levels.items()
+        if level.verdict is Outcome.FAIL
+    ]
+    (first, reason), *others = failed
+    details = [f"{name}: {other}" for name, other in others]
+    if verdict.noise_ratio is not None:
+        details.append(_describe_ratio(verdict, evidence))
+    if verdict.diagnosis:
+        details.append(_describe_diagnosis(verdict.diagnosis, verdict.location))
+    return f"{first}: {reason}", details
 
 
 def _is_decided_by_load(verdict: Verdict) -> bool:

@@ -67,7 +67,7 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
     measured["stage-optimizer"] = noise_of_optimizer(evidence, measured["stage-optimizer"])
     # The noise run computes nothing twice: what is computed again rounds as the first time.
     measured["recomputed"] = measured["modules"]
-    least_units = {Stage("", "backward"): _unit_of_loss(measured)}
+    least_unit = _unit_of_loss(measured)
     of_late_phases = _noise_of_late_phases(measured, evidence.report.invisible)
     of_groups = _read_ranks(evidence)
     replaced = [results.replaced_by_ancestor for results in of_groups["modules"]]  # by rank
@@ -89,7 +89,8 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
                 other_work = _noise_at_results_of_replaced_modules(
                     measured["gradients"], replaced[rank]
                 )
-            units = least_units | _units_of_unscaling(evidence, name, results)
+            units = dict.fromkeys(_stages_of_loss(measured, replaced[rank]), least_unit)
+            units |= _units_of_unscaling(evidence, name, results)
             allowances = Allowances(units, other_work)
             judged, bias = judge_replay(results, own_noise, evidence.limits, allowances)
             _add_rank(group, results, judged, bias, not_finite)
@@ -174,6 +175,25 @@ def _unit_of_loss(noise: Mapping[str, ReplayResults]) -> float:
         and _width(port) == _width(loss)
     ]
     return float_format("float32").unit_roundoff * max(sizes, default=1.0)
+
+
+def _stages_of_loss(
+    noise: Mapping[str, ReplayResults], replaced_by_ancestor: Sequence[str]
+) -> list[Stage]:
+    """Where backward works with the gradient that the loss gave, in code of no module that is called.
+
+    That is the model's own code, and a head that the loss is computed together with.
+    """
+    loss = _port_of_loss(noise["gradients"])
+    heads = {
+        module
+        for (module, name), port in noise["modules"].ports.items()
+        if loss is not None
+        and module in replaced_by_ancestor
+        and name.startswith("output")
+        and _width(port) == _width(loss)
+    }
+    return [Stage(module, "backward") for module in ("", *sorted(heads))]
 
 
 def _units_of_unscaling(

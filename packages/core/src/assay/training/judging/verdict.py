@@ -209,15 +209,16 @@ def _notes_on_skipped(report: CandidateReport) -> list[str]:
 
 def _unmeasured_notes(report: CandidateReport) -> list[str]:
     """What the trainer declares that cannot be measured: nothing is left out in silence."""
-    if not report.partial_modules:
-        return []
-    names = ", ".join(name or "(model)" for name in report.partial_modules)
-    notes = [
-        f"no rank has all of {names}: their own code is not measured, what is inside of them is",
-        "losses of single micro-batches are not visible",
-    ]
+    notes = []
+    if report.partial_modules:
+        names = ", ".join(name or "(model)" for name in report.partial_modules)
+        notes = [
+            f"no rank has all of {names}: their own code is not measured, what is inside of them is",
+            "losses of single micro-batches are not visible",
+        ]
     if report.unmeasured:
-        notes.append(f"declared to be of no effect, not measured: {', '.join(report.unmeasured)}")
+        declared = ", ".join(report.unmeasured)
+        notes.append(f"declared absent, or of no effect; not measured: {declared}")
     return notes
 
 

@@ -128,7 +128,7 @@ class _Candidate:
             coordinates=side.coordinates,
             partial_modules=sorted(opened.traits.partial_modules),
             unmeasured=sorted(
-                f"{module}:{port}" for module, port in opened.traits.unmeasured_ports
+                f"{module or '(model)'}:{port}" for module, port in opened.traits.unmeasured_ports
             ),
             absent=begin.absent,
             not_loaded=not_loaded,

@@ -118,5 +118,4 @@ class CandidateSide:
             traits.layout,
             held if traits.partial_modules else None,
             traits.partial_modules,
-            traits.unmeasured_ports,
         )

@@ -20,7 +20,6 @@ class RankView:
     layout: tensors at module boundaries; None where every rank has whole ones.
     modules: paths of those that this rank has; None for all.
     partial_modules: modules of which it has only some children.
-    unmeasured: modules and ports where it has another value than the whole model, of no effect.
     micro_batches_run: step and number of each micro-batch that it has run.
     """
 
@@ -29,7 +28,6 @@ class RankView:
     layout: RankLayout | None = None
     modules: frozenset[str] | None = None
     partial_modules: frozenset[str] = frozenset()
-    unmeasured: frozenset[tuple[str, str]] = frozenset()
     micro_batches_run: set[tuple[int, int]] = field(default_factory=set)
 
     def is_own_call(self, site: CallSite) -> bool:

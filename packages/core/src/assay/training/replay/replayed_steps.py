@@ -92,11 +92,11 @@ class ReplayedSteps:
         self._replayer = Replayer(packed, boundary, model.attention, model.pointwise)
         self._gradients = GradientReplayer(packed, boundary, loss_scale=loss_scale)
         self._handler = StageReplayer(trace, boundary, rows)
+        self._replayer.unmeasured = self._gradients.unmeasured = opened.traits.unmeasured_ports
         self._rank_view = rank_view
         if rank_view is not None:
             self._replayer.layout = self._gradients.layout = rank_view.layout
             self._replayer.partial_modules = rank_view.partial_modules
-            self._replayer.unmeasured = self._gradients.unmeasured = rank_view.unmeasured
             self._handler.is_own = rank_view.is_own_value
         over_ranks = None if rank_view is None else rank_view.summed_by_backward
         self.sums = GradientSums(boundary.rounded, over_ranks)

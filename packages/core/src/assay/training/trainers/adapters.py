@@ -51,19 +51,22 @@ class _PeftModel(Protocol):
 
 def add_lora(model: nn.Module, dropout: float) -> nn.Module:
     """`model` with a trainable adapter on every linear layer but the head; the rest is frozen."""
-    peft = _import_peft()
-    config = peft.LoraConfig(
+    with warnings.catch_warnings():
+        # peft 0.21 asks transformers 5.23 for an attribute under its old name.
+        warnings.simplefilter("ignore", FutureWarning)
+        wrapped: nn.Module = _import_peft().get_peft_model(model, lora_config(model, dropout))
+    return wrapped
+
+
+def lora_config(model: nn.Module, dropout: float) -> Any:  # noqa: ANN401 - peft's LoraConfig
+    """What `add_lora` adds, for libraries that add it themselves."""
+    return _import_peft().LoraConfig(
         r=_RANK,
         lora_alpha=_ALPHA,
         lora_dropout=dropout,
         target_modules=_adapted(model),
         task_type="CAUSAL_LM",
     )
-    with warnings.catch_warnings():
-        # peft 0.21 asks transformers 5.23 for an attribute under its old name.
-        warnings.simplefilter("ignore", FutureWarning)
-        wrapped: nn.Module = peft.get_peft_model(model, config)
-    return wrapped
 
 
 def _adapted(model: nn.Module) -> list[str]:

@@ -177,6 +177,28 @@ def test_loss_may_round_its_largest_logits_to_float32(size: float, wrong: set[Pl
     assert failed(groups) == wrong | {boundary("b")}
 
 
+@pytest.mark.parametrize(
+    ("replaced_by_ancestor", "wrong"),
+    [(["b"], set()), ([], {gradient("b")})],
+    ids=["fused", "called"],
+)
+def test_head_that_is_fused_with_the_loss_rounds_as_the_loss_does(
+    replaced_by_ancestor: list[str], wrong: set[Place]
+) -> None:
+    # As above: of logits of 64, twice half a unit.
+    small = {gradient("b"): rounding(2.0**-25), ("gradients", "b", "output"): rounding(2.0**-25)}
+    noise = step_results(small, dtype="float32")
+    noise["modules"].ports["b", "output"] = measured(
+        ("modules", "b", "output.logits"), rounding(), 64.0, "float32", stage=Stage("b")
+    )
+    candidate = step_results({gradient("b"): rounding(2.0**-18)}, dtype="float32")
+    candidate["modules"].replaced_by_ancestor = replaced_by_ancestor
+
+    groups = judge_groups(evidence(candidate, noise=noise, dtype="float32"))
+
+    assert failed(groups) & {gradient("b")} == wrong
+
+
 @pytest.mark.parametrize("whole", [True, False], ids=["whole model", "stage of a pipeline"])
 def test_gradient_of_the_loss_is_judged_by_its_own_noise_where_it_arrives(whole: bool) -> None:
     noise = step_results({LOSS_GRADIENT: FOUR_UNITS})

@@ -285,7 +285,14 @@ def test_what_a_partial_module_does_not_show_is_reported() -> None:
 
     assert verdict.verdict is PASS
     assert any("no rank has all of (model), layers" in note for note in verdict.notes)
-    assert "declared to be of no effect, not measured: layers:input.mask" in verdict.notes
+    assert "declared absent, or of no effect; not measured: layers:input.mask" in verdict.notes
+
+
+def test_a_port_that_a_trainer_declares_absent_is_noted_on_a_single_process() -> None:
+    fused = report(unmeasured=["(model):output.logits"])
+
+    note = "declared absent, or of no effect; not measured: (model):output.logits"
+    assert note in judged(reports=fused).notes
 
 
 def test_optimizer_of_tensors_of_its_own_cannot_be_compared() -> None:

@@ -1,0 +1,164 @@
+"""The checkpoints that a library wrote, read as users of plain transformers or peft read them."""
+
+import glob
+import re
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from assay.errors import AssayError, UsageError, name_some
+from assay.models import load_model
+from assay.models.loading.loaded_model import stored_dtype
+from assay.training.state.files import hash_value
+from assay.training.trainers.adapters import read_adapter
+from assay_smoke.external.launching import Launch
+from assay_smoke.external.subject import Subject, fill
+
+# Of one that stands in a folder name in place of {step}.
+_STEP = r"(?P<step>\d+)"
+
+
+class CheckpointError(UsageError):
+    """Checkpoints that are not where the TOML file says."""
+
+    @classmethod
+    def none_found(cls, pattern: str, output: Path) -> "CheckpointError":
+        """Training ended well, and no path matches."""
+        there = sorted(str(path.relative_to(output)) for path in output.rglob("*") if path.is_dir())
+        held = f"its folders are: {name_some(there, 8)}" if there else "there is no folder in it"
+        return cls(
+            f"checkpoints.folder: nothing matches {pattern}, although training ended well; of"
+            f" {output} {held}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SavedModel:
+    """What a checkpoint holds: the hash of each tensor by its name, and what is wrong with it.
+
+    problem: why it cannot be read; the rest is then empty.
+    zero: tensors in which every element is zero.
+    """
+
+    step: int
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    not_finite: tuple[str, ...] = ()
+    zero: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+def find_checkpoints(pattern: str) -> dict[int, Path]:
+    """The checkpoints that match `pattern` by their step, in the order of steps.
+
+    pattern: an absolute path with {step}, and with * where anything may stand.
+    """
+    anywhere = "*".join(glob.escape(part).replace("[*]", "*") for part in pattern.split("{step}"))
+    parts = [re.escape(part).replace(r"\*", "[^/]*") for part in pattern.split("{step}")]
+    # Only the first gives the number: the others repeat it.
+    expression = re.compile(f"{parts[0]}{_STEP}{'(?P=step)'.join(parts[1:])}")
+    found: dict[int, Path] = {}
+    for path in glob.glob(anywhere):  # noqa: PTH207 - of an absolute pattern
+        if match := expression.fullmatch(path):
+            found[int(match["step"])] = Path(path)
+    return dict(sorted(found.items()))
+
+
+def checkpoints_of(launch: Launch) -> dict[int, Path]:
+    """The checkpoints that a run wrote, by the number of steps after which it did."""
+    return _by_step(launch, checkpoint_pattern(launch), launch.subject.checkpoints.numbers)
+
+
+def copy_until(step: int, source: Launch, launch: Launch) -> None:
+    """Give `launch` the output of `source` without the checkpoints after `step` steps."""
+    shutil.copytree(source.output, launch.output, symlinks=True)
+    paths = list(checkpoints_of(launch).items())
+    checkpoints = launch.subject.checkpoints
+    if checkpoints.state is not None:
+        pattern = _absolute(launch, checkpoints.state)
+        paths += _by_step(launch, pattern, checkpoints.state_numbers).items()
+    for number, path in paths:
+        if number > step:
+            shutil.rmtree(path)
+
+
+def checkpoint_pattern(launch: Launch) -> str:
+    """`checkpoints.folder` with all of its placeholders but {step} replaced."""
+    return _absolute(launch, launch.subject.checkpoints.folder)
+
+
+def _absolute(launch: Launch, pattern: str) -> str:
+    return str(launch.working_folder.resolve() / fill(pattern, launch.values))
+
+
+def _by_step(launch: Launch, pattern: str, numbers: tuple[int, int] | None) -> dict[int, Path]:
+    found = {
+        launch.subject.step_of(number, numbers): path
+        for number, path in find_checkpoints(pattern).items()
+    }
+    return {step: path for step, path in found.items() if step is not None}
+
+
+def read_saved(subject: Subject, start: Path, folder: Path, step: int) -> SavedModel:
+    """What the checkpoint in `folder` holds; `start`: the folder of the model that is trained."""
+    try:
+        tensors = read_tensors(subject, start, folder)
+    except AssayError as error:
+        return SavedModel(step, problem=str(error))
+    return _saved(step, tensors)
+
+
+def _saved(step: int, tensors: Mapping[str, Tensor]) -> SavedModel:
+    return SavedModel(
+        step,
+        {name: hash_value(tensor) for name, tensor in tensors.items()},
+        tuple(sorted(name for name, one in tensors.items() if not bool(one.isfinite().all()))),
+        tuple(sorted(name for name, one in tensors.items() if not bool(one.any()))),
+    )
+
+
+def read_tensors(subject: Subject, start: Path, folder: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint by name. Raises: AssayError for one that cannot be read."""
+    model = folder / subject.checkpoints.model
+    if subject.checkpoints.kind == "adapter":
+        _load_by_peft(start, model)
+        return read_adapter(model)
+    if not model.is_dir():
+        raise UsageError(f"{folder} has no folder {subject.checkpoints.model}")
+    return _load(model, stored_dtype(str(model), "refuse"))
+
+
+def read_start(subject: Subject, start: Path, checkpoint: Path) -> SavedModel:
+    """The model that training begins with, in the dtype of a checkpoint."""
+    dtype = stored_dtype(str(checkpoint / subject.checkpoints.model), "refuse")
+    return _saved(0, _load(start, dtype))
+
+
+def _load(model: Path, dtype: str) -> dict[str, Tensor]:
+    """The tensors of a model folder in `dtype`, as transformers loads them."""
+    return dict(load_model(str(model), dtype=dtype).model.state_dict())
+
+
+def _load_by_peft(start: Path, adapter: Path) -> None:
+    """Load an adapter as its users do. Raises: UsageError where that fails, or nothing is taken."""
+    from peft import PeftModel, get_peft_model_state_dict
+
+    tensors = read_adapter(adapter)
+    base: Any = load_model(str(start), dtype=stored_dtype(str(start), "refuse")).model
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loaded = PeftModel.from_pretrained(base, str(adapter))
+            held = get_peft_model_state_dict(loaded, save_embedding_layers=False)
+    except Exception as error:  # any: peft raises what it meets
+        raise UsageError(f"peft cannot load {adapter}: {type(error).__name__}: {error}") from error
+    # peft keeps fresh values for what is missing in a file.
+    if missing := sorted(held.keys() - tensors.keys()):
+        raise UsageError(
+            f"{adapter} lacks {len(missing)} of {len(held)} tensors of its adapter:"
+            f" {name_some(missing)}"
+        )

@@ -1,0 +1,233 @@
+"""One training library from the outside: its runs, one verdict, files in a folder."""
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assay.devices.registry import open_device
+from assay.errors import MachineError
+from assay.models.folders import local_folder
+from assay.models.sources import resolve_model
+from assay.runs import Progress
+from assay.runs.results import write_results
+from assay.verdicts import Outcome, Verdict
+from assay_smoke.external.launching import (
+    Launch,
+    RunEvidence,
+    find_program,
+    require_free_ports,
+    run,
+)
+from assay_smoke.external.losses import LossesError
+from assay_smoke.external.subject import Subject, read_subject
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from assay.devices.base import Device
+    from assay_smoke.external.evidence import Evidence, Resumption
+
+
+def run_external(toml: Path, folder: Path, progress: Progress) -> Verdict:
+    """Run the library that `toml` describes uninterrupted, resumed and interrupted, and judge it.
+
+    folder: an existing one; gets a log and the output of every run, and verdict.json. Where the
+        verdict is PASS the outputs, which hold checkpoints, are removed.
+    Raises: UsageError or MachineError, with nothing left running, for a file that describes no
+        library, and for a library that does not do what it describes.
+    """
+    subject = read_subject(toml)
+    find_program(subject, toml.parent)
+    require_free_ports(subject)
+    device = _open_device(subject)
+    with local_folder(resolve_model(subject.model), "refuse") as model:
+        cycle = _Cycle(subject, model, folder, toml.resolve().parent, device, progress)
+        evidence = cycle.run()
+    from assay_smoke.external.judging import judge
+
+    verdict, measurements = judge(evidence, toml)
+    verdict = write_results(verdict, measurements, folder)
+    if verdict.verdict is Outcome.PASS:
+        for one in evidence.runs:
+            shutil.rmtree(one.launch.output, ignore_errors=True)
+    return verdict
+
+
+def _open_device(subject: Subject) -> "Device":
+    """The device of the subject. Raises: MachineError where it has too few cards."""
+    device = open_device(subject.device)
+    here = 0 if device.torch_device == "cpu" else device.count()
+    if subject.cards > here:
+        raise MachineError(
+            f"`cards` is {subject.cards}, but this machine has {here} of `device` {subject.device!r}"
+            " (`assay devices` lists all): ask for fewer, or name another device"
+        )
+    return device
+
+
+class _Cycle:
+    def __init__(
+        self,
+        subject: Subject,
+        model: Path,
+        folder: Path,
+        working_folder: Path,
+        device: "Device",
+        progress: Progress,
+    ) -> None:
+        self._subject, self._model, self._folder = subject, model, folder
+        self._working_folder, self._device, self._progress = working_folder, device, progress
+
+    def run(self) -> "Evidence":
+        """Make the runs, as long as each gives what the next one needs."""
+        from assay_smoke.external.evidence import Evidence
+
+        before = _listing(self._model)
+        first = run(self._launch("uninterrupted"), self._progress)
+        evidence = Evidence(self._subject, first)
+        if not _ended_well(first):
+            return evidence
+        if not first.losses:
+            raise LossesError.none_found(self._subject.losses, first.last_lines)
+        self._read_checkpoints(evidence)
+        middle = evidence.saved.get(self._subject.resume_at)
+        if middle is not None and middle.problem is None:
+            evidence.resumption = self._resume("resumed", first, self._subject.resume_at, evidence)
+        if self._subject.on_sigterm == "checkpoint":
+            self._interrupt(evidence)
+        after = _listing(self._model)
+        evidence.changed_files = sorted(
+            name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+        )
+        return evidence
+
+    def _launch(
+        self,
+        name: str,
+        resume_from: Path | None = None,
+        first_step: int = 0,
+        sigterm_after: int | None = None,
+    ) -> Launch:
+        return Launch(
+            name, self._subject, self._model, self._folder, self._working_folder, resume_from,
+            first_step, sigterm_after, self._device,
+        )  # fmt: skip
+
+    def _checkpoints(self, one: RunEvidence) -> dict[int, Path]:
+        from assay_smoke.external.checkpoints import checkpoints_of
+
+        return checkpoints_of(one.launch)
+
+    def _read_checkpoints(self, evidence: "Evidence") -> None:
+        from assay_smoke.external.checkpoints import (
+            CheckpointError,
+            checkpoint_pattern,
+            read_saved,
+            read_start,
+        )
+
+        launch = evidence.uninterrupted.launch
+        found = self._checkpoints(evidence.uninterrupted)
+        if not found:
+            raise CheckpointError.none_found(checkpoint_pattern(launch), launch.output)
+        with self._progress.task("checkpoints are read", len(found)) as task:
+            for step, path in found.items():
+                evidence.saved[step] = read_saved(self._subject, self._model, path, step)
+                task.advance()
+        if self._subject.checkpoints.kind == "hugging-face":
+            last = found[max(found)]
+            if evidence.saved[max(found)].problem is None:
+                evidence.start = read_start(self._subject, self._model, last)
+
+    def _resume(
+        self, name: str, source: RunEvidence, step: int, evidence: "Evidence"
+    ) -> "Resumption":
+        """Go on from the checkpoint that `source` wrote after `step` steps.
+
+        Where that gives another end, the uninterrupted run is repeated, to see how far it differs.
+        """
+        from assay_smoke.external.checkpoints import copy_until, read_saved
+        from assay_smoke.external.evidence import Resumption
+
+        launch = self._launch(name, self._checkpoints(source)[step], step)
+        if self._subject.resume_in == "copy":
+            copy_until(step, source.launch, launch)
+            launch = self._launch(name, self._checkpoints(RunEvidence(launch))[step], step)
+        resumption = Resumption(run(launch, self._progress))
+        end = self._checkpoints(resumption.run).get(self._subject.steps)
+        if not _ended_well(resumption.run) or end is None:
+            return resumption
+        resumption.end = read_saved(self._subject, self._model, end, self._subject.steps)
+        expected = evidence.saved.get(self._subject.steps)
+        is_equal = (
+            expected is not None
+            and resumption.end.hashes == expected.hashes
+            and _values(resumption.run) == _values(evidence.uninterrupted)[step:]
+        )
+        if not is_equal and resumption.end.problem is None:
+            self._measure_spread(resumption, evidence)
+        return resumption
+
+    def _measure_spread(self, resumption: "Resumption", evidence: "Evidence") -> None:
+        """Repeat the uninterrupted run, and see by how much that differs."""
+        from assay_smoke.external.checkpoints import read_tensors
+        from assay_smoke.external.spread import spread_ratios
+
+        if evidence.repeated is None:
+            evidence.repeated = run(self._launch("repeated"), self._progress)
+        runs = {
+            "uninterrupted": evidence.uninterrupted,
+            "repeated": evidence.repeated,
+            "resumed": resumption.run,
+        }
+        ends: dict[str, dict[str, Tensor]] = {}
+        for name, one in runs.items():
+            end = self._checkpoints(one).get(self._subject.steps)
+            if not _ended_well(one) or end is None:
+                return
+            ends[name] = read_tensors(self._subject, self._model, end)
+        first_step = resumption.run.launch.first_step
+        losses = {
+            name: _values(one)[first_step - one.launch.first_step :] for name, one in runs.items()
+        }
+        if len({len(values) for values in losses.values()}) != 1 or len(_names_of(ends)) != 1:
+            return
+        resumption.repeated_differs = losses["repeated"] != losses["uninterrupted"] or any(
+            not one.equal(ends["repeated"][name]) for name, one in ends["uninterrupted"].items()
+        )
+        if resumption.repeated_differs:
+            resumption.ratios = spread_ratios(losses, ends)
+
+    def _interrupt(self, evidence: "Evidence") -> None:
+        """Send SIGTERM once training runs, and resume from what was saved then."""
+        launch = self._launch("interrupted", sigterm_after=1)
+        evidence.interrupted = interrupted = run(launch, self._progress)
+        found = self._checkpoints(interrupted)
+        if not found or interrupted.hung_in is not None:
+            return
+        evidence.interrupted_at = newest = max(found)
+        if newest < self._subject.steps:
+            evidence.after_sigterm = self._resume("after-sigterm", interrupted, newest, evidence)
+
+
+def _ended_well(one: RunEvidence) -> bool:
+    return one.exit_code == 0 and one.hung_in is None
+
+
+def _values(one: RunEvidence) -> list[float]:
+    return [loss.value for loss in one.losses]
+
+
+def _names_of(ends: "Mapping[str, Mapping[str, Tensor]]") -> set[frozenset[str]]:
+    return {frozenset(tensors) for tensors in ends.values()}
+
+
+def _listing(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of change of every file in a folder."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }

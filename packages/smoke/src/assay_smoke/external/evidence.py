@@ -1,0 +1,57 @@
+"""What was seen of an external training library, for `judging` to decide on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from assay.noise import Ratio
+from assay_smoke.external.checkpoints import SavedModel
+from assay_smoke.external.launching import RunEvidence
+from assay_smoke.external.subject import Subject
+
+
+@dataclass(slots=True)
+class Resumption:
+    """A run that went on from a checkpoint.
+
+    end: its last checkpoint; None where there is none, or where the run did not end well.
+    repeated_differs: whether a second uninterrupted run of the same seed is another one; None where
+        it was not made, since the resumed one is equal.
+    ratios: by how much the resumed run differs, in units of what two uninterrupted ones do.
+    """
+
+    run: RunEvidence
+    end: SavedModel | None = None
+    repeated_differs: bool | None = None
+    ratios: Sequence[Ratio] = ()
+
+
+@dataclass(slots=True)
+class Evidence:
+    """All runs of a subject.
+
+    start: the model that training begins with, in the dtype of the checkpoints; of an adapter none,
+        since it begins with random numbers of its own.
+    saved: the checkpoints of the uninterrupted run by step.
+    changed_files: of the folder of the model that training begins with.
+    repeated: a second uninterrupted run, made only where a resumed one differs from the first.
+    interrupted: the run that was sent SIGTERM; interrupted_at: the step of its newest checkpoint,
+        None for none; after_sigterm: the run that went on from that.
+    """
+
+    subject: Subject
+    uninterrupted: RunEvidence
+    start: SavedModel | None = None
+    saved: dict[int, SavedModel] = field(default_factory=dict)
+    changed_files: list[str] = field(default_factory=list)
+    repeated: RunEvidence | None = None
+    resumption: Resumption | None = None
+    interrupted: RunEvidence | None = None
+    interrupted_at: int | None = None
+    after_sigterm: Resumption | None = None
+
+    @property
+    def runs(self) -> list[RunEvidence]:
+        """All that were made, in their order."""
+        resumptions = [one.run for one in (self.resumption, self.after_sigterm) if one is not None]
+        others = [one for one in (self.repeated, self.interrupted) if one is not None]
+        return [self.uninterrupted, *resumptions[:1], *others, *resumptions[1:]]

@@ -1,0 +1,151 @@
+"""The verdict over all runs of an external training library."""
+
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from assay.comparing.levels import outcome_of_levels
+from assay.verdicts import Location, Measurement, Verdict
+from assay_smoke.external.endings import describe_bad_end, is_out_of_disk, steps_made
+from assay_smoke.external.evidence import Evidence
+from assay_smoke.external.outcomes import JudgedLevel, failed, not_run, passed
+from assay_smoke.external.saved_models import (
+    judge_checkpoints,
+    judge_interruption,
+    judge_resumption,
+    judge_updates,
+    measure_resumption,
+)
+from assay_smoke.machine.memory import MemoryUse
+
+# What a driver may keep for a device after its processes have ended; not what a run takes.
+_DEVICE_SLACK_BYTES = 64 << 20
+
+
+def judge(evidence: Evidence, toml: Path) -> tuple[Verdict, list[Measurement]]:
+    """The verdict, and the measurements behind it; the first level that fails is the cause."""
+    judges: dict[str, Callable[[Evidence], JudgedLevel]] = {
+        "run": _judge_runs,
+        "loss": _judge_losses,
+        "checkpoint": judge_checkpoints,
+        "updates": judge_updates,
+        "resume": judge_resumption,
+        "sigterm": judge_interruption,
+        "leftovers": _judge_leftovers,
+        "memory": _judge_memory,
+    }
+    judged = {name: judge_level(evidence) for name, judge_level in judges.items()}
+    levels = {name: one.level for name, one in judged.items()}
+    cause = next((one for one in judged.values() if one.failed), None)
+    subject = evidence.subject
+    measurements = measure_resumption(evidence)
+    ratios = [row for row in measurements if row.statistic != "exact"]
+    worst = max(ratios, key=lambda row: row.ratio / (row.limit or 1.0), default=None)
+    verdict = Verdict(
+        verdict=outcome_of_levels(levels),
+        model={"name": subject.model},
+        reference={"run": "the uninterrupted run"},
+        candidate={
+            "run": subject.device,
+            "trainer": f"command:{toml}",
+            "name": subject.name,
+            "launch": subject.launch,
+        },
+        levels=levels,
+        location=cause.location if cause else None,
+        diagnosis=cause.diagnosis if cause else None,
+        notes=_notes(evidence),
+        statistic=worst.statistic if worst else "exact",
+        noise_ratio=worst.ratio if worst else None,
+        limit=worst.limit if worst else 0.0,
+        resolution=None if worst else 0.0,
+        compared=sum(level.compared for level in levels.values()),
+    )
+    return verdict, measurements
+
+
+def _judge_runs(evidence: Evidence) -> JudgedLevel:
+    """Every run from the start ended by itself, in time and with exit code 0."""
+    from_start = [run for run in (evidence.uninterrupted, evidence.repeated) if run is not None]
+    for run in from_start:
+        reason = describe_bad_end(run)
+        if reason is not None:
+            at = Location(phase="checkpoint", step=steps_made(run))
+            return failed(len(from_start), reason, location=at if is_out_of_disk(reason) else None)
+    return passed(len(from_start), seconds={run.launch.name: run.seconds for run in evidence.runs})
+
+
+def _judge_losses(evidence: Evidence) -> JudgedLevel:
+    """The losses of every run are finite, in order, and as many as steps."""
+    compared = sum(len(run.losses) for run in evidence.runs)
+    for run in evidence.runs:
+        name, first = run.launch.name, run.launch.first_step
+        for number, loss in enumerate(run.losses, first + 1):
+            if not math.isfinite(loss.value):
+                reason = f"the loss of step {number} of the {name} run is {loss.value}"
+                return failed(
+                    compared, reason, "non-finite", Location(phase="forward", step=number)
+                )
+        logged = [loss.step for loss in run.losses if loss.step is not None]
+        expected = [first + _first_number(evidence) + index for index in range(len(run.losses))]
+        if logged and logged != expected:
+            wrong = next(
+                (pair for pair in zip(logged, expected, strict=False) if pair[0] != pair[1]),
+                (None, None),
+            )
+            reason = f"the {name} run logs step {wrong[0]} where {wrong[1]} is expected"
+            return failed(compared, reason)
+        is_whole = run is not evidence.interrupted and not run.exit_code and run.hung_in is None
+        num_expected = evidence.subject.steps - first
+        if is_whole and len(run.losses) != num_expected:
+            reason = f"the {name} run logs {len(run.losses)} losses for {num_expected} steps"
+            return failed(compared, reason)
+    return passed(compared) if compared else not_run("no run came to log a loss")
+
+
+def _first_number(evidence: Evidence) -> int:
+    """What the library calls its first step: 0 or 1."""
+    first = next((loss.step for loss in evidence.uninterrupted.losses), None)
+    return 0 if first == 0 else 1
+
+
+def _judge_leftovers(evidence: Evidence) -> JudgedLevel:
+    """Nothing of any run is left on the machine."""
+    runs = [run for run in evidence.runs if run.hung_in is None]
+    for run in runs:
+        if run.leftovers:
+            things = "; ".join(map(str, run.leftovers))
+            return failed(len(runs), f"the {run.launch.name} run left behind {things}")
+    return passed(len(runs)) if runs else not_run("the run was ended while it hung")
+
+
+def _judge_memory(evidence: Evidence) -> JudgedLevel:
+    """The memory of the device is back; that of the host is recorded, and ends with its processes."""
+    runs = evidence.runs
+    for run in runs:
+        if run.on_device is not None and not run.on_device.is_back(_DEVICE_SLACK_BYTES):
+            reason = f"device memory of the {run.launch.name} run: {run.on_device}"
+            return failed(len(runs), reason)
+    return passed(
+        len(runs),
+        host_peak_bytes=_peak(run.host for run in runs),
+        device_peak_bytes=_peak(run.on_device for run in runs if run.on_device is not None),
+    )
+
+
+def _peak(uses: Iterable[MemoryUse]) -> int:
+    return max((use.peak_bytes - use.start_bytes for use in uses), default=0)
+
+
+def _notes(evidence: Evidence) -> list[str]:
+    """What a reader has to know beside the levels."""
+    most = max(evidence.runs, key=lambda run: run.host.peak_bytes)
+    notes = [f"host memory of the {most.launch.name} run: {most.host}"]
+    device = [run for run in evidence.runs if run.on_device is not None]
+    notes += [f"device memory of the {run.launch.name} run: {run.on_device}" for run in device[:1]]
+    resumptions = [one for one in (evidence.resumption, evidence.after_sigterm) if one is not None]
+    if any(one.repeated_differs for one in resumptions):
+        notes.append(
+            "two uninterrupted runs of one seed differ: resumed runs are held to that difference"
+        )
+    return notes

@@ -1,0 +1,340 @@
+"""One run of a training library, from its launch line to the last of its processes."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Literal, cast
+
+import psutil
+
+from assay.devices.base import Device
+from assay.errors import AssayError, MachineError
+from assay.runs import Progress, Task
+from assay.watchdog import temporary_folder, watched
+from assay_smoke.external import stacks
+from assay_smoke.external.losses import LoggedLoss, LossReader
+from assay_smoke.external.subject import Subject, SubjectError, fill
+from assay_smoke.machine.leftovers import (
+    Leftover,
+    Snapshot,
+    find_leftovers,
+    free_port,
+    ports_taken,
+)
+from assay_smoke.machine.memory import MemoryUse, MemoryWatch
+from assay_smoke.machine.process_tree import ProcessTree
+
+Phase = Literal["set-up", "steps", "tear-down"]
+
+_POLL_SECONDS = 0.02
+_CHUNK_BYTES = _LONGEST_LINE_BYTES = 1 << 16
+_LINE_END = re.compile(rb"[\r\n]")
+_TAIL_LINES = 20
+# After the end of the launched process, for what it has still in the pipe.
+_DRAIN_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What is launched: NAME.log and the library's own output go into `folder`.
+
+    resume_from: the checkpoint to resume from; None: from the start.
+    first_step: the number of steps that were made before.
+    sigterm_after: after how many logged losses the process is sent SIGTERM; None: never.
+    """
+
+    name: str
+    subject: Subject
+    model: Path
+    folder: Path
+    working_folder: Path
+    resume_from: Path | None = None
+    first_step: int = 0
+    sigterm_after: int | None = None
+    device: Device | None = None
+
+    @property
+    def log(self) -> Path:
+        """All that the processes print."""
+        return self.folder / f"{self.name}.log"
+
+    @property
+    def output(self) -> Path:
+        """What {output} is."""
+        return self.folder / f"{self.name}-output"
+
+    @property
+    def values(self) -> dict[str, object]:
+        """The values of the placeholders but for the port."""
+        subject = self.subject
+        values = {
+            "python": sys.executable, "model": self.model, "output": self.output.resolve(),
+            "steps": subject.steps, "save_every": subject.save_every, "seed": subject.seed,
+            "ranks": subject.ranks, "cards": subject.cards,
+            "saves": len(subject.saved_steps),
+            "keep": len(subject.saved_steps) if subject.keep is None else subject.keep,
+        }  # fmt: skip
+        if subject.data is not None:
+            values["data"] = (self.working_folder / subject.data).resolve()
+        return values
+
+    def command(self) -> list[str]:
+        """The words of the launch line; a {port} is one that is free now."""
+        values = self.values | {"port": free_port()}
+        words = [fill(word, values) for word in self.subject.launch]
+        if self.resume_from is not None:
+            values["resume_from"] = self.resume_from.resolve()
+            words += [fill(word, values) for word in self.subject.resume]
+        return words
+
+
+@dataclass(slots=True)
+class RunEvidence:
+    """What was seen of one run.
+
+    signalled_after: how many losses there were when SIGTERM was sent; None: it was not.
+    hung_in: the phase in which a limit of time was over; waits: where its processes then were.
+    seconds: how long each phase took: until the first loss, until the last, until its end.
+    """
+
+    launch: Launch
+    exit_code: int = 0
+    losses: list[LoggedLoss] = field(default_factory=list)
+    signalled_after: int | None = None
+    hung_in: Phase | None = None
+    waits: list[str] = field(default_factory=list)
+    leftovers: list[Leftover] = field(default_factory=list)
+    host: MemoryUse = field(default_factory=lambda: MemoryUse(0, 0, 0))
+    on_device: MemoryUse | None = None
+    seconds: dict[Phase, float] = field(default_factory=dict)
+
+    @property
+    def last_line(self) -> str:
+        """The last thing that it printed, and where the rest is, in words for a message."""
+        lines = self.launch.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"its last line is {last!r} ({self.launch.log})" if last else "it printed nothing"
+
+    @property
+    def last_lines(self) -> str:
+        """The end of what it printed, in words for a message."""
+        lines = self.launch.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if not lines:
+            return f" It printed nothing ({self.launch.log} is empty)."
+        shown = "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
+        return f" Its last lines ({self.launch.log}):\n{shown}"
+
+
+def find_program(subject: Subject, working_folder: Path) -> None:
+    """Make sure that the launch line names a program. Raises: SubjectError."""
+    program = fill(subject.launch[0], {"python": sys.executable})
+    if shutil.which(program) is None and shutil.which(str(working_folder / program)) is None:
+        raise SubjectError(
+            f"launch: there is no program {program!r} here: install it, or give its path"
+        )
+
+
+def require_free_ports(subject: Subject) -> None:
+    """Make sure that nobody listens on the ports of the launch line. Raises: MachineError."""
+    if taken := ports_taken(subject.ports):
+        raise MachineError(
+            f"port {taken[0]} of `ports` is taken: end what listens there (ss -ltnp), or write {{port}}"
+            " in the launch line, which is a free one"
+        )
+
+
+def run(launch: Launch, progress: Progress) -> RunEvidence:
+    """Run it to its end, or to a limit of time; nothing of it runs after that.
+
+    Raises: MachineError if it cannot be started; LossesError for a log that is misread.
+    """
+    tree = ProcessTree()
+    evidence = RunEvidence(launch)
+    launch.output.mkdir(parents=True, exist_ok=True)
+    with temporary_folder("assay-smoke-") as temporary:
+        before = Snapshot.take(temporary)
+        try:
+            with MemoryWatch(tree, launch.device) as memory:
+                _Running(launch, tree, evidence, temporary, progress).until_end()
+                if evidence.hung_in is None:  # else it was ended before it could clean up
+                    evidence.leftovers = find_leftovers(
+                        before, tree, allowed=launch.subject.leftovers_allowed
+                    )
+        finally:
+            tree.kill()
+        evidence.host, evidence.on_device = memory.host, memory.device
+    return evidence
+
+
+class _Running:
+    """The launched process, its log, its losses, and the time that it has."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        tree: ProcessTree,
+        evidence: RunEvidence,
+        temporary: Path,
+        progress: Progress,
+    ) -> None:
+        self._launch, self._tree, self._evidence = launch, tree, evidence
+        self._subject = launch.subject
+        file = launch.subject.losses.file
+        self._reader = LossReader(
+            launch.subject.losses,
+            None if file is None else launch.working_folder / fill(file, launch.values),
+        )
+        self._environment = {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            **stacks.ENVIRONMENT,
+            **launch.subject.environment,
+            **tree.environment,
+            "TMPDIR": str(temporary),
+        }
+        self._display = _PhaseDisplay(launch, progress)
+        self._error: AssayError | None = None
+
+    def until_end(self) -> None:
+        launch = self._launch
+        with launch.log.open("wb", buffering=0) as log:
+            process = self._start()
+            self._tree.add_root(process.pid)
+            listener = threading.Thread(target=self._listen, args=(process, log), daemon=True)
+            listener.start()
+            try:
+                with watched("group", process.pid), self._display:
+                    self._watch(process)
+                    if self._evidence.hung_in is not None:
+                        waits = stacks.abort_with_stacks(self._tree.living(), launch.log)
+                        self._evidence.waits = waits
+                        self._tree.kill()
+            except BaseException:
+                self._tree.kill()
+                raise
+            finally:
+                self._evidence.exit_code = process.wait()
+                listener.join(_DRAIN_SECONDS)
+        self._take_losses()
+        self._evidence.seconds = self._display.seconds
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        command = self._launch.command()
+        try:
+            return subprocess.Popen(
+                command,
+                cwd=self._launch.working_folder,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise MachineError(f"cannot start {command[0]}: {error.strerror or error}") from error
+
+    def _watch(self, process: "subprocess.Popen[bytes]") -> None:
+        """Until the process has ended, or a limit of time is over."""
+        begun = time.monotonic()
+        num_expected = self._subject.steps - self._launch.first_step
+        ended_at: float | None = None
+        sigterm_after = self._launch.sigterm_after
+        while process.poll() is None:
+            self._take_losses()
+            num_losses = len(self._evidence.losses)
+            now = time.monotonic()
+            if sigterm_after is not None and num_losses >= sigterm_after:
+                self._send_sigterm(process)
+                self._evidence.signalled_after = num_losses
+                sigterm_after, ended_at = None, now
+            if num_losses >= num_expected:
+                ended_at = now if ended_at is None else ended_at
+            over = now - begun > self._subject.time_limit_seconds
+            if over or (ended_at and now - ended_at > self._subject.end_limit_seconds):
+                self._evidence.hung_in = self._display.phase
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _send_sigterm(self, process: "subprocess.Popen[bytes]") -> None:
+        if self._subject.sigterm_to == "launcher":
+            process.send_signal(signal.SIGTERM)
+            return
+        for one in self._tree.living():
+            with suppress(psutil.NoSuchProcess):
+                one.send_signal(signal.SIGTERM)
+
+    def _take_losses(self) -> None:
+        self._reader.poll()
+        if self._error is not None:
+            raise self._error
+        self._evidence.losses = list(self._reader.found)
+        self._display.show(len(self._evidence.losses))
+
+    def _listen(self, process: "subprocess.Popen[bytes]", log: IO[bytes]) -> None:
+        stream = cast("IO[bytes]", process.stdout)
+        line = b""
+        with stream, suppress(ValueError):  # the log was closed: a process holds the pipe open
+            while chunk := os.read(stream.fileno(), _CHUNK_BYTES):
+                with suppress(OSError):  # a full disk must not block the run
+                    log.write(chunk)
+                # Bars redraw their line after a carriage return, and may never end it.
+                *lines, line = _LINE_END.split(line + chunk)
+                for whole in lines:
+                    self._take_line(whole)
+                line = line[-_LONGEST_LINE_BYTES:]
+        self._take_line(line)
+
+    def _take_line(self, line: bytes) -> None:
+        try:
+            self._reader.take(line.decode(errors="replace"))
+        except AssayError as error:
+            self._error = self._error or error
+
+
+class _PhaseDisplay:
+    """Shows and times the phases of a run: until its first loss, until its last, until its end."""
+
+    def __init__(self, launch: Launch, progress: Progress) -> None:
+        self._name, self._progress = launch.name, progress
+        self._num_expected = launch.subject.steps - launch.first_step
+        self._shown = 0
+        self.seconds: dict[Phase, float] = {}
+        self.phase: Phase = "set-up"
+
+    def __enter__(self) -> None:
+        self._stack = ExitStack()
+        self._begin("set-up", None)
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def show(self, num_losses: int) -> None:
+        """Go on to the phase in which so many losses are logged."""
+        if num_losses == self._shown:
+            return
+        if self.phase == "set-up":
+            self._end()
+            self._begin("steps", self._num_expected)
+        self._task.advance(num_losses - self._shown)
+        self._shown = num_losses
+        if self.phase == "steps" and num_losses >= self._num_expected:
+            self._end()
+            self._begin("tear-down", None)
+
+    def _begin(self, phase: Phase, total: int | None) -> None:
+        self.phase, self._since = phase, time.monotonic()
+        self._task: Task = self._stack.enter_context(
+            self._progress.task(f"{self._name}: {phase}", total)
+        )
+
+    def _end(self) -> None:
+        self._stack.close()
+        self.seconds[self.phase] = time.monotonic() - self._since

@@ -1,0 +1,98 @@
+"""The losses that a library logs, in its output or in a file of JSON lines."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.errors import UsageError
+from assay_smoke.external.subject import Losses
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedLoss:
+    """One loss as it was logged; `step`: None where the library logs no number beside it."""
+
+    step: int | None
+    value: float
+
+
+class LossesError(UsageError):
+    """A library that logs no losses where its TOML file says that it does."""
+
+    @classmethod
+    def none_found(cls, losses: Losses, last_lines: str) -> "LossesError":
+        """The run ended well, and there was no loss; `last_lines`: of its output."""
+        where = (
+            f"no line of its output matches losses.pattern, {losses.pattern!r}"
+            if losses.pattern is not None
+            else f"losses.file, {losses.file}, is absent or empty"
+        )
+        return cls(f"the launch line logs no losses: {where}.{last_lines}")
+
+    @classmethod
+    def no_number(cls, text: object, where: str) -> "LossesError":
+        """What should be a loss or a step is none."""
+        return cls(f"{where} gives {text!r}, which is no number")
+
+
+class LossReader:
+    """Collects losses: `take` gets every line of the output, `poll` looks at the file."""
+
+    def __init__(self, losses: Losses, file: Path | None) -> None:
+        self._losses, self._file = losses, file
+        self._pattern = None if losses.pattern is None else re.compile(losses.pattern)
+        # Of what a copied output holds already, nothing counts.
+        self._lines_read = len(_whole_lines(file))
+        self.found: list[LoggedLoss] = []
+
+    def take(self, line: str) -> None:
+        """Look for a loss in a line of the output."""
+        if self._pattern is not None and (match := self._pattern.search(line)):
+            groups = match.groupdict()
+            self._add(groups["loss"], groups.get("step"), "losses.pattern")
+
+    def poll(self) -> None:
+        """Read what was added to the file of losses."""
+        lines = _whole_lines(self._file)
+        if len(lines) < self._lines_read:
+            self._lines_read = 0  # the library has begun the file anew
+        for line in lines[self._lines_read :]:
+            for values in _objects_in(line):
+                if self._losses.loss in values:
+                    step = values.get(self._losses.step)
+                    self._add(values[self._losses.loss], step, "losses.file")
+        self._lines_read = len(lines)
+
+    def _add(self, loss: object, step: object, where: str) -> None:
+        one = LoggedLoss(
+            None if step is None else int(_number(step, f"`step` of {where}")),
+            _number(loss, f"`loss` of {where}"),
+        )
+        # Of several ranks each may log the loss of the step.
+        repeated = one.step is not None and self.found and self.found[-1] == one
+        if not repeated:
+            self.found.append(one)
+
+
+def _whole_lines(file: Path | None) -> list[str]:
+    if file is None or not file.is_file():
+        return []
+    return file.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+
+
+def _objects_in(line: str) -> Iterator[Mapping[str, object]]:
+    try:
+        values = json.loads(line)
+    except ValueError:
+        return
+    if isinstance(values, dict):
+        yield values
+
+
+def _number(value: object, where: str) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        raise LossesError.no_number(value, where) from None

@@ -1,0 +1,271 @@
+"""The TOML file of an external training library: how it is launched, and what it is expected to do.
+
+docs/smoke-commands.md has every key in a table, and an example.
+"""
+
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+
+from assay.errors import UsageError
+from assay.verdicts import Record
+
+# What a launch line can name in braces; `resume` has `resume_from` too, and `checkpoints.folder` `step`.
+PLACEHOLDERS = frozenset(
+    {
+        "python", "model", "data", "output", "steps", "save_every", "saves", "keep", "seed", "ranks",
+        "cards", "port",
+    }
+)  # fmt: skip
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
+
+# Fewer could not be told apart: one is resumed from, one is the end.
+_FEWEST_CHECKPOINTS = 2
+
+
+def _split(value: object) -> object:
+    return shlex.split(value) if isinstance(value, str) else value
+
+
+Words = Annotated[list[str], BeforeValidator(_split)]
+
+
+class SubjectError(UsageError):
+    """A TOML file that describes no training library."""
+
+
+class Losses(Record):
+    """Where the losses are logged: in the output by `pattern`, or in the lines of a JSON file."""
+
+    pattern: str | None = Field(
+        None, description=r"a regular expression with a group `loss`, such as 'loss (?P<loss>\S+)'"
+    )
+    file: str | None = Field(None, description="a file of one JSON object a line")
+    step: str = Field("step", description="the name of the step's number in `losses.file`")
+    loss: str = Field("loss", description="the name of the loss in `losses.file`")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.pattern is None) == (self.file is None):
+            raise ValueError("either `pattern` or `file` is needed")
+        if self.pattern is not None:
+            try:
+                groups = re.compile(self.pattern).groupindex
+            except re.error as error:
+                raise ValueError(f"`pattern` is no regular expression: {error}") from None
+            if "loss" not in groups:
+                raise ValueError("`pattern` has no group `loss`: write (?P<loss>...) around it")
+        return self
+
+
+class Checkpoints(Record):
+    """Where checkpoints land, and what each of them has to be."""
+
+    folder: str = Field(description="a path with {output} and {step}, such as {output}/step-{step}")
+    model: str = Field(".", description="where in a checkpoint the model or adapter lies")
+    kind: Literal["hugging-face", "adapter"] = Field(
+        "hugging-face", description="hugging-face or adapter"
+    )
+    numbers: tuple[int, int] | None = Field(
+        None,
+        description="what {step} is for the first checkpoint, and how much more for the next one,"
+        " such as [0, 1]",
+    )
+    state: str | None = Field(
+        None, description="a path with {step}, of what a checkpoint has elsewhere"
+    )
+    state_numbers: tuple[int, int] | None = Field(None, description="as `numbers`, of `state`")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for key, path in (("folder", self.folder), ("state", self.state)):
+            if path is not None:
+                if "{step}" not in path:
+                    raise ValueError(f"`{key}` has no {{step}} in it")
+                _require_known(path, PLACEHOLDERS | {"step"}, f"checkpoints.{key}")
+        for key, numbers in (("numbers", self.numbers), ("state_numbers", self.state_numbers)):
+            if numbers is not None and numbers[1] < 1:
+                raise ValueError(f"the second of `{key}` is below 1: later checkpoints have more")
+        return self
+
+
+class Subject(Record):
+    """An external training library, as its TOML file describes it.
+
+    Descriptions are what messages say was expected.
+    """
+
+    name: str = Field("", description="a name for reports")
+    launch: Words = Field(
+        description="the command line that trains, as a list or one string", min_length=1
+    )
+    resume: Words = Field(
+        description="the arguments that are added to resume, with {resume_from} in them"
+    )
+    resume_in: Literal["new-folder", "copy"] = Field(
+        "new-folder",
+        description="new-folder, or copy: the output as it was when the checkpoint was written",
+    )
+    losses: Losses = Field(description="a table with `pattern` or `file`")
+    checkpoints: Checkpoints = Field(description="a table with `folder`")
+    model: str = Field("micro:llama", description="a Hugging Face folder, hub name or micro:RECIPE")
+    data: str | None = Field(None, description="a path, for {data}")
+    steps: int = Field(9, description="how many optimizer steps are trained", ge=2)
+    save_every: int = Field(3, description="after how many steps a checkpoint is written", ge=1)
+    keep: int | None = Field(
+        None, description="how many checkpoints the library keeps, of 2 or more", ge=2
+    )
+    frozen: list[str] = Field(
+        default_factory=list, description="patterns of parameters that do not train"
+    )
+    on_sigterm: Literal["nothing", "checkpoint"] = Field(
+        "nothing", description="nothing, or checkpoint: one is written before it ends"
+    )
+    sigterm_to: Literal["launcher", "all"] = Field(
+        "launcher", description="launcher, or all: every process that it has started, too"
+    )
+    seed: int = 0
+    ranks: int = Field(1, description="a number of processes", ge=1)
+    device: str = Field("cpu", description="a device as `assay devices` lists them")
+    cards: int = Field(0, description="how many cards of `device` are needed", ge=0)
+    ports: list[int] = Field(default_factory=list, description="ports that the launch line fixes")
+    environment: dict[str, str] = Field(default_factory=dict, description="variables, each a text")
+    leftovers_allowed: list[str] = Field(
+        default_factory=list, description="patterns of temporary files that may stay"
+    )
+    time_limit_seconds: float = Field(600.0, description="for each run", gt=0)
+    end_limit_seconds: float = Field(
+        120.0, description="from the last step to the end of the process", gt=0
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _require_known(self.launch, PLACEHOLDERS, "launch")
+        _require_known(self.resume, PLACEHOLDERS | {"resume_from"}, "resume")
+        if not any("{resume_from}" in word for word in self.resume) and self.resume_in != "copy":
+            raise ValueError(
+                "`resume` has no {resume_from} in it; a library that looks for checkpoints in its"
+                ' output itself has resume_in = "copy"'
+            )
+        if self.data is None and any("{data}" in word for word in self.launch):
+            raise ValueError("`launch` has {data}, but there is no key `data`")
+        if self.steps % self.save_every:
+            raise ValueError(
+                f"`steps` is {self.steps}, no multiple of `save_every`, {self.save_every}: the last"
+                " checkpoint is compared as the end of training"
+            )
+        if len(self.kept_steps) < _FEWEST_CHECKPOINTS:
+            raise ValueError(
+                f"{self.steps} `steps` with `save_every` {self.save_every} leave one checkpoint; two"
+                " are needed: one to resume from, and the end"
+            )
+        if self.keep is not None and len(self.saved_steps) <= self.keep:
+            raise ValueError(
+                f"`keep` is {self.keep}, but only {len(self.saved_steps)} checkpoints are written:"
+                " that none too many stay would not be seen"
+            )
+        return self
+
+    @property
+    def saved_steps(self) -> list[int]:
+        """After which steps checkpoints are written."""
+        return list(range(self.save_every, self.steps + 1, self.save_every))
+
+    @property
+    def kept_steps(self) -> list[int]:
+        """Those of `saved_steps` that are there at the end."""
+        return self.saved_steps if self.keep is None else self.saved_steps[-self.keep :]
+
+    @property
+    def resume_at(self) -> int:
+        """The step of the checkpoint in the middle."""
+        return self.kept_steps[(len(self.kept_steps) - 1) // 2]
+
+    def step_of(self, number: int, numbers: tuple[int, int] | None) -> int | None:
+        """After how many steps the checkpoint was written that has `number` for {step}.
+
+        numbers: `numbers` or `state_numbers` of the checkpoints.
+        None: no whole number of steps.
+        """
+        first, per_save = numbers or (self.save_every, self.save_every)
+        saves = self.save_every * (number - first)
+        return None if saves % per_save else self.save_every + saves // per_save
+
+
+def read_subject(path: Path) -> Subject:
+    """The subject that a TOML file describes.
+
+    Raises: SubjectError, with the key that is wrong and what was expected there.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError):
+        raise SubjectError(f"there is no file {path}") from None
+    except (OSError, ValueError) as error:
+        raise SubjectError(f"{path} is no TOML file: {error}") from None
+    try:
+        subject = Subject.model_validate(data)
+    except ValidationError as error:
+        raise SubjectError(f"{path}: {_describe(error)}") from None
+    return subject if subject.name else subject.model_copy(update={"name": path.stem})
+
+
+def fill(text: str, values: Mapping[str, object]) -> str:
+    """`text` with its placeholders replaced; what is no name of a placeholder stays."""
+    return _PLACEHOLDER.sub(
+        lambda found: str(values[found[1]]) if found[1] in values else found[0], text
+    )
+
+
+def _require_known(texts: list[str] | str, known: frozenset[str], key: str) -> None:
+    words = [texts] if isinstance(texts, str) else texts
+    named = {name for word in words for name in _PLACEHOLDER.findall(word)}
+    if unknown := sorted(named - known):
+        raise ValueError(
+            f"`{key}` has the placeholder {{{unknown[0]}}}; there are:"
+            f" {', '.join(f'{{{name}}}' for name in sorted(known))}"
+        )
+
+
+def _describe(error: ValidationError) -> str:
+    """The first problem: its key, what is wrong there, and what was expected."""
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"]]
+    key = ".".join(place)
+    if first["type"] == "extra_forbidden":
+        known = ", ".join(_fields_at(place[:-1]))
+        return f"there is no key `{key}`; there are: {known}"
+    expected = _expected_at(place)
+    if first["type"] == "missing":
+        return f"the key `{key}` is missing; expected: {expected}"
+    problem = first["msg"].removeprefix("Value error, ")
+    problem = problem[:1].lower() + problem[1:]
+    if first["type"] == "value_error":
+        return f"{key}: {problem}" if key else problem
+    return f"`{key}` is {first['input']!r}: {problem}; expected: {expected}"
+
+
+def _expected_at(place: list[str]) -> str:
+    model: Any = Subject
+    description = ""
+    for name in place:
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            break
+        field = model.model_fields.get(name)
+        if field is None:
+            break
+        description = field.description or description
+        model = field.annotation
+    return description or "another value"
+
+
+def _fields_at(place: list[str]) -> list[str]:
+    model: Any = Subject
+    for name in place:
+        model = model.model_fields[name].annotation
+    return list(model.model_fields)

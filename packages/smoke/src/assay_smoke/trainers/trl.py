@@ -1,0 +1,242 @@
+"""TRL's SFTTrainer as a trainer of `assay check train --candidate-trainer trl`.
+
+Its own are: the collator, which pads the rows of each micro-batch on the right; the count of label
+tokens, the loss and its fused head; accumulation, backward and clipping; the adapter, and how the
+model is saved. Not its own are the order of micro-batches and the optimizer, which a plan decides,
+and what a resume reads besides the model: each step is a `train()` of one optimizer step. Where
+masks of dropout are drawn, which is by position, a micro-batch keeps its padding on the left.
+
+Shapes: B rows, T tokens.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from assay.errors import UsageError
+from assay.models.folders import local_folder
+from assay.models.loading.tokenizing import load_tokenizer
+from assay.models.sources import resolve_model
+from assay.models.transformers_logging import quiet_transformers
+from assay.training.batches import MicroBatch, check_batch
+from assay.training.protocol import StepReport, TrainerTraits, TrainingPlan
+from assay.training.trainers.adapters import lora_config
+from assay.training.trainers.reference import ReferenceTrainer
+from assay.training.trainers.setups import set_up
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+try:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerFast, PrinterCallback
+    from trl import SFTConfig, SFTTrainer
+except ImportError as error:
+    raise UsageError(
+        f"the trainer trl needs TRL: pip install 'assay-smoke[trl]' ({error})"
+    ) from error
+
+
+class _Row(TypedDict):
+    """An example as TRL prepares it: without padding, labels of -100 where none counts."""
+
+    input_ids: list[int]
+    labels: list[int]
+
+
+class _Loop(SFTTrainer):
+    """An SFTTrainer whose loss and clipping go through the methods of `owner`, which call it back."""
+
+    owner: "TRLTrainer"
+    step_batch: Sequence[MicroBatch]
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """The micro-batches of one step, put together by TRL's own collator."""
+        batch: Any = list(self.step_batch)
+        collate: Any = self._collate
+        # With a generator of its own the loader draws no number that training would draw.
+        own = torch.Generator()
+        return DataLoader(batch, batch_size=None, collate_fn=collate, generator=own)
+
+    def _collate(self, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        starts_padded = bool((micro_batch["attention_mask"][:, 0] == 0).any())
+        if starts_padded and _has_dropout(self.owner.model):
+            return dict(micro_batch)
+        rows: Any = _rows_of(micro_batch)
+        collated: dict[str, Tensor] = self.data_collator(rows)
+        return collated
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,  # noqa: FBT001, FBT002 - as it is called
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor:
+        """The loss of one micro-batch."""
+        del model, return_outputs
+        self._num_items = num_items_in_batch  # None: SFTTrainer counts those of the micro-batch
+        return self.owner.compute_loss(inputs, int(num_items_in_batch or 0))
+
+    def loss_of_the_library(self, inputs: dict[str, Any]) -> Tensor:
+        """What SFTTrainer computes, for the label tokens that it has counted."""
+        compute_loss: Any = super().compute_loss
+        loss: Tensor = compute_loss(self.model, inputs, num_items_in_batch=self._num_items)
+        return loss
+
+    def _clip_grad_norm(self, model: nn.Module) -> float:
+        del model
+        return self.owner.clip_gradients(self.args.max_grad_norm)
+
+    def clipped_by_the_library(self) -> float:
+        """Clip as SFTTrainer does. Returns: the norm before."""
+        clip: Any = super()._clip_grad_norm
+        return float(clip(self.model))
+
+
+class TRLTrainer(ReferenceTrainer):
+    """SFTTrainer on one process: one `train()` of one optimizer step for each step."""
+
+    axes = frozenset()
+    # The loss is computed from the head's weights: logits are never made as a whole.
+    traits = TrainerTraits(unmeasured_ports=frozenset({("", "output.logits")}))
+    reduce_gradients = None  # type: ignore[assignment]  # one process adds nothing up
+
+    def build_model(self, plan: TrainingPlan) -> nn.Module:
+        """The model as SFTTrainer has it, with the adapter that it adds itself."""
+        base: Any = set_up(self.load_pretrained(plan.model), plan.setup)
+        lora = lora_config(base, plan.adapter_dropout) if "lora" in plan.features else None
+        tokenizer = self._find_tokenizer()
+        self._loop = _Loop(
+            model=base,
+            args=self._arguments(plan),
+            train_dataset=Dataset.from_list([_Row(input_ids=[0, 0], labels=[0, 0])]),
+            processing_class=tokenizer or _placeholder_tokenizer(base),
+            peft_config=lora,
+        )
+        if tokenizer is None:
+            self._loop.processing_class = None  # not to be saved with the model
+        self._loop.owner = self
+        self._loop.remove_callback(PrinterCallback)
+        self._backward_of_the_library = self._loop.accelerator.backward
+        self._loop.accelerator.backward = lambda loss, **_: self.backward(loss)
+        model: Any = self._loop.model
+        adapted: nn.Module = model.train()
+        return adapted
+
+    def _arguments(self, plan: TrainingPlan) -> SFTConfig:
+        with warnings.catch_warnings():
+            # transformers 5.23 has another name for recomputation, TRL 1.16 the old one.
+            warnings.simplefilter("ignore", FutureWarning)
+            return SFTConfig(
+                output_dir="unused",
+                max_steps=1,
+                gradient_accumulation_steps=plan.micro_batches,
+                learning_rate=plan.learning_rate,
+                lr_scheduler_type="constant",
+                max_grad_norm=plan.max_grad_norm,
+                gradient_checkpointing="recompute" in plan.features,
+                # Parameters are in the dtype of the run already; TRL's default is autocast.
+                bf16=False,
+                use_cpu=self.device.torch_device == "cpu",
+                router_aux_loss_coef=0.0,  # what is trained is the loss of the tokens alone
+                dataset_kwargs={"skip_prepare_dataset": True},
+                report_to=[],
+                save_strategy="no",
+                logging_strategy="no",
+                disable_tqdm=True,
+                seed=plan.seed,
+            )
+
+    def _find_tokenizer(self) -> "PreTrainedTokenizerBase | None":
+        """The model's own tokenizer; None where it has none."""
+        with local_folder(resolve_model(self.plan.model), self.plan.remote_code) as folder:
+            if not any(folder.glob("tokenizer*")):
+                return None
+            tokenizer: PreTrainedTokenizerBase = load_tokenizer(folder, self.plan.remote_code)
+            return tokenizer
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """AdamW as the plan has it: TRL's own does not decay the weights of norms."""
+        optimizer = super().build_optimizer(model)
+        self._loop.optimizer = optimizer
+        self._step_of_torch = optimizer.step
+        optimizer.step = lambda *_, **__: self.optimizer_step()  # type: ignore[method-assign, assignment]
+        return optimizer
+
+    def step(self, batch: Sequence[MicroBatch]) -> StepReport:
+        """One `train()` of SFTTrainer, over the micro-batches of `batch`."""
+        num_tokens = check_batch(batch)
+        self._total, self._norm = 0.0, math.nan
+        self._loop.step_batch = batch
+        with self.device.execution(), quiet_transformers():
+            self._loop.train()
+        self._num_steps += 1
+        return StepReport(
+            self._num_steps - 1, self._total, num_tokens, self._norm, self.plan.learning_rate
+        )
+
+    def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
+        """TRL's loss: token losses of its fused head over the label tokens of the step."""
+        del num_step_tokens
+        loss = self._loop.loss_of_the_library(dict(micro_batch))
+        self._total += float(loss.detach())
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of `loss`, as accelerate does."""
+        self._backward_of_the_library(loss)
+
+    def clip_gradients(self, max_norm: float) -> float:
+        """Clip as SFTTrainer does, to what its arguments say."""
+        del max_norm
+        self._norm = self._loop.clipped_by_the_library()
+        return self._norm
+
+    def optimizer_step(self) -> None:
+        """Change the parameters."""
+        self._step_of_torch()
+
+    def save_model(self, folder: Path) -> None:
+        """Write the model or its adapter as SFTTrainer does."""
+        with quiet_transformers():
+            self._loop.save_model(str(folder))
+
+    def teardown(self) -> None:
+        """Let go of model, optimizer and SFTTrainer."""
+        del self._loop
+        super().teardown()
+
+
+def _has_dropout(model: nn.Module) -> bool:
+    attention = getattr(cast("PreTrainedModel", model).config, "attention_dropout", 0.0)
+    return attention > 0 or any(
+        module.p > 0 for module in model.modules() if isinstance(module, nn.Dropout)
+    )
+
+
+def _rows_of(micro_batch: Mapping[str, Tensor]) -> list[_Row]:
+    """The rows of a micro-batch without their padding."""
+    ids_BT, labels_BT = micro_batch["input_ids"], micro_batch["labels"]
+    tokens_BT = micro_batch["attention_mask"] != 0
+    return [
+        _Row(input_ids=ids_T[tokens_T].tolist(), labels=labels_T[tokens_T].tolist())
+        for ids_T, labels_T, tokens_T in zip(ids_BT, labels_BT, tokens_BT, strict=True)
+    ]
+
+
+def _placeholder_tokenizer(model: nn.Module) -> PreTrainedTokenizerFast:
+    """For a model without tokenizer: nothing is tokenized, only the id of padding is taken."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    config = cast("PreTrainedModel", model).config.get_text_config()
+    words = Tokenizer(WordLevel({str(id_): id_ for id_ in range(config.vocab_size)}, "0"))
+    pad = 0 if config.pad_token_id is None else config.pad_token_id
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token=str(pad), eos_token=str(pad))

@@ -1,0 +1,255 @@
+"""Training libraries by their command line: clean ones, and each fault by its name."""
+
+import json
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from assay.errors import MachineError, UsageError
+from assay.runs import SilentProgress
+from assay.runs.results import read_measurements
+from assay.verdicts import Location, Outcome, Verdict
+from assay_smoke.external import launching, run_external
+from assay_smoke.machine.process_tree import ProcessTree
+
+TOY = Path(__file__).parents[1] / "toy_training.py"
+EXAMPLE = Path(__file__).parents[4] / "examples/plain_training/smoke.toml"
+
+LEVELS = ["run", "loss", "checkpoint", "updates", "resume", "sigterm", "leftovers", "memory"]
+
+WORDS = [
+    sys.executable, str(TOY), "--model", "{model}", "--output", "{output}", "--steps", "{steps}",
+    "--save-every", "{save_every}", "--keep", "{keep}", "--seed", "{seed}",
+]  # fmt: skip
+ADAPTER = 'checkpoints.kind = "adapter"'
+SIGTERM = 'on_sigterm = "checkpoint"'
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    trees: list[ProcessTree] = []
+
+    def kept() -> ProcessTree:
+        trees.append(ProcessTree())
+        return trees[-1]
+
+    monkeypatch.setattr(launching, "ProcessTree", kept)
+    yield
+    assert [process for tree in trees for process in tree.living()] == []
+
+
+def run(
+    folder: Path, fault: str = "", *, keys: str = "", arguments: tuple[str, ...] = ()
+) -> Verdict:
+    """The verdict on the toy with a fault; `keys`: more lines of its TOML."""
+    toml = folder / "toy.toml"
+    toml.write_text(
+        f"launch = {json.dumps([*WORDS, *arguments])}\n"
+        'resume = ["--resume-from", "{resume_from}"]\n'
+        "steps = 6\nsave_every = 2\ntime_limit_seconds = 100\n"
+        + ("" if "--adapter" in arguments else 'frozen = ["model.embed_tokens.*"]\n')
+        + f"environment.FAULT = {json.dumps(fault)}\n"
+        "losses.pattern = 'step (?P<step>\\d+) loss (?P<loss>\\S+)'\n"
+        'checkpoints.folder = "{output}/step-{step}"\n'
+        f"{keys}\n",
+        encoding="utf-8",
+    )
+    results = folder / "results"
+    results.mkdir()
+    return run_external(toml, results, SilentProgress())
+
+
+def failed_levels(verdict: Verdict) -> list[str]:
+    return [name for name, level in verdict.levels.items() if level.verdict is Outcome.FAIL]
+
+
+def test_a_clean_library_passes_with_every_level_compared(tmp_path: Path) -> None:
+    verdict = run(tmp_path, keys=f"{SIGTERM}\nkeep = 2", arguments=("--pause", "0.2"))
+
+    assert verdict.verdict is Outcome.PASS
+    assert list(verdict.levels) == LEVELS
+    assert {level.verdict for level in verdict.levels.values()} == {Outcome.PASS}
+    assert verdict.levels["checkpoint"].model_extra == {"steps": [4, 6]}
+    assert verdict.levels["resume"].model_extra == {"from_step": 4, "bitwise": True}
+    # Of 39 tensors of a micro:llama one is frozen.
+    assert verdict.levels["updates"].compared == 39
+    assert verdict.levels["updates"].model_extra == {"frozen": 1}
+    # Six uninterrupted, two resumed; at least one before SIGTERM, and the rest after it.
+    assert verdict.levels["loss"].compared >= 6 + 2 + 6
+    peak = (verdict.levels["memory"].model_extra or {})["host_peak_bytes"]
+    assert 10 << 20 < peak < 1 << 30
+    rows, _ = read_measurements(tmp_path / "results")
+    assert [(row.level, row.step, row.ratio) for row in rows][:2] == [
+        ("resume", 5, 0.0),
+        ("resume", 6, 0.0),
+    ]
+    # What the library wrote is large, and no longer needed; what it said is kept.
+    assert not list((tmp_path / "results").glob("*-output"))
+    assert "step 6 loss" in (tmp_path / "results/uninterrupted.log").read_text()
+
+
+def test_a_clean_adapter_passes(tmp_path: Path) -> None:
+    verdict = run(tmp_path, keys=ADAPTER, arguments=("--adapter",))
+
+    assert verdict.verdict is Outcome.PASS
+    assert verdict.levels["updates"].compared == 2
+    assert verdict.levels["sigterm"].verdict is None
+
+
+def test_a_library_that_resumes_from_the_newest_state_in_its_output_passes(tmp_path: Path) -> None:
+    toml = tmp_path / "another.toml"
+    toml.write_text(
+        f"launch = {json.dumps([*WORDS, '--like-another'])}\n"
+        'resume = []\nresume_in = "copy"\nfrozen = ["model.embed_tokens.*"]\n'
+        'losses = {file = "{output}/log.jsonl", step = "global_step", loss = "train/loss"}\n'
+        'checkpoints.folder = "{output}/epoch_{step}"\ncheckpoints.numbers = [0, 1]\n'
+        'checkpoints.state = "{output}/states/epoch_{step}"\n'
+        "checkpoints.state_numbers = [0, 1]\nsteps = 6\nsave_every = 2\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "results").mkdir()
+
+    verdict = run_external(toml, tmp_path / "results", SilentProgress())
+
+    assert verdict.verdict is Outcome.PASS
+    assert verdict.levels["checkpoint"].model_extra == {"steps": [2, 4, 6]}
+    assert verdict.levels["resume"].model_extra == {"from_step": 4, "bitwise": True}
+    assert verdict.levels["loss"].compared == 6 + 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "level", "words"),
+    [
+        ("NaN", "loss", "the loss of step 5 of the uninterrupted run is nan"),
+        ("killed", "run", "the uninterrupted run was ended by SIGKILL"),
+        ("disk full", "run", "File too large"),
+        ("torn checkpoint", "checkpoint", "the checkpoint of step 4"),
+        ("checkpoint repeats", "checkpoint", "of step 4 repeats the tensors of that of step 2"),
+        ("shard of zeros", "checkpoint", "zeros only in model.layers.2.mlp.up_proj.weight"),
+        ("keeps all", "checkpoint", "3 checkpoints are kept instead of 2: that of step 2"),
+        ("parameter stuck", "updates", "1 of 38 trainable tensors never moved: model.norm.weight"),
+        ("frozen parameter moves", "updates", "frozen tensors moved: model.embed_tokens.weight"),
+        ("moments dropped", "resume", "the loss of step 6 is"),
+        ("process left", "leftovers", "outlived the run"),
+        ("file left", "leftovers", "lock file: "),
+    ],
+)
+def test_a_planted_fault_fails_by_its_name(
+    tmp_path: Path, fault: str, level: str, words: str
+) -> None:
+    verdict = run(tmp_path, fault, keys="keep = 2" if fault == "keeps all" else "")
+
+    assert verdict.verdict is Outcome.FAIL
+    assert failed_levels(verdict)[0] == level
+    assert words in str(verdict.levels[level].reason)
+
+
+def test_moments_that_are_dropped_are_told_from_weights_that_are(tmp_path: Path) -> None:
+    verdict = run(tmp_path, "moments dropped")
+
+    assert failed_levels(verdict) == ["resume"]
+    reason = str(verdict.levels["resume"].reason)
+    assert "(the first one agrees: moments or the schedule were not restored" in reason
+    assert reason.endswith("although two uninterrupted runs are equal")
+    assert verdict.diagnosis == "checkpoint-mismatch"
+    assert verdict.location == Location(phase="checkpoint", step=4)
+
+
+@pytest.mark.parametrize(
+    ("fault", "level", "words"),
+    [
+        ("adapter empty", "updates", "1 of 2 tensors of the adapter are still zero"),
+        ("adapter without tensors", "checkpoint", "lacks 2 of 2 tensors of its adapter"),
+    ],
+)
+def test_an_adapter_that_holds_nothing_fails(
+    tmp_path: Path, fault: str, level: str, words: str
+) -> None:
+    verdict = run(tmp_path, fault, keys=ADAPTER, arguments=("--adapter",))
+
+    assert failed_levels(verdict)[0] == level
+    assert words in str(verdict.levels[level].reason)
+
+
+def test_a_hang_in_tear_down_is_ended_with_its_stack(tmp_path: Path) -> None:
+    verdict = run(tmp_path, "hang in tear-down", keys="end_limit_seconds = 3")
+
+    reason = str(verdict.levels["run"].reason)
+    assert failed_levels(verdict) == ["run"]
+    assert reason.startswith("the uninterrupted run hung in tear-down, after step 6 of 6: over 3 s")
+    assert "toy_training.py:" in reason
+    assert " in end" in reason
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("dies of SIGTERM", "no checkpoint holds step 1, the last one logged; there is none"),
+        ("ignores SIGTERM", "training went on to its last step"),
+    ],
+)
+def test_sigterm_without_its_checkpoint_fails(tmp_path: Path, fault: str, words: str) -> None:
+    verdict = run(tmp_path, fault, keys=SIGTERM, arguments=("--pause", "0.3"))
+
+    assert failed_levels(verdict) == ["sigterm"]
+    assert words in str(verdict.levels["sigterm"].reason)
+
+
+def test_a_library_that_is_not_deterministic_is_held_to_its_own_spread(tmp_path: Path) -> None:
+    verdict = run(tmp_path, "not deterministic")
+
+    assert verdict.verdict is Outcome.PASS
+    assert verdict.levels["resume"].model_extra == {"from_step": 4, "bitwise": False}
+    assert verdict.statistic in ("loss-error", "trajectory-error")
+    assert verdict.noise_ratio is not None
+    assert 0 < verdict.noise_ratio < 5
+    assert any("two uninterrupted runs of one seed differ" in note for note in verdict.notes)
+
+
+def test_moments_dropped_are_seen_through_the_spread(tmp_path: Path) -> None:
+    verdict = run(tmp_path, "moments dropped, not deterministic")
+
+    assert failed_levels(verdict) == ["resume"]
+    assert "what two uninterrupted runs of one seed differ by" in str(
+        verdict.levels["resume"].reason
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("no losses", "the launch line logs no losses: no line of its output matches"),
+        ("no checkpoints", "checkpoints.folder: nothing matches "),
+    ],
+)
+def test_a_library_that_does_not_do_what_its_file_says_is_an_error(
+    tmp_path: Path, fault: str, words: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        run(tmp_path, fault)
+
+
+def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        with pytest.raises(MachineError, match=f"port {port} of `ports` is taken"):
+            run(tmp_path, keys=f"ports = [{port}]")
+
+
+def test_more_cards_than_there_are_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(
+        MachineError, match="`cards` is 2, but this machine has 0 of `device` 'cpu'"
+    ):
+        run(tmp_path, keys="cards = 2")
+
+
+def test_the_example_passes(tmp_path: Path) -> None:
+    verdict = run_external(EXAMPLE, tmp_path, SilentProgress())
+
+    assert verdict.verdict is Outcome.PASS
+    assert {level.verdict for level in verdict.levels.values()} == {Outcome.PASS}
+    assert verdict.levels["updates"].model_extra == {"frozen": 1}

@@ -1,0 +1,79 @@
+"""Losses in what a library logs."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from assay_smoke.external.losses import LoggedLoss, LossesError, LossReader
+from assay_smoke.external.subject import Losses
+
+STEP_AND_LOSS = Losses(pattern=r"step (?P<step>\d+) loss (?P<loss>\S+)")
+
+
+def test_losses_are_found_in_lines() -> None:
+    reader = LossReader(STEP_AND_LOSS, None)
+    for line in ("begin", "step 1 loss 2.5", "[rank 0] step 2 loss nan"):
+        reader.take(line)
+
+    assert reader.found[0] == LoggedLoss(1, 2.5)
+    assert reader.found[1].step == 2
+    assert math.isnan(reader.found[1].value)
+
+
+def test_what_several_ranks_log_of_one_step_counts_once() -> None:
+    reader = LossReader(STEP_AND_LOSS, None)
+    for line in ("step 1 loss 2.5", "step 1 loss 2.5", "step 2 loss 2.5"):
+        reader.take(line)
+
+    assert reader.found == [LoggedLoss(1, 2.5), LoggedLoss(2, 2.5)]
+
+
+def test_losses_without_steps_all_count() -> None:
+    reader = LossReader(Losses(pattern="'loss': '(?P<loss>[^']+)'"), None)
+    for line in ("{'loss': '2.5', 'epoch': '0'}", "{'loss': '2.5'}", "{'train_loss': '2.5'}"):
+        reader.take(line)
+
+    assert reader.found == [LoggedLoss(None, 2.5), LoggedLoss(None, 2.5)]
+
+
+def test_what_is_no_number_is_an_error() -> None:
+    with pytest.raises(LossesError, match=r"`loss` of losses.pattern gives '2,5', which is no num"):
+        LossReader(STEP_AND_LOSS, None).take("step 1 loss 2,5")
+
+
+def test_losses_are_read_from_lines_of_json_as_they_are_written(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    reader = LossReader(Losses(file="log.jsonl", step="n", loss="train/loss"), file)
+    reader.poll()
+    with file.open("w", encoding="utf-8") as log:
+        log.write('{"n": 1, "train/loss": 2.5}\n{"n": 1, "lr": 0.1}\nno JSON\n{"n": 2, "trai')
+    reader.poll()
+    assert reader.found == [LoggedLoss(1, 2.5)]
+    with file.open("a", encoding="utf-8") as log:
+        log.write('n/loss": 2.25}\n')
+    reader.poll()
+    reader.poll()
+
+    assert reader.found == [LoggedLoss(1, 2.5), LoggedLoss(2, 2.25)]
+
+
+def test_what_a_copied_output_holds_already_does_not_count(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_text('{"step": 1, "loss": 2.5}\n', encoding="utf-8")
+    reader = LossReader(Losses(file="log.jsonl"), file)
+    with file.open("a", encoding="utf-8") as log:
+        log.write('{"step": 2, "loss": 2.0}\n')
+    reader.poll()
+
+    assert reader.found == [LoggedLoss(2, 2.0)]
+
+
+def test_a_file_that_is_begun_anew_is_read_from_its_begin(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_text('{"step": 1, "loss": 2.5}\n' * 3, encoding="utf-8")
+    reader = LossReader(Losses(file="log.jsonl"), file)
+    file.write_text('{"step": 2, "loss": 2.0}\n', encoding="utf-8")
+    reader.poll()
+
+    assert reader.found == [LoggedLoss(2, 2.0)]

@@ -1,0 +1,127 @@
+"""TOML files of training libraries: what they mean, and what is said of those that mean nothing."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from assay_smoke.external.subject import SubjectError, fill, read_subject
+
+EXAMPLES = sorted((Path(__file__).parents[4] / "examples").glob("*/smoke*.toml"))
+
+WHOLE = r"""
+launch = "python train.py --model {model} --output {output} --steps {steps}"
+resume = ["--resume-from", "{resume_from}"]
+losses.pattern = 'loss (?P<loss>\S+)'
+checkpoints.folder = "{output}/step-{step}"
+"""
+
+
+def read(folder: Path, text: str) -> object:
+    file = folder / "subject.toml"
+    file.write_text(text, encoding="utf-8")
+    return read_subject(file)
+
+
+def test_a_launch_line_is_split_into_words(tmp_path: Path) -> None:
+    (tmp_path / "subject.toml").write_text(WHOLE, encoding="utf-8")
+
+    subject = read_subject(tmp_path / "subject.toml")
+
+    assert subject.launch[:3] == ["python", "train.py", "--model"]
+    assert subject.name == "subject"
+    assert subject.saved_steps == subject.kept_steps == [3, 6, 9]
+    assert subject.resume_at == 6
+
+
+@pytest.mark.parametrize(
+    ("keys", "saved", "kept", "resume_at"),
+    [
+        ("steps = 6\nsave_every = 2\nkeep = 2", [2, 4, 6], [4, 6], 4),
+        ("steps = 8\nsave_every = 4", [4, 8], [4, 8], 4),
+        ("steps = 8\nsave_every = 2\nkeep = 3", [2, 4, 6, 8], [4, 6, 8], 6),
+    ],
+)
+def test_it_resumes_from_the_middle_one_of_those_that_are_kept(
+    tmp_path: Path, keys: str, saved: list[int], kept: list[int], resume_at: int
+) -> None:
+    (tmp_path / "subject.toml").write_text(f"{keys}\n{WHOLE}", encoding="utf-8")
+
+    subject = read_subject(tmp_path / "subject.toml")
+
+    assert (subject.saved_steps, subject.kept_steps, subject.resume_at) == (saved, kept, resume_at)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "number", "step"),
+    [
+        ("", 6, 6),
+        ("checkpoints.numbers = [0, 1]", 0, 3),
+        ("checkpoints.numbers = [0, 1]", 2, 9),
+        ("checkpoints.numbers = [1, 1]", 1, 3),
+        ("checkpoints.numbers = [48, 48]", 96, 6),
+        ("checkpoints.numbers = [48, 48]", 64, 4),
+        ("checkpoints.numbers = [48, 48]", 50, None),
+    ],
+)
+def test_checkpoints_may_count_epochs_or_samples(
+    tmp_path: Path, numbers: str, number: int, step: int | None
+) -> None:
+    (tmp_path / "subject.toml").write_text(f"{WHOLE}\n{numbers}", encoding="utf-8")
+
+    subject = read_subject(tmp_path / "subject.toml")
+
+    assert subject.step_of(number, subject.checkpoints.numbers) == step
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("launch =", "lunch ="), "the key `launch` is missing; expected: the command line that"),
+        (("launch =", "launch = []\nname ="), "`launch` is []: list should have at least 1 item"),
+        (('"python train.py', '3 # "'), "`launch` is 3: input should be a valid list; expected:"),
+        (("{model}", "{modle}"), "`launch` has the placeholder {modle}; there are: {cards}, {data}"),
+        (("{model}", "{data}"), "`launch` has {data}, but there is no key `data`"),
+        (('"{resume_from}"', '"last"'), "`resume` has no {resume_from} in it; a library that"),
+        (("losses.pattern", "losses.patern"), "there is no key `losses.patern`; there are: pattern"),
+        (("(?P<loss>", "("), "losses: `pattern` has no group `loss`"),
+        (("(?P<loss>", "(?P<loss"), "losses: `pattern` is no regular expression: "),
+        (("losses.pattern", 'losses.file = "a"\nlosses.pattern'), "losses: either `pattern` or `f"),
+        (("/step-{step}", ""), "checkpoints: `folder` has no {step} in it"),
+        (("checkpoints.folder", 'checkpoints.kind = "zip"\ncheckpoints.folder'),
+         "`checkpoints.kind` is 'zip': input should be 'hugging-face' or 'adapter'; expected: h"),
+        (("resume =", "steps = 8\nresume ="), "`steps` is 8, no multiple of `save_every`, 3"),
+        (("resume =", "save_every = 9\nresume ="), "9 `steps` with `save_every` 9 leave one check"),
+        (("resume =", "keep = 3\nresume ="), "`keep` is 3, but only 3 checkpoints are written"),
+        (("resume =", "keep = 1\nresume ="), "`keep` is 1: input should be greater than or equal t"),
+        (("resume =", "ranks = 0\nresume ="), "`ranks` is 0: input should be greater than or equal"),
+        (("resume =", "= 3\nresume ="), "is no TOML file: "),
+    ],
+)  # fmt: skip
+def test_a_file_that_describes_no_library_is_told_by_its_key(
+    tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    text = WHOLE.replace(*change, 1)
+    assert text != WHOLE
+    with pytest.raises(SubjectError, match=re.escape(message)) as raised:
+        read(tmp_path, text)
+    assert str(raised.value).startswith(str(tmp_path / "subject.toml"))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SubjectError, match="there is no file"):
+        read_subject(tmp_path / "absent.toml")
+
+
+def test_placeholders_are_filled_and_other_braces_stay() -> None:
+    assert fill('{"a": {steps}} {b}', {"steps": 3}) == '{"a": 3} {b}'
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_every_shipped_file_can_be_read(file: Path) -> None:
+    assert read_subject(file).name
+
+
+def test_there_are_shipped_files() -> None:
+    assert len(EXAMPLES) >= 3
