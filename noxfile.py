@@ -118,10 +118,25 @@ def perf(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def smoke(session: nox.Session) -> None:
-    """Train a micro model through setup, steps, checkpoint and resume on the best device here."""
+    """Train through set-up, checkpoint, resume, tear-down in every feature. `-- --coverage one`."""
     environment = torch_environment(session)
     run = _run_option(session, environment, "--run", otherwise="cpu/float32")
-    environment.run(session, "assay.cli", "smoke", "run", *run, *session.posargs)
+    command = ["smoke", "run"]
+    if run and not _is_given(session, "--device"):
+        command += ["--device", run[1].partition("/")[0]]
+    if not session.posargs or session.posargs[0] == "-k":
+        # Libraries with a command line of their own, beside the plan.
+        files = sorted(Path("examples").glob("*/smoke*.toml"))
+        command += [word for file in files for word in ("--with", f"command:{file}")]
+    environment.run(session, "assay.cli", *command, *session.posargs)
+
+
+@nox.session(name="smoke-faults", default=False)
+def smoke_faults(session: nox.Session) -> None:
+    """Plant every known fault of a training cycle: each has to fail by its name."""
+    torch_environment(session).run(
+        session, "pytest", "packages/smoke/tests/faults", "--timeout=300", *session.posargs
+    )
 
 
 @nox.session(default=False)

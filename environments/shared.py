@@ -32,7 +32,9 @@ PACKAGES = ("core", "expectations", "smoke", "bench")
 
 _CONSTRAINTS = ROOT / "constraints.txt"
 _MANIFESTS = (ROOT / "pyproject.toml", *(ROOT / f"packages/{p}/pyproject.toml" for p in PACKAGES))
-_EDITABLE = tuple(f"--editable=packages/{name}" for name in PACKAGES)
+# What users may leave out of a package, and its tests run.
+_EXTRAS = {"smoke": "[trl]"}
+_EDITABLE = tuple(f"--editable=packages/{name}{_EXTRAS.get(name, '')}" for name in PACKAGES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import importlib
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import nox.registry
 import pytest
 import typer.main
 
-from assay.cli import application
+from assay.cli import application, extensions
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/*.md")
 
@@ -105,7 +106,9 @@ def test_an_assay_command_that_does_not_parse_is_found(arguments: str) -> None:
         parse_assay(application, arguments.split())
 
 
+@cache
 def assay_application() -> Any:
+    extensions.add_extensions(application.app, extensions.find_extensions())
     return typer.main.get_command(application.app)
 
 

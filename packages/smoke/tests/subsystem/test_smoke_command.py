@@ -7,62 +7,95 @@ from pathlib import Path
 
 import pytest
 
+from assay_smoke.matrix.cases import case_of
+
 PLANTED = Path(__file__).parents[1] / "planted_trainers.py"
 
 
 def assay(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "assay.cli", *arguments]
+    command = [sys.executable, "-m", "assay.cli", "smoke", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_the_plan_is_printed_without_torch() -> None:
-    done = assay("smoke", "plan", "--json")
-    assert done.returncode == 0
-    plan = json.loads(done.stdout)
-    assert plan["schema"] == 1
-    assert [cycle["features"] for cycle in plan["cycles"]] == [["lora"]]
-    code = "import sys, assay_smoke.commands, assay_smoke.planning; print('torch' in sys.modules)"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
-    assert printed == b"False\n"
-
-
-def test_a_clean_run_exits_with_0(tmp_path: Path) -> None:
-    done = assay("smoke", "run", "--output", str(tmp_path / "run"), "--json")
+    code = (
+        "import sys\nfrom assay.cli import main\n"
+        "sys.argv[1:] = ['smoke', 'plan', '--vendor', 'amd', '--cards', '4', '--budget', '30m']\n"
+        "sys.argv += ['--json']\n"
+        "try:\n    main()\nfinally:\n"
+        "    print({'torch', 'transformers'} & set(sys.modules), file=sys.stderr)\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    verdict = json.loads(done.stdout)
-    assert verdict["verdict"] == "PASS"
-    assert verdict["compared"] > 500
-    assert json.loads((tmp_path / "run/verdict.json").read_text()) == verdict
-    assert (tmp_path / "run/checkpoint/model/adapter_model.safetensors").stat().st_size > 10_000
+    assert done.stderr == "set()\n"
+    plan = json.loads(done.stdout)
+    assert (plan["schema"], plan["vendor"], plan["budget_seconds"]) == (1, "amd", 1800)
+    assert plan["pairs"]["covered"] == plan["pairs"]["possible"] > 500
+    assert len(plan["cases"]) > 30
+    assert {case["case"]["framework"] for case in plan["cases"]} >= {"fsdp", "zero3", "pipeline"}
+    assert "pipeline-recompute" in {refused["rule"] for refused in plan["refused"]}
 
 
-def test_a_planted_fault_exits_with_1_and_is_explained(tmp_path: Path) -> None:
-    trainer = f"{PLANTED}:GeneratorsNotRestored"
-    done = assay("smoke", "run", "--output", str(tmp_path / "run"), "--trainer", trainer)
-    assert done.returncode == 1, done.stderr
-    lines = [line.strip() for line in done.stdout.splitlines()]
-    assert lines[:2] == [
-        "✗ FAIL: micro:llama on cpu/float32 against the uninterrupted run",
-        (
-            "The checkpoint, parameter generators.torch (checkpoint, step 2) differs from the"
-            " reference."
-        ),
+def test_a_plan_is_a_table_whose_ids_can_be_copied() -> None:
+    done = assay("smoke", "plan", "--cards", "2", "--budget", "20s", "--refused")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["SECONDS", "PAIRS", "CASE", "WHY"]
+    assert case_of(lines[1].split()[2]).cards <= 2
+    assert any("over the budget of 20 s" in line for line in lines)
+    assert any(line.startswith("pairs lost: ") for line in lines)
+    assert any(line.startswith("framework pipeline, recompute ") for line in lines)
+
+
+def test_a_plan_that_means_nothing_exits_with_2_and_one_message() -> None:
+    done = assay("smoke", "plan", "--vendor", "nowhere")
+    assert done.returncode == 2
+    assert done.stderr.startswith("assay: --vendor nowhere: there is cpu, nvidia, ")
+    assert done.stdout == ""
+
+
+def test_a_case_passes_and_a_planted_one_fails_by_name(tmp_path: Path) -> None:
+    clean, planted = tmp_path / "clean", tmp_path / "planted"
+
+    done = assay("run", "one-process-1", "fsdp-2-lora-sigterm", "--output", str(clean), "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report == json.loads((clean / "session.json").read_text())
+    assert [(case["name"], case["outcome"]) for case in report["cases"]] == [
+        ("one-process-1", "PASS"),
+        ("fsdp-2-lora-sigterm", "PASS"),
     ]
-    assert "Next: assay explain rng-state" in lines
+    worlds = {phase["world"] for phase in report["cases"][1]["phases"]}
+    assert worlds == {"train", "terminate", "resume", "read"}
+    verdict = json.loads((clean / "cases/fsdp-2-lora-sigterm/verdict.json").read_text())
+    ran = {name for name, level in verdict["levels"].items() if level["verdict"] == "PASS"}
+    assert ran >= {"trained", "loss", "updates", "replicas", "checkpoint", "sigterm", "resume"}
+    assert "fsdp-2-lora-sigterm" in (clean / "index.html").read_text()
+
+    trainer = f"{PLANTED}:RankKilledInAStep"
+    done = assay("run", "fsdp-2", "--trainer", trainer, "--output", str(planted))
+    assert done.returncode == 1, done.stderr
+    assert "FAIL fsdp-2" in done.stderr
+    assert "rank 1 of a world of 2 ranks (dp=2) was ended by SIGKILL" in done.stderr
+    assert done.stdout == f"report: {planted / 'index.html'}\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--run", "npu/bfloat16"], "assay: device 'npu' is absent"),
-        (["--trainer", "nowhere.py:Trainer"], "assay: nowhere.py:Trainer: there is no file"),
-        (["--model", "micro:bert"], "assay: micro:bert predicts no next token"),
+        (["--device", "npu"], "assay: device 'npu' is absent"),
+        (["fsdp-2", "--trainer", "nowhere.py:Trainer"], "assay: nowhere.py:Trainer: there is no"),
+        (["fsdp-2-lorra"], "assay: no case is called 'fsdp-2-lorra'"),
+        (["one-process-2"], "assay: one-process-2 cannot be run"),
+        (["--with", "trl"], "assay: --with trl: give command:FILE.toml"),
     ],
 )
 def test_what_cannot_be_run_exits_with_2_and_one_message(
     tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    done = assay("smoke", "run", "--output", str(tmp_path / "run"), *arguments)
+    done = assay("run", "--output", str(tmp_path / "run"), *arguments)
+
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(message)
     assert done.stdout == ""

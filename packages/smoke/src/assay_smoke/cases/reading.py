@@ -5,6 +5,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from assay.devices.run_string import parse_run
 from assay.launch import Rank
 from assay.models import load_model
@@ -48,32 +50,35 @@ def _read(request: CaseRequest, rank: Rank) -> ReadAnswer:
 
 def _read_adapter(request: CaseRequest, folder: Path, batches: Batches, rank: Rank) -> ReadAnswer:
     """The adapter beside the weights and, where asked for, merged into them: in float64."""
-    base = request.candidate.options.model
-    model = _with_adapter(_loaded(base, "float64", rank), folder)
-    beside = logits_of(model, batches, rank.device)
-    with model.disable_adapter():
-        effect = relative_error(beside, logits_of(model, batches, rank.device))
-    if request.kind != "merged":
-        return ReadAnswer(adapter_effect=effect)
-    model.merge_adapter()
-    merged = relative_error(logits_of(model, batches, rank.device), beside)
-    model.unmerge_adapter()
-    unmerged = relative_error(logits_of(model, batches, rank.device), beside)
-    own_export = Path(request.checkpoint) / MERGED_FOLDER
-    if own_export.is_dir():
+    with tempfile.TemporaryDirectory() as temporary:
+        base, merged = Path(temporary) / "base", Path(temporary) / "merged"
+        # Saved first: code may make buffers in the dtype of the file that it loads.
+        _loaded(request.candidate.options.model, "float64", rank).save_pretrained(base)
+        model = _with_adapter(_loaded(str(base), "float64", rank), folder)
+
+        def logits_of_model(one: Any) -> Tensor:  # noqa: ANN401 - transformers' or peft's
+            return logits_of(one, batches, rank.device)
+
+        beside = logits_of_model(model)
+        with model.disable_adapter():
+            effect = relative_error(beside, logits_of_model(model))
+        if request.kind != "merged":
+            return ReadAnswer(adapter_effect=effect)
+        model.merge_adapter()
+        merged_error = relative_error(logits_of_model(model), beside)
+        model.unmerge_adapter()
+        unmerged_error = relative_error(logits_of_model(model), beside)
+        own_export = Path(request.checkpoint) / MERGED_FOLDER
+        if not own_export.is_dir():
+            own_export = merged
+            model.merge_and_unload().save_pretrained(merged)
         exported = _loaded(str(own_export), "float64", rank)
-        exported_error = relative_error(logits_of(exported, batches, rank.device), beside)
-    else:
-        with tempfile.TemporaryDirectory() as temporary:
-            model.merge_and_unload().save_pretrained(temporary)
-            exported = _loaded(temporary, "float64", rank)
-            exported_error = relative_error(logits_of(exported, batches, rank.device), beside)
-    return ReadAnswer(
-        adapter_effect=effect,
-        merged_error=merged,
-        unmerged_error=unmerged,
-        exported_error=exported_error,
-    )
+        return ReadAnswer(
+            adapter_effect=effect,
+            merged_error=merged_error,
+            unmerged_error=unmerged_error,
+            exported_error=relative_error(logits_of_model(exported), beside),
+        )
 
 
 def _loaded(source: str, dtype: str, rank: Rank) -> Any:  # noqa: ANN401 - transformers' model

@@ -15,6 +15,7 @@ from assay.training.batches import MicroBatch
 from assay.training.processes.golden import Batches, plan_batches, state_file
 from assay.training.processes.requests import ReferenceReport, ReferenceRequest
 from assay.training.processes.trusted import TrustedSide, describe_model
+from assay.training.replay.conditions import comparable
 from assay.training.replay.run_rows import count_rows
 from assay.training.state.files import write_state
 from assay.training.state.states import collect_state, shared_parameters
@@ -82,9 +83,10 @@ def logits_of(model: nn.Module, batches: Batches, device: Device) -> Tensor:
 
     Returns: float32 on the host, (N, V), of the N positions that are no padding.
     """
-    was_training = model.training
+    was_training, dtype = model.training, next(model.parameters()).dtype
     model.eval()
-    with torch.no_grad(), device.execution():
+    conditions = comparable(str(dtype).removeprefix("torch."), device)
+    with torch.no_grad(), device.execution(), conditions:
         rows = [_logits_of_batch(model, batch, device.torch_device) for batch in batches[0]]
     model.train(was_training)
     return torch.cat(rows)

@@ -6,9 +6,8 @@ import re
 _SIGNS = {
     "out of disk": r"No space left on device|Disk quota exceeded|File too large",
     "device lost": (
-        r"device (?:was |is |has been )?lost|DEVICE_LOST|device not ready|"
-        r"uncorrectable (?:ECC|NVLink) error|fell off the bus|hipErrorDeviceLost|"
-        r"NPU device (?:error|lost)|device .* in error state"
+        r"device ?(?:was |is |has been )?lost|DEVICE_LOST|device not ready|uncorrectable \w+ error|"
+        r"fell off the bus|device .* in error state"
     ),
     "network": r"No route to host|Network is unreachable|Temporary failure in name resolution",
 }

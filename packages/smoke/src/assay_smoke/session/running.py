@@ -1,5 +1,6 @@
 """A session: every case run, tried again where the machine failed, and written down at once."""
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,11 +33,12 @@ MOST_TRIES = 2
 class Subject:
     """Anything that a session runs and judges as one.
 
-    name: as `assay smoke run NAME` takes it.
+    command: what to type for it alone.
     run: writes verdict and logs into the folder that it is given.
     """
 
     name: str
+    command: str
     run: Callable[[Path, Progress], Verdict]
 
 
@@ -105,7 +107,7 @@ class Session:
             reason=reason,
             diagnosis=verdict.diagnosis,
             infrastructure=failed_part(reason),
-            command=f"assay smoke run {subject.name} --device {self.device}",
+            command=subject.command,
             folder=str(folder.relative_to(self.folder)),
             phases=phases_of(folder),
             host_bytes=host,
@@ -125,7 +127,9 @@ def subject_of(
     def run(folder: Path, progress: Progress) -> Verdict:
         return CaseRun(case, device, folder, references, trainer, limits).run(progress)
 
-    return Subject(case.id, run)
+    words = ["assay", "smoke", "run", case.id, "--device", device]
+    words += ["--trainer", trainer] if trainer else []
+    return Subject(case.id, shlex.join(words), run)
 
 
 def _could_not_run(subject: Subject, error: AssayError) -> Verdict:

@@ -1,0 +1,12 @@
+"""`assay smoke`: one file for each command. Importing it imports no torch."""
+
+import typer
+
+from assay_smoke.commands.plan import plan
+from assay_smoke.commands.run import run
+
+app = typer.Typer(
+    no_args_is_help=True, help="Train a few steps through set-up, checkpoint, tear-down, resume."
+)
+app.command()(plan)
+app.command()(run)

@@ -1,0 +1,179 @@
+"""What `assay smoke run` does: the plan, the session, its report and its page."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from assay.devices.detection.isolation import require_run
+from assay.devices.registry import open_device
+from assay.devices.run_string import parse_run
+from assay.errors import UsageError
+from assay.launch import TimeLimits
+from assay.runs import RunFolder, open_progress
+from assay.runs.errors import DiskError
+from assay.training.trainers.registry import require_trainer
+from assay_smoke.cases.running import References
+from assay_smoke.external.cycle import run_external
+from assay_smoke.external.subject import read_subject
+from assay_smoke.matrix.cases import Case, case_of
+from assay_smoke.matrix.choosing.expressions import compile_expression
+from assay_smoke.matrix.choosing.schedules import parse_budget
+from assay_smoke.matrix.coverage import Coverage
+from assay_smoke.matrix.durations import RecordedRun, history_file, machine_kind, record_runs
+from assay_smoke.matrix.planning import PlanOptions, plan_smoke
+from assay_smoke.matrix.plans import SmokePlan
+from assay_smoke.matrix.rules import check_compatible
+from assay_smoke.matrix.vendors import HOST
+from assay_smoke.session.page import write_page
+from assay_smoke.session.results import CaseResult, SessionReport
+from assay_smoke.session.running import Session, Subject, subject_of
+
+COMMAND = "command:"
+_COLLECTIVE_SECONDS = 60.0
+_HOST_CARDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """What a session is asked for; see `assay smoke run --help`."""
+
+    names: tuple[str, ...] = ()
+    plan: Path | None = None
+    beside: tuple[str, ...] = ()
+    device: str = "cpu"
+    precision: str | None = None
+    coverage: Coverage = "pairwise"
+    cards: int | None = None
+    budget: str | None = None
+    keyword: str | None = None
+    trainer: str | None = None
+    timeout: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What a session runs, and how many pairs of values that covers, of how many."""
+
+    subjects: list[Subject]
+    cases: list[Case]
+    pairs: tuple[int, int]
+
+
+def run_session(
+    options: SessionOptions,
+    output: Path | None,
+    tell: Callable[[CaseResult, int, int], None],
+) -> tuple[SessionReport, Path]:
+    """Run everything that `options` ask for; report and page lie in `output`.
+
+    Raises: UsageError or MachineError for what cannot be run at all, before anything is.
+    """
+    require_trainer(options.trainer)
+    require_run(parse_run(f"{options.device}/{options.precision or 'float32'}"))
+    limits = _limits(options.timeout)
+    folder = RunFolder.create("smoke run", output).path
+    chosen = _choose(options, References(folder / "references"), limits)
+    session = Session(folder, options.device, tell)
+    begun = time.monotonic()
+    try:
+        with open_progress() as progress:
+            session.run(chosen.subjects, progress)
+    finally:
+        report = session.write(time.monotonic() - begun, chosen.pairs)
+        page = write_page(report, folder)
+        _record(options, chosen.cases, report)
+    return report, page
+
+
+def _choose(options: SessionOptions, references: References, limits: TimeLimits) -> _Chosen:
+    commands = [name for name in options.names if name.startswith(COMMAND)]
+    cases = [case_of(name) for name in options.names if not name.startswith(COMMAND)]
+    pairs = (0, 0)
+    for case in cases:
+        if reason := check_compatible(case):
+            raise UsageError(f"{case.id} cannot be run: {reason}")
+    if not options.names:
+        plan = _read_plan(options.plan) if options.plan else plan_smoke(_plan_options(options))
+        cases = [planned.case for planned in plan.cases]
+        pairs = (plan.pairs.covered, plan.pairs.possible)
+    cases = [case for case in cases if _matches(options.keyword, case.id)]
+    if options.precision is not None:
+        cases = [case for case in cases if case.precision == options.precision]
+    subjects = [
+        subject_of(case, options.device, references, options.trainer, limits) for case in cases
+    ]
+    externals = [_external(name) for name in (*commands, *options.beside)]
+    subjects += [one for one in externals if _matches(options.keyword, one.name)]
+    if not subjects:
+        raise UsageError("nothing to run: no case and no command is left by these options")
+    return _Chosen(subjects, cases, pairs)
+
+
+def _external(name: str) -> Subject:
+    """A training library that a file describes. Raises: UsageError for anything else."""
+    if not name.startswith(COMMAND):
+        raise UsageError(f"--with {name}: give {COMMAND}FILE.toml")
+    toml = Path(name.removeprefix(COMMAND)).expanduser()
+    read_subject(toml)
+    return Subject(
+        _name_of(toml),
+        f"assay smoke run {name}",
+        lambda folder, progress: run_external(toml, folder, progress),
+    )
+
+
+def _name_of(toml: Path) -> str:
+    """Of examples/trl_sft/smoke-lora.toml it is `trl_sft-lora`: a name that can be that of a folder."""
+    folder, stem = toml.resolve().parent.name, toml.stem
+    return folder if stem == "smoke" else f"{folder}-{stem.removeprefix('smoke-')}"
+
+
+def _read_plan(path: Path) -> SmokePlan:
+    """What `assay smoke plan --json` printed. Raises: UsageError for anything else."""
+    try:
+        return SmokePlan.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValidationError) as error:
+        raise UsageError(
+            f"--plan {path}: not what `assay smoke plan --json` prints: {error}"
+        ) from error
+
+
+def _matches(expression: str | None, name: str) -> bool:
+    return expression is None or compile_expression(expression)(name)
+
+
+def _plan_options(options: SessionOptions) -> PlanOptions:
+    device = open_device(options.device)
+    on_host = device.vendor.name == HOST
+    return PlanOptions(
+        vendor=device.vendor.name,
+        cards=options.cards or (_HOST_CARDS if on_host else device.count()),
+        coverage=options.coverage,
+        budget_seconds=None if options.budget is None else parse_budget(options.budget),
+        # Which may be meant for what runs beside the plan.
+        expression=None if options.beside else options.keyword,
+    )
+
+
+def _limits(seconds: float) -> TimeLimits:
+    collective = min(_COLLECTIVE_SECONDS, seconds / 2)
+    return TimeLimits(start_seconds=seconds, collective_seconds=collective, body_seconds=seconds)
+
+
+def _record(options: SessionOptions, cases: Sequence[Case], report: SessionReport) -> None:
+    """Remember how long each case took here, for the plans to come; a full disk is no failure."""
+    by_id = {case.id: case for case in cases}
+    now = datetime.now(UTC)
+    runs = [
+        (by_id[one.name], RecordedRun(seconds=one.seconds, outcome=one.outcome, time=now))
+        for one in report.cases
+        if one.name in by_id
+    ]
+    vendor = open_device(options.device).vendor.name
+    with suppress(DiskError):
+        record_runs(history_file(), machine_kind(vendor), runs)
