@@ -1,0 +1,97 @@
+"""The tokenizer of MODEL, without its weights."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assay.models.folders import fetch_config
+from assay.models.loaded.tokenizer import check_tokenizer
+from assay.models.loading.configs import load_config
+from assay.models.loading.tokenizing import load_tokenizer
+from assay.models.remote_code import RemoteCode
+from assay.models.sources import ModelSource, resolve_model
+from assay.models.weight_files.reading import read_json
+from assay_smoke.data.properties import PropertyLog, SubjectReport, Wrong
+from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
+ONE_BOS = "a text begins with one BOS, and a chat is tokenized once"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTokenizer:
+    """A model's tokenizer. eos_token_ids: where it stops; empty where no file says it.
+
+    report: what the level `load` of core's checks finds in it; None of the tokenizer made by code.
+    """
+
+    tokenizer: "PreTrainedTokenizerBase"
+    eos_token_ids: tuple[int, ...] = ()
+    report: SubjectReport | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+def open_tokenizer(model: str, remote_code: RemoteCode) -> ModelTokenizer:
+    """The tokenizer of a model, of a folder that has nothing else, or for `micro:` the one made by code.
+
+    Raises: UsageError if there is none.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        tokenizer = load_tokenizer(folder, remote_code)
+        return _examine(model, tokenizer, _stand_in_config(tokenizer), _eos_ids(folder))
+    source = resolve_model(model)
+    if source.kind == "micro":
+        note = f"{model} has no tokenizer: one made by code is used, whose ids are bytes"
+        return ModelTokenizer(micro_tokenizer(), notes=(note,))
+    folder = _tokenizer_folder(source)
+    config = load_config(folder, remote_code)
+    return _examine(model, load_tokenizer(folder, remote_code), config, _eos_ids(folder))
+
+
+def _tokenizer_folder(source: ModelSource) -> Path:
+    if source.folder is not None:
+        return source.folder
+    from huggingface_hub import snapshot_download
+
+    fetch_config(source.reference)  # names what is wrong with the hub or the name
+    return Path(
+        snapshot_download(
+            source.reference, allow_patterns=_TOKENIZER_FILES, ignore_patterns=["*/*"]
+        )
+    )
+
+
+def _stand_in_config(tokenizer: "PreTrainedTokenizerBase") -> Any:  # noqa: ANN401 - transformers
+    """For a tokenizer without a model: a configuration whose vocabulary it fits."""
+    from transformers import PretrainedConfig
+
+    config: Any = PretrainedConfig()
+    config.vocab_size = max(tokenizer.get_vocab().values(), default=0) + 1
+    return config
+
+
+def _eos_ids(folder: Path) -> tuple[int, ...]:
+    """Where generation stops, as generation_config.json or else config.json says."""
+    for name in ("generation_config.json", "config.json"):
+        ids = read_json(folder / name).get("eos_token_id") if (folder / name).is_file() else None
+        if ids is not None:
+            return (ids,) if isinstance(ids, int) else tuple(ids)
+    return ()
+
+
+def _examine(
+    model: str,
+    tokenizer: "PreTrainedTokenizerBase",
+    config: Any,  # noqa: ANN401 - transformers
+    eos_token_ids: tuple[int, ...],
+) -> ModelTokenizer:
+    wrong, notes = check_tokenizer(tokenizer, config, eos_token_ids)
+    log = PropertyLog(f"the tokenizer of {model}", (ONE_BOS,))
+    log.judge(ONE_BOS, Wrong("; ".join(wrong)) if wrong else None)
+    for note in notes:
+        log.note(note)
+    return ModelTokenizer(tokenizer, eos_token_ids, log.report())

@@ -1,0 +1,50 @@
+"""Chats and their labels by transformers' apply_chat_template."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from assay_smoke.data.protocols import IGNORED, Message, RenderedChat
+from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def marks_assistant(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether the template says which tokens are the assistant's, without which there is no mask."""
+    return "{% generation" in _normalized(tokenizer.chat_template)
+
+
+def _normalized(template: object) -> str:
+    templates = template.values() if isinstance(template, dict) else [template]
+    return "".join(str(one).replace("{%-", "{%").replace("{%+", "{%") for one in templates)
+
+
+def render_by_template(
+    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], max_length: int | None
+) -> RenderedChat:
+    """Ids of the template's text; labels where transformers' assistant mask is 1."""
+    options: dict[str, Any] = {"return_assistant_tokens_mask": marks_assistant(tokenizer)}
+    if max_length is not None:
+        options |= {"truncation": True, "max_length": max_length}
+    chat = [{"role": message["role"], "content": message["content"]} for message in messages]
+    encoded: Any = tokenizer.apply_chat_template(chat, return_dict=True, **options)
+    ids = list(encoded["input_ids"])
+    mask = encoded.get("assistant_masks", [0] * len(ids))
+    labels = [id_ if marked else IGNORED for id_, marked in zip(ids, mask, strict=True)]
+    return RenderedChat(input_ids=ids, labels=labels)
+
+
+def micro_tokenizers() -> list["PreTrainedTokenizerBase"]:
+    """With and without BOS, padding with a token of its own and with EOS."""
+    return [
+        micro_tokenizer("own", "nobody"),
+        micro_tokenizer("eos", "template"),
+        micro_tokenizer("own", "both"),
+    ]
+
+
+def cutting_left(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase":
+    """`tokenizer`, set to keep the end of what is too long."""
+    tokenizer.truncation_side = "left"
+    return tokenizer

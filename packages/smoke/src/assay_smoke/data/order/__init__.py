@@ -1,0 +1,1 @@
+"""Which samples each rank sees, in which order, also after a resume."""

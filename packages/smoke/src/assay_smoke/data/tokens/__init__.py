@@ -1,0 +1,1 @@
+"""Tokenizers and conversations to check with, and how their tokens are shown."""

@@ -1,0 +1,241 @@
+"""Collators as users give them: two that are right, and each known mistake beside them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IGNORED = -100
+Batch = Mapping[str, Tensor]
+Collator = Callable[[list[dict[str, list[int]]]], Batch]
+
+
+def right_padded(tokenizer: Any) -> Collator:
+    return _padding(tokenizer)
+
+
+def _padding(
+    tokenizer: Any,
+    *,
+    labels: Callable[[list[int], list[int]], list[int]] = lambda _, labels: labels,
+    pad_label: int = IGNORED,
+) -> Collator:
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        width = max(len(feature["input_ids"]) for feature in features)
+
+        def fill(values: Sequence[int], value: int) -> list[int]:
+            padding = [value] * (width - len(values))
+            left = tokenizer.padding_side == "left"
+            return [*padding, *values] if left else [*values, *padding]
+
+        def own(feature: dict[str, list[int]]) -> list[int]:
+            given = feature.get("labels", feature["input_ids"])
+            return labels(feature["input_ids"], given)
+
+        return {
+            "input_ids": torch.tensor(
+                [fill(one["input_ids"], tokenizer.pad_token_id) for one in features]
+            ),
+            "attention_mask": torch.tensor(
+                [fill([1] * len(one["input_ids"]), 0) for one in features]
+            ),
+            "labels": torch.tensor([fill(own(one), pad_label) for one in features]),
+        }
+
+    return collate
+
+
+def pad_id_masked(tokenizer: Any) -> Collator:
+    """Every label that is the pad's id: also the real EOS, where it pads."""
+
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        batch = dict(_padding(tokenizer)(features))
+        batch["labels"] = batch["labels"].masked_fill(
+            batch["input_ids"] == tokenizer.pad_token_id, IGNORED
+        )
+        return batch
+
+    return collate
+
+
+def mask_from_ids(tokenizer: Any) -> Collator:
+    """An attention mask that is made from the pad's id."""
+
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        batch = dict(_padding(tokenizer)(features))
+        batch["attention_mask"] = (batch["input_ids"] != tokenizer.pad_token_id).long()
+        return batch
+
+    return collate
+
+
+def without_mask(tokenizer: Any) -> Collator:
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        batch = dict(_padding(tokenizer)(features))
+        del batch["attention_mask"]
+        return batch
+
+    return collate
+
+
+def first_row_only(tokenizer: Any) -> Collator:
+    """A nested list is flattened: of a whole batch one sample is left."""
+    return lambda features: _padding(tokenizer)(features[:1])
+
+
+def one_row_of_all(tokenizer: Any) -> Collator:
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        names = ("input_ids", "attention_mask", "labels")
+        whole = {name: [value for one in features for value in one[name]] for name in names}
+        return _padding(tokenizer)([whole])
+
+    return collate
+
+
+def padding_learned(tokenizer: Any) -> Collator:
+    return _padding(tokenizer, pad_label=tokenizer.pad_token_id)
+
+
+def prompt_learned(tokenizer: Any) -> Collator:
+    """The labels of the samples are not used."""
+    return _padding(tokenizer, labels=lambda ids, _: ids)
+
+
+def shifted(tokenizer: Any) -> Collator:
+    return _padding(tokenizer, labels=lambda _, labels: [*labels[1:], IGNORED])
+
+
+def labels_on_the_right(tokenizer: Any) -> Collator:
+    """Ids follow padding_side, labels do not."""
+
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        batch = dict(_padding(tokenizer)(features))
+        width = batch["input_ids"].shape[1]
+        rows = [[*one["labels"], *[IGNORED] * (width - len(one["labels"]))] for one in features]
+        batch["labels"] = torch.tensor(rows)
+        return batch
+
+    return collate
+
+
+def last_token_cut(tokenizer: Any) -> Collator:
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        cut = [{name: values[:-1] or values for name, values in one.items()} for one in features]
+        return _padding(tokenizer)(cut)
+
+    return collate
+
+
+def positions_of_the_row(tokenizer: Any) -> Collator:
+    """Position ids count from the row's begin, whatever is padding."""
+
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        batch = dict(_padding(tokenizer)(features))
+        rows, width = batch["input_ids"].shape
+        batch["position_ids"] = torch.arange(width).expand(rows, width)
+        return batch
+
+    return collate
+
+
+def samples_extended(tokenizer: Any) -> Collator:
+    """Padding is appended to the lists of the data set itself."""
+
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        batch = _padding(tokenizer)(features)
+        width = batch["input_ids"].shape[1]
+        for one in features:
+            missing = width - len(one["input_ids"])
+            one["input_ids"] += [tokenizer.pad_token_id] * missing
+            one["attention_mask"] += [0] * missing
+            one["labels"] += [IGNORED] * missing
+        return batch
+
+    return collate
+
+
+def right_packed(_: Any) -> Collator:
+    return _packing()
+
+
+def _packing(
+    *,
+    restart: bool = True,
+    seam: bool = False,
+    with_mask: bool = False,
+    positions: bool = True,
+    change: Callable[[list[int]], list[int]] = lambda values: values,
+) -> Collator:
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        ids = [id_ for one in features for id_ in change(one["input_ids"])]
+        labels = []
+        for one in features:
+            own = change(one.get("labels", one["input_ids"]))
+            labels += own if seam else [IGNORED, *own[1:]]
+        places = [place for one in features for place in range(len(change(one["input_ids"])))]
+        batch = {"input_ids": torch.tensor([ids]), "labels": torch.tensor([labels])}
+        if positions:
+            batch["position_ids"] = torch.tensor([places if restart else list(range(len(ids)))])
+        if with_mask:
+            batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+        return batch
+
+    return collate
+
+
+def packed_with_mask_of_ones(_: Any) -> Collator:
+    """A mask of ones, with which the model sees one sample: only varlen kernels would isolate."""
+    return _packing(with_mask=True)
+
+
+def packed_counting_on(_: Any) -> Collator:
+    return _packing(restart=False)
+
+
+def packed_without_positions(_: Any) -> Collator:
+    return _packing(positions=False)
+
+
+def packed_over_the_seam(_: Any) -> Collator:
+    return _packing(seam=True)
+
+
+def packed_without_last_tokens(_: Any) -> Collator:
+    return _packing(change=lambda values: values[:-1] or values)
+
+
+def packed_with_a_token_twice(_: Any) -> Collator:
+    return _packing(change=lambda values: [*values[:1], *values])
+
+
+def packed_with_prompts(_: Any) -> Collator:
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        return _packing()([{"input_ids": one["input_ids"]} for one in features])
+
+    return collate
+
+
+def packed_with_eos_masked(tokenizer: Any) -> Collator:
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        batch = dict(_packing()(features))
+        at_eos = batch["input_ids"] == tokenizer.eos_token_id
+        batch["labels"] = batch["labels"].masked_fill(at_eos, IGNORED)
+        return batch
+
+    return collate
+
+
+def packed_with_learned_fill(tokenizer: Any) -> Collator:
+    """The row is filled up to a multiple of eight, and the filling is learned."""
+
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        batch = dict(_packing()(features))
+        missing = -batch["input_ids"].shape[1] % 8 + 8
+        fill = torch.full((1, missing), tokenizer.mask_token_id)
+        batch["input_ids"] = torch.cat([batch["input_ids"], fill], 1)
+        batch["labels"] = torch.cat([batch["labels"], fill], 1)
+        batch["position_ids"] = torch.cat([batch["position_ids"], torch.arange(missing)[None]], 1)
+        return batch
+
+    return collate

@@ -1,0 +1,101 @@
+"""DataLoaders and data sets with random items, as users give them: right, and the known mistakes."""
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+
+def _loader(dataset: Any, num_workers: int, init: Any = None) -> Iterable[Iterable[object]]:
+    loader: Iterable[Iterable[object]] = DataLoader(
+        dataset, 2, num_workers=num_workers, collate_fn=list, worker_init_fn=init
+    )
+    return loader
+
+
+def right(dataset: Any, num_workers: int, _: int) -> Iterable[Iterable[object]]:
+    return _loader(dataset, num_workers)
+
+
+def _same_numpy(_: int) -> None:
+    np.random.seed(0)  # noqa: NPY002
+
+
+def numpy_forked(dataset: Any, num_workers: int, _: int) -> Iterable[Iterable[object]]:
+    """All workers have numpy's state of the process that forked them, as in torch 1.8."""
+    return _loader(dataset, num_workers, _same_numpy)
+
+
+def _by_number(worker: int) -> None:
+    np.random.seed(worker)  # noqa: NPY002
+    random.seed(worker)
+
+
+def seeded_by_number(dataset: Any, num_workers: int, _: int) -> Iterable[Iterable[object]]:
+    """Each worker has its number for a seed, in every epoch."""
+    return _loader(dataset, num_workers, _by_number)
+
+
+def _by_chance(_: int) -> None:
+    random.seed(None)
+
+
+def never_repeated(dataset: Any, num_workers: int, _: int) -> Iterable[Iterable[object]]:
+    return _loader(dataset, num_workers, _by_chance)
+
+
+def _same_torch(_: int) -> None:
+    torch.manual_seed(0)
+
+
+def torch_forked(dataset: Any, num_workers: int, _: int) -> Iterable[Iterable[object]]:
+    return _loader(dataset, num_workers, _same_torch)
+
+
+def one_process(dataset: Any, num_workers: int, _: int) -> Iterable[Iterable[object]]:
+    del num_workers
+    return _loader(dataset, 0)
+
+
+class _Random(Sequence[Any]):
+    """Samples with one random number each, by a generator that is asked for when an item is made."""
+
+    def __init__(self, samples: Sequence[Any], generator: Any) -> None:
+        self._samples = samples
+        self._generator = generator
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, item: Any) -> Any:
+        generator = self._generator(get_worker_info())
+        return [*self._samples[item]["input_ids"][:3], int(generator.integers(2**31))]
+
+
+def right_items(samples: Sequence[Any]) -> Sequence[Any]:
+    """A generator of each worker, seeded by torch's seed, which is new for each epoch."""
+    made: dict[int, np.random.Generator] = {}
+
+    def generator(info: Any) -> np.random.Generator:
+        return made.setdefault(info.id, np.random.default_rng(torch.initial_seed()))
+
+    return _Random(samples, generator)
+
+
+def held_generator(samples: Sequence[Any]) -> Sequence[Any]:
+    """One generator that is made with the data set, and copied into every worker."""
+    own = np.random.default_rng(0)
+    return _Random(samples, lambda _: own)
+
+
+def generator_by_worker(samples: Sequence[Any]) -> Sequence[Any]:
+    """A generator for each worker, the same in every epoch."""
+    made: dict[int, np.random.Generator] = {}
+    return _Random(samples, lambda info: made.setdefault(info.id, np.random.default_rng(info.id)))
+
+
+def fixed_items(samples: Sequence[Any]) -> Sequence[Any]:
+    return [sample["input_ids"] for sample in samples]

@@ -1,0 +1,281 @@
+"""Data loops of one rank, as users give them: right ones, and the known mistakes."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+Epochs = Iterable[Iterable[Sequence[int]]]
+_RUNS = itertools.count()
+
+
+def _order(plan: Any, seed: int) -> list[int]:
+    samples = list(range(plan.num_samples))
+    if plan.shuffle:
+        random.Random(seed).shuffle(samples)  # noqa: S311 - a reproducible order, no secret
+    return samples
+
+
+def _seed(plan: Any, epoch: int) -> int:
+    return int(plan.seed + epoch)
+
+
+def _batches(plan: Any, order: Sequence[int]) -> list[list[int]]:
+    """This rank's batches: of each round of batches over all ranks, its own."""
+    whole = plan.num_ranks * plan.batch_size
+    if plan.drop_last:
+        order = order[: len(order) // whole * whole]
+    else:
+        order = [*order, *itertools.islice(itertools.cycle(order), -len(order) % whole)]
+    size = plan.batch_size
+    return [
+        list(order[begin : begin + size]) for begin in range(plan.rank * size, len(order), whole)
+    ]
+
+
+def _run(
+    plan: Any,
+    resumed: Any,
+    *,
+    seed: Callable[[Any, int], int] = _seed,
+    batches: Callable[[Any, Sequence[int]], list[list[int]]] = _batches,
+) -> Iterator[list[list[int]]]:
+    first, seen = (resumed.epoch, resumed.num_batches) if resumed else (0, 0)
+    for epoch in range(first, plan.num_epochs):
+        own = batches(plan, _order(plan, seed(plan, epoch)))
+        yield own[seen:] if epoch == first else own
+
+
+def right(plan: Any, resumed: Any) -> Epochs:
+    return _run(plan, resumed)
+
+
+class Stateful:
+    """Right, and resumed by its own state alone, as stateful data loaders are."""
+
+    def __init__(self, plan: Any, resumed: Any) -> None:
+        self._plan = plan
+        self.position: tuple[int, int] = resumed.state if resumed else (0, 0)
+
+    def state_dict(self) -> tuple[int, int]:
+        return self.position
+
+    def __iter__(self) -> Iterator[Iterator[list[int]]]:
+        for epoch in range(self.position[0], self._plan.num_epochs):
+            seen = self.position[1]
+            yield self._epoch(epoch, seen)
+            self.position = (epoch + 1, 0)
+
+    def _epoch(self, epoch: int, seen: int) -> Iterator[list[int]]:
+        own = _batches(self._plan, _order(self._plan, _seed(self._plan, epoch)))
+        for number, batch in enumerate(own[seen:], seen + 1):
+            self.position = (epoch, number)
+            yield batch
+
+
+def in_order_only(plan: Any, resumed: Any) -> Epochs:
+    if plan.shuffle:
+        raise NotImplementedError("never shuffled")
+    return _run(plan, resumed)
+
+
+def set_epoch_forgotten(plan: Any, resumed: Any) -> Epochs:
+    return _run(plan, resumed, seed=lambda plan, _: plan.seed)
+
+
+def epoch_lost_by_resume(plan: Any, resumed: Any) -> Epochs:
+    """The loader that skips is a new one, whose epoch is 0 again until the next begins."""
+    first = resumed.epoch if resumed and resumed.num_batches else None
+    return _run(plan, resumed, seed=lambda plan, epoch: _seed(plan, 0 if epoch == first else epoch))
+
+
+def offset_kept(plan: Any, resumed: Any) -> Epochs:
+    """What was consumed at the resume is left out of every later epoch, too."""
+    seen = resumed.num_batches if resumed else 0
+    first = resumed.epoch if resumed else 0
+    for epoch in range(first, plan.num_epochs):
+        yield _batches(plan, _order(plan, _seed(plan, epoch)))[seen:]
+
+
+def global_generator(plan: Any, resumed: Any) -> Epochs:
+    """A DataLoader without a generator of its own: the order is drawn when it is iterated."""
+    loader: Any = DataLoader(
+        range(plan.num_samples),  # type: ignore[arg-type] # any sequence
+        plan.batch_size * plan.num_ranks,
+        shuffle=plan.shuffle,
+        drop_last=plan.drop_last,
+        collate_fn=list,
+    )
+
+    def own(batch: list[int]) -> list[int]:
+        more = itertools.islice(itertools.cycle(batch), plan.num_ranks * plan.batch_size)
+        return list(more)[plan.rank * plan.batch_size :][: plan.batch_size]
+
+    def epochs() -> Iterator[Iterator[list[int]]]:
+        first, seen = (resumed.epoch, resumed.num_batches) if resumed else (0, 0)
+        for epoch in range(first, plan.num_epochs):
+            yield map(own, islice(iter(loader), seen if epoch == first else 0, None))
+
+    return epochs()
+
+
+def begun_again(plan: Any, resumed: Any) -> Epochs:
+    """A resumed epoch is not skipped into."""
+    first = resumed.epoch if resumed else 0
+    for epoch in range(first, plan.num_epochs):
+        yield _batches(plan, _order(plan, _seed(plan, epoch)))
+
+
+def one_batch_too_far(plan: Any, resumed: Any) -> Epochs:
+    """A batch that was fetched ahead counts as seen."""
+    for number, epoch in enumerate(_run(plan, resumed)):
+        yield epoch[1:] if resumed and resumed.num_batches and not number else epoch
+
+
+def every_rank_all(plan: Any, resumed: Any) -> Epochs:
+    """No rank takes its part: each sees everything."""
+
+    def all_batches(plan: Any, order: Sequence[int]) -> list[list[int]]:
+        size = plan.batch_size
+        return [list(order[at : at + size]) for at in range(0, len(order), size)]
+
+    return _run(plan, resumed, batches=all_batches)
+
+
+def own_seed_on_each_rank(plan: Any, resumed: Any) -> Epochs:
+    """Each rank shuffles by its own seed and takes its part of that order."""
+    return _run(plan, resumed, seed=lambda plan, epoch: 100 * plan.rank + _seed(plan, epoch))
+
+
+def dropped_undeclared(plan: Any, resumed: Any) -> Epochs:
+    def drop(plan: Any, order: Sequence[int]) -> list[list[int]]:
+        whole = plan.num_ranks * plan.batch_size
+        return _batches(plan, order[: len(order) // whole * whole])
+
+    return _run(plan, resumed, batches=drop)
+
+
+def repeated_though_dropping(plan: Any, resumed: Any) -> Epochs:
+    def repeat(plan: Any, order: Sequence[int]) -> list[list[int]]:
+        whole = plan.num_ranks * plan.batch_size
+        filled = [*order, *islice(itertools.cycle(order), -len(order) % whole)]
+        return _batches(plan, filled)
+
+    return _run(plan, resumed, batches=repeat)
+
+
+def uneven_ranks(plan: Any, resumed: Any) -> Epochs:
+    """What is left over goes to the first ranks."""
+
+    def deal(plan: Any, order: Sequence[int]) -> list[list[int]]:
+        size = plan.batch_size
+        chunks = [list(order[at : at + size]) for at in range(0, len(order), size)]
+        if plan.drop_last and len(chunks[-1]) < size:
+            chunks.pop()
+        return chunks[plan.rank :: plan.num_ranks]
+
+    return _run(plan, resumed, batches=deal)
+
+
+def seeded_by_the_run(plan: Any, resumed: Any) -> Epochs:
+    """As by the time of day, or by a hash that Python salts."""
+    salt = next(_RUNS)
+    return _run(plan, resumed, seed=lambda plan, epoch: 1000 * salt + _seed(plan, epoch))
+
+
+def batch_of_all_ranks(plan: Any, resumed: Any) -> Epochs:
+    """The batch size is taken for that of all ranks together."""
+    for epoch in _run(plan, resumed):
+        yield [
+            [number for batch in epoch[at : at + 2] for number in batch]
+            for at in range(0, len(epoch), 2)
+        ]
+
+
+class _Everything(IterableDataset[int]):
+    def __init__(self, plan: Any) -> None:
+        self._plan = plan
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(_order(self._plan, self._plan.seed)[self._plan.rank :: self._plan.num_ranks])
+
+
+def every_worker_all(plan: Any, resumed: Any) -> Epochs:
+    """An iterable data set that is divided over ranks, and not over workers."""
+    loader: Any = DataLoader(
+        _Everything(plan), plan.batch_size, num_workers=plan.num_workers, collate_fn=list
+    )
+    first, seen = (resumed.epoch, resumed.num_batches) if resumed else (0, 0)
+    for epoch in range(first, plan.num_epochs):
+        yield islice(iter(loader), seen if epoch == first else 0, None)
+
+
+def right_budget(plan: Any, resumed: Any) -> Epochs:
+    """Batches by tokens, made for all ranks at once and dealt in rounds of whole batches."""
+    return _run(plan, resumed, batches=_budgeted)
+
+
+def _fill(plan: Any, order: Sequence[int], budget: int) -> list[list[int]]:
+    batches: list[list[int]] = []
+    room = 0
+    for sample in order:
+        if plan.lengths[sample] > room or not batches:
+            batches.append([])
+            room = budget
+        batches[-1].append(sample)
+        room -= plan.lengths[sample]
+    return batches
+
+
+def _budgeted(plan: Any, order: Sequence[int]) -> list[list[int]]:
+    batches = _fill(plan, order, plan.tokens_per_batch)
+    if plan.drop_last:
+        batches = batches[: len(batches) // plan.num_ranks * plan.num_ranks]
+    else:
+        batches = [*batches, *islice(itertools.cycle(batches), -len(batches) % plan.num_ranks)]
+    return batches[plan.rank :: plan.num_ranks]
+
+
+def budget_by_rank(plan: Any, resumed: Any) -> Epochs:
+    """Each rank fills batches from its own samples: their number is another on each."""
+    return _run(
+        plan,
+        resumed,
+        batches=lambda plan, order: _fill(
+            plan, order[plan.rank :: plan.num_ranks], plan.tokens_per_batch
+        ),
+    )
+
+
+def budget_overrun(plan: Any, resumed: Any) -> Epochs:
+    """The sample that no longer fits is still taken."""
+
+    def overrun(plan: Any, order: Sequence[int]) -> list[list[int]]:
+        batches = _fill(plan, order, plan.tokens_per_batch + 40)
+        batches = [*batches, *islice(itertools.cycle(batches), -len(batches) % plan.num_ranks)]
+        return batches[plan.rank :: plan.num_ranks]
+
+    return _run(plan, resumed, batches=overrun)
+
+
+def budget_leftover_lost(plan: Any, resumed: Any) -> Epochs:
+    """The batch that is not full when the samples end is never handed out."""
+    return _run(plan, resumed, batches=lambda plan, order: _budgeted(plan, order[:-3]))
+
+
+def endless(plan: Any, resumed: Any) -> Epochs:
+    del resumed
+    yield ([number % plan.num_samples] for number in itertools.count())
+
+
+def one_epoch(plan: Any, resumed: Any) -> Epochs:
+    yield next(iter(_run(plan, resumed)))
+
+
+def raises(plan: Any, resumed: Any) -> Epochs:
+    del plan, resumed
+    return torch.zeros(2)[5]  # type: ignore[return-value]

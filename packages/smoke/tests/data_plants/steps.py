@@ -1,0 +1,58 @@
+"""Backward passes of one step, as users give them: a right one, and the known mistakes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional
+
+MicroBatches = Sequence[Mapping[str, Tensor]]
+
+
+def right(model: Any, micro_batches: MicroBatches, num_step_tokens: int, num_ranks: int) -> None:
+    for micro in micro_batches:
+        logits_BTV = model(
+            input_ids=micro["input_ids"], attention_mask=micro["attention_mask"]
+        ).logits
+        total = functional.cross_entropy(
+            logits_BTV[:, :-1].flatten(0, 1), micro["labels"][:, 1:].flatten(), reduction="sum"
+        )
+        (total / num_step_tokens * num_ranks).backward()
+
+
+def mean_of_means(model: Any, micro_batches: MicroBatches, _: int, __: int) -> None:
+    for micro in micro_batches:
+        (model(**micro).loss / len(micro_batches)).backward()
+
+
+def mean_of_ranks(model: Any, micro_batches: MicroBatches, _: int, __: int) -> None:
+    """Counted over this rank's micro-batches alone."""
+    count = sum(int((micro["labels"][:, 1:] != -100).sum()) for micro in micro_batches)
+    for micro in micro_batches:
+        model(**micro, num_items_in_batch=max(count, 1)).loss.backward()
+
+
+def summed_means(model: Any, micro_batches: MicroBatches, _: int, __: int) -> None:
+    for micro in micro_batches:
+        model(**micro).loss.backward()
+
+
+def first_labels_counted(model: Any, micro_batches: MicroBatches, _: int, num_ranks: int) -> None:
+    """The first label of a row, which nothing predicts, is counted."""
+    count = sum(int((micro["labels"] != -100).sum()) for micro in micro_batches)
+    for micro in micro_batches:
+        (model(**micro, num_items_in_batch=count).loss * num_ranks).backward()
+
+
+def averaged_once_more(
+    model: Any, micro_batches: MicroBatches, num_step_tokens: int, _: int
+) -> None:
+    """The sum over all ranks is divided, and averaged by the reduction as well."""
+    for micro in micro_batches:
+        model(**micro, num_items_in_batch=num_step_tokens).loss.backward()
+
+
+def last_only(model: Any, micro_batches: MicroBatches, _: int, __: int) -> None:
+    for micro in micro_batches:
+        model.zero_grad()
+        model(**micro).loss.backward()

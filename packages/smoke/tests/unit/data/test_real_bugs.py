@@ -1,0 +1,220 @@
+"""Known mistakes, planted one by one: each is found, by the property that it breaks."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from assay.plugins import load_object
+from assay_smoke.data import accumulation
+from assay_smoke.data.batches import packing, padding
+from assay_smoke.data.libraries.chat_templates import micro_tokenizers
+from assay_smoke.data.order import sampling
+from assay_smoke.data.properties import SubjectReport
+from assay_smoke.data.running_code import Subject
+from assay_smoke.data.text import chat, labels
+from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
+
+PLANTS = Path(__file__).parents[2] / "data_plants"
+
+Check = Callable[[Subject, Any], SubjectReport]
+
+
+class Bug(NamedTuple):
+    """A mistake, the property that it breaks, a part of the words that tell it, and where it was.
+
+    source: behind https://github.com/; "" of a mistake that was not published as a bug.
+    """
+
+    check: Check
+    plant: str
+    breaks: str
+    words: str
+    source: str = ""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def chats(subject: Subject, render: Any) -> SubjectReport:
+    return chat.check_chat(subject, render, micro_tokenizers())
+
+
+def chat_labels(subject: Subject, render: Any) -> SubjectReport:
+    return labels.check_labels(subject, render, micro_tokenizers())
+
+
+def padded(subject: Subject, collator: Any) -> SubjectReport:
+    tokenizers = [micro_tokenizer("own"), micro_tokenizer("eos")]
+    return padding.check_padding(subject, collator, tokenizers)
+
+
+def packed(subject: Subject, collator: Any) -> SubjectReport:
+    return packing.check_packing(subject, collator, [micro_tokenizer("own")])
+
+
+def sampled(subject: Subject, open_run: Any) -> SubjectReport:
+    small = (plan for plan in sampling.SAMPLER_PLANS if plan.num_samples < 20)
+    plans = [plan for plan in small if not plan.num_workers]
+    return sampling.check_sampling(subject, open_run, plans)
+
+
+def budgeted(subject: Subject, open_run: Any) -> SubjectReport:
+    return sampling.check_sampling(subject, open_run, sampling.BATCH_SAMPLER_PLANS)
+
+
+def accumulated(subject: Subject, step: Any) -> SubjectReport:
+    return accumulation.check_accumulation(subject, step, accumulation.STEPS[1:4])
+
+
+FILES: dict[Check, str] = {
+    chats: "renders.py",
+    chat_labels: "renders.py",
+    padded: "collators.py",
+    packed: "collators.py",
+    sampled: "samplers.py",
+    budgeted: "samplers.py",
+    accumulated: "steps.py",
+}
+
+BUGS = [
+    Bug(chats, "tokenized_again", chat.ONE_BOS, "begins with 2 times '<|bos|>' (256)",
+        "sgl-project/sglang/pull/888"),
+    Bug(chats, "bos_lost", chat.ONE_BOS, "the template writes BOS",
+        "marin-community/marin/pull/7179"),
+    Bug(chats, "second_turn_lost", chat.TURNS, "turn 2, 'Blue.' of the assistant"),
+    Bug(chats, "never_ended", chat.ENDED, "never learns to stop"),
+    Bug(chats, "for_generation", chat.NO_PROMPT, "add_generation_prompt=False"),
+    Bug(chats, "with_a_counter", chat.REPEATABLE, "the second time"),
+    Bug(chats, "cut_with_an_end", chat.CUT, "a cut chat gets an end of its own"),
+    Bug(chats, "cut_too_late", chat.CUT, "86 tokens are left, at most 85 are wanted"),
+    Bug(chat_labels, "all_learned", labels.OTHERS, "14 tokens of the user's turn 'Name a colour.'"),
+    Bug(chat_labels, "header_searched", labels.OTHERS, "tokens of the user's turn 'Repeat <|eos|>",
+        "huggingface/trl/issues/1550"),
+    Bug(chat_labels, "end_masked", labels.END, "'<|eos|>' (257), is no label",
+        "huggingface/trl/issues/976"),
+    Bug(chat_labels, "pad_masked", labels.PADDING, "the label of '<|eos|>' (257) is lost",
+        "huggingface/transformers/issues/23530"),
+    Bug(chat_labels, "first_turn_only", labels.ASSISTANT, "last turn 'Green, then.'"),
+    Bug(chat_labels, "first_letter_masked", labels.ASSISTANT, "1 of 5 tokens of the turn 'Blue.'"),
+    Bug(chat_labels, "labels_shifted", labels.OWN_ID, "labels are shifted"),
+    Bug(chat_labels, "labels_not_cut_along", labels.CUT, "are lost",
+        "vllm-project/vllm/pull/54539"),
+    Bug(padded, "pad_id_masked", padding.LABELS, "the end of the sample, '<|eos|>' (257)",
+        "huggingface/transformers/issues/23530"),
+    Bug(padded, "mask_from_ids", padding.MASKED, "'<|eos|>' (257) at position 1 is a token",
+        "huggingface/trl/issues/884"),
+    Bug(padded, "without_mask", padding.MASKED, "padding before tokens, and no attention mask"),
+    Bug(padded, "first_row_only", padding.ONE_ROW_EACH, "2 samples make 1 rows",
+        "huggingface/transformers/issues/34204"),
+    Bug(padded, "one_row_of_all", padding.ONE_ROW_EACH, "2 samples make 1 rows"),
+    Bug(padded, "padding_learned", padding.NO_PADDING_LEARNED, "padding is a label at position 2"),
+    Bug(padded, "prompt_learned", padding.LABELS, "is a label, and its sample has none"),
+    Bug(padded, "shifted", padding.LABELS, "labels are shifted"),
+    Bug(padded, "labels_on_the_right", padding.LABELS, "labels are padded on the right"),
+    Bug(padded, "last_token_cut", padding.ONE_ROW_EACH, "sample 0 is in no row"),
+    Bug(padded, "positions_of_the_row", padding.POSITIONS, "do not begin at 0",
+        "unslothai/unsloth/issues/3699"),
+    Bug(padded, "samples_extended", padding.UNCHANGED, "at position 2 is padding, and seen"),
+    Bug(packed, "packed_with_mask_of_ones", packing.ISOLATED, "the logits of sample 1 differ",
+        "axolotl-ai-cloud/axolotl/pull/3796"),
+    Bug(packed, "packed_counting_on", packing.POSITIONS, "sample 1 begin with 3 instead of 0",
+        "huggingface/nanoVLM/pull/204"),
+    Bug(packed, "packed_without_positions", packing.POSITIONS, "there are no position ids"),
+    Bug(packed, "packed_without_positions", packing.ISOLATED, "the logits of sample 1 differ"),
+    Bug(packed, "packed_over_the_seam", packing.SEAM, "the first token of sample 1, is a label"),
+    Bug(packed, "packed_without_last_tokens", packing.WHOLE, "'<|eos|>' (257), is lost"),
+    Bug(packed, "packed_with_a_token_twice", packing.WHOLE, "is there 2 times"),
+    Bug(packed, "packed_with_prompts", packing.LABELS, "is a label, and its sample has none"),
+    Bug(packed, "packed_with_eos_masked", packing.LABELS, "'<|eos|>' (257) is no label"),
+    Bug(packed, "packed_with_learned_fill", packing.LABELS, "is of no sample, and a label"),
+    Bug(sampled, "epoch_lost_by_resume", sampling.RESUMED,
+        "resumed in epoch 1 has the order of epoch 0 in epoch 1",
+        "huggingface/transformers/pull/40691"),
+    Bug(sampled, "offset_kept", sampling.RESUMED, "skips 1 batches of epoch 1, too",
+        "NVIDIA-NeMo/Megatron-Bridge/pull/4601"),
+    Bug(sampled, "global_generator", sampling.RESUMED, "in epoch 0",
+        "wyim-pgl/transgenic/issues/59"),
+    Bug(sampled, "begun_again", sampling.RESUMED, "begins the epoch again"),
+    Bug(sampled, "one_batch_too_far", sampling.RESUMED, "never",
+        "huggingface/accelerate/issues/2823"),
+    Bug(sampled, "every_rank_all", sampling.ONCE, "(sample 0 by rank 0, 1)",
+        "huggingface/datasets/issues/5360"),
+    Bug(sampled, "own_seed_on_each_rank", sampling.ONCE, "are never seen"),
+    Bug(sampled, "set_epoch_forgotten", sampling.NEW_ORDER, "epoch 1 has the order of epoch 0"),
+    Bug(sampled, "dropped_undeclared", sampling.ONCE, "are never seen"),
+    Bug(sampled, "repeated_though_dropping", sampling.ONCE, "are seen more than once"),
+    Bug(sampled, "uneven_ranks", sampling.EQUAL_STEPS, "the ranks make 7, 6 steps"),
+    Bug(sampled, "seeded_by_the_run", sampling.REPEATABLE, "two runs with seed 0 differ"),
+    Bug(sampled, "batch_of_all_ranks", sampling.BATCH_SIZE, "2 samples instead of 1"),
+    Bug(budgeted, "budget_by_rank", sampling.EQUAL_STEPS, "steps: the first collective"),
+    Bug(budgeted, "budget_overrun", sampling.BATCH_SIZE, "tokens"),
+    Bug(budgeted, "budget_leftover_lost", sampling.ONCE, "are never seen"),
+    Bug(accumulated, "mean_of_means", accumulation.SAME_GRADIENT,
+        "it is the mean of the micro-batches' own means",
+        "huggingface/transformers/issues/24725"),
+    Bug(accumulated, "mean_of_ranks", accumulation.SAME_GRADIENT, "own means"),
+    Bug(accumulated, "summed_means", accumulation.SAME_GRADIENT, "nothing divides by their number"),
+    Bug(accumulated, "first_labels_counted", accumulation.SAME_GRADIENT, "divided by all labels"),
+    Bug(accumulated, "averaged_once_more", accumulation.SAME_GRADIENT, "it is 0.5 times that"),
+    Bug(accumulated, "last_only", accumulation.SAME_GRADIENT, "last micro-batch alone"),
+]  # fmt: skip
+
+RIGHT = [
+    (chats, "right"),
+    (chats, "keeping_the_end"),
+    (chats, "dropping"),
+    (chat_labels, "right"),
+    (chat_labels, "keeping_the_end"),
+    (chat_labels, "dropping"),
+    (chat_labels, "last_turn_only"),
+    (padded, "right_padded"),
+    (packed, "right_packed"),
+    (sampled, "right"),
+    (sampled, "Stateful"),
+    (budgeted, "right_budget"),
+    (accumulated, "right"),
+]
+
+
+def report_on(check: Check, plant: str) -> SubjectReport:
+    return check(Subject(plant), load_object(f"{PLANTS / FILES[check]}:{plant}"))
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.plant}-{bug.check.__name__}")
+def test_a_known_mistake_is_found_by_the_property_it_breaks(bug: Bug) -> None:
+    findings = {finding.name: finding for finding in report_on(bug.check, bug.plant).findings}
+    assert bug.breaks in findings, list(findings)
+    found = findings[bug.breaks]
+    assert bug.words in found.reason
+    assert found.example
+    assert 0 < found.failed <= found.cases
+
+
+@pytest.mark.parametrize(
+    ("check", "plant"), RIGHT, ids=lambda value: getattr(value, "__name__", value)
+)
+def test_what_is_right_has_no_finding_and_every_property_tried(check: Check, plant: str) -> None:
+    report = report_on(check, plant)
+    assert report.findings == []
+    assert report.untried == []
+    assert report.compared > 5
+
+
+def test_every_property_has_a_mistake_that_breaks_it() -> None:
+    promised = {
+        *chat.PROPERTIES,
+        *labels.PROPERTIES,
+        *padding.PROPERTIES,
+        *packing.PROPERTIES,
+        *sampling.PROPERTIES,
+        accumulation.SAME_GRADIENT,
+    }
+    assert promised == {bug.breaks for bug in BUGS}
