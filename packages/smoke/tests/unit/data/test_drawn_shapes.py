@@ -28,11 +28,11 @@ settings.register_profile(
     deadline=None,
     derandomize=True,
     database=None,
-    max_examples=30,
+    max_examples=15,
     suppress_health_check=[HealthCheck.too_slow],
 )
 DRAWN = settings(settings.get_profile("data"))
-FEW = settings(DRAWN, max_examples=6)
+FEW = settings(DRAWN, max_examples=4)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -20,7 +20,7 @@ from assay_smoke.data.libraries import (
     samplers,
     trainer_resume,
 )
-from assay_smoke.data.libraries.installed import library_subject
+from assay_smoke.data.libraries.installed import absent_libraries, is_installed, library_subject
 from assay_smoke.data.order.sampling import BATCH_SAMPLER_PLANS, check_sampling
 from assay_smoke.data.properties import SubjectReport
 from assay_smoke.data.running_code import Subject
@@ -48,6 +48,7 @@ class ChecksPlan:
 
     request: requests.DataRequest
     left_out: dict[requests.Subject, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @cached_property
     def model(self) -> ModelTokenizer | None:
@@ -62,11 +63,13 @@ class ChecksPlan:
         return [micro_tokenizer("own"), micro_tokenizer("eos")]
 
     def checks(self) -> list[PlannedCheck]:
-        """All of them, in the order of the subjects; fills `left_out`."""
+        """All of them, in the order of the subjects; fills `left_out` and `notes`."""
         if self.request.model is None and not self.request.own_code:
             found = list(_library_checks())
+            self.notes += absent_libraries()
         else:
             found = [*self._chat_checks(), *self._own_checks()]
+            self.notes += self.model.notes if self.model else ()
         planned = {check.subject for check in found}
         for subject in requests.SUBJECTS:
             if subject not in planned:
@@ -167,12 +170,8 @@ def _library_checks() -> Iterator[PlannedCheck]:
 
 def _found_in_libraries() -> Iterator[tuple[requests.Subject, str, Callable[[], SubjectReport]]]:
     template = chat_templates.render_by_template
-    left = [chat_templates.cutting_left(micro_tokenizer())]
-    for what, tokenizers in (
-        ("apply_chat_template", chat_templates.micro_tokenizers()),
-        ("apply_chat_template, truncation_side left", left),
-    ):
-        subject = library_subject("transformers", what)
+    for case, tokenizers in chat_templates.micro_tokenizers_by_case().items():
+        subject = library_subject("transformers", f"apply_chat_template{case}")
         yield "chat", subject.name, partial(check_chat, subject, template, tokenizers)
         yield "labels", subject.name, partial(check_labels, subject, template, tokenizers)
     padding = [micro_tokenizer("own"), micro_tokenizer("eos")]
@@ -184,11 +183,12 @@ def _found_in_libraries() -> Iterator[tuple[requests.Subject, str, Callable[[], 
         yield "packing", subject.name, check
     for subject, open_run in samplers.library_samplers():
         yield "sampler", subject.name, partial(check_sampling, subject, open_run)
-    subject = library_subject("transformers", "Trainer, resume_from_checkpoint")
-    trainer = partial(
-        check_sampling, subject, trainer_resume.TrainerRun, trainer_resume.TRAINER_PLANS
-    )
-    yield "sampler", subject.name, trainer
+    if is_installed("accelerate"):
+        subject = library_subject("transformers", "Trainer, resume_from_checkpoint")
+        trainer = partial(
+            check_sampling, subject, trainer_resume.TrainerRun, trainer_resume.TRAINER_PLANS
+        )
+        yield "sampler", subject.name, trainer
     for subject, step, steps in accumulation.library_accumulation():
         yield "accumulation", subject.name, partial(check_accumulation, subject, step, steps)
     for subject, loader in loaders.library_loaders():

@@ -35,8 +35,7 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
                     found = CheckReport(subject=check.subject, report=nothing, problem=str(error))
             reports.append(found)
             task.advance()
-    notes = list(plan.model.notes) if plan.model else []
-    answer = DataAnswer(checks=reports, left_out=plan.left_out, notes=notes)
+    answer = DataAnswer(checks=reports, left_out=plan.left_out, notes=plan.notes)
     return answer.model_dump(mode="json")
 
 

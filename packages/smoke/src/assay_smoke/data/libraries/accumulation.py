@@ -9,22 +9,21 @@ from torch import Tensor, nn
 from assay.models.transformers_logging import quiet_transformers
 from assay.watchdog import temporary_folder
 from assay_smoke.data.accumulation import STEPS, Step
-from assay_smoke.data.libraries.installed import library_subject
+from assay_smoke.data.libraries.installed import is_installed, library_subject
 from assay_smoke.data.protocols import BackwardStep
 from assay_smoke.data.running_code import Subject
 
 
 def library_accumulation() -> list[tuple[Subject, BackwardStep, Sequence[Step]]]:
     """Each with its name, and the steps that it can make: Trainer is one process here."""
-    one_rank = [step for step in STEPS if len(step) == 1]
-    return [
-        (library_subject("transformers", "num_items_in_batch"), model_loss, STEPS),
-        (
-            library_subject("transformers", "Trainer(gradient_accumulation_steps)"),
-            trainer_step,
-            one_rank,
-        ),
+    found: list[tuple[Subject, BackwardStep, Sequence[Step]]] = [
+        (library_subject("transformers", "num_items_in_batch"), model_loss, STEPS)
     ]
+    if is_installed("accelerate"):
+        one_rank = [step for step in STEPS if len(step) == 1]
+        subject = library_subject("transformers", "Trainer(gradient_accumulation_steps)")
+        found.append((subject, trainer_step, one_rank))
+    return found
 
 
 def model_loss(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from assay_smoke.data.protocols import IGNORED, Message, RenderedChat
+from assay_smoke.data.tokens.chat_templates import template_messages
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def render_by_template(
     options: dict[str, Any] = {"return_assistant_tokens_mask": marks_assistant(tokenizer)}
     if max_length is not None:
         options |= {"truncation": True, "max_length": max_length}
-    chat = [{"role": message["role"], "content": message["content"]} for message in messages]
+    chat = template_messages(tokenizer, messages)
     encoded: Any = tokenizer.apply_chat_template(chat, return_dict=True, **options)
     ids = list(encoded["input_ids"])
     mask = encoded.get("assistant_masks", [0] * len(ids))
@@ -44,7 +45,18 @@ def micro_tokenizers() -> list["PreTrainedTokenizerBase"]:
     ]
 
 
-def cutting_left(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase":
-    """`tokenizer`, set to keep the end of what is too long."""
-    tokenizer.truncation_side = "left"
-    return tokenizer
+def micro_tokenizers_by_case() -> dict[str, list["PreTrainedTokenizerBase"]]:
+    """Tokenizers by what is special about them, in words; "" of usual ones."""
+    cutting_left = micro_tokenizer()
+    cutting_left.truncation_side = "left"
+    in_two_blocks = micro_tokenizer()
+    in_two_blocks.chat_template = str(in_two_blocks.chat_template).replace(
+        " + '<|eos|>' }}{% endgeneration %}",
+        " }}{% endgeneration %}{% generation %}{{ '<|eos|>' }}{% endgeneration %}",
+        1,
+    )
+    return {
+        "": micro_tokenizers(),
+        ", truncation_side left": [cutting_left],
+        ", text and end in two generation blocks": [in_two_blocks],
+    }

@@ -8,6 +8,8 @@ from assay_smoke.data.protocols import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_PROBE = "Is this text?"
+
 
 def template_ids(
     tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]
@@ -15,7 +17,9 @@ def template_ids(
     """The ids that the template gives; none without a template."""
     if not tokenizer.chat_template:
         return ()
-    encoded: Any = tokenizer.apply_chat_template(_plain(messages), return_dict=True)
+    encoded: Any = tokenizer.apply_chat_template(
+        template_messages(tokenizer, messages), return_dict=True
+    )
     return tuple(encoded["input_ids"])
 
 
@@ -26,7 +30,7 @@ def generation_prompt(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[M
     without, with_prompt = (
         str(
             tokenizer.apply_chat_template(
-                _plain(messages), tokenize=False, add_generation_prompt=added
+                template_messages(tokenizer, messages), tokenize=False, add_generation_prompt=added
             )
         )
         for added in (False, True)
@@ -34,5 +38,25 @@ def generation_prompt(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[M
     return with_prompt.removeprefix(without) if with_prompt.startswith(without) else ""
 
 
-def _plain(messages: Sequence[Message]) -> list[dict[str, str]]:
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
+def template_messages(
+    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]
+) -> list[dict[str, Any]]:
+    """The messages in the form that the template reads: content as text, or as a list of parts.
+
+    Templates of models that see pictures read parts; given text, some of them write nothing.
+    """
+    if _reads_text(tokenizer):
+        return [{"role": one["role"], "content": one["content"]} for one in messages]
+    return [
+        {"role": one["role"], "content": [{"type": "text", "text": one["content"]}]}
+        for one in messages
+    ]
+
+
+def _reads_text(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    probe: list[dict[str, str]] = [{"role": "user", "content": _PROBE}]
+    try:
+        text = tokenizer.apply_chat_template(probe, tokenize=False)
+    except Exception:  # noqa: BLE001 - templates are code of the model's author
+        return False
+    return _PROBE in str(text)

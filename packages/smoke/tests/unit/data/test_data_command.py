@@ -1,0 +1,257 @@
+"""From reports to the verdict, and what is printed of it."""
+
+import io
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from assay.errors import UsageError
+from assay.models.folders import local_folder
+from assay.models.sources import resolve_model
+from assay.plugins import load_object
+from assay.verdicts import Outcome
+from assay_smoke.data.command.planned_checks import ChecksPlan
+from assay_smoke.data.command.requests import CheckReport, DataAnswer, DataRequest
+from assay_smoke.data.command.table import print_data_verdict
+from assay_smoke.data.command.tokenizers import ONE_BOS, open_tokenizer
+from assay_smoke.data.command.verdict import judge_data
+from assay_smoke.data.libraries.chat_templates import render_by_template
+from assay_smoke.data.order.sampling import (
+    NEW_ORDER,
+    PROPERTIES,
+    SAMPLER_PLANS,
+    check_sampling,
+)
+from assay_smoke.data.properties import Finding, SubjectReport
+from assay_smoke.data.running_code import RaisedError, Subject
+from assay_smoke.data.text.chat import check_chat
+from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
+
+PLANTS = Path(__file__).parents[2] / "data_plants"
+
+RIGHT = SubjectReport(subject="mine.py:good", cases={"one": 3, "other": 2}, notes=["a note"])
+WRONG = SubjectReport(
+    subject="mine.py:bad",
+    cases={"one": 3},
+    findings=[
+        Finding(name="one", reason="it is lost", example=["sample 0", "> 1"], failed=2, cases=3)
+    ],
+)
+UNTRIED = SubjectReport(subject="mine.py:half", cases={"one": 3, "other": 0})
+NOTHING = SubjectReport(subject="library 1.0", cases={})
+
+
+def judged(*checks: CheckReport) -> Any:
+    answer = DataAnswer(checks=list(checks), left_out={"chat": "not asked for: give MODEL"})
+    return judge_data(DataRequest(sampler="mine.py:good"), answer)
+
+
+def sampler(report: SubjectReport, problem: str = "") -> CheckReport:
+    return CheckReport(subject="sampler", report=report, problem=problem)
+
+
+def test_all_properties_hold() -> None:
+    verdict = judged(sampler(RIGHT))
+    assert verdict.verdict is Outcome.PASS
+    assert (verdict.compared, verdict.diagnosis) == (5, None)
+    assert verdict.levels["sampler"].compared == 5
+    assert verdict.levels["chat"].verdict is None
+    assert verdict.levels["chat"].reason == "not asked for: give MODEL"
+    assert verdict.notes == ["mine.py:good: a note"]
+
+
+def test_one_finding_fails_its_level_and_the_verdict() -> None:
+    verdict = judged(sampler(RIGHT), sampler(WRONG), sampler(UNTRIED))
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.levels["sampler"].reason == "mine.py:bad: it is lost"
+    assert verdict.diagnosis == "inputs-differ"
+
+
+@pytest.mark.parametrize(
+    ("subject", "diagnosis"), [("accumulation", "loss-scale"), ("workers", "rng-state")]
+)
+def test_a_failed_subject_has_its_diagnosis(subject: Any, diagnosis: str) -> None:
+    assert judged(CheckReport(subject=subject, report=WRONG)).diagnosis == diagnosis
+
+
+@pytest.mark.parametrize(
+    ("check", "reason"),
+    [
+        (sampler(UNTRIED), "mine.py:half: never tried: other"),
+        (sampler(NOTHING), "library 1.0: no case was tried"),
+        (sampler(NOTHING, "library 1.0 raised KeyError: 'x'"), "library 1.0 raised KeyError: 'x'"),
+    ],
+)
+def test_what_was_promised_and_not_tried_is_no_pass(check: CheckReport, reason: str) -> None:
+    verdict = judged(sampler(RIGHT), check)
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert verdict.levels["sampler"].reason == reason
+
+
+def test_no_check_at_all_is_no_pass() -> None:
+    assert judged().verdict is Outcome.NOT_COMPARED
+
+
+def test_the_smallest_case_is_printed_under_the_table() -> None:
+    text = io.StringIO()
+    verdict = judged(sampler(RIGHT), sampler(WRONG))
+    print_data_verdict(verdict, Console(file=text, width=100), Path("runs/1/verdict.json"))
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    assert lines[0] == "✗ FAIL: 8 cases with tokenizers made by code"
+    assert lines[2].split() == ["chat", "not", "asked", "for:", "give", "MODEL", "not", "run"]
+    assert ["sampler", "mine.py:good", "5", "PASS"] in [line.split() for line in lines]
+    assert ["sampler", "mine.py:bad", "3", "FAIL"] in [line.split() for line in lines]
+    begin = lines.index("sampler: mine.py:bad")
+    assert lines[begin : begin + 5] == [
+        "sampler: mine.py:bad",
+        "  does not hold in 2 of 3 cases: one",
+        "  it is lost",
+        "    sample 0",
+        "    > 1",
+    ]
+    assert lines[-2:] == ["note: mine.py:good: a note", "verdict: runs/1/verdict.json"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (DataRequest(truncation="drop"), r"^--truncation says what --render or MODEL's"),
+        (DataRequest(features="plain"), r"^--features are samples for --collator or --packing"),
+        (DataRequest(sampler="nowhere.py:run"), r"^nowhere.py:run: there is no file"),
+        (DataRequest(sampler="run"), r"^'run' is not of the form FILE.py:NAME"),
+    ],
+)
+def test_options_without_a_meaning_are_refused(request_: DataRequest, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        request_.require_meaning()
+
+
+def test_without_options_every_installed_library_is_checked() -> None:
+    plan = ChecksPlan(DataRequest())
+    names = {check.subject: check.name for check in plan.checks()}
+    assert set(names) == {
+        "chat", "labels", "collator", "packing", "sampler", "accumulation", "workers",
+    }  # fmt: skip
+    assert set(plan.left_out) == {"batch-sampler"}
+    assert not any(check.is_own for check in plan.checks())
+
+
+def test_what_is_given_is_all_that_is_checked() -> None:
+    plan = ChecksPlan(DataRequest(sampler=f"{PLANTS / 'samplers.py'}:right"))
+    assert [(check.subject, check.is_own) for check in plan.checks()] == [("sampler", True)]
+    assert plan.left_out["collator"] == "not asked for: give --collator"
+
+
+def tokenizer_folder(path: Path, template: str | None) -> str:
+    tokenizer = micro_tokenizer(bos="both")
+    tokenizer.chat_template = template if template is not None else tokenizer.chat_template
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+def test_a_folder_with_a_tokenizer_alone_is_a_model(tmp_path: Path) -> None:
+    opened = open_tokenizer(tokenizer_folder(tmp_path, None), "refuse")
+    assert opened.report is not None
+    assert opened.report.cases == {ONE_BOS: 1}
+    assert opened.report.findings == []
+    assert "tokenize its text with add_special_tokens=False" in " ".join(opened.report.notes)
+    checks = ChecksPlan(DataRequest(model=str(tmp_path))).checks()
+    assert [check.subject for check in checks] == ["chat", "chat", "labels"]
+
+
+def test_eos_of_the_generation_config_says_where_a_model_stops(tmp_path: Path) -> None:
+    with local_folder(resolve_model("micro:llama"), "refuse") as folder:
+        (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    tokenizer_folder(tmp_path, None)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [257, 258]}')
+    opened = open_tokenizer(str(tmp_path), "refuse")
+    assert opened.eos_token_ids == (257, 258)
+
+
+@pytest.mark.parametrize(
+    ("template", "left_out"),
+    [
+        ("", {"chat", "labels"}),
+        ("{% for m in messages %}{{ m['content'] + eos_token }}{% endfor %}", {"labels"}),
+    ],
+)
+def test_a_tokenizer_without_template_or_marks_leaves_levels_out(
+    tmp_path: Path, template: str, left_out: set[str]
+) -> None:
+    plan = ChecksPlan(DataRequest(model=tokenizer_folder(tmp_path, template)))
+    plan.checks()
+    reasons = {
+        subject for subject, reason in plan.left_out.items() if reason.endswith("give --render")
+    }
+    assert reasons >= left_out
+    assert "--render" in plan.left_out["labels"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("endless", r"^it returned an epoch of more than \d+ batches for 12 samples"),
+        ("one_epoch", r"^it returned 1 epochs of 3; it has to return an iterable of epochs"),
+        ("raises", r"^it raised IndexError: (.|\n)*  for 12 samples, batches of 1, 1 rank"),
+    ],
+)
+def test_code_that_gives_no_epochs_is_refused(name: str, message: str) -> None:
+    run: Any = load_object(f"{PLANTS / 'samplers.py'}:{name}")
+    with pytest.raises(RaisedError, match=message):
+        check_sampling(Subject("it"), run)
+
+
+def test_plans_that_are_declined_are_no_failure_and_noted() -> None:
+    run: Any = load_object(f"{PLANTS / 'samplers.py'}:in_order_only")
+    plans = [plan for plan in SAMPLER_PLANS if plan.num_samples == 12]
+    report = check_sampling(Subject("it"), run, plans)
+    assert report.findings == []
+    assert set(report.cases) == set(PROPERTIES) - {NEW_ORDER}
+    assert f"not tried, as all plans for it are declined: {NEW_ORDER}" in report.notes
+    assert "it declines 12 samples, batches of 1, 1 rank, shuffled, seed 0 (never shuffled)" in (
+        report.notes
+    )
+
+
+def test_a_library_that_is_absent_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(library: str) -> str:
+        if library in ("accelerate", "trl"):
+            raise PackageNotFoundError(library)
+        return "1.0"
+
+    monkeypatch.setattr("assay_smoke.data.libraries.installed.version", version)
+    plan = ChecksPlan(DataRequest())
+    names = " ".join(check.name for check in plan.checks())
+    assert "Trainer" not in names.replace("as in its Trainer", "")
+    assert "accelerate" not in names
+    assert plan.notes == [
+        (
+            "accelerate is not installed: its data loader and transformers' Trainer, which needs it,"
+            " are not checked"
+        ),
+        "trl is not installed: its collator is not checked",
+    ]
+
+
+def test_a_micro_model_has_the_tokenizer_made_by_code() -> None:
+    plan = ChecksPlan(DataRequest(model="micro:llama"))
+    assert [check.subject for check in plan.checks()] == ["chat", "labels"]
+    assert plan.notes == [
+        "micro:llama has no tokenizer: one made by code is used, whose ids are bytes"
+    ]
+    reports = [check.run() for check in plan.checks()]
+    assert [report.findings for report in reports] == [[], []]
+
+
+def test_a_template_that_reads_parts_gets_parts() -> None:
+    tokenizer = micro_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}: {% for part in m['content'] %}"
+        "{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}<|eos|>{% endfor %}"
+    )
+    report = check_chat(Subject("parts"), render_by_template, [tokenizer])
+    assert report.findings == []
+    assert report.untried == []
