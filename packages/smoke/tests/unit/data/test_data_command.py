@@ -45,7 +45,7 @@ NOTHING = SubjectReport(subject="library 1.0", cases={})
 
 
 def judged(*checks: CheckReport) -> Any:
-    answer = DataAnswer(checks=list(checks), left_out={"chat": "not asked for: give MODEL"})
+    answer = DataAnswer(checks=list(checks), left_out={"chat": "no chat template: give --render"})
     return judge_data(DataRequest(sampler="mine.py:good"), answer)
 
 
@@ -59,7 +59,7 @@ def test_all_properties_hold() -> None:
     assert (verdict.compared, verdict.diagnosis) == (5, None)
     assert verdict.levels["sampler"].compared == 5
     assert verdict.levels["chat"].verdict is None
-    assert verdict.levels["chat"].reason == "not asked for: give MODEL"
+    assert verdict.levels["chat"].reason == "no chat template: give --render"
     assert verdict.notes == ["mine.py:good: a note"]
 
 
@@ -101,7 +101,9 @@ def test_the_smallest_case_is_printed_under_the_table() -> None:
     print_data_verdict(verdict, Console(file=text, width=100), Path("runs/1/verdict.json"))
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
     assert lines[0] == "✗ FAIL: 8 cases with tokenizers made by code"
-    assert lines[2].split() == ["chat", "not", "asked", "for:", "give", "MODEL", "not", "run"]
+    assert lines[2].split() == ["chat", "no", "chat", "template:", "give", "--render", "not", "run"]
+    others = "labels, collator, packing, batch-sampler, accumulation, workers"
+    assert lines[5] == f"not asked for: {others}"
     assert ["sampler", "mine.py:good", "5", "PASS"] in [line.split() for line in lines]
     assert ["sampler", "mine.py:bad", "3", "FAIL"] in [line.split() for line in lines]
     begin = lines.index("sampler: mine.py:bad")
@@ -142,7 +144,7 @@ def test_without_options_every_installed_library_is_checked() -> None:
 def test_what_is_given_is_all_that_is_checked() -> None:
     plan = ChecksPlan(DataRequest(sampler=f"{PLANTS / 'samplers.py'}:right"))
     assert [(check.subject, check.is_own) for check in plan.checks()] == [("sampler", True)]
-    assert plan.left_out["collator"] == "not asked for: give --collator"
+    assert plan.left_out["collator"] == "not asked for"
 
 
 def tokenizer_folder(path: Path, template: str | None) -> str:

@@ -73,7 +73,7 @@ class ChecksPlan:
         planned = {check.subject for check in found}
         for subject in requests.SUBJECTS:
             if subject not in planned:
-                self.left_out.setdefault(subject, f"not asked for: {_HOW[subject]}")
+                self.left_out.setdefault(subject, requests.NOT_ASKED_FOR)
         return sorted(found, key=lambda check: requests.SUBJECTS.index(check.subject))
 
     def _chat_checks(self) -> Iterator[PlannedCheck]:
@@ -143,19 +143,6 @@ class ChecksPlan:
         if "dataset" in own:
             loader = own.get("loader", loaders.torch_loader)
             yield plan("dataset", "workers", worker_seeds.check_dataset, loader)
-
-
-# The option that names a subject's code.
-_HOW: dict[requests.Subject, str] = {
-    "chat": "give MODEL or --render",
-    "labels": "give MODEL or --render",
-    "collator": "give --collator",
-    "packing": "give --packing",
-    "sampler": "give --sampler",
-    "batch-sampler": "give --batch-sampler; no installed library that is known has one",
-    "accumulation": "give --accumulation",
-    "workers": "give --loader or --dataset",
-}
 
 
 def _identity(report: SubjectReport) -> SubjectReport:

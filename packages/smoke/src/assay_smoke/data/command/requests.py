@@ -15,6 +15,8 @@ Subject = Literal[
 ]
 SUBJECTS: tuple[Subject, ...] = get_args(Subject)
 
+NOT_ASKED_FOR = "not asked for"
+
 
 class DataRequest(Record):
     """The options of the command: what users give of their own is FILE.py:NAME, or None.

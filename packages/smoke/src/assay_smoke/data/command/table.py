@@ -9,6 +9,7 @@ from rich.text import Text
 
 from assay.comparing.wording.phrases import OUTCOME_SIGNS, one_line
 from assay.verdicts import Level, Outcome, Verdict
+from assay_smoke.data.command.requests import NOT_ASKED_FOR
 from assay_smoke.data.properties import SubjectReport
 
 _STYLES = {
@@ -29,6 +30,9 @@ def print_data_verdict(verdict: Verdict, console: Console, file: Path) -> None:
         )
     )
     console.print(_table(verdict))
+    others = [name for name, level in verdict.levels.items() if level.reason == NOT_ASKED_FOR]
+    if others:
+        console.print(Text(f"{NOT_ASKED_FOR}: {', '.join(others)}", style="dim"), soft_wrap=True)
     for line in _findings(verdict):
         console.print(Text(line), soft_wrap=True)
     for note in verdict.notes:
@@ -54,7 +58,7 @@ def _table(verdict: Verdict) -> Table:
             outcome = _outcome(report)
             cells = Text(one_line(report.subject)), f"{report.compared:,}"
             table.add_row(name, *cells, Text(outcome.value, style=_STYLES[outcome]))
-        if not reports:
+        if not reports and level.reason != NOT_ASKED_FOR:
             table.add_row(name, Text(one_line(level.reason or ""), style="dim"), "", "not run")
     return table
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from assay.comparing.levels import outcome_of_levels
 from assay.verdicts import Diagnosis, Level, Outcome, Verdict
 from assay_smoke.data.command.requests import (
+    NOT_ASKED_FOR,
     SUBJECTS,
     CheckReport,
     DataAnswer,
@@ -25,7 +26,7 @@ def judge_data(request: DataRequest, answer: DataAnswer) -> Verdict:
         levels[subject] = (
             _judge_level(checks)
             if checks
-            else Level(verdict=None, reason=answer.left_out.get(subject, "not asked for"))
+            else Level(verdict=None, reason=answer.left_out.get(subject, NOT_ASKED_FOR))
         )
     failed = [subject for subject in SUBJECTS if levels[subject].verdict is Outcome.FAIL]
     notes = [

@@ -23,8 +23,8 @@ def record_run(
 ) -> list[Epoch]:
     """The batches of one rank, from the resumed epoch to the last, as a new process would see them.
 
-    restored: set once the run is open, as a training script loads a checkpoint that holds generator
-        states after it has built its data loader; None for a resume that restores none.
+    restored: of a resumed run, set once it is open, as a training script loads a checkpoint that holds
+        generator states after it has built its data loader.
     """
     seed_generators(plan.seed)
     num_epochs = plan.num_epochs - (resumed.epoch if resumed else 0)

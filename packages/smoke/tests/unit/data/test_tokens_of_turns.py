@@ -1,0 +1,51 @@
+"""Which tokens are of which turn, for vocabularies in which a letter is several tokens."""
+
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from assay_smoke.data.properties import PropertyLog
+from assay_smoke.data.protocols import Message, RenderedChat
+from assay_smoke.data.running_code import Subject
+from assay_smoke.data.text.rendering import render_all, turn_end
+from assay_smoke.data.tokens.conversations import Conversation
+from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
+
+
+def byte_fallback_tokenizer() -> Any:
+    """Letters that the vocabulary lacks are bytes, each of which is shown as a letter by itself."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    vocabulary |= {letter: 256 + number for number, letter in enumerate("abc")}
+    backend = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    backend.add_special_tokens(["<eos>"])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")  # noqa: S106
+
+
+def render(tokenizer: Any, messages: Any, _: int | None) -> RenderedChat:
+    text = "".join(message["content"] + tokenizer.eos_token for message in messages)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return {"input_ids": ids, "labels": ids}
+
+
+@pytest.mark.parametrize("tokenizer", [micro_tokenizer(), byte_fallback_tokenizer()])
+def test_all_bytes_of_a_letter_are_of_its_turn(tokenizer: Any) -> None:
+    # In UTF-8 a has one byte, é two, 雪 three and the smile four.
+    messages = (
+        Message(role="user", content="雪🙂"),
+        Message(role="assistant", content="aé"),
+        Message(role="user", content="b雪"),
+    )
+    log = PropertyLog("it", ())
+    chats = [Conversation("letters", messages)]
+    (chat,) = render_all(log, Subject("it"), render, tokenizer, lambda _: chats)
+    assert len(chat.ids) == 7 + 1 + 3 + 1 + 4 + 1
+    assert [turn.tokens for turn in chat.turns] == [
+        tuple(range(7)),
+        (8, 9, 10),
+        (12, 13, 14, 15),
+    ]
+    assert [turn_end(chat, turn) for turn in chat.turns] == [7, 11, 16]
