@@ -11,7 +11,7 @@ PLANTS = Path(__file__).parents[1] / "data_plants"
 COMMAND = """
 import typer
 from assay.cli.ending import exceptions_ended
-from assay_smoke.commands_data import data
+from assay_smoke.commands.data import data
 with exceptions_ended():
     typer.run(data)
 """
@@ -85,6 +85,6 @@ def test_what_cannot_be_checked_exits_with_2_and_one_message(
 
 
 def test_help_needs_no_torch() -> None:
-    code = "import sys, assay_smoke.commands_data; print('torch' in sys.modules)"
+    code = "import sys, assay_smoke.commands.data; print('torch' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
     assert printed == b"False\n"

@@ -2,6 +2,7 @@
 
 import typer
 
+from assay_smoke.commands.data import data
 from assay_smoke.commands.plan import plan
 from assay_smoke.commands.run import run
 
@@ -10,3 +11,4 @@ app = typer.Typer(
 )
 app.command()(plan)
 app.command()(run)
+app.command()(data)
