@@ -83,6 +83,8 @@ class ScaledStep:
     taken_off: the phase after which gradients no longer have the factor; None if they still have
         it when the optimizer gets them.
     norm: the norm that clipping found, over the reference's, where the factor was on when it began.
+    left: the length of gradients once it is taken off, over the reference's; None where it is not one
+        number for most parameters.
     """
 
     step: int
@@ -90,6 +92,7 @@ class ScaledStep:
     of_loss: float
     taken_off: Phase | None = None
     norm: float | None = None
+    left: float | None = None
 
 
 @dataclass
@@ -156,6 +159,7 @@ class LossScale:
         length = median(lengths) if lengths else math.nan
         if 0 < length < math.inf and not _is_nearer(length, self.of_gradients, 1.0):
             self._running.taken_off, self.of_gradients = phase, 1.0
+            self._running.left = length if _most_agree(lengths) else None
 
     def note_norm(self, ratio: float) -> None:
         """Keep the norm that clipping found, over the reference's."""
@@ -166,6 +170,13 @@ class LossScale:
 def was_read_scaled(step: ScaledStep) -> bool:
     """Whether clipping measured gradients that still had the factor."""
     return step.norm is not None and _is_nearer(step.norm, step.factor, 1.0)
+
+
+def _most_agree(lengths: Sequence[float]) -> bool:
+    """Whether the middle half of them is one number."""
+    ordered = sorted(lengths)
+    low, high = (ordered[part * (len(ordered) - 1) // 4] for part in (1, 3))
+    return low > 0 and high <= (1 + PARALLEL) * low
 
 
 def _is_nearer(value: float, to: float, than_to: float) -> bool:

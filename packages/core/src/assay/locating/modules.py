@@ -26,6 +26,7 @@ from assay.locating.matching.masks import (
     count_differences,
     in_form_of,
     is_attention_mask,
+    is_mask_of_pairs_for_padding,
     mask_for,
 )
 from assay.locating.matching.packed_trace import ReplayedTrace
@@ -242,9 +243,11 @@ class Replayer:
             self.results.note_extra_port(active.call.site.module, port)
             return actual
         matched.seen.add(port)
-        if (active.call.site.module, port) in self.unmeasured:
+        stored = self.trace.stored(matched.call, port)
+        unmeasured = (active.call.site.module, port) in self.unmeasured
+        if unmeasured or is_mask_of_pairs_for_padding(port, actual, stored.shape):
             return actual
-        key = self.trace.stored(matched.call, port).digest
+        key = stored.digest
         if self._injected.get(actual) == key:
             self.results.num_identical += 1
             return actual

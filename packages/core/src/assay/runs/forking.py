@@ -21,6 +21,7 @@ from multiprocessing.reduction import DupFd
 from types import ModuleType
 from typing import IO, Any, cast
 
+from assay.runs.hashing import SAME_HASHES
 from assay.runs.worker import end_with_parent
 from assay.watchdog import WATCHDOG
 
@@ -55,12 +56,27 @@ def begin_preload(modules: Sequence[str]) -> None:
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
     resource_tracker.ensure_running()  # first, as it lets interrupts through at its end
-    with _interrupts_blocked():
+    with _interrupts_blocked(), _environment(SAME_HASHES):
         forkserver.ensure_running()
     if multiprocessing.parent_process() is None:  # else both are the parent's
         WATCHDOG.watch("folder", util.get_temp_dir())
         # It ends by itself when no process needs it, unless an import hangs.
         WATCHDOG.watch("process", forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined] # noqa: SLF001 - kept nowhere else
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Inside, a process is started with `variables`."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

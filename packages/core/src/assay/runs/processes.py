@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from assay.errors import MachineError, UsageError
 from assay.runs.errors import DiskError, ProcessError
 from assay.runs.folders import write_whole
+from assay.runs.hashing import SAME_HASHES
 from assay.runs.progress import Progress, WireReader
 from assay.watchdog import GRACE_SECONDS, watched
 
@@ -111,7 +112,7 @@ def _start(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={**os.environ, **environment},
+        env={**os.environ, **SAME_HASHES, **environment},
         process_group=0,
     )
 

@@ -144,6 +144,26 @@ def test_one_parameter_that_keeps_the_factor_is_not_all_of_them() -> None:
 
 
 @pytest.mark.parametrize(
+    ("lengths", "left"),
+    [
+        ([0.5] * 4, 0.5),
+        ([0.5] * 3 + [8.0], 0.5),  # one parameter is something else
+        ([0.3, 0.5, 0.7, 0.9], None),  # parts of a sum
+    ],
+)
+def test_length_that_is_left_is_that_of_most_gradients(
+    lengths: list[float], left: float | None
+) -> None:
+    steps = LossScale(UNIT)
+    steps.begin_step()
+    steps.learn(scale(65536.0))
+
+    steps.end_phase("reduce", [(length * GRADIENT, GRADIENT) for length in lengths])
+
+    assert steps.steps[0].left == (left if left is None else pytest.approx(left))
+
+
+@pytest.mark.parametrize(
     ("norm", "scaled"), [(8.0, True), (1.0, False), (4.0, True), (math.nan, False), (None, False)]
 )
 def test_norm_shows_whether_clipping_read_scaled_gradients(

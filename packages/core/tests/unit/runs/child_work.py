@@ -25,6 +25,10 @@ def echo(request: dict[str, Any], _: Progress) -> Result:
     return {"echo": request, "variable": os.environ.get("ASSAY_TEST_VARIABLE")}
 
 
+def hash_names(_: dict[str, Any], __: Progress) -> Result:
+    return {"hashes": [hash(name) for name in ("sliding_attention", "full_attention")]}
+
+
 def usage(_: dict[str, Any], __: Progress) -> Result:
     raise WorkerUsageError("no such model: 'x'\nsecond line")
 

@@ -45,6 +45,42 @@ def test_a_script_needs_no_guard_and_may_set_variables(tmp_path: Path) -> None:
     assert "the script runs" not in (tmp_path / "candidate.log").read_text()
 
 
+HASHING = """
+import os
+import sys
+from pathlib import Path
+
+from assay.runs import SilentProgress, run_process
+
+for preload in ([], ["json"]):
+    answer = run_process(
+        "child_work", {"act": "hash_names"}, Path(sys.argv[1]), name="candidate",
+        progress=SilentProgress(), preload=preload,
+    )
+    print(answer.result["hashes"])
+print(os.environ["PYTHONHASHSEED"])
+"""
+
+
+def test_sets_of_names_have_one_order_in_all_processes(tmp_path: Path) -> None:
+    hashes, own = set(), []
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", HASHING, str(tmp_path)],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "PYTHONHASHSEED": seed},
+        )
+        *of_children, seed_of_parent = done.stdout.splitlines()
+        assert len(of_children) == 2
+        hashes |= set(of_children)
+        own.append(seed_of_parent)
+    assert len(hashes) == 1
+    assert own == ["1", "2"]
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 def test_ctrl_c_does_not_reach_the_fork_server_while_it_imports() -> None:
     script = (

@@ -15,6 +15,7 @@ from typing import Any
 from assay.errors import exit_in_words
 from assay.launch.errors import ForkServerError
 from assay.launch.processes.fork_server import ANSWER
+from assay.runs.hashing import SAME_HASHES
 from assay.watchdog import WATCHDOG
 
 # Imported for every world: torch with its modules for sharding, and the code of a rank.
@@ -133,6 +134,7 @@ class ForkServer:
                     stderr=subprocess.DEVNULL,
                     env=os.environ
                     | _ENVIRONMENT
+                    | SAME_HASHES
                     | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                     pass_fds=(theirs.fileno(),),
                     process_group=0,  # Ctrl-C in a terminal is for this process

@@ -20,6 +20,16 @@ def is_attention_mask(port: str, expected: Tensor) -> bool:
     return not expected.is_floating_point() or bool(((expected == 0) | ~allowed(expected)).all())
 
 
+def is_mask_of_pairs_for_padding(port: str, actual: Tensor, expected: tuple[int, ...]) -> bool:
+    """Whether a trainer says which keys each query may see, (B, 1, T, S), and not what is padding.
+
+    expected: the shape of what the reference has there.
+    What a trainer says is judged at attention, by its own mask or by what it returns.
+    """
+    named = port.rpartition(".")[2].endswith("mask")
+    return named and len(expected) == 2 and actual.ndim == 4
+
+
 def allowed(mask: Tensor) -> Tensor:
     """Which columns each row of an additive or boolean mask lets through."""
     if mask.dtype is torch.bool:

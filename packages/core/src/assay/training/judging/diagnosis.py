@@ -10,7 +10,10 @@ from assay.training.judging.early_clipping import is_clipped_in_backward, is_cli
 from assay.training.judging.evidence import FreeEvidence, TrainEvidence
 from assay.training.judging.free_run import RESUMED_TRAJECTORY
 from assay.training.judging.groups import JudgedGroup
-from assay.training.judging.loss_scale import is_taken_off_by_another_factor
+from assay.training.judging.loss_scale import (
+    is_divided_by_another_factor,
+    is_taken_off_by_another_factor,
+)
 from assay.training.judging.places import (
     PARAMETER_PREFIX,
     is_bad_at_first_only,
@@ -209,7 +212,7 @@ def _diagnose_group(
             return Finding("frozen-parameters", _of_no_module(location))
         if _all_scaled_alike(group) and is_clipped_in_reduce(evidence.reports):
             return Finding("clip-norm", _of_no_module(location))
-        if _all_scaled_alike(group):
+        if _all_scaled_alike(group) or is_divided_by_another_factor(evidence):
             return Finding("loss-scale", _of_no_module(location))
         if not _is_part_missing(group):
             return Finding("module-error", location)

@@ -31,6 +31,12 @@ def is_taken_off(evidence: TrainEvidence, groups: Mapping[str, JudgedGroup]) -> 
     return True
 
 
+def is_divided_by_another_factor(evidence: TrainEvidence) -> bool:
+    """Whether in some step most gradients are left the reference's times one number, which is not 1."""
+    lengths = [step.left for step in evidence.report.scaled_steps if step.left is not None]
+    return any(abs(length - 1) > _SAME_NUMBER for length in lengths)
+
+
 def is_taken_off_by_another_factor(evidence: TrainEvidence) -> bool:
     """Whether every norm that clipping finds is the reference's times one number, not the scale's."""
     steps = [step for step in evidence.report.scaled_steps if step.factor != 1]

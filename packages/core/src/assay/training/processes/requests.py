@@ -288,6 +288,7 @@ class ScaledStepRecord(Record):
     of_loss: Number
     taken_off: Phase | None = None
     norm: Number | None = None
+    left: Number | None = None
 
 
 class GradientNormRecord(Record):

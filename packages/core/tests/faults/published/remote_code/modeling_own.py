@@ -66,6 +66,8 @@ class BalancedMixtral(MixtralForCausalLM):
 class HalfFrozenLlama(LlamaForCausalLM):
     """Llama whose embedding is not trained."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.model.embed_tokens.weight.requires_grad_(False)
+    def train(self, mode: bool = True) -> "HalfFrozenLlama":
+        # Weights that are loaded are trained, whatever they were when the model was built.
+        self.model.embed_tokens.weight.requires_grad_(requires_grad=False)
+        super().train(mode)
+        return self

@@ -1,6 +1,7 @@
 """Faults of losses and of gradients that are added up, each beside the same code without it."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch.nn import functional
 
 from assay.training.batches import IGNORED, MicroBatch
 from assay.training.protocol import StepReport
+from assay.training.state.files import read_state, write_state
 from assay.training.trainers.reference import ReferenceTrainer
 
 
@@ -82,14 +84,14 @@ class EachReplicaDividesByAll(OwnLoss):
     """transformers#37474: of two replicas each divides by all tokens, and then comes their mean."""
 
     def reduce(self, losses: Tensor) -> Tensor:
-        return torch.stack([part.sum() for part in losses.chunk(2)]).mean()
+        return torch.stack([part.sum() for part in losses.flatten().chunk(2)]).mean()
 
 
 class EachReplicaAddsItsShare(OwnLoss):
     """No fault."""
 
     def reduce(self, losses: Tensor) -> Tensor:
-        return torch.stack([part.sum() for part in losses.chunk(2)]).sum()
+        return torch.stack([part.sum() for part in losses.flatten().chunk(2)]).sum()
 
 
 class WeightedLoss(OwnLoss):
@@ -218,6 +220,14 @@ class DynamicScale(ReferenceTrainer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.scale = state.get("scale", self.scale)
+
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        write_state(folder / "scale", {"scale": self.scale})
+
+    def load(self, folder: Path) -> None:
+        super().load(folder)
+        self.scale = read_state(folder / "scale")["scale"]
 
 
 class ScaleGrowsFirst(DynamicScale):

@@ -132,8 +132,8 @@ class TiedWeight(ReferenceTrainer):
     def reduce_gradients(self) -> None:
         tied: Any = self.model.get_submodule("model.embed_tokens")
         assert self._of_head is not None
-        head = self._of_head.clone()
-        embedding = _grad(tied.weight).float() - head
+        head = self._of_head.double()
+        embedding = _grad(tied.weight).double() - head
         super().reduce_gradients()
         _grad(tied.weight).copy_(self.put_together(embedding, self.data.sum(head)))
 

@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.locating.matching.masks import allowed, count_differences, in_form_of, is_attention_mask
+from assay.locating.matching.masks import (
+    allowed,
+    count_differences,
+    in_form_of,
+    is_attention_mask,
+    is_mask_of_pairs_for_padding,
+)
 from assay.sites import RowMap
 
 # One prompt of two tokens, padded by one, and one of three: query t of row b sees column s.
@@ -129,3 +135,19 @@ def test_mask_is_recognised_by_name_and_shape(
 def test_values_that_are_no_mask_are_compared_as_values(biases: Tensor) -> None:
     # By what they allow they would all be the same, and would be replaced by zeros.
     assert not is_attention_mask("input.attention_mask", biases)
+
+
+@pytest.mark.parametrize(
+    ("port", "actual", "expected", "other_form"),
+    [
+        ("input.attention_mask", ALLOWED, torch.ones(2, 3), True),
+        ("model:input.attention_mask", ALLOWED, torch.ones(2, 3), True),
+        ("input.attention_mask", torch.ones(2, 3), torch.ones(2, 3), False),
+        ("input.attention_mask", ALLOWED, ALLOWED, False),
+        ("input.position_ids", ALLOWED, torch.ones(2, 3), False),
+    ],
+)
+def test_pairs_in_place_of_padding_are_another_form(
+    port: str, actual: Tensor, expected: Tensor, *, other_form: bool
+) -> None:
+    assert is_mask_of_pairs_for_padding(port, actual, tuple(expected.shape)) is other_form

@@ -96,6 +96,22 @@ def test_scale_that_is_taken_off_after_clipping_is_a_wrong_norm(later: Changed) 
     assert told(verdict) == ("clip-norm", "clip")
 
 
+@pytest.mark.parametrize(
+    ("left", "diagnosis"),
+    [(0.5, "loss-scale"), (1.0, "missing-reduction"), (None, "missing-reduction")],
+)
+def test_one_step_whose_gradients_are_divided_by_another_factor(
+    left: float | None, diagnosis: str
+) -> None:
+    modules = sorted(KINDS)
+    # Over all steps no two parameters are off by one factor.
+    reduced: Changed = {
+        gradient(module, "reduce"): times(0.5 + 0.4 * number / len(modules))
+        for number, module in enumerate(modules)
+    }
+    assert told(judged(reduced, taken_off="reduce", left=left)) == (diagnosis, "reduce")
+
+
 def test_scale_that_is_taken_off_by_another_factor_is_one() -> None:
     halved = times(0.5)
     reduced: Changed = {gradient(module, "reduce"): halved for module in KINDS}

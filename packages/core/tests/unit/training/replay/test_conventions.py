@@ -263,9 +263,9 @@ def test_rows_that_see_each_other_are_found_in_the_mask(golden: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        (UnscaledInReduce, ScaledStep(0, SCALE, 1.0, "reduce")),
-        (UnscaledInClip, ScaledStep(0, SCALE, 1.0, "clip", APPROXIMATELY_ONE)),
-        (SkipsOnce, ScaledStep(0, SCALE, 1.0, "clip", APPROXIMATELY_ONE)),
+        (UnscaledInReduce, ScaledStep(0, SCALE, 1.0, "reduce", left=APPROXIMATELY_ONE)),
+        (UnscaledInClip, ScaledStep(0, SCALE, 1.0, "clip", APPROXIMATELY_ONE, APPROXIMATELY_ONE)),
+        (SkipsOnce, ScaledStep(0, SCALE, 1.0, "clip", APPROXIMATELY_ONE, APPROXIMATELY_ONE)),
         (LossReturnedTwice, ScaledStep(0, 1.0, 2.0, None, APPROXIMATELY_ONE)),
     ],
 )
