@@ -19,6 +19,8 @@ class Vendor:
     distributed_backend: name for `torch.distributed.init_process_group`.
     compile_backend: name for `torch.compile(backend=...)`.
     runner_labels: labels of the CI runners that carry such a device.
+    visible_devices: the environment variable that lists by number the devices that a process is
+        given; "" if there is none.
     """
 
     name: str
@@ -26,6 +28,7 @@ class Vendor:
     distributed_backend: str
     compile_backend: str
     runner_labels: tuple[str, ...]
+    visible_devices: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ NVIDIA = Vendor(
     distributed_backend="nccl",
     compile_backend="inductor",
     runner_labels=("assay-nvidia",),
+    visible_devices="CUDA_VISIBLE_DEVICES",
 )
 AMD = Vendor(
     name="amd",
@@ -28,6 +29,7 @@ AMD = Vendor(
     distributed_backend="nccl",
     compile_backend="inductor",
     runner_labels=("assay-amd",),
+    visible_devices="HIP_VISIBLE_DEVICES",
 )
 
 # TF32 came with compute capability 8.0. Source: CUDA C++ Programming Guide, compute capabilities.

@@ -1,13 +1,16 @@
 """A case from the outside: its worlds one after the other, and its verdict."""
 
+import fcntl
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.launch import Rank, TimeLimits, World, WorldError, launch_world
 from assay.runs import Progress
+from assay.runs.folders import write_whole
 from assay.runs.results import write_results
 from assay.training.check import load_training_limits
 from assay.training.processes.requests import ReferenceRequest
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 Body = Callable[[Rank, dict[str, Any]], dict[str, Any]]
 
+_ANSWER = "answer.json"
+
 PRELOAD = ("assay_smoke.cases.preload",)
 
 
@@ -44,11 +49,10 @@ PRELOAD = ("assay_smoke.cases.preload",)
 class References:
     """What the trusted side makes of each set of options and dtype: once in a session.
 
-    folder: of the session, in which they are kept.
+    folder: of the session, in which they are kept; several processes may use it.
     """
 
     folder: Path
-    _answers: dict[str, ReferenceAnswer] = field(default_factory=dict)
 
     def of(self, case: Case, limits: TimeLimits) -> tuple[Path, ReferenceAnswer]:
         """The folder of the golden that `case` is held to, and what the trusted side said."""
@@ -57,13 +61,25 @@ class References:
         )
         key = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:12]
         golden = self.folder / key
-        if key not in self._answers:
-            golden.mkdir(parents=True, exist_ok=True)
+        golden.mkdir(parents=True, exist_ok=True)
+        kept = golden / _ANSWER
+        with _held(golden / "lock"):
+            if kept.is_file():
+                return golden, ReferenceAnswer.model_validate_json(kept.read_text("utf-8"))
             asked = request.model_copy(update={"folder": str(golden)})
             world = World({"dp": 1}, "cpu", limits=limits, preload=PRELOAD, log_folder=golden)
             (answer,) = launch_world(worlds.reference, world, asked.model_dump())
-            self._answers[key] = ReferenceAnswer.model_validate(answer)
-        return golden, self._answers[key]
+            made = ReferenceAnswer.model_validate(answer)
+            write_whole(kept, made.model_dump_json(by_alias=True))
+        return golden, made
+
+
+@contextmanager
+def _held(lock: Path) -> Iterator[None]:
+    """Inside, no other process holds `lock`."""
+    with lock.open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @dataclass(frozen=True)

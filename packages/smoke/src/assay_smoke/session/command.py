@@ -13,12 +13,9 @@ from assay.devices.detection.isolation import require_run
 from assay.devices.registry import open_device
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
-from assay.launch import TimeLimits
 from assay.runs import RunFolder, open_progress
 from assay.runs.errors import DiskError
 from assay.training.trainers.registry import require_trainer
-from assay_smoke.cases.running import References
-from assay_smoke.external.cycle import run_external
 from assay_smoke.external.subject import read_subject
 from assay_smoke.matrix.cases import Case, case_of
 from assay_smoke.matrix.choosing.expressions import compile_expression
@@ -31,9 +28,16 @@ from assay_smoke.matrix.rules import check_compatible
 from assay_smoke.matrix.vendors import HOST
 from assay_smoke.session.page import write_page
 from assay_smoke.session.results import CaseResult, SessionReport
-from assay_smoke.session.running import Session, Subject, subject_of
+from assay_smoke.session.running import Session
+from assay_smoke.session.side_by_side import Devices
+from assay_smoke.session.subjects import (
+    COMMAND,
+    CaseOptions,
+    Subject,
+    case_subject,
+    external_subject,
+)
 
-COMMAND = "command:"
 _COLLECTIVE_SECONDS = 60.0
 _HOST_CARDS = 4
 
@@ -75,10 +79,9 @@ def run_session(
     """
     require_trainer(options.trainer)
     require_run(parse_run(f"{options.device}/{options.precision or 'float32'}"))
-    limits = _limits(options.timeout)
     folder = RunFolder.create("smoke run", output).path
-    chosen = _choose(options, References(folder / "references"), limits)
-    session = Session(folder, options.device, tell)
+    chosen = _choose(options, str(folder / "references"))
+    session = Session(folder, options.device, tell, _devices(options.device))
     begun = time.monotonic()
     try:
         with open_progress() as progress:
@@ -90,7 +93,7 @@ def run_session(
     return report, page
 
 
-def _choose(options: SessionOptions, references: References, limits: TimeLimits) -> _Chosen:
+def _choose(options: SessionOptions, references: str) -> _Chosen:
     commands = [name for name in options.names if name.startswith(COMMAND)]
     cases = [case_of(name) for name in options.names if not name.startswith(COMMAND)]
     pairs = (0, 0)
@@ -104,9 +107,14 @@ def _choose(options: SessionOptions, references: References, limits: TimeLimits)
     cases = [case for case in cases if _matches(options.keyword, case.id)]
     if options.precision is not None:
         cases = [case for case in cases if case.precision == options.precision]
-    subjects = [
-        subject_of(case, options.device, references, options.trainer, limits) for case in cases
-    ]
+    case_options = CaseOptions(
+        device=options.device,
+        references=references,
+        trainer=options.trainer,
+        timeout=options.timeout,
+        collective_timeout=min(_COLLECTIVE_SECONDS, options.timeout / 2),
+    )
+    subjects = [case_subject(case, case_options) for case in cases]
     externals = [_external(name) for name in (*commands, *options.beside)]
     subjects += [one for one in externals if _matches(options.keyword, one.name)]
     if not subjects:
@@ -120,17 +128,15 @@ def _external(name: str) -> Subject:
         raise UsageError(f"--with {name}: give {COMMAND}FILE.toml")
     toml = Path(name.removeprefix(COMMAND)).expanduser()
     read_subject(toml)
-    return Subject(
-        _name_of(toml),
-        f"assay smoke run {name}",
-        lambda folder, progress: run_external(toml, folder, progress),
-    )
+    return external_subject(toml)
 
 
-def _name_of(toml: Path) -> str:
-    """Of examples/trl_sft/smoke-lora.toml it is `trl_sft-lora`: a name that can be that of a folder."""
-    folder, stem = toml.resolve().parent.name, toml.stem
-    return folder if stem == "smoke" else f"{folder}-{stem.removeprefix('smoke-')}"
+def _devices(name: str) -> Devices | None:
+    """Where there are several that a process can be given some of; a name such as cuda:1 is one."""
+    device = open_device(name)
+    if ":" in name or not device.vendor.visible_devices or device.count() < 2:
+        return None
+    return Devices(device.count(), device.vendor.visible_devices)
 
 
 def _read_plan(path: Path) -> SmokePlan:
@@ -158,11 +164,6 @@ def _plan_options(options: SessionOptions) -> PlanOptions:
         # Which may be meant for what runs beside the plan.
         expression=None if options.beside else options.keyword,
     )
-
-
-def _limits(seconds: float) -> TimeLimits:
-    collective = min(_COLLECTIVE_SECONDS, seconds / 2)
-    return TimeLimits(start_seconds=seconds, collective_seconds=collective, body_seconds=seconds)
 
 
 def _record(options: SessionOptions, cases: Sequence[Case], report: SessionReport) -> None:

@@ -1,0 +1,89 @@
+"""Subjects at the same time, each in a process that sees only its own devices."""
+
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from assay.runs import Progress, run_process
+from assay.runs.worker import serve
+from assay_smoke.session.packing import Packing
+from assay_smoke.session.results import CaseResult
+from assay_smoke.session.subjects import Subject
+from assay_smoke.session.trying import try_subject
+
+_MODULE = "assay_smoke.session.side_by_side"
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """Those of this machine.
+
+    visible: the variable by which a process is given some of them, by number.
+    """
+
+    count: int
+    visible: str
+
+
+def run_side_by_side(
+    subjects: Sequence[Subject], devices: Devices, folder: Path, progress: Progress
+) -> Iterator[CaseResult]:
+    """The result of each subject, as soon as it is there; the largest begin first."""
+    packing = Packing(
+        range(len(subjects)),
+        lambda number: subjects[number].num_cards or devices.count,
+        devices.count,
+    )
+    running: dict[Future[CaseResult], int] = {}
+    with ThreadPoolExecutor(devices.count) as pool:
+        try:
+            while True:
+                for number, cards in packing.start():
+                    visible = {devices.visible: ",".join(map(str, cards))}
+                    task = pool.submit(_run_beside, subjects[number], visible, folder, progress)
+                    running[task] = number
+                if not running:
+                    return
+                for task in wait(running, return_when=FIRST_COMPLETED).done:
+                    packing.finish(running.pop(task))
+                    yield task.result()
+        except BaseException:
+            _end_all()
+            raise
+
+
+def _run_beside(
+    subject: Subject, visible: dict[str, str], folder: Path, progress: Progress
+) -> CaseResult:
+    logs = folder / "logs"
+    logs.mkdir(exist_ok=True)
+    request = {"subject": subject.model_dump(), "folder": str(folder)}
+    answer = run_process(
+        _MODULE, request, logs, name=subject.name, progress=progress, environment=visible
+    )
+    return CaseResult.model_validate(answer.result)
+
+
+def _end_all() -> None:
+    """End the processes of subjects, which then end their own."""
+    for child in psutil.Process().children():
+        try:
+            if _MODULE in child.cmdline():
+                child.terminate()
+        except psutil.Error:
+            continue
+
+
+def _work(request: dict[str, object], progress: Progress) -> dict[str, object]:
+    subject = Subject.model_validate(request["subject"])
+    result = try_subject(subject, Path(str(request["folder"])), progress)
+    made: dict[str, object] = json.loads(result.model_dump_json(by_alias=True))
+    return made
+
+
+if __name__ == "__main__":
+    serve(_work)

@@ -1,0 +1,63 @@
+"""One subject of a session: run, and run again where the machine failed."""
+
+import time
+from pathlib import Path
+
+from assay.errors import AssayError
+from assay.runs import Progress
+from assay.runs.results import write_results
+from assay.verdicts import Level, Outcome, Verdict
+from assay_smoke.session.infrastructure import failed_part
+from assay_smoke.session.results import CaseResult, peak_memory, phases_of, reason_of
+from assay_smoke.session.subjects import Subject, run_subject
+
+# A failure of the machine is tried once more; anything else is as it is.
+MOST_TRIES = 2
+
+
+def try_subject(subject: Subject, session: Path, progress: Progress) -> CaseResult:
+    """Run a subject in a folder of its own below that of the session."""
+    tries: list[str] = []
+    while True:
+        folder = session / "cases" / subject.name
+        if tries:
+            folder = folder.with_name(f"{subject.name}.{len(tries) + 1}")
+        folder.mkdir(parents=True)
+        result = _run_once(subject, session, folder, progress)
+        if result.infrastructure is None and tries:
+            result = result.model_copy(update={"infrastructure": tries[-1]})
+        if result.outcome is Outcome.PASS or not failed_part(result.reason):
+            return result.model_copy(update={"tries": len(tries) + 1})
+        tries.append(str(result.infrastructure))
+        if len(tries) == MOST_TRIES:
+            return result.model_copy(update={"tries": len(tries)})
+
+
+def _run_once(subject: Subject, session: Path, folder: Path, progress: Progress) -> CaseResult:
+    begun = time.monotonic()
+    try:
+        verdict = run_subject(subject, folder, progress)
+    except AssayError as error:
+        verdict = write_results(_could_not_run(subject, error), [], folder)
+    seconds = time.monotonic() - begun
+    host, device = peak_memory(folder)
+    reason = reason_of(verdict)
+    return CaseResult(
+        name=subject.name,
+        outcome=verdict.verdict,
+        seconds=seconds,
+        reason=reason,
+        diagnosis=verdict.diagnosis,
+        infrastructure=failed_part(reason),
+        command=subject.command,
+        folder=str(folder.relative_to(session)),
+        phases=phases_of(folder),
+        host_bytes=host,
+        device_bytes=device,
+    )
+
+
+def _could_not_run(subject: Subject, error: AssayError) -> Verdict:
+    """A case that its plan holds to be possible, and that raised: as much of a failure as any."""
+    level = Level(verdict=Outcome.FAIL, reason=f"it could not be run: {error}")
+    return Verdict(verdict=Outcome.FAIL, candidate={"case": subject.name}, levels={"run": level})

@@ -1,0 +1,32 @@
+"""A subject's process of test_side_by_side.py: waits for another one where it has one device only."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from assay.runs import Progress
+from assay.runs.worker import serve
+
+SECONDS = 20
+
+
+def work(request: dict[str, Any], _: Progress) -> dict[str, Any]:
+    subject, folder = request["subject"], Path(request["folder"])
+    name, devices = subject["name"], os.environ["TEST_VISIBLE_DEVICES"]
+    (folder / name).touch()
+    end = time.monotonic() + SECONDS
+    partner = {"left": "right", "right": "left"}.get(name)
+    while partner is not None and not (folder / partner).exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    together = partner is not None and (folder / partner).exists()
+    return {
+        "name": name,
+        "outcome": "PASS",
+        "seconds": 1.0,
+        "reason": f"{devices} {'together' if together else 'alone'}",
+    }
+
+
+if __name__ == "__main__":
+    serve(work)

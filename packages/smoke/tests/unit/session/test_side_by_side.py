@@ -1,0 +1,47 @@
+"""Subjects run at the same time on disjoint devices, and those that need all of them alone."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay.runs import SilentProgress
+from assay_smoke.session import side_by_side
+from assay_smoke.session.running import Session
+from assay_smoke.session.side_by_side import Devices
+from assay_smoke.session.subjects import Subject
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _own_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "_MODULE", "beside_work")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *sys.path]))
+
+
+def test_each_has_its_devices_and_results_come_as_they_are_there(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    session = Session(
+        tmp_path,
+        "cpu",
+        lambda result, number, total: told.append((result.name, number, total)),
+        Devices(2, "TEST_VISIBLE_DEVICES"),
+    )
+    subjects = [
+        Subject(name=name, command="", num_cards=num_cards)
+        for name, num_cards in (("left", 1), ("right", 1), ("library", None), ("pair", 2))
+    ]
+
+    session.run(subjects, SilentProgress())
+
+    found = {result.name: result.reason for result in session.results}
+    assert found == {
+        "left": "0 together",
+        "right": "1 together",
+        "library": "0,1 alone",
+        "pair": "0,1 alone",
+    }
+    assert [one[0] for one in told[:2]] == ["library", "pair"]  # the largest begin first
+    assert [one[1:] for one in told] == [(1, 4), (2, 4), (3, 4), (4, 4)]
