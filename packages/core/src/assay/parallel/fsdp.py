@@ -7,6 +7,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from assay.parallel.layers import decoder_layers
 from assay.parallel.pipeline_parallel.stages import called_module
 
 
@@ -33,21 +34,11 @@ def shard_parameters(
     if kept_on == "host":
         # Pinned memory needs an accelerator.
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
-    for layer in _layers(model):
+    for layer in decoder_layers(model):
         fully_shard(layer, **options)
     fully_shard(called_module(model), **options)
     _sum_gradients(model)
     return model
-
-
-def _layers(model: nn.Module) -> list[nn.Module]:
-    """The decoder layers of `model`, by the classes that transformers names for sharding."""
-    names = {
-        name
-        for module in model.modules()
-        for name in getattr(module, "_no_split_modules", None) or ()
-    }
-    return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def _sum_gradients(model: nn.Module) -> None:
