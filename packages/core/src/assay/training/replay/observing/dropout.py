@@ -70,13 +70,37 @@ def _drop(
 ) -> Tensor:
     if not training or p == 0:
         return input
+    # Compilers take two draws for one where both are given the same tensor, and no two that are empty.
+    like = torch.empty(input.shape, dtype=input.dtype, device=input.device)
+    draw = _draw_in_graph if torch.compiler.is_compiling() else _draw_scale
+    scale = draw(like, p)
+    return input.mul_(scale) if inplace else input * scale
+
+
+def _draw_scale(like: Tensor, p: float) -> Tensor:
+    """What each element is multiplied by: zero with probability `p`."""
     with suspended():
         for observe in _observers:
             observe(torch.get_rng_state())
-        keep = torch.rand(input.shape) >= p
+        keep = torch.rand(like.shape) >= p
         scale = torch.where(keep, 1 / (1 - p) if p < 1 else 0.0, 0.0)
-        scale = scale.to(device=input.device, dtype=input.dtype)
-    return input.mul_(scale) if inplace else input * scale
+        return scale.to(device=like.device, dtype=like.dtype)
+
+
+# A compiler that looked inside would draw other numbers; one that has to stop here compiles nothing
+# of a layer that is recomputed.
+_draw_in_graph = torch.library.custom_op(
+    "assay::draw_dropout_scale",
+    _draw_scale,
+    mutates_args=(),
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+
+
+@_draw_in_graph.register_fake
+def _scale_of_unknown_values(like: Tensor, p: float) -> Tensor:
+    del p
+    return torch.empty_like(like)
 
 
 def _attend(

@@ -40,6 +40,27 @@ def test_what_is_kept_is_scaled() -> None:
     assert set(dropped.tolist()) == {0.0, 4.0}
 
 
+@pytest.mark.parametrize("is_recomputed", [False, True], ids=["", "recomputed"])
+def test_compiled_code_drops_the_same_in_one_graph(is_recomputed: bool) -> None:
+    def drop_twice(x: Tensor) -> Tensor:
+        # Two draws over the same values are not one.
+        return functional.dropout(x, 0.5, training=True) - functional.dropout(x, 0.5, training=True)
+
+    compiled = torch.compile(drop_twice, backend="aot_eager", fullgraph=True)
+    found = []
+    for function in (drop_twice, compiled):
+        torch.manual_seed(3)
+        x = torch.ones(1000, requires_grad=True)
+        with comparable_dropout():
+            dropped = checkpoint(function, x, use_reentrant=False) if is_recomputed else function(x)
+            dropped.square().sum().backward()
+        found.append((dropped, x.grad, torch.get_rng_state()))
+
+    expected, actual = found
+    assert set(expected[0].tolist()) == {-2.0, 0.0, 2.0}
+    torch.testing.assert_close(actual, expected, rtol=0.0, atol=0.0)
+
+
 def test_nothing_is_dropped_outside_of_training() -> None:
     x = torch.ones(100)
     with comparable_dropout():
