@@ -11,11 +11,15 @@ from assay.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class FloatFormat:
-    """A binary floating-point format."""
+    """A binary floating-point format.
+
+    smallest: positive number, subnormal ones included.
+    """
 
     name: str
     significand_bits: int  # with the hidden bit
     largest: float
+    smallest: float
 
     @property
     def unit_roundoff(self) -> float:
@@ -35,15 +39,21 @@ def _largest(significand_bits: int, max_exponent: int) -> float:
     return (2.0 - 2.0 ** (1 - significand_bits)) * 2.0**max_exponent
 
 
+def _ieee(name: str, significand_bits: int, max_exponent: int) -> FloatFormat:
+    """A format whose smallest exponent is 1 - `max_exponent`."""
+    smallest = 2.0 ** (2 - max_exponent - significand_bits)
+    return FloatFormat(name, significand_bits, _largest(significand_bits, max_exponent), smallest)
+
+
 FORMATS = {
     format_.name: format_
     for format_ in (
-        FloatFormat("float64", 53, _largest(53, 1023)),
-        FloatFormat("float32", 24, _largest(24, 127)),
-        FloatFormat("tf32", 11, _largest(11, 127)),
-        FloatFormat("float16", 11, _largest(11, 15)),
-        FloatFormat("bfloat16", 8, _largest(8, 127)),
-        FloatFormat("float8_e4m3fn", 4, 448.0),
+        _ieee("float64", 53, 1023),
+        _ieee("float32", 24, 127),
+        _ieee("tf32", 11, 127),
+        _ieee("float16", 11, 15),
+        _ieee("bfloat16", 8, 127),
+        FloatFormat("float8_e4m3fn", 4, 448.0, 2.0**-9),
     )
 }
 

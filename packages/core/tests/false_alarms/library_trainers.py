@@ -4,8 +4,6 @@ Each class is given with `--candidate-trainer`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -183,7 +181,7 @@ class HuggingFace(ReferenceTrainer):
         self._step_of_torch()
 
 
-class GradScaled(ReferenceTrainer):
+class OverflowsAtFirst(ReferenceTrainer):
     """GradScaler, whose first scales overflow: these steps are skipped.
 
     Source: https://docs.pytorch.org/docs/stable/notes/amp_examples.html
@@ -192,80 +190,12 @@ class GradScaled(ReferenceTrainer):
     # At 2**124 float32 overflows in backward, at 2**120 it does not.
     first_scale = 2.0**124
 
-    def setup(self, plan: TrainingPlan) -> None:
-        super().setup(plan)
-        self.scaler = torch.amp.GradScaler(
-            torch.device(self.device.torch_device).type, init_scale=self.first_scale
-        )
-
-    def step(self, batch: Sequence[MicroBatch]) -> StepReport:
-        scale = self.scaler.get_scale()
-        report = super().step(batch)
-        self.scaler.update()
-        skipped = self.scaler.get_scale() < scale
-        self._num_steps -= skipped
-        return replace(report, skipped=skipped)
-
-    def backward(self, loss: Tensor) -> None:
-        super().backward(self.scaler.scale(loss))
-
-    def clip_gradients(self, max_norm: float) -> float:
-        self.scaler.unscale_(self.optimizer)
-        return super().clip_gradients(max_norm)
-
-    def optimizer_step(self) -> None:
-        self.scaler.step(self.optimizer)
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"scaler": self.scaler.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.scaler.load_state_dict(state["scaler"])
-
-    def save(self, folder: Path) -> None:
-        super().save(folder)
-        torch.save(self.scaler.state_dict(), folder / "scaler.pt")
-
-    def load(self, folder: Path) -> None:
-        super().load(folder)
-        self.scaler.load_state_dict(torch.load(folder / "scaler.pt"))
-
 
 class Concatenated(ReferenceTrainer):
     """The micro-batches of a step are one batch, padded to the longest."""
 
-    def train_on(self, own: Sequence[MicroBatch], num_tokens: int) -> float:
-        return super().train_on([concatenated(own)], num_tokens)
-
-
-class LaidEndToEnd(ReferenceTrainer):
-    """The rows of a step are one row without padding; positions begin anew where one does.
-
-    Source: https://huggingface.co/docs/transformers/main_classes/data_collator, on
-    DataCollatorWithFlattening.
-    """
-
-    def build_model(self, plan: TrainingPlan) -> nn.Module:
-        model = super().build_model(plan)
-        # With a cache, transformers takes the rows for one and lets each see those before it.
-        model.config.use_cache = False  # type: ignore[union-attr]
-        return model
-
-    def train_on(self, own: Sequence[MicroBatch], num_tokens: int) -> float:
-        return super().train_on([laid_end_to_end(own)], num_tokens)
-
-    def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
-        output = self.network(
-            input_ids=micro_batch["input_ids"], position_ids=micro_batch["position_ids"]
-        )
-        logits_BTV = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32))
-        summed = functional.cross_entropy(
-            logits_BTV[:, :-1].flatten(0, 1),
-            micro_batch["labels"][:, 1:].flatten(),
-            reduction="sum",
-        )
-        return summed / num_step_tokens
+    def arrange(self, own: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
+        return [concatenated(own)]
 
 
 def concatenated(batch: Sequence[MicroBatch]) -> MicroBatch:
@@ -281,16 +211,3 @@ def concatenated(batch: Sequence[MicroBatch]) -> MicroBatch:
         )
         for name, value in padding.items()
     }
-
-
-def laid_end_to_end(batch: Sequence[MicroBatch]) -> MicroBatch:
-    """All rows of a step as one."""
-    rows = [
-        {name: one[name][row][one["attention_mask"][row] != 0] for name in ("input_ids", "labels")}
-        for one in batch
-        for row in range(len(one["input_ids"]))
-    ]
-    for row in rows:
-        row["position_ids"] = torch.arange(len(row["labels"]))
-        row["labels"][0] = IGNORED
-    return {name: torch.cat([row[name] for row in rows])[None] for name in rows[0]}

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from assay.devices.run_string import parse_run
 from assay.training.batches import IGNORED, MicroBatch, check_batch
 from assay.training.protocol import StepReport, TrainerTraits, TrainingPlan
 from assay.training.trainers.reference import ReferenceTrainer
@@ -178,20 +177,6 @@ class StepsOnCopies(ReferenceTrainer):
         with torch.no_grad():
             for copy, one in zip(self.copies, _trainable(self.model), strict=True):
                 one.copy_(copy)
-
-
-class ComputesInAutocast(ReferenceTrainer):
-    """Products are in the run's dtype; parameters, sums of gradients and moments in float32."""
-
-    features = ReferenceTrainer.features | {"mixed-precision"}
-
-    def parameter_dtype(self) -> str:
-        return "float32"
-
-    def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
-        dtype = getattr(torch, parse_run(self.plan.run).dtype)
-        with torch.autocast(self.device.torch_device, dtype):
-            return super().compute_loss(micro_batch, num_step_tokens)
 
 
 class RoundsStochastically(ReferenceTrainer):

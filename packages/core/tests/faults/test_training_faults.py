@@ -17,7 +17,7 @@ from packages.core.tests.trials.tables import markdown_table, number, publish
 from packages.core.tests.trials.trial import run_all
 
 # Requirements on the whole corpus.
-SHARE_DETECTED = {"float32": 0.95, "bfloat16": 0.85}
+SHARE_DETECTED = {"float32": 0.95, "bfloat16": 0.85, "float16": 0.85}
 SHARE_LOCATED = 0.9
 SHARE_DIAGNOSED = 0.85
 
@@ -189,7 +189,7 @@ def test_optimizer_that_plants_change_is_right_without_them(tmp_path: Path) -> N
     assert judge(work).verdict is Outcome.PASS
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", SHARE_DETECTED)
 def test_faults_are_found(findings: list[Finding], dtype: str) -> None:
     some = [finding for finding in findings if finding.fault.dtype == dtype]
     if not some:

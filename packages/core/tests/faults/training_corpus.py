@@ -79,6 +79,7 @@ def training_corpus() -> Iterator[TrainingFault]:
         _batch_rows,
         _others,
         _conventions,
+        _features,
     )
     for part in parts:
         yield from part()
@@ -305,6 +306,33 @@ _BROKEN_CONVENTIONS: tuple[tuple[str, Phase, Diagnosis], ...] = (
     ("DecaysWhileSkipping", "optimizer", "optimizer-update"),
     ("RowsSeeEachOther", "forward", "module-error"),
 )
+
+
+def _features() -> Iterator[TrainingFault]:
+    """Beside the trainer that is asked for the same feature."""
+    found: tuple[tuple[str, str, Phase, Diagnosis, str | None], ...] = (
+        ("SeamLost", "packed", "forward", "module-error", "model"),
+        ("PaddingIsARow", "packed", "inputs", "inputs-differ", None),
+        ("LabelAcrossTheSeam", "packed", "inputs", "inputs-differ", None),
+        ("ClippedAsItIsScaled", "loss-scaling", "clip", "clip-norm", None),
+        ("UnscaledByTheNextScale", "loss-scaling", "clip", "loss-scale", None),
+        ("ScaleNotRestored", "loss-scaling", "checkpoint", "checkpoint-mismatch", None),
+        ("OtherActivation", "compile", "forward", "module-error", f"{MLP}.act_fn"),
+        ("OtherActivationInOnePiece", "compile", "optimizer", "optimizer-update", None),
+    )
+    for dtype in BOTH:
+        for name, feature, phase, diagnosis, module in found:
+            plant = f"features:{name}"
+            yield TrainingFault(plant, dtype, phase, diagnosis, module, features=(feature,))
+    # Only in float16 something overflows.
+    scaled = ("mixed-precision", "loss-scaling")
+    yield TrainingFault(
+        "features:StepsInSpiteOfOverflow", "float16", "backward", "loss-scale", features=scaled
+    )
+    yield TrainingFault(
+        "features:FoundInfNotReduced", "float16", "optimizer", "optimizer-update", mesh="dp=2",
+        features=scaled,
+    )  # fmt: skip
 
 
 def _trainer(

@@ -17,6 +17,7 @@ def test_formats_agree_with_torch_finfo(name: str) -> None:
 
     assert format_.unit_roundoff == info.eps / 2
     assert format_.largest == info.max
+    assert format_.smallest == info.smallest_normal * info.eps
 
 
 def test_tf32_has_the_range_of_float32_and_the_precision_of_float16() -> None:

@@ -36,6 +36,9 @@ def check_train(  # noqa: PLR0913 - one for each option
     cpu_offload: bool = False,
     recompute: bool = False,
     mixed_precision: bool = False,
+    loss_scaling: bool = False,
+    packed: bool = False,
+    compile: bool = False,  # noqa: A002 - as the option is called
     lora: bool = False,
     seed: int = 0,
     limits: str = "training",
@@ -72,6 +75,9 @@ def check_train(  # noqa: PLR0913 - one for each option
         "cpu-offload": cpu_offload,
         "recompute": recompute,
         "mixed-precision": mixed_precision,
+        "loss-scaling": loss_scaling,
+        "packed": packed,
+        "compile": compile,
     }
     code = candidate_code(candidate_setup, arguments.pop("candidate_model"), candidate)
     folder = RunFolder.create("check train", output).path

@@ -21,6 +21,7 @@ class Vendor:
     runner_labels: labels of the CI runners that carry such a device.
     visible_devices: the environment variable that lists by number the devices that a process is
         given; "" if there is none.
+    training_compile_backend: the backend for training, where it is another than `compile_backend`.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Vendor:
     compile_backend: str
     runner_labels: tuple[str, ...]
     visible_devices: str = ""
+    training_compile_backend: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ CPU = Vendor(
     distributed_backend="gloo",
     compile_backend="inductor",
     runner_labels=("assay-cpu",),
+    # Inductor takes minutes to compile the kernels of forward and backward, a short run seconds.
+    training_compile_backend="aot_eager",
 )
 
 

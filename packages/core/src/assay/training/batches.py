@@ -127,6 +127,34 @@ def check_batch(batch: Sequence[MicroBatch]) -> int:
     return count
 
 
+def with_first_labels(micro_batch: MicroBatch) -> MicroBatch:
+    """`micro_batch` with the first token of each row among its labels, as text without a prompt has it.
+
+    It counts for no loss, unless rows that are laid end to end take it for what follows the row before.
+    """
+    begins = micro_batch["attention_mask"][:, 0] != 0  # not padded on the left
+    labels = micro_batch["labels"].clone()
+    labels[begins, 0] = micro_batch["input_ids"][begins, 0]
+    return {**micro_batch, "labels": labels}
+
+
+def pack_rows(batch: Sequence[MicroBatch]) -> MicroBatch:
+    """All rows of `batch` laid end to end in one, without padding: a batch without a mask.
+
+    Returns: `input_ids`, `labels` and `position_ids`, (1, T); positions begin anew with each row, whose
+        first token is no label: the row before it says nothing of it.
+    """
+    rows = [
+        {name: one[name][row][one["attention_mask"][row] != 0] for name in ("input_ids", "labels")}
+        for one in batch
+        for row in range(len(one["input_ids"]))
+    ]
+    for row in rows:
+        row["position_ids"] = torch.arange(len(row["labels"]))
+        row["labels"][0] = IGNORED
+    return {name: torch.cat([row[name] for row in rows])[None] for name in rows[0]}
+
+
 def _rows_of_text(coder: TextCoder, rng: random.Random) -> Callable[[int], list[int]]:
     """A function whose every call returns as many ids as asked for, from where the last one ended."""
     texts = rng.sample(built_in_texts(), len(built_in_texts()))

@@ -26,6 +26,7 @@ from assay.training.processes.requests import (
     rank_folder,
     scaled_folder,
 )
+from assay.training.protocol import ADAMW_EPS, MIXED_PRECISION, can_keep_moments
 from assay.training.shapes import OF_NAMED_PIPELINES, Shapes
 from assay.verdicts import Measurement, Record, Verdict
 
@@ -199,6 +200,11 @@ def check_consistency(check: TrainCheck) -> None:
     _require_files(check)
     for run in (check.reference, check.candidate):
         require_run(parse_run(run))
+    if not can_keep_moments(check.dtype) and MIXED_PRECISION not in check.features:
+        raise UsageError(
+            f"--candidate {check.candidate}: {check.dtype} has no eps of {ADAMW_EPS:g}, which keeps AdamW"
+            " from dividing by zero: use --mixed-precision, which keeps weights and moments in float32"
+        )
     recipe = resolve_model(options.model).recipe
     if recipe is not None and recipe.masked:
         raise UsageError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from assay.dtypes import float_format
 from assay.models.remote_code import RemoteCode
 from assay.sites import Phase
 
@@ -31,8 +32,26 @@ PHASE_METHODS: Mapping[Phase, str] = {
 # each in the optimizer, the sums of their gradients, and the moments. It computes in the run's dtype.
 MIXED_PRECISION = "mixed-precision"
 
+# What AdamW adds to the root of the second moment, which it divides by. Source: torch.optim.AdamW.
+ADAMW_EPS = 1e-8
+
+# The feature of a plan by which the loss is multiplied by a scale, which is taken off the gradients before
+# they are clipped: the smallest of them are zero in float16. Steps whose gradients overflow are skipped.
+LOSS_SCALING = "loss-scaling"
+
+# The feature of a plan by which the rows of a rank's micro-batches are one row without padding.
+PACKED = "packed"
+
+# The feature of a plan by which every decoder layer is compiled.
+COMPILE = "compile"
+
 # The method of a pipeline that runs forward and backward of all micro-batches of a step.
 SCHEDULE_METHOD = "run_schedule"
+
+
+def can_keep_moments(dtype: str) -> bool:
+    """Whether AdamW works in `dtype`: in float16 its eps is 0, and so are squares of small gradients."""
+    return float_format(dtype).smallest <= ADAMW_EPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +69,8 @@ class TrainingPlan:
     max_grad_norm: the global gradient norm to which gradients are clipped.
     mesh: how many ranks each axis has, such as {"dp": 2}; empty for a single process.
     features: what is asked for beyond plain training: `lora`, `recompute`, `cpu-offload`,
-        `mixed-precision` (see MIXED_PRECISION). A trainer raises for those that it does not know.
+        `mixed-precision` (see MIXED_PRECISION), `loss-scaling`, `packed`, `compile`. A trainer raises
+        for those that it does not know.
     setup: FILE.py:FUNC to be called with the loaded model before anything is built around it, by
         `assay.training.set_up(model, plan.setup)`; None: nothing is to be called.
     adapter_dropout: of the adapter where `features` has `lora`.
@@ -114,6 +134,7 @@ class TrainerTraits:
     scheduled_module: path in `model` ("" is `model` itself) of the module that `run_schedule` calls
         once for each micro-batch; None for a trainer whose micro-batches go through `compute_loss`
         and `backward`.
+    notes: what a verdict should say of it, such as how its layers are compiled.
     """
 
     invisible_phases: Mapping[Phase, str] = field(default_factory=dict)
@@ -122,6 +143,7 @@ class TrainerTraits:
     layout: "RankLayout | None" = None
     dropout_masks: Literal["own", "shared"] | None = None
     scheduled_module: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Trainer(Protocol):

@@ -1,4 +1,7 @@
-"""Faults of trainers that promise, under `--mixed-precision`, to keep in float32 what they train."""
+"""Faults of trainers that promise, under `--mixed-precision`, to keep in float32 what they train.
+
+The trainer without them, which computes in autocast, is right.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,28 +15,14 @@ from assay.training.protocol import StepReport
 from assay.training.trainers.reference import ReferenceTrainer
 
 
-class _ComputesInAutocast(ReferenceTrainer):
-    """Right: parameters, sums of gradients and moments in float32, products in the run's dtype."""
-
-    features = ReferenceTrainer.features | {"mixed-precision"}
-
-    def parameter_dtype(self) -> str:
-        return "float32"
-
-    def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
-        dtype = getattr(torch, parse_run(self.plan.run).dtype)
-        with torch.autocast(self.device.torch_device, dtype):
-            return super().compute_loss(micro_batch, num_step_tokens)
-
-
-class NoMasterWeights(_ComputesInAutocast):
+class NoMasterWeights(ReferenceTrainer):
     """The model is loaded in bfloat16 and trained as it is: small updates are rounded away."""
 
     def parameter_dtype(self) -> str:
         return parse_run(self.plan.run).dtype
 
 
-class OneLayerCast(_ComputesInAutocast):
+class OneLayerCast(ReferenceTrainer):
     """One layer's weights are cast with the model's buffers."""
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -41,7 +30,7 @@ class OneLayerCast(_ComputesInAutocast):
         return super().build_optimizer(model)
 
 
-class WeightsRoundedAfterEachStep(_ComputesInAutocast):
+class WeightsRoundedAfterEachStep(ReferenceTrainer):
     """What the model is served with is written back over the weights that are trained."""
 
     def optimizer_step(self) -> None:
@@ -49,7 +38,7 @@ class WeightsRoundedAfterEachStep(_ComputesInAutocast):
         _round(self.model)
 
 
-class WeightsRoundedBeforeEachStep(_ComputesInAutocast):
+class WeightsRoundedBeforeEachStep(ReferenceTrainer):
     """As WeightsRoundedAfterEachStep, where no update shows it."""
 
     def step(self, batch: Sequence[MicroBatch]) -> StepReport:
@@ -57,7 +46,7 @@ class WeightsRoundedBeforeEachStep(_ComputesInAutocast):
         return super().step(batch)
 
 
-class SecondMomentRounded(_ComputesInAutocast):
+class SecondMomentRounded(ReferenceTrainer):
     """A fused step keeps the second moment in the dtype of what is computed."""
 
     def optimizer_step(self) -> None:
@@ -66,7 +55,7 @@ class SecondMomentRounded(_ComputesInAutocast):
             moments["exp_avg_sq"].copy_(moments["exp_avg_sq"].bfloat16())
 
 
-class SumsRoundedToBfloat16(_ComputesInAutocast):
+class SumsRoundedToBfloat16(ReferenceTrainer):
     """Gradients are added up in a buffer of 16 bits."""
 
     def backward(self, loss: Tensor) -> None:
@@ -76,7 +65,7 @@ class SumsRoundedToBfloat16(_ComputesInAutocast):
                 parameter.grad.copy_(parameter.grad.bfloat16())
 
 
-class SumOfOneWeightRounded(_ComputesInAutocast):
+class SumOfOneWeightRounded(ReferenceTrainer):
     """One gradient is added up in a buffer of 16 bits."""
 
     def backward(self, loss: Tensor) -> None:

@@ -1,6 +1,6 @@
 """Whole commands on a micro model; one golden for each dtype where only the candidate matters."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -52,7 +52,7 @@ def check_plant(goldens: Callable[..., Path], tmp_path: Path) -> CheckPlant:
 
     def check(
         *, trainer: str | None = None, setup: str | None = None, dtype: str = "float32",
-        lora: bool = False, mesh: Mapping[str, int] | None = None,
+        lora: bool = False, mesh: Mapping[str, int] | None = None, features: Sequence[str] = (),
     ) -> Verdict:  # fmt: skip
         options = options_for(TrainOptions(model=MODEL, lora=lora), mesh or {})
         candidate = TrainCheck(
@@ -62,6 +62,7 @@ def check_plant(goldens: Callable[..., Path], tmp_path: Path) -> CheckPlant:
             trainer=_trainer(trainer),
             setup=_setup(setup),
             mesh=mesh or {},
+            features=tuple(features),
         )
         return check_candidate(candidate, goldens(dtype, options), tmp_path, SilentProgress())
 

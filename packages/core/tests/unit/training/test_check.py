@@ -36,6 +36,7 @@ def test_limits_of_training_cover_every_statistic_and_are_no_tighter_than_the_fo
         ({"model": "micro:absent"}, {}, "absent"),
         ({}, {"candidate": "absent/float32"}, "absent"),
         ({}, {"candidate": "cpu/int4"}, "int4"),
+        ({}, {"candidate": "cpu/float16"}, "float16 has no eps of 1e-08.*use --mixed-precision"),
         ({}, {"trainer": "absent.py:Mine"}, "there is no file"),
         ({}, {"setup": "absent.py:plant"}, "there is no such file"),
         ({}, {"limits": "absent"}, "no limits called 'absent'"),

@@ -76,6 +76,18 @@ def train(  # noqa: PLR0913 - one for each option
             help="Keep weights, moments and sums of gradients in float32, and check it.",
         ),
     ] = False,
+    loss_scaling: Annotated[
+        bool,
+        typer.Option(
+            "--loss-scaling", help="Scale the loss, as float16 needs it; skip steps that overflow."
+        ),
+    ] = False,
+    packed: Annotated[
+        bool, typer.Option("--packed", help="Lay the rows of a rank's batch end to end in one.")
+    ] = False,
+    compile: Annotated[  # noqa: A002 - as the option is called
+        bool, typer.Option("--compile", help="Compile every decoder layer.")
+    ] = False,
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter only.")] = False,
     seed: Annotated[int, typer.Option(help="Chooses texts, their lengths and random numbers.")] = 0,
     limits: Annotated[
@@ -122,6 +134,9 @@ def train(  # noqa: PLR0913 - one for each option
         cpu_offload=cpu_offload,
         recompute=recompute,
         mixed_precision=mixed_precision,
+        loss_scaling=loss_scaling,
+        packed=packed,
+        compile=compile,
         lora=lora,
         seed=seed,
         limits=limits,

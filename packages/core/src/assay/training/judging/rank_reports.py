@@ -9,7 +9,7 @@ from assay.training.processes.requests import CandidateReport, FreeRun, KeptPrec
 _UNITED = (
     "weights_different", "not_in_optimizer", "unexpectedly_trained", "adapter_start", "not_loaded",
     "logit_gradients", "partial_modules", "unmeasured",
-    "scaled_steps", "changed_by_skipping", "packed",
+    "scaled_steps", "changed_by_skipping", "packed", "trainer_notes",
 )  # fmt: skip
 
 _COUNTS = ("sharded_gradients", "narrow_gradients", "updates_expected", "updates_made")
@@ -28,6 +28,10 @@ def merge_reports(reports: Sequence[CandidateReport]) -> CandidateReport:
         **{name: sum(getattr(report, name) for report in reports) for name in _COUNTS},
         "free": _merge_runs([report.free for report in reports]),
         "shared": [names for names in first.shared if all(names in one.shared for one in reports)],
+        # A rank whose share is a single row has nothing to pack.
+        "unapplied": [
+            name for name in first.unapplied if all(name in r.unapplied for r in reports)
+        ],
         "seen": [phase for phase in first.seen if all(phase in one.seen for one in reports)],
         "invisible": {k: v for report in reports for k, v in report.invisible.items()},
         "drew_in_backward": any(report.drew_in_backward for report in reports),

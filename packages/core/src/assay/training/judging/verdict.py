@@ -55,6 +55,7 @@ from assay.training.judging.replicas import (
 )
 from assay.training.processes.requests import CandidateReport
 from assay.training.processes.skipped_steps import MOST_SKIPPED
+from assay.training.processes.unapplied_features import describe_unapplied
 from assay.training.protocol import PHASE_METHODS
 from assay.verdicts import (
     Diagnosis,
@@ -131,19 +132,20 @@ def _judge(
     )
     finding = decision.finding if outcome is Outcome.FAIL else None
     diagnosis: Diagnosis | None = finding.diagnosis if finding else None
-    notes = [*evidence.reference.notes, *first_notes]
-    notes += _notes_on_skipped(evidence.report)
+    report = evidence.report
+    notes = [*evidence.reference.notes, *report.trainer_notes, *first_notes]
+    notes += _notes_on_skipped(report)
     notes += [
         f"micro-batches {', '.join(map(str, numbers))} of a step are run as one: what the reference has"
         " of each is put together row by row"
-        for numbers in evidence.report.packed
+        for numbers in report.packed
         if len(numbers) > 1
     ]
-    notes += _unmeasured_notes(evidence.report)
+    notes += _unmeasured_notes(report)
     notes += [note for result in results.values() for note in result.notes]
-    if outcome is Outcome.PASS and evidence.report.weights_different:
+    if outcome is Outcome.PASS and report.weights_different:
         diagnosis = "below-resolution"
-        notes.append(note_on_weights(evidence.report.weights_different))
+        notes.append(note_on_weights(report.weights_different))
     all_judged = [item for group in groups.values() for item in group.judged]
     verdict = Verdict(
         verdict=outcome,
@@ -247,7 +249,8 @@ def _outcome_of(
         return Outcome.FAIL, wrong
     if any(item.failed for item in judged):
         return Outcome.FAIL, None
-    if gap := _gap(name, chosen, evidence):
+    gap = _gap(name, chosen, evidence) or describe_unapplied(evidence.report.unapplied, name)
+    if gap:
         return Outcome.NOT_COMPARED, gap
     hidden = _hidden_phases(name, evidence.report)
     if not judged:
@@ -274,12 +277,8 @@ def _gap(name: str, chosen: list[JudgedGroup], evidence: TrainEvidence) -> str |
         return f"never called: {', '.join(unseen)}"
     if "optimizer" in phases and "optimizer" in report.invisible:
         return _hidden_phases(name, report)[-1]
-    missing = [
-        port
-        for group in reported
-        if group.phase not in report.invisible
-        for port in group.unmatched_expected
-    ]
+    shown = [group for group in reported if group.phase not in report.invisible]
+    missing = [port for group in shown for port in group.unmatched_expected]
     return f"not seen: {name_some(missing)}" if missing else None
 
 

@@ -40,6 +40,7 @@ from assay.training.processes.requests import (
     scaled_folder,
 )
 from assay.training.processes.skipped_steps import step_until_made
+from assay.training.processes.unapplied_features import count_compiled_graphs, find_unapplied
 from assay.training.replay.conditions import comparable, keep_no_cache
 from assay.training.replay.replayed_steps import Measured, ReplayedModel, ReplayedSteps
 from assay.training.replay.run_rows import RunRows
@@ -89,6 +90,7 @@ class _Candidate:
         device, run, plan = side.device, side.run, side.plan
         with self._progress.step("candidate: is what is loaded what the files say?"):
             load = self._inspect_load()
+        num_graphs = count_compiled_graphs()
         with self._progress.step(f"candidate: trains freely on {run}"):
             first = side.open()
             begin = side.begin(first)
@@ -98,6 +100,7 @@ class _Candidate:
                 begin.golden, first.trainer.model, different, getattr(torch, run.dtype)
             )
             free = side.train_freely(first, begin)
+        num_graphs = count_compiled_graphs() - num_graphs
         self._skips = any(step.num_skipped for step in free.steps)
         with self._progress.step("candidate: every stage is measured"):
             opened = side.open()
@@ -110,6 +113,7 @@ class _Candidate:
             folder = rank_folder(folder, self._rank.number)
         unit = float_format(run.dtype).unit_roundoff
         is_scaled = is_scaled_alike(_of_all_ranks(steps.scales), unit)
+        num_skipped = sum(step.num_skipped for step in free.steps)
         with TraceWriter(folder, {"run": str(run)}) as writer:
             steps.write(writer)
         report = CandidateReport(
@@ -141,6 +145,13 @@ class _Candidate:
             dropout_masks=opened.traits.dropout_masks,
             norms=[GradientNormRecord.model_validate(asdict(norm)) for norm in steps.norms],
             packed=sorted({packing.micro_batches for packing in steps.packings}),
+            unapplied=find_unapplied(
+                plan.features,
+                steps.packings,
+                num_graphs=num_graphs,
+                num_scaled=is_scaled + num_skipped,
+            ),
+            trainer_notes=list(opened.traits.notes),
             logit_gradients=[
                 LogitGradientScale.model_validate(asdict(row)) for row in steps.scales
             ],

@@ -10,9 +10,11 @@ from assay.launch import Rank
 from assay.models import estimate_size
 from assay.models.size_policy import choose_threads
 from assay.sites import unwrapped_path
+from assay.training.batches import with_first_labels
 from assay.training.processes.free_run import run_freely
 from assay.training.processes.golden import Batches, plan_batches, read_golden_state
 from assay.training.processes.requests import CandidateRequest, FreeRun
+from assay.training.protocol import PACKED
 from assay.training.replay.conditions import comparable
 from assay.training.replay.rank_view import RankView
 from assay.training.state.generators import generator_states
@@ -57,7 +59,10 @@ class CandidateSide:
     @cached_property
     def batches(self) -> Batches:
         """What every step is trained on."""
-        return plan_batches(self._request.options)
+        batches = plan_batches(self._request.options)
+        if PACKED not in self.plan.features:
+            return batches
+        return [[with_first_labels(one) for one in batch] for batch in batches]
 
     @property
     def coordinates(self) -> dict[str, int]:

@@ -1,9 +1,11 @@
 """What an optimizer step rounds that is kept in float32, beside a run that computes in less."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from assay.comparing.results import ReplayResults
 from assay.hooks.values.boundary import Boundary
@@ -37,19 +39,54 @@ def measure_in_float32(
             gradient = handler.injected(address, torch.float32)
             if gradient is None:
                 continue  # the reference gives it none
-            weight = nn.Parameter(state["model"][name].to(torch.float32, copy=True))
-            item = NamedParameter(name, module, "", weight)
-            weight.grad = gradient
-            optimizer = torch.optim.AdamW([weight], lr=options.learning_rate)
-            if name in state["moments"]:
-                optimizer.state[weight] = {
-                    key: value.to(torch.float32, copy=True)
-                    for key, value in state["moments"][name].items()
-                }
-            before = weight.detach().double()
-            optimizer.step()
-            update = weight.detach().double() - before
-            observe_update(handler, item, update, optimizer.state[weight])
+            before, moments = state["model"][name], state["moments"].get(name, {})
+            weight, moments = _step(before, gradient, moments, options.learning_rate)
+            update = weight.detach().double() - before.double()
+            observe_update(handler, NamedParameter(name, module, "", weight), update, moments)
     results = handler.results["optimizer"]
     results.flush()
     return results
+
+
+class AdamWInFloat32(torch.optim.AdamW):
+    """AdamW whose moments and arithmetic are in float32, over parameters in less.
+
+    The noise run's optimizer in a dtype that cannot keep moments.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Change the parameters, each rounded once."""
+        del closure
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    moments = self.state.get(parameter, {})
+                    new, self.state[parameter] = _step(
+                        parameter, parameter.grad, moments, group["lr"]
+                    )
+                    parameter.copy_(new)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As torch's, which rounds moments to the dtype of their parameter; here they are not."""
+        super().load_state_dict(dict(state_dict))
+        parameters = [one for group in self.param_groups for one in group["params"]]
+        for number, moments in state_dict["state"].items():
+            self.state[parameters[number]] = _in_float32(moments)
+
+
+def _step(
+    weight: Tensor, gradient: Tensor, moments: Mapping[str, Tensor], learning_rate: float
+) -> tuple[nn.Parameter, dict[str, Tensor]]:
+    """A parameter after a step of AdamW in float32, and its moments; what is given stays as it is."""
+    wide = nn.Parameter(weight.detach().to(torch.float32, copy=True))
+    wide.grad = gradient.to(torch.float32)
+    optimizer = torch.optim.AdamW([wide], lr=learning_rate)
+    if moments:
+        optimizer.state[wide] = _in_float32(moments)
+    optimizer.step()
+    return wide, optimizer.state[wide]
+
+
+def _in_float32(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.to(torch.float32, copy=True) for name, value in moments.items()}

@@ -231,6 +231,9 @@ class CandidateReport(Record):
     norms: of the gradients after each phase of every step.
     packed: numbers of micro-batches that were run as one.
     changed_by_skipping: parts of the state that are not as they were before a skipped step.
+    unapplied: features that were asked for and are not seen in what this process runs, see
+        `assay.training.processes.unapplied_features`.
+    trainer_notes: what the trainer has the verdict say of it.
     scaled_steps: the steps of the second replay, which a trainer is given that scales its loss by
         one factor; empty where there was none.
     """
@@ -263,6 +266,8 @@ class CandidateReport(Record):
     norms: list["GradientNormRecord"] = Field(default_factory=list)
     packed: list[tuple[int, ...]] = Field(default_factory=list)
     changed_by_skipping: list[StateValue] = Field(default_factory=list)
+    unapplied: list[str] = Field(default_factory=list)
+    trainer_notes: list[str] = Field(default_factory=list)
     scaled_steps: list["ScaledStepRecord"] = Field(default_factory=list)
 
 

@@ -11,8 +11,9 @@ from assay.errors import UsageError
 from assay.models import load_model
 from assay.models.loaded.inspection import inspect_load
 from assay.training.processes.golden import Batches
+from assay.training.processes.optimizer_noise import AdamWInFloat32
 from assay.training.processes.requests import ReferenceRequest
-from assay.training.protocol import StepReport, TrainingPlan
+from assay.training.protocol import StepReport, TrainingPlan, can_keep_moments
 from assay.training.replay.conditions import comparable, keep_no_cache
 from assay.training.state.parameters import named_parameters
 from assay.training.state.states import State, collect_state, inject_state, round_state
@@ -53,6 +54,13 @@ class Trusted(ReferenceTrainer):
             model = add_lora(model, plan.adapter_dropout)
         return model.train()
 
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """AdamW; where the run's dtype cannot keep its moments, in float32 around the parameters."""
+        optimizer = super().build_optimizer(model)
+        if can_keep_moments(parse_run(self.plan.run).dtype):
+            return optimizer
+        return AdamWInFloat32(optimizer.param_groups, lr=self.plan.learning_rate)
+
 
 class TrustedSide:
     """The trusted trainer, as yardstick in the dtype `wide` or as noise run.
@@ -69,8 +77,9 @@ class TrustedSide:
 
     def rounded_state(self) -> State:
         """What the trainer has now, in numbers that the candidate can hold."""
-        state = collect_state(self.trainer, self.device.torch_device)
-        return round_state(state, getattr(torch, self.request.dtype))
+        state, dtype = collect_state(self.trainer, self.device.torch_device), self.request.dtype
+        moments = dtype if can_keep_moments(dtype) else "float32"
+        return round_state(state, getattr(torch, dtype), getattr(torch, moments))
 
     def train_freely(self, batches: Batches, initial: State) -> list[StepReport]:
         """The steps of a run of which nothing is replaced."""

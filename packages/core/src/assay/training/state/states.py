@@ -51,19 +51,19 @@ def collect_state(trainer: Trainer, torch_device: str) -> State:
     }
 
 
-def round_state(state: State, dtype: torch.dtype) -> State:
-    """`state` with parameters and moments in `dtype`."""
+def round_state(state: State, dtype: torch.dtype, moments: torch.dtype | None = None) -> State:
+    """`state` with parameters in `dtype`, and moments in the dtype `moments`, by default the same."""
 
-    def rounded(value: object) -> object:
+    def rounded(value: object, to: torch.dtype) -> object:
         # Counters are 0-dimensional.
         if not isinstance(value, Tensor) or not value.is_floating_point() or not value.ndim:
             return value
-        return cast_within_range(value, dtype)
+        return cast_within_range(value, to)
 
     return state | {
-        "model": {name: rounded(value) for name, value in state["model"].items()},
+        "model": {name: rounded(value, dtype) for name, value in state["model"].items()},
         "moments": {
-            name: {key: rounded(value) for key, value in values.items()}
+            name: {key: rounded(value, moments or dtype) for key, value in values.items()}
             for name, values in state["moments"].items()
         },
     }
@@ -112,7 +112,10 @@ def inject_state(trainer: Trainer, state: Mapping[str, Any], torch_device: str) 
 
 
 def differing_parameters(state: Mapping[str, Any], model: nn.Module) -> list[str]:
-    """Names of parameters and buffers whose values are not those of `state`."""
+    """Names of parameters and buffers whose values are not those of `state`.
+
+    What is kept in a wider dtype than `state` is rounded to the one that `state` has.
+    """
     actual = {plain_name(name): value for name, value in model.state_dict().items()}
     expected = state["model"]
     return sorted(
@@ -120,7 +123,7 @@ def differing_parameters(state: Mapping[str, Any], model: nn.Module) -> list[str
         for name in expected.keys() | actual.keys()
         if name not in expected
         or name not in actual
-        or not same_values(whole(actual[name]), expected[name])
+        or not _rounds_to(whole(actual[name]), expected[name])
     )
 
 
@@ -149,6 +152,13 @@ def same_values(actual: Tensor, expected: Tensor) -> bool:
     if actual.shape != expected.shape:
         return False
     return torch.equal(actual.detach().cpu(), cast_within_range(expected.cpu(), actual.dtype))
+
+
+def _rounds_to(actual: Tensor, expected: Tensor) -> bool:
+    """Whether the two are the same in the narrower of their dtypes."""
+    is_wider = actual.dtype.itemsize > expected.dtype.itemsize
+    value = cast_within_range(actual.detach(), expected.dtype) if is_wider else actual
+    return same_values(value, expected)
 
 
 def shared_parameters(model: nn.Module) -> list[list[str]]:

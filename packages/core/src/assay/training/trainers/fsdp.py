@@ -1,6 +1,7 @@
 """FSDP2: parameters, gradients and moments are sharded over ranks."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from assay.training.trainers.reference import ReferenceTrainer
 class FSDPTrainer(ReferenceTrainer):
     """Every decoder layer is a unit, and the rest of the model another one."""
 
-    features = frozenset({"lora", "recompute", "cpu-offload", "mixed-precision"})
+    features = ReferenceTrainer.features | {"cpu-offload"}
 
     @property
     def traits(self) -> TrainerTraits:
@@ -31,22 +32,21 @@ class FSDPTrainer(ReferenceTrainer):
         reason = "FSDP2 adds gradients up inside of backward"
         return replace(super().traits, invisible_phases={"reduce": reason})
 
-    def parameter_dtype(self) -> str:
-        """Under mixed precision the parameters that are trained are in float32."""
-        mixed = "mixed-precision" in self.plan.features
-        return "float32" if mixed else parse_run(self.plan.run).dtype
-
     def distribute(self, model: nn.Module) -> nn.Module:
         """Shard every decoder layer, then what is left."""
         if self.mesh is None:
             return model
-        mixed = "mixed-precision" in self.plan.features
+        dtype = getattr(torch, parse_run(self.plan.run).dtype)
         return shard_parameters(
             model,
             self.mesh["dp"],
-            compute_dtype=getattr(torch, parse_run(self.plan.run).dtype) if mixed else None,
+            compute_dtype=dtype if self._is_mixed else None,
             kept_on="host" if "cpu-offload" in self.plan.features else "device",
         )
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Around each forward pass: sharded parameters are gathered in the dtype to compute in."""
+        return super().computing() if self.mesh is None else nullcontext()
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """AdamW, one parameter after the other: several meshes do not mix in one call."""
@@ -58,7 +58,11 @@ class FSDPTrainer(ReferenceTrainer):
         """Leave the gradients as they are: backward has reduced them."""
 
     def clip_gradients(self, max_norm: float) -> float:
-        """Scale all gradients; the norm that is returned is that of whole gradients."""
+        """Scale all gradients; the norm that is returned is that of whole gradients.
+
+        A gradient that overflows on one rank is seen on all: of DTensors torch tells each.
+        """
+        self.scaler.unscale_(self.optimizer)
         return float(clip_gradients(self._trained(), max_norm))
 
     def save_model(self, folder: Path) -> None:
@@ -72,11 +76,11 @@ class FSDPTrainer(ReferenceTrainer):
 
     def save_progress(self, path: Path) -> None:
         """Write what this rank has of parameters and moments."""
-        save_checkpoint(path, [self.model], self.optimizer, {"num_steps": self._num_steps})
+        save_checkpoint(path, [self.model], self.optimizer, self.counters())
 
     def load_progress(self, path: Path) -> None:
         """Read what the ranks wrote."""
-        self._num_steps = load_checkpoint(path, [self.model], self.optimizer)["num_steps"]
+        self.load_counters(load_checkpoint(path, [self.model], self.optimizer))
 
     def load_model(self, folder: Path) -> None:
         """Leave the model as it is: `load_progress` reads parameters and moments, in parts."""

@@ -13,14 +13,24 @@ from torch.nn import functional
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
+from assay.dtypes import float_format
 from assay.errors import UsageError
 from assay.models import load_model
 from assay.models.transformers_logging import quiet_transformers
-from assay.training.batches import IGNORED, MicroBatch, check_batch
-from assay.training.protocol import StepReport, TrainerTraits, TrainingPlan
+from assay.training.batches import IGNORED, MicroBatch, check_batch, pack_rows
+from assay.training.protocol import (
+    COMPILE,
+    LOSS_SCALING,
+    MIXED_PRECISION,
+    PACKED,
+    StepReport,
+    TrainerTraits,
+    TrainingPlan,
+)
 from assay.training.state.files import read_state, write_state
 from assay.training.state.generators import generator_states, restore_generators
 from assay.training.trainers.adapters import add_lora, load_adapter, save_adapter
+from assay.training.trainers.compiling import compile_layers, describe_compiling
 from assay.training.trainers.mesh import Axis, open_mesh
 from assay.training.trainers.setups import set_up
 
@@ -38,13 +48,18 @@ class ReferenceTrainer:
     On several ranks (axis `dp`) each trains on some of the micro-batches, and gradients are added up.
 
     features, axes: what of a plan this trainer knows.
+    first_scale: by which the loss is multiplied under loss scaling, until gradients overflow.
     """
 
-    features: frozenset[str] = frozenset({"lora", "recompute"})
+    features: frozenset[str] = frozenset(
+        {"lora", "recompute", PACKED, COMPILE, LOSS_SCALING, MIXED_PRECISION}
+    )
     axes: frozenset[str] = frozenset({"dp"})
+    first_scale: float = 2.0**16
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
 
     def __init__(self) -> None:
         self._num_steps = 0
@@ -52,7 +67,9 @@ class ReferenceTrainer:
     @property
     def traits(self) -> TrainerTraits:
         """What is special about this trainer: each data rank has a seed of its own."""
-        return TrainerTraits(dropout_masks="own")
+        compiled = COMPILE in self.plan.features
+        notes = (describe_compiling(self.device.vendor),) if compiled else ()
+        return TrainerTraits(dropout_masks="own", notes=notes)
 
     def setup(self, plan: TrainingPlan) -> None:
         """Build model and optimizer. Raises: UsageError for what this trainer cannot do."""
@@ -73,6 +90,10 @@ class ReferenceTrainer:
         self.device.seed(plan.seed)
         self.model = self.build_model(plan)
         self.optimizer = self.build_optimizer(self.model)
+        # Without the feature it changes nothing, and steps as the optimizer does.
+        self.scaler = torch.amp.GradScaler(
+            self.device_type, init_scale=self.first_scale, enabled=LOSS_SCALING in plan.features
+        )
         # What was drawn so far is the same on all ranks; masks of dropout are each data rank's own.
         self.device.seed(plan.seed + self.data.index)
 
@@ -84,6 +105,8 @@ class ReferenceTrainer:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         if "lora" in plan.features:
             model = add_lora(model, plan.adapter_dropout)
+        if COMPILE in plan.features:
+            compile_layers(model, self.device.vendor)
         return self.distribute(model.train())
 
     def load_pretrained(self, name: str) -> nn.Module:
@@ -96,8 +119,8 @@ class ReferenceTrainer:
         ).model
 
     def parameter_dtype(self) -> str:
-        """In which dtype the parameters are kept."""
-        return parse_run(self.plan.run).dtype
+        """In which dtype the parameters are kept: under mixed precision at least float32."""
+        return "float32" if self._is_mixed else parse_run(self.plan.run).dtype
 
     def distribute(self, model: nn.Module) -> nn.Module:
         """Spread the model over the ranks: here each has all of it."""
@@ -131,19 +154,24 @@ class ReferenceTrainer:
             num_tokens=num_tokens,
             grad_norm=grad_norm,
             learning_rate=self.optimizer.param_groups[0]["lr"],
+            skipped=self.adapt_scale(),
         )
-        self._num_steps += 1
+        self._num_steps += not report.skipped
         return report
 
     def train_on(self, own: Sequence[MicroBatch], num_tokens: int) -> float:
         """Forward and backward of this rank's micro-batches; their loss."""
-        total = 0.0
-        for number, micro_batch in enumerate(own, start=1):
-            with self.accumulating(len(own) - number):
+        total, run = 0.0, self.arrange(own)
+        for number, micro_batch in enumerate(run, start=1):
+            with self.accumulating(len(run) - number):
                 loss = self.compute_loss(self.on_device(micro_batch), num_tokens)
                 self.backward(loss)
             total += loss.item()
         return total
+
+    def arrange(self, own: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
+        """What is run of this rank's micro-batches: each by itself, or all of them packed."""
+        return [pack_rows(own)] if PACKED in self.plan.features else own
 
     def accumulating(self, num_left: int) -> AbstractContextManager[Any]:
         """Around each micro-batch; `num_left` more of the step will follow."""
@@ -155,9 +183,13 @@ class ReferenceTrainer:
 
         Over all micro-batches (and ranks) they add up to the mean of the step.
         """
-        logits_BTV = self.network(
-            input_ids=micro_batch["input_ids"], attention_mask=micro_batch["attention_mask"]
-        ).logits
+        names = ("input_ids", "attention_mask", "position_ids")
+        inputs: dict[str, Any] = {name: micro_batch[name] for name in names if name in micro_batch}
+        if "position_ids" in inputs:
+            # With a cache transformers takes a row for one text, whatever its positions are.
+            inputs["use_cache"] = False
+        with self.computing():
+            logits_BTV = self.network(**inputs).logits
         # At least float32: a sum over a vocabulary in 8 bits would be the loudest error.
         logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
         summed = functional.cross_entropy(
@@ -168,9 +200,15 @@ class ReferenceTrainer:
         )
         return summed / num_step_tokens
 
+    def computing(self) -> AbstractContextManager[Any]:
+        """Around each forward pass: under mixed precision it computes in the run's dtype."""
+        if not self._is_mixed:
+            return nullcontext()
+        return torch.autocast(self.device_type, getattr(torch, parse_run(self.plan.run).dtype))
+
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of `loss`."""
-        loss.backward()
+        """Add the gradients of `loss`, multiplied by the scale of loss scaling."""
+        self.scaler.scale(loss).backward()
 
     def reduce_gradients(self) -> None:
         """Add up gradients over the ranks that train on other micro-batches."""
@@ -181,15 +219,25 @@ class ReferenceTrainer:
                 self.data.sum(parameter.grad)
 
     def clip_gradients(self, max_norm: float) -> float:
-        """Scale all gradients so that their global norm is at most `max_norm`.
+        """Take the loss's scale off, and scale all gradients to a norm of at most `max_norm`.
 
-        Returns: the norm before.
+        Returns: the norm before, without the loss's scale.
         """
+        self.scaler.unscale_(self.optimizer)
         return float(nn.utils.clip_grad_norm_(self._trained(), max_norm))
 
     def optimizer_step(self) -> None:
-        """Change the parameters."""
-        self.optimizer.step()
+        """Change the parameters, unless gradients overflowed at the loss's scale."""
+        self.scaler.step(self.optimizer)
+
+    def adapt_scale(self) -> bool:
+        """Called as a step ends: halve the loss's scale where gradients overflowed, or let it grow.
+
+        Returns: whether they overflowed.
+        """
+        before = self.scaler.get_scale()
+        self.scaler.update()
+        return self.scaler.get_scale() < before
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint into `folder`: the model for its users, the rest for a resume."""
@@ -224,14 +272,13 @@ class ReferenceTrainer:
     def save_progress(self, path: Path) -> None:
         """Write moments and counters."""
         if self.rank == 0:
-            progress = {"optimizer": self.optimizer.state_dict(), "num_steps": self._num_steps}
-            write_state(path, progress)
+            write_state(path, {"optimizer": self.optimizer.state_dict()} | self.counters())
 
     def load_progress(self, path: Path) -> None:
         """Read what `save_progress` wrote."""
         progress = read_state(path)
         self.load_optimizer(progress["optimizer"])
-        self._num_steps = progress["num_steps"]
+        self.load_counters(progress)
 
     def load_model(self, folder: Path) -> None:
         """Read what `save_model` wrote."""
@@ -246,7 +293,7 @@ class ReferenceTrainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "generators": generator_states(self.device.torch_device),
-            "num_steps": self._num_steps,
+            **self.counters(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -257,7 +304,18 @@ class ReferenceTrainer:
     def _load_rest(self, state: Mapping[str, Any]) -> None:
         self.load_optimizer(state["optimizer"])
         self.load_generators(state["generators"])
+        self.load_counters(state)
+
+    def counters(self) -> dict[str, Any]:
+        """The number of steps, and the loss's scale with the steps since it changed."""
+        scaler = {"scaler": self.scaler.state_dict()} if self.scaler.is_enabled() else {}
+        return {"num_steps": self._num_steps, **scaler}
+
+    def load_counters(self, state: Mapping[str, Any]) -> None:
+        """Restore what `counters` returned."""
         self._num_steps = state["num_steps"]
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(state["scaler"])
 
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
         """Restore moments and counters."""
@@ -271,6 +329,17 @@ class ReferenceTrainer:
         """Let go of model and optimizer."""
         del self.model, self.optimizer
         gc.collect()
+
+    @property
+    def device_type(self) -> str:
+        """Kind of the device, as torch names it."""
+        return torch.device(self.device.torch_device).type
+
+    @property
+    def _is_mixed(self) -> bool:
+        """Whether what is trained is kept in float32, and the run's dtype is narrower."""
+        is_narrow = float_format(parse_run(self.plan.run).dtype).is_narrow
+        return MIXED_PRECISION in self.plan.features and is_narrow
 
     @property
     def rank(self) -> int:

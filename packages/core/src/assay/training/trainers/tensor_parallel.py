@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 class TensorParallelTrainer(FSDPTrainer):
     """Divided over `tp`, and sharded by FSDP2 over `dp` where that has several ranks."""
 
+    features = frozenset({"lora", "recompute", "cpu-offload", "mixed-precision"})
     axes = frozenset({"dp", "tp"})
 
     _layout: "RankBoundaries | None" = None

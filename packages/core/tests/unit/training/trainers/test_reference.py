@@ -49,8 +49,9 @@ def test_it_keeps_the_protocol() -> None:
     assert isinstance(trainer, ReferenceTrainer)
 
 
-def test_the_loss_of_a_flat_model_is_the_logarithm_of_its_vocabulary() -> None:
-    trainer = ReferenceTrainer()
+def test_the_loss_of_a_flat_model_is_the_logarithm_of_its_vocabulary(
+    trainer: ReferenceTrainer,
+) -> None:
     flat: Any = lambda input_ids, attention_mask: SimpleNamespace(  # noqa: E731
         logits=torch.zeros(*input_ids.shape, 50)
     )
@@ -183,7 +184,10 @@ def test_a_torn_down_trainer_holds_nothing(trainer: ReferenceTrainer) -> None:
     [
         (
             TrainingPlan(MODEL, "cpu/float32", features=frozenset({"cpu-offload"})),
-            "ReferenceTrainer does not know the features cpu-offload; it knows: lora, recompute",
+            (
+                "ReferenceTrainer does not know the features cpu-offload; it knows: compile, lora,"
+                " loss-scaling, mixed-precision, packed, recompute"
+            ),
         ),
         (
             TrainingPlan(MODEL, "cpu/float32", mesh={"dp": 1, "tp": 2}),

@@ -60,10 +60,15 @@ def observe_labels(
     own: int | Packing,
     known: Sequence[MicroBatch],
 ) -> None:
-    """Have the labels of `batch` compared, those of packed micro-batches each by itself."""
+    """Have the labels of `batch` compared, those of packed micro-batches each by itself.
+
+    The label at the beginning of a row of `batch` counts for nothing: it is taken for masked.
+    """
     labels = batch.get("labels")
     if labels is None:
         return
+    labels = labels.clone()
+    labels[:, 0] = IGNORED
     packed = unpacked_labels(labels, own, known) if isinstance(own, Packing) else None
     number = own.number if isinstance(own, Packing) else own
     for index, value in (packed or {number: labels}).items():

@@ -1,0 +1,45 @@
+"""The feature `compile`: every decoder layer is compiled in place, before anything is wrapped around it."""
+
+from torch import nn
+
+from assay.devices.base import Vendor
+from assay.errors import UsageError
+from assay.parallel.layers import decoder_layers
+
+# Dynamo keeps so many compilations of one function, and runs what is beyond them uncompiled. All
+# layers share one, and each may need some: one for single rows, one for several, one for an adapter.
+_COMPILATIONS_OF_A_LAYER = 8
+
+
+def backend_of(vendor: Vendor) -> str:
+    """The name for `torch.compile(backend=...)` by which training is compiled."""
+    return vendor.training_compile_backend or vendor.compile_backend
+
+
+def describe_compiling(vendor: Vendor) -> str:
+    """What a verdict says of it."""
+    return (
+        f"decoder layers are compiled by {backend_of(vendor)}; where modules are measured, each is"
+        " compiled by itself, and the free run alone shows what is computed in one piece"
+    )
+
+
+def compile_layers(model: nn.Module, vendor: Vendor) -> None:
+    """Have each decoder layer of `model` compiled when it is first called; its name stays.
+
+    Raises: UsageError for a model whose layers are not known.
+    """
+    import torch._dynamo.config as dynamo
+
+    layers = decoder_layers(model)
+    if not layers:
+        raise UsageError(
+            f"{type(model).__name__} names no decoder layers (_no_split_modules) to compile"
+        )
+    dynamo.recompile_limit = max(dynamo.recompile_limit, _COMPILATIONS_OF_A_LAYER * len(layers))
+    dynamo.accumulated_recompile_limit = max(
+        dynamo.accumulated_recompile_limit, dynamo.recompile_limit
+    )
+    for layer in layers:
+        # For all shapes at once: what a resumed run computes must not hang on the shapes before.
+        layer.compile(backend=backend_of(vendor), dynamic=True)
