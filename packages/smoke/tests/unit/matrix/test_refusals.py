@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import combinations, product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -25,7 +26,17 @@ from assay.training.trainers.fsdp import FSDPTrainer
 from assay.training.trainers.mesh import MeshError
 from assay.training.trainers.pipeline import PipelineTrainer
 from assay.training.trainers.reference import ReferenceTrainer
+from assay.training.trainers.registry import construct_trainer
 from assay.training.trainers.tensor_parallel import TensorParallelTrainer
+from assay_smoke.cases.settings import TRAINERS, features_of
+from assay_smoke.matrix.cases import Batches, Case, Feature, Framework, Precision
+from assay_smoke.matrix.rules import check_compatible
+
+# What a trainer knows, and every case of its framework that asks for it is refused.
+IN_NO_CASE: dict[Framework, set[str]] = {
+    "tensor-parallel": {"cpu-offload", "mixed-precision"},
+    "pipeline": {"cpu-offload", "mixed-precision"},
+}
 
 FAMILIES = ("llama", "mistral", "gemma2", "mixtral")
 
@@ -144,6 +155,35 @@ def test_a_scaled_embedding_cannot_be_divided() -> None:
 def test_what_a_trainer_does_not_know_is_an_error(trainer: Any, feature: str) -> None:
     with pytest.raises(UsageError, match=f"does not know the features {feature}"):
         trainer.setup(plan(feature))
+
+
+@pytest.mark.parametrize("framework", ["one-process", "ddp", "fsdp", "tensor-parallel", "pipeline"])
+def test_cases_that_are_not_refused_ask_for_what_the_trainer_knows(framework: Framework) -> None:
+    trainer: Any = construct_trainer(TRAINERS[framework])
+    asked_for = {
+        feature
+        for precision, batches in product(get_args(Precision), get_args(Batches))
+        for number in range(len(get_args(Feature)) + 1)
+        for features in combinations(get_args(Feature), number)
+        for feature in plan_features(framework, precision, batches, frozenset(features))
+    }
+    assert asked_for == trainer.features - IN_NO_CASE.get(framework, set())
+
+
+def plan_features(
+    framework: Framework, precision: Precision, batches: Batches, features: frozenset[Feature]
+) -> list[str]:
+    """What a case asks its trainer for; nothing where it is refused."""
+    case = Case(
+        framework=framework,
+        cards=1 if framework == "one-process" else 2,
+        precision=precision,
+        batches=batches,
+        features=features,
+    )
+    if check_compatible(case) is not None:
+        return []
+    return [*features_of(case), *(features & {"lora"})]
 
 
 def test_a_divided_model_is_not_sharded() -> None:
