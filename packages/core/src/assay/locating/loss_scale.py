@@ -85,6 +85,7 @@ class ScaledStep:
     norm: the norm that clipping found, over the reference's, where the factor was on when it began.
     left: the length of gradients once it is taken off, over the reference's; None where it is not one
         number for most parameters.
+    averaged: the phase that took off the number of ranks alone, as a mean over them; None if none did.
     """
 
     step: int
@@ -93,6 +94,7 @@ class ScaledStep:
     taken_off: Phase | None = None
     norm: float | None = None
     left: float | None = None
+    averaged: Phase | None = None
 
 
 @dataclass
@@ -100,11 +102,14 @@ class LossScale:
     """Finds the factor of each step in its first backward, and divides it out of what is measured.
 
     unit: unit roundoff of the candidate's dtype.
+    num_ranks: of dp. A loss may be multiplied by it as well as by a scale: gradients that are averaged
+        over ranks lose the one, and those that are unscaled the other.
     steps: those that have run, in their order.
     of_gradients: the factor that `.grad` has now.
     """
 
     unit: float
+    num_ranks: int = 1
     steps: list[ScaledStep] = field(default_factory=list)
     of_gradients: float = 1.0
     _running: ScaledStep | None = None
@@ -144,7 +149,9 @@ class LossScale:
         return self.factor != 1 and not bool(gradient.isfinite().all())
 
     def end_phase(self, phase: Phase, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Find out whether a phase took the factor off: whether gradients are nearer without it.
+        """Find out whether a phase took the factor off, or the number of ranks of it.
+
+        Gradients are then nearer to what is left of it.
 
         pairs: each gradient after the phase, and the reference's.
         """
@@ -157,7 +164,13 @@ class LossScale:
                 lengths.append(float((a * e).sum()) / square)
         # Of most parameters: one that kept the factor would outweigh all others in a sum.
         length = median(lengths) if lengths else math.nan
-        if 0 < length < math.inf and not _is_nearer(length, self.of_gradients, 1.0):
+        if not 0 < length < math.inf:
+            return
+        averaged = self.of_gradients / self.num_ranks
+        if self._running.averaged is None and _is_nearer(length, averaged, 1.0):
+            if _is_nearer(length, averaged, self.of_gradients):
+                self._running.averaged, self.of_gradients = phase, averaged
+        elif not _is_nearer(length, self.of_gradients, 1.0):
             self._running.taken_off, self.of_gradients = phase, 1.0
             self._running.left = length if _most_agree(lengths) else None
 

@@ -99,9 +99,9 @@ def test_first_backward_of_a_step_decides() -> None:
     assert [(step.step, step.factor) for step in steps.steps] == [(0, 2.0), (1, 4.0)]
 
 
-def ended(factor: float, *lengths: float) -> LossScale:
+def ended(factor: float, *lengths: float, num_ranks: int = 1) -> LossScale:
     """After as many phases as `lengths`: how long gradients are after each."""
-    steps = LossScale(UNIT)
+    steps = LossScale(UNIT, num_ranks)
     steps.begin_step()
     steps.learn(scale(factor))
     for phase, length in zip(("backward", "reduce", "clip"), lengths, strict=False):
@@ -129,6 +129,36 @@ def test_factor_is_off_after_the_phase_whose_gradients_are_nearer_without_it(
 
     assert steps.steps[0].taken_off == phase
     assert steps.of_gradients == (8.0 if phase is None else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "averaged", "taken_off", "left"),
+    [
+        # A loss times 4 ranks and a scale of 1024.
+        ((1024.0, 1024.0, 1.0), "backward", "clip", 1.0),
+        ((4096.0, 1024.0, 1.0), "reduce", "clip", 1.0),
+        ((4096.0, 4096.0, 1.0), None, "clip", 1.0),
+        ((1024.0, 1.0), "backward", "reduce", 1.0),
+        # Averaged once, and once too often: an error that is seen after clipping.
+        ((1024.0, 256.0), "backward", None, 1024.0),
+        ((1024.0, 256.0, 0.25), "backward", "clip", 1.0),
+    ],
+)
+def test_mean_over_ranks_takes_their_number_off_and_another_phase_the_scale(
+    lengths: tuple[float, ...], averaged: str | None, taken_off: str | None, left: float
+) -> None:
+    steps = ended(4096.0, *lengths, num_ranks=4)
+
+    assert steps.steps[0].averaged == averaged
+    assert steps.steps[0].taken_off == taken_off
+    assert steps.of_gradients == left
+
+
+def test_factor_that_is_the_number_of_ranks_is_taken_off_by_their_mean() -> None:
+    steps = ended(4.0, 1.0, num_ranks=4)
+
+    assert steps.steps[0].averaged is None
+    assert steps.steps[0].taken_off == "backward"
 
 
 def test_one_parameter_that_keeps_the_factor_is_not_all_of_them() -> None:

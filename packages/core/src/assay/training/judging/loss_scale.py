@@ -56,7 +56,8 @@ def notes_on_scale(steps: Sequence[ScaledStepRecord]) -> list[str]:
     for step in steps:
         if step.factor != 1:
             where = f"in {step.taken_off}" if step.taken_off else "in the optimizer's phase"
-            notes.append(f"the loss is scaled by {step.factor:g}, taken off {where}")
+            mean = f"; the number of ranks in it in {step.averaged}" if step.averaged else ""
+            notes.append(f"the loss is scaled by {step.factor:g}, taken off {where}{mean}")
         elif step.of_loss != 1:
             notes.append(
                 f"compute_loss returns {step.of_loss:g} times the loss: backward takes it off"

@@ -157,17 +157,20 @@ class _Candidate:
             ],
         )
         trainer.teardown()
-        scale = LossScale(unit)
+        scale = LossScale(unit, plan.mesh.get("dp", 1))
+        update: dict[str, Any] = {}
         if is_scaled:
             with self._progress.step("candidate: every stage once more, without its loss scale"):
-                self._replay_scaled(begin.own, scale, scaled_folder(folder))
-        update = {
+                # Without the scale that its numbers need, sums of float16 lose small ones.
+                sums = self._replay_scaled(begin.own, scale, scaled_folder(folder)).sums
+                update["errors_of_sums"] = sums.errors
+        update |= {
             "scaled_steps": [ScaledStepRecord.model_validate(asdict(one)) for one in scale.steps],
             "changed_by_skipping": sorted(self._changed_by_skipping),
         }
         return report.model_copy(update=update)
 
-    def _replay_scaled(self, start: State, scale: LossScale, folder: Path) -> None:
+    def _replay_scaled(self, start: State, scale: LossScale, folder: Path) -> ReplayedSteps:
         """Replay a fresh trainer, with its loss scale divided out of what is measured."""
         opened = self._side.open()
         keep_no_cache(opened.trainer.model)
@@ -176,6 +179,7 @@ class _Candidate:
         with TraceWriter(folder, {"run": str(self._side.run)}) as writer:
             steps.write(writer)
         opened.trainer.teardown()
+        return steps
 
     def _inspect_load(self) -> LoadReport | None:
         """What loading gives in this process and on its device; on one rank, as all have the same code."""

@@ -294,6 +294,7 @@ class ScaledStepRecord(Record):
     taken_off: Phase | None = None
     norm: Number | None = None
     left: Number | None = None
+    averaged: Phase | None = None
 
 
 class GradientNormRecord(Record):

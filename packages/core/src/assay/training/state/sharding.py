@@ -60,6 +60,11 @@ class PartialSums:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
 
+    @property
+    def num_ranks(self) -> int:
+        """How many parts each sum has."""
+        return self._group.size()
+
     def total(self, value: Tensor) -> Tensor:
         """The sum over the ranks, added up in float64."""
         total = value.detach().to("cpu", torch.float64)

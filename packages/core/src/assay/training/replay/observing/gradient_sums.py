@@ -29,8 +29,8 @@ class GradientSums:
     before anything else changes the gradients.
 
     narrow: the dtype that the run computes in; None where it is not known.
-    over_ranks: where `.grad` is a sum over ranks when it is compared; None where it is this
-        process's own.
+    over_ranks: where `.grad` is a sum over ranks when it is compared, or their mean; None where it is
+        this process's own.
     errors: by parameter the largest error of a step's sum, relative to the root of the squares of
         what was summed. Parameters of a sharded model are not among them: autograd gives their
         gradients to what was gathered.
@@ -84,15 +84,18 @@ class GradientSums:
     def _error_of(self, parameter: Tensor, given: _Sum | None) -> float:
         if given is None:
             given = _Sum(torch.zeros_like(parameter, dtype=torch.float32), 0.0)
-        total, squares = given.total, given.squares
+        total, squares, num_ranks = given.total, given.squares, 1
         if self.over_ranks is not None:
             total = self.over_ranks.total(total)
             squares = float(self.over_ranks.total(torch.tensor(squares, dtype=torch.float64)))
+            num_ranks = self.over_ranks.num_ranks
         actual = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        # In double precision: the sums may be in float32 themselves.
-        rest = whole(actual.detach()).to(total.device).double() - total.double()
-        error = float(rest.square().sum())
-        return (error / squares) ** 0.5 if squares else float(error > 0)
+        # In double precision: the sums may be in float32 themselves. A reduction may take the mean.
+        value = whole(actual.detach()).to(total.device).double()
+        errors = [
+            float((factor * value - total.double()).square().sum()) for factor in {1, num_ranks}
+        ]
+        return (min(errors) / squares) ** 0.5 if squares else float(min(errors) > 0)
 
     def _count_sharded(self, gradient: Tensor | None) -> None:
         if gradient is None or self.narrow is None:

@@ -1,11 +1,16 @@
 """What backward passes give a parameter, beside the sum that a trainer makes of it."""
 
+from typing import TYPE_CHECKING, cast
+
 import pytest
 import torch
 from torch import nn
 
 from assay.training.replay.observing.gradient_sums import GradientSums
 from assay.training.state.parameters import NamedParameter
+
+if TYPE_CHECKING:
+    from assay.training.state.sharding import PartialSums
 
 UNIT = 2.0**-24
 
@@ -87,3 +92,40 @@ def test_parameter_without_any_gradient_has_no_sum() -> None:
     sums.compare(parameters)
 
     assert sums.errors == {"first": 0.0}
+
+
+class TwoRanks:
+    """Sums over two ranks that were given the same."""
+
+    num_ranks = 2
+
+    def total(self, value: torch.Tensor) -> torch.Tensor:
+        return 2 * value.double()
+
+
+def test_mean_over_ranks_is_as_right_as_their_sum() -> None:
+    parameters, sums = weights(), GradientSums(over_ranks=cast("PartialSums", TwoRanks()))
+
+    sums.begin_step(parameters)
+    give(parameters, 1.0)
+    summed = parameters[0].tensor.grad
+    assert summed is not None
+    summed *= 2  # the other one is the mean: what each rank was given
+    sums.compare(parameters)
+
+    assert max(sums.errors.values()) <= 4 * 2 * UNIT
+
+
+def test_mean_that_lacks_a_part_is_no_mean() -> None:
+    parameters, sums = weights(), GradientSums(over_ranks=cast("PartialSums", TwoRanks()))
+
+    sums.begin_step(parameters)
+    give(parameters, 1.0)
+    give(parameters, 1.0)
+    for item in parameters:
+        assert item.tensor.grad is not None
+        item.tensor.grad /= 2  # one of the two parts, or half of all: neither sum nor mean
+    sums.compare(parameters)
+
+    # The sum is 4 g and the mean 2 g, of which g is half: as far off as the root of 4 squares of g.
+    assert sums.errors["first"] == pytest.approx(1.0, rel=1e-6)
