@@ -1,0 +1,1 @@
+"""DeepSpeed as a trainer that a training check can run. Importing it does not import DeepSpeed."""

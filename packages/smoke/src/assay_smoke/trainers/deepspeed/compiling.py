@@ -1,0 +1,119 @@
+"""DeepSpeed's CPU Adam: compiled once for this user, then loaded as it is.
+
+DeepSpeed itself would have every process ask ninja what there is to compile, behind a lock file. A
+process that is ended meanwhile leaves the lock behind, and all later ones wait for it.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from assay.errors import MachineError
+from assay_smoke.trainers.deepspeed.process import deepspeed_process
+
+# As DeepSpeed calls its extension.
+_NAME = "cpu_adam"
+_FAILED = 2
+
+
+def cpu_adam(parameters: Sequence[nn.Parameter], defaults: Mapping[str, object]) -> Optimizer:
+    """DeepSpeed's AdamW for parameters on the host. Called inside of a `deepspeed_process`.
+
+    defaults: of torch's AdamW, whose learning rate, betas, eps and weight decay it takes.
+    Raises: MachineError if it cannot be compiled here.
+    """
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    load_extension()
+    taken = {name: defaults[name] for name in ("lr", "betas", "eps", "weight_decay")}
+    adam: Optimizer = DeepSpeedCPUAdam(parameters, adamw_mode=True, **taken)
+    return adam
+
+
+def compile_ahead() -> None:
+    """Compile it in a process of its own, unless it is there: a minute that no case has to spare.
+
+    Raises: MachineError if it cannot be compiled here.
+    """
+    if extension_file().is_file():
+        return
+    command = [sys.executable, "-c", f"from {__name__} import compile_alone\ncompile_alone()"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stdout if done.returncode == _FAILED else done.stderr
+        raise MachineError(said.strip().splitlines()[-1])
+
+
+def compile_alone() -> None:
+    """What `compile_ahead` runs; prints why it cannot."""
+    try:
+        with deepspeed_process("cpu"):
+            load_extension()
+    except MachineError as error:
+        print(error)  # noqa: T201 - for the process that waits for this one
+        raise SystemExit(_FAILED) from error
+
+
+def load_extension() -> None:
+    """Have DeepSpeed find its extension loaded: from the cache, else compiled now.
+
+    Raises: MachineError if it cannot be compiled here.
+    """
+    from deepspeed.ops.op_builder.builder import OpBuilder
+
+    file = extension_file()
+    if not file.is_file():
+        _compile(file)
+    spec = importlib.util.spec_from_file_location(_NAME, file)
+    if spec is None or spec.loader is None:
+        raise MachineError(f"{file} is no Python extension: delete it, and it is compiled anew")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise MachineError(f"{error}: delete {file}, and it is compiled anew") from error
+    OpBuilder._loaded_ops[_NAME] = module  # noqa: SLF001 - where DeepSpeed looks first
+
+
+def extension_file() -> Path:
+    """Where it is kept, for what it was compiled with and the instructions that it may use."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    python = f"python-{sys.version_info.major}.{sys.version_info.minor}"
+    made_of = (version("deepspeed"), "torch", torch.__version__, python, _instructions())
+    return cache / "assay" / f"deepspeed-{'-'.join(made_of)}" / f"{_NAME}.so"
+
+
+def _instructions() -> str:
+    return torch.backends.cpu.get_cpu_capability().replace(" ", "_")
+
+
+def _compile(file: Path) -> None:
+    """Compile it beside `file`, and put it there when it is whole."""
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=file.parent) as folder:
+        try:
+            with (
+                mock.patch.dict(os.environ, {"TORCH_EXTENSIONS_DIR": folder}),
+                redirect_stdout(sys.stderr),
+            ):
+                CPUAdamBuilder().jit_load(verbose=False)
+            (Path(folder) / _NAME / file.name).replace(file)
+        except (RuntimeError, OSError, ImportError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise MachineError(
+                f"DeepSpeed's CPU Adam, which offload needs, cannot be compiled on this machine"
+                f" ({reason}): install a C++ compiler and ninja"
+            ) from error

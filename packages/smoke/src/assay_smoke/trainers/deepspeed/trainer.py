@@ -1,0 +1,294 @@
+"""DeepSpeed's engine with ZeRO, in the methods that a training check calls."""
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    redirect_stdout,
+)
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.devices.registry import open_run
+from assay.devices.run_string import parse_run
+from assay.errors import UsageError
+from assay.models.transformers_logging import quiet_transformers
+from assay.training.batches import MicroBatch
+from assay.training.protocol import (
+    COMPILE,
+    LOSS_SCALING,
+    StepReport,
+    TrainerTraits,
+    TrainingPlan,
+)
+from assay.training.trainers.reference import ReferenceTrainer
+from assay_smoke.trainers.deepspeed.compiling import cpu_adam
+from assay_smoke.trainers.deepspeed.configuration import deepspeed_config
+from assay_smoke.trainers.deepspeed.optimizer import PartitionedOptimizer
+from assay_smoke.trainers.deepspeed.partitions import partitions_of
+from assay_smoke.trainers.deepspeed.paused_call import PausedCall
+from assay_smoke.trainers.deepspeed.process import deepspeed_process, require_deepspeed
+from assay_smoke.trainers.deepspeed.shown_gradients import ShownGradients
+
+# The stage of ZeRO from which on a rank has only parts of the parameters.
+_DIVIDED_PARAMETERS = 3
+
+
+class DeepSpeedTrainer(ReferenceTrainer):
+    """A loop of `engine(...)`, `engine.backward`, `engine.step`; ZeRO-2.
+
+    stage: of ZeRO.
+    """
+
+    features = (ReferenceTrainer.features | {"cpu-offload"}) - {COMPILE}
+    stage = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        require_deepspeed()
+        self._closing = ExitStack()
+        self._gathered = ExitStack()
+        self._paused: PausedCall | None = None
+
+    @property
+    def traits(self) -> TrainerTraits:
+        """Each data rank has a seed of its own; gradients are added up in backward."""
+        if self.data.size == 1:
+            return super().traits
+        reason = "DeepSpeed adds gradients up inside of backward"
+        return replace(super().traits, invisible_phases={"reduce": reason})
+
+    def setup(self, plan: TrainingPlan) -> None:
+        """Build the model and DeepSpeed's engine around it."""
+        device = open_run(parse_run(plan.run))
+        with ExitStack() as opening:
+            opening.enter_context(deepspeed_process(device.torch_device))
+            super().setup(plan)
+            self._gather()
+            self._closing = opening.pop_all()
+
+    def configure(self, plan: TrainingPlan, num_elements: int) -> dict[str, Any]:
+        """The configuration of the engine, as in a ds_config.json; num_elements: that are trained."""
+        return deepspeed_config(plan, self.stage, num_elements, self.first_scale)
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """DeepSpeed's engine around AdamW; what is returned is a view of its optimizer."""
+        import deepspeed
+
+        inner = super().build_optimizer(model)
+        parameters = [p for group in inner.param_groups for p in group["params"]]
+        if "cpu-offload" in self.plan.features:
+            inner = cpu_adam(parameters, inner.defaults)
+        config = self.configure(self.plan, sum(p.numel() for p in parameters))
+        with redirect_stdout(sys.stderr):
+            self.engine: Any = deepspeed.initialize(model=model, optimizer=inner, config=config)[0]
+        if LOSS_SCALING in self.plan.features and parse_run(self.plan.run).dtype != "float16":
+            self._scale_by_first()
+        self.partitions = partitions_of(self.engine, self.stage)
+        self._gradients = ShownGradients(self.partitions.parameters)
+        self._pause_before(self.engine.basic_optimizer)
+        return PartitionedOptimizer(self.partitions, self.plan.learning_rate)
+
+    def _scale_by_first(self) -> None:
+        """Have the loss multiplied by a fixed scale, as DeepSpeed scales by itself in float16 alone."""
+        if not hasattr(self.engine.optimizer, "override_loss_scale"):
+            raise UsageError(
+                f"DeepSpeed has no loss scaling for {self.plan.run} in ZeRO-{self.stage}: use"
+                " deepspeed-zero2, or float16"
+            )
+        self.engine.optimizer.override_loss_scale(self.first_scale)
+
+    def _pause_before(self, optimizer: torch.optim.Optimizer) -> None:
+        step = optimizer.step
+
+        def pause_and_step(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of any optimizer
+            if self._paused is not None:
+                self._paused.pause()
+            return step(*args, **kwargs)
+
+        optimizer.step = pause_and_step  # type: ignore[method-assign]
+
+    def parameter_dtype(self) -> str:
+        """The run's: what DeepSpeed keeps in float32 are copies of its own."""
+        return parse_run(self.plan.run).dtype
+
+    @property
+    def network(self) -> nn.Module:
+        """The engine, whose forward gathers what it needs."""
+        engine: nn.Module = self.engine
+        return engine
+
+    def step(self, batch: Sequence[MicroBatch]) -> StepReport:
+        """One optimizer step, at the learning rate that DeepSpeed has."""
+        return replace(super().step(batch), learning_rate=self.engine.get_lr()[0])
+
+    @contextmanager
+    def accumulating(self, num_left: int) -> Iterator[None]:
+        """Around each micro-batch: DeepSpeed is told of its end, and steps after the last one."""
+        self._gradients.hide()
+        self._partition()
+        yield
+        if num_left:
+            self.engine.step()
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Around each forward pass: parameters are in the dtype to compute in."""
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of `loss`; after the last micro-batch they are whole in `.grad`."""
+        # DeepSpeed takes the mean over micro-batches and ranks, and the losses are shares of one.
+        self.engine.backward(loss * (self.engine.gradient_accumulation_steps() * self.data.size))
+        if self.engine.is_gradient_accumulation_boundary():
+            self._gather()
+            self._gradients.show(self.partitions.gradient)
+
+    def reduce_gradients(self) -> None:
+        """Leave the gradients as they are: backward has reduced them."""
+
+    def clip_gradients(self, max_norm: float) -> float:
+        """Begin the engine's step, up to where its optimizer would change the parameters.
+
+        max_norm: is in the configuration.
+        """
+        del max_norm
+        norm = _total_norm(self.partitions.parameters)
+        self._gradients.hide(self.partitions.set_gradient)
+        self._partition()
+        paused = PausedCall(self.engine.step)
+        self._paused = paused
+        if not paused.start():
+            self._paused = None  # a step that is skipped
+        self._gather()
+        if self._paused is not None:
+            self._gradients.show(self.partitions.clipped_gradient)
+        found = self.partitions.grad_norm()
+        return norm if math.isnan(found) else found
+
+    def adapt_scale(self) -> bool:
+        """Whether DeepSpeed has skipped the step, as it does where scaled gradients overflow."""
+        return not self.engine.was_step_applied()
+
+    def optimizer_step(self) -> None:
+        """Finish the engine's step, if it was not skipped."""
+        if self._paused is None:
+            return
+        used = {parameter: parameter.grad for parameter in self.partitions.parameters}
+        self._gradients.hide(self.partitions.set_clipped_gradient)
+        self._partition()
+        self._paused.finish()
+        self._paused = None
+        self._gather()
+        self._gradients.show(lambda parameter: used[parameter])
+
+    def _gather(self) -> None:
+        """Have whole parameters, as everybody but DeepSpeed expects them."""
+        if self.stage == _DIVIDED_PARAMETERS:
+            from deepspeed.runtime.zero import GatheredParameters
+
+            self._gathered.enter_context(GatheredParameters(list(self.model.parameters())))
+
+    def _partition(self) -> None:
+        """Have parameters as DeepSpeed divides them."""
+        self._gathered.close()
+
+    def save_model(self, folder: Path) -> None:
+        """Write the model, of an adapted one the adapter, as a Hugging Face folder."""
+        if self.stage != _DIVIDED_PARAMETERS or "lora" in self.plan.features:
+            super().save_model(folder)
+            return
+        self._partition()
+        state = self.engine._zero3_consolidated_16bit_state_dict()  # noqa: SLF001
+        if self.rank == 0:
+            model: Any = self.model
+            with quiet_transformers():
+                model.save_pretrained(folder, state_dict=state)
+        self._gather()
+
+    def save_progress(self, path: Path) -> None:
+        """Write DeepSpeed's own checkpoint: every rank its partitions."""
+        self._partition()
+        self.engine.save_checkpoint(str(path), client_state={"num_steps": self._num_steps})
+        self._gather()
+
+    def load_model(self, folder: Path) -> None:
+        """Leave the model as it is: DeepSpeed's checkpoint has it too."""
+
+    def load_progress(self, path: Path) -> None:
+        """Read DeepSpeed's own checkpoint."""
+        self._partition()
+        with redirect_stdout(sys.stderr):
+            _, kept = self.engine.load_checkpoint(str(path))
+        self._num_steps = kept["num_steps"]
+        self._gather()
+
+    def counters(self) -> dict[str, Any]:
+        """The number of steps, and the loss's scale with what its next change depends on."""
+        return {"num_steps": self._num_steps, "loss_scaler": dict(self._loss_scaler())}
+
+    def load_counters(self, state: Mapping[str, Any]) -> None:
+        """Restore what `counters` returned."""
+        self._num_steps = state["num_steps"]
+        self._loss_scaler().update(state["loss_scaler"])
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Every rank takes its parts."""
+        self._load_model_values(state["model"])
+        self._load_rest(state)
+
+    def _loss_scaler(self) -> dict[str, Any]:
+        """The scale of the loss and what its next change depends on; empty where there is none."""
+        for name in ("loss_scaler", "loss_scale_config"):
+            if hasattr(self.engine.optimizer, name):
+                return vars(getattr(self.engine.optimizer, name))
+        return {}
+
+    def _load_model_values(self, values: Mapping[str, Tensor]) -> None:
+        if self.stage != _DIVIDED_PARAMETERS:
+            self.model.load_state_dict(values)
+            return
+        from deepspeed.runtime.zero import GatheredParameters
+
+        self._partition()
+        with GatheredParameters(list(self.model.parameters()), modifier_rank=0):
+            self.model.load_state_dict(values)
+        self._gather()
+
+    def teardown(self) -> None:
+        """Let go of the engine, and of what it opened."""
+        self._partition()
+        self.engine.destroy()
+        del self.engine, self.partitions
+        super().teardown()
+        self._closing.close()
+
+
+class Zero0Trainer(DeepSpeedTrainer):
+    """DeepSpeed without ZeRO: every rank has everything."""
+
+    stage = 0
+
+
+class Zero1Trainer(DeepSpeedTrainer):
+    """ZeRO-1: moments and float32 copies are divided over ranks."""
+
+    stage = 1
+
+
+class Zero3Trainer(DeepSpeedTrainer):
+    """ZeRO-3: parameters are divided too."""
+
+    stage = 3
+
+
+def _total_norm(parameters: Sequence[nn.Parameter]) -> float:
+    """The global norm of the gradients, which stand whole in `.grad`."""
+    return float(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))

@@ -1,0 +1,19 @@
+"""DeepSpeed with ZeRO, checked phase by phase; its neighbours with a fault are in tests/faults."""
+
+from pathlib import Path
+
+from assay.verdicts import Outcome
+from packages.smoke.tests.checking_deepspeed import check_zero2
+
+
+def test_zero2_trains_as_the_reference_does(tmp_path: Path) -> None:
+    verdict = check_zero2("deepspeed-zero2", tmp_path)
+
+    assert verdict.verdict is Outcome.PASS, verdict.levels
+    compared = {name for name, level in verdict.levels.items() if level.compared}
+    assert compared == {
+        "load", "inputs", "loss", "activations", "gradients", "updates", "replicas", "checkpoint"
+    }  # fmt: skip
+    notes = " ".join(verdict.notes)
+    assert "taken off in clip; the number of ranks in it in backward" in notes
+    assert "reduce is not visible: DeepSpeed adds gradients up inside of backward" in notes

@@ -1,0 +1,49 @@
+"""DeepSpeed's CPU Adam: where it is kept, and what is said where it cannot be compiled."""
+
+from pathlib import Path
+
+import pytest
+from deepspeed.ops.op_builder import CPUAdamBuilder
+
+from assay.errors import MachineError
+from assay_smoke.trainers.deepspeed.compiling import compile_ahead, extension_file, load_extension
+
+
+def test_what_cannot_be_compiled_is_one_sentence_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("Error building extension 'cpu_adam'\n1000 lines")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(CPUAdamBuilder, "jit_load", fail)
+
+    with pytest.raises(MachineError) as raised:
+        load_extension()
+
+    assert str(raised.value) == (
+        "DeepSpeed's CPU Adam, which offload needs, cannot be compiled on this machine (Error"
+        " building extension 'cpu_adam'): install a C++ compiler and ninja"
+    )
+    assert list(extension_file().parent.iterdir()) == []
+
+
+def test_a_file_that_is_no_extension_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    extension_file().parent.mkdir(parents=True)
+    extension_file().write_text("half of a file")
+
+    with pytest.raises(MachineError, match="and it is compiled anew"):
+        load_extension()
+
+
+def test_without_a_compiler_a_session_says_so_before_its_cases(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
+
+    with pytest.raises(MachineError, match="install a C"):
+        compile_ahead()
