@@ -195,9 +195,9 @@ RULES: tuple[Rule, ...] = (
     ),
     refusing(
         name="packed",
-        framework=[*_DIVIDING, *_ZERO],
+        framework=_DIVIDING,
         batches="packed",
-        reason="Packed batches are built for one process, DDP and FSDP2 only.",
+        reason="Packed batches are built for one process, DDP, FSDP2 and ZeRO only.",
         shown_by=f"{_TESTS}test_what_a_trainer_does_not_know_is_an_error",
     ),
     refusing(

@@ -31,6 +31,7 @@ from assay.training.trainers.tensor_parallel import TensorParallelTrainer
 from assay_smoke.cases.settings import TRAINERS, features_of
 from assay_smoke.matrix.cases import Batches, Case, Feature, Framework, Precision
 from assay_smoke.matrix.rules import check_compatible
+from assay_smoke.trainers.deepspeed.trainer import DeepSpeedTrainer, Zero1Trainer, Zero3Trainer
 
 # What a trainer knows, and every case of its framework that asks for it is refused.
 IN_NO_CASE: dict[Framework, set[str]] = {
@@ -140,6 +141,8 @@ def test_a_scaled_embedding_cannot_be_divided() -> None:
         TensorParallelTrainer().setup(plan(mesh={"tp": 2}, model="micro:gemma2"))
 
 
+# What torch warns of as DeepSpeed is imported.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("trainer", "feature"),
     [
@@ -147,6 +150,7 @@ def test_a_scaled_embedding_cannot_be_divided() -> None:
         (ReferenceTrainer(), "cpu-offload"),
         (DDPTrainer(), "cpu-offload"),
         *((trainer(), "compile") for trainer in (TensorParallelTrainer, PipelineTrainer)),
+        (DeepSpeedTrainer(), "compile"),
         *((trainer(), "packed") for trainer in (TensorParallelTrainer, PipelineTrainer)),
         *((trainer(), "loss-scaling") for trainer in (TensorParallelTrainer, PipelineTrainer)),
     ],
@@ -157,7 +161,7 @@ def test_what_a_trainer_does_not_know_is_an_error(trainer: Any, feature: str) ->
         trainer.setup(plan(feature))
 
 
-@pytest.mark.parametrize("framework", ["one-process", "ddp", "fsdp", "tensor-parallel", "pipeline"])
+@pytest.mark.parametrize("framework", list(TRAINERS))
 def test_cases_that_are_not_refused_ask_for_what_the_trainer_knows(framework: Framework) -> None:
     trainer: Any = construct_trainer(TRAINERS[framework])
     asked_for = {
@@ -241,3 +245,16 @@ def test_only_replicas_have_all_of_the_state() -> None:
 def num_held(parameter: torch.Tensor) -> int:
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     return local.numel()
+
+
+# What torch warns of as DeepSpeed is imported, and as it calls a function by its old name.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("trainer", [Zero1Trainer, DeepSpeedTrainer, Zero3Trainer])
+def test_every_rank_of_zero_has_a_part_of_the_state(trainer: type[DeepSpeedTrainer]) -> None:
+    with rank_0_of(2):
+        divided = trainer()
+        divided.setup(plan(mesh={"dp": 2}))
+        held = sum(flat.numel() for flat in divided.partitions.flats())
+        whole = sum(parameter.numel() for parameter in divided.model.parameters())
+        divided.teardown()
+    assert held == whole / 2

@@ -47,7 +47,7 @@ def test_what_can_be_run_is_not_refused(case_id: str) -> None:
         ("tensor-parallel-2-offload", "offload-divided"),
         ("pipeline-2-float16", "float16-divided"),
         ("zero2-2-compile", "compile"),
-        ("zero2-2-packed", "packed"),
+        ("tensor-parallel-2-packed", "packed"),
         ("fsdp-2-adapter", "adapter-without-lora"),
         ("fsdp-2-merged", "adapter-without-lora"),
         ("fsdp-2-lora-hugging-face", "whole-model-with-lora"),
