@@ -31,9 +31,16 @@ from assay_smoke.cases.requests import (
     TerminateAnswer,
     TrainAnswer,
 )
-from assay_smoke.cases.settings import REFERENCE, mesh_of, options_of, request_of
+from assay_smoke.cases.settings import (
+    REFERENCE,
+    mesh_of,
+    needs_deepspeed,
+    options_of,
+    request_of,
+)
 from assay_smoke.cases.timeline import where_it_stopped
 from assay_smoke.matrix.cases import Case
+from assay_smoke.trainers.deepspeed.compiling import compile_ahead
 
 if TYPE_CHECKING:
     from assay_smoke.machine.leftovers import Leftover
@@ -82,6 +89,15 @@ def _held(lock: Path) -> Iterator[None]:
         yield
 
 
+def prepare(case: Case) -> None:
+    """Compile what the trainer of `case` needs, if it was not: no world has the time to spare.
+
+    Raises: MachineError if it cannot be compiled here.
+    """
+    if needs_deepspeed(case) and "offload" in case.features:
+        compile_ahead()
+
+
 @dataclass(frozen=True)
 class CaseRun:
     """One case on one device.
@@ -102,7 +118,11 @@ class CaseRun:
     )
 
     def run(self, progress: Progress) -> Verdict:
-        """Run every world of the case, judge, and write the verdict into `folder`."""
+        """Run every world of the case, judge, and write the verdict into `folder`.
+
+        Raises: MachineError if what its trainer needs cannot be compiled here.
+        """
+        prepare(self.case)
         try:
             with progress.step(f"{self.case.id}: reference"):
                 golden, reference = self.references.of(self.case, self.limits)

@@ -30,6 +30,11 @@ _FEATURES: dict[Feature, str] = {
 }
 
 
+def needs_deepspeed(case: Case) -> bool:
+    """Whether the framework's own trainer is DeepSpeed."""
+    return TRAINERS[case.framework].startswith("deepspeed")
+
+
 def mesh_of(case: Case) -> dict[str, int]:
     """How many ranks each axis has: the one that the framework spreads training over."""
     axis = {"tensor-parallel": "tp", "pipeline": "pp"}.get(case.framework, "dp")

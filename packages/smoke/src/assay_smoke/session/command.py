@@ -16,6 +16,8 @@ from assay.errors import UsageError
 from assay.runs import RunFolder, open_progress
 from assay.runs.errors import DiskError
 from assay.training.trainers.registry import require_trainer
+from assay_smoke.cases.running import prepare
+from assay_smoke.cases.settings import needs_deepspeed
 from assay_smoke.external.subject import read_subject
 from assay_smoke.matrix.cases import Case, case_of
 from assay_smoke.matrix.choosing.expressions import compile_expression
@@ -37,6 +39,7 @@ from assay_smoke.session.subjects import (
     case_subject,
     external_subject,
 )
+from assay_smoke.trainers.deepspeed.process import require_deepspeed
 
 _COLLECTIVE_SECONDS = 60.0
 _HOST_CARDS = 4
@@ -85,6 +88,9 @@ def run_session(
     begun = time.monotonic()
     try:
         with open_progress() as progress:
+            with progress.step("what trainers need is compiled, if it was not"):
+                for case in chosen.cases:
+                    prepare(case)
             session.run(chosen.subjects, progress)
     finally:
         report = session.write(time.monotonic() - begun, chosen.pairs)
@@ -107,6 +113,8 @@ def _choose(options: SessionOptions, references: str) -> _Chosen:
     cases = [case for case in cases if _matches(options.keyword, case.id)]
     if options.precision is not None:
         cases = [case for case in cases if case.precision == options.precision]
+    if options.trainer is None:
+        _require_libraries(cases)
     case_options = CaseOptions(
         device=options.device,
         references=references,
@@ -120,6 +128,20 @@ def _choose(options: SessionOptions, references: str) -> _Chosen:
     if not subjects:
         raise UsageError("nothing to run: no case and no command is left by these options")
     return _Chosen(subjects, cases, pairs)
+
+
+def _require_libraries(cases: list[Case]) -> None:
+    """Raise UsageError for cases whose framework is a library that is not installed."""
+    waiting = [case.id for case in cases if needs_deepspeed(case)]
+    if not waiting:
+        return
+    try:
+        require_deepspeed()
+    except UsageError as error:
+        others = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+        raise UsageError(
+            f"{waiting[0]}{others} cannot be run: {error}, or leave them out: -k 'not zero'"
+        ) from error
 
 
 def _external(name: str) -> Subject:
