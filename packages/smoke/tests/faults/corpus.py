@@ -12,12 +12,16 @@ ACCUMULATION = Case(framework="one-process", cards=1, features=frozenset({"accum
 BFLOAT16 = Case(framework="one-process", cards=1, precision="bfloat16")
 FSDP = Case(framework="fsdp", cards=2, checkpoint="sharded")
 OFFLOAD = Case(framework="fsdp", cards=2, features=frozenset({"offload"}), checkpoint="sharded")
+ZERO2 = Case(framework="zero2", cards=2)
+ZERO2_ACCUMULATION = Case(framework="zero2", cards=2, features=frozenset({"accumulation"}))
+ZERO2_OFFLOAD = Case(framework="zero2", cards=2, features=frozenset({"offload"}))
+ZERO2_BFLOAT16 = Case(framework="zero2", cards=2, precision="bfloat16")
 SIGTERM = Case(framework="one-process", cards=1, interruption="sigterm")
 
 
 @dataclass(frozen=True)
 class Plant:
-    """A class of planted_trainers.py in a case.
+    """A class of planted_trainers.py, or of planted_deepspeed.py, in a case.
 
     level: the first that has to fail; diagnosis: of the verdict; says: what its reason has to have.
     """
@@ -50,5 +54,9 @@ PLANTS = (
     Plant("LeavesProcess", ONE, "left behind", None, "sleep"),
     Plant("DiskIsFull", ONE, "checkpoint", "checkpoint-mismatch", "No space left"),
     Plant("KeepsTheModel", ONE, "tear-down", "checkpoint-mismatch", "outlive"),
+    Plant("ZeroOnlyLastMicroBatch", ZERO2_ACCUMULATION, "loss", "optimizer-update"),
+    Plant("ZeroOffloadKeepsStaleCopy", ZERO2_OFFLOAD, "trained", "frozen-parameters"),
+    Plant("ZeroMastersNotRefreshed", ZERO2_BFLOAT16, "checkpoint", "checkpoint-mismatch"),
+    Plant("ZeroShardZeroed", ZERO2, "checkpoint", "checkpoint-mismatch"),
     Plant("IgnoresSigterm", SIGTERM, "sigterm", "checkpoint-mismatch", "SIGTERM"),
 )

@@ -16,10 +16,11 @@ from packages.smoke.tests.faults.corpus import (
     MERGED,
     ONE,
     PLANTS,
+    ZERO2,
     Plant,
 )
 
-PLANTED = Path(__file__).parents[1] / "planted_trainers.py"
+TESTS = Path(__file__).parents[1]
 LIMITS = TimeLimits(start_seconds=120.0, collective_seconds=30.0, body_seconds=60.0)
 
 
@@ -29,7 +30,8 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> References:
 
 
 def run(case: Case, folder: Path, references: References, trainer: str | None = None) -> Verdict:
-    name = f"{PLANTED}:{trainer}" if trainer else None
+    file = "planted_deepspeed" if case.framework == "zero2" else "planted_trainers"
+    name = f"{TESTS}/{file}.py:{trainer}" if trainer else None
     return CaseRun(case, "cpu", folder, references, name, LIMITS).run(SilentProgress())
 
 
@@ -47,7 +49,7 @@ def test_planted_fault_fails_at_its_level(
 
 
 @pytest.mark.parametrize(
-    "case", [ONE, FSDP, BFLOAT16, HUGGING_FACE, MERGED], ids=lambda case: case.id
+    "case", [ONE, FSDP, ZERO2, BFLOAT16, HUGGING_FACE, MERGED], ids=lambda case: case.id
 )
 def test_next_case_is_clean(case: Case, tmp_path: Path, references: References) -> None:
     verdict = run(case, tmp_path, references)
