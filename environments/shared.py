@@ -33,7 +33,7 @@ PACKAGES = ("core", "expectations", "smoke", "bench")
 _CONSTRAINTS = ROOT / "constraints.txt"
 _MANIFESTS = (ROOT / "pyproject.toml", *(ROOT / f"packages/{p}/pyproject.toml" for p in PACKAGES))
 # What users may leave out of a package, and its tests run.
-_EXTRAS = {"smoke": "[trl]"}
+_EXTRAS = {"smoke": "[deepspeed,trl]"}
 _EDITABLE = tuple(f"--editable=packages/{name}{_EXTRAS.get(name, '')}" for name in PACKAGES)
 
 
@@ -202,7 +202,9 @@ def _install_packages(session: nox.Session, environment: Environment, choice: To
     # the packages, instead of moving everything to the versions that CI runs.
     pins = [] if choice.build is TorchBuild.MACHINE else [f"--constraint={_CONSTRAINTS}"]
     pins.append(f"--constraint={_torch_constraint(environment)}")
-    environment.install(session, *pins, *_group("build"))
+    # With the build isolation of pip, in which DeepSpeed's setup finds no torch and compiles nothing:
+    # what it needs it compiles at its first use.
+    environment.install(session, *pins, *_group("build"), *_extra("smoke", "deepspeed"))
     environment.install(
         session,
         "--no-build-isolation",
@@ -259,6 +261,11 @@ def _index_options() -> list[str]:
 def _group(*names: str) -> list[str]:
     manifest = nox.project.load_toml(ROOT / "pyproject.toml")
     return list(nox.project.dependency_groups(manifest, *names))
+
+
+def _extra(package: str, name: str) -> list[str]:
+    manifest = nox.project.load_toml(ROOT / f"packages/{package}/pyproject.toml")
+    return list(manifest["project"]["optional-dependencies"][name])
 
 
 def _python_identity() -> list[str]:
