@@ -36,7 +36,10 @@ def deepspeed_process(torch_device: str) -> Iterator[None]:
         _import_quietly()
         if not dist.is_initialized():
             dist.init_process_group(
-                "gloo" if kind == "cpu" else None, store=dist.HashStore(), rank=0, world_size=1
+                "gloo" if kind == "cpu" else None,
+                store=dist.HashStore(),  # type: ignore[attr-defined]  # of torch
+                rank=0,
+                world_size=1,
             )
             stack.callback(dist.destroy_process_group)
         stack.callback(_forget_groups)

@@ -181,7 +181,11 @@ class DeepSpeedTrainer(ReferenceTrainer):
         """Finish the engine's step, if it was not skipped."""
         if self._paused is None:
             return
-        used = {parameter: parameter.grad for parameter in self.partitions.parameters}
+        used = {
+            parameter: parameter.grad
+            for parameter in self.partitions.parameters
+            if parameter.grad is not None
+        }
         self._gradients.hide(self.partitions.set_clipped_gradient)
         self._partition()
         self._paused.finish()
@@ -248,7 +252,8 @@ class DeepSpeedTrainer(ReferenceTrainer):
         """The scale of the loss and what its next change depends on; empty where there is none."""
         for name in ("loss_scaler", "loss_scale_config"):
             if hasattr(self.engine.optimizer, name):
-                return vars(getattr(self.engine.optimizer, name))
+                found: dict[str, Any] = vars(getattr(self.engine.optimizer, name))
+                return found
         return {}
 
     def _load_model_values(self, values: Mapping[str, Tensor]) -> None:
