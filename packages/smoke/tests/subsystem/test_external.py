@@ -13,8 +13,10 @@ from assay.errors import MachineError, UsageError
 from assay.runs import SilentProgress
 from assay.runs.results import read_measurements
 from assay.verdicts import Location, Outcome, Verdict
-from assay_smoke.external import launching, run_external
+from assay_smoke.external import run_external
+from assay_smoke.external.running import launching
 from assay_smoke.machine.process_tree import ProcessTree
+from assay_smoke.session.results import phases_of
 
 TOY = Path(__file__).parents[1] / "toy_training.py"
 EXAMPLE = Path(__file__).parents[4] / "examples/plain_training/smoke.toml"
@@ -87,6 +89,11 @@ def test_a_clean_library_passes_with_every_level_compared(tmp_path: Path) -> Non
         ("resume", 5, 0.0),
         ("resume", 6, 0.0),
     ]
+    phases = [(one.world, one.phase, one.number) for one in phases_of(tmp_path / "results")]
+    assert phases[:7] == [
+        ("train", "set-up", None), *[("train", "step", number) for number in (2, 3, 4, 5, 6)],
+        ("train", "tear-down", None),
+    ]  # fmt: skip
     # What the library wrote is large, and no longer needed; what it said is kept.
     assert not list((tmp_path / "results").glob("*-output"))
     assert "step 6 loss" in (tmp_path / "results/uninterrupted.log").read_text()
@@ -247,6 +254,7 @@ def test_more_cards_than_there_are_is_an_error(tmp_path: Path) -> None:
         run(tmp_path, keys="cards = 2")
 
 
+@pytest.mark.timeout(600)
 def test_the_example_passes(tmp_path: Path) -> None:
     verdict = run_external(EXAMPLE, tmp_path, SilentProgress())
 

@@ -16,7 +16,7 @@ from assay.models import load_model
 from assay.models.loading.loaded_model import stored_dtype
 from assay.training.state.files import hash_value
 from assay.training.trainers.adapters import read_adapter
-from assay_smoke.external.launching import Launch
+from assay_smoke.external.running.launches import Launch
 from assay_smoke.external.subject import Subject, fill
 
 # Of one that stands in a folder name in place of {step}.

@@ -11,14 +11,14 @@ from assay.models.sources import resolve_model
 from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.verdicts import Outcome, Verdict
-from assay_smoke.external.launching import (
+from assay_smoke.external.running.launches import (
     Launch,
     RunEvidence,
     find_program,
     require_free_ports,
-    run,
 )
-from assay_smoke.external.losses import LossesError
+from assay_smoke.external.running.launching import run
+from assay_smoke.external.running.losses import LossesError
 from assay_smoke.external.subject import Subject, read_subject
 
 if TYPE_CHECKING:
@@ -45,8 +45,11 @@ def run_external(toml: Path, folder: Path, progress: Progress) -> Verdict:
     with local_folder(resolve_model(subject.model), "refuse") as model:
         cycle = _Cycle(subject, model, folder, toml.resolve().parent, device, progress)
         evidence = cycle.run()
-    from assay_smoke.external.judging import judge
+    from assay_smoke.external.judging.verdict import judge
+    from assay_smoke.external.running.timeline import write_timeline
 
+    for one in evidence.runs:
+        write_timeline(one, folder)
     verdict, measurements = judge(evidence, toml)
     verdict = write_results(verdict, measurements, folder)
     if verdict.verdict is Outcome.PASS:
@@ -173,7 +176,7 @@ class _Cycle:
     def _measure_spread(self, resumption: "Resumption", evidence: "Evidence") -> None:
         """Repeat the uninterrupted run, and see by how much that differs."""
         from assay_smoke.external.checkpoints import read_tensors
-        from assay_smoke.external.spread import spread_ratios
+        from assay_smoke.external.judging.spread import spread_ratios
 
         if evidence.repeated is None:
             evidence.repeated = run(self._launch("repeated"), self._progress)

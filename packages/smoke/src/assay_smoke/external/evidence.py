@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from assay.noise import Ratio
 from assay_smoke.external.checkpoints import SavedModel
-from assay_smoke.external.launching import RunEvidence
+from assay_smoke.external.running.launches import RunEvidence
 from assay_smoke.external.subject import Subject
 
 

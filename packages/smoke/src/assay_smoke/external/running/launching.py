@@ -2,153 +2,35 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import IO, cast
 
 import psutil
 
-from assay.devices.base import Device
 from assay.errors import AssayError, MachineError
 from assay.runs import Progress, Task
 from assay.watchdog import temporary_folder, watched
-from assay_smoke.external import stacks
-from assay_smoke.external.losses import LoggedLoss, LossReader
-from assay_smoke.external.subject import Subject, SubjectError, fill
+from assay_smoke.external.running import stacks
+from assay_smoke.external.running.launches import Launch, Phase, RunEvidence
+from assay_smoke.external.running.losses import LossReader
+from assay_smoke.external.subject import fill
 from assay_smoke.machine.leftovers import (
-    Leftover,
     Snapshot,
     find_leftovers,
-    free_port,
-    ports_taken,
 )
-from assay_smoke.machine.memory import MemoryUse, MemoryWatch
+from assay_smoke.machine.memory import MemoryWatch
 from assay_smoke.machine.process_tree import ProcessTree
-
-Phase = Literal["set-up", "steps", "tear-down"]
 
 _POLL_SECONDS = 0.02
 _CHUNK_BYTES = _LONGEST_LINE_BYTES = 1 << 16
 _LINE_END = re.compile(rb"[\r\n]")
-_TAIL_LINES = 20
 # After the end of the launched process, for what it has still in the pipe.
 _DRAIN_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """What is launched: NAME.log and the library's own output go into `folder`.
-
-    resume_from: the checkpoint to resume from; None: from the start.
-    first_step: the number of steps that were made before.
-    sigterm_after: after how many logged losses the process is sent SIGTERM; None: never.
-    """
-
-    name: str
-    subject: Subject
-    model: Path
-    folder: Path
-    working_folder: Path
-    resume_from: Path | None = None
-    first_step: int = 0
-    sigterm_after: int | None = None
-    device: Device | None = None
-
-    @property
-    def log(self) -> Path:
-        """All that the processes print."""
-        return self.folder / f"{self.name}.log"
-
-    @property
-    def output(self) -> Path:
-        """What {output} is."""
-        return self.folder / f"{self.name}-output"
-
-    @property
-    def values(self) -> dict[str, object]:
-        """The values of the placeholders but for the port."""
-        subject = self.subject
-        values = {
-            "python": sys.executable, "model": self.model, "output": self.output.resolve(),
-            "steps": subject.steps, "save_every": subject.save_every, "seed": subject.seed,
-            "ranks": subject.ranks, "cards": subject.cards,
-            "saves": len(subject.saved_steps),
-            "keep": len(subject.saved_steps) if subject.keep is None else subject.keep,
-        }  # fmt: skip
-        if subject.data is not None:
-            values["data"] = (self.working_folder / subject.data).resolve()
-        return values
-
-    def command(self) -> list[str]:
-        """The words of the launch line; a {port} is one that is free now."""
-        values = self.values | {"port": free_port()}
-        words = [fill(word, values) for word in self.subject.launch]
-        if self.resume_from is not None:
-            values["resume_from"] = self.resume_from.resolve()
-            words += [fill(word, values) for word in self.subject.resume]
-        return words
-
-
-@dataclass(slots=True)
-class RunEvidence:
-    """What was seen of one run.
-
-    signalled_after: how many losses there were when SIGTERM was sent; None: it was not.
-    hung_in: the phase in which a limit of time was over; waits: where its processes then were.
-    seconds: how long each phase took: until the first loss, until the last, until its end.
-    """
-
-    launch: Launch
-    exit_code: int = 0
-    losses: list[LoggedLoss] = field(default_factory=list)
-    signalled_after: int | None = None
-    hung_in: Phase | None = None
-    waits: list[str] = field(default_factory=list)
-    leftovers: list[Leftover] = field(default_factory=list)
-    host: MemoryUse = field(default_factory=lambda: MemoryUse(0, 0, 0))
-    on_device: MemoryUse | None = None
-    seconds: dict[Phase, float] = field(default_factory=dict)
-
-    @property
-    def last_line(self) -> str:
-        """The last thing that it printed, and where the rest is, in words for a message."""
-        lines = self.launch.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f"its last line is {last!r} ({self.launch.log})" if last else "it printed nothing"
-
-    @property
-    def last_lines(self) -> str:
-        """The end of what it printed, in words for a message."""
-        lines = self.launch.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        if not lines:
-            return f" It printed nothing ({self.launch.log} is empty)."
-        shown = "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
-        return f" Its last lines ({self.launch.log}):\n{shown}"
-
-
-def find_program(subject: Subject, working_folder: Path) -> None:
-    """Make sure that the launch line names a program. Raises: SubjectError."""
-    program = fill(subject.launch[0], {"python": sys.executable})
-    if shutil.which(program) is None and shutil.which(str(working_folder / program)) is None:
-        raise SubjectError(
-            f"launch: there is no program {program!r} here: install it, or give its path"
-        )
-
-
-def require_free_ports(subject: Subject) -> None:
-    """Make sure that nobody listens on the ports of the launch line. Raises: MachineError."""
-    if taken := ports_taken(subject.ports):
-        raise MachineError(
-            f"port {taken[0]} of `ports` is taken: end what listens there (ss -ltnp), or write {{port}}"
-            " in the launch line, which is a free one"
-        )
 
 
 def run(launch: Launch, progress: Progress) -> RunEvidence:
@@ -206,6 +88,7 @@ class _Running:
     def until_end(self) -> None:
         launch = self._launch
         with launch.log.open("wb", buffering=0) as log:
+            self._evidence.began_at = time.time()
             process = self._start()
             self._tree.add_root(process.pid)
             listener = threading.Thread(target=self._listen, args=(process, log), daemon=True)
@@ -224,7 +107,7 @@ class _Running:
                 self._evidence.exit_code = process.wait()
                 listener.join(_DRAIN_SECONDS)
         self._take_losses()
-        self._evidence.seconds = self._display.seconds
+        self._evidence.ended_at = time.time()
 
     def _start(self) -> "subprocess.Popen[bytes]":
         command = self._launch.command()
@@ -275,8 +158,11 @@ class _Running:
         self._reader.poll()
         if self._error is not None:
             raise self._error
-        self._evidence.losses = list(self._reader.found)
-        self._display.show(len(self._evidence.losses))
+        evidence = self._evidence
+        evidence.losses = list(self._reader.found)
+        num_new = len(evidence.losses) - len(evidence.logged_at)
+        evidence.logged_at += [time.time()] * num_new
+        self._display.show(len(evidence.losses))
 
     def _listen(self, process: "subprocess.Popen[bytes]", log: IO[bytes]) -> None:
         stream = cast("IO[bytes]", process.stdout)
@@ -300,13 +186,12 @@ class _Running:
 
 
 class _PhaseDisplay:
-    """Shows and times the phases of a run: until its first loss, until its last, until its end."""
+    """Shows the phases of a run: until its first loss, until its last, until its end."""
 
     def __init__(self, launch: Launch, progress: Progress) -> None:
         self._name, self._progress = launch.name, progress
         self._num_expected = launch.subject.steps - launch.first_step
         self._shown = 0
-        self.seconds: dict[Phase, float] = {}
         self.phase: Phase = "set-up"
 
     def __enter__(self) -> None:
@@ -330,11 +215,10 @@ class _PhaseDisplay:
             self._begin("tear-down", None)
 
     def _begin(self, phase: Phase, total: int | None) -> None:
-        self.phase, self._since = phase, time.monotonic()
+        self.phase = phase
         self._task: Task = self._stack.enter_context(
             self._progress.task(f"{self._name}: {phase}", total)
         )
 
     def _end(self) -> None:
         self._stack.close()
-        self.seconds[self.phase] = time.monotonic() - self._since

@@ -1,7 +1,7 @@
 """How a run ended, in words, where it did not end well."""
 
 from assay.errors import exit_in_words
-from assay_smoke.external.launching import RunEvidence
+from assay_smoke.external.running.launches import RunEvidence
 
 # As libraries tell that a disk, a quota or a limit of file size is full.
 _FULL = ("No space left on device", "Disk quota exceeded", "File too large")

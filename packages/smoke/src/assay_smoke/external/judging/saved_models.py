@@ -10,10 +10,10 @@ from assay.comparing.limits import load_limits
 from assay.errors import name_some
 from assay.verdicts import Location, Measurement
 from assay_smoke.external.checkpoints import SavedModel
-from assay_smoke.external.endings import describe_bad_end
 from assay_smoke.external.evidence import Evidence, Resumption
-from assay_smoke.external.launching import RunEvidence
-from assay_smoke.external.outcomes import JudgedLevel, failed, not_compared, not_run, passed
+from assay_smoke.external.judging.endings import describe_bad_end
+from assay_smoke.external.judging.outcomes import JudgedLevel, failed, not_compared, not_run, passed
+from assay_smoke.external.running.launches import RunEvidence
 
 # Begins at zero in every adapter, so that an untrained one changes nothing.
 _STARTS_AT_ZERO = "lora_B"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from assay.comparing.levels import outcome_of_levels
 from assay.verdicts import Location, Measurement, Verdict
-from assay_smoke.external.endings import describe_bad_end, is_out_of_disk, steps_made
 from assay_smoke.external.evidence import Evidence
-from assay_smoke.external.outcomes import JudgedLevel, failed, not_run, passed
-from assay_smoke.external.saved_models import (
+from assay_smoke.external.judging.endings import describe_bad_end, is_out_of_disk, steps_made
+from assay_smoke.external.judging.outcomes import JudgedLevel, failed, not_run, passed
+from assay_smoke.external.judging.saved_models import (
     judge_checkpoints,
     judge_interruption,
     judge_resumption,

@@ -1,0 +1,1 @@
+"""One run of a training library: launched, watched, ended."""

@@ -1,0 +1,143 @@
+"""What is launched, what has to be there for it, and what was seen of it."""
+
+import shutil
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from assay.devices.base import Device
+from assay.errors import MachineError
+from assay_smoke.external.running.losses import LoggedLoss
+from assay_smoke.external.subject import Subject, SubjectError, fill
+from assay_smoke.machine.leftovers import Leftover, free_port, ports_taken
+from assay_smoke.machine.memory import MemoryUse
+
+Phase = Literal["set-up", "steps", "tear-down"]
+
+_TAIL_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What is launched: NAME.log and the library's own output go into `folder`.
+
+    resume_from: the checkpoint to resume from; None: from the start.
+    first_step: the number of steps that were made before.
+    sigterm_after: after how many logged losses the process is sent SIGTERM; None: never.
+    """
+
+    name: str
+    subject: Subject
+    model: Path
+    folder: Path
+    working_folder: Path
+    resume_from: Path | None = None
+    first_step: int = 0
+    sigterm_after: int | None = None
+    device: Device | None = None
+
+    @property
+    def log(self) -> Path:
+        """All that the processes print."""
+        return self.folder / f"{self.name}.log"
+
+    @property
+    def output(self) -> Path:
+        """What {output} is."""
+        return self.folder / f"{self.name}-output"
+
+    @property
+    def values(self) -> dict[str, object]:
+        """The values of the placeholders but for the port."""
+        subject = self.subject
+        values = {
+            "python": sys.executable, "model": self.model, "output": self.output.resolve(),
+            "steps": subject.steps, "save_every": subject.save_every, "seed": subject.seed,
+            "ranks": subject.ranks, "cards": subject.cards,
+            "saves": len(subject.saved_steps),
+            "keep": len(subject.saved_steps) if subject.keep is None else subject.keep,
+        }  # fmt: skip
+        if subject.data is not None:
+            values["data"] = (self.working_folder / subject.data).resolve()
+        return values
+
+    def command(self) -> list[str]:
+        """The words of the launch line; a {port} is one that is free now."""
+        values = self.values | {"port": free_port()}
+        words = [fill(word, values) for word in self.subject.launch]
+        if self.resume_from is not None:
+            values["resume_from"] = self.resume_from.resolve()
+            words += [fill(word, values) for word in self.subject.resume]
+        return words
+
+
+@dataclass(slots=True)
+class RunEvidence:
+    """What was seen of one run.
+
+    signalled_after: how many losses there were when SIGTERM was sent; None: it was not.
+    hung_in: the phase in which a limit of time was over; waits: where its processes then were.
+    began_at, logged_at, ended_at: when it was started, when each loss was seen, and when it had ended,
+        in seconds since the epoch.
+    """
+
+    launch: Launch
+    exit_code: int = 0
+    losses: list[LoggedLoss] = field(default_factory=list)
+    signalled_after: int | None = None
+    hung_in: Phase | None = None
+    waits: list[str] = field(default_factory=list)
+    leftovers: list[Leftover] = field(default_factory=list)
+    host: MemoryUse = field(default_factory=lambda: MemoryUse(0, 0, 0))
+    on_device: MemoryUse | None = None
+    began_at: float = 0.0
+    logged_at: list[float] = field(default_factory=list)
+    ended_at: float = 0.0
+
+    @property
+    def seconds(self) -> dict[Phase, float]:
+        """How long each phase took: until the first loss, until the last, until the end."""
+        first, last = (
+            (self.logged_at or [self.ended_at])[0],
+            (self.logged_at or [self.ended_at])[-1],
+        )
+        ends: dict[Phase, float] = {"set-up": first, "steps": last, "tear-down": self.ended_at}
+        begins = [self.began_at, *ends.values()]
+        return {
+            phase: end - begin for (phase, end), begin in zip(ends.items(), begins, strict=False)
+        }
+
+    @property
+    def last_line(self) -> str:
+        """The last thing that it printed, and where the rest is, in words for a message."""
+        lines = self.launch.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"its last line is {last!r} ({self.launch.log})" if last else "it printed nothing"
+
+    @property
+    def last_lines(self) -> str:
+        """The end of what it printed, in words for a message."""
+        lines = self.launch.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if not lines:
+            return f" It printed nothing ({self.launch.log} is empty)."
+        shown = "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
+        return f" Its last lines ({self.launch.log}):\n{shown}"
+
+
+def find_program(subject: Subject, working_folder: Path) -> None:
+    """Make sure that the launch line names a program. Raises: SubjectError."""
+    program = fill(subject.launch[0], {"python": sys.executable})
+    if shutil.which(program) is None and shutil.which(str(working_folder / program)) is None:
+        raise SubjectError(
+            f"launch: there is no program {program!r} here: install it, or give its path"
+        )
+
+
+def require_free_ports(subject: Subject) -> None:
+    """Make sure that nobody listens on the ports of the launch line. Raises: MachineError."""
+    if taken := ports_taken(subject.ports):
+        raise MachineError(
+            f"port {taken[0]} of `ports` is taken: end what listens there (ss -ltnp), or write {{port}}"
+            " in the launch line, which is a free one"
+        )
