@@ -62,11 +62,13 @@ class GradientScale:
 def is_scaled_alike(scales: Sequence[GradientScale], unit: float) -> bool:
     """Whether every step has one factor on the loss of all its micro-batches, somewhere not 1.
 
-    scales: of all ranks; unit: unit roundoff of the candidate's dtype.
+    scales: of all ranks; unit: unit roundoff of the candidate's dtype. The length of a gradient is
+        known as well as its direction: one that was computed through a fused head has that head's
+        rounding, which is above the unit.
     """
-    noise = UNITS_OF_NOISE * unit
     if not scales or not all(one.is_parallel(unit) for one in scales):
         return False
+    noise = max(UNITS_OF_NOISE * unit, *(one.rest / one.factor for one in scales))
     for _, group in groupby(sorted(scales, key=lambda one: one.step), lambda one: one.step):
         of_step = list(group)
         for values in ([one.factor for one in of_step], [one.loss_gradient for one in of_step]):

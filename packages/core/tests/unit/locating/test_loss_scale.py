@@ -40,6 +40,9 @@ def test_scale_of_a_gradient_is_its_length_and_what_is_left() -> None:
     [
         ([scale(2.0), scale(2.0, micro_batch=1)], True),
         ([scale(65536.0, rest=500.0), scale(65536.0, micro_batch=1)], True),  # rest is relative
+        ([scale(2.0, rest=0.036), scale(2.034, micro_batch=1)], True),  # 1.7% apart, known to 1.8%
+        ([scale(2.0, rest=0.036), scale(2.038, micro_batch=1)], False),
+        ([scale(2.0), scale(2.034, micro_batch=1)], False),
         ([scale(2.0), scale(4.0, step=1)], True),  # each step has its own
         ([scale(1.0, of_caller=0.5), scale(1.0, micro_batch=1, of_caller=0.5)], True),
         ([scale(1.0), scale(1.0, micro_batch=1)], False),  # there is none
