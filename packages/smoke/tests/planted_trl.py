@@ -22,3 +22,30 @@ class MeanOfMeans(TRLTrainer):
         # What transformers sets for a model whose forward takes no number of tokens.
         self._loop.model_accepts_loss_kwargs = False
         return model
+
+
+class StaticallyScaled(TRLTrainer):
+    """No fault: the loss is multiplied by a scale, which is taken off before gradients are clipped."""
+
+    scale = 1024.0
+
+    def backward(self, loss: Tensor) -> None:
+        super().backward(loss * self.scale)
+
+    def clip_gradients(self, max_norm: float) -> float:
+        self.unscale()
+        return super().clip_gradients(max_norm)
+
+    def unscale(self) -> None:
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= self.scale
+
+
+class ClipsBeforeUnscaling(StaticallyScaled):
+    """Gradients are clipped as the scale has left them, and then divided by it."""
+
+    def clip_gradients(self, max_norm: float) -> float:
+        norm = TRLTrainer.clip_gradients(self, max_norm)
+        self.unscale()
+        return norm / self.scale

@@ -29,6 +29,7 @@ from assay.training.protocol import StepReport, TrainerTraits, TrainingPlan
 from assay.training.trainers.adapters import lora_config
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.setups import set_up
+from assay.watchdog import temporary_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -54,11 +55,11 @@ class _Loop(SFTTrainer):
     """An SFTTrainer whose loss and clipping go through the methods of `owner`, which call it back."""
 
     owner: "TRLTrainer"
-    step_batch: Sequence[MicroBatch]
+    own_batch: Sequence[MicroBatch]
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """The micro-batches of one step, put together by TRL's own collator."""
-        batch: Any = list(self.step_batch)
+        """This rank's micro-batches of one step, put together by TRL's own collator."""
+        batch: Any = list(self.own_batch)
         collate: Any = self._collate
         # With a generator of its own the loader draws no number that training would draw.
         own = torch.Generator()
@@ -80,14 +81,18 @@ class _Loop(SFTTrainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
         """The loss of one micro-batch."""
-        del model, return_outputs
+        del return_outputs
+        self._network = model
         self._num_items = num_items_in_batch  # None: SFTTrainer counts those of the micro-batch
         return self.owner.compute_loss(inputs, int(num_items_in_batch or 0))
 
     def loss_of_the_library(self, inputs: dict[str, Any]) -> Tensor:
-        """What SFTTrainer computes, for the label tokens that it has counted."""
+        """What SFTTrainer computes, for the label tokens that it has counted.
+
+        Of N ranks each multiplies its loss by N, as DistributedDataParallel takes the mean of them.
+        """
         compute_loss: Any = super().compute_loss
-        loss: Tensor = compute_loss(self.model, inputs, num_items_in_batch=self._num_items)
+        loss: Tensor = compute_loss(self._network, inputs, num_items_in_batch=self._num_items)
         return loss
 
     def _clip_grad_norm(self, model: nn.Module) -> float:
@@ -101,25 +106,30 @@ class _Loop(SFTTrainer):
 
 
 class TRLTrainer(ReferenceTrainer):
-    """SFTTrainer on one process: one `train()` of one optimizer step for each step."""
+    """SFTTrainer, alone or on data-parallel ranks: one `train()` of one optimizer step for each step.
 
-    axes = frozenset()
+    On several ranks accelerate wraps the model into DistributedDataParallel.
+    """
+
+    features = frozenset({"lora", "recompute"})
     # The loss is computed from the head's weights: logits are never made as a whole.
     traits = TrainerTraits(unmeasured_ports=frozenset({("", "output.logits")}))
-    reduce_gradients = None  # type: ignore[assignment]  # one process adds nothing up
+    reduce_gradients = None  # type: ignore[assignment]  # DistributedDataParallel does it in backward
 
     def build_model(self, plan: TrainingPlan) -> nn.Module:
         """The model as SFTTrainer has it, with the adapter that it adds itself."""
         base: Any = set_up(self.load_pretrained(plan.model), plan.setup)
         lora = lora_config(base, plan.adapter_dropout) if "lora" in plan.features else None
         tokenizer = self._find_tokenizer()
-        self._loop = _Loop(
-            model=base,
-            args=self._arguments(plan),
-            train_dataset=Dataset.from_list([_Row(input_ids=[0, 0], labels=[0, 0])]),
-            processing_class=tokenizer or _placeholder_tokenizer(base),
-            peft_config=lora,
-        )
+        # Made when SFTTrainer is, and never written to.
+        with temporary_folder("assay-trl-") as folder:
+            self._loop = _Loop(
+                model=base,
+                args=self._arguments(plan, folder),
+                train_dataset=Dataset.from_list([_Row(input_ids=[0, 0], labels=[0, 0])]),
+                processing_class=tokenizer or _placeholder_tokenizer(base),
+                peft_config=lora,
+            )
         if tokenizer is None:
             self._loop.processing_class = None  # not to be saved with the model
         self._loop.owner = self
@@ -130,14 +140,14 @@ class TRLTrainer(ReferenceTrainer):
         adapted: nn.Module = model.train()
         return adapted
 
-    def _arguments(self, plan: TrainingPlan) -> SFTConfig:
+    def _arguments(self, plan: TrainingPlan, folder: Path) -> SFTConfig:
         with warnings.catch_warnings():
             # transformers 5.23 has another name for recomputation, TRL 1.16 the old one.
             warnings.simplefilter("ignore", FutureWarning)
             return SFTConfig(
-                output_dir="unused",
+                output_dir=str(folder),
                 max_steps=1,
-                gradient_accumulation_steps=plan.micro_batches,
+                gradient_accumulation_steps=plan.micro_batches // self.data.size,
                 learning_rate=plan.learning_rate,
                 lr_scheduler_type="constant",
                 max_grad_norm=plan.max_grad_norm,
@@ -174,12 +184,14 @@ class TRLTrainer(ReferenceTrainer):
         """One `train()` of SFTTrainer, over the micro-batches of `batch`."""
         num_tokens = check_batch(batch)
         self._total, self._norm = 0.0, math.nan
-        self._loop.step_batch = batch
+        self._loop.own_batch = batch[self.data.index :: self.data.size]
         with self.device.execution(), quiet_transformers():
             self._loop.train()
         self._num_steps += 1
+        # Each rank has multiplied its loss by their number.
+        of_all = self.data.sum(torch.tensor(self._total, dtype=torch.float64)) / self.data.size
         return StepReport(
-            self._num_steps - 1, self._total, num_tokens, self._norm, self.plan.learning_rate
+            self._num_steps - 1, float(of_all), num_tokens, self._norm, self.plan.learning_rate
         )
 
     def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
