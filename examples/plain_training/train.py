@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-ROWS, TOKENS = 4, 64
+ROWS, TOKENS = 2, 64
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -26,6 +26,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--save-every", type=int, default=3)
+    parser.add_argument("--micro-batches", type=int, default=2, help="of each step")
     parser.add_argument("--resume-from", type=Path, help="a checkpoint of an earlier run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
@@ -40,7 +41,7 @@ def load_text() -> Tensor:
 
 
 def draw_batch(text: Tensor) -> Tensor:
-    """Rows from anywhere in the text, (ROWS, TOKENS)."""
+    """A micro-batch: rows from anywhere in the text, (ROWS, TOKENS)."""
     starts = torch.randint(len(text) - TOKENS, (ROWS,))
     return torch.stack([text[start : start + TOKENS] for start in starts])
 
@@ -88,14 +89,19 @@ def main() -> None:
 
     text = load_text()
     for step in range(begin + 1, arguments.steps + 1):
-        ids = draw_batch(text)
         optimizer.zero_grad()
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
+        total = 0.0
+        for _ in range(arguments.micro_batches):
+            ids = draw_batch(text)
+            # All have as many tokens: the mean of their means is that of the step.
+            loss = model(input_ids=ids, labels=ids).loss / arguments.micro_batches
+            loss.backward()
+            total += loss.item()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        learning_rate = schedule.get_last_lr()[0]
         optimizer.step()
         schedule.step()
-        print(f"step {step} loss {loss.item():.9g}", flush=True)
+        print(f"step {step} loss {total:.9g} lr {learning_rate:.4g}", flush=True)
         if step % arguments.save_every == 0 or interrupted:
             save(step)
         if interrupted:

@@ -5,6 +5,7 @@ fault to plant.
 """
 
 import argparse
+import importlib
 import json
 import os
 import resource
@@ -43,6 +44,8 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--like-another", action="store_true", help="see `another_library`")
     arguments = parser.parse_args()
+    if fault == "not installed":
+        importlib.import_module("no_such_library")
     if arguments.like_another:
         another_library(arguments)
     else:
@@ -106,7 +109,7 @@ class Toy:
             if fault == "NaN" and step == 5:
                 loss = float("nan")
             if fault != "no losses":
-                sys.stdout.write(f"step {step} loss {loss!r}\n")
+                sys.stdout.write(f"step {step} loss {loss!r} lr {self.learning_rate(step):.4g}\n")
             if fault == "killed" and step == 5:
                 os.kill(os.getpid(), signal.SIGKILL)
             if step % self.arguments.save_every == 0 or self.terminated:
@@ -115,6 +118,11 @@ class Toy:
                 return
             time.sleep(self.arguments.pause)
         self.end()
+
+    def learning_rate(self, step: int) -> float:
+        """Linear from 1e-3 to nothing in ten calls of the schedule."""
+        num_calls = 2 * (step - 1) if fault == "schedule stepped twice" else step - 1
+        return max(0.0, 1e-3 * (1 - num_calls / 10))
 
     def step(self, step: int) -> float:
         seed = [self.arguments.seed, step]

@@ -1,7 +1,6 @@
 """Training libraries by their command line: clean ones, and each fault by its name."""
 
 import json
-import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.errors import MachineError, UsageError
+from assay.cli import main
 from assay.runs import SilentProgress
 from assay.runs.results import read_measurements
 from assay.verdicts import Location, Outcome, Verdict
@@ -21,7 +20,9 @@ from assay_smoke.session.results import phases_of
 TOY = Path(__file__).parents[1] / "toy_training.py"
 EXAMPLE = Path(__file__).parents[4] / "examples/plain_training/smoke.toml"
 
-LEVELS = ["run", "loss", "checkpoint", "updates", "resume", "sigterm", "leftovers", "memory"]
+LEVELS = [
+    "run", "loss", "learning-rate", "checkpoint", "updates", "resume", "sigterm", "leftovers", "memory",
+]  # fmt: skip
 
 WORDS = [
     sys.executable, str(TOY), "--model", "{model}", "--output", "{output}", "--steps", "{steps}",
@@ -44,10 +45,10 @@ def nothing_left_running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert [process for tree in trees for process in tree.living()] == []
 
 
-def run(
+def write_toml(
     folder: Path, fault: str = "", *, keys: str = "", arguments: tuple[str, ...] = ()
-) -> Verdict:
-    """The verdict on the toy with a fault; `keys`: more lines of its TOML."""
+) -> Path:
+    """The description of the toy with a fault; `keys`: more lines of it."""
     toml = folder / "toy.toml"
     toml.write_text(
         f"launch = {json.dumps([*WORDS, *arguments])}\n"
@@ -55,11 +56,20 @@ def run(
         "steps = 6\nsave_every = 2\ntime_limit_seconds = 100\n"
         + ("" if "--adapter" in arguments else 'frozen = ["model.embed_tokens.*"]\n')
         + f"environment.FAULT = {json.dumps(fault)}\n"
-        "losses.pattern = 'step (?P<step>\\d+) loss (?P<loss>\\S+)'\n"
+        "losses.pattern = 'step (?P<step>\\d+) loss (?P<loss>\\S+) lr (?P<lr>\\S+)'\n"
+        "learning_rates = [0.001, 0.0009, 0.0008, 0.0007, 0.0006, 0.0005]\n"
         'checkpoints.folder = "{output}/step-{step}"\n'
         f"{keys}\n",
         encoding="utf-8",
     )
+    return toml
+
+
+def run(
+    folder: Path, fault: str = "", *, keys: str = "", arguments: tuple[str, ...] = ()
+) -> Verdict:
+    """The verdict on the toy with a fault."""
+    toml = write_toml(folder, fault, keys=keys, arguments=arguments)
     results = folder / "results"
     results.mkdir()
     return run_external(toml, results, SilentProgress())
@@ -131,6 +141,7 @@ def test_a_library_that_resumes_from_the_newest_state_in_its_output_passes(tmp_p
 @pytest.mark.parametrize(
     ("fault", "level", "words"),
     [
+        ("schedule stepped twice", "learning-rate", "of step 2 of the uninterrupted run is 0.0008"),
         ("NaN", "loss", "the loss of step 5 of the uninterrupted run is nan"),
         ("killed", "run", "the uninterrupted run was ended by SIGKILL"),
         ("disk full", "run", "File too large"),
@@ -227,31 +238,44 @@ def test_moments_dropped_are_seen_through_the_spread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "change", "words"),
     [
-        ("no losses", "the launch line logs no losses: no line of its output matches"),
-        ("no checkpoints", "checkpoints.folder: nothing matches "),
+        ("", ("launch = ", "lunch = "), "toy.toml: there is no key `lunch`; there are: name, launch,"),
+        ("", ("launch = [", "# ["), "toy.toml: the key `launch` is missing; expected: the command line"),
+        ("", (sys.executable, "tune"), "launch: there is no program 'tune' here: pip install toy"),
+        ("", ("steps = 6", "steps = 6\ncards = 2"), "`cards` is 2, but this machine has 0 of `device` 'cpu'"),
+        ("", ("steps = 6", "steps = 6\nports = [PORT]"), "port PORT of `ports` is taken"),
+        ("", ("0.0006, ", ""), "`learning_rates` has 5 numbers for 6 `steps`"),
+        ("not installed", ("", ""), "needs the Python package 'no_such_library', which is absent: pip"),
+        ("no losses", ("", ""), "the launch line logs no losses: no line of its output matches"),
+        ("no checkpoints", ("", ""), "checkpoints.folder: nothing matches "),
     ],
-)
-def test_a_library_that_does_not_do_what_its_file_says_is_an_error(
-    tmp_path: Path, fault: str, words: str
+)  # fmt: skip
+def test_what_cannot_be_judged_is_one_message_and_exit_code_2(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fault: str,
+    change: tuple[str, str],
+    words: str,
 ) -> None:
-    with pytest.raises(UsageError, match=re.escape(words)):
-        run(tmp_path, fault)
-
-
-def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
-        with pytest.raises(MachineError, match=f"port {port} of `ports` is taken"):
-            run(tmp_path, keys=f"ports = [{port}]")
+        port = str(held.getsockname()[1])
+        toml = write_toml(tmp_path, fault, keys='install = "pip install toy"')
+        before, after = change
+        text = toml.read_text(encoding="utf-8").replace(before, after.replace("PORT", port), 1)
+        toml.write_text(text, encoding="utf-8")
+        folder = str(tmp_path / "session")
+        command = ["assay", "smoke", "run", f"command:{toml}", "--output", folder]
+        monkeypatch.setattr(sys, "argv", command)
 
+        with pytest.raises(SystemExit) as ended:
+            main()
 
-def test_more_cards_than_there_are_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(
-        MachineError, match="`cards` is 2, but this machine has 0 of `device` 'cpu'"
-    ):
-        run(tmp_path, keys="cards = 2")
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count(words.replace("PORT", port)) == 1
+    assert "Traceback" not in said.partition("Its last lines")[0]
 
 
 @pytest.mark.timeout(600)

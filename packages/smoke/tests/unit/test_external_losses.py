@@ -37,6 +37,17 @@ def test_losses_without_steps_all_count() -> None:
     assert reader.found == [LoggedLoss(None, 2.5), LoggedLoss(None, 2.5)]
 
 
+def test_a_learning_rate_stands_beside_its_loss(tmp_path: Path) -> None:
+    by_pattern = LossReader(Losses(pattern=r"loss (?P<loss>\S+) lr (?P<lr>\S+)"), None)
+    by_pattern.take("loss 2.5 lr 1e-3")
+    log = tmp_path / "log.jsonl"
+    in_file = LossReader(Losses(file="log.jsonl", learning_rate="lr"), log)
+    log.write_text('{"loss": 2.5, "lr": 0.001}\n', encoding="utf-8")
+    in_file.poll()
+
+    assert by_pattern.found == in_file.found == [LoggedLoss(None, 2.5, 1e-3)]
+
+
 def test_what_is_no_number_is_an_error() -> None:
     with pytest.raises(LossesError, match=r"`loss` of losses.pattern gives '2,5', which is no num"):
         LossReader(STEP_AND_LOSS, None).take("step 1 loss 2,5")

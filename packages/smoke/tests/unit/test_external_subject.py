@@ -77,7 +77,12 @@ def test_checkpoints_may_count_epochs_or_samples(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("launch =", "lunch ="), "the key `launch` is missing; expected: the command line that"),
+        (("launch =", "lunch ="), "there is no key `lunch`; there are: name, launch, "),
+        (("launch =", "name ="), "the key `launch` is missing; expected: the command line that"),
+        (("resume =", "learning_rates = [0.1]\nresume ="),
+         "`learning_rates` has 1 numbers for 9 `steps`: each step has one"),
+        (("resume =", "learning_rates = [1, 2, 3, 4, 5, 6, 7, 8, 9]\nresume ="),
+         "`learning_rates` need a group `lr` in losses.pattern"),
         (("launch =", "launch = []\nname ="), "`launch` is []: list should have at least 1 item"),
         (('"python train.py', '3 # "'), "`launch` is 3: input should be a valid list; expected:"),
         (("{model}", "{modle}"), "`launch` has the placeholder {modle}; there are: {cards}, {data}"),

@@ -82,6 +82,8 @@ def run(  # noqa: PLR0913 - one for each option
 
     One case: assay smoke run fsdp-2-lora-offload
 
+    Your own library: assay smoke run command:examples/plain_training/smoke.toml
+
     Exit code: 0 all PASS, 1 one FAILs, 2 usage or the machine, 3 one could not be compared.
     """
     from assay_smoke.session.command import SessionOptions, run_session
@@ -109,8 +111,9 @@ def run(  # noqa: PLR0913 - one for each option
 
 def _tell(result: "CaseResult", number: int, total: int) -> None:
     """One line for each result, on standard error, as soon as it is there."""
-    word = typer.style(result.outcome.value, fg="blue" if result.outcome.value == "PASS" else "red")
+    outcome = "ERROR" if result.error else result.outcome.value
+    word = typer.style(outcome, fg="blue" if outcome == "PASS" else "red")
     again = f", run {result.tries} times: {result.infrastructure}" if result.tries > 1 else ""
     typer.echo(f"[{number}/{total}] {word} {result.name} ({result.seconds:.1f} s{again})", err=True)
-    if result.reason:
-        typer.echo(f"    {result.reason}\n    {result.command}", err=True)
+    if reason := result.error or result.reason:
+        typer.echo(f"    {reason}\n    {result.command}", err=True)

@@ -16,6 +16,7 @@ from assay_smoke.external.running.launches import (
     RunEvidence,
     find_program,
     require_free_ports,
+    require_modules,
 )
 from assay_smoke.external.running.launching import run
 from assay_smoke.external.running.losses import LossesError
@@ -38,10 +39,8 @@ def run_external(toml: Path, folder: Path, progress: Progress) -> Verdict:
     Raises: UsageError or MachineError, with nothing left running, for a file that describes no
         library, and for a library that does not do what it describes.
     """
-    subject = read_subject(toml)
-    find_program(subject, toml.parent)
-    require_free_ports(subject)
-    device = _open_device(subject)
+    subject = require_runnable(toml)
+    device = open_device(subject.device)
     with local_folder(resolve_model(subject.model), "refuse") as model:
         cycle = _Cycle(subject, model, folder, toml.resolve().parent, device, progress)
         evidence = cycle.run()
@@ -58,8 +57,14 @@ def run_external(toml: Path, folder: Path, progress: Progress) -> Verdict:
     return verdict
 
 
-def _open_device(subject: Subject) -> "Device":
-    """The device of the subject. Raises: MachineError where it has too few cards."""
+def require_runnable(toml: Path) -> Subject:
+    """The library that `toml` describes, if this machine has what its launch line needs.
+
+    Raises: UsageError or MachineError where a key, a program, a port or a card is wrong or absent.
+    """
+    subject = read_subject(toml)
+    find_program(subject, toml.parent)
+    require_free_ports(subject)
     device = open_device(subject.device)
     here = 0 if device.torch_device == "cpu" else device.count()
     if subject.cards > here:
@@ -67,7 +72,7 @@ def _open_device(subject: Subject) -> "Device":
             f"`cards` is {subject.cards}, but this machine has {here} of `device` {subject.device!r}"
             " (`assay devices` lists all): ask for fewer, or name another device"
         )
-    return device
+    return subject
 
 
 class _Cycle:
@@ -90,6 +95,7 @@ class _Cycle:
         before = _listing(self._model)
         first = run(self._launch("uninterrupted"), self._progress)
         evidence = Evidence(self._subject, first)
+        require_modules(first)
         if not _ended_well(first):
             return evidence
         if not first.losses:

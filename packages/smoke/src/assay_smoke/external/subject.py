@@ -48,6 +48,9 @@ class Losses(Record):
     file: str | None = Field(None, description="a file of one JSON object a line")
     step: str = Field("step", description="the name of the step's number in `losses.file`")
     loss: str = Field("loss", description="the name of the loss in `losses.file`")
+    learning_rate: str = Field(
+        "learning_rate", description="the name of the learning rate in `losses.file`"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -61,6 +64,11 @@ class Losses(Record):
             if "loss" not in groups:
                 raise ValueError("`pattern` has no group `loss`: write (?P<loss>...) around it")
         return self
+
+    @property
+    def has_learning_rates(self) -> bool:
+        """Whether a learning rate can stand beside a loss."""
+        return self.pattern is None or "lr" in re.compile(self.pattern).groupindex
 
 
 class Checkpoints(Record):
@@ -117,6 +125,9 @@ class Subject(Record):
     data: str | None = Field(None, description="a path, for {data}")
     steps: int = Field(9, description="how many optimizer steps are trained", ge=2)
     save_every: int = Field(3, description="after how many steps a checkpoint is written", ge=1)
+    learning_rates: list[float] | None = Field(
+        None, description="what is logged as the learning rate of each step, from the first one on"
+    )
     keep: int | None = Field(
         None, description="how many checkpoints the library keeps, of 2 or more", ge=2
     )
@@ -135,6 +146,9 @@ class Subject(Record):
     cards: int = Field(0, description="how many cards of `device` are needed", ge=0)
     ports: list[int] = Field(default_factory=list, description="ports that the launch line fixes")
     environment: dict[str, str] = Field(default_factory=dict, description="variables, each a text")
+    install: str | None = Field(
+        None, description="what to type where the library is not installed: pip install ..."
+    )
     leftovers_allowed: list[str] = Field(
         default_factory=list, description="patterns of temporary files that may stay"
     )
@@ -154,6 +168,10 @@ class Subject(Record):
             )
         if self.data is None and any("{data}" in word for word in self.launch):
             raise ValueError("`launch` has {data}, but there is no key `data`")
+        self._check_steps()
+        return self
+
+    def _check_steps(self) -> None:
         if self.steps % self.save_every:
             raise ValueError(
                 f"`steps` is {self.steps}, no multiple of `save_every`, {self.save_every}: the last"
@@ -169,7 +187,17 @@ class Subject(Record):
                 f"`keep` is {self.keep}, but only {len(self.saved_steps)} checkpoints are written:"
                 " that none too many stay would not be seen"
             )
-        return self
+        if self.learning_rates is not None:
+            if len(self.learning_rates) != self.steps:
+                raise ValueError(
+                    f"`learning_rates` has {len(self.learning_rates)} numbers for {self.steps}"
+                    " `steps`: each step has one"
+                )
+            if not self.losses.has_learning_rates:
+                raise ValueError(
+                    "`learning_rates` need a group `lr` in losses.pattern: write (?P<lr>...) around"
+                    " what is logged"
+                )
 
     @property
     def saved_steps(self) -> list[int]:
@@ -233,8 +261,10 @@ def _require_known(texts: list[str] | str, known: frozenset[str], key: str) -> N
 
 
 def _describe(error: ValidationError) -> str:
-    """The first problem: its key, what is wrong there, and what was expected."""
-    first = error.errors()[0]
+    """One problem: its key, what is wrong there, and what was expected."""
+    errors = error.errors()
+    # A key that is misspelt is missing too: what was written says more.
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     place = [str(part) for part in first["loc"]]
     key = ".".join(place)
     if first["type"] == "extra_forbidden":

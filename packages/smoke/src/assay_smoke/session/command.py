@@ -18,7 +18,7 @@ from assay.runs.errors import DiskError
 from assay.training.trainers.registry import require_trainer
 from assay_smoke.cases.running import prepare
 from assay_smoke.cases.settings import needs_deepspeed
-from assay_smoke.external.subject import read_subject
+from assay_smoke.external.cycle import require_runnable
 from assay_smoke.matrix.cases import Case, case_of
 from assay_smoke.matrix.choosing.expressions import compile_expression
 from assay_smoke.matrix.choosing.schedules import parse_budget
@@ -123,8 +123,11 @@ def _choose(options: SessionOptions, references: str) -> _Chosen:
         collective_timeout=min(_COLLECTIVE_SECONDS, options.timeout / 2),
     )
     subjects = [case_subject(case, case_options) for case in cases]
-    externals = [_external(name) for name in (*commands, *options.beside)]
-    subjects += [one for one in externals if _matches(options.keyword, one.name)]
+    for toml in [_toml_of(name) for name in (*commands, *options.beside)]:
+        external = external_subject(toml)
+        if _matches(options.keyword, external.name):
+            require_runnable(toml)
+            subjects.append(external)
     if not subjects:
         raise UsageError("nothing to run: no case and no command is left by these options")
     return _Chosen(subjects, cases, pairs)
@@ -144,13 +147,11 @@ def _require_libraries(cases: list[Case]) -> None:
         ) from error
 
 
-def _external(name: str) -> Subject:
-    """A training library that a file describes. Raises: UsageError for anything else."""
+def _toml_of(name: str) -> Path:
+    """The file that describes a training library. Raises: UsageError for anything else."""
     if not name.startswith(COMMAND):
         raise UsageError(f"--with {name}: give {COMMAND}FILE.toml")
-    toml = Path(name.removeprefix(COMMAND)).expanduser()
-    read_subject(toml)
-    return external_subject(toml)
+    return Path(name.removeprefix(COMMAND)).expanduser()
 
 
 def _devices(name: str) -> Devices | None:

@@ -30,6 +30,8 @@ class CaseResult(Record):
 
     name: id of a case, or of another subject.
     reason: of the first level that failed or was not compared, in words.
+    error: why there was nothing to judge: of a library that does not do what its file says, or for
+        which something is not installed.
     infrastructure: what of the machine failed, where the case was run again for it, or still fails.
     tries: how often it was run.
     command: what to type for this case alone.
@@ -42,6 +44,7 @@ class CaseResult(Record):
     seconds: float
     reason: str | None = None
     diagnosis: str | None = None
+    error: str | None = None
     infrastructure: str | None = None
     tries: int = 1
     command: str = ""
@@ -63,8 +66,11 @@ class SessionReport(Record):
 
     @property
     def exit_code(self) -> int:
-        """2 where the machine failed; else 1, 3 or 0, as the cases say."""
-        if any(case.infrastructure and case.outcome is not Outcome.PASS for case in self.cases):
+        """2 for an error or where the machine failed; else 1, 3 or 0, as the cases say."""
+        if any(
+            case.error or (case.infrastructure and case.outcome is not Outcome.PASS)
+            for case in self.cases
+        ):
             return 2
         outcomes = {case.outcome for case in self.cases}
         if Outcome.FAIL in outcomes:

@@ -35,9 +35,12 @@ def try_subject(subject: Subject, session: Path, progress: Progress) -> CaseResu
 
 def _run_once(subject: Subject, session: Path, folder: Path, progress: Progress) -> CaseResult:
     begun = time.monotonic()
+    not_judged: str | None = None
     try:
         verdict = run_subject(subject, folder, progress)
     except AssayError as error:
+        # Of a library nothing is known but what its file says; a case was planned to be possible.
+        not_judged = None if subject.toml is None else str(error)
         verdict = write_results(_could_not_run(subject, error), [], folder)
     seconds = time.monotonic() - begun
     host, device = peak_memory(folder)
@@ -48,6 +51,7 @@ def _run_once(subject: Subject, session: Path, folder: Path, progress: Progress)
         seconds=seconds,
         reason=reason,
         diagnosis=verdict.diagnosis,
+        error=not_judged,
         infrastructure=failed_part(reason),
         command=subject.command,
         folder=str(folder.relative_to(session)),

@@ -8,7 +8,7 @@ from assay.comparing.levels import outcome_of_levels
 from assay.verdicts import Location, Measurement, Verdict
 from assay_smoke.external.evidence import Evidence
 from assay_smoke.external.judging.endings import describe_bad_end, is_out_of_disk, steps_made
-from assay_smoke.external.judging.outcomes import JudgedLevel, failed, not_run, passed
+from assay_smoke.external.judging.outcomes import JudgedLevel, failed, not_compared, not_run, passed
 from assay_smoke.external.judging.saved_models import (
     judge_checkpoints,
     judge_interruption,
@@ -17,6 +17,9 @@ from assay_smoke.external.judging.saved_models import (
     measure_resumption,
 )
 from assay_smoke.machine.memory import MemoryUse
+
+# Libraries log at least four significant digits, as transformers does: half a unit of the fourth.
+_LOGGED_RATE = 5e-4
 
 # What a driver may keep for a device after its processes have ended; not what a run takes.
 _DEVICE_SLACK_BYTES = 64 << 20
@@ -27,6 +30,7 @@ def judge(evidence: Evidence, toml: Path) -> tuple[Verdict, list[Measurement]]:
     judges: dict[str, Callable[[Evidence], JudgedLevel]] = {
         "run": _judge_runs,
         "loss": _judge_losses,
+        "learning-rate": _judge_learning_rates,
         "checkpoint": judge_checkpoints,
         "updates": judge_updates,
         "resume": judge_resumption,
@@ -101,6 +105,31 @@ def _judge_losses(evidence: Evidence) -> JudgedLevel:
             reason = f"the {name} run logs {len(run.losses)} losses for {num_expected} steps"
             return failed(compared, reason)
     return passed(compared) if compared else not_run("no run came to log a loss")
+
+
+def _judge_learning_rates(evidence: Evidence) -> JudgedLevel:
+    """The learning rate of every step of every run is the one that the schedule promises."""
+    expected = evidence.subject.learning_rates
+    if expected is None:
+        return not_run("no `learning_rates` are given")
+    compared = 0
+    for run in evidence.runs:
+        for step, loss in enumerate(run.losses, run.launch.first_step + 1):
+            if step > len(expected):
+                break
+            if loss.learning_rate is None:
+                return not_compared(f"the {run.launch.name} run logs none in step {step}")
+            compared += 1
+            due = expected[step - 1]
+            if not abs(loss.learning_rate - due) <= _LOGGED_RATE * abs(due):
+                reason = (
+                    f"the learning rate of step {step} of the {run.launch.name} run is"
+                    f" {loss.learning_rate:g}, {due:g} is due (the schedule steps once a step, not"
+                    " once a micro-batch, and is restored at a resume)"
+                )
+                location = Location(phase="optimizer", step=step)
+                return failed(compared, reason, "optimizer-update", location)
+    return passed(compared)
 
 
 def _first_number(evidence: Evidence) -> int:

@@ -1,5 +1,7 @@
 """What is launched, what has to be there for it, and what was seen of it."""
 
+import os
+import re
 import shutil
 import sys
 from dataclasses import dataclass, field
@@ -16,6 +18,9 @@ from assay_smoke.machine.memory import MemoryUse
 Phase = Literal["set-up", "steps", "tear-down"]
 
 _TAIL_LINES = 20
+_MISSING_MODULE = re.compile(
+    r"^(?:\[.*?\]:\s*)?ModuleNotFoundError: No module named '([^']+)'", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +130,28 @@ class RunEvidence:
         return f" Its last lines ({self.launch.log}):\n{shown}"
 
 
+def search_path() -> str:
+    """Where programs are searched: beside the Python that runs this first, as if it were activated."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+
+
 def find_program(subject: Subject, working_folder: Path) -> None:
     """Make sure that the launch line names a program. Raises: SubjectError."""
     program = fill(subject.launch[0], {"python": sys.executable})
-    if shutil.which(program) is None and shutil.which(str(working_folder / program)) is None:
-        raise SubjectError(
-            f"launch: there is no program {program!r} here: install it, or give its path"
+    path = search_path()
+    if not any(shutil.which(name, path=path) for name in (program, str(working_folder / program))):
+        hint = subject.install or "install it, or give its path"
+        raise SubjectError(f"launch: there is no program {program!r} here: {hint}")
+
+
+def require_modules(run: RunEvidence) -> None:
+    """Make sure that a run did not end because a Python package is absent. Raises: MachineError."""
+    missing = _MISSING_MODULE.search(run.launch.log.read_text(encoding="utf-8", errors="replace"))
+    if run.exit_code and not run.losses and missing:
+        name = missing[1].partition(".")[0]
+        hint = run.launch.subject.install or f"install it there, as by pip install {name}"
+        raise MachineError(
+            f"the launch line needs the Python package {name!r}, which is absent: {hint}"
         )
 
 

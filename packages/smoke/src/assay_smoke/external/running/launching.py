@@ -16,7 +16,7 @@ from assay.errors import AssayError, MachineError
 from assay.runs import Progress, Task
 from assay.watchdog import temporary_folder, watched
 from assay_smoke.external.running import stacks
-from assay_smoke.external.running.launches import Launch, Phase, RunEvidence
+from assay_smoke.external.running.launches import Launch, Phase, RunEvidence, search_path
 from assay_smoke.external.running.losses import LossReader
 from assay_smoke.external.subject import fill
 from assay_smoke.machine.leftovers import (
@@ -76,6 +76,7 @@ class _Running:
         )
         self._environment = {
             **os.environ,
+            "PATH": search_path(),
             "PYTHONUNBUFFERED": "1",
             **stacks.ENVIRONMENT,
             **launch.subject.environment,

@@ -12,10 +12,11 @@ from assay_smoke.external.subject import Losses
 
 @dataclass(frozen=True, slots=True)
 class LoggedLoss:
-    """One loss as it was logged; `step`: None where the library logs no number beside it."""
+    """One loss as it was logged; None for what the library does not log beside it."""
 
     step: int | None
     value: float
+    learning_rate: float | None = None
 
 
 class LossesError(UsageError):
@@ -51,7 +52,7 @@ class LossReader:
         """Look for a loss in a line of the output."""
         if self._pattern is not None and (match := self._pattern.search(line)):
             groups = match.groupdict()
-            self._add(groups["loss"], groups.get("step"), "losses.pattern")
+            self._add(groups["loss"], groups.get("step"), groups.get("lr"), "losses.pattern")
 
     def poll(self) -> None:
         """Read what was added to the file of losses."""
@@ -61,14 +62,17 @@ class LossReader:
         for line in lines[self._lines_read :]:
             for values in _objects_in(line):
                 if self._losses.loss in values:
-                    step = values.get(self._losses.step)
-                    self._add(values[self._losses.loss], step, "losses.file")
+                    step, rate = (
+                        values.get(name) for name in (self._losses.step, self._losses.learning_rate)
+                    )
+                    self._add(values[self._losses.loss], step, rate, "losses.file")
         self._lines_read = len(lines)
 
-    def _add(self, loss: object, step: object, where: str) -> None:
+    def _add(self, loss: object, step: object, rate: object, where: str) -> None:
         one = LoggedLoss(
             None if step is None else int(_number(step, f"`step` of {where}")),
             _number(loss, f"`loss` of {where}"),
+            None if rate is None else _number(rate, f"the learning rate of {where}"),
         )
         # Of several ranks each may log the loss of the step.
         repeated = one.step is not None and self.found and self.found[-1] == one

@@ -1,0 +1,137 @@
+"""The plain training script of examples/ with a fault each: found by its name from outside."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from assay.runs import SilentProgress
+from assay.verdicts import Outcome, Verdict
+from assay_smoke.external import run_external
+
+EXAMPLE = Path(__file__).parents[4] / "examples/plain_training"
+
+END = '\n\nif __name__ == "__main__":\n'
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A line of train.py, and what stands there instead; `keys`: of smoke.toml, replaced alike.
+
+    level: the first that has to fail; says: what its reason has to have.
+    """
+
+    name: str
+    line: str
+    fault: str
+    level: str
+    says: str
+    keys: tuple[str, str] = ("", "")
+
+
+PLANTS = (
+    Plant(
+        "moments dropped at resume",
+        'optimizer.load_state_dict(state["optimizer"])',
+        'optimizer.load_state_dict(state["optimizer"] | {"state": {}})',
+        "resume",
+        "the first one agrees: moments or the schedule were not restored",
+    ),
+    Plant(
+        "optimizer dropped at resume",
+        'optimizer.load_state_dict(state["optimizer"])',
+        "pass",
+        "learning-rate",
+        "of step 8 of the resumed run is 0.00075, 0.0003 is due",
+    ),
+    Plant(
+        "schedule dropped at resume",
+        'schedule.load_state_dict(state["schedule"])',
+        "pass",
+        "learning-rate",
+        "of step 7 of the resumed run is 0.001, 0.0004 is due",
+    ),
+    Plant(
+        "second checkpoint has the tensors of the first",
+        "        model.save_pretrained(folder)\n",
+        "        kept = globals().setdefault('kept', {k: v.clone() for k, v in model.state_dict().items()})\n"
+        "        model.save_pretrained(folder, state_dict=kept)\n",
+        "checkpoint",
+        "the checkpoint of step 6 repeats the tensors of that of step 3",
+    ),
+    Plant(
+        "learning rate stepped once a micro-batch",
+        "            total += loss.item()\n",
+        "            total += loss.item()\n            optimizer.step(), schedule.step()\n",
+        "learning-rate",
+        "of step 1 of the uninterrupted run is 0.0008, 0.001 is due",
+    ),
+    Plant(
+        "no checkpoint on SIGTERM",
+        "if step % arguments.save_every == 0 or interrupted:",
+        "if step % arguments.save_every == 0:",
+        "sigterm",
+        "no checkpoint holds step",
+    ),
+    Plant(
+        "hangs in tear-down",
+        END,
+        "\n    import threading\n\n    threading.Event().wait()\n" + END,
+        "run",
+        "the uninterrupted run hung in tear-down, after step 9 of 9: over 5 s",
+        ("[losses]", "end_limit_seconds = 5\n[losses]"),
+    ),
+    Plant(
+        "leaves a process behind",
+        END,
+        "\n    import subprocess\n\n"
+        "    subprocess.Popen(['sleep', '600'], start_new_session=True)\n" + END,
+        "leftovers",
+        "the uninterrupted run left behind",
+    ),
+    Plant(
+        "adapter saved empty",
+        "    model.train()\n",
+        "    from peft import LoraConfig, PeftModel, get_peft_model\n"
+        "    lora = LoraConfig(target_modules=['q_proj'], task_type='CAUSAL_LM')\n"
+        "    base = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)\n"
+        "    model = PeftModel.from_pretrained(base, resumed, is_trainable=True) if resumed"
+        " else get_peft_model(base, lora)\n"
+        "    save_trained = model.save_pretrained\n"
+        "    model.save_pretrained = lambda folder: save_trained(folder, state_dict={})\n"
+        "    model.train()\n",
+        "checkpoint",
+        "lacks 8 of 8 tensors of its adapter",
+        ('folder = "{output}/step-{step}"', 'folder = "{output}/step-{step}"\nkind = "adapter"'),
+    ),
+)
+
+
+def replaced(text: str, before: str, after: str) -> str:
+    assert text.count(before) == 1, before
+    return text.replace(before, after)
+
+
+def judge(folder: Path, plant: Plant) -> Verdict:
+    script = (EXAMPLE / "train.py").read_text(encoding="utf-8")
+    keys = (EXAMPLE / "smoke.toml").read_text(encoding="utf-8")
+    if plant.keys[0]:
+        keys = replaced(keys, *plant.keys)
+    if 'kind = "adapter"' in keys:
+        keys = replaced(keys, 'frozen = ["model.embed_tokens.*"]\n', "")
+        keys = replaced(keys, '    "--freeze", "model.embed_tokens",\n', "")
+    (folder / "train.py").write_text(replaced(script, plant.line, plant.fault), encoding="utf-8")
+    (folder / "smoke.toml").write_text(keys, encoding="utf-8")
+    results = folder / "results"
+    results.mkdir()
+    return run_external(folder / "smoke.toml", results, SilentProgress())
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name.replace(" ", "-"))
+def test_planted_script_fails_at_its_level(plant: Plant, tmp_path: Path) -> None:
+    verdict = judge(tmp_path, plant)
+
+    assert verdict.verdict is Outcome.FAIL
+    failed = {name: one for name, one in verdict.levels.items() if one.verdict is Outcome.FAIL}
+    assert next(iter(failed)) == plant.level, {n: level.reason for n, level in failed.items()}
+    assert plant.says in str(failed[plant.level].reason)
