@@ -78,8 +78,8 @@ def load_extension() -> None:
     spec = importlib.util.spec_from_file_location(_NAME, file)
     if spec is None or spec.loader is None:
         raise MachineError(f"{file} is no Python extension: delete it, and it is compiled anew")
-    module = importlib.util.module_from_spec(spec)
     try:
+        module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except ImportError as error:
         raise MachineError(f"{error}: delete {file}, and it is compiled anew") from error
