@@ -134,6 +134,9 @@ class TrainerTraits:
     scheduled_module: path in `model` ("" is `model` itself) of the module that `run_schedule` calls
         once for each micro-batch; None for a trainer whose micro-batches go through `compute_loss`
         and `backward`.
+    inexact_resume: why a resumed run is not the uninterrupted one to the last bit, where another library
+        rounds otherwise after a restart: of its steps the first loss is compared bitwise, and what
+        follows is judged by its noise.
     notes: what a verdict should say of it, such as how its layers are compiled.
     """
 
@@ -143,6 +146,7 @@ class TrainerTraits:
     layout: "RankLayout | None" = None
     dropout_masks: Literal["own", "shared"] | None = None
     scheduled_module: str | None = None
+    inexact_resume: str | None = None
     notes: tuple[str, ...] = ()
 
 

@@ -88,6 +88,7 @@ def _train(
         partial_modules=sorted(opened.traits.partial_modules),
         absent=begin.absent,
         dropout_masks=opened.traits.dropout_masks,
+        inexact_resume=opened.traits.inexact_resume,
     )
     last = {str(part): digest for part, digest in free.held[-1]} if free.held else {}
     return report, before, last, model_bytes

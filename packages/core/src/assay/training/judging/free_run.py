@@ -130,14 +130,14 @@ def relative_error_of_losses(actual: list[float], expected: list[float]) -> floa
 def judge_checkpoint(evidence: FreeEvidence) -> tuple[LevelResult, Finding | None]:
     """What was saved, what was read back, and how the resumed run went on: bitwise."""
     free = evidence.report.free
-    in_any_order = len(evidence.reports) > _MOST_IN_ANY_ORDER
+    inexact = _why_inexact(evidence)
     rows = [
         row
         for rank, report in enumerate(evidence.reports)
         for row in _resumed_rows(evidence, rank, report.free)
     ]
-    if in_any_order:
-        # Sums are added up in another order, from the first reduction on.
+    if inexact is not None:
+        # From the first reduction, or the first update, on.
         first = (evidence.options.resume_at, "loss")
         rows = [row for row in rows if (row.step, row.port) == first]
     problems = [
@@ -150,7 +150,7 @@ def judge_checkpoint(evidence: FreeEvidence) -> tuple[LevelResult, Finding | Non
             _wrong_state(evidence, free.not_restored, "after loading the checkpoint"),
             _wrong_state(evidence, evidence.report.not_loaded, "after load_state_dict"),
             _different_step(evidence, rows),
-            None if in_any_order else _other_end(evidence, free),
+            None if inexact is not None else _other_end(evidence, free),
         )
         if problem is not None
     ]
@@ -165,13 +165,21 @@ def judge_checkpoint(evidence: FreeEvidence) -> tuple[LevelResult, Finding | Non
         outcome, reason = Outcome.PASS, None
     level = Level(verdict=outcome, compared=compared, reason=reason)
     notes = [*free.notes, *(problem.reason for problem in problems[1:] if problem.reason)]
-    if in_any_order:
+    if inexact is not None:
         by = "not compared" if evidence.reference.draws else "judged by its noise"
         notes.append(
-            f"{len(evidence.reports)} ranks may add up in another order after a restart: of the"
-            f" resumed run the first loss is compared bitwise, what follows is {by}"
+            f"{inexact}: of the resumed run the first loss is compared bitwise, what follows is {by}"
         )
     return LevelResult(level, rows, notes), problems[0] if problems else None
+
+
+def _why_inexact(evidence: FreeEvidence) -> str | None:
+    """Why a resumed run need not be the uninterrupted one to the last bit; None if it has to be."""
+    if evidence.report.inexact_resume is not None:
+        return evidence.report.inexact_resume
+    if len(evidence.reports) > _MOST_IN_ANY_ORDER:
+        return f"{len(evidence.reports)} ranks may add up in another order after a restart"
+    return None
 
 
 def _location(evidence: FreeEvidence, name: str | None = None) -> Location:

@@ -228,6 +228,7 @@ class CandidateReport(Record):
     updates_expected: elements that the reference's updates change; updates_made: those of them that
         updates here change too.
     dropout_masks: what the trainer declares of masks on ranks of dp, see TrainerTraits.
+    inexact_resume: what it declares of resumed runs, see there.
     norms: of the gradients after each phase of every step.
     packed: numbers of micro-batches that were run as one.
     changed_by_skipping: parts of the state that are not as they were before a skipped step.
@@ -263,6 +264,7 @@ class CandidateReport(Record):
     updates_expected: int = 0
     updates_made: int = 0
     dropout_masks: Literal["own", "shared"] | None = None
+    inexact_resume: str | None = None
     norms: list["GradientNormRecord"] = Field(default_factory=list)
     packed: list[tuple[int, ...]] = Field(default_factory=list)
     changed_by_skipping: list[StateValue] = Field(default_factory=list)

@@ -17,6 +17,8 @@ def judge_movement(evidence: CaseEvidence) -> tuple[LevelResult, Finding | None]
         after |= {name.removeprefix(_PREFIX): digest for name, digest in rank.after.items()}
     moved = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     trainable = {row.parameter for row in evidence.reference.training.noise_trajectory}
+    for names in evidence.reference.training.shared:
+        trainable |= set(names) if trainable & set(names) else set()
     expected = trainable & set(evidence.reference.moved) & before.keys()
     still, unexpected = sorted(expected - moved), sorted(moved - trainable)
     if still:

@@ -61,10 +61,14 @@ class DeepSpeedTrainer(ReferenceTrainer):
     @property
     def traits(self) -> TrainerTraits:
         """Each data rank has a seed of its own; gradients are added up in backward."""
+        traits = super().traits
+        if "cpu-offload" in self.plan.features:
+            reason = "DeepSpeed's CPU Adam rounds powers of its betas otherwise after a restart"
+            traits = replace(traits, inexact_resume=reason)
         if self.data.size == 1:
-            return super().traits
+            return traits
         reason = "DeepSpeed adds gradients up inside of backward"
-        return replace(super().traits, invisible_phases={"reduce": reason})
+        return replace(traits, invisible_phases={"reduce": reason})
 
     def setup(self, plan: TrainingPlan) -> None:
         """Build the model and DeepSpeed's engine around it."""
