@@ -76,7 +76,8 @@ def hash_held(opened: OpenedTrainer) -> Hashes:
 def live_tensors() -> dict[int, Tensor]:
     """Every tensor that Python still knows, by its identity."""
     gc.collect()
-    return {id(item): item for item in gc.get_objects() if isinstance(item, Tensor)}
+    # By type(): to ask an object for its `__class__` may run code of its own.
+    return {id(item): item for item in gc.get_objects() if issubclass(type(item), Tensor)}
 
 
 def survivors(before: dict[int, Tensor]) -> Survivors:
@@ -93,4 +94,5 @@ def survivors(before: dict[int, Tensor]) -> Survivors:
 
 
 def _has_storage(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.device.type != "meta"
+    # The stand-ins that compilers trace with name a device, and their storage says that it is on none.
+    return tensor.layout is torch.strided and tensor.untyped_storage().device.type != "meta"
