@@ -1,0 +1,44 @@
+"""Why ZeRO-1 and ZeRO-2 in float16 are refused with offload: DeepSpeed does not leave an overflow behind.
+
+Where gradients are added up in float32, `averaged_gradients` keeps them over a step that is skipped; it
+is emptied there without offload only (DeepSpeedZeroOptimizer.step of DeepSpeed 0.19.8).
+"""
+
+import pytest
+
+from assay.launch import Rank, TimeLimits, World, launch_world
+from assay.training.processes.golden import plan_batches
+from assay.training.processes.requests import TrainOptions
+from assay.training.protocol import TrainingPlan
+from assay_smoke.trainers.deepspeed.trainer import DeepSpeedTrainer, Zero1Trainer
+
+LIMITS = TimeLimits(start_seconds=120.0, collective_seconds=60.0, body_seconds=120.0)
+TRAINERS = {"deepspeed-zero1": Zero1Trainer, "deepspeed-zero2": DeepSpeedTrainer}
+# Gradients of the first step overflow with 2**22, and do not with 2**12.
+TOO_LARGE, TRIES = 2.0**22, 14
+
+
+def skipped_steps(rank: Rank, name: str, offload: list[str]) -> list[bool]:
+    """Make the same step again and again, from a loss scale that is too large: which are skipped."""
+    del rank
+    batch = plan_batches(TrainOptions(model="micro:llama", steps=1, micro_batches=1))[0]
+    trainer = TRAINERS[name]()
+    features = frozenset({"loss-scaling", "mixed-precision", *offload})
+    trainer.setup(TrainingPlan("micro:llama", "cpu/float16", micro_batches=1, features=features))
+    trainer.engine.optimizer.loss_scaler.cur_scale = TOO_LARGE
+    made = [trainer.step(batch).skipped for _ in range(TRIES)]
+    trainer.teardown()
+    return made
+
+
+@pytest.mark.timeout(300)
+def test_an_overflow_is_never_left_behind() -> None:
+    world = World({"dp": 1}, limits=LIMITS)
+
+    (on_device,) = launch_world(skipped_steps, world, "deepspeed-zero2", [])
+    assert on_device[0]
+    assert not on_device[-1]
+    # The day this fails, the rule goes.
+    for trainer in ("deepspeed-zero1", "deepspeed-zero2"):
+        (offloaded,) = launch_world(skipped_steps, world, trainer, ["cpu-offload"])
+        assert offloaded == [True] * TRIES, trainer
