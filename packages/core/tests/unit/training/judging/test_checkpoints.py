@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from assay.comparing.levels import LevelResult
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.free_run import judge_checkpoint
 from assay.training.processes.requests import FreeRun
@@ -219,6 +220,21 @@ def test_on_many_ranks_only_what_no_sum_has_touched_is_exact_after_a_restart() -
     assert result_of(later, 2) is Outcome.FAIL
     assert result_of(later, 3) is Outcome.PASS
     assert result_of(first, 3) is Outcome.FAIL
+
+
+def test_trainer_that_declares_an_inexact_resume_has_its_first_loss_exact() -> None:
+    later = free_run(resumed=records([2.0, 1.0 + 2.0**-52], 1), ended_otherwise=["b.weight"])
+    first = free_run(resumed=records([2.0 + 2.0**-51, 1.0], 1))
+
+    def result_of(free: FreeRun, declared: str | None) -> LevelResult:
+        one = report(free).model_copy(update={"inexact_resume": declared})
+        return judge_checkpoint(evidence(reports=[one], options={"resume_at": 1}))[0]
+
+    assert result_of(later, None).level.verdict is Outcome.FAIL
+    passed = result_of(later, "it rounds otherwise")
+    assert passed.level.verdict is Outcome.PASS
+    assert passed.notes[0].startswith("it rounds otherwise: of the resumed run")
+    assert result_of(first, "it rounds otherwise").level.verdict is Outcome.FAIL
 
 
 def test_every_rank_goes_on_as_it_would_have() -> None:
