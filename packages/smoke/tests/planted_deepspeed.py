@@ -66,6 +66,6 @@ class ZeroShardZeroed(DeepSpeedTrainer):
             (file,) = path.rglob(f"*zero_pp_rank_{dist.get_rank()}_*optim_states.pt")
             saved = torch.load(file, weights_only=False)
             for flat in saved["optimizer_state_dict"]["single_partition_of_fp32_groups"]:
-                flat.zero_()
+                flat.detach().zero_()
             torch.save(saved, file)
         self.wait_for_others()
