@@ -22,7 +22,7 @@ CPU = Vendor(
     compile_backend="inductor",
     runner_labels=("assay-cpu",),
     # Inductor takes minutes to compile the kernels of forward and backward, a short run seconds.
-    training_compile_backend="eager",
+    training_compile_backend="aot_eager",
 )
 
 

@@ -46,7 +46,7 @@ def test_features_train_as_the_reference_does(
     notes = " ".join(verdict.notes)
     for feature, shown in (
         ("packed", "are run as one"),
-        ("compile", "compiled by eager"),
+        ("compile", "compiled by aot_eager"),
         ("loss-scaling", "the loss is scaled by"),
     ):
         assert (shown in notes) == (feature in features)

@@ -164,12 +164,12 @@ def test_every_layer_is_compiled_under_its_own_name() -> None:
     assert all(layer._compiled_call_impl is not None for layer in layers)
     assert dict(compiled.model.named_modules()).keys() == dict(plain.model.named_modules()).keys()
     assert compiled.model.state_dict().keys() == plain.model.state_dict().keys()
-    assert "compiled by eager" in compiled.traits.notes[0]
+    assert "compiled by aot_eager" in compiled.traits.notes[0]
     assert plain.traits.notes == ()
 
 
 def test_accelerators_compile_training_as_they_compile_all_else() -> None:
-    assert backend_of(CPU) == "eager"
+    assert backend_of(CPU) == "aot_eager"
     assert backend_of(NVIDIA) == NVIDIA.compile_backend == "inductor"
 
 
