@@ -19,6 +19,8 @@ from packages.core.tests.subsystem.training.conftest import CheckPlant
 MODEL = "micro:llama?trained=0"
 PLANT = f"{PLANTS / 'features.py'}"
 DP = {"dp": 2}
+# Layers are compiled one by one, each for single rows and for several.
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.parametrize(
