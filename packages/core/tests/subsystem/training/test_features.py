@@ -16,7 +16,6 @@ from assay.verdicts import Outcome
 from packages.core.tests.faults.training_corpus import PLANTS
 from packages.core.tests.subsystem.training.conftest import CheckPlant
 
-MODEL = "micro:llama?trained=0"
 PLANT = f"{PLANTS / 'features.py'}"
 DP = {"dp": 2}
 # Layers are compiled one by one, each for single rows and for several.
@@ -47,7 +46,6 @@ def test_features_train_as_the_reference_does(
     assert not verdict.unmatched.expected
     notes = " ".join(verdict.notes)
     for feature, shown in (
-        ("packed", "are run as one"),
         ("compile", "compiled by aot_eager"),
         ("loss-scaling", "the loss is scaled by"),
     ):
@@ -104,9 +102,11 @@ class OverflowsOnOneRank(FSDPTrainer):
 
 @pytest.mark.world(dp=2)
 def test_overflow_on_one_rank_is_skipped_on_all() -> None:
-    (batch,) = training_batches(coder_of(MODEL), steps=1, micro_batches=2)
+    (batch,) = training_batches(coder_of("micro:llama"), steps=1, micro_batches=2)
     trainer = OverflowsOnOneRank()
-    plan = TrainingPlan(MODEL, "cpu/float32", mesh={"dp": 2}, features=frozenset({"loss-scaling"}))
+    plan = TrainingPlan(
+        "micro:llama", "cpu/float32", mesh={"dp": 2}, features=frozenset({"loss-scaling"})
+    )
     trainer.setup(plan)
     before = fingerprint({n: local_part(v) for n, v in trainer.model.state_dict().items()})
 
