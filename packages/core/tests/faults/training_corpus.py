@@ -292,6 +292,8 @@ def _conventions() -> Iterator[TrainingFault]:
         for name in ("AveragedWithoutFactor", "FactorOfRanksAddedUp"):
             plant = f"conventions:{name}"
             yield TrainingFault(plant, dtype, "backward", "loss-scale", mesh="dp=2")
+        plant = "conventions:AveragedSharesUnderAScale"
+        yield TrainingFault(plant, dtype, "clip", "loss-scale", mesh="dp=2")
 
 
 _BROKEN_CONVENTIONS: tuple[tuple[str, Phase, Diagnosis], ...] = (

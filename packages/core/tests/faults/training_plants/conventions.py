@@ -88,6 +88,18 @@ class ReducedByAnotherFactor(_Scaled):
         self.divide(SCALE / 2)
 
 
+class AveragedSharesUnderAScale(_Scaled):
+    """A scaled loss, whose share each rank has already, is averaged over ranks and then unscaled."""
+
+    def reduce_gradients(self) -> None:
+        super().reduce_gradients()
+        self.divide(self.data.size)
+
+    def clip_gradients(self, max_norm: float) -> float:
+        self.divide(SCALE)
+        return super().clip_gradients(max_norm)
+
+
 class UnscaledOnOneParameterOnly(_Scaled):
     """All gradients but one are unscaled."""
 
