@@ -9,7 +9,7 @@ Shape legend: R rows (tokens), C channels (last dim), K bins.
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Self
 
@@ -144,6 +144,15 @@ class _Waiting:
             part[self.num_rows : end] = tensor
         self.num_rows = end
         self.num_calls += 1
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "_Waiting":
+        """A copy whose unused rows cost nothing."""
+        del memo
+        actual, expected, prompt, position = map(torch.empty_like, self.parts)
+        copies = actual, expected, prompt, position
+        for copied, rows in zip(copies, self.all_rows(), strict=True):
+            copied[: self.num_rows] = rows
+        return replace(self, parts=copies)
 
     def all_rows(self) -> tuple[Tensor, ...]:
         """The collected calls as one call."""

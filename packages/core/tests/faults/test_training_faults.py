@@ -45,7 +45,7 @@ class Work:
         options = TrainOptions(
             model=fault.model, lora=fault.lora, micro_batches=fault.micro_batches
         )
-        options = options_for(options, mesh)
+        options = options_for(options, mesh, fault.features)
         if fault.adapter_dropout is not None:
             options = options.model_copy(update={"adapter_dropout": fault.adapter_dropout})
         return TrainCheck(

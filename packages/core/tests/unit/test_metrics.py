@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -128,6 +129,22 @@ def test_collected_calls_equal_calls_added_at_once() -> None:
     assert (later.dd, later.ee, later.de) == (at_once.dd, at_once.ee, at_once.de)
     assert torch.equal(later.bins, at_once.bins)
     assert later.worst_row() == at_once.worst_row()
+
+
+def test_a_copy_of_what_waits_goes_on_by_itself() -> None:
+    address = torch.tensor([0])
+    kept = PairSums()
+    kept.add_later(matrix([4, 4]), matrix([0.1, 0.1]), address, address)
+    copied = copy.deepcopy(kept)
+    for sums in (kept, copied):
+        sums.add_later(matrix([2, 2]), matrix([1, 1]), address, address)
+        sums.flush()
+
+    # One call of both rows has one scale.
+    assert copied.num_calls == kept.num_calls == 2
+    assert copied.worst_row() == kept.worst_row()
+    (rows,) = copied.rows
+    assert rows.scale.tolist() == pytest.approx([math.sqrt((0.02 + 2) / 2)] * 2)
 
 
 def test_collected_calls_of_different_widths_are_not_mixed() -> None:

@@ -191,12 +191,14 @@ class ModuleTracer:
         if ids is None:
             self._rows = None
             return
-        timeline = self.timeline
+        timeline, length = self.timeline, ids.shape[1]
         if timeline is None:
             timeline = Timeline.of_call(ids, arguments.get("attention_mask"))
-            self._column = timeline.positions.shape[1] - ids.shape[1]
-        self._rows = timeline.rows(self._column, ids.shape[1])
-        self._column += ids.shape[1]
+            self._column = timeline.positions.shape[1] - length
+        elif length == self._column + 1:
+            self._column = 0  # without a cache, all tokens so far and the new one
+        self._rows = timeline.rows(self._column, length)
+        self._column += length
 
 
 def find_called_modules(model: nn.Module) -> dict[str, tuple[nn.Module, nn.Module]]:

@@ -1,6 +1,6 @@
 """Runs both sides of `assay check train` in processes, judges, and writes the verdict."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -26,11 +26,12 @@ from assay.training.processes.requests import (
     rank_folder,
     scaled_folder,
 )
-from assay.training.protocol import ADAMW_EPS, MIXED_PRECISION, can_keep_moments
+from assay.training.protocol import ADAMW_EPS, MIXED_PRECISION, PACKED, can_keep_moments
 from assay.training.shapes import OF_NAMED_PIPELINES, Shapes
 from assay.verdicts import Measurement, Record, Verdict
 
 if TYPE_CHECKING:
+    from assay.training.judging.evidence import TrainEvidence
     from assay.training.processes.ranks import RankBody
 
 WORKER = "assay.training.worker"
@@ -71,7 +72,7 @@ def check_train(check: TrainCheck, folder: Path, progress: Progress) -> Verdict:
     check_consistency(check)
     golden = folder / GOLDEN_FOLDER
     shapes = load_user_code(check, folder, progress).pipeline_shapes
-    check = replace(check, options=options_for(check.options, check.mesh, shapes))
+    check = replace(check, options=options_for(check.options, check.mesh, check.features, shapes))
     record_golden(check, golden, progress)
     return check_candidate(check, golden, folder, progress)
 
@@ -134,18 +135,25 @@ def candidate_request(check: TrainCheck, golden: Path, folder: Path) -> Candidat
 
 
 def options_for(
-    options: TrainOptions, mesh: Mapping[str, int], pipeline_shapes: Shapes = OF_NAMED_PIPELINES
+    options: TrainOptions,
+    mesh: Mapping[str, int],
+    features: Collection[str] = (),
+    pipeline_shapes: Shapes = OF_NAMED_PIPELINES,
 ) -> TrainOptions:
-    """`options` as ranks on `mesh` can train: alike on both sides.
+    """`options` as ranks on `mesh` with `features` can train: alike on both sides.
 
-    Ranks draw masks of dropout for their own micro-batches, features or layers, as no single
-    process does; without dropout the losses of a free run can be compared.
+    Ranks draw masks of dropout for their own micro-batches, features or layers, and packed rows for
+    all of them at once, as the reference does not; without dropout the losses of a free run can be
+    compared. Under mixed
+    precision adapters compute in the run's dtype.
 
     pipeline_shapes: of the micro-batches that the trainer's pipelines take.
     """
     update: dict[str, Any] = {}
-    if prod(mesh.values()) > 1:
+    if prod(mesh.values()) > 1 or PACKED in features:
         update["adapter_dropout"] = 0.0
+    if MIXED_PRECISION in features:
+        update["autocast_noise"] = options.lora
     if mesh.get("pp", 1) > 1:
         update["shapes"] = pipeline_shapes
     return options.model_copy(update=update)
@@ -280,4 +288,14 @@ def _judge(
         candidates=traces,
         scaled=scaled,
     )
+    _refuse_other_masks(evidence)
     return judge_training(evidence)
+
+
+def _refuse_other_masks(evidence: "TrainEvidence") -> None:
+    """Raise UsageError where the candidate drops other elements, since its rows lie otherwise."""
+    if evidence.reference.draws and any(report.packed for report in evidence.reports):
+        raise UsageError(
+            "the candidate runs micro-batches as one, and dropout draws other masks for them: set the"
+            " model's dropout to 0, and ask for the adapter's without it by --packed"
+        )

@@ -71,7 +71,7 @@ class Work:
         is_class = self.plant.partition(":")[2][0].isupper()
         options = training.options(self.model, self.planted.remote_code)
         return TrainCheck(
-            options_for(options, training.axes),
+            options_for(options, training.axes, training.features),
             REFERENCE,
             f"cpu/{self.dtype}",
             trainer=self.reference if is_class else None,

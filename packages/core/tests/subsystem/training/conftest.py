@@ -54,7 +54,7 @@ def check_plant(goldens: Callable[..., Path], tmp_path: Path) -> CheckPlant:
         *, trainer: str | None = None, setup: str | None = None, dtype: str = "float32",
         lora: bool = False, mesh: Mapping[str, int] | None = None, features: Sequence[str] = (),
     ) -> Verdict:  # fmt: skip
-        options = options_for(TrainOptions(model=MODEL, lora=lora), mesh or {})
+        options = options_for(TrainOptions(model=MODEL, lora=lora), mesh or {}, features)
         candidate = TrainCheck(
             options,
             "cpu/float32",

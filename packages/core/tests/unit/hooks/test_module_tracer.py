@@ -112,6 +112,18 @@ def test_rows_of_a_call_come_from_the_timeline(diary: Diary) -> None:
     assert diary.entries[4].call.rows == RowMap((3,), ((2,),))
 
 
+def test_calls_without_a_cache_begin_at_the_first_token(diary: Diary) -> None:
+    model = Parent()
+    tracer = ModuleTracer(diary)
+    tracer.begin_batch(0, Timeline.of_batch((3,), torch.ones(1, 2, dtype=torch.long), 2))
+    with tracer.attached(model):
+        for length in (2, 3, 4):
+            model(torch.ones(1, length, dtype=torch.long))
+
+    roots = [entry.call.rows for entry in diary.entries if entry.call.caller is None]
+    assert roots == [RowMap((3,), (tuple(range(length)),)) for length in (2, 3, 4)]
+
+
 def test_rows_without_a_timeline_come_from_the_mask_of_the_call(diary: Diary) -> None:
     class Masked(nn.Module):
         def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:

@@ -51,7 +51,7 @@ def options_of(case: Case) -> TrainOptions:
         micro_batches=shares * (2 if "accumulation" in case.features else 1),
         lora="lora" in case.features,
     )
-    return options_for(options, mesh_of(case))
+    return options_for(options, mesh_of(case), features_of(case))
 
 
 def features_of(case: Case) -> list[str]:

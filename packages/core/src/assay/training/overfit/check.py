@@ -77,7 +77,7 @@ def check_overfit(
     _require_sense(check, tracker)
     golden = folder / GOLDEN_FOLDER
     shapes = load_user_code(check, folder, progress).pipeline_shapes
-    check = replace(check, options=options_for(check.options, check.mesh, shapes))
+    check = replace(check, options=options_for(check.options, check.mesh, check.features, shapes))
     record_overfit(check, golden, progress)
     return check_overfit_candidate(check, golden, folder, progress, tracker)
 

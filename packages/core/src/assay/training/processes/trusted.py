@@ -1,5 +1,6 @@
 """The trusted trainer: as yardstick in a wide dtype, and as noise run in the candidate's."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -7,6 +8,7 @@ from torch import nn
 
 from assay.devices.base import Device
 from assay.devices.run_string import parse_run
+from assay.dtypes import float_format
 from assay.errors import UsageError
 from assay.models import load_model
 from assay.models.loaded.inspection import inspect_load
@@ -32,9 +34,9 @@ class Trusted(ReferenceTrainer):
     backward, with eight times the error of those that were kept.
     """
 
-    def __init__(self, rounded_to: str | None) -> None:
+    def __init__(self, rounded_to: str | None, autocast_to: torch.dtype | None = None) -> None:
         super().__init__()
-        self._rounded_to = rounded_to
+        self._rounded_to, self._autocast_to = rounded_to, autocast_to
         self.load_report: LoadReport | None = None
 
     def build_model(self, plan: TrainingPlan) -> nn.Module:
@@ -54,6 +56,12 @@ class Trusted(ReferenceTrainer):
             model = add_lora(model, plan.adapter_dropout)
         return model.train()
 
+    def computing(self) -> AbstractContextManager[Any]:
+        """Around each forward pass."""
+        if self._autocast_to is None:
+            return nullcontext()
+        return torch.autocast(self.device_type, self._autocast_to)
+
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """AdamW; where the run's dtype cannot keep its moments, in float32 around the parameters."""
         optimizer = super().build_optimizer(model)
@@ -71,7 +79,7 @@ class TrustedSide:
     def __init__(self, request: ReferenceRequest, device: Device, wide: str | None) -> None:
         self.request, self.device, self.dtype = request, device, wide or request.dtype
         run = f"{parse_run(request.reference).device}/{self.dtype}"
-        self.trainer = Trusted(request.dtype if wide else None)
+        self.trainer = Trusted(request.dtype) if wide else Trusted(None, _autocast_to(request))
         self.trainer.setup(request.options.plan(run))
         keep_no_cache(self.trainer.model)
 
@@ -96,6 +104,12 @@ class TrustedSide:
                 reports.append(self.trainer.step(batch))
                 state = self.rounded_state()
         return reports, state
+
+
+def _autocast_to(request: ReferenceRequest) -> torch.dtype | None:
+    is_narrow = float_format(request.dtype).is_narrow
+    wanted = request.options.autocast_noise and is_narrow
+    return getattr(torch, request.dtype) if wanted else None
 
 
 def describe_model(trainer: ReferenceTrainer, name: str, num_parameters: int) -> dict[str, Any]:

@@ -125,13 +125,6 @@ class ReplayedSteps:
 
     def measured(self) -> Measured:
         """A copy of all that was measured so far."""
-        for results in (
-            self._replayer.results,
-            self._replayer.recomputed,
-            self._gradients.results,
-            *self._handler.results.values(),
-        ):
-            results.flush()
         return copy.deepcopy(
             Measured(
                 self._replayer.results,

@@ -1,5 +1,7 @@
 """The feature `compile`: every decoder layer is compiled in place, before anything is wrapped around it."""
 
+from typing import Any
+
 from torch import nn
 
 from assay.devices.base import Vendor
@@ -40,6 +42,13 @@ def compile_layers(model: nn.Module, vendor: Vendor) -> None:
     dynamo.accumulated_recompile_limit = max(
         dynamo.accumulated_recompile_limit, dynamo.recompile_limit
     )
+    if hasattr(model.config, "use_cache"):
+        model.register_forward_pre_hook(_without_cache, with_kwargs=True)
     for layer in layers:
         # For all shapes at once: what a resumed run computes must not hang on the shapes before.
         layer.compile(backend=backend_of(vendor), dynamic=True)
+
+
+def _without_cache(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Training reads no key-value cache; with one, no two layers share a compilation."""
+    return args, {"use_cache": False, **kwargs}

@@ -31,6 +31,7 @@ from assay.training.state.files import read_state, write_state
 from assay.training.state.generators import generator_states, restore_generators
 from assay.training.trainers.adapters import add_lora, load_adapter, save_adapter
 from assay.training.trainers.compiling import compile_layers, describe_compiling
+from assay.training.trainers.dropout import require_no_dropout
 from assay.training.trainers.mesh import Axis, open_mesh
 from assay.training.trainers.setups import set_up
 
@@ -101,6 +102,10 @@ class ReferenceTrainer:
         """The model in training mode on its device, with its adapter where one is asked for."""
         model: Any = self.load_pretrained(plan.model)
         model = set_up(model, plan.setup)
+        if PACKED in plan.features:
+            require_no_dropout(
+                model, "rows that are laid end to end draw other masks of dropout; train without"
+            )
         if "recompute" in plan.features:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         if "lora" in plan.features:

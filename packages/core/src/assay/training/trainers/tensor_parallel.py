@@ -1,21 +1,17 @@
 """Tensor parallelism: heads, features and vocabulary are divided over the ranks of `tp`."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from assay.errors import UsageError
 from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
 from assay.parallel.tensor_parallel.layout import Features, TensorLayout
 from assay.sites import unwrapped_path
 from assay.training.protocol import TrainerTraits
+from assay.training.trainers.dropout import require_no_dropout
 from assay.training.trainers.fsdp import FSDPTrainer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class TensorParallelTrainer(FSDPTrainer):
@@ -36,25 +32,14 @@ class TensorParallelTrainer(FSDPTrainer):
         if self.mesh is None:
             return model
         if "tp" in (self.mesh.mesh_dim_names or ()):
-            _require_no_dropout(model)
+            require_no_dropout(
+                model,
+                "ranks of tp draw masks of dropout that no single process draws; train without, or"
+                " on dp",
+            )
             mesh = self.mesh["tp"]
             self._layout = RankBoundaries(apply_tensor_parallel(model, mesh), mesh.get_group())
         return super().distribute(model) if self.data.size > 1 else model
-
-
-def _require_no_dropout(model: nn.Module) -> None:
-    """Raise UsageError for dropout: ranks of tp would draw masks for their own heads and features."""
-    settings = cast("PreTrainedModel", model).config.to_dict().items()
-    drawn = [
-        f"{name} {value}"
-        for name, value in settings
-        if "dropout" in name and isinstance(value, float | int) and value > 0
-    ]
-    if drawn:
-        raise UsageError(
-            f"{', '.join(drawn)}: ranks of tp draw masks of dropout that no single process draws;"
-            " train without, or on dp"
-        )
 
 
 class RankBoundaries:
