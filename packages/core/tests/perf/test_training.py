@@ -24,7 +24,7 @@ from assay.training.processes.candidate import run_candidate
 from assay.training.processes.golden import NOISE, plan_batches
 from assay.training.processes.reference import record_reference
 from assay.training.processes.requests import CandidateRequest, ReferenceRequest, TrainOptions
-from assay.training.processes.trusted import Trusted
+from assay.training.processes.trusted import Yardstick
 from assay.training.protocol import StepReport
 from assay.training.replay.conditions import comparable
 from assay.training.replay.observing.step_observer import StepObserver
@@ -78,13 +78,13 @@ class _NoHooks(ModuleTracer):
 class Sides:
     """Yardstick and candidate, set up, and the batches of all steps."""
 
-    yardstick: Trusted
+    yardstick: Yardstick
     candidate: ReferenceTrainer
     batches: Sequence[Sequence[MicroBatch]]
 
     @classmethod
     def of(cls, options: TrainOptions) -> "Sides":
-        yardstick, candidate = Trusted(DTYPE), ReferenceTrainer()
+        yardstick, candidate = Yardstick(DTYPE), ReferenceTrainer()
         yardstick.setup(options.plan("cpu/float64"))
         candidate.setup(options.plan(f"cpu/{DTYPE}"))
         return cls(yardstick, candidate, plan_batches(options))

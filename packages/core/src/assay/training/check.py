@@ -144,8 +144,7 @@ def options_for(
 
     Ranks draw masks of dropout for their own micro-batches, features or layers, and packed rows for
     all of them at once, as the reference does not; without dropout the losses of a free run can be
-    compared. Under mixed
-    precision adapters compute in the run's dtype.
+    compared.
 
     pipeline_shapes: of the micro-batches that the trainer's pipelines take.
     """
@@ -153,7 +152,7 @@ def options_for(
     if prod(mesh.values()) > 1 or PACKED in features:
         update["adapter_dropout"] = 0.0
     if MIXED_PRECISION in features:
-        update["autocast_noise"] = options.lora
+        update["mixed_precision"] = True
     if mesh.get("pp", 1) > 1:
         update["shapes"] = pipeline_shapes
     return options.model_copy(update=update)

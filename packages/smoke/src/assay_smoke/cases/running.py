@@ -12,13 +12,13 @@ from assay.launch import Rank, TimeLimits, World, WorldError, launch_world
 from assay.runs import Progress
 from assay.runs.folders import write_whole
 from assay.runs.results import write_results
-from assay.training.check import load_training_limits
 from assay.training.processes.requests import ReferenceRequest
 from assay.verdicts import Verdict
 from assay_smoke.cases import reading, worlds
 from assay_smoke.cases.judging.evidence import Answers, CaseEvidence
 from assay_smoke.cases.judging.verdict import judge_case, verdict_of_crash
 from assay_smoke.cases.left_behind import leftovers_noted
+from assay_smoke.cases.limits import limits_of
 from assay_smoke.cases.requests import (
     CHECKPOINT,
     LAST_CHECKPOINT,
@@ -144,7 +144,7 @@ class CaseRun:
             dtype=self.case.precision,
             reference=reference,
             left_behind=left_behind,
-            limits=load_training_limits("training"),
+            limits=limits_of(self.case),
         )
 
     def _run_worlds(self, golden: Path, progress: Progress) -> Answers:

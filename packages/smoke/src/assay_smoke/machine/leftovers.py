@@ -73,9 +73,11 @@ def find_leftovers(
     found = [Leftover("process", f"{describe(process)} outlived the run") for process in processes]
     found += [Leftover("port", text) for text in _ports_of(processes)]
     segments = set(_own_segments()) - before.shared_memory
+    segments -= _held_by_others(segments, processes)
     found += [
         Leftover("shared memory", f"{path} ({_size(path)} bytes)")
-        for path in sorted(segments - _held_by_others(segments, processes))
+        for path in sorted(segments)
+        if path.exists()  # a semaphore of another run has its name for an instant only
     ]
     patterns = (*KEPT_ON_PURPOSE, *allowed)
     for path in sorted(set(_files_in(before.temporary)) - before.files):

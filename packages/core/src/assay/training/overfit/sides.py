@@ -30,7 +30,7 @@ from assay.training.overfit.requests import (
 )
 from assay.training.processes.golden import plan_batches, read_golden_state, state_file
 from assay.training.processes.requests import CandidateRequest, ReferenceRequest, TrainOptions
-from assay.training.processes.trusted import Trusted, describe_model
+from assay.training.processes.trusted import Trusted, describe_model, trusted_trainer
 from assay.training.protocol import Trainer
 from assay.training.replay.conditions import comparable, keep_no_cache
 from assay.training.state.files import write_state
@@ -168,7 +168,7 @@ def _wide_dtype(request: ReferenceRequest | MemorizationRequest, device: "Device
 
 def _open_trusted(request: ReferenceRequest | MemorizationRequest, wide: str | None) -> Trusted:
     """The trusted trainer, as yardstick in the dtype `wide` or as noise run."""
-    trainer = Trusted(request.dtype if wide else None)
+    trainer = trusted_trainer(request.options, request.dtype, wide)
     run = f"{parse_run(request.reference).device}/{wide or request.dtype}"
     trainer.setup(request.options.plan(run))
     keep_no_cache(trainer.model)

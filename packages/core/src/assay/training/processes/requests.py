@@ -18,8 +18,7 @@ from assay.verdicts import Number, Record
 class TrainOptions(Record):
     """What is trained, alike on both sides.
 
-    autocast_noise: whether the noise run computes under autocast. Adapters are kept in float32 in a
-        narrower model, and compute in it but for autocast.
+    mixed_precision: whether the candidate keeps in float32 what it does not compute with.
     shapes: which micro-batches of a step have equally many rows and tokens.
     """
 
@@ -29,7 +28,7 @@ class TrainOptions(Record):
     micro_batches: int = 2
     lora: bool = False
     adapter_dropout: float = 0.1
-    autocast_noise: bool = False
+    mixed_precision: bool = False
     shapes: Shapes = "unequal"
     seed: int = 0
     learning_rate: float = 1e-3

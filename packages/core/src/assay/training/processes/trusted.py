@@ -14,12 +14,11 @@ from assay.models import load_model
 from assay.models.loaded.inspection import inspect_load
 from assay.training.processes.golden import Batches
 from assay.training.processes.optimizer_noise import AdamWInFloat32
-from assay.training.processes.requests import ReferenceRequest
-from assay.training.protocol import StepReport, TrainingPlan, can_keep_moments
+from assay.training.processes.requests import ReferenceRequest, TrainOptions
+from assay.training.protocol import StepReport, can_keep_moments
 from assay.training.replay.conditions import comparable, keep_no_cache
 from assay.training.state.parameters import named_parameters
 from assay.training.state.states import State, collect_state, inject_state, round_state
-from assay.training.trainers.adapters import add_lora
 from assay.training.trainers.reference import ReferenceTrainer
 
 if TYPE_CHECKING:
@@ -29,38 +28,10 @@ if TYPE_CHECKING:
 class Trusted(ReferenceTrainer):
     """The reference trainer as yardstick or noise run.
 
-    The yardstick's attention is eager, whose masks have one form in all versions. The noise run
-    has what the candidate has by default: fused kernels compute the probabilities anew in
-    backward, with eight times the error of those that were kept.
+    load_report: of the noise run, whether what it loaded is what the files say.
     """
 
-    def __init__(self, rounded_to: str | None, autocast_to: torch.dtype | None = None) -> None:
-        super().__init__()
-        self._rounded_to, self._autocast_to = rounded_to, autocast_to
-        self.load_report: LoadReport | None = None
-
-    def build_model(self, plan: TrainingPlan) -> nn.Module:
-        """The model, its weights rounded to the candidate's dtype before they are widened."""
-        loaded = load_model(
-            plan.model,
-            dtype=self.parameter_dtype(),
-            device=self.device.torch_device,
-            attention=None if self._rounded_to is None else "eager",
-            rounded_to=self._rounded_to,
-            remote_code=plan.remote_code,
-        )
-        if self._rounded_to is None:
-            self.load_report = inspect_load(loaded, plan.remote_code).report
-        model = loaded.model
-        if "lora" in plan.features:
-            model = add_lora(model, plan.adapter_dropout)
-        return model.train()
-
-    def computing(self) -> AbstractContextManager[Any]:
-        """Around each forward pass."""
-        if self._autocast_to is None:
-            return nullcontext()
-        return torch.autocast(self.device_type, self._autocast_to)
+    load_report: "LoadReport | None" = None
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """AdamW; where the run's dtype cannot keep its moments, in float32 around the parameters."""
@@ -68,6 +39,70 @@ class Trusted(ReferenceTrainer):
         if can_keep_moments(parse_run(self.plan.run).dtype):
             return optimizer
         return AdamWInFloat32(optimizer.param_groups, lr=self.plan.learning_rate)
+
+
+class Yardstick(Trusted):
+    """Computes in a wide dtype, with weights and buffers that are rounded to `rounded_to`.
+
+    Its attention is eager, whose masks have one form in all versions.
+    """
+
+    def __init__(self, rounded_to: str) -> None:
+        super().__init__()
+        self._rounded_to = rounded_to
+
+    def load_pretrained(self, name: str) -> nn.Module:
+        """The model, rounded before it is widened."""
+        return load_model(
+            name,
+            dtype=self.parameter_dtype(),
+            device=self.device.torch_device,
+            attention="eager",
+            rounded_to=self._rounded_to,
+            remote_code=self.plan.remote_code,
+        ).model
+
+
+class NoiseRun(Trusted):
+    """Computes in the candidate's dtype, and under autocast to `autocast_to`.
+
+    Its attention is what the candidate has by default: fused kernels compute the probabilities anew
+    in backward, with eight times the error of those that were kept.
+    """
+
+    def __init__(self, autocast_to: torch.dtype | None = None) -> None:
+        super().__init__()
+        self._autocast_to = autocast_to
+
+    def load_pretrained(self, name: str) -> nn.Module:
+        """The model as it comes."""
+        loaded = load_model(
+            name,
+            dtype=self.parameter_dtype(),
+            device=self.device.torch_device,
+            remote_code=self.plan.remote_code,
+        )
+        self.load_report = inspect_load(loaded, self.plan.remote_code).report
+        return loaded.model
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Around each forward pass."""
+        if self._autocast_to is None:
+            return nullcontext()
+        return torch.autocast(self.device_type, self._autocast_to)
+
+
+def trusted_trainer(options: TrainOptions, dtype: str, wide: str | None) -> Trusted:
+    """The yardstick in the dtype `wide`, or the noise run, for candidates in `dtype`.
+
+    What a candidate under mixed precision does not compute with is in float32: a buffer is rounded
+    where it is used, or not at all. So is an adapter, which peft keeps in float32 beside narrower
+    weights: without autocast it would compute in that.
+    """
+    if wide is not None:
+        return Yardstick("float32" if options.mixed_precision else dtype)
+    is_narrow = options.mixed_precision and float_format(dtype).is_narrow
+    return NoiseRun(getattr(torch, dtype) if is_narrow and options.lora else None)
 
 
 class TrustedSide:
@@ -79,7 +114,7 @@ class TrustedSide:
     def __init__(self, request: ReferenceRequest, device: Device, wide: str | None) -> None:
         self.request, self.device, self.dtype = request, device, wide or request.dtype
         run = f"{parse_run(request.reference).device}/{self.dtype}"
-        self.trainer = Trusted(request.dtype) if wide else Trusted(None, _autocast_to(request))
+        self.trainer = trusted_trainer(request.options, request.dtype, wide)
         self.trainer.setup(request.options.plan(run))
         keep_no_cache(self.trainer.model)
 
@@ -104,12 +139,6 @@ class TrustedSide:
                 reports.append(self.trainer.step(batch))
                 state = self.rounded_state()
         return reports, state
-
-
-def _autocast_to(request: ReferenceRequest) -> torch.dtype | None:
-    is_narrow = float_format(request.dtype).is_narrow
-    wanted = request.options.autocast_noise and is_narrow
-    return getattr(torch, request.dtype) if wanted else None
 
 
 def describe_model(trainer: ReferenceTrainer, name: str, num_parameters: int) -> dict[str, Any]:
