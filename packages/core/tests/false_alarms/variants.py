@@ -5,7 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from assay.generate.processes.requests import InputOptions
-from packages.core.tests.false_alarms.architectures import OTHERS, ROUTED, name_of
+from packages.core.tests.false_alarms.architectures import (
+    OTHERS,
+    ROUTED,
+    WRONG_WITH_PADDING,
+    name_of,
+)
 
 SETUPS = Path(__file__).parent / "setups.py"
 DTYPES = ("float32", "float16", "bfloat16")
@@ -69,7 +74,9 @@ def _of_architectures(dtype: str) -> Iterator[Variant]:
             model = name_of(model_type, seed)
             yield Variant(model, dtype, "another architecture", inputs=inputs)
     for model_type in OTHERS:
-        yield Variant(name_of(model_type, 0), dtype, "another architecture", inputs=inputs)
+        batches = (("batch_size", 1),) if model_type in WRONG_WITH_PADDING else ()
+        model = name_of(model_type, 0)
+        yield Variant(model, dtype, "another architecture", inputs=(*inputs, *batches))
 
 
 def _of_recipe(model: str, dtype: str) -> Iterator[Variant]:
