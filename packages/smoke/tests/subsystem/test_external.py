@@ -282,6 +282,7 @@ def test_what_cannot_be_judged_is_one_message_and_exit_code_2(
 def test_the_example_passes(tmp_path: Path) -> None:
     verdict = run_external(EXAMPLE, tmp_path, SilentProgress())
 
+    assert {name: level.reason for name, level in verdict.levels.items() if level.reason} == {}
     assert verdict.verdict is Outcome.PASS
     assert {level.verdict for level in verdict.levels.values()} == {Outcome.PASS}
     assert verdict.levels["updates"].model_extra == {"frozen": 1}

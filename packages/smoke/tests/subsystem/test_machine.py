@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from assay_smoke.machine.leftovers import (
-    SHARED_MEMORY,
     Leftover,
     Snapshot,
     find_leftovers,
@@ -42,6 +41,16 @@ def tree() -> Iterator[ProcessTree]:
     tree = ProcessTree()
     yield tree
     assert tree.kill() == []
+
+
+@pytest.fixture
+def shared_memory(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A folder in place of /dev/shm, where other tests would see what is planted."""
+    folder = tmp_path_factory.mktemp("shm")
+    monkeypatch.setattr("assay_smoke.machine.leftovers.SHARED_MEMORY", folder)
+    return folder
 
 
 def run(tree: ProcessTree, child: str, temporary: Path) -> list[Leftover]:
@@ -116,27 +125,23 @@ time.sleep(60)
     assert ports_taken([port]) == []
 
 
-def test_shared_memory_that_is_left_is_named(tree: ProcessTree, tmp_path: Path) -> None:
-    segment = SHARED_MEMORY / f"assay-test-{os.getpid()}"
-    # Not by SharedMemory: its tracker would remove it.
+def test_shared_memory_that_is_left_is_named(
+    tree: ProcessTree, tmp_path: Path, shared_memory: Path
+) -> None:
+    segment = shared_memory / "assay-test"
     child = f"open('{segment}', 'wb').write(bytes(4096)); {READY}"
-    try:
-        assert run(tree, child, tmp_path) == [Leftover("shared memory", f"{segment} (4096 bytes)")]
-    finally:
-        segment.unlink()
+
+    assert run(tree, child, tmp_path) == [Leftover("shared memory", f"{segment} (4096 bytes)")]
 
 
 def test_shared_memory_that_another_run_uses_is_not_counted(
-    tree: ProcessTree, tmp_path: Path
+    tree: ProcessTree, tmp_path: Path, shared_memory: Path
 ) -> None:
-    segment = SHARED_MEMORY / f"assay-test-other-{os.getpid()}"
-    try:
-        before = Snapshot.take(tmp_path)
-        with segment.open("wb"):
-            assert find_leftovers(before, tree) == []
-        assert [left.kind for left in find_leftovers(before, tree)] == ["shared memory"]
-    finally:
-        segment.unlink()
+    before = Snapshot.take(tmp_path)
+    with (shared_memory / "assay-test-other").open("wb"):
+        assert find_leftovers(before, tree) == []
+
+    assert [left.kind for left in find_leftovers(before, tree)] == ["shared memory"]
 
 
 def test_files_that_are_left_are_named(tree: ProcessTree, tmp_path: Path) -> None:
