@@ -19,7 +19,7 @@ from assay.models.loading.configs import load_config
 from assay.models.loading.tokenizing import find_tokenizing
 from assay.models.remote_code import RemoteCode
 from assay.models.sources import resolve_model
-from assay.training.shapes import Shapes
+from assay.training.shapes import EQUAL_IN_A_STEP, Shapes
 
 # `input_ids`, `attention_mask` and `labels`, each (B, T) in int64.
 MicroBatch = Mapping[str, Tensor]
@@ -86,25 +86,45 @@ def training_batches(
     turn. Micro-batches are long and short in turn: a loss that averages means of micro-batches is
     then wrong by a factor, not by a hair.
 
-    rows: how many a micro-batch has, in turn; where a step has equal shapes, all of the step.
+    rows: how many a micro-batch has, in turn; where a step or a run has equal shapes, all of it.
     """
     rng = random.Random(seed)  # noqa: S311 - a reproducible choice, no secret
     text = _rows_of_text(coder, rng)
     beside = rng.sample(_BESIDE, len(_BESIDE))
-    sides: Iterator[Side] = cycle(("right", "left"))
-    batches: list[list[MicroBatch]] = []
+    lengths: list[list[list[int]]] = []
     for step in range(steps):
-        equal = shapes == "equal" or (shapes == "equal-first-step" and step == 0)
         drawn: list[list[int]] = []
         for number in range(micro_batches):
-            count = rows[(step if equal else step + number) % len(rows)]
+            count = rows[_turn(shapes, step, number) % len(rows)]
             longest = (_LONG, _SHORT)[number % 2][step % 2] + beside[(step + number) % len(beside)]
             drawn.append(_draw_lengths(rng, count, longest, drawn))
-        width = max(map(max, drawn)) if equal else 0
-        batches.append(
-            [_pad(_draw_rows(text, n), max(width, *n), sides, coder.pad_token_id) for n in drawn]
-        )
-    return batches
+        lengths.append(drawn)
+    sides: Iterator[Side] = cycle(("right", "left"))
+    return [
+        [_pad(_draw_rows(text, n), max(width, *n), sides, coder.pad_token_id) for n in drawn]
+        for width, drawn in zip(_widths(lengths, shapes), lengths, strict=True)
+    ]
+
+
+def _turn(shapes: Shapes, step: int, number: int) -> int:
+    """Whose turn it is of the numbers of rows, for micro-batch `number` of a step."""
+    if shapes == "equal-in-all-steps":
+        return 0
+    return step if _is_equal(shapes, step) else step + number
+
+
+def _widths(lengths: Sequence[Sequence[Sequence[int]]], shapes: Shapes) -> list[int]:
+    """Tokens to which the micro-batches of each step are padded at least."""
+    widths = [
+        max(map(max, step)) if _is_equal(shapes, number) else 0
+        for number, step in enumerate(lengths)
+    ]
+    return [max(widths)] * len(widths) if shapes == "equal-in-all-steps" else widths
+
+
+def _is_equal(shapes: Shapes, step: int) -> bool:
+    """Whether the micro-batches of a step have one shape."""
+    return shapes in EQUAL_IN_A_STEP or (shapes == "equal-first-step" and step == 0)
 
 
 def count_label_tokens(micro_batch: MicroBatch) -> int:

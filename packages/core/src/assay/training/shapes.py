@@ -4,8 +4,10 @@ from typing import Literal
 
 # Equally many rows and tokens, padding included.
 # unequal: no two micro-batches of a step; equal: all of a step; equal-first-step: all of the first,
-# no two of the others.
-Shapes = Literal["unequal", "equal-first-step", "equal"]
+# no two of the others; equal-in-all-steps: all of a run.
+Shapes = Literal["unequal", "equal-first-step", "equal", "equal-in-all-steps"]
+
+EQUAL_IN_A_STEP: tuple[Shapes, ...] = ("equal", "equal-in-all-steps")
 
 # Attribute of a trainer's class, a Shapes: what its pipelines take. "equal" where there is none.
 PIPELINE_SHAPES = "pipeline_shapes"

@@ -67,13 +67,25 @@ def test_a_run_has_one_two_and_three_rows_padded_on_both_sides_about_powers_of_t
 
 @pytest.mark.parametrize(
     ("shapes", "numbers"),
-    [("unequal", [4, 4, 4]), ("equal-first-step", [1, 4, 4]), ("equal", [1, 1, 1])],
+    [
+        ("unequal", [4, 4, 4]),
+        ("equal-first-step", [1, 4, 4]),
+        ("equal", [1, 1, 1]),
+        ("equal-in-all-steps", [1, 1, 1]),
+    ],
 )
 def test_shapes_of_a_step_are_as_asked_for(shapes: Shapes, numbers: list[int]) -> None:
     batches = training_batches(CODER, steps=3, micro_batches=4, shapes=shapes)
     assert [len({one["input_ids"].shape for one in step}) for step in batches] == numbers
     for step in batches:
         assert len({count_label_tokens(micro_batch) for micro_batch in step}) == 4
+
+
+def test_a_run_can_have_one_shape_in_all_steps() -> None:
+    batches = training_batches(CODER, steps=4, micro_batches=3, shapes="equal-in-all-steps")
+    assert len({one["input_ids"].shape for step in batches for one in step}) == 1
+    # Without padding a model drops the mask: that would be another program to compile.
+    assert not any(bool(one["attention_mask"].all()) for step in batches for one in step)
 
 
 @pytest.mark.parametrize("shapes", get_args(Shapes))

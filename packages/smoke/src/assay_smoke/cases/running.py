@@ -19,6 +19,7 @@ from assay_smoke.cases.judging.evidence import Answers, CaseEvidence
 from assay_smoke.cases.judging.verdict import judge_case, verdict_of_crash
 from assay_smoke.cases.left_behind import leftovers_noted
 from assay_smoke.cases.limits import limits_of
+from assay_smoke.cases.preloading import EVERY_CASE, preload_for
 from assay_smoke.cases.requests import (
     CHECKPOINT,
     LAST_CHECKPOINT,
@@ -33,6 +34,7 @@ from assay_smoke.cases.requests import (
 )
 from assay_smoke.cases.settings import (
     REFERENCE,
+    TRAINERS,
     mesh_of,
     needs_deepspeed,
     options_of,
@@ -48,8 +50,6 @@ if TYPE_CHECKING:
 Body = Callable[[Rank, dict[str, Any]], dict[str, Any]]
 
 _ANSWER = "answer.json"
-
-PRELOAD = ("assay_smoke.cases.preload",)
 
 
 @dataclass
@@ -74,7 +74,7 @@ class References:
             if kept.is_file():
                 return golden, ReferenceAnswer.model_validate_json(kept.read_text("utf-8"))
             asked = request.model_copy(update={"folder": str(golden)})
-            world = World({"dp": 1}, "cpu", limits=limits, preload=PRELOAD, log_folder=golden)
+            world = World({"dp": 1}, "cpu", limits=limits, preload=(EVERY_CASE,), log_folder=golden)
             (answer,) = launch_world(worlds.reference, world, asked.model_dump())
             made = ReferenceAnswer.model_validate(answer)
             write_whole(kept, made.model_dump_json(by_alias=True))
@@ -190,7 +190,9 @@ class CaseRun:
         logs = self.folder / "logs" / name
         logs.mkdir(parents=True, exist_ok=True)
         axes: Mapping[str, int] = {"dp": 1} if name == "read" else mesh_of(self.case)
-        world = World(axes, self.device, limits=self.limits, preload=PRELOAD, log_folder=logs)
+        trainer = self.trainer or TRAINERS[self.case.framework]
+        preload = preload_for(self.case, trainer, self.device)
+        world = World(axes, self.device, limits=self.limits, preload=preload, log_folder=logs)
         asked = request.model_copy(
             update={
                 "timelines": str(self.folder / "timelines" / name),

@@ -32,7 +32,12 @@ _FEATURES: dict[Feature, str] = {
 
 def needs_deepspeed(case: Case) -> bool:
     """Whether the framework's own trainer is DeepSpeed."""
-    return TRAINERS[case.framework].startswith("deepspeed")
+    return is_deepspeed(TRAINERS[case.framework])
+
+
+def is_deepspeed(trainer: str) -> bool:
+    """Whether a trainer, by its name, is one of DeepSpeed's."""
+    return trainer.startswith("deepspeed")
 
 
 def mesh_of(case: Case) -> dict[str, int]:
@@ -50,6 +55,8 @@ def options_of(case: Case) -> TrainOptions:
         resume_at=RESUME_AT,
         micro_batches=shares * (2 if "accumulation" in case.features else 1),
         lora="lora" in case.features,
+        # Every shape is compiled anew: here one is enough.
+        shapes="equal-in-all-steps" if "compile" in case.features else "unequal",
     )
     return options_for(options, mesh_of(case), features_of(case))
 

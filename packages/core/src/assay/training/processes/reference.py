@@ -43,6 +43,7 @@ from assay.training.replay.observing.update_watch import UpdateWatch
 from assay.training.replay.replayed_steps import TRACE, ReplayedModel, ReplayedSteps
 from assay.training.replay.run_rows import RunRows, count_rows
 from assay.training.replay.stage_recorder import StageRecorder
+from assay.training.shapes import EQUAL_IN_A_STEP
 from assay.training.state.files import write_state
 from assay.training.state.parameters import untrained_values
 from assay.training.state.states import (
@@ -100,7 +101,7 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
             *_notes_on_clipping(
                 [step.grad_norm for step in recorded], yardstick.trainer.plan.max_grad_norm
             ),
-            *([_EQUAL_SHAPES] if options.shapes == "equal" else []),
+            *([_EQUAL_SHAPES] if options.shapes in EQUAL_IN_A_STEP else []),
             *yardstick.untouched.notes,
         ],
     )

@@ -8,9 +8,9 @@ from assay.devices.base import Vendor
 from assay.errors import UsageError
 from assay.parallel.layers import decoder_layers
 
-# Dynamo keeps so many compilations of one function, and runs what is beyond them uncompiled. All
-# layers share one, and each may need some: one for single rows, one for several, one for an adapter.
-_COMPILATIONS_OF_A_LAYER = 8
+# Dynamo keeps so many compilations of one function, and runs what is beyond them uncompiled: more
+# than the shapes of any run here.
+_MOST_COMPILATIONS = 4096
 
 
 def backend_of(vendor: Vendor) -> str:
@@ -38,15 +38,15 @@ def compile_layers(model: nn.Module, vendor: Vendor) -> None:
         raise UsageError(
             f"{type(model).__name__} names no decoder layers (_no_split_modules) to compile"
         )
-    dynamo.recompile_limit = max(dynamo.recompile_limit, _COMPILATIONS_OF_A_LAYER * len(layers))
-    dynamo.accumulated_recompile_limit = max(
-        dynamo.accumulated_recompile_limit, dynamo.recompile_limit
-    )
+    dynamo.recompile_limit = max(dynamo.recompile_limit, _MOST_COMPILATIONS)
+    dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, _MOST_COMPILATIONS)
     if hasattr(model.config, "use_cache"):
         model.register_forward_pre_hook(_without_cache, with_kwargs=True)
     for layer in layers:
-        # For all shapes at once: what a resumed run computes must not hang on the shapes before.
-        layer.compile(backend=backend_of(vendor), dynamic=True)
+        # For each shape anew: what a resumed run computes must not hang on the shapes before. One
+        # program for all shapes would do, but few compilers of accelerators make it, and tracing
+        # it takes five times as long.
+        layer.compile(backend=backend_of(vendor), dynamic=False)
 
 
 def _without_cache(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:

@@ -1,0 +1,54 @@
+"""Which modules are imported for the ranks of a case before they are forked."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from assay_smoke.cases.preloading import EVERY_CASE, preload_for
+from assay_smoke.matrix.cases import case_of
+
+_COUNT_THREADS = """
+import importlib, os, sys
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+print(len(os.listdir("/proc/self/task")))
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "trainer", "device", "added"),
+    [
+        ("fsdp-2-lora", "fsdp", "cpu", []),
+        ("fsdp-2-compile", "fsdp", "cpu", ["compiler"]),
+        ("zero2-2", "deepspeed-zero2", "cpu", ["deepspeed_on_host"]),
+        # It may open the device in the process that is to be forked.
+        ("zero2-2", "deepspeed-zero2", "cuda", []),
+        ("fsdp-2-compile", "fsdp", "cuda", []),
+        # Somebody's trainer needs no DeepSpeed, which may not even be installed.
+        ("zero2-2", "my_trainer:Trainer", "cpu", []),
+    ],
+)
+def test_only_what_ranks_on_a_host_need_is_preloaded(
+    case: str, trainer: str, device: str, added: list[str]
+) -> None:
+    folder = EVERY_CASE.rpartition(".")[0]
+    expected = (EVERY_CASE, *(f"{folder}.{name}" for name in added))
+    assert preload_for(case_of(case), trainer, device) == expected
+
+
+@pytest.mark.skipif(not find_spec("deepspeed"), reason="the extra of this package is not installed")
+def test_preloading_starts_no_thread() -> None:
+    modules = preload_for(case_of("zero2-2"), "deepspeed-zero2", "cpu")
+    compiler = preload_for(case_of("fsdp-2-compile"), "fsdp", "cpu")
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    printed = subprocess.run(
+        [sys.executable, "-c", _COUNT_THREADS, *modules, *compiler],
+        env={**os.environ, **one_thread},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert printed.split()[-1] == "1"
