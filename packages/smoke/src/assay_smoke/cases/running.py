@@ -89,13 +89,14 @@ def _held(lock: Path) -> Iterator[None]:
         yield
 
 
-def prepare(case: Case) -> None:
+def prepare(case: Case, folder: Path, progress: Progress) -> None:
     """Compile what the trainer of `case` needs, if it was not: no world has the time to spare.
 
+    folder: an existing one, for logs.
     Raises: MachineError if it cannot be compiled here.
     """
     if needs_deepspeed(case) and "offload" in case.features:
-        compile_ahead()
+        compile_ahead(folder, progress)
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class CaseRun:
 
         Raises: MachineError if what its trainer needs cannot be compiled here.
         """
-        prepare(self.case)
+        prepare(self.case, self.folder, progress)
         try:
             with progress.step(f"{self.case.id}: reference"):
                 golden, reference = self.references.of(self.case, self.limits)

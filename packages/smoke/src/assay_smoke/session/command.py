@@ -90,7 +90,7 @@ def run_session(
         with open_progress() as progress:
             with progress.step("what trainers need is compiled, if it was not"):
                 for case in chosen.cases:
-                    prepare(case)
+                    prepare(case, folder, progress)
             session.run(chosen.subjects, progress)
     finally:
         report = session.write(time.monotonic() - begun, chosen.pairs)

@@ -6,6 +6,7 @@ import pytest
 from deepspeed.ops.op_builder import CPUAdamBuilder
 
 from assay.errors import MachineError
+from assay.runs import open_progress
 from assay_smoke.trainers.deepspeed.compiling import compile_ahead, extension_file, load_extension
 
 
@@ -45,5 +46,7 @@ def test_without_a_compiler_a_session_says_so_before_its_cases(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
 
-    with pytest.raises(MachineError, match="install a C"):
-        compile_ahead()
+    with pytest.raises(MachineError, match="install a C"), open_progress() as progress:
+        compile_ahead(tmp_path, progress)
+
+    assert "no-compiler" in (tmp_path / "cpu-adam.log").read_text()

@@ -6,13 +6,13 @@ process that is ended meanwhile leaves the lock behind, and all later ones wait 
 
 import importlib.util
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from unittest import mock
 
 import torch
@@ -20,11 +20,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from assay.errors import MachineError
+from assay.runs import Progress, run_process
+from assay.runs.worker import serve
+from assay.watchdog import watched
 from assay_smoke.trainers.deepspeed.process import deepspeed_process
 
 # As DeepSpeed calls its extension.
 _NAME = "cpu_adam"
-_FAILED = 2
 
 
 def cpu_adam(parameters: Sequence[nn.Parameter], defaults: Mapping[str, object]) -> Optimizer:
@@ -41,28 +43,20 @@ def cpu_adam(parameters: Sequence[nn.Parameter], defaults: Mapping[str, object])
     return adam
 
 
-def compile_ahead() -> None:
+def compile_ahead(folder: Path, progress: Progress) -> None:
     """Compile it in a process of its own, unless it is there: a minute that no case has to spare.
 
+    folder: an existing one, for the log of the compiler.
     Raises: MachineError if it cannot be compiled here.
     """
-    if extension_file().is_file():
-        return
-    command = [sys.executable, "-c", f"from {__name__} import compile_alone\ncompile_alone()"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = done.stdout if done.returncode == _FAILED else done.stderr
-        raise MachineError(said.strip().splitlines()[-1])
+    if not extension_file().is_file():
+        run_process(__name__, {}, folder, name="cpu-adam", progress=progress)
 
 
-def compile_alone() -> None:
-    """What `compile_ahead` runs; prints why it cannot."""
-    try:
-        with deepspeed_process("cpu"):
-            load_extension()
-    except MachineError as error:
-        print(error)  # noqa: T201 - for the process that waits for this one
-        raise SystemExit(_FAILED) from error
+def _compile_alone(_: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    with progress.step("DeepSpeed's CPU Adam is compiled"), deepspeed_process("cpu"):
+        load_extension()
+    return {}
 
 
 def load_extension() -> None:
@@ -103,7 +97,7 @@ def _compile(file: Path) -> None:
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
     file.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=file.parent) as folder:
+    with TemporaryDirectory(dir=file.parent) as folder, watched("folder", folder):
         try:
             with (
                 mock.patch.dict(os.environ, {"TORCH_EXTENSIONS_DIR": folder}),
@@ -117,3 +111,7 @@ def _compile(file: Path) -> None:
                 f"DeepSpeed's CPU Adam, which offload needs, cannot be compiled on this machine"
                 f" ({reason}): install a C++ compiler and ninja"
             ) from error
+
+
+if __name__ == "__main__":
+    serve(_compile_alone)
