@@ -87,6 +87,7 @@ def run(  # noqa: PLR0913 - one for each option
     Exit code: 0 all PASS, 1 one FAILs, 2 usage or the machine, 3 one could not be compared.
     """
     from assay_smoke.session.command import SessionOptions, run_session
+    from assay_smoke.session.summary import extent_in_words, outcomes_in_words
 
     options = SessionOptions(
         names=tuple(names or ()),
@@ -105,14 +106,14 @@ def run(  # noqa: PLR0913 - one for each option
     if as_json:
         typer.echo(report.model_dump_json(by_alias=True, indent=1))
     else:
+        typer.echo(f"{outcomes_in_words(report)}: {extent_in_words(report)}")
         typer.echo(f"report: {page}")
     raise typer.Exit(report.exit_code)
 
 
 def _tell(result: "CaseResult", number: int, total: int) -> None:
     """One line for each result, on standard error, as soon as it is there."""
-    outcome = "ERROR" if result.error else result.outcome.value
-    word = typer.style(outcome, fg="blue" if outcome == "PASS" else "red")
+    word = typer.style(result.word, fg="blue" if result.word == "PASS" else "red")
     again = f", run {result.tries} times: {result.infrastructure}" if result.tries > 1 else ""
     typer.echo(f"[{number}/{total}] {word} {result.name} ({result.seconds:.1f} s{again})", err=True)
     if reason := result.error or result.reason:

@@ -53,6 +53,11 @@ class CaseResult(Record):
     host_bytes: int = 0
     device_bytes: int = 0
 
+    @property
+    def word(self) -> str:
+        """PASS, FAIL or NOT_COMPARED, or ERROR where there was nothing to judge."""
+        return "ERROR" if self.error else self.outcome.value
+
 
 class SessionReport(Record):
     """All cases of a session, in the order in which they ended."""
