@@ -31,7 +31,12 @@ class ZeroOnlyLastMicroBatch(DeepSpeedTrainer):
     """DeepSpeed#4795: a rank's sums of its part of the gradients begin anew in each backward."""
 
     def backward(self, loss: Tensor) -> None:
-        self.engine.optimizer.all_grad_tensors.clear()
+        zero = self.engine.optimizer
+        zero.all_grad_tensors.clear()
+        # Where gradients are added up in float32 beside others, they are added up here.
+        for parts in zero.averaged_gradients.values():
+            for part in parts or ():
+                part.zero_()
         super().backward(loss)
 
 

@@ -16,9 +16,11 @@ from assay.training.batches import MicroBatch
 from assay.training.protocol import TrainingPlan
 from assay.training.state.sharding import local_part
 from assay.training.trainers.adapters import ADAPTER_FILE, read_adapter
+from assay.training.trainers.ddp import DDPTrainer
 from assay.training.trainers.fsdp import FSDPTrainer
 from assay.training.trainers.reference import ReferenceTrainer
 from assay_smoke.cases.reading import MERGED_FOLDER
+from assay_smoke.cases.requests import TERMINATED_CHECKPOINT
 
 KILLED_IN_STEP, KILLED_RANK = 1, 1
 
@@ -232,6 +234,14 @@ class LeavesProcess(ReferenceTrainer):
         subprocess.Popen(["sleep", "120"], start_new_session=True)
 
 
+class LeavesProcessInItsGroup(ReferenceTrainer):
+    """A worker that nobody ends, as one that reads data is: it would go with the launcher's group."""
+
+    def setup(self, plan: TrainingPlan) -> None:
+        super().setup(plan)
+        subprocess.Popen(["sleep", "120"])
+
+
 class DiskIsFull(ReferenceTrainer):
     """There is no room for the checkpoint."""
 
@@ -246,6 +256,32 @@ class KeepsTheModel(ReferenceTrainer):
     def teardown(self) -> None:
         held.extend(self.model.parameters())
         super().teardown()
+
+
+class SavesNothingAfterSigterm(ReferenceTrainer):
+    """This step was saved already, says a library, and saves nothing."""
+
+    def save(self, folder: Path) -> None:
+        if folder.name != TERMINATED_CHECKPOINT:
+            super().save(folder)
+
+
+class SteppedTwiceAtTheEnd(ReferenceTrainer):
+    """No loss follows the last step."""
+
+    def optimizer_step(self) -> None:
+        super().optimizer_step()
+        if self._num_steps == self.plan.steps - 1:
+            super().optimizer_step()
+
+
+class ReplicasDrift(DDPTrainer):
+    """A moment of one rank is off by a hair, far below what any loss shows."""
+
+    def optimizer_step(self) -> None:
+        super().optimizer_step()
+        if self.rank == 1:
+            self.optimizer.state[self._trained()[3]]["exp_avg"].mul_(1 + 1e-6)
 
 
 class IgnoresSigterm(ReferenceTrainer):

@@ -113,7 +113,8 @@ class Toy:
             if fault == "killed" and step == 5:
                 os.kill(os.getpid(), signal.SIGKILL)
             if step % self.arguments.save_every == 0 or self.terminated:
-                self.save(step)
+                is_named_last = self.terminated and fault == "SIGTERM saved as the end"
+                self.save(self.arguments.steps if is_named_last else step)
             if self.terminated:
                 return
             time.sleep(self.arguments.pause)

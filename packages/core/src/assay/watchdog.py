@@ -62,6 +62,12 @@ class Watchdog:
             self._watched[kind, of] = None
             self._send({"watch": kind, "of": of})
 
+    def start(self) -> None:
+        """Start the watchdog, if it does not run: with the variables of now."""
+        with self._lock:
+            if self._process is None:
+                self._start()
+
     def forget(self, kind: Kind, of: int | str) -> None:
         """The opposite of `watch`; called when it has ended or was removed."""
         with self._lock:
@@ -74,6 +80,9 @@ class Watchdog:
                 _write_line(self._process, line)
                 return
             self._close()
+        self._start()
+
+    def _start(self) -> None:
         self._process = subprocess.Popen(
             # -I -S: neither variables nor installed packages can change or delay it.
             [sys.executable, "-I", "-S", __file__],

@@ -10,6 +10,7 @@ MERGED = Case(framework="one-process", cards=1, features=frozenset({"lora"}), ch
 HUGGING_FACE = Case(framework="one-process", cards=1, checkpoint="hugging-face")
 ACCUMULATION = Case(framework="one-process", cards=1, features=frozenset({"accumulation"}))
 BFLOAT16 = Case(framework="one-process", cards=1, precision="bfloat16")
+DDP = Case(framework="ddp", cards=2)
 FSDP = Case(framework="fsdp", cards=2, checkpoint="sharded")
 OFFLOAD = Case(framework="fsdp", cards=2, features=frozenset({"offload"}), checkpoint="sharded")
 ZERO2 = Case(framework="zero2", cards=2)
@@ -53,10 +54,14 @@ PLANTS = (
     Plant("HangsInTearDown", ONE, "run", None, "tear-down"),
     Plant("LeavesProcess", ONE, "left behind", None, "sleep"),
     Plant("DiskIsFull", ONE, "checkpoint", "checkpoint-mismatch", "No space left"),
-    Plant("KeepsTheModel", ONE, "tear-down", "checkpoint-mismatch", "outlive"),
+    Plant("LeavesProcessInItsGroup", ONE, "left behind", None, "outlived the ranks"),
+    Plant("SteppedTwiceAtTheEnd", ONE, "updates", "optimizer-update"),
+    Plant("ReplicasDrift", DDP, "replicas", "replica-divergence"),
+    Plant("KeepsTheModel", ONE, "tear-down", None, "outlive"),
     Plant("ZeroOnlyLastMicroBatch", ZERO2_ACCUMULATION, "loss", "optimizer-update"),
     Plant("ZeroOffloadKeepsStaleCopy", ZERO2_OFFLOAD, "trained", "frozen-parameters"),
     Plant("ZeroMastersNotRefreshed", ZERO2_BFLOAT16, "checkpoint", "checkpoint-mismatch"),
     Plant("ZeroShardZeroed", ZERO2, "checkpoint", "checkpoint-mismatch"),
     Plant("IgnoresSigterm", SIGTERM, "sigterm", "checkpoint-mismatch", "SIGTERM"),
+    Plant("SavesNothingAfterSigterm", SIGTERM, "sigterm", "checkpoint-mismatch", "no checkpoint"),
 )

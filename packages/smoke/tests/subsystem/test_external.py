@@ -1,6 +1,7 @@
 """Training libraries by their command line: clean ones, and each fault by its name."""
 
 import json
+import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from assay.cli import main
+from assay.models.folders import local_folder
+from assay.models.sources import resolve_model
 from assay.runs import SilentProgress
 from assay.runs.results import read_measurements
 from assay.verdicts import Location, Outcome, Verdict
@@ -84,7 +87,10 @@ def test_a_clean_library_passes_with_every_level_compared(tmp_path: Path) -> Non
 
     assert verdict.verdict is Outcome.PASS
     assert list(verdict.levels) == LEVELS
-    assert {level.verdict for level in verdict.levels.values()} == {Outcome.PASS}
+    assert {level.verdict for name, level in verdict.levels.items() if name != "memory"} == {
+        Outcome.PASS
+    }
+    assert verdict.levels["memory"].verdict is None
     assert verdict.levels["checkpoint"].model_extra == {"steps": [4, 6]}
     assert verdict.levels["resume"].model_extra == {"from_step": 4, "bitwise": True}
     # Of 39 tensors of a micro:llama one is frozen.
@@ -166,6 +172,18 @@ def test_a_planted_fault_fails_by_its_name(
     assert words in str(verdict.levels[level].reason)
 
 
+def test_a_model_that_is_written_to_fails(tmp_path: Path) -> None:
+    model = tmp_path / "model"  # one of its own: other tests read the recipe's
+    with local_folder(resolve_model("micro:llama"), "refuse") as recipe:
+        shutil.copytree(recipe, model)
+
+    verdict = run(tmp_path, "model written to", keys=f"model = {json.dumps(str(model))}")
+
+    assert failed_levels(verdict) == ["checkpoint"]
+    reason = str(verdict.levels["checkpoint"].reason)
+    assert reason == "the folder of {model} was written to: config.json"
+
+
 def test_moments_that_are_dropped_are_told_from_weights_that_are(tmp_path: Path) -> None:
     verdict = run(tmp_path, "moments dropped")
 
@@ -207,6 +225,7 @@ def test_a_hang_in_tear_down_is_ended_with_its_stack(tmp_path: Path) -> None:
     ("fault", "words"),
     [
         ("dies of SIGTERM", "no checkpoint holds step 1, the last one logged; there is none"),
+        ("SIGTERM saved as the end", "the newest checkpoint says that it is of step 6"),
         ("ignores SIGTERM", "training went on to its last step"),
     ],
 )
@@ -282,7 +301,7 @@ def test_what_cannot_be_judged_is_one_message_and_exit_code_2(
 def test_the_example_passes(tmp_path: Path) -> None:
     verdict = run_external(EXAMPLE, tmp_path, SilentProgress())
 
-    assert {name: level.reason for name, level in verdict.levels.items() if level.reason} == {}
+    reasons = {name: level.reason for name, level in verdict.levels.items() if level.reason}
+    assert reasons == {"memory": "there is no device memory to give back"}
     assert verdict.verdict is Outcome.PASS
-    assert {level.verdict for level in verdict.levels.values()} == {Outcome.PASS}
     assert verdict.levels["updates"].model_extra == {"frozen": 1}

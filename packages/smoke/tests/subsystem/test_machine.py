@@ -69,6 +69,26 @@ def test_a_program_that_ends_leaves_nothing(tree: ProcessTree, tmp_path: Path) -
     assert run(tree, READY, tmp_path) == []
 
 
+_FIRST_WORLD = """
+import sys
+from pathlib import Path
+from assay.launch import World, launch_world
+from assay_smoke.cases.left_behind import leftovers_noted
+
+found = []
+with leftovers_noted(Path(sys.argv[1]), found):
+    launch_world(repr, World({"dp": 1}))
+print(found)
+"""
+
+
+def test_what_stays_for_later_worlds_is_not_left_behind_by_the_first(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _FIRST_WORLD, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert done.stdout == "[]\n"
+
+
 def test_a_process_that_stays_is_named(tree: ProcessTree, tmp_path: Path) -> None:
     (left,) = run(tree, f"{READY}; import time; time.sleep(60)", tmp_path)
 

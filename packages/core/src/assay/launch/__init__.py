@@ -10,7 +10,7 @@ from assay.launch.errors import (
     WorldHungError,
     WorldSkipped,
 )
-from assay.launch.launching import launch_world
+from assay.launch.launching import launch_world, start_ahead
 from assay.launch.rank import Rank
 from assay.launch.world import TimeLimits, World, outer_world_size
 
@@ -25,4 +25,5 @@ __all__ = [
     "WorldSkipped",
     "launch_world",
     "outer_world_size",
+    "start_ahead",
 ]

@@ -5,15 +5,17 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from assay.launch.errors import UnsendableError, WorldError, WorldSizeError
+from assay.launch.processes.fork_server_client import FORK_SERVER
 from assay.launch.processes.rank_process import in_world
 from assay.launch.rank import Rank
 from assay.launch.supervising import supervised
 from assay.launch.world import World, outer_world_size
-from assay.watchdog import temporary_folder
+from assay.watchdog import WATCHDOG, temporary_folder
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,7 +62,15 @@ def launch_world(
                 (folder / log.name).symlink_to(log.resolve())
         with supervised(world, folder) as supervisor:
             values = supervisor.wait()
+            if world.at_end is not None:
+                world.at_end(supervisor.group)
         return [_loaded(value, rank) for rank, value in enumerate(values)]
+
+
+def start_ahead() -> None:
+    """Start what the first world would start, and what stays for all: with the variables of now."""
+    WATCHDOG.start()
+    FORK_SERVER.start()
 
 
 def _pickled_call(
@@ -85,7 +95,7 @@ def _pickled_call(
 def _setup(world: World) -> dict[str, Any]:
     """The settings of this process that a rank applies before it opens its device."""
     return {
-        "world": world,
+        "world": replace(world, at_end=None),
         "environment": dict(os.environ),
         "working_directory": str(Path.cwd()),
         "arguments": sys.argv,

@@ -58,7 +58,7 @@ def supervised(world: World, folder: Path) -> Iterator["WorldSupervisor"]:
         try:
             # The leader kills its ranks and then itself, unless somebody killed it.
             with watched("group", leader):
-                yield WorldSupervisor(world, folder, gate, exits, reports)
+                yield WorldSupervisor(world, folder, leader, gate, exits, reports)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(leader, signal.SIGKILL)
@@ -68,11 +68,15 @@ def supervised(world: World, folder: Path) -> Iterator["WorldSupervisor"]:
 
 
 class WorldSupervisor:
-    """The state of a world that runs, and the wait for its end."""
+    """The state of a world that runs, and the wait for its end.
+
+    group: number of the ranks' process group.
+    """
 
     def __init__(
-        self, world: World, folder: Path, gate: Pipe, exits: LinePipe, reports: LinePipe
+        self, world: World, folder: Path, group: int, gate: Pipe, exits: LinePipe, reports: LinePipe
     ) -> None:
+        self.group = group
         self._world = world
         self._folder = folder
         self._gate = gate

@@ -1,7 +1,7 @@
 """The description of a world before it starts: its mesh, its device and its time limits."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,6 +56,8 @@ class World:
     threads: number of threads of torch in each rank.
     preload: modules that the fork server imports first, for all worlds that follow. They must
         start no thread and touch no device when they are imported.
+    at_end: called in this process with the number of the ranks' process group when all ranks have
+        returned, before what they left in it is killed.
     log_folder: an existing folder where `rankN.log` with all that rank N printed is kept. By
         default the logs are deleted with the world, and an error quotes their last lines.
     """
@@ -66,6 +68,7 @@ class World:
     limits: TimeLimits = field(default_factory=TimeLimits)
     preload: tuple[str, ...] = ()
     log_folder: Path | None = None
+    at_end: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
         if not self.axes or any(size < 1 for size in self.axes.values()):

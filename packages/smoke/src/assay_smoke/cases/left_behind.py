@@ -7,6 +7,7 @@ from pathlib import Path
 
 from assay.comparing.levels import LevelResult
 from assay.errors import name_some
+from assay.launch import start_ahead
 from assay.verdicts import Level, Outcome
 from assay_smoke.machine.leftovers import Leftover, Snapshot, find_leftovers
 from assay_smoke.machine.process_tree import ProcessTree
@@ -20,6 +21,7 @@ def leftovers_noted(temporary: Path, found: list[Leftover]) -> Iterator[None]:
 
     What processes they leave is then ended.
     """
+    start_ahead()  # else fork server and watchdog would be counted among what the worlds start
     temporary.mkdir(parents=True, exist_ok=True)
     tree = ProcessTree()
     before = Snapshot.take(temporary)
@@ -34,8 +36,10 @@ def leftovers_noted(temporary: Path, found: list[Leftover]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-        found += find_leftovers(before, tree)
-        tree.kill()
+        try:
+            found += find_leftovers(before, tree)
+        finally:
+            tree.kill()
 
 
 def judge_leftovers(found: list[Leftover]) -> LevelResult:

@@ -69,7 +69,6 @@ def train_reference(request: ReferenceRequest) -> ReferenceAnswer:
         training=report,
         logits_noise=error,
         moved=sorted(name for name, share in shares.items() if 2 * share > 1),
-        touched=sorted(name for name, share in shares.items() if share > 0),
     )
 
 

@@ -26,13 +26,11 @@ class ReferenceAnswer(Record):
     logits_noise: relative error of the noise run's logits against the yardstick's, where both end.
     moved: parameters of which the noise run changed most elements: a narrow dtype rounds small
         updates away.
-    touched: those of which it changed any.
     """
 
     training: ReferenceReport
     logits_noise: Number
     moved: list[str]
-    touched: list[str]
 
 
 class CaseRequest(Record):

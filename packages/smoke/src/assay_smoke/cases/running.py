@@ -5,8 +5,9 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from assay.launch import Rank, TimeLimits, World, WorldError, launch_world
 from assay.runs import Progress
@@ -16,7 +17,11 @@ from assay.training.processes.requests import ReferenceRequest
 from assay.verdicts import Verdict
 from assay_smoke.cases import reading, worlds
 from assay_smoke.cases.judging.evidence import Answers, CaseEvidence
-from assay_smoke.cases.judging.verdict import judge_case, verdict_of_crash
+from assay_smoke.cases.judging.verdict import (
+    judge_case,
+    verdict_of_crash,
+    verdict_without_reference,
+)
 from assay_smoke.cases.left_behind import leftovers_noted
 from assay_smoke.cases.limits import limits_of
 from assay_smoke.cases.preloading import EVERY_CASE, preload_for
@@ -35,17 +40,15 @@ from assay_smoke.cases.requests import (
 from assay_smoke.cases.settings import (
     REFERENCE,
     TRAINERS,
+    is_deepspeed,
     mesh_of,
-    needs_deepspeed,
     options_of,
     request_of,
 )
 from assay_smoke.cases.timeline import where_it_stopped
+from assay_smoke.machine.leftovers import Leftover, find_in_group
 from assay_smoke.matrix.cases import Case
 from assay_smoke.trainers.deepspeed.compiling import compile_ahead
-
-if TYPE_CHECKING:
-    from assay_smoke.machine.leftovers import Leftover
 
 Body = Callable[[Rank, dict[str, Any]], dict[str, Any]]
 
@@ -89,13 +92,13 @@ def _held(lock: Path) -> Iterator[None]:
         yield
 
 
-def prepare(case: Case, folder: Path, progress: Progress) -> None:
+def prepare(case: Case, trainer: str | None, folder: Path, progress: Progress) -> None:
     """Compile what the trainer of `case` needs, if it was not: no world has the time to spare.
 
-    folder: an existing one, for logs.
+    trainer: in place of the framework's own; folder: an existing one, for logs.
     Raises: MachineError if it cannot be compiled here.
     """
-    if needs_deepspeed(case) and "offload" in case.features:
+    if is_deepspeed(trainer or TRAINERS[case.framework]) and "offload" in case.features:
         compile_ahead(folder, progress)
 
 
@@ -123,10 +126,14 @@ class CaseRun:
 
         Raises: MachineError if what its trainer needs cannot be compiled here.
         """
-        prepare(self.case, self.folder, progress)
+        prepare(self.case, self.trainer, self.folder, progress)
         try:
             with progress.step(f"{self.case.id}: reference"):
                 golden, reference = self.references.of(self.case, self.limits)
+        except WorldError as error:
+            verdict = verdict_without_reference(self.case, str(error))
+            return write_results(verdict, [], self.folder)
+        try:
             evidence = self._gather(golden, reference, progress)
         except WorldError as error:
             verdict = verdict_of_crash(
@@ -139,7 +146,7 @@ class CaseRun:
     def _gather(self, golden: Path, reference: ReferenceAnswer, progress: Progress) -> CaseEvidence:
         left_behind: list[Leftover] = []
         with leftovers_noted(self.folder / "temporary", left_behind):
-            answers = self._run_worlds(golden, progress)
+            answers = self._run_worlds(golden, progress, left_behind)
         return CaseEvidence(
             **vars(answers),
             dtype=self.case.precision,
@@ -148,16 +155,16 @@ class CaseRun:
             limits=limits_of(self.case),
         )
 
-    def _run_worlds(self, golden: Path, progress: Progress) -> Answers:
+    def _run_worlds(self, golden: Path, progress: Progress, left_behind: list[Leftover]) -> Answers:
         """What every world of the case answers, one after the other."""
-        case = self.case
+        case, launch = self.case, partial(self._launch, progress, left_behind)
         candidate = request_of(
             case, self.device, str(golden), str(self.folder / "ranks"), self.trainer
         )
         request = CaseRequest(candidate=candidate, kind=case.checkpoint, timelines="")
         trained = [
             TrainAnswer.model_validate(answer)
-            for answer in self._launch("train", worlds.train, request, "", progress)
+            for answer in launch("train", worlds.train, request, "")
         ]
         terminated: list[TerminateAnswer] = []
         checkpoint = CHECKPOINT
@@ -165,35 +172,48 @@ class CaseRun:
             checkpoint = TERMINATED_CHECKPOINT
             terminated = [
                 TerminateAnswer.model_validate(answer)
-                for answer in self._launch("terminate", worlds.terminate, request, "", progress)
+                for answer in launch("terminate", worlds.terminate, request, "")
             ]
         resumed: list[ResumeAnswer] = []
         if (self.folder / checkpoint).is_dir():
             resumed = [
                 ResumeAnswer.model_validate(answer)
-                for answer in self._launch("resume", worlds.resume, request, checkpoint, progress)
+                for answer in launch("resume", worlds.resume, request, checkpoint)
             ]
         restarted: list[RestartAnswer] = []
         if case.checkpoint == "hugging-face" and (self.folder / CHECKPOINT).is_dir():
             restarted = [
                 RestartAnswer.model_validate(answer)
-                for answer in self._launch("restart", worlds.restart, request, CHECKPOINT, progress)
+                for answer in launch("restart", worlds.restart, request, CHECKPOINT)
             ]
         read = None
         if (self.folder / LAST_CHECKPOINT).is_dir():
-            (answer,) = self._launch("read", reading.read, request, LAST_CHECKPOINT, progress)
+            (answer,) = launch("read", reading.read, request, LAST_CHECKPOINT)
             read = ReadAnswer.model_validate(answer)
         return Answers(request, trained, terminated, resumed, restarted, read)
 
     def _launch(
-        self, name: str, body: Body, request: CaseRequest, checkpoint: str, progress: Progress
+        self,
+        progress: Progress,
+        left_behind: list[Leftover],
+        name: str,
+        body: Body,
+        request: CaseRequest,
+        checkpoint: str,
     ) -> list[dict[str, Any]]:
         logs = self.folder / "logs" / name
         logs.mkdir(parents=True, exist_ok=True)
         axes: Mapping[str, int] = {"dp": 1} if name == "read" else mesh_of(self.case)
         trainer = self.trainer or TRAINERS[self.case.framework]
         preload = preload_for(self.case, trainer, self.device)
-        world = World(axes, self.device, limits=self.limits, preload=preload, log_folder=logs)
+        world = World(
+            axes,
+            self.device,
+            limits=self.limits,
+            preload=preload,
+            log_folder=logs,
+            at_end=lambda group: left_behind.extend(find_in_group(group)),
+        )
         asked = request.model_copy(
             update={
                 "timelines": str(self.folder / "timelines" / name),

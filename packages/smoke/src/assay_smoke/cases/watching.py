@@ -35,6 +35,7 @@ class WatchedSide(CandidateSide):
     def __init__(self, request: CaseRequest, rank: Rank) -> None:
         super().__init__(request.candidate, rank)
         self.timeline = Timeline(Path(request.timelines) / f"rank-{rank.number}.jsonl", self.device)
+        self.resume_at = request.candidate.options.resume_at
         self.ended: list[Hashes] = []
 
     def open(self) -> OpenedTrainer:
@@ -56,7 +57,10 @@ class WatchedSide(CandidateSide):
                 number = num_steps if phase == "step" else None
                 with self.timeline.phase(phase, number):
                     result = original(*args)
-                num_steps = getattr(result, "step", num_steps) + 1 if phase == "step" else num_steps
+                if phase == "step":
+                    num_steps = getattr(result, "step", num_steps) + 1
+                elif phase == "resume":
+                    num_steps = self.resume_at
                 return result
 
             setattr(opened.trainer, method, call)

@@ -123,7 +123,7 @@ def terminate(rank: Rank, body: Answer) -> Answer:
 
 
 def _send_within_step(root: nn.Module) -> None:
-    """Send this process SIGTERM at the next forward pass, after its first layers."""
+    """Send this process SIGTERM at the end of the next forward pass, before its backward."""
 
     def send(*_: object) -> None:
         handle.remove()

@@ -66,7 +66,7 @@ def run(  # noqa: PLR0913 - one for each option
     timeout: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", min=1, help="Of each world of ranks; a case has up to four."
+            metavar="SECONDS", min=1, help="Of each world of ranks; a case has up to five."
         ),
     ] = 300.0,
     output: Annotated[
@@ -114,7 +114,7 @@ def run(  # noqa: PLR0913 - one for each option
 def _tell(result: "CaseResult", number: int, total: int) -> None:
     """One line for each result, on standard error, as soon as it is there."""
     word = typer.style(result.word, fg="blue" if result.word == "PASS" else "red")
-    again = f", run {result.tries} times: {result.infrastructure}" if result.tries > 1 else ""
+    again = f", run {result.tries} times: {result.tried_again_for}" if result.tries > 1 else ""
     typer.echo(f"[{number}/{total}] {word} {result.name} ({result.seconds:.1f} s{again})", err=True)
     if reason := result.error or result.reason:
         typer.echo(f"    {reason}\n    {result.command}", err=True)

@@ -5,6 +5,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the kernel shows it, no f
 KEPT_ON_PURPOSE = ("torchinductor_*", "triton_*")
 
 Kind = Literal["process", "port", "shared memory", "lock file", "temporary file"]
+
+_POLL_SECONDS = 0.05
 
 _LOCK_ENDINGS = (".lock", ".lck", ".pid")
 
@@ -86,6 +89,25 @@ def find_leftovers(
             is_lock = path.name.endswith(_LOCK_ENDINGS)
             found.append(Leftover("lock file" if is_lock else "temporary file", str(path)))
     return found
+
+
+def find_in_group(group: int, patience_seconds: float = PATIENCE_SECONDS) -> list[Leftover]:
+    """The processes of a group that still run beside its leader, and their ports."""
+    deadline = time.monotonic() + patience_seconds
+    while (left := _others_in(group)) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    found = [Leftover("process", f"{describe(one)} outlived the ranks") for one in left]
+    return found + [Leftover("port", text) for text in _ports_of(left)]
+
+
+def _others_in(group: int) -> list[psutil.Process]:
+    others = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError, PermissionError):
+            is_other = process.pid != group and os.getpgid(process.pid) == group
+            if is_other and process.status() != psutil.STATUS_ZOMBIE:
+                others.append(process)
+    return others
 
 
 def ports_taken(ports: Iterable[int]) -> list[int]:

@@ -1,6 +1,7 @@
 """What `assay smoke run` does: the plan, the session, its report and its page."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,15 +20,16 @@ from assay.training.trainers.registry import require_trainer
 from assay_smoke.cases.running import prepare
 from assay_smoke.cases.settings import needs_deepspeed
 from assay_smoke.external.cycle import require_runnable
+from assay_smoke.matrix.axes import values_of
 from assay_smoke.matrix.cases import Case, case_of
 from assay_smoke.matrix.choosing.expressions import compile_expression
 from assay_smoke.matrix.choosing.schedules import parse_budget
-from assay_smoke.matrix.coverage import Coverage
+from assay_smoke.matrix.coverage import Coverage, covered_pairs
 from assay_smoke.matrix.durations import RecordedRun, history_file, machine_kind, record_runs
 from assay_smoke.matrix.planning import PlanOptions, plan_smoke
 from assay_smoke.matrix.plans import SmokePlan
 from assay_smoke.matrix.rules import check_compatible
-from assay_smoke.matrix.vendors import HOST
+from assay_smoke.matrix.vendors import HOST, rules_for
 from assay_smoke.session.page import write_page
 from assay_smoke.session.results import CaseResult, SessionReport
 from assay_smoke.session.running import Session
@@ -64,11 +66,11 @@ class SessionOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """What a session runs, and how many pairs of values that covers, of how many."""
+    """What a session runs; num_pairs: of values that can meet in a plan, 0 without one."""
 
     subjects: list[Subject]
     cases: list[Case]
-    pairs: tuple[int, int]
+    num_pairs: int
 
 
 def run_session(
@@ -90,26 +92,29 @@ def run_session(
         with open_progress() as progress:
             with progress.step("what trainers need is compiled, if it was not"):
                 for case in chosen.cases:
-                    prepare(case, folder, progress)
+                    prepare(case, options.trainer, folder, progress)
             session.run(chosen.subjects, progress)
     finally:
-        report = session.write(time.monotonic() - begun, chosen.pairs)
+        met = _num_pairs_met(chosen, session.results)
+        report = session.write(time.monotonic() - begun, (met, chosen.num_pairs))
         page = write_page(report, folder)
-        _record(options, chosen.cases, report)
+        if options.trainer is None:
+            _record(options, chosen.cases, report)
     return report, page
 
 
 def _choose(options: SessionOptions, references: str) -> _Chosen:
     commands = [name for name in options.names if name.startswith(COMMAND)]
     cases = [case_of(name) for name in options.names if not name.startswith(COMMAND)]
-    pairs = (0, 0)
-    for case in cases:
-        if reason := check_compatible(case):
-            raise UsageError(f"{case.id} cannot be run: {reason}")
+    num_pairs = 0
     if not options.names:
         plan = _read_plan(options.plan) if options.plan else plan_smoke(_plan_options(options))
         cases = [planned.case for planned in plan.cases]
-        pairs = (plan.pairs.covered, plan.pairs.possible)
+        num_pairs = plan.pairs.possible
+    rules = rules_for(open_device(options.device).vendor.name)
+    for case in cases:
+        if reason := check_compatible(case, rules):
+            raise UsageError(f"{case.id} cannot be run: {reason}")
     cases = [case for case in cases if _matches(options.keyword, case.id)]
     if options.precision is not None:
         cases = [case for case in cases if case.precision == options.precision]
@@ -130,7 +135,21 @@ def _choose(options: SessionOptions, references: str) -> _Chosen:
             subjects.append(external)
     if not subjects:
         raise UsageError("nothing to run: no case and no command is left by these options")
-    return _Chosen(subjects, cases, pairs)
+    _require_different([subject.name for subject in subjects])
+    return _Chosen(subjects, cases, num_pairs)
+
+
+def _require_different(names: list[str]) -> None:
+    """Raise UsageError for two subjects of one name, which would share a folder."""
+    for name, number in Counter(names).items():
+        if number > 1:
+            raise UsageError(f"{name} is asked for {number} times: each name runs once")
+
+
+def _num_pairs_met(chosen: _Chosen, results: list[CaseResult]) -> int:
+    """How many pairs of values met in the cases that have run."""
+    ran = {result.name for result in results}
+    return len(covered_pairs(values_of(case) for case in chosen.cases if case.id in ran))
 
 
 def _require_libraries(cases: list[Case]) -> None:

@@ -26,6 +26,7 @@ def write_page(report: SessionReport, folder: Path) -> Path:
         outcomes=outcomes_in_words(report),
         extent=extent_in_words(report),
         phases=get_args(CyclePhase),
-        longest=max((phase.end for case in report.cases for phase in case.phases), default=1.0),
+        longest=max((phase.end for case in report.cases for phase in case.phases), default=0.0)
+        or 1.0,  # of a run that ended in its first instant
     )
     return write_whole(folder / PAGE_FILE, page)

@@ -8,7 +8,6 @@ from assay.verdicts import SCHEMA, Outcome, Record, Verdict
 from assay_smoke.cases.timeline import CyclePhase, PhaseTime, read_timeline
 
 # The worlds of a case, in their order.
-_WORLDS = ("train", "terminate", "resume", "restart", "read")
 
 
 class PhaseSeconds(Record):
@@ -32,8 +31,8 @@ class CaseResult(Record):
     reason: of the first level that failed or was not compared, in words.
     error: why there was nothing to judge: of a library that does not do what its file says, or for
         which something is not installed.
-    infrastructure: what of the machine failed, where the case was run again for it, or still fails.
-    tries: how often it was run.
+    infrastructure: what of the machine failed in the last try, which says nothing of the case.
+    tries: how often it was run; tried_again_for: what of the machine failed before.
     command: what to type for this case alone.
     folder: of its verdict, report and logs, below that of the session.
     host_bytes, device_bytes: the most that a rank needed.
@@ -47,6 +46,7 @@ class CaseResult(Record):
     error: str | None = None
     infrastructure: str | None = None
     tries: int = 1
+    tried_again_for: str | None = None
     command: str = ""
     folder: str = ""
     phases: list[PhaseSeconds] = Field(default_factory=list)
@@ -97,11 +97,8 @@ def reason_of(verdict: Verdict) -> str | None:
 
 def phases_of(folder: Path) -> list[PhaseSeconds]:
     """The phases of every world of the case in `folder`, by what its slowest rank needed."""
-    of_worlds = {world: _ranks(folder / "timelines" / world) for world in _WORLDS}
-    begins = [rank[0].begin for ranks in of_worlds.values() for rank in ranks if rank]
-    if not begins:
-        return []
-    start = min(begins)
+    of_worlds = _worlds(folder)
+    start = min((ranks[0][0].begin for ranks in of_worlds.values()), default=0.0)
     return [
         PhaseSeconds(
             world=world,
@@ -112,27 +109,26 @@ def phases_of(folder: Path) -> list[PhaseSeconds]:
             finished=phase.end is not None,
         )
         for world, ranks in of_worlds.items()
-        if ranks
         for phase in max(ranks, key=_end_of)
     ]
 
 
 def peak_memory(folder: Path) -> tuple[int, int]:
     """Most bytes of the host, and of the device, that any rank of the case in `folder` needed."""
-    phases = [
-        phase
-        for world in _WORLDS
-        for rank in _ranks(folder / "timelines" / world)
-        for phase in rank
-    ]
+    phases = [phase for ranks in _worlds(folder).values() for rank in ranks for phase in rank]
     return (
         max((phase.host_bytes for phase in phases), default=0),
         max((phase.device_bytes for phase in phases), default=0),
     )
 
 
-def _ranks(folder: Path) -> list[list[PhaseTime]]:
-    return [read_timeline(file) for file in sorted(folder.glob("rank-*.jsonl"))]
+def _worlds(folder: Path) -> dict[str, list[list[PhaseTime]]]:
+    """The timelines of the ranks of every world that began, the earliest world first."""
+    worlds: dict[str, list[list[PhaseTime]]] = {}
+    for file in sorted((folder / "timelines").glob("*/rank-*.jsonl")):
+        if phases := read_timeline(file):
+            worlds.setdefault(file.parent.name, []).append(phases)
+    return dict(sorted(worlds.items(), key=lambda item: min(rank[0].begin for rank in item[1])))
 
 
 def _end_of(phases: list[PhaseTime]) -> float:

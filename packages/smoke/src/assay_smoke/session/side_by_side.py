@@ -1,6 +1,7 @@
 """Subjects at the same time, each in a process that sees only its own devices."""
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -8,8 +9,11 @@ from pathlib import Path
 
 import psutil
 
+from assay.errors import AssayError
 from assay.runs import Progress, run_process
 from assay.runs.worker import serve
+from assay.verdicts import Outcome
+from assay_smoke.session.infrastructure import failed_part
 from assay_smoke.session.packing import Packing
 from assay_smoke.session.results import CaseResult
 from assay_smoke.session.subjects import Subject
@@ -62,9 +66,21 @@ def _run_beside(
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
     request = {"subject": subject.model_dump(), "folder": str(folder)}
-    answer = run_process(
-        _MODULE, request, logs, name=subject.name, progress=progress, environment=visible
-    )
+    begun = time.monotonic()
+    try:
+        answer = run_process(
+            _MODULE, request, logs, name=subject.name, progress=progress, environment=visible
+        )
+    except AssayError as error:  # its process was killed, as where memory is short
+        return CaseResult(
+            name=subject.name,
+            outcome=Outcome.FAIL,
+            seconds=time.monotonic() - begun,
+            reason=f"run: {error}",
+            infrastructure=failed_part(str(error)),
+            command=subject.command,
+            folder=f"cases/{subject.name}",
+        )
     return CaseResult.model_validate(answer.result)
 
 

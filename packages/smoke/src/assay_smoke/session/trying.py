@@ -4,6 +4,8 @@ import time
 from pathlib import Path
 
 from assay.errors import AssayError
+from assay.report.publish import publish_one
+from assay.report.run_report import read_report
 from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.verdicts import Level, Outcome, Verdict
@@ -24,13 +26,11 @@ def try_subject(subject: Subject, session: Path, progress: Progress) -> CaseResu
             folder = folder.with_name(f"{subject.name}.{len(tries) + 1}")
         folder.mkdir(parents=True)
         result = _run_once(subject, session, folder, progress)
-        if result.infrastructure is None and tries:
-            result = result.model_copy(update={"infrastructure": tries[-1]})
-        if result.outcome is Outcome.PASS or not failed_part(result.reason):
-            return result.model_copy(update={"tries": len(tries) + 1})
-        tries.append(str(result.infrastructure))
-        if len(tries) == MOST_TRIES:
-            return result.model_copy(update={"tries": len(tries)})
+        update = {"tries": len(tries) + 1, "tried_again_for": tries[-1] if tries else None}
+        result = result.model_copy(update=update)
+        if result.infrastructure is None or len(tries) + 1 == MOST_TRIES:
+            return result
+        tries.append(result.infrastructure)
 
 
 def _run_once(subject: Subject, session: Path, folder: Path, progress: Progress) -> CaseResult:
@@ -42,6 +42,7 @@ def _run_once(subject: Subject, session: Path, folder: Path, progress: Progress)
         # Of a library nothing is known but what its file says; a case was planned to be possible.
         not_judged = None if subject.toml is None else str(error)
         verdict = write_results(_could_not_run(subject, error), [], folder)
+    publish_one(read_report(folder))
     seconds = time.monotonic() - begun
     host, device = peak_memory(folder)
     reason = reason_of(verdict)
@@ -52,7 +53,7 @@ def _run_once(subject: Subject, session: Path, folder: Path, progress: Progress)
         reason=reason,
         diagnosis=verdict.diagnosis,
         error=not_judged,
-        infrastructure=failed_part(reason),
+        infrastructure=None if verdict.verdict is Outcome.PASS else failed_part(reason),
         command=subject.command,
         folder=str(folder.relative_to(session)),
         phases=phases_of(folder),

@@ -1,6 +1,7 @@
 """A subject's process of test_side_by_side.py: waits for another one where it has one device only."""
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ def work(request: dict[str, Any], _: Progress) -> dict[str, Any]:
     subject, folder = request["subject"], Path(request["folder"])
     name, devices = subject["name"], os.environ["TEST_VISIBLE_DEVICES"]
     (folder / name).touch()
+    if name == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
     end = time.monotonic() + SECONDS
     partner = {"left": "right", "right": "left"}.get(name)
     while partner is not None and not (folder / partner).exists() and time.monotonic() < end:

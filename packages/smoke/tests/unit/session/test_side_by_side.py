@@ -45,3 +45,15 @@ def test_each_has_its_devices_and_results_come_as_they_are_there(tmp_path: Path)
     }
     assert [one[0] for one in told[:2]] == ["library", "pair"]  # the largest begin first
     assert [one[1:] for one in told] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_a_process_that_is_killed_is_a_failure_of_its_own_case(tmp_path: Path) -> None:
+    session = Session(tmp_path, "cpu", lambda *_: None, Devices(2, "TEST_VISIBLE_DEVICES"))
+    subjects = [Subject(name=name, command="", num_cards=2) for name in ("killed", "pair")]
+
+    session.run(subjects, SilentProgress())
+
+    killed, pair = session.results
+    assert (killed.name, killed.outcome.value, killed.folder) == ("killed", "FAIL", "cases/killed")
+    assert "SIGKILL" in str(killed.reason)
+    assert (pair.name, pair.outcome.value) == ("pair", "PASS")

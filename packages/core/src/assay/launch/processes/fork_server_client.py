@@ -67,6 +67,11 @@ class ForkServer:
         """Process id of the fork server; None before the first world."""
         return self._process.pid if self._process else None
 
+    def start(self) -> None:
+        """Start the server, if it does not run: with the variables of now."""
+        with self._lock:
+            self._connected()
+
     def start_leader(
         self, folder: Path, num_ranks: int, preload: Sequence[str], descriptors: Sequence[int]
     ) -> int:

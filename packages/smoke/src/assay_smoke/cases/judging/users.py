@@ -1,10 +1,11 @@
 """What users make of the last checkpoint's model: the logits of the run that wrote it, or others."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from assay.comparing.levels import Finding, JudgedRatio, LevelResult, level_of
 from assay.noise import TENSOR_FLOOR, Ratio
-from assay.verdicts import Level, Location, Outcome
+from assay.verdicts import Level, Location, Measurement, Outcome
 from assay_smoke.cases.judging.evidence import CaseEvidence
 from assay_smoke.cases.requests import ReadAnswer
 
@@ -20,34 +21,35 @@ def judge_reading(evidence: CaseEvidence) -> tuple[LevelResult, Finding | None]:
     """Whether the model that users load computes what the trained one has to."""
     answer = evidence.read
     if answer is None:
-        return LevelResult.not_run("there is no last checkpoint to be read"), None
+        return failed_checkpoint(evidence, "no last checkpoint was left to be read")
     if answer.problem is not None or answer.logits_error is None:
-        return _failed(evidence, f"the model cannot be loaded: {answer.problem}", 0)
+        return failed_checkpoint(evidence, f"the model cannot be loaded: {answer.problem}")
     if wrong := _adapter_problem(answer):
-        return _failed(evidence, wrong, 1)
+        return failed_checkpoint(evidence, wrong, 1)
     floor = TENSOR_FLOOR * evidence.free.unit_roundoff
     ratio = Ratio(_STATISTIC, answer.logits_error, max(evidence.reference.logits_noise, floor))
     judged = JudgedRatio(ratio, evidence.limits.of(_STATISTIC))
     if evidence.reference.training.draws and evidence.free.on_ranks:
         reason = "each rank draws the numbers of its own dropout"
         return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=reason)), None
+    rows = [judged.measurement("users", "logits")]
     if judged.failed:
         reason = (
             f"the model that users load computes other logits: relative error"
             f" {answer.logits_error:.2e}, {ratio.value:.3g}x the noise run's (limit"
             f" {judged.limit:.3g}x)"
         )
-        return _failed(evidence, reason, 1, judged)
+        return failed_checkpoint(evidence, reason, 1, rows)
     level = level_of(1, 0, {"noise_ratio": ratio.value, "limit": judged.limit})
-    return LevelResult(level, [judged.measurement("users", "logits")]), None
+    return LevelResult(level, rows), None
 
 
 def judge_restart(evidence: CaseEvidence) -> tuple[LevelResult, Finding | None]:
     """Whether a run that starts from the saved model begins with the loss that the saving run had."""
+    if evidence.request.kind != "hugging-face":
+        return LevelResult.not_run("only what is saved for Hugging Face is restarted from"), None
     if not evidence.restarted:
-        return LevelResult.not_run(
-            "no case of another checkpoint than Hugging Face's restarts"
-        ), None
+        return failed_checkpoint(evidence, "no checkpoint was left to start another run from")
     resume_at = evidence.request.candidate.options.resume_at
     expected = evidence.free.report.free.steps[resume_at].loss
     error = abs(evidence.restarted[0].loss - expected) / abs(expected)
@@ -60,7 +62,7 @@ def judge_restart(evidence: CaseEvidence) -> tuple[LevelResult, Finding | None]:
         f"a run that starts from the saved model begins with the loss {evidence.restarted[0].loss}, the"
         f" run that saved it went on with {expected}"
     )
-    return _failed(evidence, reason, 1, judged)
+    return failed_checkpoint(evidence, reason, 1, rows)
 
 
 def _adapter_problem(answer: ReadAnswer) -> str | None:
@@ -81,12 +83,12 @@ def _adapter_problem(answer: ReadAnswer) -> str | None:
     return None
 
 
-def _failed(
-    evidence: CaseEvidence, reason: str, compared: int, judged: JudgedRatio | None = None
+def failed_checkpoint(
+    evidence: CaseEvidence, reason: str, compared: int = 0, rows: Sequence[Measurement] = ()
 ) -> tuple[LevelResult, Finding]:
+    """A level that fails for what was saved, or was not."""
     options = evidence.request.candidate.options
     location = Location(phase="checkpoint", step=options.steps)
     level = Level(verdict=Outcome.FAIL, reason=reason, compared=compared)
-    rows = [] if judged is None else [judged.measurement("users", "logits")]
     diagnosis = "adapter-mismatch" if options.lora else "checkpoint-mismatch"
-    return LevelResult(level, rows), Finding(diagnosis, location, reason)  # type: ignore[arg-type]
+    return LevelResult(level, list(rows)), Finding(diagnosis, location, reason)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from assay.training.processes.requests import StepRecord
 from assay.verdicts import Level, Location, Measurement, Outcome, Verdict
 from assay_smoke.cases.judging.evidence import CaseEvidence
 from assay_smoke.cases.judging.movement import judge_movement
-from assay_smoke.cases.judging.users import judge_reading, judge_restart
+from assay_smoke.cases.judging.users import failed_checkpoint, judge_reading, judge_restart
 from assay_smoke.cases.left_behind import judge_leftovers
 from assay_smoke.matrix.cases import Case
 
@@ -75,6 +75,17 @@ def verdict_of_crash(
     )
 
 
+def verdict_without_reference(case: Case, message: str) -> Verdict:
+    """The verdict over a case whose trusted side did not come to its end: nothing was judged."""
+    level = Level(verdict=Outcome.NOT_COMPARED, reason=f"the trusted side ended: {message}")
+    return Verdict(
+        verdict=Outcome.NOT_COMPARED,
+        model={"name": f"micro:{case.family}"},
+        candidate={"case": case.id},
+        levels={"run": level},
+    )
+
+
 def _judge_losses(evidence: CaseEvidence) -> Found:
     for rank, answer in enumerate(evidence.trained):
         for step in [*answer.report.free.steps, *answer.report.free.resumed]:
@@ -107,26 +118,33 @@ def _judge_updates(evidence: CaseEvidence) -> Found:
 def _judge_resume(evidence: CaseEvidence) -> Found:
     """The run of new processes is the uninterrupted one."""
     if not evidence.resumed:
-        return LevelResult.not_run("no checkpoint was left to resume from"), None
+        return failed_checkpoint(evidence, "no checkpoint was left to resume from")
     free = evidence.in_new_processes
     result, finding = judge_checkpoint(free)
-    if finding is not None:
-        return result, finding
     failed = [item for item in judge_trajectory(free) if item.failed]
-    if failed:
+    if failed and finding is None:
         return _by_ratios("resume", evidence, failed, result.notes)
-    return result, None
+    rows = [row.model_copy(update={"level": "resume"}) for row in result.measurements]
+    # Of the checkpoint itself its own level has counted all.
+    compared = len({(row.step, row.port) for row in rows}) + len(evidence.resumed[0].held)
+    level = result.level.model_copy(update={"compared": compared})
+    return LevelResult(level, rows, result.notes), finding
 
 
 def _judge_termination(case: Case, evidence: CaseEvidence) -> Found:
     if case.interruption != "sigterm":
         return LevelResult.not_run("the case is interrupted as planned"), None
-    location = Location(phase="checkpoint", step=evidence.request.candidate.options.resume_at)
-    lost = [rank for rank, one in enumerate(evidence.terminated) if not one.was_signalled]
-    if lost:
-        reason = f"SIGTERM in the middle of a step did not reach rank {lost[0]}"
-        level = Level(verdict=Outcome.FAIL, reason=reason)
-        return LevelResult(level), Finding("checkpoint-mismatch", location, reason)
+    resume_at = evidence.request.candidate.options.resume_at
+    for rank, one in enumerate(evidence.terminated):
+        problem = None
+        if not one.was_signalled:
+            problem = f"SIGTERM in the middle of a step did not reach rank {rank}"
+        elif [step.step for step in one.steps] != list(range(resume_at)):
+            problem = f"rank {rank} did not finish the step in which SIGTERM reached it"
+        if problem is not None:
+            return LevelResult(Level(verdict=Outcome.FAIL, reason=problem, compared=1)), None
+    if not evidence.resumed:
+        return failed_checkpoint(evidence, "no checkpoint was written after SIGTERM")
     return LevelResult(Level(verdict=Outcome.PASS, compared=len(evidence.terminated))), None
 
 
@@ -138,9 +156,8 @@ def _judge_tear_down(evidence: CaseEvidence) -> Found:
                 f"{kept.num_bytes:,} bytes of tensors outlive two tear-downs, of a model of"
                 f" {answer.model_bytes:,}: {', '.join(kept.shapes)}"
             )
-            location = Location(phase="checkpoint", rank=rank)
-            level = Level(verdict=Outcome.FAIL, reason=reason, compared=1)
-            return LevelResult(level), Finding("checkpoint-mismatch", location, reason)
+            level = Level(verdict=Outcome.FAIL, reason=f"rank {rank}: {reason}", compared=1)
+            return LevelResult(level), None
     return LevelResult(Level(verdict=Outcome.PASS, compared=len(evidence.trained))), None
 
 

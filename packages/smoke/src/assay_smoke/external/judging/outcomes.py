@@ -43,6 +43,6 @@ def not_compared(reason: str) -> JudgedLevel:
     return JudgedLevel(Level(verdict=Outcome.NOT_COMPARED, reason=reason))
 
 
-def not_run(reason: str) -> JudgedLevel:
+def not_run(reason: str, **facts: Any) -> JudgedLevel:  # noqa: ANN401 - of a level
     """A level that was not asked for, or for which a level before it left nothing."""
-    return JudgedLevel(Level(verdict=None, reason=reason))
+    return JudgedLevel(Level(verdict=None, reason=reason, **facts))

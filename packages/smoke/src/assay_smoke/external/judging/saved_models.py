@@ -145,7 +145,7 @@ def judge_interruption(evidence: Evidence) -> JudgedLevel:
         reason = f"SIGTERM after step {interrupted.signalled_after}: {problem}"
         return _failed_at(len(interrupted.losses), 1, reason)
     if evidence.after_sigterm is None:
-        return not_run("the checkpoint was not resumed from")
+        return not_compared("the checkpoint of SIGTERM leaves no step to resume: take more `steps`")
     return _judge_resumption(evidence.after_sigterm, evidence)
 
 
@@ -160,6 +160,11 @@ def _ignored_sigterm(interrupted: RunEvidence, evidence: Evidence) -> str | None
     if newest is None or newest < num_logged:
         there = "there is none" if newest is None else f"the newest is of step {newest}"
         return f"no checkpoint holds step {num_logged}, the last one logged; {there}"
+    if newest > num_logged + 1:
+        return (
+            f"the newest checkpoint says that it is of step {newest}, and step {num_logged} is the"
+            " last one logged"
+        )
     return None
 
 

@@ -155,11 +155,11 @@ def _judge_memory(evidence: Evidence) -> JudgedLevel:
         if run.on_device is not None and not run.on_device.is_back(_DEVICE_SLACK_BYTES):
             reason = f"device memory of the {run.launch.name} run: {run.on_device}"
             return failed(len(runs), reason)
-    return passed(
-        len(runs),
-        host_peak_bytes=_peak(run.host for run in runs),
-        device_peak_bytes=_peak(run.on_device for run in runs if run.on_device is not None),
-    )
+    host_peak = _peak(run.host for run in runs)
+    on_device = [run.on_device for run in runs if run.on_device is not None]
+    if not on_device:
+        return not_run("there is no device memory to give back", host_peak_bytes=host_peak)
+    return passed(len(on_device), host_peak_bytes=host_peak, device_peak_bytes=_peak(on_device))
 
 
 def _peak(uses: Iterable[MemoryUse]) -> int:
