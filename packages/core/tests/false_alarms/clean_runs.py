@@ -21,10 +21,10 @@ def check_all(variants: Sequence[Variant], folder: Path) -> Iterator[Checked]:
     for model in filter(is_tiny, list(models)):
         models[model] = str(make_tiny(model, folder / _file_name(model)))
     goldens = {
-        _key(variant): Golden(
+        golden_key(variant): Golden(
             models[variant.model],
             variant.dtype,
-            folder / _file_name(_key(variant)),
+            folder / _file_name(golden_key(variant)),
             variant.input_options,
         )
         for variant in variants
@@ -33,7 +33,7 @@ def check_all(variants: Sequence[Variant], folder: Path) -> Iterator[Checked]:
     trials = [
         Trial(
             variant.name,
-            goldens[_key(variant)],
+            goldens[golden_key(variant)],
             f"{variant.device}/{variant.dtype}",
             folder / _file_name(variant.name),
             variant.setup,
@@ -56,7 +56,8 @@ def make_wide_window(folder: Path) -> Path:
     return folder
 
 
-def _key(variant: Variant) -> str:
+def golden_key(variant: Variant) -> str:
+    """The same for all that share a golden."""
     return f"{variant.model} {variant.dtype} {variant.inputs}"
 
 

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from packages.core.tests.false_alarms.parts import Part
 from packages.core.tests.false_alarms.training_variants import training_variants
 from packages.core.tests.false_alarms.variants import variants
 
@@ -15,6 +16,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--corpus", choices=CORPORA, help="only variants of this; default: both")
     parser.addoption("--variant", default="", help="only variants whose name contains this")
     parser.addoption(
+        "--part", type=Part.parse, default=Part(1, 1), help="only a part of them, such as 2/4"
+    )
+    parser.addoption(
         "--publish", action="store_true", help="write the tables into docs/detection.md"
     )
     parser.addoption(
@@ -24,8 +28,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     for option in ("--publish", "--limits-to"):
-        if config.getoption(option) and config.getoption("--variant"):
-            raise pytest.UsageError(f"{option} is for a whole corpus: leave out --variant")
+        is_whole = not config.getoption("--variant") and config.getoption("--part").of == 1
+        if config.getoption(option) and not is_whole:
+            raise pytest.UsageError(
+                f"{option} is for a whole corpus: leave out --variant and --part"
+            )
     if config.getoption("--limits-to") and not config.getoption("--corpus"):
         raise pytest.UsageError(
             f"--limits-to is for the runs of one corpus: add --corpus {' or '.join(CORPORA)}"

@@ -13,7 +13,7 @@ from packages.core.tests.false_alarms.checked import (
     variants_table,
     wrong,
 )
-from packages.core.tests.false_alarms.clean_runs import check_all
+from packages.core.tests.false_alarms.clean_runs import check_all, golden_key
 from packages.core.tests.false_alarms.variants import variants
 from packages.core.tests.trials.tables import publish
 
@@ -25,7 +25,8 @@ def checked(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[Checked]:
     option = request.config.getoption
-    chosen = [variant for variant in variants() if option("--variant") in variant.name]
+    named = [variant for variant in variants() if option("--variant") in variant.name]
+    chosen = option("--part").take(named, golden_key)
     if not chosen:
         pytest.skip(f"no variant of generation has {option('--variant')!r} in its name")
     done = list(check_all(chosen, tmp_path_factory.mktemp("variants")))

@@ -13,6 +13,7 @@ from packages.core.tests.false_alarms.checked import (
     variants_table,
     wrong,
 )
+from packages.core.tests.false_alarms.parts import Part
 from packages.core.tests.false_alarms.training_runs import check_all_training
 from packages.core.tests.false_alarms.training_variants import TrainingVariant, training_variants
 from packages.core.tests.trials.tables import publish
@@ -33,7 +34,8 @@ def checked(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[Checked]:
     option = request.config.getoption
-    chosen = [variant for variant in training_variants() if option("--variant") in variant.name]
+    named = [variant for variant in training_variants() if option("--variant") in variant.name]
+    chosen = option("--part").take(named, lambda variant: variant.golden)
     if not chosen:
         pytest.skip(f"no variant of training has {option('--variant')!r} in its name")
     done = check_all_training(chosen, tmp_path_factory.mktemp("variants"))
@@ -53,6 +55,14 @@ def test_there_are_enough_variants_to_bound_the_rate_of_false_alarms() -> None:
     names = [variant.name for variant in training_variants()]
 
     assert len(set(names)) == len(names) >= FEWEST_VARIANTS
+
+
+def test_parts_have_every_variant_once() -> None:
+    variants = list(training_variants())
+    parts = [Part(number, 4).take(variants, lambda one: one.golden) for number in range(1, 5)]
+
+    assert sorted(one.name for part in parts for one in part) == sorted(v.name for v in variants)
+    assert max(map(len, parts)) < 1.1 * min(map(len, parts))
 
 
 def test_no_correct_variant_fails(checked: list[Checked]) -> None:
