@@ -258,6 +258,14 @@ class KeepsTheModel(ReferenceTrainer):
         super().teardown()
 
 
+class KeepsItsShards(FSDPTrainer):
+    """As above, of what each rank has: the more ranks, the less of the model."""
+
+    def teardown(self) -> None:
+        held.extend(parameter.to_local() for parameter in self.model.parameters())
+        super().teardown()
+
+
 class SavesNothingAfterSigterm(ReferenceTrainer):
     """This step was saved already, says a library, and saves nothing."""
 

@@ -12,6 +12,7 @@ ACCUMULATION = Case(framework="one-process", cards=1, features=frozenset({"accum
 BFLOAT16 = Case(framework="one-process", cards=1, precision="bfloat16")
 DDP = Case(framework="ddp", cards=2)
 FSDP = Case(framework="fsdp", cards=2, checkpoint="sharded")
+FSDP_4 = Case(framework="fsdp", cards=4, checkpoint="sharded")
 OFFLOAD = Case(framework="fsdp", cards=2, features=frozenset({"offload"}), checkpoint="sharded")
 ZERO2 = Case(framework="zero2", cards=2)
 ZERO2_ACCUMULATION = Case(framework="zero2", cards=2, features=frozenset({"accumulation"}))
@@ -58,6 +59,7 @@ PLANTS = (
     Plant("SteppedTwiceAtTheEnd", ONE, "updates", "optimizer-update"),
     Plant("ReplicasDrift", DDP, "replicas", "replica-divergence"),
     Plant("KeepsTheModel", ONE, "tear-down", None, "outlive"),
+    Plant("KeepsItsShards", FSDP_4, "tear-down", None, "outlive"),
     Plant("ZeroOnlyLastMicroBatch", ZERO2_ACCUMULATION, "loss", "optimizer-update"),
     Plant("ZeroOffloadKeepsStaleCopy", ZERO2_OFFLOAD, "trained", "frozen-parameters"),
     Plant("ZeroMastersNotRefreshed", ZERO2_BFLOAT16, "checkpoint", "checkpoint-mismatch"),

@@ -1,5 +1,6 @@
 """What processes leave behind and take, each planted by a small program of its own."""
 
+import mmap
 import os
 import socket
 import subprocess
@@ -162,6 +163,22 @@ def test_shared_memory_that_another_run_uses_is_not_counted(
         assert find_leftovers(before, tree) == []
 
     assert [left.kind for left in find_leftovers(before, tree)] == ["shared memory"]
+
+
+def test_a_semaphore_of_another_run_is_not_counted(
+    tree: ProcessTree, tmp_path: Path, shared_memory: Path
+) -> None:
+    before = Snapshot.take(tmp_path)
+    # As sem_open makes one: written and mapped under a first name, then given its own.
+    first, named = shared_memory / "sem.7Yq2aK", shared_memory / "sem.mp-other"
+    first.write_bytes(bytes(32))
+    with first.open("r+b") as file, mmap.mmap(file.fileno(), 32):
+        file.close()
+        named.hardlink_to(first)
+        first.unlink()
+        assert find_leftovers(before, tree) == []
+
+    assert [left.name for left in find_leftovers(before, tree)] == [f"{named} (32 bytes)"]
 
 
 def test_files_that_are_left_are_named(tree: ProcessTree, tmp_path: Path) -> None:

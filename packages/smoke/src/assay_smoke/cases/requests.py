@@ -60,7 +60,7 @@ class TrainAnswer(Record):
 
     before, after: hash of every parameter and buffer at the first and after the last step.
     held: hash of every part of a parameter or moment that this rank has after the last step.
-    model_bytes: of the parameters and buffers of the model.
+    parameter_bytes: of what the rank has of the parameters while it trains.
     survivors: of the tear-down.
     """
 
@@ -68,7 +68,7 @@ class TrainAnswer(Record):
     before: Hashes
     after: Hashes
     held: Hashes
-    model_bytes: int
+    parameter_bytes: int
     survivors: Survivors
 
 

@@ -1,9 +1,7 @@
 """A case from the outside: its worlds one after the other, and its verdict."""
 
-import fcntl
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 from assay.launch import Rank, TimeLimits, World, WorldError, launch_world
 from assay.runs import Progress
+from assay.runs.caches import locked
 from assay.runs.folders import write_whole
 from assay.runs.results import write_results
 from assay.training.processes.requests import ReferenceRequest
@@ -73,7 +72,7 @@ class References:
         golden = self.folder / key
         golden.mkdir(parents=True, exist_ok=True)
         kept = golden / _ANSWER
-        with _held(golden / "lock"):
+        with locked(golden / "lock"):
             if kept.is_file():
                 return golden, ReferenceAnswer.model_validate_json(kept.read_text("utf-8"))
             asked = request.model_copy(update={"folder": str(golden)})
@@ -82,14 +81,6 @@ class References:
             made = ReferenceAnswer.model_validate(answer)
             write_whole(kept, made.model_dump_json(by_alias=True))
         return golden, made
-
-
-@contextmanager
-def _held(lock: Path) -> Iterator[None]:
-    """Inside, no other process holds `lock`."""
-    with lock.open("w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def prepare(case: Case, trainer: str | None, folder: Path, progress: Progress) -> None:

@@ -12,10 +12,13 @@ from assay.launch import Rank
 from assay.training.processes.candidate_side import CandidateSide
 from assay.training.state.files import fingerprint
 from assay.training.state.held_parts import hash_held_parts
+from assay.training.state.parameters import named_parameters
+from assay.training.state.sharding import local_part
 from assay.training.state.states import collect_state
 from assay.training.trainers.registry import OpenedTrainer
 from assay_smoke.cases.requests import CaseRequest, Hashes, Survivors
 from assay_smoke.cases.timeline import CyclePhase, Timeline
+from assay_smoke.trainers.deepspeed.partitions import whole_size
 
 _METHODS: dict[str, CyclePhase] = {
     "step": "step",
@@ -75,6 +78,18 @@ def hash_model(opened: OpenedTrainer, torch_device: str) -> Hashes:
 def hash_held(opened: OpenedTrainer) -> Hashes:
     """A hash of every part of a parameter or moment that this rank has."""
     return {str(part): digest for part, digest in hash_held_parts(opened.trainer).items()}
+
+
+def held_parameter_bytes(opened: OpenedTrainer, num_ranks: int) -> int:
+    """The size of what this rank has of the parameters: of sharded ones its shards.
+
+    Of one that is whole only while it is used, as under ZeRO-3, an even share of the ranks.
+    """
+    total = 0
+    for item in named_parameters(opened.trainer.model):
+        held = local_part(item.tensor).numel() or whole_size(item.tensor) // num_ranks
+        total += held * item.tensor.element_size()
+    return total
 
 
 def live_tensors() -> dict[int, Tensor]:

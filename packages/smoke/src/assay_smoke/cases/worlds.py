@@ -32,7 +32,14 @@ from assay_smoke.cases.requests import (
     TerminateAnswer,
     TrainAnswer,
 )
-from assay_smoke.cases.watching import WatchedSide, hash_held, hash_model, live_tensors, survivors
+from assay_smoke.cases.watching import (
+    WatchedSide,
+    hash_held,
+    hash_model,
+    held_parameter_bytes,
+    live_tensors,
+    survivors,
+)
 
 # Each takes the rank and a request as JSON, and returns its answer as JSON.
 Answer = dict[str, Any]
@@ -49,20 +56,20 @@ def train(rank: Rank, body: Answer) -> Answer:
     request = CaseRequest.model_validate(body)
     side = WatchedSide(request, rank)
     alive = live_tensors()
-    report, before, held, model_bytes = _train(side, request)
+    report, before, held, parameter_bytes = _train(side, request, rank)
     answer = TrainAnswer(
         report=report,
         before=before,
         after=side.ended[0],
         held=held,
-        model_bytes=model_bytes,
+        parameter_bytes=parameter_bytes,
         survivors=survivors(alive),
     )
     return answer.model_dump(mode="json")
 
 
 def _train(
-    side: WatchedSide, request: CaseRequest
+    side: WatchedSide, request: CaseRequest, rank: Rank
 ) -> tuple[CandidateReport, dict[str, str], dict[str, str], int]:
     opened = side.open()
     begin = side.begin(opened)
@@ -73,7 +80,7 @@ def _train(
     inject_state(trainer, begin.own, side.device.torch_device)
     before = hash_model(opened, side.device.torch_device)
     described = describe_trainer(request.candidate.trainer, side.plan, trainer.model)
-    model_bytes = sum(p.numel() * p.element_size() for p in trainer.model.parameters())
+    parameter_bytes = held_parameter_bytes(opened, rank.size)
     free = side.train_freely(opened, begin)
     report = CandidateReport(
         run=describe_run(side.device, side.run) | described,
@@ -91,7 +98,7 @@ def _train(
         inexact_resume=opened.traits.inexact_resume,
     )
     last = {str(part): digest for part, digest in free.held[-1]} if free.held else {}
-    return report, before, last, model_bytes
+    return report, before, last, parameter_bytes
 
 
 def terminate(rank: Rank, body: Answer) -> Answer:

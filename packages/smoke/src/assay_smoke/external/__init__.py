@@ -4,6 +4,6 @@ Importing this package imports no torch.
 """
 
 from assay_smoke.external.cycle import run_external
-from assay_smoke.external.subject import Subject, read_subject
+from assay_smoke.external.library import ExternalLibrary, read_library
 
-__all__ = ["Subject", "read_subject", "run_external"]
+__all__ = ["ExternalLibrary", "read_library", "run_external"]

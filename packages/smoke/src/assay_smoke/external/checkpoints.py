@@ -16,8 +16,8 @@ from assay.models import load_model
 from assay.models.loading.loaded_model import stored_dtype
 from assay.training.state.files import hash_value
 from assay.training.trainers.adapters import read_adapter
+from assay_smoke.external.library import ExternalLibrary, fill
 from assay_smoke.external.running.launches import Launch
-from assay_smoke.external.subject import Subject, fill
 
 # Of one that stands in a folder name in place of {step}.
 _STEP = r"(?P<step>\d+)"
@@ -70,14 +70,14 @@ def find_checkpoints(pattern: str) -> dict[int, Path]:
 
 def checkpoints_of(launch: Launch) -> dict[int, Path]:
     """The checkpoints that a run wrote, by the number of steps after which it did."""
-    return _by_step(launch, checkpoint_pattern(launch), launch.subject.checkpoints.numbers)
+    return _by_step(launch, checkpoint_pattern(launch), launch.library.checkpoints.numbers)
 
 
 def copy_until(step: int, source: Launch, launch: Launch) -> None:
     """Give `launch` the output of `source` without the checkpoints after `step` steps."""
     shutil.copytree(source.output, launch.output, symlinks=True)
     paths = list(checkpoints_of(launch).items())
-    checkpoints = launch.subject.checkpoints
+    checkpoints = launch.library.checkpoints
     if checkpoints.state is not None:
         pattern = _absolute(launch, checkpoints.state)
         paths += _by_step(launch, pattern, checkpoints.state_numbers).items()
@@ -88,7 +88,7 @@ def copy_until(step: int, source: Launch, launch: Launch) -> None:
 
 def checkpoint_pattern(launch: Launch) -> str:
     """`checkpoints.folder` with all of its placeholders but {step} replaced."""
-    return _absolute(launch, launch.subject.checkpoints.folder)
+    return _absolute(launch, launch.library.checkpoints.folder)
 
 
 def _absolute(launch: Launch, pattern: str) -> str:
@@ -97,16 +97,16 @@ def _absolute(launch: Launch, pattern: str) -> str:
 
 def _by_step(launch: Launch, pattern: str, numbers: tuple[int, int] | None) -> dict[int, Path]:
     found = {
-        launch.subject.step_of(number, numbers): path
+        launch.library.step_of(number, numbers): path
         for number, path in find_checkpoints(pattern).items()
     }
     return {step: path for step, path in found.items() if step is not None}
 
 
-def read_saved(subject: Subject, start: Path, folder: Path, step: int) -> SavedModel:
+def read_saved(library: ExternalLibrary, start: Path, folder: Path, step: int) -> SavedModel:
     """What the checkpoint in `folder` holds; `start`: the folder of the model that is trained."""
     try:
-        tensors = read_tensors(subject, start, folder)
+        tensors = read_tensors(library, start, folder)
     except AssayError as error:
         return SavedModel(step, problem=str(error))
     return _saved(step, tensors)
@@ -121,20 +121,20 @@ def _saved(step: int, tensors: Mapping[str, Tensor]) -> SavedModel:
     )
 
 
-def read_tensors(subject: Subject, start: Path, folder: Path) -> dict[str, Tensor]:
+def read_tensors(library: ExternalLibrary, start: Path, folder: Path) -> dict[str, Tensor]:
     """The tensors of a checkpoint by name. Raises: AssayError for one that cannot be read."""
-    model = folder / subject.checkpoints.model
-    if subject.checkpoints.kind == "adapter":
+    model = folder / library.checkpoints.model
+    if library.checkpoints.kind == "adapter":
         _load_by_peft(start, model)
         return read_adapter(model)
     if not model.is_dir():
-        raise UsageError(f"{folder} has no folder {subject.checkpoints.model}")
+        raise UsageError(f"{folder} has no folder {library.checkpoints.model}")
     return _load(model, stored_dtype(str(model), "refuse"))
 
 
-def read_start(subject: Subject, start: Path, checkpoint: Path) -> SavedModel:
+def read_start(library: ExternalLibrary, start: Path, checkpoint: Path) -> SavedModel:
     """The model that training begins with, in the dtype of a checkpoint."""
-    dtype = stored_dtype(str(checkpoint / subject.checkpoints.model), "refuse")
+    dtype = stored_dtype(str(checkpoint / library.checkpoints.model), "refuse")
     return _saved(0, _load(start, dtype))
 
 

@@ -11,6 +11,7 @@ from assay.models.sources import resolve_model
 from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.verdicts import Outcome, Verdict
+from assay_smoke.external.library import ExternalLibrary, read_library
 from assay_smoke.external.running.launches import (
     Launch,
     RunEvidence,
@@ -20,7 +21,6 @@ from assay_smoke.external.running.launches import (
 )
 from assay_smoke.external.running.launching import run
 from assay_smoke.external.running.losses import LossesError
-from assay_smoke.external.subject import Subject, read_subject
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,10 +39,10 @@ def run_external(toml: Path, folder: Path, progress: Progress) -> Verdict:
     Raises: UsageError or MachineError, with nothing left running, for a file that describes no
         library, and for a library that does not do what it describes.
     """
-    subject = require_runnable(toml)
-    device = open_device(subject.device)
-    with local_folder(resolve_model(subject.model), "refuse") as model:
-        cycle = _Cycle(subject, model, folder, toml.resolve().parent, device, progress)
+    library = require_runnable(toml)
+    device = open_device(library.device)
+    with local_folder(resolve_model(library.model), "refuse") as model:
+        cycle = _Cycle(library, model, folder, toml.resolve().parent, device, progress)
         evidence = cycle.run()
     from assay_smoke.external.judging.verdict import judge
     from assay_smoke.external.running.timeline import write_timeline
@@ -57,35 +57,35 @@ def run_external(toml: Path, folder: Path, progress: Progress) -> Verdict:
     return verdict
 
 
-def require_runnable(toml: Path) -> Subject:
+def require_runnable(toml: Path) -> ExternalLibrary:
     """The library that `toml` describes, if this machine has what its launch line needs.
 
     Raises: UsageError or MachineError where a key, a program, a port or a card is wrong or absent.
     """
-    subject = read_subject(toml)
-    find_program(subject, toml.parent)
-    require_free_ports(subject)
-    device = open_device(subject.device)
+    library = read_library(toml)
+    find_program(library, toml.parent)
+    require_free_ports(library)
+    device = open_device(library.device)
     here = 0 if device.torch_device == "cpu" else device.count()
-    if subject.cards > here:
+    if library.cards > here:
         raise MachineError(
-            f"`cards` is {subject.cards}, but this machine has {here} of `device` {subject.device!r}"
+            f"`cards` is {library.cards}, but this machine has {here} of `device` {library.device!r}"
             " (`assay devices` lists all): ask for fewer, or name another device"
         )
-    return subject
+    return library
 
 
 class _Cycle:
     def __init__(
         self,
-        subject: Subject,
+        library: ExternalLibrary,
         model: Path,
         folder: Path,
         working_folder: Path,
         device: "Device",
         progress: Progress,
     ) -> None:
-        self._subject, self._model, self._folder = subject, model, folder
+        self._library, self._model, self._folder = library, model, folder
         self._working_folder, self._device, self._progress = working_folder, device, progress
 
     def run(self) -> "Evidence":
@@ -94,17 +94,17 @@ class _Cycle:
 
         before = _listing(self._model)
         first = run(self._launch("uninterrupted"), self._progress)
-        evidence = Evidence(self._subject, first)
+        evidence = Evidence(self._library, first)
         require_modules(first)
         if not _ended_well(first):
             return evidence
         if not first.losses:
-            raise LossesError.none_found(self._subject.losses, first.last_lines)
+            raise LossesError.none_found(self._library.losses, first.last_lines)
         self._read_checkpoints(evidence)
-        middle = evidence.saved.get(self._subject.resume_at)
+        middle = evidence.saved.get(self._library.resume_at)
         if middle is not None and middle.problem is None:
-            evidence.resumption = self._resume("resumed", first, self._subject.resume_at, evidence)
-        if self._subject.on_sigterm == "checkpoint":
+            evidence.resumption = self._resume("resumed", first, self._library.resume_at, evidence)
+        if self._library.on_sigterm == "checkpoint":
             self._interrupt(evidence)
         after = _listing(self._model)
         evidence.changed_files = sorted(
@@ -120,7 +120,7 @@ class _Cycle:
         sigterm_after: int | None = None,
     ) -> Launch:
         return Launch(
-            name, self._subject, self._model, self._folder, self._working_folder, resume_from,
+            name, self._library, self._model, self._folder, self._working_folder, resume_from,
             first_step, sigterm_after, self._device,
         )  # fmt: skip
 
@@ -143,12 +143,12 @@ class _Cycle:
             raise CheckpointError.none_found(checkpoint_pattern(launch), launch.output)
         with self._progress.task("checkpoints are read", len(found)) as task:
             for step, path in found.items():
-                evidence.saved[step] = read_saved(self._subject, self._model, path, step)
+                evidence.saved[step] = read_saved(self._library, self._model, path, step)
                 task.advance()
-        if self._subject.checkpoints.kind == "hugging-face":
+        if self._library.checkpoints.kind == "hugging-face":
             last = found[max(found)]
             if evidence.saved[max(found)].problem is None:
-                evidence.start = read_start(self._subject, self._model, last)
+                evidence.start = read_start(self._library, self._model, last)
 
     def _resume(
         self, name: str, source: RunEvidence, step: int, evidence: "Evidence"
@@ -161,15 +161,15 @@ class _Cycle:
         from assay_smoke.external.evidence import Resumption
 
         launch = self._launch(name, self._checkpoints(source)[step], step)
-        if self._subject.resume_in == "copy":
+        if self._library.resume_in == "copy":
             copy_until(step, source.launch, launch)
             launch = self._launch(name, self._checkpoints(RunEvidence(launch))[step], step)
         resumption = Resumption(run(launch, self._progress))
-        end = self._checkpoints(resumption.run).get(self._subject.steps)
+        end = self._checkpoints(resumption.run).get(self._library.steps)
         if not _ended_well(resumption.run) or end is None:
             return resumption
-        resumption.end = read_saved(self._subject, self._model, end, self._subject.steps)
-        expected = evidence.saved.get(self._subject.steps)
+        resumption.end = read_saved(self._library, self._model, end, self._library.steps)
+        expected = evidence.saved.get(self._library.steps)
         is_equal = (
             expected is not None
             and resumption.end.hashes == expected.hashes
@@ -193,10 +193,10 @@ class _Cycle:
         }
         ends: dict[str, dict[str, Tensor]] = {}
         for name, one in runs.items():
-            end = self._checkpoints(one).get(self._subject.steps)
+            end = self._checkpoints(one).get(self._library.steps)
             if not _ended_well(one) or end is None:
                 return
-            ends[name] = read_tensors(self._subject, self._model, end)
+            ends[name] = read_tensors(self._library, self._model, end)
         first_step = resumption.run.launch.first_step
         losses = {
             name: _values(one)[first_step - one.launch.first_step :] for name, one in runs.items()
@@ -217,7 +217,7 @@ class _Cycle:
         if not found or interrupted.hung_in is not None:
             return
         evidence.interrupted_at = newest = max(found)
-        if newest < self._subject.steps:
+        if newest < self._library.steps:
             evidence.after_sigterm = self._resume("after-sigterm", interrupted, newest, evidence)
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from assay.noise import Ratio
 from assay_smoke.external.checkpoints import SavedModel
+from assay_smoke.external.library import ExternalLibrary
 from assay_smoke.external.running.launches import RunEvidence
-from assay_smoke.external.subject import Subject
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Resumption:
 
 @dataclass(slots=True)
 class Evidence:
-    """All runs of a subject.
+    """All runs of a library.
 
     start: the model that training begins with, in the dtype of the checkpoints; of an adapter none,
         since it begins with random numbers of its own.
@@ -38,7 +38,7 @@ class Evidence:
         None for none; after_sigterm: the run that went on from that.
     """
 
-    subject: Subject
+    library: ExternalLibrary
     uninterrupted: RunEvidence
     start: SavedModel | None = None
     saved: dict[int, SavedModel] = field(default_factory=dict)

@@ -30,6 +30,9 @@ Kind = Literal["process", "port", "shared memory", "lock file", "temporary file"
 
 _POLL_SECONDS = 0.05
 
+# A file whatever its name: major and minor number of its device, and its inode.
+_File = tuple[int, int, int]
+
 _LOCK_ENDINGS = (".lock", ".lck", ".pid")
 
 
@@ -80,7 +83,7 @@ def find_leftovers(
     found += [
         Leftover("shared memory", f"{path} ({_size(path)} bytes)")
         for path in sorted(segments)
-        if path.exists()  # a semaphore of another run has its name for an instant only
+        if path.exists()  # it may have been another run's, and gone since
     ]
     patterns = (*KEPT_ON_PURPOSE, *allowed)
     for path in sorted(set(_files_in(before.temporary)) - before.files):
@@ -165,29 +168,38 @@ def _own_segments() -> list[Path]:
 
 def _held_by_others(segments: set[Path], own: Iterable[psutil.Process]) -> set[Path]:
     """Those of `segments` that a process beside `own` has open or mapped: another run's."""
-    if not segments:
+    files: dict[_File, Path] = {}
+    for path in segments:
+        with suppress(FileNotFoundError):
+            files[_file_of(path)] = path
+    if not files:
         return set()
     own_pids = {process.pid for process in own}
-    texts = {str(path): path for path in segments}
-    held: set[Path] = set()
-    for pid in psutil.pids():
-        if pid not in own_pids:
-            used = _used_by(pid)
-            held |= {path for text, path in texts.items() if text in used}
-    return held
+    used = set().union(*(_used_by(pid) for pid in psutil.pids() if pid not in own_pids))
+    return {path for file, path in files.items() if file in used}
 
 
-def _used_by(pid: int) -> set[str]:
-    """Paths of the files that a process has open or mapped; empty for other users' processes."""
+def _file_of(path: Path) -> _File:
+    status = path.stat()
+    return os.major(status.st_dev), os.minor(status.st_dev), status.st_ino
+
+
+def _used_by(pid: int) -> set[_File]:
+    """The files that a process has open or mapped; none for other users' processes.
+
+    Not their paths: who makes a semaphore has it mapped under the name that it had before its own.
+    """
     folder = Path("/proc") / str(pid)
-    used: set[str] = set()
+    used: set[_File] = set()
     with suppress(OSError):
-        lines = (folder / "maps").read_text(encoding="utf-8", errors="replace").splitlines()
-        used |= {line.split(maxsplit=5)[5] for line in lines if str(SHARED_MEMORY) in line}
+        for line in (folder / "maps").read_text(encoding="utf-8", errors="replace").splitlines():
+            _, _, _, device, inode, *_ = line.split(maxsplit=5)
+            major, minor = (int(number, 16) for number in device.split(":"))
+            used.add((major, minor, int(inode)))
     with suppress(OSError):
         for link in (folder / "fd").iterdir():
             with suppress(OSError):
-                used.add(os.readlink(link))  # noqa: PTH115 - also of what is no path
+                used.add(_file_of(link))
     return used
 
 

@@ -4,11 +4,10 @@ One JSON file holds the last runs of every case. It is a cache: without it a pla
 estimates, and nothing else changes.
 """
 
-import fcntl
 import os
 import platform
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
+from assay.runs.caches import cache_folder, locked
 from assay.runs.errors import DiskError
 from assay.runs.folders import write_whole
 from assay.verdicts import SCHEMA, Outcome, Record
@@ -112,10 +112,8 @@ def machine_kind(vendor: str) -> str:
 
 
 def history_file() -> Path:
-    """Where this user's runs are recorded, after the XDG base directory specification."""
-    folder = os.environ.get("XDG_CACHE_HOME", "")
-    caches = Path(folder) if Path(folder).is_absolute() else Path.home() / ".cache"
-    return caches / "assay" / "smoke-history.json"
+    """Where this user's runs are recorded."""
+    return cache_folder() / "smoke-history.json"
 
 
 def read_history(path: Path) -> History:
@@ -136,7 +134,7 @@ def record_runs(path: Path, machine: str, runs: Iterable[tuple[Case, RecordedRun
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.with_suffix(".lock")):
+        with locked(path.with_suffix(".lock")):
             history = read_history(path)
             of_machine = history.machines.setdefault(machine, {})
             for case, run in runs:
@@ -144,14 +142,6 @@ def record_runs(path: Path, machine: str, runs: Iterable[tuple[Case, RecordedRun
             write_whole(path, history.model_dump_json(by_alias=True) + "\n")
     except OSError as error:
         raise DiskError.refused(path, error) from error
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Inside, no other process holds the lock; the system frees it where one is killed."""
-    with path.open("w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _typical_seconds(runs: Sequence[RecordedRun]) -> float:

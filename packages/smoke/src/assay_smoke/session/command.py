@@ -30,17 +30,17 @@ from assay_smoke.matrix.planning import PlanOptions, plan_smoke
 from assay_smoke.matrix.plans import SmokePlan
 from assay_smoke.matrix.rules import check_compatible
 from assay_smoke.matrix.vendors import HOST, rules_for
+from assay_smoke.session.items import (
+    COMMAND,
+    CaseOptions,
+    SessionItem,
+    case_item,
+    external_item,
+)
 from assay_smoke.session.page import write_page
 from assay_smoke.session.results import CaseResult, SessionReport
 from assay_smoke.session.running import Session
 from assay_smoke.session.side_by_side import Devices
-from assay_smoke.session.subjects import (
-    COMMAND,
-    CaseOptions,
-    Subject,
-    case_subject,
-    external_subject,
-)
 from assay_smoke.trainers.deepspeed.process import require_deepspeed
 
 _COLLECTIVE_SECONDS = 60.0
@@ -68,7 +68,7 @@ class SessionOptions:
 class _Chosen:
     """What a session runs; num_pairs: of values that can meet in a plan, 0 without one."""
 
-    subjects: list[Subject]
+    items: list[SessionItem]
     cases: list[Case]
     num_pairs: int
 
@@ -93,7 +93,7 @@ def run_session(
             with progress.step("what trainers need is compiled, if it was not"):
                 for case in chosen.cases:
                     prepare(case, options.trainer, folder, progress)
-            session.run(chosen.subjects, progress)
+            session.run(chosen.items, progress)
     finally:
         met = _num_pairs_met(chosen, session.results)
         report = session.write(time.monotonic() - begun, (met, chosen.num_pairs))
@@ -127,20 +127,20 @@ def _choose(options: SessionOptions, references: str) -> _Chosen:
         timeout=options.timeout,
         collective_timeout=min(_COLLECTIVE_SECONDS, options.timeout / 2),
     )
-    subjects = [case_subject(case, case_options) for case in cases]
+    items = [case_item(case, case_options) for case in cases]
     for toml in [_toml_of(name) for name in (*commands, *options.beside)]:
-        external = external_subject(toml)
+        external = external_item(toml)
         if _matches(options.keyword, external.name):
             require_runnable(toml)
-            subjects.append(external)
-    if not subjects:
+            items.append(external)
+    if not items:
         raise UsageError("nothing to run: no case and no command is left by these options")
-    _require_different([subject.name for subject in subjects])
-    return _Chosen(subjects, cases, num_pairs)
+    _require_different([item.name for item in items])
+    return _Chosen(items, cases, num_pairs)
 
 
 def _require_different(names: list[str]) -> None:
-    """Raise UsageError for two subjects of one name, which would share a folder."""
+    """Raise UsageError for two items of one name, which would share a folder."""
     for name, number in Counter(names).items():
         if number > 1:
             raise UsageError(f"{name} is asked for {number} times: each name runs once")

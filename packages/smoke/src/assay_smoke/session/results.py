@@ -27,7 +27,7 @@ class PhaseSeconds(Record):
 class CaseResult(Record):
     """One case of a session.
 
-    name: id of a case, or of another subject.
+    name: id of a case, or of another item.
     reason: of the first level that failed or was not compared, in words.
     error: why there was nothing to judge: of a library that does not do what its file says, or for
         which something is not installed.

@@ -1,4 +1,4 @@
-"""Subjects at the same time, each in a process that sees only its own devices."""
+"""Items at the same time, each in a process that sees only its own devices."""
 
 import json
 import time
@@ -14,10 +14,10 @@ from assay.runs import Progress, run_process
 from assay.runs.worker import serve
 from assay.verdicts import Outcome
 from assay_smoke.session.infrastructure import failed_part
+from assay_smoke.session.items import SessionItem
 from assay_smoke.session.packing import Packing
 from assay_smoke.session.results import CaseResult
-from assay_smoke.session.subjects import Subject
-from assay_smoke.session.trying import try_subject
+from assay_smoke.session.trying import try_item
 
 _MODULE = "assay_smoke.session.side_by_side"
 
@@ -34,12 +34,12 @@ class Devices:
 
 
 def run_side_by_side(
-    subjects: Sequence[Subject], devices: Devices, folder: Path, progress: Progress
+    items: Sequence[SessionItem], devices: Devices, folder: Path, progress: Progress
 ) -> Iterator[CaseResult]:
-    """The result of each subject, as soon as it is there; the largest begin first."""
+    """The result of each item, as soon as it is there; the largest begin first."""
     packing = Packing(
-        range(len(subjects)),
-        lambda number: subjects[number].num_cards or devices.count,
+        range(len(items)),
+        lambda number: items[number].num_cards or devices.count,
         devices.count,
     )
     running: dict[Future[CaseResult], int] = {}
@@ -48,7 +48,7 @@ def run_side_by_side(
             while True:
                 for number, cards in packing.start():
                     visible = {devices.visible: ",".join(map(str, cards))}
-                    task = pool.submit(_run_beside, subjects[number], visible, folder, progress)
+                    task = pool.submit(_run_beside, items[number], visible, folder, progress)
                     running[task] = number
                 if not running:
                     return
@@ -61,31 +61,31 @@ def run_side_by_side(
 
 
 def _run_beside(
-    subject: Subject, visible: dict[str, str], folder: Path, progress: Progress
+    item: SessionItem, visible: dict[str, str], folder: Path, progress: Progress
 ) -> CaseResult:
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
-    request = {"subject": subject.model_dump(), "folder": str(folder)}
+    request = {"item": item.model_dump(), "folder": str(folder)}
     begun = time.monotonic()
     try:
         answer = run_process(
-            _MODULE, request, logs, name=subject.name, progress=progress, environment=visible
+            _MODULE, request, logs, name=item.name, progress=progress, environment=visible
         )
     except AssayError as error:  # its process was killed, as where memory is short
         return CaseResult(
-            name=subject.name,
+            name=item.name,
             outcome=Outcome.FAIL,
             seconds=time.monotonic() - begun,
             reason=f"run: {error}",
             infrastructure=failed_part(str(error)),
-            command=subject.command,
-            folder=f"cases/{subject.name}",
+            command=item.command,
+            folder=f"cases/{item.name}",
         )
     return CaseResult.model_validate(answer.result)
 
 
 def _end_all() -> None:
-    """End the processes of subjects, which then end their own."""
+    """End the processes of items, which then end their own."""
     for child in psutil.Process().children():
         try:
             if _MODULE in child.cmdline():
@@ -95,8 +95,8 @@ def _end_all() -> None:
 
 
 def _work(request: dict[str, object], progress: Progress) -> dict[str, object]:
-    subject = Subject.model_validate(request["subject"])
-    result = try_subject(subject, Path(str(request["folder"])), progress)
+    item = SessionItem.model_validate(request["item"])
+    result = try_item(item, Path(str(request["folder"])), progress)
     made: dict[str, object] = json.loads(result.model_dump_json(by_alias=True))
     return made
 

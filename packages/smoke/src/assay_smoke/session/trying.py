@@ -1,4 +1,4 @@
-"""One subject of a session: run, and run again where the machine failed."""
+"""One item of a session: run, and run again where the machine failed."""
 
 import time
 from pathlib import Path
@@ -10,22 +10,22 @@ from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.verdicts import Level, Outcome, Verdict
 from assay_smoke.session.infrastructure import failed_part
+from assay_smoke.session.items import SessionItem, run_item
 from assay_smoke.session.results import CaseResult, peak_memory, phases_of, reason_of
-from assay_smoke.session.subjects import Subject, run_subject
 
 # A failure of the machine is tried once more; anything else is as it is.
 MOST_TRIES = 2
 
 
-def try_subject(subject: Subject, session: Path, progress: Progress) -> CaseResult:
-    """Run a subject in a folder of its own below that of the session."""
+def try_item(item: SessionItem, session: Path, progress: Progress) -> CaseResult:
+    """Run an item in a folder of its own below that of the session."""
     tries: list[str] = []
     while True:
-        folder = session / "cases" / subject.name
+        folder = session / "cases" / item.name
         if tries:
-            folder = folder.with_name(f"{subject.name}.{len(tries) + 1}")
+            folder = folder.with_name(f"{item.name}.{len(tries) + 1}")
         folder.mkdir(parents=True)
-        result = _run_once(subject, session, folder, progress)
+        result = _run_once(item, session, folder, progress)
         update = {"tries": len(tries) + 1, "tried_again_for": tries[-1] if tries else None}
         result = result.model_copy(update=update)
         if result.infrastructure is None or len(tries) + 1 == MOST_TRIES:
@@ -33,28 +33,28 @@ def try_subject(subject: Subject, session: Path, progress: Progress) -> CaseResu
         tries.append(result.infrastructure)
 
 
-def _run_once(subject: Subject, session: Path, folder: Path, progress: Progress) -> CaseResult:
+def _run_once(item: SessionItem, session: Path, folder: Path, progress: Progress) -> CaseResult:
     begun = time.monotonic()
     not_judged: str | None = None
     try:
-        verdict = run_subject(subject, folder, progress)
+        verdict = run_item(item, folder, progress)
     except AssayError as error:
         # Of a library nothing is known but what its file says; a case was planned to be possible.
-        not_judged = None if subject.toml is None else str(error)
-        verdict = write_results(_could_not_run(subject, error), [], folder)
+        not_judged = None if item.toml is None else str(error)
+        verdict = write_results(_could_not_run(item, error), [], folder)
     publish_one(read_report(folder))
     seconds = time.monotonic() - begun
     host, device = peak_memory(folder)
     reason = reason_of(verdict)
     return CaseResult(
-        name=subject.name,
+        name=item.name,
         outcome=verdict.verdict,
         seconds=seconds,
         reason=reason,
         diagnosis=verdict.diagnosis,
         error=not_judged,
         infrastructure=None if verdict.verdict is Outcome.PASS else failed_part(reason),
-        command=subject.command,
+        command=item.command,
         folder=str(folder.relative_to(session)),
         phases=phases_of(folder),
         host_bytes=host,
@@ -62,7 +62,7 @@ def _run_once(subject: Subject, session: Path, folder: Path, progress: Progress)
     )
 
 
-def _could_not_run(subject: Subject, error: AssayError) -> Verdict:
+def _could_not_run(item: SessionItem, error: AssayError) -> Verdict:
     """A case that its plan holds to be possible, and that raised: as much of a failure as any."""
     level = Level(verdict=Outcome.FAIL, reason=f"it could not be run: {error}")
-    return Verdict(verdict=Outcome.FAIL, candidate={"case": subject.name}, levels={"run": level})
+    return Verdict(verdict=Outcome.FAIL, candidate={"case": item.name}, levels={"run": level})

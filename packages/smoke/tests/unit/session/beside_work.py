@@ -1,4 +1,4 @@
-"""A subject's process of test_side_by_side.py: waits for another one where it has one device only."""
+"""A item's process of test_side_by_side.py: waits for another one where it has one device only."""
 
 import os
 import signal
@@ -13,8 +13,8 @@ SECONDS = 20
 
 
 def work(request: dict[str, Any], _: Progress) -> dict[str, Any]:
-    subject, folder = request["subject"], Path(request["folder"])
-    name, devices = subject["name"], os.environ["TEST_VISIBLE_DEVICES"]
+    item, folder = request["item"], Path(request["folder"])
+    name, devices = item["name"], os.environ["TEST_VISIBLE_DEVICES"]
     (folder / name).touch()
     if name == "killed":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Subjects run at the same time on disjoint devices, and those that need all of them alone."""
+"""Items run at the same time on disjoint devices, and those that need all of them alone."""
 
 import os
 import sys
@@ -8,9 +8,9 @@ import pytest
 
 from assay.runs import SilentProgress
 from assay_smoke.session import side_by_side
+from assay_smoke.session.items import SessionItem
 from assay_smoke.session.running import Session
 from assay_smoke.session.side_by_side import Devices
-from assay_smoke.session.subjects import Subject
 
 HERE = Path(__file__).parent
 
@@ -29,12 +29,12 @@ def test_each_has_its_devices_and_results_come_as_they_are_there(tmp_path: Path)
         lambda result, number, total: told.append((result.name, number, total)),
         Devices(2, "TEST_VISIBLE_DEVICES"),
     )
-    subjects = [
-        Subject(name=name, command="", num_cards=num_cards)
+    items = [
+        SessionItem(name=name, command="", num_cards=num_cards)
         for name, num_cards in (("left", 1), ("right", 1), ("library", None), ("pair", 2))
     ]
 
-    session.run(subjects, SilentProgress())
+    session.run(items, SilentProgress())
 
     found = {result.name: result.reason for result in session.results}
     assert found == {
@@ -49,9 +49,9 @@ def test_each_has_its_devices_and_results_come_as_they_are_there(tmp_path: Path)
 
 def test_a_process_that_is_killed_is_a_failure_of_its_own_case(tmp_path: Path) -> None:
     session = Session(tmp_path, "cpu", lambda *_: None, Devices(2, "TEST_VISIBLE_DEVICES"))
-    subjects = [Subject(name=name, command="", num_cards=2) for name in ("killed", "pair")]
+    items = [SessionItem(name=name, command="", num_cards=2) for name in ("killed", "pair")]
 
-    session.run(subjects, SilentProgress())
+    session.run(items, SilentProgress())
 
     killed, pair = session.results
     assert (killed.name, killed.outcome.value, killed.folder) == ("killed", "FAIL", "cases/killed")

@@ -1,4 +1,4 @@
-"""Subjects that are run again, what a session's exit code says of them, and its page."""
+"""Items that are run again, what a session's exit code says of them, and its page."""
 
 from pathlib import Path
 
@@ -10,21 +10,21 @@ from assay.runs.results import write_results
 from assay.verdicts import Level, Outcome, Verdict
 from assay_smoke.cases.timeline import PhaseTime
 from assay_smoke.session import trying
+from assay_smoke.session.items import SessionItem
 from assay_smoke.session.page import write_page
 from assay_smoke.session.results import CaseResult, SessionReport, phases_of
-from assay_smoke.session.subjects import Subject
 
-SUBJECT = Subject(name="fsdp-2", command="assay smoke run fsdp-2")
+ITEM = SessionItem(name="fsdp-2", command="assay smoke run fsdp-2")
 
 
 def _try_with(
     monkeypatch: pytest.MonkeyPatch, folder: Path, *ends: str | Exception | None
 ) -> CaseResult:
-    """The result of a subject whose tries end one after the other: with a reason, an error, or well."""
+    """The result of an item whose tries end one after the other: with a reason, an error, or well."""
     left = list(ends)
 
-    def run(subject: Subject, at: Path, progress: object) -> Verdict:
-        del subject, progress
+    def run(item: SessionItem, at: Path, progress: object) -> Verdict:
+        del item, progress
         end = left.pop(0)
         if isinstance(end, Exception):
             raise end
@@ -32,8 +32,8 @@ def _try_with(
         level = Level(verdict=outcome, reason=end, compared=1)
         return write_results(Verdict(verdict=outcome, levels={"run": level}), [], at)
 
-    monkeypatch.setattr(trying, "run_subject", run)
-    result = trying.try_subject(SUBJECT, folder, SilentProgress())
+    monkeypatch.setattr(trying, "run_item", run)
+    result = trying.try_item(ITEM, folder, SilentProgress())
     assert not left
     return result
 

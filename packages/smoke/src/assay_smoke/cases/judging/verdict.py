@@ -23,7 +23,7 @@ from assay_smoke.matrix.cases import Case
 
 Found = tuple[LevelResult, Finding | None]
 
-# Of a model's size: what outlives a tear-down by chance, as cached masks do, is smaller.
+# Of what a rank has of the parameters: what outlives a tear-down by chance, as cached masks do, is smaller.
 _KEPT = 0.5
 
 
@@ -151,14 +151,20 @@ def _judge_termination(case: Case, evidence: CaseEvidence) -> Found:
 def _judge_tear_down(evidence: CaseEvidence) -> Found:
     for rank, answer in enumerate(evidence.trained):
         kept = answer.survivors
-        if kept.num_bytes > _KEPT * answer.model_bytes:
+        if kept.num_bytes > _KEPT * answer.parameter_bytes:
             reason = (
-                f"{kept.num_bytes:,} bytes of tensors outlive two tear-downs, of a model of"
-                f" {answer.model_bytes:,}: {', '.join(kept.shapes)}"
+                f"{kept.num_bytes:,} bytes of tensors outlive two tear-downs, where the rank has"
+                f" {answer.parameter_bytes:,} of parameters: {', '.join(kept.shapes)}"
             )
             level = Level(verdict=Outcome.FAIL, reason=f"rank {rank}: {reason}", compared=1)
             return LevelResult(level), None
-    return LevelResult(Level(verdict=Outcome.PASS, compared=len(evidence.trained))), None
+    level = Level(
+        verdict=Outcome.PASS,
+        compared=len(evidence.trained),
+        kept_bytes=max(answer.survivors.num_bytes for answer in evidence.trained),
+        parameter_bytes=min(answer.parameter_bytes for answer in evidence.trained),
+    )
+    return LevelResult(level), None
 
 
 def _by_ratios(name: str, evidence: CaseEvidence, judged: list[Judged], notes: list[str]) -> Found:

@@ -9,10 +9,10 @@ _FULL = ("No space left on device", "Disk quota exceeded", "File too large")
 
 def describe_bad_end(run: RunEvidence) -> str | None:
     """What was wrong with the end of a run, and where it then was; None if nothing was."""
-    name, subject = run.launch.name, run.launch.subject
+    name, library = run.launch.name, run.launch.library
     if run.hung_in is not None:
         tears_down = run.hung_in == "tear-down"
-        limit = subject.end_limit_seconds if tears_down else subject.time_limit_seconds
+        limit = library.end_limit_seconds if tears_down else library.time_limit_seconds
         waits = "".join(f"; {place}" for place in run.waits)
         return f"the {name} run hung in {run.hung_in}, {_where(run)}: over {limit:g} s{waits}"
     if not run.exit_code:
@@ -36,4 +36,4 @@ def _where(run: RunEvidence) -> str:
     """Where in training a run was when it ended, as far as its losses tell."""
     if not run.losses:
         return "before its first loss"
-    return f"after step {steps_made(run)} of {run.launch.subject.steps}"
+    return f"after step {steps_made(run)} of {run.launch.library.steps}"

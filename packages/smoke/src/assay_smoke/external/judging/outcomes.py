@@ -38,6 +38,11 @@ def failed(
     return JudgedLevel(level, diagnosis, location)
 
 
+def failed_checkpoint(step: int, compared: int, reason: str) -> JudgedLevel:
+    """The checkpoint of `step`, or what went on from it, is wrong."""
+    return failed(compared, reason, "checkpoint-mismatch", Location(phase="checkpoint", step=step))
+
+
 def not_compared(reason: str) -> JudgedLevel:
     """What should have been compared could not be."""
     return JudgedLevel(Level(verdict=Outcome.NOT_COMPARED, reason=reason))

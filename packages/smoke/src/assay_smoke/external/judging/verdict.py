@@ -9,13 +9,12 @@ from assay.verdicts import Location, Measurement, Verdict
 from assay_smoke.external.evidence import Evidence
 from assay_smoke.external.judging.endings import describe_bad_end, is_out_of_disk, steps_made
 from assay_smoke.external.judging.outcomes import JudgedLevel, failed, not_compared, not_run, passed
-from assay_smoke.external.judging.saved_models import (
-    judge_checkpoints,
+from assay_smoke.external.judging.resumptions import (
     judge_interruption,
     judge_resumption,
-    judge_updates,
     measure_resumption,
 )
+from assay_smoke.external.judging.saved_models import judge_checkpoints, judge_updates
 from assay_smoke.machine.memory import MemoryUse
 
 # Libraries log at least four significant digits, as transformers does: half a unit of the fourth.
@@ -41,19 +40,19 @@ def judge(evidence: Evidence, toml: Path) -> tuple[Verdict, list[Measurement]]:
     judged = {name: judge_level(evidence) for name, judge_level in judges.items()}
     levels = {name: one.level for name, one in judged.items()}
     cause = next((one for one in judged.values() if one.failed), None)
-    subject = evidence.subject
+    library = evidence.library
     measurements = measure_resumption(evidence)
     ratios = [row for row in measurements if row.statistic != "exact"]
     worst = max(ratios, key=lambda row: row.ratio / (row.limit or 1.0), default=None)
     verdict = Verdict(
         verdict=outcome_of_levels(levels),
-        model={"name": subject.model},
+        model={"name": library.model},
         reference={"run": "the uninterrupted run"},
         candidate={
-            "run": subject.device,
+            "run": library.device,
             "trainer": f"command:{toml}",
-            "name": subject.name,
-            "launch": subject.launch,
+            "name": library.name,
+            "launch": library.launch,
         },
         levels=levels,
         location=cause.location if cause else None,
@@ -100,7 +99,7 @@ def _judge_losses(evidence: Evidence) -> JudgedLevel:
             reason = f"the {name} run logs step {wrong[0]} where {wrong[1]} is expected"
             return failed(compared, reason)
         is_whole = run is not evidence.interrupted and not run.exit_code and run.hung_in is None
-        num_expected = evidence.subject.steps - first
+        num_expected = evidence.library.steps - first
         if is_whole and len(run.losses) != num_expected:
             reason = f"the {name} run logs {len(run.losses)} losses for {num_expected} steps"
             return failed(compared, reason)
@@ -109,7 +108,7 @@ def _judge_losses(evidence: Evidence) -> JudgedLevel:
 
 def _judge_learning_rates(evidence: Evidence) -> JudgedLevel:
     """The learning rate of every step of every run is the one that the schedule promises."""
-    expected = evidence.subject.learning_rates
+    expected = evidence.library.learning_rates
     if expected is None:
         return not_run("no `learning_rates` are given")
     compared = 0

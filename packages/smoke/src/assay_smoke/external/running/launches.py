@@ -10,8 +10,8 @@ from typing import Literal
 
 from assay.devices.base import Device
 from assay.errors import MachineError
+from assay_smoke.external.library import ExternalLibrary, LibraryFileError, fill
 from assay_smoke.external.running.losses import LoggedLoss
-from assay_smoke.external.subject import Subject, SubjectError, fill
 from assay_smoke.machine.leftovers import Leftover, free_port, ports_taken
 from assay_smoke.machine.memory import MemoryUse
 
@@ -33,7 +33,7 @@ class Launch:
     """
 
     name: str
-    subject: Subject
+    library: ExternalLibrary
     model: Path
     folder: Path
     working_folder: Path
@@ -55,25 +55,25 @@ class Launch:
     @property
     def values(self) -> dict[str, object]:
         """The values of the placeholders but for the port."""
-        subject = self.subject
+        library = self.library
         values = {
             "python": sys.executable, "model": self.model, "output": self.output.resolve(),
-            "steps": subject.steps, "save_every": subject.save_every, "seed": subject.seed,
-            "ranks": subject.ranks, "cards": subject.cards,
-            "saves": len(subject.saved_steps),
-            "keep": len(subject.saved_steps) if subject.keep is None else subject.keep,
+            "steps": library.steps, "save_every": library.save_every, "seed": library.seed,
+            "ranks": library.ranks, "cards": library.cards,
+            "saves": len(library.saved_steps),
+            "keep": len(library.saved_steps) if library.keep is None else library.keep,
         }  # fmt: skip
-        if subject.data is not None:
-            values["data"] = (self.working_folder / subject.data).resolve()
+        if library.data is not None:
+            values["data"] = (self.working_folder / library.data).resolve()
         return values
 
     def command(self) -> list[str]:
         """The words of the launch line; a {port} is one that is free now."""
         values = self.values | {"port": free_port()}
-        words = [fill(word, values) for word in self.subject.launch]
+        words = [fill(word, values) for word in self.library.launch]
         if self.resume_from is not None:
             values["resume_from"] = self.resume_from.resolve()
-            words += [fill(word, values) for word in self.subject.resume]
+            words += [fill(word, values) for word in self.library.resume]
         return words
 
 
@@ -135,13 +135,13 @@ def search_path() -> str:
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 
-def find_program(subject: Subject, working_folder: Path) -> None:
-    """Make sure that the launch line names a program. Raises: SubjectError."""
-    program = fill(subject.launch[0], {"python": sys.executable})
+def find_program(library: ExternalLibrary, working_folder: Path) -> None:
+    """Make sure that the launch line names a program. Raises: LibraryFileError."""
+    program = fill(library.launch[0], {"python": sys.executable})
     path = search_path()
     if not any(shutil.which(name, path=path) for name in (program, str(working_folder / program))):
-        hint = subject.install or "install it, or give its path"
-        raise SubjectError(f"launch: there is no program {program!r} here: {hint}")
+        hint = library.install or "install it, or give its path"
+        raise LibraryFileError(f"launch: there is no program {program!r} here: {hint}")
 
 
 def require_modules(run: RunEvidence) -> None:
@@ -149,15 +149,15 @@ def require_modules(run: RunEvidence) -> None:
     missing = _MISSING_MODULE.search(run.launch.log.read_text(encoding="utf-8", errors="replace"))
     if run.exit_code and not run.losses and missing:
         name = missing[1].partition(".")[0]
-        hint = run.launch.subject.install or f"install it there, as by pip install {name}"
+        hint = run.launch.library.install or f"install it there, as by pip install {name}"
         raise MachineError(
             f"the launch line needs the Python package {name!r}, which is absent: {hint}"
         )
 
 
-def require_free_ports(subject: Subject) -> None:
+def require_free_ports(library: ExternalLibrary) -> None:
     """Make sure that nobody listens on the ports of the launch line. Raises: MachineError."""
-    if taken := ports_taken(subject.ports):
+    if taken := ports_taken(library.ports):
         raise MachineError(
             f"port {taken[0]} of `ports` is taken: end what listens there (ss -ltnp), or write {{port}}"
             " in the launch line, which is a free one"

@@ -15,10 +15,10 @@ import psutil
 from assay.errors import AssayError, MachineError
 from assay.runs import Progress, Task
 from assay.watchdog import temporary_folder, watched
+from assay_smoke.external.library import fill
 from assay_smoke.external.running import stacks
 from assay_smoke.external.running.launches import Launch, Phase, RunEvidence, search_path
 from assay_smoke.external.running.losses import LossReader
-from assay_smoke.external.subject import fill
 from assay_smoke.machine.leftovers import (
     Snapshot,
     find_leftovers,
@@ -48,7 +48,7 @@ def run(launch: Launch, progress: Progress) -> RunEvidence:
                 _Running(launch, tree, evidence, temporary, progress).until_end()
                 if evidence.hung_in is None:  # else it was ended before it could clean up
                     evidence.leftovers = find_leftovers(
-                        before, tree, allowed=launch.subject.leftovers_allowed
+                        before, tree, allowed=launch.library.leftovers_allowed
                     )
         finally:
             tree.kill()
@@ -68,10 +68,10 @@ class _Running:
         progress: Progress,
     ) -> None:
         self._launch, self._tree, self._evidence = launch, tree, evidence
-        self._subject = launch.subject
-        file = launch.subject.losses.file
+        self._library = launch.library
+        file = launch.library.losses.file
         self._reader = LossReader(
-            launch.subject.losses,
+            launch.library.losses,
             None if file is None else launch.working_folder / fill(file, launch.values),
         )
         self._environment = {
@@ -79,7 +79,7 @@ class _Running:
             "PATH": search_path(),
             "PYTHONUNBUFFERED": "1",
             **stacks.ENVIRONMENT,
-            **launch.subject.environment,
+            **launch.library.environment,
             **tree.environment,
             "TMPDIR": str(temporary),
         }
@@ -128,7 +128,7 @@ class _Running:
     def _watch(self, process: "subprocess.Popen[bytes]") -> None:
         """Until the process has ended, or a limit of time is over."""
         begun = time.monotonic()
-        num_expected = self._subject.steps - self._launch.first_step
+        num_expected = self._library.steps - self._launch.first_step
         ended_at: float | None = None
         sigterm_after = self._launch.sigterm_after
         while process.poll() is None:
@@ -141,14 +141,14 @@ class _Running:
                 sigterm_after, ended_at = None, now
             if num_losses >= num_expected:
                 ended_at = now if ended_at is None else ended_at
-            over = now - begun > self._subject.time_limit_seconds
-            if over or (ended_at and now - ended_at > self._subject.end_limit_seconds):
+            over = now - begun > self._library.time_limit_seconds
+            if over or (ended_at and now - ended_at > self._library.end_limit_seconds):
                 self._evidence.hung_in = self._display.phase
                 return
             time.sleep(_POLL_SECONDS)
 
     def _send_sigterm(self, process: "subprocess.Popen[bytes]") -> None:
-        if self._subject.sigterm_to == "launcher":
+        if self._library.sigterm_to == "launcher":
             process.send_signal(signal.SIGTERM)
             return
         for one in self._tree.living():
@@ -191,7 +191,7 @@ class _PhaseDisplay:
 
     def __init__(self, launch: Launch, progress: Progress) -> None:
         self._name, self._progress = launch.name, progress
-        self._num_expected = launch.subject.steps - launch.first_step
+        self._num_expected = launch.library.steps - launch.first_step
         self._shown = 0
         self.phase: Phase = "set-up"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.errors import UsageError
-from assay_smoke.external.subject import Losses
+from assay_smoke.external.library import Losses
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from assay.errors import MachineError
 from assay.runs import Progress, run_process
+from assay.runs.caches import cache_folder
 from assay.runs.worker import serve
 from assay.watchdog import watched
 from assay_smoke.trainers.deepspeed.process import deepspeed_process
@@ -82,10 +83,9 @@ def load_extension() -> None:
 
 def extension_file() -> Path:
     """Where it is kept, for what it was compiled with and the instructions that it may use."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     python = f"python-{sys.version_info.major}.{sys.version_info.minor}"
     made_of = (version("deepspeed"), "torch", torch.__version__, python, _instructions())
-    return cache / "assay" / f"deepspeed-{'-'.join(made_of)}" / f"{_NAME}.so"
+    return cache_folder() / f"deepspeed-{'-'.join(made_of)}" / f"{_NAME}.so"
 
 
 def _instructions() -> str:

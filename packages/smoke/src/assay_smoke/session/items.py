@@ -28,7 +28,7 @@ class CaseOptions(Record):
     collective_timeout: float
 
 
-class Subject(Record):
+class SessionItem(Record):
     """Anything that a session runs and judges as one.
 
     name: of its folder, and in reports.
@@ -44,36 +44,38 @@ class Subject(Record):
     options: CaseOptions | None = None
 
 
-def case_subject(case: Case, options: CaseOptions) -> Subject:
+def case_item(case: Case, options: CaseOptions) -> SessionItem:
     """A case of the matrix."""
     words = ["assay", "smoke", "run", case.id, "--device", options.device]
     words += ["--trainer", options.trainer] if options.trainer else []
-    return Subject(name=case.id, command=shlex.join(words), num_cards=case.cards, options=options)
+    return SessionItem(
+        name=case.id, command=shlex.join(words), num_cards=case.cards, options=options
+    )
 
 
-def external_subject(toml: Path) -> Subject:
+def external_item(toml: Path) -> SessionItem:
     """A training library that a file describes.
 
     Of examples/trl_sft/smoke-lora.toml the name is `trl_sft-lora`, which can be a folder's.
     """
     folder, stem = toml.resolve().parent.name, toml.stem
-    return Subject(
+    return SessionItem(
         name=folder if stem == "smoke" else f"{folder}-{stem.removeprefix('smoke-')}",
         command=f"assay smoke run {COMMAND}{toml}",
         toml=str(toml.resolve()),
     )
 
 
-def run_subject(subject: Subject, folder: Path, progress: Progress) -> Verdict:
+def run_item(item: SessionItem, folder: Path, progress: Progress) -> Verdict:
     """Run it, with verdict and logs in `folder`."""
-    options = subject.options
+    options = item.options
     if options is None:
-        return run_external(Path(str(subject.toml)), folder, progress)
+        return run_external(Path(str(item.toml)), folder, progress)
     limits = TimeLimits(
         start_seconds=options.timeout,
         collective_seconds=options.collective_timeout,
         body_seconds=options.timeout,
     )
     references = References(Path(options.references))
-    case = case_of(subject.name)
+    case = case_of(item.name)
     return CaseRun(case, options.device, folder, references, options.trainer, limits).run(progress)

@@ -35,7 +35,7 @@ def _split(value: object) -> object:
 Words = Annotated[list[str], BeforeValidator(_split)]
 
 
-class SubjectError(UsageError):
+class LibraryFileError(UsageError):
     """A TOML file that describes no training library."""
 
 
@@ -102,7 +102,7 @@ class Checkpoints(Record):
         return self
 
 
-class Subject(Record):
+class ExternalLibrary(Record):
     """An external training library, as its TOML file describes it.
 
     Descriptions are what messages say was expected.
@@ -225,22 +225,22 @@ class Subject(Record):
         return None if saves % per_save else self.save_every + saves // per_save
 
 
-def read_subject(path: Path) -> Subject:
-    """The subject that a TOML file describes.
+def read_library(path: Path) -> ExternalLibrary:
+    """The library that a TOML file describes.
 
-    Raises: SubjectError, with the key that is wrong and what was expected there.
+    Raises: LibraryFileError, with the key that is wrong and what was expected there.
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError):
-        raise SubjectError(f"there is no file {path}") from None
+        raise LibraryFileError(f"there is no file {path}") from None
     except (OSError, ValueError) as error:
-        raise SubjectError(f"{path} is no TOML file: {error}") from None
+        raise LibraryFileError(f"{path} is no TOML file: {error}") from None
     try:
-        subject = Subject.model_validate(data)
+        library = ExternalLibrary.model_validate(data)
     except ValidationError as error:
-        raise SubjectError(f"{path}: {_describe(error)}") from None
-    return subject if subject.name else subject.model_copy(update={"name": path.stem})
+        raise LibraryFileError(f"{path}: {_describe(error)}") from None
+    return library if library.name else library.model_copy(update={"name": path.stem})
 
 
 def fill(text: str, values: Mapping[str, object]) -> str:
@@ -281,7 +281,7 @@ def _describe(error: ValidationError) -> str:
 
 
 def _expected_at(place: list[str]) -> str:
-    model: Any = Subject
+    model: Any = ExternalLibrary
     description = ""
     for name in place:
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
@@ -295,7 +295,7 @@ def _expected_at(place: list[str]) -> str:
 
 
 def _fields_at(place: list[str]) -> list[str]:
-    model: Any = Subject
+    model: Any = ExternalLibrary
     for name in place:
         model = model.model_fields[name].annotation
     return list(model.model_fields)

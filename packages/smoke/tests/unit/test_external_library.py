@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from assay_smoke.external.subject import SubjectError, fill, read_subject
+from assay_smoke.external.library import LibraryFileError, fill, read_library
 
 EXAMPLES = sorted((Path(__file__).parents[4] / "examples").glob("*/smoke*.toml"))
 
@@ -18,20 +18,20 @@ checkpoints.folder = "{output}/step-{step}"
 
 
 def read(folder: Path, text: str) -> object:
-    file = folder / "subject.toml"
+    file = folder / "library.toml"
     file.write_text(text, encoding="utf-8")
-    return read_subject(file)
+    return read_library(file)
 
 
 def test_a_launch_line_is_split_into_words(tmp_path: Path) -> None:
-    (tmp_path / "subject.toml").write_text(WHOLE, encoding="utf-8")
+    (tmp_path / "library.toml").write_text(WHOLE, encoding="utf-8")
 
-    subject = read_subject(tmp_path / "subject.toml")
+    library = read_library(tmp_path / "library.toml")
 
-    assert subject.launch[:3] == ["python", "train.py", "--model"]
-    assert subject.name == "subject"
-    assert subject.saved_steps == subject.kept_steps == [3, 6, 9]
-    assert subject.resume_at == 6
+    assert library.launch[:3] == ["python", "train.py", "--model"]
+    assert library.name == "library"
+    assert library.saved_steps == library.kept_steps == [3, 6, 9]
+    assert library.resume_at == 6
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,11 @@ def test_a_launch_line_is_split_into_words(tmp_path: Path) -> None:
 def test_it_resumes_from_the_middle_one_of_those_that_are_kept(
     tmp_path: Path, keys: str, saved: list[int], kept: list[int], resume_at: int
 ) -> None:
-    (tmp_path / "subject.toml").write_text(f"{keys}\n{WHOLE}", encoding="utf-8")
+    (tmp_path / "library.toml").write_text(f"{keys}\n{WHOLE}", encoding="utf-8")
 
-    subject = read_subject(tmp_path / "subject.toml")
+    library = read_library(tmp_path / "library.toml")
 
-    assert (subject.saved_steps, subject.kept_steps, subject.resume_at) == (saved, kept, resume_at)
+    assert (library.saved_steps, library.kept_steps, library.resume_at) == (saved, kept, resume_at)
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def test_it_resumes_from_the_middle_one_of_those_that_are_kept(
 def test_checkpoints_may_count_epochs_or_samples(
     tmp_path: Path, numbers: str, number: int, step: int | None
 ) -> None:
-    (tmp_path / "subject.toml").write_text(f"{WHOLE}\n{numbers}", encoding="utf-8")
+    (tmp_path / "library.toml").write_text(f"{WHOLE}\n{numbers}", encoding="utf-8")
 
-    subject = read_subject(tmp_path / "subject.toml")
+    library = read_library(tmp_path / "library.toml")
 
-    assert subject.step_of(number, subject.checkpoints.numbers) == step
+    assert library.step_of(number, library.checkpoints.numbers) == step
 
 
 @pytest.mark.parametrize(
@@ -108,15 +108,15 @@ def test_a_file_that_describes_no_library_is_told_by_its_key(
 ) -> None:
     text = WHOLE.replace(*change, 1)
     assert text != WHOLE
-    with pytest.raises(SubjectError, match=re.escape(message)) as raised:
+    with pytest.raises(LibraryFileError, match=re.escape(message)) as raised:
         read(tmp_path, text)
-    assert str(raised.value).startswith(str(tmp_path / "subject.toml"))
+    assert str(raised.value).startswith(str(tmp_path / "library.toml"))
     assert "\n" not in str(raised.value)
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(SubjectError, match="there is no file"):
-        read_subject(tmp_path / "absent.toml")
+    with pytest.raises(LibraryFileError, match="there is no file"):
+        read_library(tmp_path / "absent.toml")
 
 
 def test_placeholders_are_filled_and_other_braces_stay() -> None:
@@ -125,7 +125,7 @@ def test_placeholders_are_filled_and_other_braces_stay() -> None:
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_every_shipped_file_can_be_read(file: Path) -> None:
-    assert read_subject(file).name
+    assert read_library(file).name
 
 
 def test_there_are_shipped_files() -> None:

@@ -1,0 +1,160 @@
+"""What goes on from a checkpoint, judged: it has to come to the same end."""
+
+import math
+from collections.abc import Sequence
+
+from assay.comparing.limits import load_limits
+from assay.errors import name_some
+from assay.verdicts import Measurement
+from assay_smoke.external.evidence import Evidence, Resumption
+from assay_smoke.external.judging.endings import describe_bad_end
+from assay_smoke.external.judging.outcomes import (
+    JudgedLevel,
+    failed_checkpoint,
+    not_compared,
+    not_run,
+    passed,
+)
+from assay_smoke.external.running.launches import RunEvidence
+
+
+def judge_resumption(evidence: Evidence) -> JudgedLevel:
+    """The run that went on from the checkpoint in the middle ends as the uninterrupted one."""
+    if evidence.resumption is None:
+        return not_run("there is no whole checkpoint to resume from")
+    return _judge_resumption(evidence.resumption, evidence)
+
+
+def judge_interruption(evidence: Evidence) -> JudgedLevel:
+    """SIGTERM in the middle of training gives a checkpoint that resumes to the same end."""
+    library, interrupted = evidence.library, evidence.interrupted
+    if library.on_sigterm == "nothing":
+        return not_run('on_sigterm is "nothing": no checkpoint is promised')
+    if interrupted is None:
+        return not_run("the uninterrupted run did not end well")
+    if interrupted.signalled_after is None or interrupted.signalled_after >= library.steps:
+        return not_compared("training ended before SIGTERM was sent: take more `steps`")
+    if problem := _ignored_sigterm(interrupted, evidence):
+        reason = f"SIGTERM after step {interrupted.signalled_after}: {problem}"
+        return failed_checkpoint(len(interrupted.losses), 1, reason)
+    if evidence.after_sigterm is None:
+        return not_compared("the checkpoint of SIGTERM leaves no step to resume: take more `steps`")
+    return _judge_resumption(evidence.after_sigterm, evidence)
+
+
+def _ignored_sigterm(interrupted: RunEvidence, evidence: Evidence) -> str | None:
+    """What a run did instead of writing a checkpoint and ending; None if it did."""
+    num_logged, newest = len(interrupted.losses), evidence.interrupted_at
+    if interrupted.hung_in is not None:
+        limit = evidence.library.end_limit_seconds
+        return f"it ran on for {limit:g} s and was ended{_waits(interrupted.waits)}"
+    if num_logged >= evidence.library.steps:
+        return "training went on to its last step"
+    if newest is None or newest < num_logged:
+        there = "there is none" if newest is None else f"the newest is of step {newest}"
+        return f"no checkpoint holds step {num_logged}, the last one logged; {there}"
+    if newest > num_logged + 1:
+        return (
+            f"the newest checkpoint says that it is of step {newest}, and step {num_logged} is the"
+            " last one logged"
+        )
+    return None
+
+
+def measure_resumption(evidence: Evidence) -> list[Measurement]:
+    """The losses of the resumed run beside the uninterrupted one's, and the ratios that judge them."""
+    rows: list[Measurement] = []
+    limits = load_limits("training")
+    for level, one in (("resume", evidence.resumption), ("sigterm", evidence.after_sigterm)):
+        if one is None:
+            continue
+        begin = one.run.launch.first_step
+        pairs = zip(one.run.losses, evidence.uninterrupted.losses[begin:], strict=False)
+        is_judged = not one.ratios
+        for step, (actual, expected) in enumerate(pairs, begin + 1):
+            same = actual.value == expected.value
+            error = 0.0 if same else abs(actual.value - expected.value)
+            rows.append(
+                Measurement(
+                    level=level, module="", port="loss", phase="checkpoint", step=step,
+                    statistic="exact", actual=error, expected=0.0,
+                    ratio=0.0 if same else math.inf if is_judged else math.nan,
+                    limit=0.0 if is_judged else None,
+                )
+            )  # fmt: skip
+        rows += [
+            Measurement(
+                level=level, module="", port="end", phase="checkpoint", step=evidence.library.steps,
+                statistic=ratio.statistic, actual=ratio.actual, expected=ratio.expected,
+                ratio=ratio.value, limit=limits.of(ratio.statistic),
+            )
+            for ratio in one.ratios
+        ]  # fmt: skip
+    return rows
+
+
+def _judge_resumption(one: Resumption, evidence: Evidence) -> JudgedLevel:
+    launch, end = one.run.launch, evidence.saved.get(evidence.library.steps)
+    compared = len(one.run.losses)
+    if problem := describe_bad_end(one.run):
+        return failed_checkpoint(launch.first_step, compared, problem)
+    if len(one.run.losses) != evidence.library.steps - launch.first_step:
+        reason = (
+            f"resumed from step {launch.first_step} it made {compared} steps instead of"
+            f" {evidence.library.steps - launch.first_step}"
+        )
+        return failed_checkpoint(launch.first_step, compared, reason)
+    if one.end is None or one.end.problem is not None or end is None:
+        problem = "it wrote no last checkpoint" if one.end is None else one.end.problem
+        return failed_checkpoint(evidence.library.steps, compared, f"the resumed run: {problem}")
+    compared += len(end.hashes)
+    different = sorted(name for name in end.hashes if end.hashes[name] != one.end.hashes.get(name))
+    losses = _first_other_loss(one, evidence)
+    if not different and losses is None:
+        return passed(compared, from_step=launch.first_step, bitwise=True)
+    reason = losses or f"{len(different)} tensors end elsewhere: {name_some(different)}"
+    if not one.repeated_differs:
+        twice = (
+            ", although two uninterrupted runs are equal" if one.repeated_differs is False else ""
+        )
+        return failed_checkpoint(launch.first_step, compared, reason + twice)
+    return _judge_spread(one, compared, reason)
+
+
+def _judge_spread(one: Resumption, compared: int, difference: str) -> JudgedLevel:
+    limits = load_limits("training")
+    if not one.ratios:
+        return not_compared(f"{difference}; the repeated run left nothing to hold it to")
+    for ratio in one.ratios:
+        limit = limits.of(ratio.statistic)
+        if not ratio.value <= limit:
+            reason = (
+                f"{difference}: {ratio.value:.3g}x what two uninterrupted runs of one seed differ by"
+                f" (limit {limit:g}x of {ratio.statistic})"
+            )
+            return failed_checkpoint(one.run.launch.first_step, compared, reason)
+    return passed(compared, from_step=one.run.launch.first_step, bitwise=False)
+
+
+def _first_other_loss(one: Resumption, evidence: Evidence) -> str | None:
+    """What the first loss that differs tells; None where all agree."""
+    begin = one.run.launch.first_step
+    for number, (actual, expected) in enumerate(
+        zip(one.run.losses, evidence.uninterrupted.losses[begin:], strict=False)
+    ):
+        if actual.value != expected.value:
+            cause = (
+                "weights, data or random numbers are not where they were"
+                if number == 0
+                else "the first one agrees: moments or the schedule were not restored, or random"
+                " numbers"
+            )
+            return (
+                f"the loss of step {begin + number + 1} is {actual.value!r}, the uninterrupted"
+                f" run's {expected.value!r} ({cause})"
+            )
+    return None
+
+
+def _waits(places: Sequence[str]) -> str:
+    return "".join(f"; {place}" for place in places)
