@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from assay.launch import Rank
 from assay.training.processes.candidate_side import CandidateSide
@@ -113,5 +114,7 @@ def survivors(before: dict[int, Tensor]) -> Survivors:
 
 
 def _has_storage(tensor: Tensor) -> bool:
+    if isinstance(tensor, DTensor):  # the tensor of its shard has, and is found by itself
+        return False
     # The stand-ins that compilers trace with name a device, and their storage says that it is on none.
     return tensor.layout is torch.strided and tensor.untyped_storage().device.type != "meta"
