@@ -1,6 +1,6 @@
 """Models loaded for comparison: exact weights, a chosen dtype, evaluation mode."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +17,8 @@ from assay.models.remote_code import RemoteCode, transformers_option
 from assay.models.sources import ModelSource, resolve_model
 from assay.models.transformers_logging import quiet_transformers
 from assay.models.weight_files import reading
-from assay.models.weight_files.pickled import pickled_dtype, pickled_hash
+from assay.models.weight_files.hashing import StoredWeight, combine_hashes
+from assay.models.weight_files.pickled import pickled_dtype, pickled_weights
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -37,7 +38,7 @@ class LoadedModel:
     config: the Hugging Face configuration (of the text part where there are several).
     checkpoint_dtype: the dtype of most of the stored weights, whatever the model runs in.
     max_positions: the longest sequence; None where the configuration sets no limit.
-    weights_hash: of the stored values; the same for every dtype and device.
+    stored_weights: every tensor of the checkpoint, whatever the model runs in.
     encode_chat: applies the chat template to messages; None where there is no template.
     notes: for the user, such as that bytes are used since there is no tokenizer.
     """
@@ -52,13 +53,18 @@ class LoadedModel:
     tokenizer_kind: Literal["own", "bytes", "none"]
     tokenizer_hash: str
     checkpoint_dtype: str
-    weights_hash: str
+    stored_weights: Mapping[str, StoredWeight]
     vocab_size: int
     max_positions: int | None
     pad_token_id: int
     eos_token_ids: tuple[int, ...]
     can_generate: bool
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def weights_hash(self) -> str:
+        """One hash over the checkpoint; how it is split over files has no effect."""
+        return combine_hashes({name: one.hash for name, one in self.stored_weights.items()})
 
 
 def load_model(
@@ -111,7 +117,7 @@ def load_model(
         if tokenizing.kind == "bytes" and source.kind != "micro":
             notes.append("no tokenizer files: text is encoded as the bytes of UTF-8")
         checkpoint_dtype = reading.checkpoint_dtype(tensors) if tensors else pickled_dtype(folder)
-        weights_hash = reading.checkpoint_hash(tensors) if tensors else pickled_hash(folder)
+        weights = reading.stored_weights(tensors) if tensors else pickled_weights(folder)
     eos_token_ids = _eos_token_ids(module, text_config)
     return LoadedModel(
         model=module.to(device).eval(),
@@ -124,7 +130,7 @@ def load_model(
         tokenizer_kind=tokenizing.kind,
         tokenizer_hash=tokenizing.hash,
         checkpoint_dtype=checkpoint_dtype,
-        weights_hash=weights_hash,
+        stored_weights=weights,
         vocab_size=text_config.vocab_size,
         max_positions=_max_positions(text_config),
         pad_token_id=_pad_token_id(tokenizing.pad_token_id, text_config, eos_token_ids),

@@ -1,6 +1,7 @@
 """Content hashes of weights: one for each tensor, and one over all of them."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -8,6 +9,19 @@ import xxhash
 if TYPE_CHECKING:
     import torch
     from typing_extensions import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """A tensor as it is kept in a checkpoint.
+
+    dtype: as safetensors names it, such as "BF16".
+    hash: of dtype, shape and values.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    hash: str
 
 
 def hash_values(dtype: str, shape: tuple[int, ...], values: "Buffer") -> str:

@@ -7,8 +7,24 @@ from pathlib import Path
 import torch
 
 from assay.errors import UsageError
-from assay.models.weight_files.hashing import combine_hashes, hash_values
+from assay.models.weight_files.hashing import StoredWeight, hash_values
 from assay.models.weight_files.reading import weight_files
+
+# Source: the README of the safetensors project, section "Format".
+_SAFETENSORS_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 def _load_file(file: Path) -> dict[str, torch.Tensor]:
@@ -36,12 +52,12 @@ def pickled_dtype(folder: Path) -> str:
     return counts.most_common(1)[0][0] if counts else "float32"
 
 
-def pickled_hash(folder: Path) -> str:
-    """The hash that `reading.checkpoint_hash` gives the same tensors in safetensors files."""
-    hashes: dict[str, str] = {}
-    for file in weight_files(folder):
-        for name, value in _load_file(file).items():
-            flat = value.contiguous().reshape(-1).view(torch.uint8)
-            dtype = str(value.dtype).removeprefix("torch.")
-            hashes[name] = hash_values(dtype, tuple(value.shape), flat.numpy().data)
-    return combine_hashes(hashes)
+def pickled_weights(folder: Path) -> dict[str, StoredWeight]:
+    """What `reading.stored_weights` gives for the same tensors in safetensors files."""
+    found: dict[str, StoredWeight] = {}
+    for name, value in read_pickled(folder).items():
+        flat = value.contiguous().reshape(-1).view(torch.uint8)
+        dtype, shape = _SAFETENSORS_NAMES[value.dtype], tuple(value.shape)
+        hashed = hash_values(dtype, shape, flat.numpy().data)
+        found[name] = StoredWeight(dtype, shape, hashed)
+    return found

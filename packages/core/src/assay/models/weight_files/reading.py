@@ -17,7 +17,7 @@ from typing import Any
 import xxhash
 
 from assay.errors import UsageError
-from assay.models.weight_files.hashing import combine_hashes, hash_values
+from assay.models.weight_files.hashing import StoredWeight, combine_hashes, hash_values
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -146,16 +146,17 @@ def holds_float64(tensors: list[StoredTensor]) -> bool:
     return any(tensor.dtype == "F64" for tensor in tensors)
 
 
-def checkpoint_hash(tensors: list[StoredTensor]) -> str:
-    """One hash over names, dtypes, shapes and values; how they are split over files has no effect."""
-    hashes: dict[str, str] = {}
+def stored_weights(tensors: list[StoredTensor]) -> dict[str, StoredWeight]:
+    """Every tensor by its name; all values are read."""
+    found: dict[str, StoredWeight] = {}
     for file in sorted({tensor.file for tensor in tensors}):
         with file.open("rb") as stream, _mapped(stream.fileno()) as data:
-            for tensor in tensors:
-                if tensor.file == file:
-                    with memoryview(data)[tensor.start : tensor.end] as values:
-                        hashes[tensor.name] = hash_values(tensor.dtype, tensor.shape, values)
-    return combine_hashes(hashes)
+            for one in tensors:
+                if one.file == file:
+                    with memoryview(data)[one.start : one.end] as values:
+                        hashed = hash_values(one.dtype, one.shape, values)
+                    found[one.name] = StoredWeight(one.dtype, one.shape, hashed)
+    return found
 
 
 def _mapped(descriptor: int) -> mmap.mmap:

@@ -9,11 +9,13 @@ import torch
 from safetensors.torch import save_file
 
 from assay.errors import UsageError
+from assay.models.weight_files.hashing import combine_hashes
+from assay.models.weight_files.pickled import pickled_weights
 from assay.models.weight_files.reading import (
     checkpoint_dtype,
-    checkpoint_hash,
     holds_float64,
     read_tensors,
+    stored_weights,
     weight_files,
 )
 
@@ -27,7 +29,7 @@ def read(folder: Path) -> list[tuple[str, str, tuple[int, ...]]]:
 def hash_of(folder: Path) -> str:
     tensors = read_tensors(folder)
     assert tensors is not None
-    return checkpoint_hash(tensors)
+    return combine_hashes({name: one.hash for name, one in stored_weights(tensors).items()})
 
 
 def write_sharded(folder: Path, shards: list[dict[str, torch.Tensor]]) -> None:
@@ -157,3 +159,20 @@ def test_dtype_is_that_of_most_values_not_of_most_tensors(tmp_path: Path) -> Non
     assert stored is not None
     assert checkpoint_dtype(stored) == "bfloat16"
     assert not holds_float64(stored)
+
+
+def test_a_pickled_checkpoint_holds_the_same_weights(tmp_path: Path) -> None:
+    state = {
+        "a": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
+        "b": torch.tensor([True, False]),
+        "c": torch.arange(4.0),
+    }
+    save_file(state, tmp_path / "model.safetensors")
+    tensors = read_tensors(tmp_path)
+    assert tensors is not None
+    pickled = tmp_path / "pickled"
+    pickled.mkdir()
+    torch.save(state, pickled / "pytorch_model.bin")
+
+    assert pickled_weights(pickled) == stored_weights(tensors)
+    assert pickled_weights(pickled)["a"].shape == (2, 3)
