@@ -17,7 +17,7 @@ Statistic = Literal[
     "non-finite", "exact",
     "replay-tensor", "replay-row", "replay-slope", "replay-bins", "replay-channel",
     "replay-row-slope", "replay-share",
-    "logits-kl", "logits-kl-worst", "logits-error", "logits-worst", "loss-error",
+    "logits-kl", "logits-kl-worst", "logits-error", "logits-worst", "logits-whole", "loss-error",
     "trajectory-error",
 ]  # fmt: skip
 

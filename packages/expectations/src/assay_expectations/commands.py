@@ -26,16 +26,30 @@ def capture(
     output: Annotated[
         Path, typer.Option(metavar="FILE.json|DIR", help="A DIR gets a file named by its key.")
     ],
+    captures: Annotated[
+        int, typer.Option(metavar="N", min=1, help="How many processes capture, and must agree.")
+    ] = 3,
+    approved_by: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Who takes what is captured for right.")
+    ] = None,
+    reason: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Why it is captured, for its provenance.")
+    ] = None,
 ) -> None:
     """Write what MODEL gives on RUN as an expectation.
 
     Example: assay expect capture micro:llama --run cpu/float32 --output expectations
+
+    Exit code: 0; 2 usage or environment error, also if the captures do not agree.
     """
     from assay.runs import open_progress
-    from assay_expectations.verifying import capture_expectation
+    from assay_expectations.capturing import CaptureOptions, capture_expectation
 
+    options = CaptureOptions(
+        model=model, run=run, num_captures=captures, approved_by=approved_by, reason=reason
+    )
     with open_progress() as progress:
-        typer.echo(capture_expectation(model, run, output, progress))
+        typer.echo(capture_expectation(options, output, progress))
 
 
 @app.command()
@@ -60,7 +74,8 @@ def verify(
     """Do the models still give what was captured on such a machine?
 
     Exit code: 0 PASS; 1 FAIL, also for an expectation that nothing can meet any more;
-    2 usage or environment error; 3 no expectation was captured on such a machine and software.
+    2 usage or environment error; 3 no expectation was captured on such a machine. Other versions of
+    software are compared; the verdict lists them.
     """
     from assay.cli.verdict_output import finish
     from assay.runs import RunFolder, open_progress
@@ -90,3 +105,16 @@ def diff(
     folder = RunFolder.create("expect diff", output)
     diff_expectations(expected, actual, folder.path)
     finish(folder.path, as_json=as_json)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the files.
+
+    Example: assay expect schema > expectation.schema.json
+    """
+    import json
+
+    from assay_expectations.records import Expectation
+
+    typer.echo(json.dumps(Expectation.model_json_schema(), indent=1))

@@ -6,50 +6,24 @@ from pathlib import Path
 
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
-from assay.models.sources import resolve_model
-from assay.runs import Progress, provenance, run_process
+from assay.runs import Progress, run_process
 from assay.runs.results import write_results
 from assay.verdicts import Verdict
-from assay.watchdog import temporary_folder
-from assay_expectations.judging import LIMITS, limits_origin
-from assay_expectations.records import Expectation, read_expectation, write_expectation
-from assay_expectations.requests import AllSeen, Captured, CaptureRequest, VerifyRequest
-from assay_expectations.verdicts import judge_pair, judge_seen
+from assay_expectations.capturing import WORKER
+from assay_expectations.judging.verdicts import judge_pair, judge_seen
+from assay_expectations.processes.requests import AllSeen, VerifyRequest
+from assay_expectations.records import Expectation, read_expectation
 
-WORKER = "assay_expectations.worker"
 SHIPPED = Path(str(files("assay_expectations") / "shipped"))
-
-
-def capture_expectation(model: str, run: str, output: Path, progress: Progress) -> Path:
-    """Capture what `model` gives on `run`. Returns: the file."""
-    parse_run(run)
-    resolve_model(model)
-    request = CaptureRequest(model=model, run=run)
-    with temporary_folder("assay-expect-") as scratch:
-        answer = run_process(
-            WORKER,
-            {"capture": request.model_dump()},
-            scratch,
-            name="capture",
-            progress=progress,
-        )
-    captured = Captured.model_validate(answer.result)
-    expectation = Expectation(
-        schema=1,
-        model=model,
-        key=captured.key,
-        limits=LIMITS,
-        limits_origin=limits_origin(model, captured.key.machine),
-        signature=captured.signature,
-        provenance=provenance(),
-    )
-    return write_expectation(expectation, output)
 
 
 def verify_expectations(
     paths: Sequence[Path], run: str, folder: Path, progress: Progress, setup: str | None = None
 ) -> Verdict:
-    """Hold the models of `paths`, by default of the shipped files, to what was captured."""
+    """Hold the models of `paths`, by default of the shipped files, to what was captured.
+
+    setup: called with each model before it runs, as FILE.py:FUNC.
+    """
     parse_run(run)
     expectations = {file: read_expectation(file) for file in find_files(paths or [SHIPPED])}
     _refuse_two_of_one_key(expectations)
@@ -57,8 +31,8 @@ def verify_expectations(
     answer = run_process(
         WORKER, {"verify": request.model_dump()}, folder, name="verify", progress=progress
     )
-    seen = AllSeen.model_validate(answer.result).seen
-    verdict, rows = judge_seen(run, list(zip(expectations.values(), seen, strict=True)))
+    here = AllSeen.model_validate(answer.result)
+    verdict, rows = judge_seen(run, list(expectations.values()), here)
     return write_results(verdict, rows, folder)
 
 

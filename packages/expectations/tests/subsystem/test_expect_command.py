@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -64,15 +65,16 @@ def test_what_was_just_captured_is_met(captured: Path, tmp_path: Path) -> None:
 
 def test_a_capture_holds_its_key_and_its_provenance(captured: Path) -> None:
     expectation = read_expectation(captured)
-    machine = expectation.key.machine
+    machine, content = expectation.key.machine, expectation.key.content
     assert (machine.vendor, machine.architecture) == ("cpu", platform.machine())
-    assert expectation.key.software == {
+    assert content.weights["lm_head.weight"].shape == [260, 96]
+    assert expectation.provenance.versions == {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    assert expectation.provenance["versions"]["torch"] == torch.__version__
+    assert len(expectation.captures) == 3
     assert len(expectation.signature.top_ids[0][0][0]) == 8
-    assert len(expectation.signature.yardstick[0][0][0]) == 9
+    assert len(expectation.signature.yardstick.log_probabilities[0][0][0]) == 9
 
 
 @pytest.mark.parametrize(("fault", "diagnosis"), [("scale", None), ("poison", "non-finite")])
@@ -97,7 +99,10 @@ def test_other_weights_make_it_stale(captured: Path, tmp_path: Path) -> None:
     code, verdict = verify(tmp_path / "run", str(tmp_path / "e"))
     assert (code, verdict["verdict"]) == (1, "FAIL")
     (level,) = verdict["levels"].values()
-    assert level["reason"].startswith("stale, nothing can meet it: weights_hash is ")
+    changed = (
+        r"stale, nothing can meet it: 1 weights with other values, of \d+: model\.norm\.weight"
+    )
+    assert re.fullmatch(changed, level["reason"])
 
 
 def test_another_run_is_not_compared_and_says_why(captured: Path, tmp_path: Path) -> None:
@@ -106,17 +111,14 @@ def test_another_run_is_not_compared_and_says_why(captured: Path, tmp_path: Path
     assert "dtype is bfloat16, expected float32" in verdict["levels"]["expectations"]["reason"]
 
 
-def test_the_shipped_expectation_holds_or_lists_what_differs(tmp_path: Path) -> None:
+def test_the_shipped_expectation_holds_whatever_is_installed(tmp_path: Path) -> None:
     code, verdict = verify(tmp_path / "run")
     (shipped,) = SHIPPED.glob("*.json")
-    key = read_expectation(shipped).key
-    here = {"torch": torch.__version__, "transformers": transformers.__version__}
-    if key.software == here and key.machine.architecture == platform.machine():
+    if read_expectation(shipped).key.machine.architecture == platform.machine():
         assert (code, verdict["verdict"]) == (0, "PASS")
     else:
         assert (code, verdict["verdict"]) == (3, "NOT_COMPARED")
-        (level,) = verdict["levels"].values()
-        assert ", expected " in level["reason"]
+        assert "architecture is " in verdict["levels"]["expectations"]["reason"]
 
 
 def test_the_capture_here_agrees_with_the_shipped_one(captured: Path, tmp_path: Path) -> None:

@@ -3,62 +3,58 @@
 import pytest
 
 from assay.verdicts import Outcome
-from assay_expectations.records import (
-    Content,
-    Expectation,
-    Key,
-    LogProbabilities,
-    Machine,
-    Settings,
-    Signature,
+from assay_expectations.judging.verdicts import judge_pair, judge_seen
+from assay_expectations.processes.requests import AllSeen, Seen
+from assay_expectations.records import Expectation, Key
+from packages.expectations.tests.unit.made import (
+    CONTENT,
+    MACHINE,
+    NOISE,
+    VERSIONS,
+    distributions,
+    expectation,
+    observed,
+    off,
 )
-from assay_expectations.requests import Seen
-from assay_expectations.verdicts import judge_pair, judge_seen
 
-MACHINE = Machine(vendor="acme", architecture="a1", dtype="bfloat16", precision="bfloat16")
+EXPECTATION = expectation()
 OTHER = MACHINE.model_copy(update={"architecture": "a2"})
-CONTENT = Content(weights_hash="w", tokenizer_hash="t", prompts_hash="p", settings=Settings())
-KEY = Key(machine=MACHINE, software={"torch": "2.13.0"}, content=CONTENT)
-CAPTURED: list[LogProbabilities] = [[[[-1.01, -2.99]]]]
-EXPECTATION = Expectation(
-    schema=1,
-    model="micro:llama",
-    key=KEY,
-    limits={"logits-error": 2.0, "logits-worst": 3.0},
-    limits_origin="by hand",
-    signature=Signature(
-        tokens=[[[1]]], top_ids=[[[[1]]]], yardstick=[[[[-1.0, -3.0]]]], captured=CAPTURED
-    ),
-    provenance={},
-)
 RUN = "acme/bfloat16"
 
 
-def seen(
-    key: Key | None = KEY,
-    values: list[LogProbabilities] = CAPTURED,
-    machine: Machine = MACHINE,
-    file: str = "a.json",
-) -> Seen:
-    compared = values if key == KEY else []
-    return Seen(file=file, machine=machine, key=key, log_probabilities=compared)
+def elsewhere(expected: Expectation = EXPECTATION) -> Expectation:
+    """The same of another machine that rounds alike."""
+    key = Key(machine=OTHER, content=expected.key.content)
+    return expected.model_copy(update={"key": key})
+
+
+def here(*seen: Seen, versions: dict[str, str] = VERSIONS) -> AllSeen:
+    return AllSeen(machine=MACHINE, versions=versions, seen=list(seen))
+
+
+def seen(given: float = NOISE, file: str = "a.json") -> Seen:
+    return Seen(file=file, observed=observed(distributions(off(given))))
 
 
 def test_an_expectation_that_holds_passes() -> None:
-    verdict, rows = judge_seen(RUN, [(EXPECTATION, seen())])
+    verdict, rows = judge_seen(RUN, [EXPECTATION], here(seen()))
     assert verdict.verdict is Outcome.PASS
     assert (verdict.noise_ratio, verdict.limit, verdict.compared) == (1.0, 2.0, 1)
     assert [(row.level, row.statistic, row.ratio) for row in rows] == [
         ("a", "logits-error", 1.0),
         ("a", "logits-worst", 1.0),
+        ("a", "logits-whole", 1.0),
     ]
+    assert verdict.notes == []
 
 
 def test_an_expectation_that_is_missed_fails_and_says_how_to_find_the_place() -> None:
-    verdict, _ = judge_seen(RUN, [(EXPECTATION, seen(values=[[[[-1.1, -2.9]]]]))])
+    wrong = observed(distributions(off(10 * NOISE)), most_likely=[-9.0, -9.5])
+    verdict, _ = judge_seen(RUN, [EXPECTATION], here(Seen(file="a.json", observed=wrong)))
     assert verdict.verdict is Outcome.FAIL
     assert verdict.noise_ratio == pytest.approx(10)
     assert verdict.diagnosis is None
+    assert "is 10x what the captured run had (limit 2x)" in str(verdict.levels["a"].reason)
     (note,) = verdict.notes
     assert note == (
         "to find the place: assay check generate micro:llama --reference cpu/float32"
@@ -67,80 +63,108 @@ def test_an_expectation_that_is_missed_fails_and_says_how_to_find_the_place() ->
 
 
 def test_nan_is_a_failure_with_its_diagnosis() -> None:
-    verdict, _ = judge_seen(RUN, [(EXPECTATION, seen(values=[[[[float("nan"), -2.9]]]]))])
+    wrong = observed(distributions([float("nan"), -3.0]))
+    verdict, _ = judge_seen(RUN, [EXPECTATION], here(Seen(file="a.json", observed=wrong)))
     assert verdict.verdict is Outcome.FAIL
     assert verdict.diagnosis == "non-finite"
 
 
 def test_a_stale_expectation_fails_and_says_what_differs() -> None:
-    now = KEY.model_copy(update={"content": CONTENT.model_copy(update={"weights_hash": "w2"})})
-    verdict, rows = judge_seen(RUN, [(EXPECTATION, seen(key=now))])
+    stale = Seen(file="a.json", stale=["the tokenizer is another one", "seed is 1, expected 0"])
+    verdict, rows = judge_seen(RUN, [EXPECTATION], here(stale))
     assert verdict.verdict is Outcome.FAIL
     assert verdict.levels["a"].reason == (
-        "stale, nothing can meet it: weights_hash is w2, expected w"
+        "stale, nothing can meet it: the tokenizer is another one; seed is 1, expected 0"
     )
     assert rows == []
 
 
-def test_other_software_is_not_compared_and_says_what_differs() -> None:
-    now = KEY.model_copy(update={"software": {"torch": "2.14.0"}})
-    verdict, _ = judge_seen(RUN, [(EXPECTATION, seen(key=now))])
-    assert verdict.verdict is Outcome.NOT_COMPARED
-    assert verdict.levels["a"].reason == "software.torch is 2.14.0, expected 2.13.0"
-    assert verdict.unmatched.expected == ["a"]
+def test_a_model_that_cannot_be_run_fails_and_the_others_are_judged() -> None:
+    broken = Seen(file="b.json", problem="the weights lack lm_head.weight")
+    verdict, _ = judge_seen(RUN, [EXPECTATION, EXPECTATION], here(seen(), broken))
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.levels["a"].verdict is Outcome.PASS
+    assert verdict.levels["b"].reason == "the weights lack lm_head.weight"
+    assert verdict.unmatched.expected == ["b"]
+
+
+def test_other_software_is_compared_and_listed() -> None:
+    now = {"torch": "2.14.0", "runtime": "1"}
+    verdict, _ = judge_seen(RUN, [EXPECTATION], here(seen(), versions=now))
+    assert verdict.verdict is Outcome.PASS
+    (note,) = verdict.notes
+    assert note == (
+        "a: since its capture driver went from 7 to absent, runtime went from absent to 1,"
+        " torch went from 2.13.0 to 2.14.0"
+    )
+
+
+def test_other_software_excuses_nothing() -> None:
+    now = VERSIONS | {"torch": "2.14.0"}
+    verdict, _ = judge_seen(RUN, [EXPECTATION], here(seen(10 * NOISE), versions=now))
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.notes[0] == "a: since its capture torch went from 2.13.0 to 2.14.0"
 
 
 def test_expectations_of_other_machines_are_no_pass() -> None:
-    verdict, _ = judge_seen(RUN, [(EXPECTATION, seen(key=None, machine=OTHER))])
+    verdict, rows = judge_seen(RUN, [elsewhere()], here(Seen(file="a.json")))
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.levels["expectations"].reason == (
-        "a is of another machine: architecture is a2, expected a1"
+        "a is of another machine: architecture is a1, expected a2"
     )
     assert verdict.unmatched.expected == []
+    assert rows == []
+
+
+def test_what_another_machine_would_say_is_shown_and_decides_nothing() -> None:
+    verdict, rows = judge_seen(RUN, [elsewhere()], here(seen()))
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert verdict.levels["expectations"].reason == (
+        "a is of another machine: architecture is a1, expected a2; it decides nothing here, where"
+        " logits-error would be 1x (limit 2x)"
+    )
+    assert (verdict.compared, rows) == (0, [])
 
 
 def test_expectations_of_other_machines_do_not_disturb_those_of_this_one() -> None:
-    elsewhere = seen(key=None, machine=OTHER, file="b.json")
-    verdict, _ = judge_seen(RUN, [(EXPECTATION, seen()), (EXPECTATION, elsewhere)])
+    verdict, _ = judge_seen(RUN, [EXPECTATION, elsewhere()], here(seen(), Seen(file="b.json")))
     assert verdict.verdict is Outcome.PASS
     assert list(verdict.levels) == ["a"]
-    assert verdict.notes == ["b is of another machine: architecture is a2, expected a1"]
-
-
-def test_one_that_is_not_compared_forbids_a_pass() -> None:
-    now = KEY.model_copy(update={"software": {"torch": "2.14.0"}})
-    pairs = [(EXPECTATION, seen()), (EXPECTATION, seen(key=now, file="b.json"))]
-    assert judge_seen(RUN, pairs)[0].verdict is Outcome.NOT_COMPARED
+    assert verdict.notes == ["b is of another machine: architecture is a1, expected a2"]
 
 
 def test_files_of_one_name_stay_apart() -> None:
-    pairs = [(EXPECTATION, seen(file=f"{folder}/a.json")) for folder in ("x", "y")]
-    assert list(judge_seen(RUN, pairs)[0].levels) == ["x/a.json", "y/a.json"]
+    both = [seen(file=f"{folder}/a.json") for folder in ("x", "y")]
+    verdict, _ = judge_seen(RUN, [EXPECTATION, EXPECTATION], here(*both))
+    assert list(verdict.levels) == ["x/a.json", "y/a.json"]
 
 
-def other_capture(values: list[LogProbabilities], **update: object) -> Expectation:
-    signature = EXPECTATION.signature.model_copy(update={"captured": values})
+def other_capture(error: float, **update: object) -> Expectation:
+    captured = distributions(off(error))
+    signature = EXPECTATION.signature.model_copy(update={"captured": captured})
     return EXPECTATION.model_copy(update={"signature": signature} | update)
 
 
-def test_two_captures_are_compared_and_their_keys_too() -> None:
-    key = KEY.model_copy(update={"machine": OTHER, "software": {"torch": "2.14.0"}})
-    verdict, _ = judge_pair(EXPECTATION, other_capture([[[[-1.015, -2.985]]]], key=key))
+def test_two_captures_are_compared_and_where_they_are_from_too() -> None:
+    provenance = EXPECTATION.provenance.model_copy(update={"versions": {"torch": "2.14.0"}})
+    other = elsewhere(other_capture(1.5 * NOISE, provenance=provenance))
+    verdict, _ = judge_pair(EXPECTATION, other)
     assert verdict.verdict is Outcome.PASS
     assert verdict.noise_ratio == pytest.approx(1.5)
     assert verdict.notes == [
-        "machine.architecture is a2, expected a1",
-        "software.torch is 2.14.0, expected 2.13.0",
+        "architecture is a2, expected a1",
+        "driver is absent, expected 7",
+        "torch is 2.14.0, expected 2.13.0",
     ]
-    verdict, _ = judge_pair(EXPECTATION, other_capture([[[[-1.03, -2.97]]]]))
-    assert verdict.verdict is Outcome.FAIL
+    assert judge_pair(EXPECTATION, other_capture(3 * NOISE))[0].verdict is Outcome.FAIL
 
 
-def test_captures_of_different_models_are_not_compared() -> None:
-    key = KEY.model_copy(update={"content": CONTENT.model_copy(update={"weights_hash": "w2"})})
-    verdict, _ = judge_pair(EXPECTATION, other_capture(CAPTURED, key=key))
+def test_captures_of_different_content_are_not_compared() -> None:
+    content = CONTENT.model_copy(update={"tokenizer_hash": "t2"})
+    key = Key(machine=MACHINE, content=content)
+    verdict, _ = judge_pair(EXPECTATION, other_capture(NOISE, key=key))
     assert verdict.verdict is Outcome.NOT_COMPARED
-    assert verdict.levels["signature"].reason == "weights_hash is w2, expected w"
+    assert verdict.levels["signature"].reason == "the tokenizer is another one"
 
 
 def test_captures_of_different_tokens_are_not_compared() -> None:

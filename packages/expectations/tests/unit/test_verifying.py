@@ -4,7 +4,7 @@ import pytest
 
 from assay.errors import UsageError
 from assay.runs import SilentProgress
-from assay_expectations.judging import LIMITS, limits_origin
+from assay_expectations.judging.numbers import LIMITS, limits_origin
 from assay_expectations.records import read_expectation
 from assay_expectations.verifying import SHIPPED, find_files, verify_expectations
 

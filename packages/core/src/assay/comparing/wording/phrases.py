@@ -44,6 +44,7 @@ _STATISTICS = {
     "logits-kl-worst": "KL divergence of the worst token",
     "logits-error": "relative error of the logits",
     "logits-worst": "relative error of the worst token's logits",
+    "logits-whole": "relative error over the whole vocabulary",
     "loss-error": "relative error of the losses",
     "trajectory-error": "median distance of a trained parameter from the reference's",
     "overfit-loss": "loss of the last steps",

@@ -1,0 +1,123 @@
+"""An expectation made: several processes capture, and have to agree."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.devices.run_string import parse_run
+from assay.errors import MachineError
+from assay.models.sources import resolve_model
+from assay.runs import Progress, provenance, run_process
+from assay.watchdog import temporary_folder
+from assay_expectations.judging.numbers import LIMITS, judge_numbers, limits_origin
+from assay_expectations.processes.requests import (
+    AllSeen,
+    Captured,
+    CaptureRequest,
+    VerifyRequest,
+)
+from assay_expectations.records import Expectation, Observed, Provenance, write_expectation
+
+WORKER = "assay_expectations.processes.worker"
+
+CONTAINER = "ASSAY_CONTAINER"
+
+
+class UnrepeatableError(MachineError):
+    """Captures that do not agree, or are not finite: nothing can be held to them."""
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """What is captured, how often, and who answers for it.
+
+    num_captures: how many processes capture, one after the other.
+    """
+
+    model: str
+    run: str
+    num_captures: int = 3
+    approved_by: str | None = None
+    reason: str | None = None
+
+
+def capture_expectation(options: CaptureOptions, output: Path, progress: Progress) -> Path:
+    """Capture what a model gives on a device. Returns: the file.
+
+    output: a file, or a folder for one that is named by its key.
+    Raises: UnrepeatableError if the captures do not agree; DiskError.
+    """
+    parse_run(options.run)
+    resolve_model(options.model)
+    with temporary_folder("assay-expect-") as scratch:
+        first = _ask_for_capture(options, scratch / "1", progress)
+        expectation = _from_first(options, first)
+        for number in range(2, options.num_captures + 1):
+            again = _observe_again(expectation, options.run, scratch / str(number), progress)
+            expectation = _with_capture(expectation, again, number)
+    widest = {name: max(one[name] for one in expectation.captures) for name in LIMITS}
+    limits = {name: limit * max(1.0, widest[name]) for name, limit in LIMITS.items()}
+    return write_expectation(expectation.model_copy(update={"limits": limits}), output)
+
+
+def _ask_for_capture(options: CaptureOptions, folder: Path, progress: Progress) -> Captured:
+    request = CaptureRequest(model=options.model, run=options.run).model_dump()
+    folder.mkdir()
+    answer = run_process(WORKER, {"capture": request}, folder, name="capture 1", progress=progress)
+    return Captured.model_validate(answer.result)
+
+
+def _from_first(options: CaptureOptions, captured: Captured) -> Expectation:
+    machine = captured.key.machine
+    judged = judge_numbers(captured.signature, captured.signature.captured, machine.dtype, LIMITS)
+    if not judged.passed:
+        raise UnrepeatableError(
+            f"{options.model} gives NaN or infinity on {options.run}: nothing was written"
+        )
+    return Expectation(
+        model=options.model,
+        key=captured.key,
+        captures=[judged.ratios],
+        limits=LIMITS,
+        limits_origin=limits_origin(options.model, machine),
+        signature=captured.signature,
+        provenance=Provenance(
+            run=options.run,
+            product=captured.product,
+            versions=captured.versions,
+            torch_settings=captured.torch_settings,
+            container=os.environ.get(CONTAINER),
+            process=provenance(),
+            approved_by=options.approved_by,
+            reason=options.reason,
+        ),
+    )
+
+
+def _observe_again(
+    expectation: Expectation, run: str, folder: Path, progress: Progress
+) -> Observed:
+    """What another process gives where `expectation` was captured."""
+    file = write_expectation(expectation, folder / "expectation.json")
+    request = VerifyRequest(files=[str(file)], run=run).model_dump()
+    answer = run_process(
+        WORKER, {"verify": request}, folder, name=f"capture {folder.name}", progress=progress
+    )
+    (seen,) = AllSeen.model_validate(answer.result).seen
+    if seen.observed is None:
+        problem = seen.problem or "; ".join(seen.stale)
+        raise UnrepeatableError(f"the model changed while it was captured: {problem}")
+    return seen.observed
+
+
+def _with_capture(expectation: Expectation, observed: Observed, number: int) -> Expectation:
+    judged = judge_numbers(
+        expectation.signature, observed.distributions, expectation.key.machine.dtype, LIMITS
+    )
+    if not judged.passed:
+        worst = judged.worst
+        raise UnrepeatableError(
+            f"captures 1 and {number} do not agree: {worst.ratio.statistic} is"
+            f" {worst.ratio.value:.3g}x that of the first (limit {worst.limit:g}x); nothing was written"
+        )
+    return expectation.model_copy(update={"captures": [*expectation.captures, judged.ratios]})

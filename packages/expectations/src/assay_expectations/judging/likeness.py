@@ -1,0 +1,75 @@
+"""In words, how values that are wrong are like those that were expected.
+
+Shapes: R tokens, K kept ids and the rest.
+"""
+
+import math
+
+import numpy as np
+
+from assay.stages import Statistic
+from assay_expectations.judging.numbers import (
+    LIMITS,
+    Array,
+    JudgedSignature,
+    centred,
+    relative_errors,
+    rows_of,
+)
+from assay_expectations.records import Observed, Signature
+
+_STATISTIC: Statistic = "logits-error"
+
+
+def describe_likeness(
+    signature: Signature, observed: Observed, dtype: str, judged: JudgedSignature
+) -> str | None:
+    """What one change would explain the difference; None if none of those that are known does.
+
+    dtype: that the run should have.
+    """
+    if observed.dtype != dtype:
+        return f"the model's parameters are {observed.dtype}, expected {dtype}"
+    expected_RK = rows_of(signature.yardstick.log_probabilities)
+    actual_RK = rows_of(observed.distributions.log_probabilities)
+    if not np.isfinite(actual_RK[np.isfinite(expected_RK)]).all():
+        tokens = int((~np.isfinite(actual_RK) & np.isfinite(expected_RK)).any(axis=1).sum())
+        return f"the log-probabilities of {tokens} of {len(actual_RK)} tokens are not finite"
+    noise = next(one.ratio.expected for one in judged.judged if one.ratio.statistic == _STATISTIC)
+    most = LIMITS[_STATISTIC] * noise
+    if judged.ratios[_STATISTIC] <= LIMITS[_STATISTIC]:
+        num_kept = actual_RK.shape[1] - 1
+        return (
+            f"the {num_kept} most likely ids of each token agree, what is wrong is in the rest of the"
+            " vocabulary"
+        )
+    # The rest is no logit: it is not scaled with them.
+    scale = _common_factor(actual_RK[:, :-1], expected_RK[:, :-1], most)
+    if scale is not None:
+        is_sign = abs(scale + 1) <= most
+        return (
+            "the logits are negated"
+            if is_sign
+            else f"the logits are {scale:.4g} times the expected"
+        )
+    own_RK = rows_of(observed.most_likely)
+    if _rms(relative_errors(own_RK, expected_RK[:, :-1])) <= most:
+        return "the probabilities are right, and belong to other ids: the vocabulary is permuted"
+    return None
+
+
+def _common_factor(actual_RK: Array, expected_RK: Array, most: float) -> float | None:
+    """The factor that all logits have, where what it leaves is noise; None where there is none."""
+    actual, expected = centred(actual_RK), centred(expected_RK)
+    used = np.isfinite(expected)
+    square = float(np.sum(expected[used] ** 2))
+    if not square:
+        return None
+    factor = float(np.sum(actual[used] * expected[used])) / square
+    left = float(np.sum((actual - factor * expected)[used] ** 2)) / square
+    is_factor = left**0.5 <= most * max(abs(factor), 1.0) and abs(factor - 1) > most
+    return factor if is_factor else None
+
+
+def _rms(values_R: Array) -> float:
+    return math.sqrt(float(np.mean(values_R**2)))

@@ -1,0 +1,226 @@
+"""One verdict over the expectations of a machine."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from assay.comparing.levels import (
+    DecidingNumbers,
+    deciding_numbers,
+    find_worst,
+    outcome_of_levels,
+)
+from assay.verdicts import (
+    Diagnosis,
+    Level,
+    Measurement,
+    Outcome,
+    Unmatched,
+    Verdict,
+)
+from assay_expectations.judging.likeness import describe_likeness
+from assay_expectations.judging.numbers import JudgedSignature, judge_numbers
+from assay_expectations.processes.requests import AllSeen, Seen
+from assay_expectations.records import (
+    Expectation,
+    Observed,
+    content_differences,
+    machine_differences,
+    value_differences,
+)
+
+# The level of a machine that nothing was captured on.
+_NO_EXPECTATION = "expectations"
+
+
+@dataclass(slots=True)
+class _Judgement:
+    """The levels of a verdict as they come, what was judged in them, and what to say beside them."""
+
+    levels: dict[str, Level] = field(default_factory=dict)
+    judged: dict[str, JudgedSignature] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    elsewhere: list[str] = field(default_factory=list)
+
+    def verdict(self) -> Verdict:
+        """What all levels come to."""
+        unmatched = [
+            name
+            for name, level in self.levels.items()
+            if not level.compared and name != _NO_EXPECTATION
+        ]
+        numbers: DecidingNumbers = {}
+        diagnosis: Diagnosis | None = None
+        if self.judged:
+            worst = find_worst(judged.worst for judged in self.judged.values())
+            numbers = deciding_numbers(worst, worst.resolution)
+            # Which module it was is a question for `assay check generate`.
+            diagnosis = None if math.isfinite(worst.ratio.value) else "non-finite"
+        return Verdict(
+            verdict=outcome_of_levels(self.levels),
+            levels=self.levels,
+            diagnosis=diagnosis,
+            notes=self.notes,
+            compared=sum(level.compared for level in self.levels.values()),
+            unmatched=Unmatched(expected=unmatched),
+            **numbers,
+        )
+
+    def measurements(self) -> list[Measurement]:
+        """The rows behind the levels."""
+        return [row for name, one in self.judged.items() for row in one.measurements(name)]
+
+
+def judge_seen(
+    run: str, expectations: Sequence[Expectation], here: AllSeen
+) -> tuple[Verdict, list[Measurement]]:
+    """The verdict over what was seen of each expectation, and its measurements.
+
+    Those of other machines are no part of it: another run, elsewhere, is for them.
+    """
+    judgement = _Judgement()
+    for name, expectation, seen in zip(_names(here.seen), expectations, here.seen, strict=True):
+        if expectation.key.machine != here.machine:
+            judgement.elsewhere.append(_describe_elsewhere(name, expectation, seen, here))
+        elif seen.observed is None:
+            reason = seen.problem or f"stale, nothing can meet it: {'; '.join(seen.stale)}"
+            judgement.levels[name] = Level(verdict=Outcome.FAIL, reason=reason)
+        else:
+            _judge_one(name, expectation, seen.observed, here.versions, run, judgement)
+    if not judgement.levels:
+        reason = "; ".join(judgement.elsewhere)
+        judgement.levels[_NO_EXPECTATION] = Level(verdict=Outcome.NOT_COMPARED, reason=reason)
+    else:
+        judgement.notes += judgement.elsewhere
+    verdict = judgement.verdict().model_copy(
+        update={
+            "model": {"name": _joined({expectation.model for expectation in expectations})},
+            "reference": {"run": "what was captured"},
+            "candidate": {"run": run},
+        }
+    )
+    return verdict, judgement.measurements()
+
+
+def _judge_one(
+    name: str,
+    expectation: Expectation,
+    observed: Observed,
+    versions: Mapping[str, str],
+    run: str,
+    judgement: _Judgement,
+) -> None:
+    judged = _judge(expectation, observed)
+    changed = _changes(expectation.provenance.versions, versions)
+    judgement.judged[name] = judged
+    judgement.levels[name] = _level_of(judged, expectation, observed, changed)
+    if changed:
+        judgement.notes.append(f"{name}: since its capture {', '.join(changed)}")
+    if not judged.passed:
+        judgement.notes.append(
+            f"to find the place: assay check generate {expectation.model}"
+            f" --reference cpu/float32 --candidate {run}"
+        )
+
+
+def judge_pair(expected: Expectation, actual: Expectation) -> tuple[Verdict, list[Measurement]]:
+    """Does what was captured in `actual` agree with `expected`, by its limits?"""
+    judgement = _Judgement()
+    content = content_differences(expected.key.content, actual.key.content)
+    same_tokens = (
+        expected.signature.tokens == actual.signature.tokens
+        and expected.signature.top_ids == actual.signature.top_ids
+    )
+    if content or not same_tokens:
+        reason = "; ".join(content) or "their yardsticks chose other tokens"
+        judgement.levels["signature"] = Level(verdict=Outcome.NOT_COMPARED, reason=reason)
+    else:
+        judged = judge_numbers(
+            expected.signature,
+            actual.signature.captured,
+            expected.key.machine.dtype,
+            expected.limits,
+        )
+        judgement.judged["signature"] = judged
+        judgement.levels["signature"] = _level_of(judged, expected, None, [])
+    versions = (expected.provenance.versions, actual.provenance.versions)
+    judgement.notes += [
+        *machine_differences(expected.key.machine, actual.key.machine),
+        *value_differences(*versions),
+    ]
+    verdict = judgement.verdict().model_copy(
+        update={
+            "model": {"name": _joined({expected.model, actual.model})},
+            "reference": {"run": expected.name},
+            "candidate": {"run": actual.name},
+        }
+    )
+    return verdict, judgement.measurements()
+
+
+def _judge(expectation: Expectation, observed: Observed) -> JudgedSignature:
+    return judge_numbers(
+        expectation.signature,
+        observed.distributions,
+        expectation.key.machine.dtype,
+        expectation.limits,
+    )
+
+
+def _level_of(
+    judged: JudgedSignature,
+    expectation: Expectation,
+    observed: Observed | None,
+    changed: list[str],
+) -> Level:
+    reason = None
+    if not judged.passed:
+        worst = judged.worst
+        reason = (
+            f"{worst.ratio.statistic} is {worst.ratio.value:.3g}x what the captured run had"
+            f" (limit {worst.limit:g}x)"
+        )
+        dtype = expectation.key.machine.dtype
+        likeness = observed and describe_likeness(expectation.signature, observed, dtype, judged)
+        reason = f"{likeness}; {reason}" if likeness else reason
+    return Level(
+        verdict=Outcome.PASS if judged.passed else Outcome.FAIL,
+        reason=reason,
+        compared=judged.num_tokens,
+        limits_origin=expectation.limits_origin,
+        since_capture=changed,
+    )
+
+
+def _describe_elsewhere(name: str, expectation: Expectation, seen: Seen, here: AllSeen) -> str:
+    """Of another machine; where it rounds alike, what its values would say here."""
+    differing = ", ".join(machine_differences(expectation.key.machine, here.machine))
+    told = f"{name} is of another machine: {differing}"
+    if seen.observed is None:
+        return told
+    worst = _judge(expectation, seen.observed).worst
+    return (
+        f"{told}; it decides nothing here, where {worst.ratio.statistic} would be"
+        f" {worst.ratio.value:.3g}x (limit {worst.limit:g}x)"
+    )
+
+
+def _changes(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
+    """Which versions are others than at the capture."""
+    return [
+        f"{name} went from {expected.get(name, 'absent')} to {actual.get(name, 'absent')}"
+        for name in sorted(expected.keys() | actual.keys())
+        if expected.get(name) != actual.get(name)
+    ]
+
+
+def _names(seen: Sequence[Seen]) -> list[str]:
+    """Names of the files, whole paths where two have the same."""
+    stems = [Path(one.file).stem for one in seen]
+    unique = len(set(stems)) == len(stems)
+    return stems if unique else [one.file for one in seen]
+
+
+def _joined(names: set[str]) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,1 @@
+"""The process that runs models, and what it is asked."""

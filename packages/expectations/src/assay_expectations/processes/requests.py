@@ -1,0 +1,57 @@
+"""What the process that runs models is asked for, and what it answers."""
+
+from typing import Any
+
+from pydantic import Field
+
+from assay.verdicts import Record
+from assay_expectations.records import Key, Machine, Observed, Settings, Signature
+
+
+class CaptureRequest(Record):
+    """Capture this model on this device."""
+
+    model: str
+    run: str
+    settings: Settings = Field(default_factory=Settings)
+
+
+class Captured(Record):
+    """What was captured, and on what: see `Provenance`."""
+
+    key: Key
+    signature: Signature
+    product: str
+    versions: dict[str, str]
+    torch_settings: dict[str, Any]
+
+
+class VerifyRequest(Record):
+    """Look at what these files hold on this device."""
+
+    files: list[str]
+    run: str
+    setup: str | None = None
+
+
+class Seen(Record):
+    """What became of one file.
+
+    observed: what the model gives here; None where it was not run, or where nothing could be held to
+        what is expected.
+    stale: what is run otherwise than at the capture, so that no device can meet it.
+    problem: why the model could not be run.
+    """
+
+    file: str
+    observed: Observed | None = None
+    stale: list[str] = Field(default_factory=list)
+    problem: str | None = None
+
+
+class AllSeen(Record):
+    """What became of each file, on which machine, with which versions of software."""
+
+    machine: Machine
+    versions: dict[str, str]
+    seen: list[Seen]

@@ -1,0 +1,93 @@
+"""The process that runs models: captures an expectation, or looks at those of this machine."""
+
+from pathlib import Path
+from typing import Any
+
+from assay.devices.registry import open_run
+from assay.devices.run_string import Run, parse_run
+from assay.errors import UsageError
+from assay.runs import Progress
+from assay.runs.worker import serve
+from assay_expectations.observing.candidates import (
+    after_setup,
+    capture_signature,
+    machine_of,
+    open_candidate,
+    torch_settings,
+    versions_of,
+)
+from assay_expectations.observing.distributions import observe
+from assay_expectations.processes.requests import (
+    AllSeen,
+    Captured,
+    CaptureRequest,
+    Seen,
+    VerifyRequest,
+)
+from assay_expectations.records import Expectation, Machine, content_differences, read_expectation
+
+
+def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Answer a CaptureRequest or a VerifyRequest, whichever is wrapped."""
+    answer: Captured | AllSeen
+    if "capture" in request:
+        answer = _capture(CaptureRequest.model_validate(request["capture"]), progress)
+    else:
+        answer = _look(VerifyRequest.model_validate(request["verify"]), progress)
+    return answer.model_dump(mode="json")
+
+
+def _capture(request: CaptureRequest, progress: Progress) -> Captured:
+    candidate = open_candidate(request.model, parse_run(request.run), request.settings)
+    device = candidate.side.device
+    return Captured(
+        key=candidate.key,
+        signature=capture_signature(request.model, candidate, progress),
+        product=device.product(),
+        versions=versions_of(device),
+        torch_settings=dict(torch_settings()),
+    )
+
+
+def _look(request: VerifyRequest, progress: Progress) -> AllSeen:
+    run = parse_run(request.run)
+    device = open_run(run)
+    machine = machine_of(run, device)
+    expectations = {file: read_expectation(Path(file)) for file in request.files}
+    seen = []
+    with progress.task(f"expectations on {run}", len(expectations)) as task:
+        for file, expectation in expectations.items():
+            looked_at = _can_inform(expectation, machine, [*expectations.values()])
+            seen.append(
+                _look_at(file, expectation, run, request.setup) if looked_at else Seen(file=file)
+            )
+            task.advance()
+    return AllSeen(machine=machine, versions=versions_of(device), seen=seen)
+
+
+def _can_inform(expectation: Expectation, here: Machine, others: list[Expectation]) -> bool:
+    """Whether it is of this machine; or of one that rounds alike, where this one has none."""
+    if expectation.key.machine == here:
+        return True
+    there = expectation.key.machine
+    rounds_alike = (there.dtype, there.precision) == (here.dtype, here.precision)
+    has_own = any(one.model == expectation.model and one.key.machine == here for one in others)
+    return rounds_alike and not has_own
+
+
+def _look_at(file: str, expectation: Expectation, run: Run, setup: str | None) -> Seen:
+    expected = expectation.key.content
+    try:
+        candidate = open_candidate(expectation.model, run, expected.settings)
+    except UsageError as error:
+        return Seen(file=file, problem=str(error))
+    if stale := content_differences(expected, candidate.key.content):
+        return Seen(file=file, stale=stale)
+    if setup is not None:
+        candidate = after_setup(candidate, setup)
+    observed = observe(candidate.side, candidate.plan.batches, expectation.signature)
+    return Seen(file=file, observed=observed)
+
+
+if __name__ == "__main__":
+    serve(work)

@@ -1,0 +1,43 @@
+"""What a file of expectations holds, and the files themselves. Imports no torch."""
+
+from assay_expectations.records.expectation import Expectation
+from assay_expectations.records.files import ExpectationError, read_expectation, write_expectation
+from assay_expectations.records.keys import (
+    Content,
+    Key,
+    Machine,
+    Settings,
+    Weight,
+    content_differences,
+    machine_differences,
+    value_differences,
+)
+from assay_expectations.records.provenance import Provenance
+from assay_expectations.records.values import (
+    Distributions,
+    LogProbabilities,
+    Observed,
+    Projections,
+    Signature,
+)
+
+__all__ = [
+    "Content",
+    "Distributions",
+    "Expectation",
+    "ExpectationError",
+    "Key",
+    "LogProbabilities",
+    "Machine",
+    "Observed",
+    "Projections",
+    "Provenance",
+    "Settings",
+    "Signature",
+    "Weight",
+    "content_differences",
+    "machine_differences",
+    "read_expectation",
+    "value_differences",
+    "write_expectation",
+]

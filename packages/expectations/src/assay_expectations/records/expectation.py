@@ -1,0 +1,44 @@
+"""An expectation: what was run where, what came of it, and the limits that others are held to."""
+
+import xxhash
+from pydantic import Field
+
+from assay.stages import Statistic
+from assay.verdicts import Number, Record
+from assay_expectations.records.keys import Key
+from assay_expectations.records.provenance import Provenance
+from assay_expectations.records.values import Signature
+
+SCHEMA = 2
+
+
+class Expectation(Record):
+    """One file.
+
+    captures: the noise ratios of every capture by statistic, each made by a process of its own. Of
+        the first, whose values are kept, they are 1.
+    limits: of the noise ratios, by statistic; limits_origin: where they come from, in a line.
+    hash: of all but itself and `provenance`, so that a number changed by hand is seen.
+    """
+
+    schema_: int = Field(default=SCHEMA, alias="schema", ge=SCHEMA, le=SCHEMA)
+    model: str
+    key: Key
+    captures: list[dict[Statistic, Number]] = Field(min_length=1)
+    limits: dict[Statistic, float]
+    limits_origin: str
+    signature: Signature
+    provenance: Provenance
+    hash: str = ""
+
+    @property
+    def name(self) -> str:
+        """A name for its file."""
+        machine = self.key.machine
+        model = "-".join(part for part in self.model.replace(":", "/").split("/") if part)
+        return f"{machine.vendor}-{machine.architecture}-{machine.dtype}-{model}"
+
+    def content_hash(self) -> str:
+        """The hash that `hash` should be."""
+        text = self.model_dump_json(exclude={"provenance", "hash"}, by_alias=True)
+        return xxhash.xxh3_128_hexdigest(text.encode())

@@ -1,0 +1,72 @@
+"""Files of expectations: written so that a person can review a change, read with one clear error."""
+
+import json
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import ValidationError
+
+from assay.errors import UsageError
+from assay.runs.errors import DiskError
+from assay.runs.folders import write_whole
+from assay_expectations.records.expectation import SCHEMA, Expectation
+
+_WIDTH = 100
+
+
+class ExpectationError(UsageError):
+    """A file that is no expectation, or was changed by hand."""
+
+    @classmethod
+    def unreadable(cls, path: Path, problem: object) -> Self:
+        """What is wrong with the file."""
+        return cls(f"expectation {path} cannot be read: {problem}")
+
+
+def write_expectation(expectation: Expectation, output: Path) -> Path:
+    """Write `expectation` to the file `output`, or under its name into the folder `output`.
+
+    Returns: the file.
+    Raises: DiskError if it cannot be written.
+    """
+    sealed = expectation.model_copy(update={"hash": expectation.content_hash()})
+    path = output if output.suffix == ".json" else output / f"{expectation.name}.json"
+    record = sealed.model_dump(mode="json", by_alias=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DiskError.refused(path.parent, error) from error
+    return write_whole(path, _as_lines(record, "") + "\n")
+
+
+def read_expectation(path: Path) -> Expectation:
+    """The expectation in `path`. Raises: ExpectationError."""
+    try:
+        record = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ExpectationError.unreadable(path, error.strerror) from None
+    except ValueError as error:
+        raise ExpectationError.unreadable(path, f"it is no JSON: {error}") from None
+    schema = record.get("schema") if isinstance(record, dict) else None
+    if schema != SCHEMA:
+        problem = f"its schema is {schema}, this assay reads {SCHEMA}: capture it again"
+        raise ExpectationError.unreadable(path, problem)
+    try:
+        expectation = Expectation.model_validate(record)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ExpectationError.unreadable(path, f"{where}: {first['msg']}") from None
+    if expectation.hash != expectation.content_hash():
+        raise ExpectationError.unreadable(path, "its hash is not that of its content")
+    return expectation
+
+
+def _as_lines(value: Any, indent: str) -> str:  # noqa: ANN401 - any JSON value
+    """JSON with one line for each list of numbers, and for each object that fits into one."""
+    line = json.dumps(value)
+    if not isinstance(value, dict) or len(indent) + len(line) <= _WIDTH:
+        return line
+    inner = indent + " "
+    items = [f"{inner}{json.dumps(name)}: {_as_lines(item, inner)}" for name, item in value.items()]
+    return "{\n" + ",\n".join(items) + f"\n{indent}}}"

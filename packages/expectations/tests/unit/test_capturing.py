@@ -1,0 +1,83 @@
+"""Captures by several processes: they have to agree before anything is written."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.runs import Answer, SilentProgress
+from assay_expectations import capturing
+from assay_expectations.capturing import CaptureOptions, UnrepeatableError, capture_expectation
+from assay_expectations.processes.requests import AllSeen, Captured, Seen
+from assay_expectations.records import Signature, read_expectation
+from packages.expectations.tests.unit.made import (
+    CONTENT,
+    MACHINE,
+    NOISE,
+    VERSIONS,
+    distributions,
+    expectation,
+    observed,
+    off,
+)
+
+OPTIONS = CaptureOptions("micro:llama", "cpu/bfloat16", approved_by="Ada", reason="first of all")
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, signature: Signature, *errors: float) -> None:
+    """Have processes answer: the first captures `signature`, later ones are off by `errors`."""
+    key = expectation().key
+    first = Captured(
+        key=key, signature=signature, product="Acme 1", versions=VERSIONS, torch_settings={}
+    )
+    answers = [first.model_dump(mode="json")]
+    for error in errors:
+        seen = Seen(file="x", observed=observed(distributions(off(error))))
+        answers.append(
+            AllSeen(machine=MACHINE, versions=VERSIONS, seen=[seen]).model_dump(mode="json")
+        )
+
+    def run_process(module: str, request: dict[str, Any], *_: object, **__: object) -> Answer:
+        assert ("capture" in request) == (len(answers) == 1 + len(errors))
+        return Answer(result=answers.pop(0), peak_rss_bytes=0, wall_seconds=0.0)
+
+    monkeypatch.setattr(capturing, "run_process", run_process)
+
+
+def test_the_limits_are_as_wide_as_the_captures_are_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, expectation().signature, NOISE, 1.5 * NOISE)
+    path = capture_expectation(OPTIONS, tmp_path, SilentProgress())
+
+    written = read_expectation(path)
+    assert [one["logits-error"] for one in written.captures] == pytest.approx([1.0, 1.0, 1.5])
+    # 2, 3 and 2, each 1.5 times.
+    assert written.limits == pytest.approx(
+        {"logits-error": 3.0, "logits-worst": 4.5, "logits-whole": 3.0}
+    )
+    assert (written.provenance.approved_by, written.provenance.reason) == ("Ada", "first of all")
+    assert written.key.content == CONTENT
+
+
+def test_captures_that_do_not_agree_are_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, expectation().signature, NOISE, 4 * NOISE)
+    with pytest.raises(UnrepeatableError) as raised:
+        capture_expectation(OPTIONS, tmp_path, SilentProgress())
+    assert str(raised.value) == (
+        "captures 1 and 3 do not agree: logits-error is 4x that of the first (limit 2x);"
+        " nothing was written"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_not_finite_is_not_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poisoned = distributions([float("nan"), -3.0])
+    signature = expectation().signature.model_copy(update={"captured": poisoned})
+    answer(monkeypatch, signature)
+    with pytest.raises(UnrepeatableError, match="gives NaN or infinity on cpu/bfloat16"):
+        capture_expectation(OPTIONS, tmp_path, SilentProgress())

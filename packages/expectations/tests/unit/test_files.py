@@ -1,0 +1,104 @@
+"""Files of expectations: they come back whole, and what is no expectation is one clear error."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.runs.errors import DiskError
+from assay_expectations.records import (
+    Expectation,
+    ExpectationError,
+    read_expectation,
+    write_expectation,
+)
+from packages.expectations.tests.unit.made import expectation
+
+SCHEMA_FILE = Path(__file__).parents[4] / "docs" / "expectation.schema.json"
+
+
+def test_an_expectation_comes_back_as_it_was(tmp_path: Path) -> None:
+    written = expectation(3)
+    path = write_expectation(written, tmp_path / "deep")
+    assert path == tmp_path / "deep/acme-a1-bfloat16-micro-llama.json"
+    assert read_expectation(path).model_dump(exclude={"hash"}) == written.model_dump(
+        exclude={"hash"}
+    )
+
+
+def test_a_named_file_is_used_as_it_is(tmp_path: Path) -> None:
+    assert write_expectation(expectation(), tmp_path / "x.json") == tmp_path / "x.json"
+
+
+def test_what_is_reviewed_has_a_line_of_its_own(tmp_path: Path) -> None:
+    written = expectation()
+    weights = {f"layers.{n}.weight": written.key.content.weights["a.weight"] for n in range(9)}
+    content = written.key.content.model_copy(update={"weights": weights})
+    key = written.key.model_copy(update={"content": content})
+    path = write_expectation(written.model_copy(update={"key": key}), tmp_path / "x.json")
+
+    lines = [line.strip(" ,") for line in path.read_text().splitlines()]
+    assert '"layers.7.weight": {"dtype": "BF16", "shape": [2, 3], "hash": "h"}' in lines
+
+
+def edited(path: Path, edit: dict[str, Any]) -> Path:
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | edit))
+    return path
+
+
+def problem_of(path: Path) -> str:
+    with pytest.raises(ExpectationError) as raised:
+        read_expectation(path)
+    return str(raised.value).removeprefix(f"expectation {path} cannot be read: ")
+
+
+def test_a_limit_that_was_changed_by_hand_is_seen(tmp_path: Path) -> None:
+    path = write_expectation(expectation(), tmp_path / "x.json")
+    limits = {"logits-error": 200.0, "logits-worst": 3.0, "logits-whole": 2.0}
+    assert problem_of(edited(path, {"limits": limits})) == "its hash is not that of its content"
+
+
+def test_provenance_is_no_part_of_the_hash(tmp_path: Path) -> None:
+    path = write_expectation(expectation(), tmp_path / "x.json")
+    record = json.loads(path.read_text())["provenance"]
+    edited(path, {"provenance": record | {"approved_by": "Ada", "reason": "reviewed"}})
+    assert read_expectation(path).provenance.approved_by == "Ada"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "No such file or directory"),
+        (b"{", "it is no JSON: "),
+        (b"\xff\xfe", "it is no JSON: "),
+        (b"[]", "its schema is None, this assay reads 2: capture it again"),
+        (b'{"schema": 1}', "its schema is 1, this assay reads 2: capture it again"),
+        (b'{"schema": 2}', "model: Field required"),
+    ],
+)
+def test_a_file_that_is_no_expectation_is_an_error_that_names_it(
+    tmp_path: Path, content: bytes | None, problem: str
+) -> None:
+    path = tmp_path / "x.json"
+    if content is not None:
+        path.write_bytes(content)
+    assert problem_of(path).startswith(problem)
+
+
+def test_a_truncated_file_is_no_json(tmp_path: Path) -> None:
+    path = write_expectation(expectation(), tmp_path / "x.json")
+    path.write_bytes(path.read_bytes()[:-40])
+    assert problem_of(path).startswith("it is no JSON: ")
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DiskError, match=r"file/below"):
+        write_expectation(expectation(), tmp_path / "file" / "below")
+
+
+def test_the_published_schema_is_that_of_the_code() -> None:
+    published = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    assert published == Expectation.model_json_schema(), "assay expect schema prints the new one"

@@ -1,0 +1,66 @@
+"""What differs between two machines, or between what was run on them, in words."""
+
+from assay_expectations.records import (
+    Weight,
+    content_differences,
+    machine_differences,
+    value_differences,
+)
+from packages.expectations.tests.unit.made import CONTENT, MACHINE, WEIGHT
+
+OTHER_VALUES = WEIGHT.model_copy(update={"hash": "h2"})
+TRANSPOSED = WEIGHT.model_copy(update={"shape": [3, 2], "hash": "h3"})
+
+
+def with_weights(**weights: Weight) -> list[str]:
+    """What differs from two weights, "a" and "b"."""
+    named = {name: weights[name] for name in weights}
+    expected = CONTENT.model_copy(update={"weights": {"a": WEIGHT, "b": OTHER_VALUES}})
+    return content_differences(expected, CONTENT.model_copy(update={"weights": named}))
+
+
+def test_equal_content_has_no_differences() -> None:
+    assert content_differences(CONTENT, CONTENT.model_copy(deep=True)) == []
+
+
+def test_a_weight_with_another_name_is_told_by_its_values() -> None:
+    assert with_weights(a=WEIGHT, c=OTHER_VALUES) == ["1 weights with another name: b is called c"]
+
+
+def test_weights_that_are_missing_or_new_are_named() -> None:
+    assert with_weights(a=WEIGHT, c=TRANSPOSED) == [
+        "1 weights that are missing: b",
+        "1 weights that are new: c",
+    ]
+
+
+def test_changed_values_and_changed_formats_are_told_apart() -> None:
+    assert with_weights(a=TRANSPOSED, b=WEIGHT) == [
+        "1 weights of another dtype or shape: a is BF16 [3, 2], expected BF16 [2, 3]",
+        "1 weights with other values, of 2: b",
+    ]
+
+
+def test_other_inputs_and_settings_are_named() -> None:
+    settings = CONTENT.settings.model_copy(update={"seed": 1})
+    other = CONTENT.model_copy(
+        update={"tokenizer_hash": "x", "prompts_hash": "x", "settings": settings}
+    )
+    assert content_differences(CONTENT, other) == [
+        "the tokenizer is another one",
+        "the prompts are other ones",
+        "seed is 1, expected 0",
+    ]
+
+
+def test_machines_differ_in_named_parts() -> None:
+    other = MACHINE.model_copy(update={"architecture": "a2"})
+    assert machine_differences(MACHINE, other) == ["architecture is a2, expected a1"]
+    assert machine_differences(MACHINE, MACHINE) == []
+
+
+def test_values_of_only_one_side_are_absent_on_the_other() -> None:
+    assert value_differences({"driver": "7", "torch": "1"}, {"runtime": "1", "torch": "1"}) == [
+        "driver is absent, expected 7",
+        "runtime is 1, expected absent",
+    ]
