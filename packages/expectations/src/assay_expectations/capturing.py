@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.devices.run_string import parse_run
-from assay.errors import MachineError
+from assay.errors import MachineError, UsageError
 from assay.models.sources import resolve_model
 from assay.runs import Progress, provenance, run_process
 from assay.watchdog import temporary_folder
+from assay_expectations.judging.changes import find_change
 from assay_expectations.judging.numbers import LIMITS, judge_numbers, limits_origin
 from assay_expectations.processes.requests import (
     AllSeen,
@@ -16,7 +17,14 @@ from assay_expectations.processes.requests import (
     CaptureRequest,
     VerifyRequest,
 )
-from assay_expectations.records import Expectation, Observed, Provenance, write_expectation
+from assay_expectations.records import (
+    Expectation,
+    Observed,
+    Provenance,
+    file_for,
+    read_expectation,
+    write_expectation,
+)
 
 WORKER = "assay_expectations.processes.worker"
 
@@ -45,7 +53,8 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
     """Capture what a model gives on a device. Returns: the file.
 
     output: a file, or a folder for one that is named by its key.
-    Raises: UnrepeatableError if the captures do not agree; DiskError.
+    Raises: UnrepeatableError if the captures do not agree; UsageError if it would replace one whose
+        limits it breaks without a reason; DiskError.
     """
     parse_run(options.run)
     resolve_model(options.model)
@@ -55,9 +64,23 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
         for number in range(2, options.num_captures + 1):
             again = _observe_again(expectation, options.run, scratch / str(number), progress)
             expectation = _with_capture(expectation, again, number)
+    path = file_for(expectation, output)
+    _refuse_hidden_break(expectation, path, options.reason)
     widest = {name: max(one[name] for one in expectation.captures) for name in LIMITS}
     limits = {name: limit * max(1.0, widest[name]) for name, limit in LIMITS.items()}
-    return write_expectation(expectation.model_copy(update={"limits": limits}), output)
+    return write_expectation(expectation.model_copy(update={"limits": limits}), path)
+
+
+def _refuse_hidden_break(expectation: Expectation, path: Path, reason: str | None) -> None:
+    """Raise UsageError if it would replace one whose limits it breaks, and nobody says why."""
+    if reason is not None or not path.is_file():
+        return
+    change = find_change(read_expectation(path), expectation)
+    if change.kind in ("break", "other"):
+        raise UsageError(
+            f"{path} is there, and this would hide a change ({change.summary}); nothing was written."
+            " If it is meant: --reason TEXT"
+        )
 
 
 def _ask_for_capture(options: CaptureOptions, folder: Path, progress: Progress) -> Captured:

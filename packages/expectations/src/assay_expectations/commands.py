@@ -33,7 +33,10 @@ def capture(
         str | None, typer.Option(metavar="NAME", help="Who takes what is captured for right.")
     ] = None,
     reason: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Why it is captured, for its provenance.")
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="Why; asked for where a limit of the file before is broken."
+        ),
     ] = None,
 ) -> None:
     """Write what MODEL gives on RUN as an expectation.
@@ -89,22 +92,38 @@ def verify(
 
 @app.command()
 def diff(
-    expected: Annotated[Path, typer.Argument(metavar="A", help="An expectation.")],
-    actual: Annotated[Path, typer.Argument(metavar="B", help="Another of the same model.")],
+    expected: Annotated[Path, typer.Argument(metavar="OLD", help="An expectation.")],
+    actual: Annotated[Path, typer.Argument(metavar="NEW", help="Another of the same model.")],
     *,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-expect-diff.")
     ] = None,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print what changed for a pull request, and no more.")
+    ] = False,
     as_json: _AsJson = False,
 ) -> None:
-    """Does what was captured in B agree with A, by A's limits; and what differs in their keys?"""
-    from assay.cli.verdict_output import finish
+    """What changed from OLD to NEW: noise, drift within OLD's limits, or a break; and around them?
+
+    Example: assay expect diff old.json new.json --markdown
+
+    Exit code: 0 noise or drift; 1 a break; 2 usage error; 3 they are not of the same content.
+    """
+    from assay.api.verdict import CheckedVerdict
+    from assay.cli.verdict_output import end_with
+    from assay.errors import UsageError
     from assay.runs import RunFolder
     from assay_expectations.verifying import diff_expectations
 
+    if as_markdown and as_json:
+        raise UsageError("--markdown and --json: give one of them")
     folder = RunFolder.create("expect diff", output)
-    diff_expectations(expected, actual, folder.path)
-    finish(folder.path, as_json=as_json)
+    text = diff_expectations(expected, actual, folder.path)
+    verdict = CheckedVerdict.publish(folder.path)
+    if as_markdown:
+        typer.echo(text, nl=False)
+        raise typer.Exit(verdict.verdict.exit_code)
+    end_with(verdict, as_json=as_json)
 
 
 @app.command()

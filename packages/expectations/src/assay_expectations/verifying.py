@@ -10,6 +10,7 @@ from assay.runs import Progress, run_process
 from assay.runs.results import write_results
 from assay.verdicts import Verdict
 from assay_expectations.capturing import WORKER
+from assay_expectations.judging.markdown import change_as_markdown
 from assay_expectations.judging.verdicts import judge_pair, judge_seen
 from assay_expectations.processes.requests import AllSeen, VerifyRequest
 from assay_expectations.records import Expectation, read_expectation
@@ -36,9 +37,15 @@ def verify_expectations(
     return write_results(verdict, rows, folder)
 
 
-def diff_expectations(expected: Path, actual: Path, folder: Path) -> Verdict:
-    """Hold what was captured in one file to what was captured in the other."""
-    return write_results(*judge_pair(read_expectation(expected), read_expectation(actual)), folder)
+def diff_expectations(expected: Path, actual: Path, folder: Path) -> str:
+    """Hold what was captured in one file to what was captured in the other.
+
+    Returns: what changed, in Markdown.
+    """
+    before, now = read_expectation(expected), read_expectation(actual)
+    verdict, rows, change = judge_pair(before, now)
+    write_results(verdict, rows, folder)
+    return change_as_markdown(before, now, change)
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:

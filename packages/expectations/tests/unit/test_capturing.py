@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from assay.errors import UsageError
 from assay.runs import Answer, SilentProgress
 from assay_expectations import capturing
 from assay_expectations.capturing import CaptureOptions, UnrepeatableError, capture_expectation
@@ -71,6 +72,42 @@ def test_captures_that_do_not_agree_are_not_written(
         " nothing was written"
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_a_recapture_that_hides_a_break_asks_for_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = CaptureOptions("micro:llama", "cpu/bfloat16", num_captures=1)
+    answer(monkeypatch, expectation(noise=NOISE).signature)
+    path = capture_expectation(options, tmp_path, SilentProgress())
+    before = path.read_bytes()
+
+    answer(monkeypatch, expectation(noise=5 * NOISE).signature)
+    with pytest.raises(UsageError) as raised:
+        capture_expectation(options, tmp_path, SilentProgress())
+    assert str(raised.value) == (
+        f"{path} is there, and this would hide a change (over a limit: logits-error is 5x (limit 2x));"
+        " nothing was written. If it is meant: --reason TEXT"
+    )
+    assert path.read_bytes() == before
+
+    answer(monkeypatch, expectation(noise=5 * NOISE).signature)
+    meant = CaptureOptions("micro:llama", "cpu/bfloat16", num_captures=1, reason="new kernels")
+    assert read_expectation(
+        capture_expectation(meant, tmp_path, SilentProgress())
+    ).provenance.reason
+
+
+def test_a_recapture_within_the_limits_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = CaptureOptions("micro:llama", "cpu/bfloat16", num_captures=1)
+    answer(monkeypatch, expectation(noise=NOISE).signature)
+    capture_expectation(options, tmp_path, SilentProgress())
+    answer(monkeypatch, expectation(noise=1.1 * NOISE).signature)
+    path = capture_expectation(options, tmp_path, SilentProgress())
+    kept = read_expectation(path).signature.captured.log_probabilities[0][0][0]
+    assert kept[:2] == off(1.1 * NOISE)
 
 
 def test_what_is_not_finite_is_not_captured(

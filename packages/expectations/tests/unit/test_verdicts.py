@@ -3,11 +3,10 @@
 import pytest
 
 from assay.verdicts import Outcome
-from assay_expectations.judging.verdicts import judge_pair, judge_seen
+from assay_expectations.judging.verdicts import judge_seen
 from assay_expectations.processes.requests import AllSeen, Seen
 from assay_expectations.records import Expectation, Key
 from packages.expectations.tests.unit.made import (
-    CONTENT,
     MACHINE,
     NOISE,
     VERSIONS,
@@ -137,39 +136,3 @@ def test_files_of_one_name_stay_apart() -> None:
     both = [seen(file=f"{folder}/a.json") for folder in ("x", "y")]
     verdict, _ = judge_seen(RUN, [EXPECTATION, EXPECTATION], here(*both))
     assert list(verdict.levels) == ["x/a.json", "y/a.json"]
-
-
-def other_capture(error: float, **update: object) -> Expectation:
-    captured = distributions(off(error))
-    signature = EXPECTATION.signature.model_copy(update={"captured": captured})
-    return EXPECTATION.model_copy(update={"signature": signature} | update)
-
-
-def test_two_captures_are_compared_and_where_they_are_from_too() -> None:
-    provenance = EXPECTATION.provenance.model_copy(update={"versions": {"torch": "2.14.0"}})
-    other = elsewhere(other_capture(1.5 * NOISE, provenance=provenance))
-    verdict, _ = judge_pair(EXPECTATION, other)
-    assert verdict.verdict is Outcome.PASS
-    assert verdict.noise_ratio == pytest.approx(1.5)
-    assert verdict.notes == [
-        "architecture is a2, expected a1",
-        "driver is absent, expected 7",
-        "torch is 2.14.0, expected 2.13.0",
-    ]
-    assert judge_pair(EXPECTATION, other_capture(3 * NOISE))[0].verdict is Outcome.FAIL
-
-
-def test_captures_of_different_content_are_not_compared() -> None:
-    content = CONTENT.model_copy(update={"tokenizer_hash": "t2"})
-    key = Key(machine=MACHINE, content=content)
-    verdict, _ = judge_pair(EXPECTATION, other_capture(NOISE, key=key))
-    assert verdict.verdict is Outcome.NOT_COMPARED
-    assert verdict.levels["signature"].reason == "the tokenizer is another one"
-
-
-def test_captures_of_different_tokens_are_not_compared() -> None:
-    signature = EXPECTATION.signature.model_copy(update={"tokens": [[[2]]]})
-    other = EXPECTATION.model_copy(update={"signature": signature})
-    verdict, _ = judge_pair(EXPECTATION, other)
-    assert verdict.verdict is Outcome.NOT_COMPARED
-    assert verdict.levels["signature"].reason == "their yardsticks chose other tokens"

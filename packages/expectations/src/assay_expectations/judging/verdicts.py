@@ -19,15 +19,14 @@ from assay.verdicts import (
     Unmatched,
     Verdict,
 )
+from assay_expectations.judging.changes import Change, find_change
 from assay_expectations.judging.likeness import describe_likeness
 from assay_expectations.judging.numbers import JudgedSignature, judge_numbers
 from assay_expectations.processes.requests import AllSeen, Seen
 from assay_expectations.records import (
     Expectation,
     Observed,
-    content_differences,
     machine_differences,
-    value_differences,
 )
 
 # The level of a machine that nothing was captured on.
@@ -124,31 +123,25 @@ def _judge_one(
         )
 
 
-def judge_pair(expected: Expectation, actual: Expectation) -> tuple[Verdict, list[Measurement]]:
-    """Does what was captured in `actual` agree with `expected`, by its limits?"""
+def judge_pair(
+    expected: Expectation, actual: Expectation
+) -> tuple[Verdict, list[Measurement], Change]:
+    """Does what was captured in `actual` agree with `expected`, by its limits; and what changed?"""
     judgement = _Judgement()
-    content = content_differences(expected.key.content, actual.key.content)
-    same_tokens = (
-        expected.signature.tokens == actual.signature.tokens
-        and expected.signature.top_ids == actual.signature.top_ids
-    )
-    if content or not same_tokens:
-        reason = "; ".join(content) or "their yardsticks chose other tokens"
+    change = find_change(expected, actual)
+    if change.judged is None:
+        reason = "; ".join(change.content)
         judgement.levels["signature"] = Level(verdict=Outcome.NOT_COMPARED, reason=reason)
     else:
-        judged = judge_numbers(
-            expected.signature,
-            actual.signature.captured,
-            expected.key.machine.dtype,
-            expected.limits,
+        judgement.judged["signature"] = change.judged
+        judgement.levels["signature"] = Level(
+            verdict=Outcome.PASS if change.judged.passed else Outcome.FAIL,
+            reason=change.summary,
+            compared=change.judged.num_tokens,
+            limits_origin=expected.limits_origin,
+            change=change.kind,
         )
-        judgement.judged["signature"] = judged
-        judgement.levels["signature"] = _level_of(judged, expected, None, [])
-    versions = (expected.provenance.versions, actual.provenance.versions)
-    judgement.notes += [
-        *machine_differences(expected.key.machine, actual.key.machine),
-        *value_differences(*versions),
-    ]
+    judgement.notes += change.environment
     verdict = judgement.verdict().model_copy(
         update={
             "model": {"name": _joined({expected.model, actual.model})},
@@ -156,7 +149,7 @@ def judge_pair(expected: Expectation, actual: Expectation) -> tuple[Verdict, lis
             "candidate": {"run": actual.name},
         }
     )
-    return verdict, judgement.measurements()
+    return verdict, judgement.measurements(), change
 
 
 def _judge(expectation: Expectation, observed: Observed) -> JudgedSignature:
@@ -171,7 +164,7 @@ def _judge(expectation: Expectation, observed: Observed) -> JudgedSignature:
 def _level_of(
     judged: JudgedSignature,
     expectation: Expectation,
-    observed: Observed | None,
+    observed: Observed,
     changed: list[str],
 ) -> Level:
     reason = None
@@ -182,7 +175,7 @@ def _level_of(
             f" (limit {worst.limit:g}x)"
         )
         dtype = expectation.key.machine.dtype
-        likeness = observed and describe_likeness(expectation.signature, observed, dtype, judged)
+        likeness = describe_likeness(expectation.signature, observed, dtype, judged)
         reason = f"{likeness}; {reason}" if likeness else reason
     return Level(
         verdict=Outcome.PASS if judged.passed else Outcome.FAIL,

@@ -1,7 +1,12 @@
 """What a file of expectations holds, and the files themselves. Imports no torch."""
 
 from assay_expectations.records.expectation import Expectation
-from assay_expectations.records.files import ExpectationError, read_expectation, write_expectation
+from assay_expectations.records.files import (
+    ExpectationError,
+    file_for,
+    read_expectation,
+    write_expectation,
+)
 from assay_expectations.records.keys import (
     Content,
     Key,
@@ -36,6 +41,7 @@ __all__ = [
     "Signature",
     "Weight",
     "content_differences",
+    "file_for",
     "machine_differences",
     "read_expectation",
     "value_differences",

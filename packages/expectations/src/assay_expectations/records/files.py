@@ -23,14 +23,19 @@ class ExpectationError(UsageError):
         return cls(f"expectation {path} cannot be read: {problem}")
 
 
+def file_for(expectation: Expectation, output: Path) -> Path:
+    """The file `output`; where that is a folder, one in it that is named by the key."""
+    return output if output.suffix == ".json" else output / f"{expectation.name}.json"
+
+
 def write_expectation(expectation: Expectation, output: Path) -> Path:
-    """Write `expectation` to the file `output`, or under its name into the folder `output`.
+    """Write `expectation` to `file_for` it and `output`.
 
     Returns: the file.
     Raises: DiskError if it cannot be written.
     """
     sealed = expectation.model_copy(update={"hash": expectation.content_hash()})
-    path = output if output.suffix == ".json" else output / f"{expectation.name}.json"
+    path = file_for(expectation, output)
     record = sealed.model_dump(mode="json", by_alias=True)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,116 @@
+"""From one capture to another: what kind of change it is, and how it is told."""
+
+import pytest
+
+from assay.verdicts import Outcome
+from assay_expectations.judging.changes import find_change
+from assay_expectations.judging.markdown import change_as_markdown
+from assay_expectations.judging.verdicts import judge_pair
+from assay_expectations.records import Expectation, Key
+from packages.expectations.tests.unit.made import (
+    CONTENT,
+    MACHINE,
+    NOISE,
+    distributions,
+    expectation,
+    off,
+)
+
+EXPECTED = expectation(2)
+
+
+def captured(*errors: float, **update: object) -> Expectation:
+    """The same, captured with other errors."""
+    given = distributions(*[off(error) for error in errors])
+    signature = EXPECTED.signature.model_copy(update={"captured": given})
+    return EXPECTED.model_copy(update={"signature": signature} | update)
+
+
+@pytest.mark.parametrize(
+    ("times", "kind", "outcome"),
+    [
+        (1.2, "noise", Outcome.PASS),  # clean runs reached 1.26
+        (1.3, "drift", Outcome.PASS),
+        (2.1, "break", Outcome.FAIL),  # over 2
+    ],
+)
+def test_a_change_is_of_the_kind_that_its_size_makes_it(
+    times: float, kind: str, outcome: Outcome
+) -> None:
+    verdict, rows, change = judge_pair(EXPECTED, captured(times * NOISE, times * NOISE))
+    assert (change.kind, verdict.verdict) == (kind, outcome)
+    assert verdict.noise_ratio == pytest.approx(times)
+    assert len(rows) == 3
+
+
+def test_what_captures_of_a_device_differ_by_is_noise() -> None:
+    wide = EXPECTED.model_copy(
+        update={"captures": [dict.fromkeys(EXPECTED.limits, ratio) for ratio in (1.0, 1.6)]}
+    )
+    assert find_change(wide, captured(1.5 * NOISE, 1.5 * NOISE)).kind == "noise"
+
+
+def test_the_token_that_moved_furthest_comes_first() -> None:
+    change = find_change(EXPECTED, captured(NOISE, 5 * NOISE))
+    (first,) = change.moved
+    assert (first.batch, first.row, first.position, first.id) == (0, 0, 1, 0)
+    assert (first.expected, first.actual) == pytest.approx((-1 + NOISE, -1 + 5 * NOISE))
+
+
+def test_captures_of_other_content_are_not_compared() -> None:
+    content = CONTENT.model_copy(update={"tokenizer_hash": "t2"})
+    verdict, rows, change = judge_pair(
+        EXPECTED, captured(NOISE, NOISE, key=Key(machine=MACHINE, content=content))
+    )
+    assert (change.kind, verdict.verdict, rows) == ("other", Outcome.NOT_COMPARED, [])
+    assert verdict.levels["signature"].reason == "the tokenizer is another one"
+
+
+def test_captures_of_other_tokens_are_not_compared() -> None:
+    signature = EXPECTED.signature.model_copy(update={"tokens": [[[2, 3]]]})
+    change = find_change(EXPECTED, EXPECTED.model_copy(update={"signature": signature}))
+    assert change.content == ["their yardsticks chose other tokens"]
+
+
+def test_a_pull_request_shows_what_changed_and_around_it() -> None:
+    before = EXPECTED.provenance
+    provenance = before.model_copy(
+        update={
+            "versions": {"torch": "2.14.0", "driver": "7"},
+            "process": {"date": "2026-02-01", "cpu": "C2", "variables": {"OMP_NUM_THREADS": "4"}},
+            "approved_by": "Ada",
+            "reason": "new driver",
+        }
+    )
+    actual = captured(NOISE, 5 * NOISE, provenance=provenance)
+    text = change_as_markdown(EXPECTED, actual, find_change(EXPECTED, actual))
+    assert (
+        text
+        == """### micro:llama on acme/bfloat16: break
+
+Over a limit: logits-error is 3.61x (limit 2x).
+
+| statistic | ratio to the noise before | limit |
+|---|---|---|
+| logits-error | 3.61x **over** | 2x |
+| logits-worst | 5x **over** | 3x |
+| logits-whole | 3.61x **over** | 2x |
+
+Tokens that moved furthest (in units of the noise before):
+
+| batch, row, token | units | id | log-probability before | now |
+|---|---|---|---|---|
+| 0, 0, 1 | 4 | 0 | -0.99 | -0.95 |
+
+What else changed since the capture before:
+
+- torch is 2.14.0, expected 2.13.0
+- cpu is C2, expected absent
+- variable OMP_NUM_THREADS is 4, expected absent
+
+Provenance:
+
+- before: at an unknown date, 1 captures, approved by nobody
+- now: 2026-02-01, 1 captures, approved by Ada: new driver
+"""
+    )
