@@ -17,14 +17,17 @@ from assay.models import RECIPES
 from assay_expectations.records import read_expectation
 from assay_expectations.verifying import SHIPPED
 
-BERT = "micro:bert?trained=0"
-
 FAULTS = """
 import torch
 
 def scale(model):
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight *= 1.0002
+    return model
+
+def scale_norm(model):
+    with torch.no_grad():
+        model.bert.encoder.layer[1].output.LayerNorm.weight *= 1.001
     return model
 
 def poison(model):
@@ -87,6 +90,24 @@ def test_a_planted_fault_fails(
     assert (code, verdict["verdict"], verdict["diagnosis"]) == (1, "FAIL", diagnosis)
 
 
+def test_a_model_that_does_not_generate_is_held_to_what_it_gives(tmp_path: Path) -> None:
+    captures = ("--captures", "2", "--output", str(tmp_path / "e"))
+    done = assay("capture", "micro:bert", "--run", "cpu/float32", *captures)
+    assert done.returncode == 0, done.stderr
+    setup = tmp_path / "faults.py"
+    setup.write_text(FAULTS)
+    clean, scaled = (
+        verify(tmp_path / name, str(tmp_path / "e"), *arguments)
+        for name, arguments in (
+            ("clean", []),
+            ("scaled", ["--candidate-setup", f"{setup}:scale_norm"]),
+        )
+    )
+    assert (clean[0], scaled[0]) == (0, 1)
+    # At most 16 positions of each of five prompts.
+    assert clean[1]["compared"] == scaled[1]["compared"] == 80
+
+
 def test_other_weights_make_it_stale(captured: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(RECIPES["llama"].folder, model)
@@ -134,7 +155,6 @@ def test_the_capture_here_agrees_with_the_shipped_one(captured: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["capture", BERT, "--run", "cpu/float32", "--output", "x"], f"{BERT} generates nothing"),
         (["capture", "micro:llama", "--run", "cpu", "--output", "x"], "'cpu' is no run"),
         (["verify", "absent.json"], "there is no expectation in absent.json"),
     ],

@@ -164,7 +164,7 @@ def _moved(expected: Expectation, actual: Expectation, judged: JudgedSignature) 
 
 def _places(expectation: Expectation) -> Iterator[tuple[int, int, int]]:
     """Batch, row and position of every token, in the order of the rows of `rows_of`."""
-    for batch, rows in enumerate(expectation.signature.tokens):
-        for row, tokens in enumerate(rows):
-            for position in range(len(tokens)):
+    for batch, rows in enumerate(expectation.signature.spreads):
+        for row, spreads in enumerate(rows):
+            for position in range(len(spreads)):
                 yield batch, row, position

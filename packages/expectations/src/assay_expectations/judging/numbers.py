@@ -90,15 +90,15 @@ def judge_numbers(
         Ratio(statistic, actual[statistic], max(noise[statistic], floor)) for statistic in LIMITS
     ]
     judged = tuple(JudgedRatio(ratio, limits[ratio.statistic]) for ratio in ratios)
-    return JudgedSignature(judged, sum(len(row) for batch in signature.tokens for row in batch))
+    return JudgedSignature(judged, len(_flat(signature.spreads)))
 
 
 def _errors(signature: Signature, run: Distributions) -> dict[Statistic, float]:
     """How far a run is from the yardstick, by statistic."""
     yardstick = signature.yardstick
     errors_R = relative_errors(rows_of(run.log_probabilities), rows_of(yardstick.log_probabilities))
-    difference_RM = _flat(run.projections, 3) - _flat(yardstick.projections, 3)
-    spreads_R = _flat(signature.spreads, 2)
+    difference_RM = _flat(run.projections) - _flat(yardstick.projections)
+    spreads_R = _flat(signature.spreads)
     whole_R = np.sqrt(np.mean(difference_RM**2, axis=1)) / np.maximum(spreads_R, _TINY)
     return {
         "logits-error": _rms(errors_R),
@@ -135,16 +135,17 @@ def centred(values_RK: Array) -> Array:
 
 def rows_of(batches: Sequence[LogProbabilities]) -> Array:
     """All tokens of all batches, (R, K)."""
-    return _flat(batches, 3)
+    return _flat(batches)
 
 
 _TINY = float(np.finfo(np.float64).tiny)
 
 
-def _flat(batches: Sequence[Any], num_dims: int) -> Array:
-    """Batches of (B, N, ...) as one array of (R, ...)."""
-    arrays = [np.asarray(batch, dtype=np.float64) for batch in batches]
-    return np.concatenate([one.reshape(-1, *one.shape[2:num_dims]) for one in arrays])
+def _flat(batches: Sequence[Sequence[Sequence[Any]]]) -> Array:
+    """Batches of rows of tokens as one array of tokens, (R, ...)."""
+    return np.asarray(
+        [token for rows in batches for row in rows for token in row], dtype=np.float64
+    )
 
 
 def _rms(values_R: Array) -> float:

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 import torch
 import transformers
+from torch import Tensor
 
 from assay.devices.base import Device
 from assay.devices.registry import is_host_adapter, open_device, open_run
 from assay.devices.run_string import Run, parse_device
-from assay.errors import UsageError
 from assay.generate.passes.generation_loop import limits_of_generation
 from assay.generate.passes.passes import Side, run_free, whole_batches
 from assay.inputs import InputPlan, PlanOptions, plan_batches
@@ -67,12 +67,10 @@ def torch_settings() -> Mapping[str, object]:
 def open_candidate(model: str, run: Run, settings: Settings) -> Candidate:
     """Load `model` as it is to be observed.
 
-    Raises: UsageError if it cannot be loaded or does not generate.
+    Raises: UsageError if it cannot be loaded.
     """
     device = open_run(run)
     loaded = _load(model, run.dtype, device, settings, None)
-    if not loaded.can_generate:
-        raise UsageError(f"{model} generates nothing: there is no expectation of such models yet")
     choose_threads(sum(parameter.numel() for parameter in loaded.model.parameters()))
     options = PlanOptions(
         batch_size=settings.batch_size,
@@ -110,19 +108,23 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> S
         yardstick = Side(_load(model, exact, host, settings, rounded_to), host)
         tokens = [run_free(yardstick, work, {}).tokens for work in whole_batches(batches)]
         exactly = forced_log_probabilities(yardstick, batches, tokens)
-    top_ids = [logp_BNV.topk(settings.top_k, dim=-1).indices for logp_BNV in exactly]
+    top_ids = [
+        [logp_NV.topk(settings.top_k, dim=-1).indices for logp_NV in batch] for batch in exactly
+    ]
     with progress.step("captured run"):
         captured = forced_log_probabilities(candidate.side, batches, tokens)
     return Signature(
         tokens=[tokens_BN.tolist() for tokens_BN in tokens],
-        top_ids=[ids_BNK.tolist() for ids_BNK in top_ids],
-        spreads=[
-            logp_BNV.masked_fill(logp_BNV == -torch.inf, 0.0).std(dim=-1, correction=0).tolist()
-            for logp_BNV in exactly
-        ],
+        top_ids=[[ids_NK.tolist() for ids_NK in batch] for batch in top_ids],
+        spreads=[[_spreads(logp_NV).tolist() for logp_NV in batch] for batch in exactly],
         yardstick=distributions_of(exactly, top_ids),
         captured=distributions_of(captured, top_ids),
     )
+
+
+def _spreads(logp_NV: Tensor) -> Tensor:
+    """Standard deviation over the vocabulary, (N,); an id that is impossible counts as zero."""
+    return logp_NV.masked_fill(logp_NV == -torch.inf, 0.0).std(dim=-1, correction=0)
 
 
 def _load(

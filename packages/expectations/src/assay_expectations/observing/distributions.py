@@ -1,6 +1,6 @@
 """What is kept of a model's logits.
 
-Shapes: B rows, N generated tokens, V vocabulary, K kept ids, M projections.
+Shapes: B rows, N tokens of a row that count, T positions, V vocabulary, K kept ids.
 """
 
 from collections.abc import Sequence
@@ -13,51 +13,77 @@ from assay.inputs import Batch
 from assay_expectations.observing.projections import project
 from assay_expectations.records import Distributions, Observed, Signature
 
+# Of a row of a model that does not generate: every position has read all others.
+_MOST_POSITIONS = 16
+
 
 def forced_log_probabilities(
     side: Side, batches: Sequence[Batch], tokens: Sequence[Tensor]
-) -> list[Tensor]:
-    """By batch, (B, N, V) in float64, of a model that is forced to follow `tokens`, (B, N) each."""
-    works = whole_batches(batches)
+) -> list[list[Tensor]]:
+    """By batch and row, (N, V) in float64, of a model that is forced to follow `tokens`, (B, N).
+
+    Of a model that does not generate, of a few positions of each row, never of padding.
+    """
     return [
-        run_forced(side, work, tokens_BN).logits.double().log_softmax(-1)
-        for work, tokens_BN in zip(works, tokens, strict=True)
+        [
+            logits_TV[_kept_positions(mask_T)] if not tokens_BN.shape[1] else logits_TV
+            for logits_TV, mask_T in zip(
+                run_forced(side, work, tokens_BN).logits.double().log_softmax(-1),
+                work.batch.attention_mask,
+                strict=True,
+            )
+        ]
+        for work, tokens_BN in zip(whole_batches(batches), tokens, strict=True)
     ]
 
 
-def distributions_of(batches: Sequence[Tensor], top_ids: Sequence[Tensor]) -> Distributions:
-    """What is kept of log-probabilities, (B, N, V) by batch.
+def _kept_positions(mask_T: Tensor) -> Tensor:
+    """Positions that are no padding: at most 16, from the first to the last, evenly apart."""
+    valid = mask_T.nonzero().flatten()
+    places = torch.linspace(0, len(valid) - 1, min(len(valid), _MOST_POSITIONS)).round().long()
+    return valid[places]
 
-    top_ids: (B, N, K) by batch, the ids that are kept.
+
+def distributions_of(
+    rows: Sequence[Sequence[Tensor]], top_ids: Sequence[Sequence[Tensor]]
+) -> Distributions:
+    """What is kept of log-probabilities, by batch and row (N, V).
+
+    top_ids: (N, K) by batch and row, the ids that are kept.
     """
     return Distributions(
         log_probabilities=[
-            _kept(logp_BNV, ids_BNK).tolist()
-            for logp_BNV, ids_BNK in zip(batches, top_ids, strict=True)
+            [_kept(logp_NV, ids_NK).tolist() for logp_NV, ids_NK in zip(*batch, strict=True)]
+            for batch in zip(rows, top_ids, strict=True)
         ],
-        projections=[project(logp_BNV).tolist() for logp_BNV in batches],
+        projections=[[project(logp_NV).tolist() for logp_NV in batch] for batch in rows],
     )
 
 
 def observe(side: Side, batches: Sequence[Batch], signature: Signature) -> Observed:
     """What the model gives where `signature` was captured."""
-    tokens = [torch.tensor(rows) for rows in signature.tokens]
-    top_ids = [torch.tensor(rows) for rows in signature.top_ids]
+    tokens = [
+        torch.tensor(rows, dtype=torch.long).reshape(len(rows), -1) for rows in signature.tokens
+    ]
+    top_ids = [[torch.tensor(ids) for ids in batch] for batch in signature.top_ids]
     given = forced_log_probabilities(side, batches, tokens)
     return Observed(
         distributions=distributions_of(given, top_ids),
         most_likely=[
-            logp_BNV.topk(ids_BNK.shape[-1], dim=-1).values.tolist()
-            for logp_BNV, ids_BNK in zip(given, top_ids, strict=True)
+            [
+                logp_NV.topk(ids_NK.shape[-1], dim=-1).values.tolist()
+                for logp_NV, ids_NK in zip(*batch, strict=True)
+            ]
+            for batch in zip(given, top_ids, strict=True)
         ],
         dtype=_usual_dtype(side),
     )
 
 
-def _kept(logp_BNV: Tensor, ids_BNK: Tensor) -> Tensor:
+def _kept(logp_NV: Tensor, ids_NK: Tensor) -> Tensor:
     """Of each of the ids, and last of all others together."""
-    others_BNV = logp_BNV.scatter(-1, ids_BNK, -torch.inf)
-    return torch.cat([logp_BNV.gather(-1, ids_BNK), others_BNV.logsumexp(-1, keepdim=True)], dim=-1)
+    others_NV = logp_NV.scatter(-1, ids_NK, -torch.inf)
+    return torch.cat([logp_NV.gather(-1, ids_NK), others_NV.logsumexp(-1, keepdim=True)], dim=-1)
 
 
 def _usual_dtype(side: Side) -> str:

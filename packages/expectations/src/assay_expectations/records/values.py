@@ -1,6 +1,7 @@
 """What a model gives for every token that it generates, in few numbers.
 
-Shapes, by batch: B rows, N generated tokens, K kept ids, M projections.
+Of a model that does not generate it is what it gives at some positions of its inputs.
+Shapes, by batch: B rows, N tokens (of each row as many as it has), K kept ids, M projections.
 """
 
 from assay.verdicts import Number, Record
@@ -27,7 +28,8 @@ class Distributions(Record):
 class Signature(Record):
     """What the model gives, in the yardstick and as it was captured.
 
-    tokens: what the yardstick chose, and what every run is forced to follow, (B, N) by batch.
+    tokens: what the yardstick chose, and what every run is forced to follow, (B, N) by batch; (B, 0)
+        for a model that does not generate.
     top_ids: its most likely ids in their order, (B, N, K) by batch: these are kept.
     spreads: standard deviation of its log-probabilities over the vocabulary, (B, N) by batch.
     yardstick: in the highest precision; captured: its distance from the yardstick is the noise.
