@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from assay.training.check import options_for
 from assay.training.processes.requests import TrainOptions
 
 SETUPS = Path(__file__).parent / "setups.py"
@@ -32,11 +33,8 @@ OTHER_STEPS: tuple[Options, ...] = (
 )
 FOUR_MICRO_BATCHES = OTHER_STEPS[2]
 ADAPTER: Options = (("lora", True),)
-# As --packed asks for it: rows laid end to end would draw other masks.
-ADAPTER_WITHOUT_DROPOUT: Options = (("lora", True), ("adapter_dropout", 0.0))
-# Masks of dropout are drawn by rank.
 ADAPTER_IN_STAGES: Options = (
-    ("lora", True), ("adapter_dropout", 0.0), ("shapes", "equal-first-step"), ("micro_batches", 4)
+    ("lora", True), ("shapes", "equal-first-step"), ("micro_batches", 4)
 )  # fmt: skip
 # As the trainer `pipeline` takes them.
 IN_STAGES: Options = (("shapes", "equal-first-step"), ("micro_batches", 4))
@@ -83,12 +81,13 @@ class TrainingVariant:
     @property
     def golden(self) -> str:
         """The same for all that share a golden."""
-        return f"{self.model} {self.dtype} {self.options}"
+        return f"{self.dtype} {self.train_options.model_dump_json()}"
 
     @property
     def train_options(self) -> TrainOptions:
-        """What its golden is recorded with."""
-        return TrainOptions(model=self.model, **dict[str, Any](self.options))
+        """What its golden is recorded with, as `assay check train` does for such a candidate."""
+        options = TrainOptions(model=self.model, **dict[str, Any](self.options))
+        return options_for(options, dict(self.mesh), self.features, options.shapes)
 
     @property
     def on_ranks(self) -> bool:
@@ -172,7 +171,7 @@ def _features(model: str, dtype: str) -> Iterator[TrainingVariant]:
     """Features of a plan, alone and together."""
     yield _asked_for(model, dtype, "packed")
     yield _asked_for(model, dtype, "packed", options=FOUR_MICRO_BATCHES)
-    yield _asked_for(model, dtype, "packed", "recompute", options=ADAPTER_WITHOUT_DROPOUT)
+    yield _asked_for(model, dtype, "packed", "recompute", options=ADAPTER)
     yield _asked_for(model, dtype, "loss-scaling")
     yield _asked_for(model, dtype, "compile")
     if model == "micro:llama":
