@@ -53,13 +53,15 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
     """Capture what a model gives on a device. Returns: the file.
 
     output: a file, or a folder for one that is named by its key.
-    Raises: UnrepeatableError if the captures do not agree; UsageError if it would replace one whose
-        limits it breaks without a reason; DiskError.
+    Raises: UnrepeatableError if the captures do not agree; UsageError if, without a reason, it is
+        further from the yardstick than the host, or would replace one whose limits it breaks;
+        DiskError.
     """
     parse_run(options.run)
     resolve_model(options.model)
     with temporary_folder("assay-expect-") as scratch:
         first = _ask_for_capture(options, scratch / "1", progress)
+        _refuse_wrong_device(options, first)
         expectation = _from_first(options, first)
         for number in range(2, options.num_captures + 1):
             again = _observe_again(expectation, options.run, scratch / str(number), progress)
@@ -69,6 +71,23 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
     widest = {name: max(one[name] for one in expectation.captures) for name in LIMITS}
     limits = {name: limit * max(1.0, widest[name]) for name, limit in LIMITS.items()}
     return write_expectation(expectation.model_copy(update={"limits": limits}), path)
+
+
+def _refuse_wrong_device(options: CaptureOptions, captured: Captured) -> None:
+    """Raise UsageError if it is further from the yardstick than the host, and nobody says why."""
+    if options.reason is not None or captured.on_host is None:
+        return
+    by_host = captured.signature.model_copy(update={"captured": captured.on_host})
+    dtype = captured.key.machine.dtype
+    judged = judge_numbers(by_host, captured.signature.captured, dtype, LIMITS)
+    if not judged.passed:
+        worst = judged.worst
+        raise UsageError(
+            f"{options.run} is no device to trust: {worst.ratio.statistic} is {worst.ratio.value:.3g}x"
+            f" that of cpu/{dtype} (limit {worst.limit:g}x); nothing was written. To find out why: assay"
+            f" check generate {options.model} --reference cpu/float32 --candidate {options.run}. If it"
+            " is meant: --reason TEXT"
+        )
 
 
 def _refuse_hidden_break(expectation: Expectation, path: Path, reason: str | None) -> None:

@@ -10,7 +10,7 @@ from assay.runs import Answer, SilentProgress
 from assay_expectations import capturing
 from assay_expectations.capturing import CaptureOptions, UnrepeatableError, capture_expectation
 from assay_expectations.processes.requests import AllSeen, Captured, Seen
-from assay_expectations.records import Signature, read_expectation
+from assay_expectations.records import Distributions, Signature, read_expectation
 from packages.expectations.tests.unit.made import (
     CONTENT,
     MACHINE,
@@ -25,11 +25,20 @@ from packages.expectations.tests.unit.made import (
 OPTIONS = CaptureOptions("micro:llama", "cpu/bfloat16", approved_by="Ada", reason="first of all")
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, signature: Signature, *errors: float) -> None:
+def answer(
+    monkeypatch: pytest.MonkeyPatch,
+    signature: Signature,
+    *errors: float,
+    on_host: Distributions | None = None,
+) -> None:
     """Have processes answer: the first captures `signature`, later ones are off by `errors`."""
-    key = expectation().key
     first = Captured(
-        key=key, signature=signature, product="Acme 1", versions=VERSIONS, torch_settings={}
+        key=expectation().key,
+        signature=signature,
+        on_host=on_host,
+        product="Acme 1",
+        versions=VERSIONS,
+        torch_settings={},
     )
     answers = [first.model_dump(mode="json")]
     for error in errors:
@@ -72,6 +81,22 @@ def test_captures_that_do_not_agree_are_not_written(
         " nothing was written"
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_a_device_that_is_further_off_than_the_host_is_not_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = CaptureOptions("micro:llama", "acme/bfloat16", num_captures=1)
+    wrong = expectation(noise=5 * NOISE).signature
+    answer(monkeypatch, wrong, on_host=distributions(off(NOISE)))
+    with pytest.raises(UsageError) as raised:
+        capture_expectation(options, tmp_path, SilentProgress())
+    assert str(raised.value).startswith(
+        "acme/bfloat16 is no device to trust: logits-error is 5x that of cpu/bfloat16 (limit 2x);"
+    )
+
+    answer(monkeypatch, expectation().signature, on_host=distributions(off(NOISE)))
+    assert capture_expectation(options, tmp_path, SilentProgress()).is_file()
 
 
 def test_a_recapture_that_hides_a_break_asks_for_a_reason(

@@ -18,8 +18,22 @@ from assay.models.candidate_setup import apply_setup
 from assay.models.size_policy import choose_threads, yardstick_dtype
 from assay.plugins import load_object
 from assay.runs import Progress
-from assay_expectations.observing.distributions import distributions_of, forced_log_probabilities
-from assay_expectations.records import Content, Key, Machine, Settings, Signature, Weight
+from assay_expectations.observing.distributions import (
+    distributions_of,
+    forced_log_probabilities,
+    observe,
+)
+from assay_expectations.records import (
+    Content,
+    Distributions,
+    Key,
+    Machine,
+    Settings,
+    Signature,
+    Weight,
+)
+
+_HOST = "cpu"
 
 # Versions that change without changing a number.
 _OTHER_VERSIONS = ("python", "system")
@@ -101,7 +115,7 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> S
     settings, dtype = candidate.key.content.settings, candidate.side.loaded.dtype
     batches = candidate.plan.batches
     with progress.step("yardstick"):
-        host = open_device("cpu")
+        host = open_device(_HOST)
         num_parameters = sum(p.numel() for p in candidate.side.loaded.model.parameters())
         exact = yardstick_dtype(num_parameters, host.supported_dtypes())
         rounded_to = dtype if exact == "float64" else None
@@ -120,6 +134,17 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> S
         yardstick=distributions_of(exactly, top_ids),
         captured=distributions_of(captured, top_ids),
     )
+
+
+def captured_on_host(
+    model: str, candidate: Candidate, signature: Signature
+) -> Distributions | None:
+    """What the host gives in the same dtype; None where the host is what was captured."""
+    if candidate.side.device.name == _HOST:
+        return None
+    host, settings = open_device(_HOST), candidate.key.content.settings
+    side = Side(_load(model, candidate.side.loaded.dtype, host, settings, None), host)
+    return observe(side, candidate.plan.batches, signature).distributions
 
 
 def _spreads(logp_NV: Tensor) -> Tensor:

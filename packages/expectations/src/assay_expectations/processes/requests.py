@@ -5,7 +5,14 @@ from typing import Any
 from pydantic import Field
 
 from assay.verdicts import Record
-from assay_expectations.records import Key, Machine, Observed, Settings, Signature
+from assay_expectations.records import (
+    Distributions,
+    Key,
+    Machine,
+    Observed,
+    Settings,
+    Signature,
+)
 
 
 class CaptureRequest(Record):
@@ -17,10 +24,15 @@ class CaptureRequest(Record):
 
 
 class Captured(Record):
-    """What was captured, and on what: see `Provenance`."""
+    """What was captured, and on what.
+
+    on_host: what the host gives in the same dtype; None where it is what was captured.
+    product, versions, torch_settings: as in the provenance of an expectation.
+    """
 
     key: Key
     signature: Signature
+    on_host: Distributions | None
     product: str
     versions: dict[str, str]
     torch_settings: dict[str, Any]

@@ -11,6 +11,7 @@ from assay.runs.worker import serve
 from assay_expectations.observing.candidates import (
     after_setup,
     capture_signature,
+    captured_on_host,
     machine_of,
     open_candidate,
     torch_settings,
@@ -40,9 +41,11 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
 def _capture(request: CaptureRequest, progress: Progress) -> Captured:
     candidate = open_candidate(request.model, parse_run(request.run), request.settings)
     device = candidate.side.device
+    signature = capture_signature(request.model, candidate, progress)
     return Captured(
         key=candidate.key,
-        signature=capture_signature(request.model, candidate, progress),
+        signature=signature,
+        on_host=captured_on_host(request.model, candidate, signature),
         product=device.product(),
         versions=versions_of(device),
         torch_settings=dict(torch_settings()),
