@@ -1,0 +1,124 @@
+"""One model and shape: its reference, captured or used again, and the candidate against it."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import xxhash
+
+from assay.devices.run_string import parse_run
+from assay.generate.check import capture, check_generate
+from assay.generate.processes.requests import CaptureRequest, GenerateCheck, InputOptions
+from assay.models.folders import local_folder
+from assay.models.sources import resolve_model
+from assay.runs import Progress
+from assay.runs.results import MEASUREMENTS_FILE
+from assay.verdicts import Verdict
+from assay_expectations.decoders.options import DecoderOptions, Shape
+from assay_expectations.decoders.prompts import prompt_lines, read_texts
+
+REFERENCE = "cpu/float32"
+_CHUNK_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderCheck:
+    """A candidate with one model and shape.
+
+    candidate: as DEVICE/DTYPE; setup: FILE.py:FUNC, called with the candidate's model.
+    folder: of the run; an existing one.
+    """
+
+    model: str
+    shape: Shape
+    candidate: str
+    folder: Path
+    options: DecoderOptions
+    setup: str | None = None
+
+    def run(self, progress: Progress) -> Verdict:
+        """The verdict of the ladder of `assay check generate`.
+
+        Raises: UsageError for a shape that is over the model's context.
+        """
+        lines = prompt_lines(
+            read_texts(self.options.prompts),
+            self.options.num_prompts(self.shape),
+            self.shape.prompt_length,
+        )
+        prompts = self.folder / "prompts.jsonl"
+        prompts.write_text(lines, encoding="utf-8")
+        inputs = InputOptions(
+            prompts=str(prompts),
+            prompt_length=str(self.shape.prompt_length),
+            batch_size=self.shape.batch_size,
+            max_new_tokens=self.shape.max_new_tokens,
+        )
+        golden = self._reference(inputs, lines, progress)
+        check = GenerateCheck(
+            model=self.model, candidate=self.candidate, golden=golden, setup=self.setup
+        )
+        self.results.mkdir()
+        return check_generate(check, self.results, progress)
+
+    @property
+    def results(self) -> Path:
+        """The folder with verdict, measurements and logs."""
+        return self.folder / "check"
+
+    def failure_rates(self) -> dict[str, float]:
+        """Of each published metric with a threshold the share of tokens at or over it; NaN is over."""
+        values: dict[str, list[float]] = {name: [] for name in self.options.thresholds}
+        for line in (self.results / MEASUREMENTS_FILE).read_text("utf-8").splitlines():
+            row = json.loads(line)
+            if row["statistic"] in values:
+                values[row["statistic"]].append(float(row["actual"]))
+        return {
+            name: sum(not value < limit for value in values[name]) / len(values[name])
+            for name, limit in self.options.thresholds.items()
+        }
+
+    def _reference(self, inputs: InputOptions, lines: str, progress: Progress) -> Path:
+        """The folder of what the trusted side gives: from `references` if it is there."""
+        dtype = parse_run(self.candidate).dtype
+        if self.options.references is None:
+            golden = self.folder / "reference"
+        else:
+            asked = f"{lines}{self.shape}{REFERENCE}{dtype}{version('assay-core')}"
+            key = xxhash.xxh3_128_hexdigest(f"{asked}{content_of_model(self.model)}".encode())
+            golden = self.options.references / key
+            if golden.is_dir():
+                return golden
+            golden.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = golden.with_name(f"{golden.name}.part")
+        unfinished.mkdir()
+        request = CaptureRequest(
+            model=self.model,
+            reference=REFERENCE,
+            noise_for=[dtype],
+            inputs=inputs,
+            folder=str(unfinished),
+        )
+        capture(request, self.folder, progress)
+        return unfinished.rename(golden)
+
+
+def content_of_model(model: str) -> str:
+    """A hash over the names and bytes of all files of a model."""
+    with local_folder(resolve_model(model), "refuse") as folder:
+        lines = [f"{file.relative_to(folder)} {_hash(file)}" for file in _files(folder)]
+    return xxhash.xxh3_128_hexdigest("\n".join(lines).encode())
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    yield from sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _hash(file: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,59 @@
+"""Options of the suites. Importing it imports no torch."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from assay_expectations.decoders.options import DecoderOptions
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of `test_decoders`; what is given here wins over variables."""
+    group = parser.getgroup("assay decoders", "test_decoders of assay_expectations.suites")
+    group.addoption(
+        "--decoder-model", metavar="MODEL", action="append", help="May be given more than once."
+    )
+    group.addoption(
+        "--decoder-shape",
+        metavar="BxTxN",
+        action="append",
+        help="Rows, prompt length and new tokens, such as 4x64x16; may be given more than once.",
+    )
+    group.addoption(
+        "--decoder-prompts", metavar="FILE.json", help="Prompts, in the format of ShareGPT."
+    )
+    group.addoption(
+        "--decoder-references", metavar="DIR", help="Where references are kept and used again."
+    )
+    group.addoption(
+        "--decoder-setup", metavar="FILE.py:FUNC", help="Called with the candidate's model."
+    )
+
+
+def decoder_options(config: pytest.Config) -> "DecoderOptions":
+    """Of this session. Raises: pytest.UsageError."""
+    from assay.errors import UsageError
+    from assay_expectations.decoders.options import Shape, options_from
+
+    try:
+        options = options_from()
+        if shapes := config.getoption("decoder_shape"):
+            options = replace(options, shapes=tuple(map(Shape.parse, shapes)))
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
+    if models := config.getoption("decoder_model"):
+        options = replace(options, models=tuple(models))
+    if prompts := config.getoption("decoder_prompts"):
+        options = replace(options, prompts=Path(prompts))
+    if references := config.getoption("decoder_references"):
+        options = replace(options, references=Path(references))
+    return options
+
+
+def decoder_setup(config: pytest.Config) -> str | None:
+    """What is called with the candidate's model."""
+    setup: str | None = config.getoption("decoder_setup")
+    return setup

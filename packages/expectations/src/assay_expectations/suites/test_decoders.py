@@ -1,0 +1,45 @@
+"""Does a decoder generate on this device as on the reference, over shapes of inputs?
+
+Run as `pytest --pyargs assay_expectations.suites -k decoders --assay-device cuda/bfloat16`, with the
+options of the group `assay decoders`, or the published variables FMS_TEST_SHAPES_*.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from assay.api.verdict import CheckedVerdict
+from assay.errors import AssayError
+from assay.runs import SilentProgress
+from assay.verdicts import Outcome
+from assay_expectations.decoders.checking import DecoderCheck
+from assay_expectations.decoders.options import DecoderOptions, Shape
+from assay_expectations.pytest_plugin import decoder_options, decoder_setup
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test for each model and shape."""
+    options = decoder_options(metafunc.config)
+    metafunc.parametrize("model", options.models)
+    metafunc.parametrize("shape", options.shapes, ids=str)
+
+
+def test_decoders(model: str, shape: Shape, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """It passes the ladder of `assay check generate`, and the published thresholds if there are any."""
+    run = pytestconfig.getoption("assay_device") or "cpu/float16"
+    options: DecoderOptions = decoder_options(pytestconfig)
+    check = DecoderCheck(model, shape, run, tmp_path, options, decoder_setup(pytestconfig))
+    try:
+        verdict = check.run(SilentProgress())
+    except AssayError as error:
+        pytest.fail(str(error), pytrace=False)
+    if verdict.verdict is not Outcome.PASS:
+        pytest.fail(str(CheckedVerdict.publish(check.results)), pytrace=False)
+    for name, rate in check.failure_rates().items():
+        if not rate < options.failure_rate:
+            limit = options.thresholds[name]
+            pytest.fail(
+                f"{name}: {rate:.2%} of the tokens are at or over {limit:g} (from"
+                f" {options.failure_rate:.2%} on it fails)",
+                pytrace=False,
+            )

@@ -1,0 +1,113 @@
+"""The suite of decoders as people run it: with pytest, the published variables and options."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from assay.errors import UsageError
+from assay.runs import SilentProgress
+from assay.verdicts import Outcome, Verdict
+from assay_expectations.decoders.checking import DecoderCheck, content_of_model
+from assay_expectations.decoders.options import DecoderOptions, Shape
+
+Check = Callable[..., Verdict]
+
+SETUPS = """
+import torch
+
+def poison(model):
+    with torch.no_grad():
+        model.lm_head.weight[5] = torch.nan
+    return model
+"""
+
+VARIABLES = {
+    "FMS_TEST_SHAPES_COMMON_MODEL_PATHS": "meta-llama/Llama-3.1-8B-Instruct",
+    "FMS_TEST_SHAPES_COMMON_BATCH_SIZES": "2",
+    "FMS_TEST_SHAPES_COMMON_SEQ_LENGTHS": "16",
+    "FMS_TEST_SHAPES_COMMON_MAX_NEW_TOKENS": "4",
+}
+SHARE_GPT = '[{"conversations": [{"from": "human", "value": "How does a compiler work?"}]}]'
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def run_suite(tmp_path: Path, *options: str, **variables: str) -> tuple[int, str]:
+    kept = {"FMS_TEST_SHAPES_VALIDATION_INFO_DIR": str(tmp_path / "references")}
+    given = {f"FMS_TEST_SHAPES_{name}": value for name, value in variables.items()}
+    words = ["--pyargs", "assay_expectations.suites", "-k", "decoders", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *words, "--assay-device", "cpu/float16", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=os.environ | VARIABLES | kept | given,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_published_variables_run_the_suite(tmp_path: Path) -> None:
+    code, output = run_suite(tmp_path, METRICS_THRESHOLD="1e-9,1000")
+    assert code == 1
+    # The ladder passes, and what no token is below fails.
+    assert re.search(r"cross_entropy: 100\.00% of the tokens are at or over 1e-09", output), output
+
+
+def test_what_cannot_be_run_is_one_message(tmp_path: Path) -> None:
+    code, output = run_suite(tmp_path, COMMON_BATCH_SIZES="four")
+    assert code != 0
+    assert "FMS_TEST_SHAPES_COMMON_BATCH_SIZES is 'four'; expected: whole numbers" in output
+    assert "passed" not in output
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Check:
+    """Checks a small shape in a folder of its own, with references that are kept."""
+
+    def run(name: str, setup: str | None = None, prompts: Path | None = None) -> Verdict:
+        folder = tmp_path / name
+        folder.mkdir()
+        options = DecoderOptions(references=tmp_path / "references", prompts=prompts)
+        shape = Shape(2, 16, 4)
+        return DecoderCheck("micro:llama", shape, "cpu/float16", folder, options, setup).run(
+            SilentProgress()
+        )
+
+    return run
+
+
+def test_a_reference_is_used_again_for_the_same_prompts_alone(tmp_path: Path, check: Check) -> None:
+    assert check("clean").verdict is Outcome.PASS
+    (first,) = (tmp_path / "references").iterdir()
+    captured = (first / "golden.json").stat().st_mtime_ns
+
+    setups = tmp_path / "setups.py"
+    setups.write_text(SETUPS)
+    assert check("poisoned", f"{setups}:poison").verdict is Outcome.FAIL
+    assert [*first.parent.iterdir()] == [first]
+    assert (first / "golden.json").stat().st_mtime_ns == captured
+
+    prompts = tmp_path / "share_gpt.json"
+    prompts.write_text(SHARE_GPT)
+    assert check("other", prompts=prompts).verdict is Outcome.PASS
+    assert len([*first.parent.iterdir()]) == 2
+
+
+def test_a_shape_over_the_context_is_one_message(tmp_path: Path) -> None:
+    wide = DecoderCheck("micro:llama", Shape(1, 4000, 4), "cpu/float16", tmp_path, DecoderOptions())
+    with pytest.raises(UsageError, match=r"over the model's context of 2048"):
+        wide.run(SilentProgress())
+
+
+def test_a_model_is_known_by_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"one")
+    before = content_of_model(str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"two")
+    assert content_of_model(str(tmp_path)) != before

@@ -1,0 +1,101 @@
+"""What the published variables ask for."""
+
+from pathlib import Path
+
+import pytest
+
+from assay.errors import UsageError
+from assay_expectations.decoders.options import (
+    DEFAULT_SHAPES,
+    DecoderOptions,
+    Shape,
+    micro_model,
+    options_from,
+)
+
+
+def read(**variables: str) -> DecoderOptions:
+    return options_from({f"FMS_TEST_SHAPES_{name}": value for name, value in variables.items()})
+
+
+def test_without_variables_everything_is_as_by_default() -> None:
+    assert read() == DecoderOptions()
+    assert len(DEFAULT_SHAPES) == 4
+
+
+def test_the_published_variables_mean_what_is_published() -> None:
+    options = read(
+        COMMON_MODEL_PATHS="mistralai/Mistral-7B-Instruct-v0.3,/models/llama",
+        USE_MICRO_MODELS="0",
+        COMMON_BATCH_SIZES="1,2",
+        COMMON_SEQ_LENGTHS="64",
+        COMMON_MAX_NEW_TOKENS="16",
+        METRICS_THRESHOLD="2.8364005851745624,0.0007839603102183846",
+        FAILURE_THRESHOLD="0.02",
+        VALIDATION_INFO_DIR="/kept",
+        CUMULATIVE_TEST_TOKENS_PER_SEQUENCE="40",
+        FORCE_VALIDATION_LEVEL_1="1",
+        SAVE_VALIDATION_INFO_OUTPUTS="1",
+    )
+    assert options == DecoderOptions(
+        models=("mistralai/Mistral-7B-Instruct-v0.3", "/models/llama"),
+        shapes=(Shape(1, 64, 16), Shape(2, 64, 16)),
+        tokens_per_row=40,
+        thresholds={"cross_entropy": 2.8364005851745624, "diff_mean": 0.0007839603102183846},
+        failure_rate=0.02,
+        references=Path("/kept"),
+    )
+    # 40 tokens of each row are three generations of 16.
+    assert options.num_prompts(Shape(2, 64, 16)) == 6
+
+
+def test_one_batch_is_run_where_no_number_of_tokens_is_asked_for() -> None:
+    assert DecoderOptions().num_prompts(Shape(4, 64, 16)) == 4
+
+
+def test_an_assertion_can_be_left_out() -> None:
+    options = read(METRICS_THRESHOLD="3.0,0.001", SKIP_ASSERTIONS="CE")
+    assert options.thresholds == {"diff_mean": 0.001}
+
+
+@pytest.mark.parametrize(
+    ("name", "micro"),
+    [
+        ("mistralai/Mistral-7B-Instruct-v0.3", "micro:mistral"),
+        ("/models/mixtral-8x7b/", "micro:mixtral"),
+        ("micro:gemma2", "micro:gemma2"),
+    ],
+)
+def test_a_micro_model_stands_for_its_family(name: str, micro: str) -> None:
+    assert micro_model(name) == micro
+    assert read(COMMON_MODEL_PATHS=name).models == (micro,)
+
+
+def test_a_family_without_a_micro_model_is_an_error() -> None:
+    with pytest.raises(
+        UsageError, match=r"^there is no micro model for acme/unknown; there are: bert"
+    ):
+        read(COMMON_MODEL_PATHS="acme/unknown")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("COMMON_BATCH_SIZES", "four", "whole numbers from 1, with commas between them"),
+        ("COMMON_SEQ_LENGTHS", "64,0", "whole numbers from 1, with commas between them"),
+        ("METRICS_THRESHOLD", "3.0", "two numbers, of cross_entropy and of diff_mean"),
+        ("METRICS_THRESHOLD", "3.0,nan", "positive numbers"),
+        ("FAILURE_THRESHOLD", "1%", "numbers, with commas between them"),
+        ("USE_MICRO_MODELS", "yes", "0 or 1"),
+    ],
+)
+def test_a_variable_of_another_form_is_named(name: str, value: str, wanted: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        read(**{name: value})
+    assert str(raised.value) == f"FMS_TEST_SHAPES_{name} is {value!r}; expected: {wanted}"
+
+
+@pytest.mark.parametrize("text", ["4x64", "4x64x0", "4x64x-1", "axbxc", ""])
+def test_a_shape_has_three_sizes(text: str) -> None:
+    with pytest.raises(UsageError, match="such as 4x64x16"):
+        Shape.parse(text)
