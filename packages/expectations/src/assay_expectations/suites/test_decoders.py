@@ -33,13 +33,9 @@ def test_decoders(model: str, shape: Shape, tmp_path: Path, pytestconfig: pytest
         verdict = check.run(SilentProgress())
     except AssayError as error:
         pytest.fail(str(error), pytrace=False)
-    if verdict.verdict is not Outcome.PASS:
-        pytest.fail(str(CheckedVerdict.publish(check.results)), pytrace=False)
+    assert verdict.verdict is Outcome.PASS, str(CheckedVerdict.publish(check.results))
     for name, rate in check.failure_rates().items():
-        if not rate < options.failure_rate:
-            limit = options.thresholds[name]
-            pytest.fail(
-                f"{name}: {rate:.2%} of the tokens are at or over {limit:g} (from"
-                f" {options.failure_rate:.2%} on it fails)",
-                pytrace=False,
-            )
+        assert rate < options.failure_rate, (
+            f"{name}: {rate:.2%} of the tokens are at or over {options.thresholds[name]:g} (from"
+            f" {options.failure_rate:.2%} on it fails)"
+        )
