@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from assay.errors import AssayError
 from assay.runs import SilentProgress
 from assay.training.check import TrainCheck, check_candidate, options_for, record_golden
 from assay.training.processes.mesh_string import parse_mesh
@@ -96,7 +97,10 @@ def record(work: Work) -> None:
 def judge(work: Work) -> Verdict:
     folder = work.folder / "trials" / work.fault.name.replace(":", "-").replace(" ", "-")
     folder.mkdir(parents=True)
-    return check_candidate(work.check, work.golden, folder, SilentProgress())
+    try:
+        return check_candidate(work.check, work.golden, folder, SilentProgress())
+    except AssayError as error:  # not found, and the others go on
+        return Verdict(verdict=Outcome.NOT_COMPARED, notes=[f"no verdict: {error}"])
 
 
 def examine(faults: Sequence[TrainingFault], folder: Path) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from assay.hooks.suspension import suspended_modes
@@ -70,6 +71,8 @@ class UpdateWatch:
     def observe_updates(self, parameters: list[NamedParameter]) -> None:
         """Show the change of each of `parameters` since the step began, and its moments."""
         with suspended_modes():
+            if self._is_kept_by_some_ranks_only(parameters):
+                self.trainer.optimizer.state.clear()
             self._after = [
                 _SteppedParameter(item, _copy(item.tensor), self._hash_moments(item.tensor))
                 for item in parameters
@@ -98,6 +101,19 @@ class UpdateWatch:
             self.handler.observe(address, torch.tensor([num_changed]))
         self._after.clear()
         self._before.clear()
+
+    def _is_kept_by_some_ranks_only(self, parameters: list[NamedParameter]) -> bool:
+        """Whether a rank has no moments of what it trains, and another has.
+
+        It was stepped by itself: to put moments together, here or before the next step, would hang.
+        Then none count, and each is missed by its name.
+        """
+        if not dist.is_initialized():
+            return False
+        own = any(self._state_of(item.tensor) for item in parameters) if parameters else None
+        of_ranks: list[bool | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(of_ranks, own)
+        return {True, False} <= {*of_ranks}
 
     def _state_of(self, parameter: Tensor) -> Mapping[str, object]:
         state: Mapping[str, object] = self.trainer.optimizer.state.get(parameter, {})
