@@ -113,6 +113,9 @@ def false_alarms(session: nox.Session) -> None:
 @nox.session(default=False)
 def perf(session: nox.Session) -> None:
     """Measure the cost of recording, metrics and the whole check, as ratios."""
+    # The published tool, to be timed beside ours; its metrics need no more than this of the rest.
+    published = ("aiu-fms-testing-utils==0.9.0", "ibm-fms==1.13.1")
+    torch_environment(session).install(session, "--no-deps", *published)
     _run_heavy_tests(session, "perf")
 
 
@@ -149,6 +152,15 @@ def expectations(session: nox.Session) -> None:
     environment.run(
         session, "assay.cli", "expect", "verify", *run, *session.posargs, success_codes=codes
     )
+
+
+@nox.session(default=False)
+def suites(session: nox.Session) -> None:
+    """Hold models and decoders to what is expected of them, with pytest. `-- -k decoders`."""
+    environment = torch_environment(session)
+    run = _run_option(session, environment, "--assay-device", otherwise="cpu/float32")
+    words = ["--pyargs", "assay_expectations.suites", "--timeout=600"]
+    environment.run(session, "pytest", *words, *run, *session.posargs)
 
 
 @nox.session(default=False)

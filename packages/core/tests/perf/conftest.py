@@ -25,11 +25,6 @@ class Table:
         self._add(what, measured, f"<= {bound:g}", note)
         assert measured.cpu <= bound, what
 
-    def at_least(self, what: str, measured: Times, bound: float, note: str = "") -> None:
-        """As `at_most`, for rates."""
-        self._add(what, measured, f">= {bound:g}", note)
-        assert measured.cpu >= bound, what
-
     def _add(self, what: str, measured: Times, bound: str, note: str) -> None:
         self.rows.append((what, bound, f"{measured.cpu:.2f}", f"{measured.wall:.2f}", note))
 
