@@ -44,6 +44,10 @@ class Session:
         self.world: int | None = config.getoption("assay_world")
         self.tier: str | None = config.getoption("assay_tier")
         self.mode: Mode = "capture" if config.getoption("capture_expectation") else "check"
+        if self.mode == "capture" and os.environ.get("CI") == "true":
+            raise UsageError(
+                "--capture-expectation: nothing is captured under CI=true, where nobody reviews it"
+            )
         self.policy = hardware_policy(os.environ)
         # By file, every collected test that uses the fixture golden. None where the command line
         # names single tests: those that it leaves out are unknown.

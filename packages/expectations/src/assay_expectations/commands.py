@@ -26,6 +26,17 @@ def capture(
     output: Annotated[
         Path, typer.Option(metavar="FILE.json|DIR", help="A DIR gets a file named by its key.")
     ],
+    shapes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BxTxN,...",
+            help="Instead: metrics and references of decoders with these rows, prompt lengths and new"
+            " tokens, for `assay calibrate`.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", min=1, help="With --shapes: sets of prompts of each shape.")
+    ] = 3,
     captures: Annotated[
         int, typer.Option(metavar="N", min=1, help="How many processes capture, and must agree.")
     ] = 3,
@@ -43,16 +54,32 @@ def capture(
 
     Example: assay expect capture micro:llama --run cpu/float32 --output expectations
 
+    Example: assay expect capture micro:llama --run cpu/float16 --shapes 1x64x16,4x64x16 --output kept
+
     Exit code: 0; 2 usage or environment error, also if the captures do not agree.
     """
     from assay.runs import open_progress
     from assay_expectations.capturing import CaptureOptions, capture_expectation
 
+    if shapes is not None:
+        _capture_metrics(model, run, shapes, seeds, output)
+        return
     options = CaptureOptions(
         model=model, run=run, num_captures=captures, approved_by=approved_by, reason=reason
     )
     with open_progress() as progress:
         typer.echo(capture_expectation(options, output, progress))
+
+
+def _capture_metrics(model: str, run: str, shapes: str, seeds: int, output: Path) -> None:
+    from assay.runs import open_progress
+    from assay_expectations.decoders.capturing import MetricsCapture, capture_metrics
+    from assay_expectations.decoders.options import Shape
+
+    parsed = [Shape.parse(text.strip()) for text in shapes.split(",")]
+    with open_progress() as progress:
+        for file in capture_metrics(MetricsCapture(model, run, parsed, seeds), output, progress):
+            typer.echo(file)
 
 
 @app.command()
@@ -124,6 +151,33 @@ def diff(
         typer.echo(text, nl=False)
         raise typer.Exit(verdict.verdict.exit_code)
     end_with(verdict, as_json=as_json)
+
+
+@app.command()
+def page(
+    expectations: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FILE.json|DIR]...", help="Default: those that are shipped."),
+    ] = None,
+    *,
+    runs: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where runs of `assay expect verify` lie.")
+    ] = Path("runs"),
+    output: Annotated[Path, typer.Option(metavar="FILE.html")] = Path("expectations.html"),
+) -> None:
+    """Write one page over all expectations: which hold, fail, are stale or missing, and how old.
+
+    Example: assay expect page expectations --runs runs --output expectations.html
+    """
+    from datetime import UTC, datetime
+
+    from assay_expectations.browsing.cells import collect_cells
+    from assay_expectations.browsing.page import write_page
+    from assay_expectations.verifying import SHIPPED
+
+    now = datetime.now(UTC)
+    cells = collect_cells(expectations or [SHIPPED], runs, output, now)
+    typer.echo(write_page(cells, f"{now:%Y-%m-%d}", output))
 
 
 @app.command()

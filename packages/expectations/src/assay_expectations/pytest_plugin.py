@@ -1,5 +1,6 @@
 """Options of the suites. Importing it imports no torch."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +11,32 @@ if TYPE_CHECKING:
     from assay_expectations.decoders.options import DecoderOptions
 
 
+MODELS_VARIABLE = "ASSAY_EXPECTATION_MODELS"
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of `test_decoders`; what is given here wins over variables."""
+    """Add the options of the suites; what is given here wins over variables."""
+    _add_options_of_models(parser)
+    _add_options_of_decoders(parser)
+
+
+def _add_options_of_models(parser: pytest.Parser) -> None:
+    group = parser.getgroup(
+        "assay expectations", "test_model_expectations of assay_expectations.suites"
+    )
+    group.addoption(
+        "--expectation-model",
+        metavar="MODEL",
+        action="append",
+        help="May be given more than once. Default: those of"
+        f" {MODELS_VARIABLE}, with commas between them, or every micro:RECIPE.",
+    )
+    group.addoption(
+        "--expectation-folder", metavar="DIR", help="Default: the shipped expectations."
+    )
+
+
+def _add_options_of_decoders(parser: pytest.Parser) -> None:
     group = parser.getgroup("assay decoders", "test_decoders of assay_expectations.suites")
     group.addoption(
         "--decoder-model", metavar="MODEL", action="append", help="May be given more than once."
@@ -31,6 +56,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--decoder-setup", metavar="FILE.py:FUNC", help="Called with the candidate's model."
     )
+
+
+def expectation_folder(config: pytest.Config) -> Path:
+    """Where expectations are read and captured.
+
+    Raises: pytest.UsageError for a capture into the folder of the package.
+    """
+    from assay_expectations.verifying import SHIPPED
+
+    folder: str | None = config.getoption("expectation_folder")
+    if folder is None and config.getoption("capture_expectation"):
+        raise pytest.UsageError("--capture-expectation needs --expectation-folder DIR")
+    return SHIPPED if folder is None else Path(folder)
+
+
+def expected_models(config: pytest.Config) -> list[str]:
+    """The models that are tried."""
+    from assay.models import RECIPES
+
+    named: list[str] = config.getoption("expectation_model") or [
+        word.strip() for word in os.environ.get(MODELS_VARIABLE, "").split(",") if word.strip()
+    ]
+    return list(dict.fromkeys(named)) or [f"micro:{name}" for name in RECIPES]
 
 
 def decoder_options(config: pytest.Config) -> "DecoderOptions":

@@ -43,10 +43,12 @@ class DecoderCheck:
 
         Raises: UsageError for a shape that is over the model's context.
         """
+        num_prompts = self.options.num_prompts(self.shape)
         lines = prompt_lines(
             read_texts(self.options.prompts),
-            self.options.num_prompts(self.shape),
+            num_prompts,
             self.shape.prompt_length,
+            first=self.options.seed * num_prompts,
         )
         prompts = self.folder / "prompts.jsonl"
         prompts.write_text(lines, encoding="utf-8")

@@ -52,6 +52,7 @@ class DecoderOptions:
     thresholds: of the published metrics, by name; failure_rate: the share of tokens at or over one
         from which a test fails.
     references: folder of references that are kept and used again; None for none.
+    seed: other prompts for each.
     """
 
     models: tuple[str, ...] = (_FAMILY_DEFAULT,)
@@ -61,6 +62,7 @@ class DecoderOptions:
     thresholds: Mapping[str, float] = field(default_factory=dict)
     failure_rate: float = 0.01
     references: Path | None = None
+    seed: int = 0
 
     def num_prompts(self, shape: Shape) -> int:
         """How many prompts are tried of `shape`."""

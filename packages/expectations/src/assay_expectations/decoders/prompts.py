@@ -13,13 +13,14 @@ _CHARACTERS_A_TOKEN = 8
 _HUMAN = ("human", "user")
 
 
-def prompt_lines(texts: Sequence[str], num_prompts: int, length: int) -> str:
+def prompt_lines(texts: Sequence[str], num_prompts: int, length: int, first: int = 0) -> str:
     """JSON lines of `num_prompts` prompts, each of at least `length` tokens: longer ones are cut later.
 
     Where there are too few texts they are used again, each time beginning at another one.
+    first: number of the text that the first prompt begins with.
     """
     lines = []
-    for number in range(num_prompts):
+    for number in range(first, first + num_prompts):
         parts: list[str] = []
         while sum(map(len, parts)) < _CHARACTERS_A_TOKEN * length:
             parts.append(texts[(number + len(parts)) % len(texts)])

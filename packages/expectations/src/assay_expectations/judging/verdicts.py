@@ -84,7 +84,12 @@ def judge_seen(
             judgement.elsewhere.append(_describe_elsewhere(name, expectation, seen, here))
         elif seen.observed is None:
             reason = seen.problem or f"stale, nothing can meet it: {'; '.join(seen.stale)}"
-            judgement.levels[name] = Level(verdict=Outcome.FAIL, reason=reason)
+            judgement.levels[name] = Level(
+                verdict=Outcome.FAIL,
+                reason=reason,
+                expectation=expectation.hash,
+                stale=bool(seen.stale),
+            )
         else:
             _judge_one(name, expectation, seen.observed, here.versions, run, judgement)
     if not judgement.levels:
@@ -182,6 +187,7 @@ def _level_of(
         reason=reason,
         compared=judged.num_tokens,
         limits_origin=expectation.limits_origin,
+        expectation=expectation.hash,
         since_capture=changed,
     )
 

@@ -16,6 +16,7 @@ from assay_expectations.records.keys import (
     content_differences,
     machine_differences,
     value_differences,
+    weight_differences,
 )
 from assay_expectations.records.provenance import Provenance
 from assay_expectations.records.values import (
@@ -45,5 +46,6 @@ __all__ = [
     "machine_differences",
     "read_expectation",
     "value_differences",
+    "weight_differences",
     "write_expectation",
 ]

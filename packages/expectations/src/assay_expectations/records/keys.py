@@ -75,7 +75,7 @@ def machine_differences(expected: Machine, actual: Machine) -> list[str]:
 
 def content_differences(expected: Content, actual: Content) -> list[str]:
     """What differs in what was run, one line for each kind of difference."""
-    found = _weight_differences(expected.weights, actual.weights)
+    found = weight_differences(expected.weights, actual.weights)
     for part in ("tokenizer", "prompts"):
         if getattr(expected, f"{part}_hash") != getattr(actual, f"{part}_hash"):
             verb = "is another one" if part == "tokenizer" else "are other ones"
@@ -92,7 +92,8 @@ def value_differences(expected: Mapping[str, object], actual: Mapping[str, objec
     ]
 
 
-def _weight_differences(expected: dict[str, Weight], actual: dict[str, Weight]) -> list[str]:
+def weight_differences(expected: Mapping[str, Weight], actual: Mapping[str, Weight]) -> list[str]:
+    """What differs in the tensors of a checkpoint, one line for each kind of difference."""
     missing = {name: expected[name] for name in sorted(expected.keys() - actual.keys())}
     new = {name: actual[name] for name in sorted(actual.keys() - expected.keys())}
     renamed: list[str] = []

@@ -1,48 +1,100 @@
-"""`assay calibrate`: limits of the noise ratios from clean runs."""
+"""`assay calibrate`: limits from clean runs, of noise ratios or of the published metrics."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+_METRICS = ".jsonl"
+
 
 def calibrate(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Runs known to be right: cpu/bfloat16.")
+    clean: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...|FILE.jsonl...",
+            help="Runs known to be right, as cpu/bfloat16; or their metrics, as"
+            " `assay expect capture --shapes` writes them.",
+        ),
     ],
     *,
     output: Annotated[Path, typer.Option(metavar="LIMITS.toml", help="File to write.")],
-    reference: Annotated[str, typer.Option(metavar="RUN", help="The trusted device.")] = (
-        "cpu/float32"
-    ),
+    reference: Annotated[
+        str, typer.Option(metavar="RUN", help="Of runs: the trusted device.")
+    ] = "cpu/float32",
     model: Annotated[
-        list[str] | None, typer.Option(metavar="MODEL", help="Default: the micro decoders.")
+        list[str] | None,
+        typer.Option(metavar="MODEL", help="Of runs: by default the micro decoders."),
     ] = None,
 ) -> None:
-    """Set each statistic's limit from the largest ratio of runs that are known to be right.
+    """Set limits from what is known to be right.
+
+    Of runs the noise ratios: each limit follows from the largest ratio. Of files the published
+    metrics of tokens: each threshold follows from what every file needs to pass, and the last line
+    that is printed is the variable by which aiu-fms-testing-utils takes the pair.
 
     Example: assay calibrate cpu/bfloat16 sim/bfloat16 sim:truncate/bfloat16 --output mine.toml
-    """
-    import sys
 
-    from assay.comparing.calibration import limits_file
-    from assay.devices.run_string import parse_run
+    Example: assay calibrate expectations/metrics/*.jsonl --output thresholds.toml
+    """
     from assay.errors import UsageError
-    from assay.generate.calibration_runs import MODELS, run_clean
-    from assay.runs import RunFolder, open_progress, write_whole
 
     if output.exists():
         raise UsageError(f"{output} exists already")
     if not output.parent.is_dir():
         raise UsageError(f"there is no folder {output.parent} to write {output.name} into")
-    models = model or MODELS
+    files = [text for text in clean if text.endswith(_METRICS)]
+    if files and len(files) < len(clean):
+        raise UsageError("runs and files of metrics: give one kind of them")
+    _refuse_twice([*clean, *(model or [])])
+    if files:
+        _calibrate_thresholds([Path(file) for file in files], output)
+    else:
+        _calibrate_ratios(clean, model or [], reference, output)
+
+
+def _calibrate_ratios(
+    runs: Sequence[str], models: Sequence[str], reference: str, output: Path
+) -> None:
+    from assay.comparing.calibration import limits_file
+    from assay.devices.run_string import parse_run
+    from assay.generate.calibration_runs import MODELS, run_clean
+    from assay.runs import RunFolder, open_progress, write_whole
+
     for text in (reference, *runs):
         parse_run(text)
-    for text in (*runs, *models):
-        if (*runs, *models).count(text) > 1:
-            raise UsageError(f"{text} is given twice: a run counts once")
     folder = RunFolder.create("calibrate")
     with open_progress() as progress:
-        clean = run_clean(runs, models, reference, folder.path, progress)
-    write_whole(output, limits_file(clean, " ".join(["assay", *sys.argv[1:]])))
+        clean = run_clean(runs, models or MODELS, reference, folder.path, progress)
+    write_whole(output, limits_file(clean, _command()))
     typer.echo(output)
+
+
+def _calibrate_thresholds(files: Sequence[Path], output: Path) -> None:
+    from assay.comparing.token_thresholds import (
+        calibrate_thresholds,
+        published_pair,
+        read_clean_tokens,
+        thresholds_file,
+    )
+    from assay.runs import write_whole
+
+    runs = [read_clean_tokens(file) for file in files]
+    write_whole(output, thresholds_file(runs, _command()))
+    typer.echo(output)
+    typer.echo(published_pair(calibrate_thresholds(runs)))
+
+
+def _refuse_twice(names: Sequence[str]) -> None:
+    from assay.errors import UsageError
+
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{name} is given twice: it counts once")
+
+
+def _command() -> str:
+    import sys
+
+    return " ".join(["assay", *sys.argv[1:]])

@@ -1,0 +1,114 @@
+"""Thresholds of the published metrics of tokens, from files of metrics of clean runs.
+
+A run fails by a metric when the share of its tokens at or over the threshold reaches the failure
+rate. So what a threshold must be above is, of each run, the value that this share of its tokens
+reaches: the pooled 99th percentile, as it is published, is below that of every other run.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from assay.comparing.calibration import MARGIN, false_alarm_bound
+from assay.errors import UsageError
+from assay.verdicts import Measurement
+
+PUBLISHED_METRICS = ("cross_entropy", "prob_mean", "prob_std", "diff_mean")
+
+# Of the published tests. Source: FMS_TEST_SHAPES_FAILURE_THRESHOLD of aiu-fms-testing-utils.
+FAILURE_RATE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class CleanTokens:
+    """A clean run: of each published metric the values of all its tokens."""
+
+    name: str
+    values: Mapping[str, Sequence[float]]
+
+
+def read_clean_tokens(file: Path) -> CleanTokens:
+    """The published metrics in a measurements.jsonl.
+
+    Raises: UsageError if it cannot be read, has none, or one that is not finite.
+    """
+    values: dict[str, list[float]] = {name: [] for name in PUBLISHED_METRICS}
+    try:
+        for line in file.read_text(encoding="utf-8").splitlines():
+            row = Measurement.model_validate(json.loads(line))
+            if row.statistic in values:
+                values[row.statistic].append(row.actual)
+    except (OSError, ValueError, ValidationError) as error:
+        raise UsageError(f"metrics {file} cannot be read: {error}") from None
+    for name, found in values.items():
+        if not found:
+            raise UsageError(f"metrics {file}: there is no token with {name}")
+        if not all(map(math.isfinite, found)):
+            raise UsageError(f"metrics {file}: {name} is not finite at a token: no clean run")
+    return CleanTokens(file.stem, values)
+
+
+def passing_value(values: Sequence[float], failure_rate: float) -> float:
+    """What a threshold must be above for a run to pass: the largest value that too many reach.
+
+    It passes while fewer than `failure_rate` of its tokens are at or over the threshold.
+    """
+    num_allowed = math.ceil(failure_rate * len(values)) - 1
+    return sorted(values, reverse=True)[num_allowed]
+
+
+def calibrate_thresholds(
+    runs: Sequence[CleanTokens], failure_rate: float = FAILURE_RATE
+) -> dict[str, float]:
+    """For each metric what a threshold must be above for all of `runs` to pass, and a margin.
+
+    Raises: UsageError if there is no run.
+    """
+    if not runs:
+        raise UsageError("no metrics to calibrate on")
+    needed = {
+        name: max(passing_value(run.values[name], failure_rate) for run in runs)
+        for name in PUBLISHED_METRICS
+    }
+    return {name: value + (MARGIN - 1) * abs(value) for name, value in needed.items()}
+
+
+def thresholds_file(runs: Sequence[CleanTokens], command: str) -> str:
+    """The text of a file of thresholds, with the runs that they come from."""
+    thresholds = calibrate_thresholds(runs)
+    lines = [
+        f"# Made by: {command}",
+        f"# A run fails when {FAILURE_RATE:.0%} of its tokens are at or over a threshold, which is {MARGIN}",
+        f"# times what the worst of {len(runs)} clean runs needs to pass. At 95% fewer than",
+        f"# {false_alarm_bound(len(runs)):.1%} of such runs fail, for each metric.",
+        f"failure_rate = {FAILURE_RATE}",
+        f"false_failure_bound = {false_alarm_bound(len(runs)):.3g}",
+        "",
+        "[thresholds]",
+        *(f"{name} = {value:.6g}" for name, value in thresholds.items()),
+        "",
+        "# What a threshold must be above for each run to pass.",
+        "[runs]",
+        *_lines_of(runs),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def published_pair(thresholds: Mapping[str, float]) -> str:
+    """The variable that holds tests/models/test_decoders.py of aiu-fms-testing-utils to them."""
+    pair = ",".join(f"{thresholds[name]:.6g}" for name in ("cross_entropy", "diff_mean"))
+    return f"FMS_TEST_SHAPES_METRICS_THRESHOLD={pair}"
+
+
+def _lines_of(runs: Iterable[CleanTokens]) -> Iterable[str]:
+    for run in runs:
+        needed = ", ".join(
+            f"{name} = {passing_value(values, FAILURE_RATE):.6g}"
+            for name, values in run.values.items()
+        )
+        num_tokens = len(run.values["cross_entropy"])
+        yield f'"{run.name}" = {{ tokens = {num_tokens}, {needed} }}'

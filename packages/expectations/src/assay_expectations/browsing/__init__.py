@@ -1,0 +1,1 @@
+"""One page over all expectations: models by machines, what was last seen of each, its history."""

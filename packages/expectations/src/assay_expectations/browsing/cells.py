@@ -1,0 +1,132 @@
+"""Every model and machine: what is expected there, and what was last seen."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+from assay.runs.results import VERDICT_FILE, read_verdict
+from assay.verdicts import Outcome, Verdict
+from assay_expectations.browsing.history import Commit, commits_of
+from assay_expectations.records import Expectation, Machine, read_expectation
+from assay_expectations.verifying import find_files
+
+# unseen: captured, and no verdict is about it.
+State = Literal["pass", "fail", "stale", "unseen", "missing"]
+
+_REPORT = "report.html"
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What a run says about one expectation.
+
+    date: of the run, as YYYY-MM-DDTHH:MM; report: relative to the page.
+    """
+
+    state: State
+    date: str
+    reason: str
+    report: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One model on one machine; without a file where nothing was captured.
+
+    captured: when, as YYYY-MM-DDTHH:MM; age_days: since then.
+    """
+
+    model: str
+    machine: Machine
+    file: Path | None = None
+    captured: str = ""
+    age_days: int | None = None
+    seen: Sighting | None = None
+    history: Sequence[Commit] = ()
+
+    @property
+    def state(self) -> State:
+        """What was last seen of it."""
+        if self.file is None:
+            return "missing"
+        return self.seen.state if self.seen else "unseen"
+
+
+def collect_cells(paths: Sequence[Path], runs: Path, page: Path, now: datetime) -> list[Cell]:
+    """A cell for each pair of a model and a machine that the expectations in `paths` have.
+
+    runs: searched for the verdicts of `assay expect verify`; page: the file that will link to them.
+    Raises: UsageError if there is no expectation, or one cannot be read.
+    """
+    expectations = {file: read_expectation(file) for file in find_files(paths)}
+    seen = _sightings(runs, page.parent)
+    cells = {}
+    for file, expectation in expectations.items():
+        captured = str(expectation.provenance.process.get("date", ""))
+        cells[expectation.model, _as_key(expectation.key.machine)] = Cell(
+            model=expectation.model,
+            machine=expectation.key.machine,
+            file=file,
+            captured=captured[:16],
+            age_days=_days_since(captured, now),
+            seen=seen.get(expectation.hash),
+            history=commits_of(file),
+        )
+    return [
+        cells.get((model, _as_key(machine))) or Cell(model, machine)
+        for model, machine in product(
+            _models(expectations.values()), _machines(expectations.values())
+        )
+    ]
+
+
+def _sightings(runs: Path, beside: Path) -> dict[str, Sighting]:
+    """The newest sighting of each expectation, by its hash."""
+    found: dict[str, Sighting] = {}
+    for file in runs.rglob(VERDICT_FILE):
+        for hash_, sighting in _seen_in(read_verdict(file.parent), file.parent, beside):
+            if hash_ not in found or found[hash_].date < sighting.date:
+                found[hash_] = sighting
+    return found
+
+
+def _seen_in(verdict: Verdict, folder: Path, beside: Path) -> Iterator[tuple[str, Sighting]]:
+    for level in verdict.levels.values():
+        details = level.model_extra or {}
+        if level.verdict not in (Outcome.PASS, Outcome.FAIL) or "expectation" not in details:
+            continue
+        failed: State = "stale" if details.get("stale") else "fail"
+        yield (
+            str(details["expectation"]),
+            Sighting(
+                state="pass" if level.verdict is Outcome.PASS else failed,
+                date=str(verdict.environment.get("date", ""))[:16],
+                reason=level.reason or "",
+                report=Path(os.path.relpath(folder / _REPORT, beside)).as_posix(),
+            ),
+        )
+
+
+def _models(expectations: Iterable[Expectation]) -> list[str]:
+    return sorted({one.model for one in expectations})
+
+
+def _machines(expectations: Iterable[Expectation]) -> list[Machine]:
+    by_key = {_as_key(one.key.machine): one.key.machine for one in expectations}
+    return [by_key[key] for key in sorted(by_key)]
+
+
+def _as_key(machine: Machine) -> tuple[str, str, str, str]:
+    return machine.vendor, machine.architecture, machine.dtype, machine.precision
+
+
+def _days_since(date: str, now: datetime) -> int | None:
+    try:
+        then = datetime.fromisoformat(date)
+    except ValueError:
+        return None
+    return (now - (then if then.tzinfo else then.replace(tzinfo=UTC))).days

@@ -1,0 +1,44 @@
+"""What a model returns as a tuple, against the same by name."""
+
+import torch
+from torch import Tensor
+
+from assay.devices.registry import open_run
+from assay.devices.run_string import parse_run
+from assay.models import load_model
+
+_NUM_TOKENS = 8
+
+
+def tuple_differences(model: str, run: str) -> list[str]:
+    """In what the tuple of `return_dict=False` is not what the model returns by name, bit by bit.
+
+    Hidden states are asked for, so that there are several tensors in it.
+    Raises: UsageError if the model cannot be loaded.
+    """
+    opened = parse_run(run)
+    device = open_run(opened)
+    loaded = load_model(model, dtype=opened.dtype, device=device.torch_device)
+    ids = torch.arange(_NUM_TOKENS, device=device.torch_device)[None]
+    with torch.no_grad(), device.execution():
+        by_name = loaded.model(input_ids=ids, output_hidden_states=True)
+        as_tuple = loaded.model(input_ids=ids, output_hidden_states=True, return_dict=False)
+    if not isinstance(as_tuple, tuple):
+        return [f"return_dict=False gives a {type(as_tuple).__name__}"]
+    expected, actual = _tensors(by_name.to_tuple()), _tensors(as_tuple)
+    if len(expected) != len(actual):
+        return [f"{len(actual)} tensors in the tuple, {len(expected)} by name"]
+    return [
+        f"tensor {number} of the tuple, {list(one.shape)}, is not the one by name"
+        for number, (one, other) in enumerate(zip(actual, expected, strict=True))
+        if not torch.equal(one, other)
+    ]
+
+
+def _tensors(value: object) -> list[Tensor]:
+    """All tensors of a nested tuple, in their order; a cache is none."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [tensor for part in value for tensor in _tensors(part)]
+    return []

@@ -1,0 +1,57 @@
+"""The suite of model expectations as people run it: captured, held to, and left behind."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay.models import RECIPES
+from assay_expectations.verifying import SHIPPED
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def run_suite(tmp_path: Path, *options: str, **variables: str) -> tuple[int, str]:
+    words = ["--pyargs", "assay_expectations.suites", "-k", "model_", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *words, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name != "CI"} | variables,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_what_was_captured_is_held_to_in_every_respect(tmp_path: Path) -> None:
+    model, kept = tmp_path / "model", tmp_path / "kept"
+    shutil.copytree(RECIPES["bert"].folder, model)
+    kept.mkdir()
+    asked = ("--expectation-model", str(model), "--expectation-folder", str(kept))
+
+    code, output = run_suite(tmp_path, *asked, "-k", "weight_keys")
+    assert code == 1
+    assert f"there is no expectation of {model} in {kept}" in output
+
+    code, output = run_suite(tmp_path, *asked, "--capture-expectation")
+    (file,) = kept.iterdir()
+    assert code == 1
+    assert f"saved in {file}; run again without --capture-expectation" in output
+
+    code, output = run_suite(tmp_path, *asked)
+    assert (code, "5 passed" in output) == (0, True), output
+
+    left = str(shutil.copy(next(SHIPPED.glob("*micro-llama.json")), kept))
+    code, output = run_suite(tmp_path, *asked, "-k", "all_used")
+    assert (code, left in output) == (1, True), output
+
+
+def test_nothing_is_captured_in_ci(tmp_path: Path) -> None:
+    asked = ("--capture-expectation", "--expectation-folder", str(tmp_path))
+    code, output = run_suite(tmp_path, *asked, CI="true")
+    assert code == 4
+    assert "--capture-expectation: nothing is captured under CI=true" in output
