@@ -48,6 +48,12 @@ def _add_options_of_decoders(parser: pytest.Parser) -> None:
         help="Rows, prompt length and new tokens, such as 4x64x16; may be given more than once.",
     )
     group.addoption(
+        "--decoder-attention",
+        metavar="NAME",
+        action="append",
+        help="Implementation of the candidate: eager, sdpa; may be given more than once.",
+    )
+    group.addoption(
         "--decoder-prompts", metavar="FILE.json", help="Prompts, in the format of ShareGPT."
     )
     group.addoption(
@@ -94,6 +100,8 @@ def decoder_options(config: pytest.Config) -> "DecoderOptions":
         raise pytest.UsageError(str(error)) from None
     if models := config.getoption("decoder_model"):
         options = replace(options, models=tuple(models))
+    if attentions := config.getoption("decoder_attention"):
+        options = replace(options, attentions=tuple(attentions))
     if prompts := config.getoption("decoder_prompts"):
         options = replace(options, prompts=Path(prompts))
     if references := config.getoption("decoder_references"):

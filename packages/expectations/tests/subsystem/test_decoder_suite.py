@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from assay.comparing.token_thresholds import calibrate_thresholds, read_clean_tokens
 from assay.errors import UsageError
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
+from assay_expectations.decoders.capturing import REFERENCES, MetricsCapture, capture_metrics
 from assay_expectations.decoders.checking import DecoderCheck, content_of_model
 from assay_expectations.decoders.options import DecoderOptions, Shape
 
@@ -97,6 +99,32 @@ def test_a_reference_is_used_again_for_the_same_prompts_alone(tmp_path: Path, ch
     prompts.write_text(SHARE_GPT)
     assert check("other", prompts=prompts).verdict is Outcome.PASS
     assert len([*first.parent.iterdir()]) == 2
+
+
+def test_metrics_of_a_trusted_device_make_thresholds_that_it_passes(tmp_path: Path) -> None:
+    shape = Shape(2, 16, 4)
+    capture = MetricsCapture("micro:llama", "cpu/float16", [shape], num_seeds=2)
+    files = list(capture_metrics(capture, tmp_path, SilentProgress()))
+    assert [file.name for file in files] == [
+        f"micro-llama-cpu-float16-2x16x4-seed{seed}.jsonl" for seed in (0, 1)
+    ]
+    kept = tmp_path / REFERENCES
+    assert len([*kept.iterdir()]) == 2
+    thresholds = calibrate_thresholds([read_clean_tokens(file) for file in files])
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    options = DecoderOptions(references=kept, thresholds=thresholds, seed=1)
+    again = DecoderCheck("micro:llama", shape, "cpu/float16", folder, options, attention="eager")
+    assert again.run(SilentProgress()).verdict is Outcome.PASS
+    assert again.failure_rates() == dict.fromkeys(thresholds, 0.0)
+    assert len([*kept.iterdir()]) == 2
+
+
+def test_a_device_that_is_wrong_calibrates_nothing(tmp_path: Path) -> None:
+    capture = MetricsCapture("micro:llama", "sim:fp8/bfloat16", [Shape(1, 16, 2)], num_seeds=1)
+    with pytest.raises(UsageError, match=r"sim:fp8/bfloat16 is no device to trust: .* is FAIL"):
+        list(capture_metrics(capture, tmp_path, SilentProgress()))
 
 
 def test_a_shape_over_the_context_is_one_message(tmp_path: Path) -> None:

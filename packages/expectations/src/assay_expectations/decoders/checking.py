@@ -28,6 +28,7 @@ class DecoderCheck:
     """A candidate with one model and shape.
 
     candidate: as DEVICE/DTYPE; setup: FILE.py:FUNC, called with the candidate's model.
+    attention: of the candidate, as transformers names it; "default" for its own.
     folder: of the run; an existing one.
     """
 
@@ -37,6 +38,7 @@ class DecoderCheck:
     folder: Path
     options: DecoderOptions
     setup: str | None = None
+    attention: str = "default"
 
     def run(self, progress: Progress) -> Verdict:
         """The verdict of the ladder of `assay check generate`.
@@ -60,7 +62,11 @@ class DecoderCheck:
         )
         golden = self._reference(inputs, lines, progress)
         check = GenerateCheck(
-            model=self.model, candidate=self.candidate, golden=golden, setup=self.setup
+            model=self.model,
+            candidate=self.candidate,
+            golden=golden,
+            setup=self.setup,
+            options={} if self.attention == "default" else {"attention": self.attention},
         )
         self.results.mkdir()
         return check_generate(check, self.results, progress)

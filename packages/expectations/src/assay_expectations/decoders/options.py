@@ -46,6 +46,7 @@ class DecoderOptions:
     """What `test_decoders` does.
 
     models: folders, hub names or micro:RECIPE.
+    attentions: implementations of the candidate, as transformers names them; "default" for its own.
     prompts: a file in the format of ShareGPT; None for the built-in texts.
     tokens_per_row: how many are generated for each row of a shape, in several batches if need be; None
         for one batch.
@@ -57,6 +58,7 @@ class DecoderOptions:
 
     models: tuple[str, ...] = (_FAMILY_DEFAULT,)
     shapes: tuple[Shape, ...] = DEFAULT_SHAPES
+    attentions: tuple[str, ...] = ("default",)
     prompts: Path | None = None
     tokens_per_row: int | None = None
     thresholds: Mapping[str, float] = field(default_factory=dict)

@@ -18,17 +18,21 @@ from assay_expectations.pytest_plugin import decoder_options, decoder_setup
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test for each model and shape."""
+    """One test for each model, shape and kind of attention."""
     options = decoder_options(metafunc.config)
     metafunc.parametrize("model", options.models)
     metafunc.parametrize("shape", options.shapes, ids=str)
+    metafunc.parametrize("attention", options.attentions)
 
 
-def test_decoders(model: str, shape: Shape, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+def test_decoders(
+    model: str, shape: Shape, attention: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
     """It passes the ladder of `assay check generate`, and the published thresholds if there are any."""
     run = pytestconfig.getoption("assay_device") or "cpu/float16"
     options: DecoderOptions = decoder_options(pytestconfig)
-    check = DecoderCheck(model, shape, run, tmp_path, options, decoder_setup(pytestconfig))
+    setup = decoder_setup(pytestconfig)
+    check = DecoderCheck(model, shape, run, tmp_path, options, setup, attention)
     try:
         verdict = check.run(SilentProgress())
     except AssayError as error:

@@ -132,7 +132,7 @@ def load_model(
         checkpoint_dtype=checkpoint_dtype,
         stored_weights=weights,
         vocab_size=text_config.vocab_size,
-        max_positions=_max_positions(text_config),
+        max_positions=_max_positions(text_config, module),
         pad_token_id=_pad_token_id(tokenizing.pad_token_id, text_config, eos_token_ids),
         eos_token_ids=eos_token_ids,
         can_generate=bool(module.can_generate()),
@@ -229,13 +229,22 @@ def _eos_token_ids(module: nn.Module, config: "PretrainedConfig") -> tuple[int, 
     return (ids,) if isinstance(ids, int) else tuple(ids)
 
 
-def _max_positions(config: "PretrainedConfig") -> int | None:
-    """The longest sequence, by the names that configurations have for it."""
+def _max_positions(config: "PretrainedConfig", model: nn.Module) -> int | None:
+    """The longest sequence, by the names that configurations have for it.
+
+    Where paddings have a row in the table of positions, as in RoBERTa, the others come after it.
+    """
     for name in ("max_position_embeddings", "max_seq_len"):
         value = getattr(config, name, None)
         if isinstance(value, int):
-            return value
-    return None
+            break
+    else:
+        return None
+    for path, part in model.named_modules():
+        padding = getattr(part, "padding_idx", None)
+        if path.endswith("position_embeddings") and isinstance(padding, int):
+            return value - padding - 1
+    return value
 
 
 def _pad_token_id(

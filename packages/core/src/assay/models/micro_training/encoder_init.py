@@ -7,23 +7,25 @@ of byte frequencies; from these initial weights 2.33.
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 _LOWEST, _HIGHEST = 0.01, 2.5  # frequencies in radians per position
 _POSITION_SCALE = 0.2  # twice the standard deviation of the token embeddings
 _SHARPNESS = 2.0
 
 
-def attend_to_neighbours(model: nn.Module, num_heads: int) -> None:
-    """Initialise a BERT, in place: sinusoidal positions, and heads that attend to neighbours.
+def attend_to_neighbours(model: PreTrainedModel, num_heads: int) -> None:
+    """Initialise a BERT or RoBERTa, in place: sinusoidal positions, heads that attend to neighbours.
 
     Head h attends to offset h - num_heads // 2: its query shifts the phase of each of its
     frequencies by that offset, so that the product with a key, a sum of
     cos(frequency * (position + offset - other position)), is largest at the neighbour.
     """
-    positions = model.get_parameter("bert.embeddings.position_embeddings.weight")
-    attention = "bert.encoder.layer.0.attention.self"
-    query = model.get_parameter(f"{attention}.query.weight")
-    key = model.get_parameter(f"{attention}.key.weight")
+    encoder: nn.Module = model.base_model
+    positions = encoder.get_parameter("embeddings.position_embeddings.weight")
+    attention = "encoder.layer.0.attention.self"
+    query = encoder.get_parameter(f"{attention}.query.weight")
+    key = encoder.get_parameter(f"{attention}.key.weight")
     num_positions, hidden_size = positions.shape
     half, head_size = hidden_size // 2, hidden_size // num_heads
     decay = torch.arange(half) / (half - 1)

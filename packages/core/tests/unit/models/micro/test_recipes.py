@@ -44,13 +44,13 @@ def test_norm_weights_are_not_all_alike(name: str) -> None:
     for reference in (f"micro:{name}", f"micro:{name}?trained=0"):
         model = load_model(reference, dtype="float32").model
         norms = {
-            path: parameter
-            for path, parameter in model.named_parameters()
-            if "norm" in path.lower() and path.endswith("weight")
+            path: part.get_parameter("weight")
+            for path, part in model.named_modules()
+            if "norm" in type(part).__name__.lower()
         }
         assert norms
-        for path, parameter in norms.items():
-            assert parameter.std() > 0.01, path
+        for path, weight in norms.items():
+            assert weight.std() > 0.01, path
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if not RECIPES[name].masked])
@@ -78,6 +78,24 @@ def test_recipes_have_the_features_they_are_for() -> None:
     assert configs["gemma2"].attn_logit_softcapping
     assert configs["gemma2"].final_logit_softcapping
     assert (configs["mixtral"].num_local_experts, configs["mixtral"].num_experts_per_tok) == (4, 2)
+    assert configs["granite"].residual_multiplier == 0.22
+    assert configs["granite"].logits_scaling == 8.0
+    assert configs["gpt-bigcode"].multi_query
+
+
+def test_qwen3_norms_its_heads() -> None:
+    model = load_model("micro:qwen3", dtype="float32").model
+    assert model.get_parameter("model.layers.0.self_attn.q_norm.weight").shape == (24,)
+
+
+def test_positions_of_roberta_begin_after_the_padding_id() -> None:
+    loaded = load_model("micro:roberta", dtype="float32")
+    table = loaded.model.get_submodule("roberta.embeddings.position_embeddings")
+    assert isinstance(table, torch.nn.Embedding)
+    assert table.weight.shape == (2048 + 258 + 1, 80)
+    assert loaded.max_positions == 2048
+    longest = torch.zeros(1, 2048, dtype=torch.long)
+    assert loaded.model(input_ids=longest).logits.shape == (1, 2048, 260)
 
 
 def test_bert_generates_nothing_and_can_return_a_tuple() -> None:
