@@ -179,13 +179,17 @@ def best_run(devices: list[dict[str, Any]], otherwise: str) -> str:
     return f"{accelerators[0]}/bfloat16" if accelerators else otherwise
 
 
+# Drivers may take long to start: a session waits, where a person would not.
+_LIST_DEVICES = ("assay.cli", "devices", "--json", "--timeout", "60")
+
+
 def _run_option(
     session: nox.Session, environment: Environment, option: str, otherwise: str
 ) -> list[str]:
     """The option with the best RUN here, or nothing where the caller gives the option."""
     if _is_given(session, option):
         return []
-    devices = json.loads(environment.read(session, "assay.cli", "devices", "--json"))["devices"]
+    devices = json.loads(environment.read(session, *_LIST_DEVICES))["devices"]
     run = best_run(devices, otherwise)
     if run == otherwise and _hardware_promised(session):
         session.error(

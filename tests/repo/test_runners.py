@@ -20,7 +20,7 @@ def entries(root: Path) -> dict[str, dict[str, Any]]:
 
 def test_every_vendor_has_a_whole_entry(entries: dict[str, dict[str, Any]]) -> None:
     assert set(entries) == {
-        "cpu", "nvidia", "amd", "intel", "gaudi", "spyre", "trainium", "ascend"
+        "cpu", "nvidia", "amd", "intel", "gaudi", "spyre", "trainium", "ascend", "apple"
     }  # fmt: skip
     for name, entry in entries.items():
         assert set(entry) >= FIELDS, name
@@ -39,7 +39,7 @@ def test_labels_name_one_vendor_each(entries: dict[str, dict[str, Any]]) -> None
 
 def test_kubernetes_resources_are_qualified_names(entries: dict[str, dict[str, Any]]) -> None:
     for name, entry in entries.items():
-        assert bool(entry["resources"]) == (name != "cpu")
+        assert bool(entry["resources"]) == (name not in ("cpu", "apple"))
         for resource in entry["resources"]:
             assert re.fullmatch(r"[a-z.]+/[A-Za-z0-9_]+", resource)
 

@@ -58,9 +58,10 @@ class Session:
     @cached_property
     def listed(self) -> "tuple[ListedDevice, ...]":
         """The devices of this machine."""
+        from assay.devices.detection.isolation import DETECTION_TIMEOUT_SECONDS
         from assay.devices.detection.listing import list_devices
 
-        return list_devices()
+        return list_devices(DETECTION_TIMEOUT_SECONDS)
 
     def count_accelerators(self) -> int | None:
         """How many devices of the kind under test this machine has; None if ranks share one."""

@@ -22,6 +22,10 @@ class Vendor:
     visible_devices: the environment variable that lists by number the devices that a process is
         given; "" if there is none.
     training_compile_backend: the backend for training, where it is another than `compile_backend`.
+    verified: what the adapter was run on; "" if on no hardware yet, only on a stand-in of the maker's
+        module.
+    measures_memory: whether its software tells the peak of the memory and what is free; where it
+        does not, what it does not tell is 0.
     """
 
     name: str
@@ -31,6 +35,8 @@ class Vendor:
     runner_labels: tuple[str, ...]
     visible_devices: str = ""
     training_compile_backend: str | None = None
+    verified: str = ""
+    measures_memory: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +150,11 @@ class Device(Protocol):
         ...
 
     def peak_memory_bytes(self) -> int:
-        """Most memory in use at one time since the last reset."""
+        """Most memory in use at one time since the last reset; 0 where its maker tells none."""
         ...
 
     def free_memory_bytes(self) -> int:
-        """Memory that can be allocated now."""
+        """Memory that can be allocated now; 0 where its maker tells none."""
         ...
 
     def versions(self) -> Mapping[str, str]:

@@ -23,6 +23,7 @@ CPU = Vendor(
     runner_labels=("assay-cpu",),
     # Inductor takes minutes to compile the kernels of forward and backward, a short run seconds.
     training_compile_backend="aot_eager",
+    verified="x86_64",
 )
 
 

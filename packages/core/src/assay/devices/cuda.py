@@ -21,6 +21,7 @@ NVIDIA = Vendor(
     compile_backend="inductor",
     runner_labels=("assay-nvidia",),
     visible_devices="CUDA_VISIBLE_DEVICES",
+    verified="H200",
 )
 AMD = Vendor(
     name="amd",

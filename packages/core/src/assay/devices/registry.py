@@ -9,7 +9,6 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from assay.devices.base import AbsentDeviceError, Detection, Device
-from assay.devices.known_vendors import KNOWN_VENDORS
 from assay.devices.run_string import Run, parse_device
 from assay.errors import AssayError, MachineError, UsageError
 
@@ -152,9 +151,6 @@ def open_run(run: Run) -> Device:
 
 def _missing(kind: str) -> str:
     """What this machine lacks for any device called `kind`; "" if it has one."""
-    known = {vendor.device: vendor for vendor in KNOWN_VENDORS}
-    if kind in known and not _registered(kind):
-        return known[kind].missing()
     detections = detect(kind)
     if any(detection.present for detection in detections):
         return ""

@@ -26,7 +26,7 @@ from assay.devices.detection.listing import ListedDevice
 
 NOBODY = Vendor("nobody", "Nobody", "gloo", "inductor", ())
 LISTED = (ListedDevice("nobody", "absent", NOBODY, missing="its driver"),)
-assay.devices.detection.listing.list_devices = lambda: LISTED
+assay.devices.detection.listing.list_devices = lambda timeout: LISTED
 """
 
 

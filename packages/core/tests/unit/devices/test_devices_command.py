@@ -13,7 +13,9 @@ from assay.devices.base import Vendor
 from assay.devices.detection import listing
 from assay.devices.detection.listing import ListedDevice
 
-ACME = Vendor("acme", "Acme Rocket", "gloo", "eager", ("assay-acme", "assay-fast"))
+ACME = Vendor(
+    "acme", "Acme Rocket", "gloo", "eager", ("assay-acme", "assay-fast"), verified="Rocket 1"
+)
 LINES = (
     ListedDevice("acme", "present", ACME, ("Rocket", "Rocket", "Pad"), ("0", "1", "2")),
     ListedDevice("npu", "absent", Vendor("ascend", "Huawei Ascend", "hccl", "npu", ("l",)), missing="a chip"),
@@ -23,7 +25,7 @@ LINES = (
 
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
-    monkeypatch.setattr(listing, "list_devices", lambda: LINES)
+    monkeypatch.setattr(listing, "list_devices", lambda timeout: LINES)
     monkeypatch.setenv("COLUMNS", "100")
     app = typer.Typer()
     app.command()(devices)
@@ -48,6 +50,7 @@ def test_json_is_all_that_is_printed(app: typer.Typer) -> None:
         "distributed_backend": "gloo",
         "compile_backend": "eager",
         "runner_labels": ["assay-acme", "assay-fast"],
+        "verified": "Rocket 1",
     }
     assert printed["devices"][2]["vendor"] is None
 
@@ -57,10 +60,10 @@ def test_table_shows_names_to_use_and_what_is_missing(app: typer.Typer) -> None:
     assert result.exit_code == 0
     printed = [" ".join(line.split()) for line in result.output.splitlines()]
     assert printed == [
-        "DEVICE VENDOR STATUS DISTRIBUTED COMPILE RUNNER LABELS",
-        "acme Acme Rocket present gloo eager assay-acme, assay-fast",
-        "npu Huawei Ascend absent hccl npu l",
-        "bad ? broken ? ? ?",
+        "DEVICE VENDOR STATUS VERIFIED DISTRIBUTED COMPILE RUNNER LABELS",
+        "acme Acme Rocket present Rocket 1 gloo eager assay-acme, assay-fast",
+        "npu Huawei Ascend absent no hccl npu l",
+        "bad ? broken ? ? ? ?",
         "",
         "VENDOR FOUND OR MISSING",
         "Acme Rocket 2 x Rocket, Pad: acme:0 acme:1 acme:2",

@@ -24,7 +24,7 @@ LISTED = (
     ListedDevice("acme", "present", vendor("acme"), ("Acme 1", "Acme 1")),
     ListedDevice("other", "absent", vendor("other"), missing="the driver of Other"),
 )
-assay.devices.detection.listing.list_devices = lambda: LISTED
+assay.devices.detection.listing.list_devices = lambda timeout: LISTED
 """
 
 MARKED = """

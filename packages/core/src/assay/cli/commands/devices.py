@@ -10,22 +10,29 @@ if TYPE_CHECKING:
 
     from assay.devices.detection.listing import ListedDevice
 
-_STYLES = {"present": "green", "absent": "dim", "no-adapter": "dim", "broken": "red"}
+_STYLES = {"present": "green", "absent": "dim", "broken": "red"}
 
 
 def devices(
     *,
+    timeout: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=0.1, help="How long drivers may take to answer."),
+    ] = 6.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object and nothing else.")
     ] = False,
 ) -> None:
     """Show the devices of this machine, and for each vendor what is missing.
 
-    A DEVICE of the list is the first part of a RUN, such as cuda:1/bfloat16.
+    A DEVICE of the list is the first part of a RUN, such as cuda:1/bfloat16. VERIFIED is what its adapter
+    was run on; others were tried on a stand-in of the maker's software alone.
+
+    Example: assay devices --json
     """
     from assay.devices.detection.listing import list_devices
 
-    lines = list_devices()
+    lines = list_devices(timeout)
     if as_json:
         text = json.dumps({"schema": 1, "devices": [line.to_json() for line in lines]}, indent=1)
         typer.echo(text)
@@ -37,7 +44,9 @@ def _print_table(lines: "tuple[ListedDevice, ...]") -> None:
     from rich.console import Console
     from rich.text import Text
 
-    overview = _new_table("DEVICE", "VENDOR", "STATUS", "DISTRIBUTED", "COMPILE", "RUNNER LABELS")
+    overview = _new_table(
+        "DEVICE", "VENDOR", "STATUS", "VERIFIED", "DISTRIBUTED", "COMPILE", "RUNNER LABELS"
+    )
     details = _new_table("VENDOR", "FOUND OR MISSING")
     for line in lines:
         vendor = line.vendor
@@ -45,6 +54,7 @@ def _print_table(lines: "tuple[ListedDevice, ...]") -> None:
             line.device,
             vendor.title if vendor else "?",
             Text(line.status, style=_STYLES[line.status]),
+            (vendor.verified or "no") if vendor else "?",
             vendor.distributed_backend if vendor else "?",
             vendor.compile_backend if vendor else "?",
             ", ".join(vendor.runner_labels) if vendor else "?",

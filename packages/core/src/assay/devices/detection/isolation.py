@@ -48,17 +48,17 @@ def detect_isolated(
 ) -> tuple[DetectionAnswer, ...]:
     """The detections of each adapter; hangs and crashes are reported in them, not raised.
 
-    timeout_seconds: for each adapter, the start of Python and torch included.
+    timeout_seconds: for all adapters, which are asked at the same time, from when Python and torch
+        have been started.
     """
-    found: dict[str, DetectionAnswer] = {}
-    while waiting := [kind for kind in kinds if kind not in found]:
-        conversation = _ask(["detect", *waiting], timeout_seconds)
-        for kind, answer in zip(waiting, conversation.answers, strict=False):
-            found[kind] = _read_answer(kind, answer)
-        if len(conversation.answers) < len(waiting):
-            kind = waiting[len(conversation.answers)]
-            found[kind] = DetectionAnswer(kind, problem=conversation.problem(kind))
-    return tuple(found[kind] for kind in kinds)
+    conversation = _ask(["detect", *kinds], timeout_seconds)
+    by_kind = {answer["kind"]: answer for answer in conversation.answers}
+    return tuple(
+        _read_answer(kind, by_kind[kind])
+        if kind in by_kind
+        else DetectionAnswer(kind, problem=_problem(kind, conversation.ended))
+        for kind in kinds
+    )
 
 
 def require_run(run: Run, timeout_seconds: float = DETECTION_TIMEOUT_SECONDS) -> None:
@@ -73,7 +73,7 @@ def require_run(run: Run, timeout_seconds: float = DETECTION_TIMEOUT_SECONDS) ->
         return
     conversation = _ask(["open", run.device, run.dtype], timeout_seconds)
     if not conversation.answers:
-        raise MachineError(conversation.problem(kind))
+        raise MachineError(_problem(kind, conversation.ended))
     answer = conversation.answers[0]
     if "error" in answer:
         error: type[AssayError] = _ERRORS[answer["error"]]
@@ -87,12 +87,9 @@ class _Conversation:
     answers: tuple[dict[str, Any], ...]
     ended: str
 
-    def problem(self, kind: str) -> str:
-        return f"the adapter for {kind!r} is broken: asked for its devices, it {self.ended}"
-
 
 def _ask(arguments: Sequence[str], timeout_seconds: float) -> _Conversation:
-    """Run `assay.devices.detection.probe`; wait for each of its answers for `timeout_seconds`."""
+    """Run `assay.devices.detection.probe`; wait for its answers for `timeout_seconds`."""
     pipe, answers_end = os.pipe()
     try:
         process = subprocess.Popen(
@@ -100,7 +97,12 @@ def _ask(arguments: Sequence[str], timeout_seconds: float) -> _Conversation:
             stdin=subprocess.DEVNULL,
             stdout=answers_end,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                # Adapters import what they need; torch would import all makers' packages.
+                "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            },
             start_new_session=True,
         )
     finally:
@@ -114,17 +116,17 @@ def _ask(arguments: Sequence[str], timeout_seconds: float) -> _Conversation:
     silent = f"did not answer within {timeout_seconds:g} s"
     code = process.returncode
     ended = "cannot be ended" if code is None else exit_in_words(code)
-    # What follows the last line break is an answer that was cut short.
-    lines = received.split(b"\n")[:-1]
+    # The first line says that adapters are asked; what follows the last break was cut short.
+    lines = received.split(b"\n")[1:-1]
     return _Conversation(tuple(json.loads(line) for line in lines), ended if in_time else silent)
 
 
 def _receive(
     pipe: int, process: "subprocess.Popen[bytes]", timeout_seconds: float
 ) -> tuple[bytes, bool]:
-    """All bytes from `pipe`, and whether no pause exceeded the timeout."""
+    """All bytes from `pipe`, and whether all came in time, which begins with the first ones."""
     received = b""
-    deadline = time.monotonic() + timeout_seconds
+    deadline = time.monotonic() + DETECTION_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         has_ended = process.poll() is not None
         readable, _, _ = select.select([pipe], [], [], _POLL_SECONDS)
@@ -132,8 +134,9 @@ def _receive(
             chunk = os.read(pipe, 1 << 16)
             if not chunk:
                 return received, True
+            if not received:
+                deadline = time.monotonic() + timeout_seconds
             received += chunk
-            deadline = time.monotonic() + timeout_seconds
         elif has_ended:
             # Children of the process may still hold the pipe open.
             return received, True
@@ -151,7 +154,13 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.wait(_END_TIMEOUT_SECONDS)
 
 
+def _problem(kind: str, ended: str) -> str:
+    return f"the adapter for {kind!r} is broken: asked for its devices, it {ended}"
+
+
 def _read_answer(kind: str, answer: dict[str, Any]) -> DetectionAnswer:
+    if "ended" in answer:
+        return DetectionAnswer(kind, problem=_problem(kind, answer["ended"]))
     if "error" in answer:
         return DetectionAnswer(kind, problem=answer["message"])
     return DetectionAnswer(kind, _DETECTIONS.validate_python(answer["detections"]))

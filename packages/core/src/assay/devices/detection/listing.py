@@ -1,14 +1,13 @@
-"""The devices of this machine, for every adapter and every known vendor."""
+"""The devices of this machine, for every adapter."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from assay.devices.base import Detection, Vendor
-from assay.devices.detection.isolation import DETECTION_TIMEOUT_SECONDS, detect_isolated
-from assay.devices.known_vendors import KNOWN_VENDORS
+from assay.devices.detection.isolation import detect_isolated
 from assay.devices.registry import adapter_names
 
-Status = Literal["present", "absent", "no-adapter", "broken"]
+Status = Literal["present", "absent", "broken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +36,21 @@ class ListedDevice:
             "distributed_backend": vendor.distributed_backend if vendor else None,
             "compile_backend": vendor.compile_backend if vendor else None,
             "runner_labels": list(vendor.runner_labels) if vendor else [],
+            "verified": vendor.verified if vendor else "",
         }
 
 
-def list_devices(
-    timeout_seconds: float = DETECTION_TIMEOUT_SECONDS,
-) -> tuple[ListedDevice, ...]:
+def list_devices(timeout_seconds: float) -> tuple[ListedDevice, ...]:
     """One line for each vendor, present ones first; a broken adapter is a line, not an error.
 
-    timeout_seconds: for each adapter.
+    timeout_seconds: for all adapters together, which are asked at the same time.
     """
     lines: list[ListedDevice] = []
     for answer in detect_isolated(adapter_names(), timeout_seconds):
         if answer.problem:
             lines.append(ListedDevice(answer.kind, "broken", missing=answer.problem))
         lines += [_line(answer.kind, detection) for detection in answer.detections]
-    served = {line.vendor.name for line in lines if line.vendor}
-    lines += [
-        ListedDevice(known.device, "no-adapter", known.vendor, missing=known.missing())
-        for known in KNOWN_VENDORS
-        if known.vendor.name not in served
-    ]
-    order: list[Status] = ["present", "absent", "no-adapter", "broken"]
+    order: list[Status] = ["present", "absent", "broken"]
     return tuple(sorted(lines, key=lambda line: (order.index(line.status), line.device)))
 
 

@@ -1,27 +1,79 @@
-"""The process that `assay.devices.detection.isolation` runs: prints one line of JSON per answer."""
+"""The process that `assay.devices.detection.isolation` runs: prints one line of JSON per answer.
+
+Adapters are asked at the same time, each in a fork of its own, so that one that hangs or crashes
+delays no other, and torch is imported once for all.
+"""
 
 import json
 import os
+import selectors
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 from assay.devices import registry
 from assay.devices.run_string import Run
-from assay.errors import AssayError, UsageError
+from assay.errors import AssayError, UsageError, exit_in_words
+
+_POLL_SECONDS = 0.05
+_CHUNK_BYTES = 1 << 16
 
 
 def main(arguments: list[str]) -> None:
-    """Answer `detect KIND...` or `open DEVICE DTYPE` on standard output."""
+    """Answer `detect KIND...` or `open DEVICE DTYPE` on standard output, after a line when it begins."""
     question, *names = arguments
+    import torch  # noqa: F401 - so that its time is not that of an adapter
+
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         # Vendors' libraries print to standard output; it is redirected, so that only answers go there.
         os.dup2(2, 1)
-        if question == "detect":
-            for kind in names:
-                print(json.dumps(_detect(kind)), file=answers, flush=True)
-        else:
-            print(json.dumps(_open(Run(*names))), file=answers, flush=True)
+        print(json.dumps({"asked": names}), file=answers, flush=True)
+        for answer in _detect_all(names) if question == "detect" else _open(Run(*names)):
+            print(json.dumps(answer), file=answers, flush=True)
+
+
+def _detect_all(kinds: list[str]) -> Iterator[dict[str, Any]]:
+    """One answer for each adapter, as they come."""
+    with selectors.DefaultSelector() as waiting:
+        for kind in kinds:
+            pid, pipe = _ask_in_fork(kind)
+            waiting.register(pipe, selectors.EVENT_READ, (kind, pid, bytearray()))
+        while waiting.get_map():
+            waiting.select(_POLL_SECONDS)
+            for key in list(waiting.get_map().values()):
+                kind, pid, received = key.data
+                # A process that the adapter left behind may hold the pipe open: its own end counts.
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                received += _read_all(key.fd)
+                if ended:
+                    waiting.unregister(key.fd)
+                    ended_by = {"ended": exit_in_words(os.waitstatus_to_exitcode(status))}
+                    yield {"kind": kind} | (ended_by if status else json.loads(received))
+
+
+def _ask_in_fork(kind: str) -> tuple[int, int]:
+    """Process id, and the pipe that will have the answer."""
+    pipe, answer_end = os.pipe()
+    os.set_blocking(pipe, False)
+    pid = os.fork()
+    if not pid:
+        with os.fdopen(answer_end, "w", encoding="utf-8") as answer:
+            json.dump(_detect(kind), answer)
+        # Without exit handlers: a vendor's library that crashes there must not void the answer.
+        os._exit(0)
+    os.close(answer_end)
+    return pid, pipe
+
+
+def _read_all(pipe: int) -> bytes:
+    received = b""
+    try:
+        while chunk := os.read(pipe, _CHUNK_BYTES):
+            received += chunk
+    except BlockingIOError:
+        pass
+    return received
 
 
 def _detect(kind: str) -> dict[str, Any]:
@@ -31,12 +83,13 @@ def _detect(kind: str) -> dict[str, Any]:
         return _failure(error)
 
 
-def _open(run: Run) -> dict[str, Any]:
+def _open(run: Run) -> Iterator[dict[str, Any]]:
     try:
         registry.open_run(run)
     except AssayError as error:
-        return _failure(error)
-    return {}
+        yield _failure(error)
+    else:
+        yield {}
 
 
 def _failure(error: AssayError) -> dict[str, Any]:
@@ -46,5 +99,4 @@ def _failure(error: AssayError) -> dict[str, Any]:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
-    # Ends without exit handlers: a vendor's library that crashes there must not void the answer.
-    os._exit(0)
+    os._exit(0)  # as above

@@ -14,6 +14,7 @@ SIM = Vendor(
     distributed_backend="gloo",
     compile_backend="eager",
     runner_labels=("assay-cpu",),
+    verified="x86_64",
 )
 
 

@@ -1,0 +1,25 @@
+"""Does the adapter of this device keep the protocol? One test for each point."""
+
+import pytest
+
+from assay.devices.base import Device
+from assay.devices.conformance.checks import CHECKS
+from assay.devices.registry import open_run
+from assay.devices.run_string import parse_run
+from assay.errors import AssayError
+
+
+@pytest.fixture(scope="module")
+def device(request: pytest.FixtureRequest) -> Device:
+    """The device under test, opened."""
+    run = parse_run(request.config.getoption("assay_device") or "cpu/float32")
+    try:
+        return open_run(run)
+    except AssayError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.mark.parametrize("point", CHECKS)
+def test_device_keeps_the_protocol(device: Device, point: str) -> None:
+    """Nothing violates this point."""
+    assert CHECKS[point](device) == []

@@ -1,0 +1,69 @@
+"""Intel GPUs, which torch itself has as "xpu"."""
+
+import platform
+
+import torch
+
+from assay.devices.adapter_parts.float32_precision import float32_operand_format
+from assay.devices.base import Detection, Vendor
+from assay.devices.torch_backend import TorchBackendDevice
+
+INTEL = Vendor(
+    name="intel",
+    title="Intel GPU",
+    distributed_backend="xccl",
+    compile_backend="inductor",
+    runner_labels=("assay-intel",),
+    visible_devices="ZE_AFFINITY_MASK",
+)
+
+
+class IntelDevice(TorchBackendDevice):
+    """One GPU through `torch.xpu`.
+
+    Source: https://docs.pytorch.org/docs/stable/xpu.html
+    """
+
+    kind = "xpu"
+    vendor = INTEL
+
+    @classmethod
+    def detect(cls) -> tuple[Detection, ...]:
+        """One entry: its devices, or what is missing."""
+        products = cls.products() if cls.module().is_available() else ()
+        if products:
+            return (Detection(INTEL, products=products, variants=cls.indices()),)
+        missing = f"an Intel GPU with a driver, and a torch built for XPU; this one is {torch.__version__}"
+        return (Detection(INTEL, missing=missing),)
+
+    def architecture(self) -> str:
+        """The number that SYCL has for it, as in "xpu-0x5004004"."""
+        number = self.module().get_device_capability(self._index)["architecture"]
+        return f"xpu-{number:#x}"
+
+    def supported_dtypes(self) -> tuple[str, ...]:
+        """float64 and bfloat16 where the hardware has them."""
+        with self.execution():
+            has_float64 = self.module().get_device_properties(self._index).has_fp64
+            has_bfloat16 = self.module().is_bf16_supported(including_emulation=False)
+        return (
+            *(("float64",) if has_float64 else ()),
+            "float32",
+            *(("bfloat16",) if has_bfloat16 else ()),
+            "float16",
+        )
+
+    def effective_precision(self, dtype: str) -> str:
+        """TF32 for float32 if the settings of oneDNN allow it and the hardware has it."""
+        if dtype != "float32" or not self.module().is_tf32_supported():
+            return dtype
+        return float32_operand_format(torch.backends.mkldnn)
+
+    def versions(self) -> dict[str, str]:
+        """Torch, Python, and the driver."""
+        driver = self.module().get_device_properties(self._index).driver_version
+        return {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "driver": str(driver),
+        }

@@ -1,0 +1,127 @@
+"""AWS Trainium, which the packages torch_xla and torch_neuronx add to torch as "xla"."""
+
+import importlib
+import os
+import shlex
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+from assay.devices.adapter_parts.reproducibility import seed_generators
+from assay.devices.base import Detection, Vendor
+from assay.devices.vendor_package import VendorPackageDevice
+
+TRAINIUM = Vendor(
+    name="trainium",
+    title="AWS Trainium",
+    distributed_backend="xla",
+    compile_backend="openxla",
+    runner_labels=("assay-trainium",),
+    visible_devices="NEURON_RT_VISIBLE_CORES",
+    measures_memory=False,
+)
+
+# Of an instance of EC2 its type, such as "trn1.32xlarge".
+_INSTANCE = Path("/sys/devices/virtual/dmi/id/product_name")
+_DRIVER = Path("/dev/neuron0")
+
+# What --auto-cast-type calls the dtypes. Source: neuronx-cc command line reference,
+# https://awsdocs-neuron.readthedocs-hosted.com/en/latest/compiler/neuronx-cc/api-reference-guide/neuron-compiler-cli-reference-guide.html
+_CAST_TYPES = {"bf16": "bfloat16", "fp16": "float16", "tf32": "tf32"}
+
+
+class TrainiumDevice(VendorPackageDevice):
+    """One NeuronCore through torch_xla, which gathers operations into graphs.
+
+    Source: https://docs.pytorch.org/xla/master/learn/api-guide.html
+    """
+
+    kind = "xla"
+    maker = TRAINIUM
+    package = "torch_neuronx"
+
+    @classmethod
+    def module(cls) -> ModuleType:
+        """`torch_xla`: torch has no module of its own for it."""
+        importlib.import_module(cls.package)
+        return importlib.import_module("torch_xla")
+
+    @classmethod
+    def detect(cls) -> tuple[Detection, ...]:
+        """One entry. Without a driver torch_neuronx is not imported: it would wait for one."""
+        if not _DRIVER.exists():
+            return (Detection(TRAINIUM, missing=f"the driver of AWS Neuron ({_DRIVER})"),)
+        return super().detect()
+
+    @classmethod
+    def is_usable(cls) -> bool:
+        """Whether torch_xla counts a core."""
+        return int(cls.module().device_count()) > 0
+
+    @classmethod
+    def products(cls) -> tuple[str, ...]:
+        """The same for all cores of an instance."""
+        return tuple(TRAINIUM.title for _ in cls.indices())
+
+    def product(self) -> str:
+        """Title and type of the instance."""
+        return f"{TRAINIUM.title} ({_instance()})"
+
+    def architecture(self) -> str:
+        """The family of the instance, as in "trn1"."""
+        return _instance().partition(".")[0]
+
+    def supported_dtypes(self) -> tuple[str, ...]:
+        """No float64, which is computed as float32."""
+        return ("float32", "bfloat16", "float16")
+
+    def effective_precision(self, dtype: str) -> str:
+        """What NEURON_CC_FLAGS casts operands of float32 products to; by default nothing is cast."""
+        flags = _flags(os.environ.get("NEURON_CC_FLAGS", ""))
+        if dtype != "float32" or flags.get("--auto-cast", "none") == "none":
+            return dtype
+        asked = flags.get("--auto-cast-type", "bf16")
+        return _CAST_TYPES.get(asked, asked)
+
+    def seed(self, seed: int) -> None:
+        """Seed the generators of the host, and that of the core."""
+        seed_generators(seed)
+        self._model_functions().set_rng_state(seed, self.torch_device)
+
+    def execution(self) -> AbstractContextManager[None]:
+        """The core that tensors name."""
+        return nullcontext()
+
+    def synchronize(self) -> None:
+        """Start what was gathered, and wait for it."""
+        self._model_functions().mark_step()
+        self._model_functions().wait_device_ops()
+
+    def reset_peak_memory(self) -> None:
+        """Nothing is measured."""
+
+    def peak_memory_bytes(self) -> int:
+        """Not told."""
+        return 0
+
+    def free_memory_bytes(self) -> int:
+        """Not told."""
+        return 0
+
+    @staticmethod
+    def _model_functions() -> ModuleType:
+        return importlib.import_module("torch_xla.core.xla_model")
+
+
+def _instance() -> str:
+    try:
+        return _INSTANCE.read_text(encoding="utf-8").strip()
+    except OSError:
+        return "unknown"
+
+
+def _flags(text: str) -> dict[str, str]:
+    """Values by flag, of `--flag=value` and `--flag value`."""
+    words = shlex.split(text.replace("=", " "))
+    return dict(pairwise(words))

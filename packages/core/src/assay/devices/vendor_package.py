@@ -1,0 +1,79 @@
+"""Base of adapters for accelerators that a Python package of their maker adds to torch."""
+
+import importlib
+import importlib.util
+import platform
+from importlib.metadata import entry_points, packages_distributions, version
+from types import ModuleType
+from typing import ClassVar
+
+import torch
+
+from assay.devices.base import Detection, Vendor
+from assay.devices.torch_backend import TorchBackendDevice
+
+# The group of entry points that torch loads.
+_AUTOLOADED = "torch.backends"
+
+
+class VendorPackageDevice(TorchBackendDevice):
+    """Base of adapters over a module of torch that `package` registers.
+
+    A subclass sets `kind`, `maker` and `package`, and adds what differs from maker to maker:
+    `architecture`, `supported_dtypes` and `effective_precision`. The package is imported when its
+    devices are asked for, never before.
+    """
+
+    maker: ClassVar[Vendor]
+    package: ClassVar[str]
+
+    @classmethod
+    def module(cls) -> ModuleType:
+        """The module that torch has for this kind of device, once the package is imported.
+
+        Some packages register it when torch loads them, as it does at its own import unless
+        TORCH_DEVICE_BACKEND_AUTOLOAD is 0.
+        Source: https://docs.pytorch.org/tutorials/unstable/python_extension_autoload.html
+        """
+        importlib.import_module(cls.package)
+        if not hasattr(torch, cls.kind):
+            for found in entry_points(group=_AUTOLOADED):
+                if found.module == cls.package:
+                    found.load()()
+        return super().module()
+
+    @classmethod
+    def detect(cls) -> tuple[Detection, ...]:
+        """One entry: its devices, or what is missing."""
+        # Only the top-level package: looking for a submodule would import it.
+        if importlib.util.find_spec(cls.package.partition(".")[0]) is None:
+            return (Detection(cls.maker, missing=f"the Python package {cls.package}"),)
+        products = cls.products() if cls.is_usable() else ()
+        if products:
+            return (Detection(cls.maker, products=products, variants=cls.indices()),)
+        missing = f"a {cls.maker.title} with a driver that {cls.package} can use"
+        return (Detection(cls.maker, missing=missing),)
+
+    @classmethod
+    def is_usable(cls) -> bool:
+        """Whether the package finds a device and its driver."""
+        return bool(cls.module().is_available())
+
+    @property
+    def vendor(self) -> Vendor:
+        """The constants of its maker."""
+        return self.maker
+
+    def versions(self) -> dict[str, str]:
+        """Torch, Python, and the maker's package."""
+        return {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            self.package.partition(".")[0]: _version_of(self.package.partition(".")[0]),
+        }
+
+
+def _version_of(package: str) -> str:
+    """Of the distribution that has a top-level package; "unknown" where none says so."""
+    names = packages_distributions().get(package, [])
+    return version(names[0]) if names else "unknown"

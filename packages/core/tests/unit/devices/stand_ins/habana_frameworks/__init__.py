@@ -1,0 +1,1 @@
+"""Stand-in of habana_frameworks."""

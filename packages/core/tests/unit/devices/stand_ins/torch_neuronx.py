@@ -1,0 +1,1 @@
+"""Stand-in of torch_neuronx, which registers its device with torch_xla."""

@@ -1,0 +1,19 @@
+"""Stand-in of torch_npu: two NPUs, and a driver that greets on standard output."""
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from cuda_like import cuda_like  # type: ignore[import-not-found] # beside it on the path
+
+os.write(1, b"torch_npu: welcome\n")
+
+torch_module: Any = torch
+torch_module.npu = cuda_like(
+    "npu",
+    "Ascend910B1",
+    "Ascend910B1",
+    is_bf16_supported=lambda: True,
+    matmul=SimpleNamespace(allow_hf32=False),
+)

@@ -1,0 +1,1 @@
+"""Stand-in of torch_xla.core."""
