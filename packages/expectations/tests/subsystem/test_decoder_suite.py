@@ -72,20 +72,25 @@ def test_what_cannot_be_run_is_one_message(tmp_path: Path) -> None:
 def check(tmp_path: Path) -> Check:
     """Checks a small shape in a folder of its own, with references that are kept."""
 
-    def run(name: str, setup: str | None = None, prompts: Path | None = None) -> Verdict:
+    def run(
+        name: str,
+        setup: str | None = None,
+        prompts: Path | None = None,
+        attention: str = "default",
+    ) -> Verdict:
         folder = tmp_path / name
         folder.mkdir()
         options = DecoderOptions(references=tmp_path / "references", prompts=prompts)
         shape = Shape(2, 16, 4)
-        return DecoderCheck("micro:llama", shape, "cpu/float16", folder, options, setup).run(
-            SilentProgress()
-        )
+        return DecoderCheck(
+            "micro:llama", shape, "cpu/float16", folder, options, setup, attention
+        ).run(SilentProgress())
 
     return run
 
 
 def test_a_reference_is_used_again_for_the_same_prompts_alone(tmp_path: Path, check: Check) -> None:
-    assert check("clean").verdict is Outcome.PASS
+    assert check("clean", attention="eager").verdict is Outcome.PASS
     (first,) = (tmp_path / "references").iterdir()
     captured = (first / "golden.json").stat().st_mtime_ns
 
@@ -115,7 +120,7 @@ def test_metrics_of_a_trusted_device_make_thresholds_that_it_passes(tmp_path: Pa
     folder = tmp_path / "run"
     folder.mkdir()
     options = DecoderOptions(references=kept, thresholds=thresholds, seed=1)
-    again = DecoderCheck("micro:llama", shape, "cpu/float16", folder, options, attention="eager")
+    again = DecoderCheck("micro:llama", shape, "cpu/float16", folder, options)
     assert again.run(SilentProgress()).verdict is Outcome.PASS
     assert again.failure_rates() == dict.fromkeys(thresholds, 0.0)
     assert len([*kept.iterdir()]) == 2
