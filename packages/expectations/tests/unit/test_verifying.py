@@ -23,7 +23,7 @@ def test_a_place_without_expectations_is_an_error(tmp_path: Path, name: str) -> 
 
 
 def test_two_expectations_of_one_key_are_refused(tmp_path: Path) -> None:
-    (shipped,) = find_files([SHIPPED])
+    shipped = find_files([SHIPPED])[0]
     copy = tmp_path / "copy.json"
     copy.write_bytes(shipped.read_bytes())
     with pytest.raises(UsageError) as raised:
