@@ -25,7 +25,9 @@ def captured(folder: Path, model: str, dtype: str = "bfloat16") -> Expectation:
         update={
             "model": model,
             "key": made.key.model_copy(update={"machine": machine}),
-            "provenance": made.provenance.model_copy(update={"process": process}),
+            "provenance": made.provenance.model_copy(
+                update={"process": process, "approved_by": "Ada", "reason": "a new driver"}
+            ),
         }
     )
     return read_expectation(write_expectation(whole, folder))
@@ -103,3 +105,4 @@ def test_page_shows_states_reasons_and_history(
     assert "logits-whole is 9x" in page
     assert "<td>Ada</td><td>kept: after the new driver</td>" in page
     assert "one&lt;two" in page
+    assert "captured 2026-07-01T09:30, approved by Ada: a new driver" in page

@@ -11,7 +11,7 @@ from typing import Literal
 from assay.runs.results import VERDICT_FILE, read_verdict
 from assay.verdicts import Outcome, Verdict
 from assay_expectations.browsing.history import Commit, commits_of
-from assay_expectations.records import Expectation, Machine, read_expectation
+from assay_expectations.records import Expectation, Machine, Provenance, read_expectation
 from assay_expectations.verifying import find_files
 
 # unseen: captured, and no verdict is about it.
@@ -38,12 +38,14 @@ class Cell:
     """One model on one machine; without a file where nothing was captured.
 
     captured: when, as YYYY-MM-DDTHH:MM; age_days: since then.
+    approved: by whom, and why; "" if by nobody.
     """
 
     model: str
     machine: Machine
     file: Path | None = None
     captured: str = ""
+    approved: str = ""
     age_days: int | None = None
     seen: Sighting | None = None
     history: Sequence[Commit] = ()
@@ -72,6 +74,7 @@ def collect_cells(paths: Sequence[Path], runs: Path, page: Path, now: datetime) 
             machine=expectation.key.machine,
             file=file,
             captured=captured[:16],
+            approved=_approved(expectation.provenance),
             age_days=_days_since(captured, now),
             seen=seen.get(expectation.hash),
             history=commits_of(file),
@@ -109,6 +112,12 @@ def _seen_in(verdict: Verdict, folder: Path, beside: Path) -> Iterator[tuple[str
                 report=Path(os.path.relpath(folder / _REPORT, beside)).as_posix(),
             ),
         )
+
+
+def _approved(provenance: Provenance) -> str:
+    if provenance.approved_by is None:
+        return ""
+    return provenance.approved_by + (f": {provenance.reason}" if provenance.reason else "")
 
 
 def _models(expectations: Iterable[Expectation]) -> list[str]:
