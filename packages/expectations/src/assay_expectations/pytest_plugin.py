@@ -57,6 +57,9 @@ def _add_options_of_decoders(parser: pytest.Parser) -> None:
         "--decoder-prompts", metavar="FILE.json", help="Prompts, in the format of ShareGPT."
     )
     group.addoption(
+        "--decoder-thresholds", metavar="FILE.toml", help="As `assay calibrate` writes it."
+    )
+    group.addoption(
         "--decoder-references", metavar="DIR", help="Where references are kept and used again."
     )
     group.addoption(
@@ -90,10 +93,15 @@ def expected_models(config: pytest.Config) -> list[str]:
 def decoder_options(config: pytest.Config) -> "DecoderOptions":
     """Of this session. Raises: pytest.UsageError."""
     from assay.errors import UsageError
-    from assay_expectations.decoders.options import Shape, options_from
+    from assay_expectations.decoders.options import options_from
+    from assay_expectations.decoders.shapes import Shape
+    from assay_expectations.decoders.thresholds import read_thresholds
 
     try:
         options = options_from()
+        if thresholds := config.getoption("decoder_thresholds"):
+            for_all, by_shape = read_thresholds(Path(thresholds))
+            options = replace(options, thresholds=for_all, shape_thresholds=by_shape)
         if shapes := config.getoption("decoder_shape"):
             options = replace(options, shapes=tuple(map(Shape.parse, shapes)))
     except UsageError as error:

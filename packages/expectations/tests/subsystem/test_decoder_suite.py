@@ -15,7 +15,9 @@ from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 from assay_expectations.decoders.capturing import REFERENCES, MetricsCapture, capture_metrics
 from assay_expectations.decoders.checking import DecoderCheck, content_of_model
-from assay_expectations.decoders.options import DecoderOptions, Shape
+from assay_expectations.decoders.options import DecoderOptions
+from assay_expectations.decoders.shapes import Shape
+from assay_expectations.decoders.thresholds import Thresholds
 
 Check = Callable[..., Verdict]
 
@@ -119,7 +121,7 @@ def test_metrics_of_a_trusted_device_make_thresholds_that_it_passes(tmp_path: Pa
 
     folder = tmp_path / "run"
     folder.mkdir()
-    options = DecoderOptions(references=kept, thresholds=thresholds, seed=1)
+    options = DecoderOptions(references=kept, thresholds=Thresholds(thresholds), seed=1)
     again = DecoderCheck("micro:llama", shape, "cpu/float16", folder, options)
     assert again.run(SilentProgress()).verdict is Outcome.PASS
     assert again.failure_rates() == dict.fromkeys(thresholds, 0.0)

@@ -13,7 +13,8 @@ from assay.runs.results import MEASUREMENTS_FILE
 from assay.verdicts import Outcome
 from assay.watchdog import temporary_folder
 from assay_expectations.decoders.checking import DecoderCheck
-from assay_expectations.decoders.options import DecoderOptions, Shape
+from assay_expectations.decoders.options import DecoderOptions
+from assay_expectations.decoders.shapes import Shape
 
 REFERENCES, METRICS = "references", "metrics"
 

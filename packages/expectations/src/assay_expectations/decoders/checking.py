@@ -16,8 +16,10 @@ from assay.models.sources import resolve_model
 from assay.runs import Progress
 from assay.runs.results import MEASUREMENTS_FILE
 from assay.verdicts import Verdict
-from assay_expectations.decoders.options import DecoderOptions, Shape
+from assay_expectations.decoders.options import DecoderOptions
 from assay_expectations.decoders.prompts import prompt_lines, read_texts
+from assay_expectations.decoders.shapes import Shape
+from assay_expectations.decoders.thresholds import Thresholds
 
 REFERENCE = "cpu/float32"
 _CHUNK_BYTES = 1 << 22
@@ -76,16 +78,21 @@ class DecoderCheck:
         """The folder with verdict, measurements and logs."""
         return self.folder / "check"
 
+    @property
+    def thresholds(self) -> Thresholds:
+        """What its shape is held to."""
+        return self.options.thresholds_of(self.shape)
+
     def failure_rates(self) -> dict[str, float]:
         """Of each published metric with a threshold the share of tokens at or over it; NaN is over."""
-        values: dict[str, list[float]] = {name: [] for name in self.options.thresholds}
+        values: dict[str, list[float]] = {name: [] for name in self.thresholds.metrics}
         for line in (self.results / MEASUREMENTS_FILE).read_text("utf-8").splitlines():
             row = json.loads(line)
             if row["statistic"] in values:
                 values[row["statistic"]].append(float(row["actual"]))
         return {
             name: sum(not value < limit for value in values[name]) / len(values[name])
-            for name, limit in self.options.thresholds.items()
+            for name, limit in self.thresholds.metrics.items()
         }
 
     def _reference(self, inputs: InputOptions, lines: str, progress: Progress) -> Path:

@@ -6,36 +6,17 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import ceil, isfinite
 from pathlib import Path
-from typing import Self
 
 from assay.errors import UsageError
 from assay.models import RECIPES
+from assay_expectations.decoders.shapes import Shape
+from assay_expectations.decoders.thresholds import Thresholds
 
 _PREFIX = "FMS_TEST_SHAPES_"
 _METRICS = ("cross_entropy", "diff_mean")
 # The names that FMS_TEST_SHAPES_SKIP_ASSERTIONS has for them.
 _PUBLISHED_NAMES = {"ce": "cross_entropy", "mean_diff": "diff_mean"}
 _FAMILY_DEFAULT = "micro:llama"
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Sizes of one generation: rows, tokens of each prompt, tokens that are generated."""
-
-    batch_size: int
-    prompt_length: int
-    max_new_tokens: int
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """From `4x64x16`. Raises: UsageError."""
-        parts = text.lower().split("x")
-        if len(parts) != 3 or not all(part.isdecimal() and int(part) > 0 for part in parts):
-            raise UsageError(f"shape {text!r}: rows, prompt length and new tokens, such as 4x64x16")
-        return cls(*map(int, parts))
-
-    def __str__(self) -> str:
-        return f"{self.batch_size}x{self.prompt_length}x{self.max_new_tokens}"
 
 
 DEFAULT_SHAPES = tuple(Shape(batch, length, 8) for batch, length in product((1, 4), (16, 64)))
@@ -50,8 +31,7 @@ class DecoderOptions:
     prompts: a file in the format of ShareGPT; None for the built-in texts.
     tokens_per_row: how many are generated for each row of a shape, in several batches if need be; None
         for one batch.
-    thresholds: of the published metrics, by name; failure_rate: the share of tokens at or over one
-        from which a test fails.
+    thresholds: of the published metrics; shape_thresholds: for shapes that have their own.
     references: folder of references that are kept and used again; None for none.
     seed: other prompts for each.
     """
@@ -61,10 +41,14 @@ class DecoderOptions:
     attentions: tuple[str, ...] = ("default",)
     prompts: Path | None = None
     tokens_per_row: int | None = None
-    thresholds: Mapping[str, float] = field(default_factory=dict)
-    failure_rate: float = 0.01
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    shape_thresholds: Mapping[Shape, Thresholds] = field(default_factory=dict)
     references: Path | None = None
     seed: int = 0
+
+    def thresholds_of(self, shape: Shape) -> Thresholds:
+        """What `shape` is held to."""
+        return self.shape_thresholds.get(shape, self.thresholds)
 
     def num_prompts(self, shape: Shape) -> int:
         """How many prompts are tried of `shape`."""
@@ -104,9 +88,9 @@ def options_from(environment: Mapping[str, str] = os.environ) -> DecoderOptions:
         skipped = {read.metric(name) for name in read.words("SKIP_ASSERTIONS")}
         by_name = dict(zip(_METRICS, limits, strict=True))
         kept = {name: limit for name, limit in by_name.items() if name not in skipped}
-        options = replace(options, thresholds=kept)
+        options = replace(options, thresholds=replace(options.thresholds, metrics=kept))
     if rates := read.numbers("FAILURE_THRESHOLD"):
-        options = replace(options, failure_rate=rates[0])
+        options = replace(options, thresholds=replace(options.thresholds, failure_rate=rates[0]))
     if folder := environment.get(f"{_PREFIX}VALIDATION_INFO_DIR"):
         options = replace(options, references=Path(folder))
     return options

@@ -13,7 +13,7 @@ from assay.errors import AssayError
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome
 from assay_expectations.decoders.checking import DecoderCheck
-from assay_expectations.decoders.options import DecoderOptions, Shape
+from assay_expectations.decoders.shapes import Shape
 from assay_expectations.pytest_plugin import decoder_options, decoder_setup
 
 
@@ -30,7 +30,7 @@ def test_decoders(
 ) -> None:
     """It passes the ladder of `assay check generate`, and the published thresholds if there are any."""
     run = pytestconfig.getoption("assay_device") or "cpu/float16"
-    options: DecoderOptions = decoder_options(pytestconfig)
+    options = decoder_options(pytestconfig)
     setup = decoder_setup(pytestconfig)
     check = DecoderCheck(model, shape, run, tmp_path, options, setup, attention)
     try:
@@ -39,7 +39,7 @@ def test_decoders(
         pytest.fail(str(error), pytrace=False)
     assert verdict.verdict is Outcome.PASS, str(CheckedVerdict.publish(check.results))
     for name, rate in check.failure_rates().items():
-        assert rate < options.failure_rate, (
-            f"{name}: {rate:.2%} of the tokens are at or over {options.thresholds[name]:g} (from"
-            f" {options.failure_rate:.2%} on it fails)"
+        assert rate < check.thresholds.failure_rate, (
+            f"{name}: {rate:.2%} of the tokens are at or over {check.thresholds.metrics[name]:g} (from"
+            f" {check.thresholds.failure_rate:.2%} on it fails)"
         )

@@ -8,10 +8,11 @@ from assay.errors import UsageError
 from assay_expectations.decoders.options import (
     DEFAULT_SHAPES,
     DecoderOptions,
-    Shape,
     micro_model,
     options_from,
 )
+from assay_expectations.decoders.shapes import Shape
+from assay_expectations.decoders.thresholds import Thresholds
 
 
 def read(**variables: str) -> DecoderOptions:
@@ -41,8 +42,9 @@ def test_the_published_variables_mean_what_is_published() -> None:
         models=("mistralai/Mistral-7B-Instruct-v0.3", "/models/llama"),
         shapes=(Shape(1, 64, 16), Shape(2, 64, 16)),
         tokens_per_row=40,
-        thresholds={"cross_entropy": 2.8364005851745624, "diff_mean": 0.0007839603102183846},
-        failure_rate=0.02,
+        thresholds=Thresholds(
+            {"cross_entropy": 2.8364005851745624, "diff_mean": 0.0007839603102183846}, 0.02
+        ),
         references=Path("/kept"),
     )
     # 40 tokens of each row are three generations of 16.
@@ -55,7 +57,7 @@ def test_one_batch_is_run_where_no_number_of_tokens_is_asked_for() -> None:
 
 def test_an_assertion_can_be_left_out() -> None:
     options = read(METRICS_THRESHOLD="3.0,0.001", SKIP_ASSERTIONS="CE")
-    assert options.thresholds == {"diff_mean": 0.001}
+    assert options.thresholds.metrics == {"diff_mean": 0.001}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,65 @@
+"""What is asked of the published metrics of tokens: for all shapes, or for some their own."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from assay.comparing.token_thresholds import FAILURE_RATE
+from assay.errors import UsageError
+from assay_expectations.decoders.shapes import Shape
+
+_Metric = Literal["cross_entropy", "prob_mean", "prob_std", "diff_mean"]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What one shape is held to.
+
+    metrics: thresholds by the name of the metric; failure_rate: the share of tokens at or over one
+        from which a test fails.
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    failure_rate: float = FAILURE_RATE
+
+
+class _OfShape(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    failure_rate: _Positive | None = None
+    thresholds: dict[_Metric, _Positive]
+
+
+class _File(BaseModel):
+    failure_rate: _Positive = FAILURE_RATE
+    thresholds: dict[_Metric, _Positive]
+    shapes: dict[str, _OfShape] = Field(default_factory=dict)
+
+
+def read_thresholds(path: Path) -> tuple[Thresholds, dict[Shape, Thresholds]]:
+    """Those of a file as `assay calibrate` writes it: for all shapes, and for some their own.
+
+    Their own stand in tables such as `[shapes.4x64x16.thresholds]`, with a `failure_rate` beside it
+    where it is another.
+    Raises: UsageError.
+    """
+    try:
+        read = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"thresholds {path} cannot be read: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(f"thresholds {path}: {where}: {first['msg']}") from None
+    by_shape = {
+        Shape.parse(name): Thresholds(
+            {**read.thresholds, **own.thresholds}, own.failure_rate or read.failure_rate
+        )
+        for name, own in read.shapes.items()
+    }
+    return Thresholds({**read.thresholds}, read.failure_rate), by_shape
