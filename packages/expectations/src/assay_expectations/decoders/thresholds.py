@@ -4,15 +4,15 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from assay.comparing.token_thresholds import FAILURE_RATE
+from assay.comparing.token_thresholds import FAILURE_RATE, PUBLISHED_METRICS
 from assay.errors import UsageError
 from assay_expectations.decoders.shapes import Shape
 
-_Metric = Literal["cross_entropy", "prob_mean", "prob_std", "diff_mean"]
+_Metric = Annotated[str, Field(pattern=f"^({'|'.join(PUBLISHED_METRICS)})$")]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -58,8 +58,8 @@ def read_thresholds(path: Path) -> tuple[Thresholds, dict[Shape, Thresholds]]:
         raise UsageError(f"thresholds {path}: {where}: {first['msg']}") from None
     by_shape = {
         Shape.parse(name): Thresholds(
-            {**read.thresholds, **own.thresholds}, own.failure_rate or read.failure_rate
+            read.thresholds | own.thresholds, own.failure_rate or read.failure_rate
         )
         for name, own in read.shapes.items()
     }
-    return Thresholds({**read.thresholds}, read.failure_rate), by_shape
+    return Thresholds(read.thresholds, read.failure_rate), by_shape
