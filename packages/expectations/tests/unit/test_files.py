@@ -1,5 +1,6 @@
 """Files of expectations: they come back whole, and what is no expectation is one clear error."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from assay_expectations.records import (
     Expectation,
     ExpectationError,
     read_expectation,
+    statement_of,
     write_expectation,
 )
 from packages.expectations.tests.unit.made import expectation
@@ -102,3 +104,17 @@ def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) 
 def test_the_published_schema_is_that_of_the_code() -> None:
     published = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
     assert published == Expectation.model_json_schema(), "assay expect schema prints the new one"
+
+
+def test_statement_is_about_the_bytes_of_the_file(tmp_path: Path) -> None:
+    file = write_expectation(expectation(), tmp_path)
+    statement = statement_of(file)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert statement["subject"] == [{"name": file.name, "digest": {"sha256": digest}}]
+    (configuration,) = statement["predicate"]["configuration"]
+    assert configuration["annotations"]["machine"]["architecture"] == "a1"
+    assert configuration["annotations"]["provenance"]["product"] == "Acme 1"
+
+    file.write_text(file.read_text().replace("-1.0", "-1.5", 1))
+    with pytest.raises(ExpectationError, match="its hash is not that of its content"):
+        statement_of(file)

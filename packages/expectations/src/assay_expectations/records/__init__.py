@@ -19,6 +19,7 @@ from assay_expectations.records.keys import (
     weight_differences,
 )
 from assay_expectations.records.provenance import Provenance
+from assay_expectations.records.statement import statement_of
 from assay_expectations.records.values import (
     Distributions,
     LogProbabilities,
@@ -45,6 +46,7 @@ __all__ = [
     "file_for",
     "machine_differences",
     "read_expectation",
+    "statement_of",
     "value_differences",
     "weight_differences",
     "write_expectation",

@@ -1,0 +1,39 @@
+"""An expectation as an in-toto statement, to be signed by whoever answers for it.
+
+Sources: https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md and
+spec/predicates/test-result.md beside it.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from assay_expectations.records.files import read_expectation
+
+
+def statement_of(file: Path) -> dict[str, Any]:
+    """That `file` was captured, and that its captures agree; a hand-edited file gives none.
+
+    Raises: ExpectationError.
+    """
+    expectation = read_expectation(file)
+    return {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [
+            {"name": file.name, "digest": {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()}}
+        ],
+        "predicateType": "https://in-toto.io/attestation/test-result/v0.1",
+        "predicate": {
+            "result": "PASSED",
+            "configuration": [
+                {
+                    "name": expectation.model,
+                    "annotations": {
+                        "machine": expectation.key.machine.model_dump(mode="json"),
+                        "provenance": expectation.provenance.model_dump(mode="json"),
+                    },
+                }
+            ],
+            "passedTests": [f"capture {n + 1} agrees" for n in range(len(expectation.captures))],
+        },
+    }
