@@ -262,7 +262,7 @@ class KeepsItsShards(FSDPTrainer):
     """As above, of what each rank has: the more ranks, the less of the model."""
 
     def teardown(self) -> None:
-        held.extend(parameter.to_local() for parameter in self.model.parameters())
+        held.extend(local_part(parameter) for parameter in self.model.parameters())
         super().teardown()
 
 

@@ -108,7 +108,7 @@ def test_the_vendors_are_those_of_the_runners() -> None:
 def test_what_a_vendor_lacks_is_refused_there_only() -> None:
     case = case_of("zero2-2")
     refused_at = [vendor for vendor in vendor_names() if check_compatible(case, rules_for(vendor))]
-    assert refused_at == ["spyre", "trainium"]
+    assert refused_at == ["spyre", "trainium", "apple"]
 
 
 def test_an_unknown_vendor_is_an_error_that_lists_the_known() -> None:

@@ -91,7 +91,7 @@ def _refuse_twice(names: Sequence[str]) -> None:
 
     for name in names:
         if names.count(name) > 1:
-            raise UsageError(f"{name} is given twice: it counts once")
+            raise UsageError(f"{name} is given twice")
 
 
 def _command() -> str:
