@@ -19,6 +19,7 @@ from assay_expectations.processes.requests import (
 )
 from assay_expectations.records import (
     Expectation,
+    ExpectationError,
     Observed,
     Provenance,
     file_for,
@@ -54,8 +55,8 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
 
     output: a file, or a folder for one that is named by its key.
     Raises: UnrepeatableError if the captures do not agree; UsageError if, without a reason, it is
-        further from the yardstick than the host, or would replace one whose limits it breaks;
-        DiskError.
+        further from the yardstick than the host, or would replace one that it differs from by
+        more than noise; DiskError.
     """
     parse_run(options.run)
     resolve_model(options.model)
@@ -63,11 +64,11 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
         first = _ask_for_capture(options, scratch / "1", progress)
         _refuse_wrong_device(options, first)
         expectation = _from_first(options, first)
+        path = file_for(expectation, output)
+        _refuse_hidden_change(expectation, path, options.reason)
         for number in range(2, options.num_captures + 1):
             again = _observe_again(expectation, options.run, scratch / str(number), progress)
             expectation = _with_capture(expectation, again, number)
-    path = file_for(expectation, output)
-    _refuse_hidden_break(expectation, path, options.reason)
     widest = {name: max(one[name] for one in expectation.captures) for name in LIMITS}
     limits = {name: limit * max(1.0, widest[name]) for name, limit in LIMITS.items()}
     return write_expectation(expectation.model_copy(update={"limits": limits}), path)
@@ -90,12 +91,19 @@ def _refuse_wrong_device(options: CaptureOptions, captured: Captured) -> None:
         )
 
 
-def _refuse_hidden_break(expectation: Expectation, path: Path, reason: str | None) -> None:
-    """Raise UsageError if it would replace one whose limits it breaks, and nobody says why."""
+def _refuse_hidden_change(expectation: Expectation, path: Path, reason: str | None) -> None:
+    """Raise UsageError if it is more than noise away from the one it replaces, and nobody says why.
+
+    Drifts within the limits add up: each recapture would be the measure of the next.
+    """
     if reason is not None or not path.is_file():
         return
-    change = find_change(read_expectation(path), expectation)
-    if change.kind in ("break", "other"):
+    try:
+        before = read_expectation(path)
+    except ExpectationError as error:
+        raise UsageError(f"{error}. To replace it: --reason TEXT") from None
+    change = find_change(before, expectation)
+    if change.kind != "noise":
         raise UsageError(
             f"{path} is there, and this would hide a change ({change.summary}); nothing was written."
             " If it is meant: --reason TEXT"

@@ -58,10 +58,15 @@ def capture(
 
     Exit code: 0; 2 usage or environment error, also if the captures do not agree.
     """
+    from assay.errors import UsageError
     from assay.runs import open_progress
     from assay_expectations.capturing import CaptureOptions, capture_expectation
 
     if shapes is not None:
+        if approved_by is not None or reason is not None or output.suffix == ".json":
+            raise UsageError(
+                "--shapes writes no expectation: no --approved-by, no --reason, and a DIR"
+            )
         _capture_metrics(model, run, shapes, seeds, output)
         return
     options = CaptureOptions(

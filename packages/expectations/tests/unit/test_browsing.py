@@ -1,12 +1,14 @@
 """The page of all expectations: what was last seen of each, and its history."""
 
 import os
+import re
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from assay.errors import UsageError
 from assay.runs.results import write_verdict
 from assay.verdicts import Level, Outcome, Verdict
 from assay_expectations.browsing.cells import Cell, collect_cells
@@ -84,6 +86,25 @@ def test_newest_verdict_counts_and_none_about_another_capture(tmp_path: Path) ->
     year = f'"date": "{datetime.now(UTC):%Y}'
     file.write_text(file.read_text().replace(year, '"date": "2001'))
     assert cells_of(tmp_path)["one", "bfloat16"].state == "pass"
+
+
+def test_of_two_runs_at_one_time_the_one_that_fails_is_shown(tmp_path: Path) -> None:
+    one = captured(tmp_path / "kept", "one")
+    for name, outcome in (("a", Outcome.PASS), ("b", Outcome.FAIL), ("c", Outcome.PASS)):
+        verdict_about(one, tmp_path / "runs", name, outcome, reason="9x")
+        file = tmp_path / "runs" / name / "verdict.json"
+        file.write_text(
+            re.sub(r'"date": "[^"]*"', '"date": "2026-07-10T08:00:00"', file.read_text())
+        )
+    assert cells_of(tmp_path)["one", "bfloat16"].state == "fail"
+
+
+def test_two_files_of_one_cell_are_refused(tmp_path: Path) -> None:
+    captured(tmp_path / "kept", "one")
+    (tmp_path / "kept" / "acme-a1-bfloat16-one.json").rename(tmp_path / "kept" / "before.json")
+    captured(tmp_path / "kept", "one")
+    with pytest.raises(UsageError, match="are of one model and machine"):
+        cells_of(tmp_path)
 
 
 def test_page_shows_states_reasons_and_history(

@@ -29,7 +29,7 @@ def captured(*errors: float, **update: object) -> Expectation:
 @pytest.mark.parametrize(
     ("times", "kind", "outcome"),
     [
-        (1.2, "noise", Outcome.PASS),  # clean runs reached 1.26
+        (1.2, "noise", Outcome.PASS),  # clean runs reached 1.59
         (1.8, "drift", Outcome.PASS),
         (2.1, "break", Outcome.FAIL),  # over 2
     ],

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from assay.errors import UsageError
 from assay.runs.errors import DiskError
 from assay_expectations.records import (
     Expectation,
@@ -107,11 +108,17 @@ def test_the_published_schema_is_that_of_the_code() -> None:
 
 
 def test_statement_is_about_the_bytes_of_the_file(tmp_path: Path) -> None:
-    file = write_expectation(expectation(), tmp_path)
+    once = expectation()
+    twice = once.model_copy(update={"captures": once.captures * 2})
+    with pytest.raises(UsageError, match="was captured once"):
+        statement_of(write_expectation(once, tmp_path))
+    file = write_expectation(twice, tmp_path)
     statement = statement_of(file)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     assert statement["subject"] == [{"name": file.name, "digest": {"sha256": digest}}]
     (configuration,) = statement["predicate"]["configuration"]
+    assert len(configuration["digest"]["sha256"]) == 64
+    assert statement["predicate"]["passedTests"] == ["capture 2 agrees with capture 1"]
     assert configuration["annotations"]["machine"]["architecture"] == "a1"
     assert configuration["annotations"]["provenance"]["product"] == "Acme 1"
 

@@ -19,6 +19,9 @@ from assay.verdicts import Measurement
 
 PUBLISHED_METRICS = ("cross_entropy", "prob_mean", "prob_std", "diff_mean")
 
+# Half of float32's relative spacing: no metric of softmaxed float32 logits tells less apart.
+_SMALLEST = 2.0**-24
+
 # Of the published tests. Source: FMS_TEST_SHAPES_FAILURE_THRESHOLD of aiu-fms-testing-utils.
 FAILURE_RATE = 0.01
 
@@ -49,7 +52,7 @@ def read_clean_tokens(file: Path) -> CleanTokens:
             raise UsageError(f"metrics {file}: there is no token with {name}")
         if not all(map(math.isfinite, found)):
             raise UsageError(f"metrics {file}: {name} is not finite at a token: no clean run")
-    return CleanTokens(file.stem, values)
+    return CleanTokens(str(file), values)
 
 
 def passing_value(values: Sequence[float], failure_rate: float) -> float:
@@ -61,20 +64,25 @@ def passing_value(values: Sequence[float], failure_rate: float) -> float:
     return sorted(values, reverse=True)[num_allowed]
 
 
-def calibrate_thresholds(
-    runs: Sequence[CleanTokens], failure_rate: float = FAILURE_RATE
-) -> dict[str, float]:
+def calibrate_thresholds(runs: Sequence[CleanTokens]) -> dict[str, float]:
     """For each metric what a threshold must be above for all of `runs` to pass, and a margin.
 
-    Raises: UsageError if there is no run.
+    A metric that is exact in all runs, or signed and below zero, has the smallest threshold that there is.
+    Raises: UsageError if there is no run, or two of the same content: they count as one.
     """
     if not runs:
         raise UsageError("no metrics to calibrate on")
+    for number, run in enumerate(runs):
+        for other in runs[:number]:
+            if other.values == run.values:
+                raise UsageError(
+                    f"{other.name} and {run.name} are the same metrics: give one of them"
+                )
     needed = {
-        name: max(passing_value(run.values[name], failure_rate) for run in runs)
+        name: max(passing_value(run.values[name], FAILURE_RATE) for run in runs)
         for name in PUBLISHED_METRICS
     }
-    return {name: value + (MARGIN - 1) * abs(value) for name, value in needed.items()}
+    return {name: max(MARGIN * value, _SMALLEST) for name, value in needed.items()}
 
 
 def thresholds_file(runs: Sequence[CleanTokens], command: str) -> str:
@@ -111,4 +119,4 @@ def _lines_of(runs: Iterable[CleanTokens]) -> Iterable[str]:
             for name, values in run.values.items()
         )
         num_tokens = len(run.values["cross_entropy"])
-        yield f'"{run.name}" = {{ tokens = {num_tokens}, {needed} }}'
+        yield f"{json.dumps(run.name)} = {{ tokens = {num_tokens}, {needed} }}"

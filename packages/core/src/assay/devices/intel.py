@@ -4,7 +4,6 @@ import platform
 
 import torch
 
-from assay.devices.adapter_parts.float32_precision import float32_operand_format
 from assay.devices.base import Detection, Vendor
 from assay.devices.torch_backend import TorchBackendDevice
 
@@ -54,10 +53,12 @@ class IntelDevice(TorchBackendDevice):
         )
 
     def effective_precision(self, dtype: str) -> str:
-        """TF32 for float32 if the settings of oneDNN allow it and the hardware has it."""
-        if dtype != "float32" or not self.module().is_tf32_supported():
-            return dtype
-        return float32_operand_format(torch.backends.mkldnn)
+        """TF32 for float32 if oneDNN may use it and the hardware has it.
+
+        Source: https://docs.pytorch.org/docs/stable/backends.html, torch.backends.mkldnn.allow_tf32
+        """
+        allowed = self.module().is_tf32_supported() and torch.backends.mkldnn.allow_tf32
+        return "tf32" if dtype == "float32" and allowed else dtype
 
     def versions(self) -> dict[str, str]:
         """Torch, Python, and the driver."""

@@ -124,7 +124,7 @@ def open_device(text: str) -> Device:
     name = parse_device(text)
     missing = _missing(name.kind)
     if missing:
-        raise AbsentDeviceError.of(text, missing, ", ".join(_present_names()))
+        raise AbsentDeviceError.of(text, missing, _what_is_here())
     try:
         device = load_adapter(name.kind)(name.variant)
     except AssayError:
@@ -143,7 +143,10 @@ def open_run(run: Run) -> Device:
     Raises: as `open_device`; UnsupportedDtypeError if it lacks the dtype.
     """
     device = open_device(run.device)
-    supported = tuple(device.supported_dtypes())
+    try:
+        supported = tuple(device.supported_dtypes())
+    except Exception as error:
+        raise BrokenAdapterError.raised(parse_device(run.device).kind, error) from error
     if run.dtype not in supported:
         raise UnsupportedDtypeError.of(run, supported)
     return device
@@ -167,13 +170,10 @@ def _registered(kind: str) -> list[EntryPoint]:
     return list(found.values())
 
 
-def _present_names() -> list[str]:
-    """Names of this machine's devices of built-in adapters; others might hang."""
-    return [
-        kind
-        for kind in adapter_names()
-        if is_own_adapter(kind) and any(detection.present for detection in detect(kind))
-    ]
+def _what_is_here() -> str:
+    """The host's devices: to ask for others here would import makers' software, which might hang."""
+    names = [kind for kind in adapter_names() if is_own_adapter(kind) and is_host_adapter(kind)]
+    return f"{', '.join(names)}, and what `assay devices` lists"
 
 
 def describe_run(device: Device, run: Run) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from types import ModuleType
 from assay.devices.adapter_parts.reproducibility import seed_generators
 from assay.devices.base import Detection, Vendor
 from assay.devices.vendor_package import VendorPackageDevice
+from assay.errors import MachineError
 
 TRAINIUM = Vendor(
     name="trainium",
@@ -25,6 +26,7 @@ TRAINIUM = Vendor(
 # Of an instance of EC2 its type, such as "trn1.32xlarge".
 _INSTANCE = Path("/sys/devices/virtual/dmi/id/product_name")
 _DRIVER = Path("/dev/neuron0")
+_UNKNOWN = "unknown"
 
 # What --auto-cast-type calls the dtypes. Source: neuronx-cc command line reference,
 # https://awsdocs-neuron.readthedocs-hosted.com/en/latest/compiler/neuronx-cc/api-reference-guide/neuron-compiler-cli-reference-guide.html
@@ -69,8 +71,11 @@ class TrainiumDevice(VendorPackageDevice):
         return f"{TRAINIUM.title} ({_instance()})"
 
     def architecture(self) -> str:
-        """The family of the instance, as in "trn1"."""
-        return _instance().partition(".")[0]
+        """The family of the instance, as in "trn1". Raises: MachineError where the system tells none."""
+        instance = _instance()
+        if instance == _UNKNOWN:
+            raise MachineError(f"{_INSTANCE} does not tell the type of this instance")
+        return instance.partition(".")[0]
 
     def supported_dtypes(self) -> tuple[str, ...]:
         """No float64, which is computed as float32."""
@@ -118,7 +123,7 @@ def _instance() -> str:
     try:
         return _INSTANCE.read_text(encoding="utf-8").strip()
     except OSError:
-        return "unknown"
+        return _UNKNOWN
 
 
 def _flags(text: str) -> dict[str, str]:

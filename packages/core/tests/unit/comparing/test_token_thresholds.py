@@ -87,7 +87,10 @@ def test_file_states_thresholds_and_what_each_run_needs(tmp_path: Path) -> None:
     data = tomllib.loads(thresholds_file(runs, "here"))
 
     assert data["thresholds"] == dict.fromkeys(PUBLISHED_METRICS, 1.0)
-    assert data["runs"]["one"] == {"tokens": 8, **dict.fromkeys(PUBLISHED_METRICS, 0.4)}
+    assert data["runs"][str(tmp_path / "one.jsonl")] == {
+        "tokens": 8,
+        **dict.fromkeys(PUBLISHED_METRICS, 0.4),
+    }
     assert data["false_failure_bound"] == 1.0
     pair = published_pair(calibrate_thresholds(runs))
     assert pair == "FMS_TEST_SHAPES_METRICS_THRESHOLD=1,1"
@@ -107,3 +110,15 @@ def test_file_without_metrics_is_refused(tmp_path: Path, text: str, problem: str
 def test_run_with_nan_is_no_clean_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cross_entropy is not finite at a token: no clean run"):
         read_clean_tokens(write_metrics(tmp_path / "metrics.jsonl", float("nan")))
+
+
+def test_exact_metrics_have_a_threshold_that_they_pass() -> None:
+    exact = CleanTokens("exact", dict.fromkeys(PUBLISHED_METRICS, [0.0] * NUM_TOKENS))
+    thresholds = calibrate_thresholds([exact])
+    assert not fails(exact, thresholds["diff_mean"])
+    assert all(value > 0 for value in thresholds.values())
+
+
+def test_the_same_metrics_twice_are_no_two_runs() -> None:
+    with pytest.raises(UsageError, match="seed-1 and seed-1 are the same metrics"):
+        calibrate_thresholds([clean_run(1), clean_run(2), clean_run(1)])

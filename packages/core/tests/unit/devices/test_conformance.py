@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -155,6 +155,23 @@ def test_seed_without_effect_and_a_setting_left_behind_are_named() -> None:
         ]
     finally:
         torch.set_deterministic_debug_mode("default")
+
+
+class MeasuresNothing(CpuDevice):
+    """Tells one number whatever is allocated, and asks for no deterministic kernels."""
+
+    def peak_memory_bytes(self) -> int:
+        return 1 << 20
+
+    def deterministic(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def test_constant_peak_and_kernels_that_nobody_asked_for_are_named() -> None:
+    assert problems_of(MeasuresNothing()) == [
+        "deterministic() does not ask torch for deterministic kernels",
+        f"peak_memory_bytes() is {1 << 20} and then {1 << 20}",
+    ]
 
 
 class NeverTheSame(CpuDevice):

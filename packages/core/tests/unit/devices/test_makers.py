@@ -146,9 +146,9 @@ def test_formats_of_operands_follow_the_settings(
     monkeypatch.setenv("NEURON_CC_FLAGS", "--auto-cast all --auto-cast-type tf32")
     assert TrainiumDevice().effective_precision("float32") == "tf32"
 
-    monkeypatch.setattr(torch.backends, "mkldnn", SimpleNamespace(fp32_precision="ieee"))
+    monkeypatch.setattr(torch.backends, "mkldnn", SimpleNamespace(allow_tf32=False))
     assert IntelDevice().effective_precision("float32") == "float32"
-    monkeypatch.setattr(torch.backends, "mkldnn", SimpleNamespace(fp32_precision="tf32"))
+    monkeypatch.setattr(torch.backends, "mkldnn", SimpleNamespace(allow_tf32=True))
     assert IntelDevice().effective_precision("float32") == "tf32"
 
 

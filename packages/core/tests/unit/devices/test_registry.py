@@ -60,7 +60,7 @@ def test_device_whose_package_is_not_installed_is_absent_and_says_so() -> None:
     assert isinstance(raised.value, MachineError)
     assert str(raised.value) == (
         "device 'npu:1' is absent; missing: the Python package torch_npu."
-        " This machine has: cpu, sim"
+        " This machine has: cpu, sim, and what `assay devices` lists"
     )
 
 
@@ -79,7 +79,7 @@ class Absent:
     with pytest.raises(MachineError) as raised:
         open_device("acme")
     assert str(raised.value) == (
-        "device 'acme' is absent; missing: a rocket; or a pad. This machine has: cpu, sim"
+        "device 'acme' is absent; missing: a rocket; or a pad. This machine has: cpu, sim, and what `assay devices` lists"
     )
 
 

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Literal
 
+from assay.errors import UsageError
 from assay.runs.results import VERDICT_FILE, read_verdict
 from assay.verdicts import Outcome, Verdict
 from assay_expectations.browsing.history import Commit, commits_of
@@ -24,7 +25,7 @@ _REPORT = "report.html"
 class Sighting:
     """What a run says about one expectation.
 
-    date: of the run, as YYYY-MM-DDTHH:MM; report: relative to the page.
+    date: of the run, in ISO 8601; report: relative to the page.
     """
 
     state: State
@@ -62,14 +63,20 @@ def collect_cells(paths: Sequence[Path], runs: Path, page: Path, now: datetime) 
     """A cell for each pair of a model and a machine that the expectations in `paths` have.
 
     runs: searched for the verdicts of `assay expect verify`; page: the file that will link to them.
-    Raises: UsageError if there is no expectation, or one cannot be read.
+    Raises: UsageError if there is no expectation, one cannot be read, or two are of one cell.
     """
     expectations = {file: read_expectation(file) for file in find_files(paths)}
     seen = _sightings(runs, page.parent)
-    cells = {}
+    cells: dict[tuple[str, tuple[str, str, str, str]], Cell] = {}
     for file, expectation in expectations.items():
+        place = expectation.model, _as_key(expectation.key.machine)
+        if place in cells:
+            raise UsageError(
+                f"{cells[place].file} and {file} are of one model and machine: one of them is stale,"
+                " delete it"
+            )
         captured = str(expectation.provenance.process.get("date", ""))
-        cells[expectation.model, _as_key(expectation.key.machine)] = Cell(
+        cells[place] = Cell(
             model=expectation.model,
             machine=expectation.key.machine,
             file=file,
@@ -92,9 +99,14 @@ def _sightings(runs: Path, beside: Path) -> dict[str, Sighting]:
     found: dict[str, Sighting] = {}
     for file in runs.rglob(VERDICT_FILE):
         for hash_, sighting in _seen_in(read_verdict(file.parent), file.parent, beside):
-            if hash_ not in found or found[hash_].date < sighting.date:
+            if hash_ not in found or _order(found[hash_]) < _order(sighting):
                 found[hash_] = sighting
     return found
+
+
+def _order(sighting: Sighting) -> tuple[str, bool]:
+    """The newest comes last, and of two at one time the one that does not pass."""
+    return sighting.date, sighting.state != "pass"
 
 
 def _seen_in(verdict: Verdict, folder: Path, beside: Path) -> Iterator[tuple[str, Sighting]]:
@@ -107,7 +119,7 @@ def _seen_in(verdict: Verdict, folder: Path, beside: Path) -> Iterator[tuple[str
             str(details["expectation"]),
             Sighting(
                 state="pass" if level.verdict is Outcome.PASS else failed,
-                date=str(verdict.environment.get("date", ""))[:16],
+                date=str(verdict.environment.get("date", "")),
                 reason=level.reason or "",
                 report=Path(os.path.relpath(folder / _REPORT, beside)).as_posix(),
             ),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from assay.comparing.token_thresholds import PUBLISHED_METRICS
 from assay.errors import UsageError
+from assay.inputs import built_in_texts
 from assay.runs import Progress, write_whole
 from assay.runs.results import MEASUREMENTS_FILE
 from assay.verdicts import Outcome
@@ -35,8 +36,16 @@ class MetricsCapture:
 def capture_metrics(capture: MetricsCapture, output: Path, progress: Progress) -> Iterator[Path]:
     """Write references and metrics into two folders in `output`; each file of metrics as it is there.
 
-    Raises: UsageError if `run` does not pass the ladder: nothing is held to a device that is wrong.
+    Raises: UsageError if `run` does not pass the ladder: nothing is held to a device that is wrong; or
+        if there are too few texts for so many sets of prompts.
     """
+    num_texts = len(built_in_texts())
+    for shape in capture.shapes:
+        if capture.num_seeds * shape.batch_size > num_texts:
+            raise UsageError(
+                f"--seeds {capture.num_seeds} with shape {shape}: there are {num_texts} texts, so that"
+                " prompts would be the same in two sets"
+            )
     options = DecoderOptions(references=output / REFERENCES)
     trials = list(product(capture.shapes, range(capture.num_seeds)))
     with progress.task(f"{capture.model} on {capture.run}", len(trials)) as task:

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import xxhash
 
 from assay.devices.run_string import parse_run
+from assay.errors import UsageError
 from assay.generate.check import capture, check_generate
 from assay.generate.processes.requests import CaptureRequest, GenerateCheck, InputOptions
 from assay.models.folders import local_folder
@@ -22,6 +24,7 @@ from assay_expectations.decoders.shapes import Shape
 from assay_expectations.decoders.thresholds import Thresholds
 
 REFERENCE = "cpu/float32"
+_SOFTWARE = ("assay-core", "torch", "transformers")
 _CHUNK_BYTES = 1 << 22
 
 
@@ -83,6 +86,16 @@ class DecoderCheck:
         """What its shape is held to."""
         return self.options.thresholds_of(self.shape)
 
+    def exceeded_thresholds(self) -> list[str]:
+        """A line for each published metric with too many tokens at or over its threshold."""
+        held_to = self.thresholds
+        return [
+            f"{name}: {rate:.2%} of the tokens are at or over {held_to.metrics[name]:g} (from"
+            f" {held_to.failure_rate:.2%} on it fails)"
+            for name, rate in self.failure_rates().items()
+            if rate >= held_to.failure_rate
+        ]
+
     def failure_rates(self) -> dict[str, float]:
         """Of each published metric with a threshold the share of tokens at or over it; NaN is over."""
         values: dict[str, list[float]] = {name: [] for name in self.thresholds.metrics}
@@ -90,6 +103,8 @@ class DecoderCheck:
             row = json.loads(line)
             if row["statistic"] in values:
                 values[row["statistic"]].append(float(row["actual"]))
+        if empty := [name for name, found in values.items() if not found]:
+            raise UsageError(f"no token has {', '.join(empty)}: {self.results}")
         return {
             name: sum(not value < limit for value in values[name]) / len(values[name])
             for name, limit in self.thresholds.metrics.items()
@@ -101,23 +116,33 @@ class DecoderCheck:
         if self.options.references is None:
             golden = self.folder / "reference"
         else:
-            asked = f"{lines}{self.shape}{REFERENCE}{dtype}{version('assay-core')}"
-            key = xxhash.xxh3_128_hexdigest(f"{asked}{content_of_model(self.model)}".encode())
-            golden = self.options.references / key
+            software = [f"{name} {version(name)}" for name in _SOFTWARE]
+            asked = [lines, str(self.shape), REFERENCE, dtype, *software]
+            text = "\0".join([*asked, content_of_model(self.model)])
+            golden = self.options.references / xxhash.xxh3_128_hexdigest(text.encode())
             if golden.is_dir():
                 return golden
             golden.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = golden.with_name(f"{golden.name}.part")
-        unfinished.mkdir()
+        with TemporaryDirectory(dir=golden.parent) as folder:
+            self._capture(Path(folder) / "golden", dtype, inputs, progress)
+            try:
+                (Path(folder) / "golden").rename(golden)
+            except OSError:
+                # Another run, which asked for the same, was first.
+                if not golden.is_dir():
+                    raise
+        return golden
+
+    def _capture(self, folder: Path, dtype: str, inputs: InputOptions, progress: Progress) -> None:
+        folder.mkdir()
         request = CaptureRequest(
             model=self.model,
             reference=REFERENCE,
             noise_for=[dtype],
             inputs=inputs,
-            folder=str(unfinished),
+            folder=str(folder),
         )
         capture(request, self.folder, progress)
-        return unfinished.rename(golden)
 
 
 def content_of_model(model: str) -> str:

@@ -81,6 +81,8 @@ def options_from(environment: Mapping[str, str] = os.environ) -> DecoderOptions:
         chosen = [given or usual for given, usual in zip(lists, ours, strict=True)]
         options = replace(options, shapes=tuple(Shape(*sizes) for sizes in product(*chosen)))
     if tokens := read.counts("CUMULATIVE_TEST_TOKENS_PER_SEQUENCE"):
+        if len(tokens) > 1:
+            raise read.wrong("CUMULATIVE_TEST_TOKENS_PER_SEQUENCE", "one number")
         options = replace(options, tokens_per_row=tokens[0])
     if limits := read.numbers("METRICS_THRESHOLD"):
         if len(limits) != len(_METRICS):
@@ -90,6 +92,8 @@ def options_from(environment: Mapping[str, str] = os.environ) -> DecoderOptions:
         kept = {name: limit for name, limit in by_name.items() if name not in skipped}
         options = replace(options, thresholds=replace(options.thresholds, metrics=kept))
     if rates := read.numbers("FAILURE_THRESHOLD"):
+        if len(rates) > 1 or rates[0] >= 1:
+            raise read.wrong("FAILURE_THRESHOLD", "one share, under 1")
         options = replace(options, thresholds=replace(options.thresholds, failure_rate=rates[0]))
     if folder := environment.get(f"{_PREFIX}VALIDATION_INFO_DIR"):
         options = replace(options, references=Path(folder))
@@ -103,14 +107,20 @@ def micro_model(name: str) -> str:
     """
     if name.startswith("micro:"):
         return name
-    last = "".join(Path(name).parts[-2:]).lower()
-    for recipe in sorted(RECIPES, key=len, reverse=True):
-        if recipe in last:
-            return f"micro:{recipe}"
+    # The owner's name comes last: mistralai has models of several families.
+    for part in reversed(Path(name).parts):
+        found = [recipe for recipe in RECIPES if _letters(recipe) in _letters(part)]
+        if found:
+            return f"micro:{max(found, key=len)}"
     raise UsageError(
         f"there is no micro model for {name}; there are: {', '.join(sorted(RECIPES))}."
         f" {_PREFIX}USE_MICRO_MODELS=0 tries the model itself"
     )
+
+
+def _letters(name: str) -> str:
+    """Letters and digits alone: families are written with dashes, dots or neither."""
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 @dataclass(frozen=True, slots=True)

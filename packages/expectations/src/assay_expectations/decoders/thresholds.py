@@ -14,6 +14,7 @@ from assay_expectations.decoders.shapes import Shape
 
 _Metric = Annotated[str, Field(pattern=f"^({'|'.join(PUBLISHED_METRICS)})$")]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,18 @@ class Thresholds:
 class _OfShape(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    failure_rate: _Positive | None = None
+    failure_rate: _Share | None = None
     thresholds: dict[_Metric, _Positive]
 
 
 class _File(BaseModel):
-    failure_rate: _Positive = FAILURE_RATE
+    """As `assay calibrate` writes it; what the thresholds come from is for people."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    failure_rate: _Share = FAILURE_RATE
+    false_failure_bound: float | None = None
+    runs: dict[str, object] = Field(default_factory=dict)
     thresholds: dict[_Metric, _Positive]
     shapes: dict[str, _OfShape] = Field(default_factory=dict)
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from assay.stages import Statistic
 from assay_expectations.judging.numbers import (
-    LIMITS,
     Array,
     JudgedSignature,
     centred,
@@ -19,6 +18,7 @@ from assay_expectations.judging.numbers import (
 from assay_expectations.records import Observed, Signature
 
 _STATISTIC: Statistic = "logits-error"
+_OF_KEPT_IDS: tuple[Statistic, ...] = (_STATISTIC, "logits-worst")
 
 
 def describe_likeness(
@@ -35,14 +35,16 @@ def describe_likeness(
     if not np.isfinite(actual_RK[np.isfinite(expected_RK)]).all():
         tokens = int((~np.isfinite(actual_RK) & np.isfinite(expected_RK)).any(axis=1).sum())
         return f"the log-probabilities of {tokens} of {len(actual_RK)} tokens are not finite"
-    noise = next(one.ratio.expected for one in judged.judged if one.ratio.statistic == _STATISTIC)
-    most = LIMITS[_STATISTIC] * noise
-    if judged.ratios[_STATISTIC] <= LIMITS[_STATISTIC]:
+    by_statistic = {one.ratio.statistic: one for one in judged.judged}
+    most = by_statistic[_STATISTIC].limit * by_statistic[_STATISTIC].ratio.expected
+    if all(by_statistic[name].ratio.value <= by_statistic[name].limit for name in _OF_KEPT_IDS):
         num_kept = actual_RK.shape[1] - 1
         return (
             f"the {num_kept} most likely ids of each token agree, what is wrong is in the rest of the"
             " vocabulary"
         )
+    if by_statistic[_STATISTIC].ratio.value <= by_statistic[_STATISTIC].limit:
+        return None  # single tokens are wrong: nothing explains them all
     # The rest is no logit: it is not scaled with them.
     scale = _common_factor(actual_RK[:, :-1], expected_RK[:, :-1], most)
     if scale is not None:

@@ -20,7 +20,7 @@ def tuple_differences(model: str, run: str) -> list[str]:
     device = open_run(opened)
     loaded = load_model(model, dtype=opened.dtype, device=device.torch_device)
     ids = torch.arange(_NUM_TOKENS, device=device.torch_device)[None]
-    with torch.no_grad(), device.execution():
+    with torch.no_grad(), device.execution(), device.deterministic():
         by_name = loaded.model(input_ids=ids, output_hidden_states=True)
         as_tuple = loaded.model(input_ids=ids, output_hidden_states=True, return_dict=False)
     if not isinstance(as_tuple, tuple):

@@ -8,8 +8,8 @@ import transformers
 from torch import Tensor
 
 from assay.devices.base import Device
-from assay.devices.registry import is_host_adapter, open_device, open_run
-from assay.devices.run_string import Run, parse_device
+from assay.devices.registry import open_device, open_run
+from assay.devices.run_string import Run
 from assay.generate.passes.generation_loop import limits_of_generation
 from assay.generate.passes.passes import Side, run_free, whole_batches
 from assay.inputs import InputPlan, PlanOptions, plan_batches
@@ -51,7 +51,7 @@ class Candidate:
 def machine_of(run: Run, device: Device) -> Machine:
     """The part of the key that the hardware decides."""
     architecture = device.architecture()
-    if is_host_adapter(parse_device(run.device).kind):
+    if device.vendor.name == _HOST:
         architecture = architecture.partition("-")[0]
     return Machine(
         vendor=device.vendor.name,

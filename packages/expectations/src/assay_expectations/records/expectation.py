@@ -35,8 +35,9 @@ class Expectation(Record):
     def name(self) -> str:
         """A name for its file."""
         machine = self.key.machine
+        rounded = "" if machine.precision == machine.dtype else f"-{machine.precision}"
         model = "-".join(part for part in self.model.replace(":", "/").split("/") if part)
-        return f"{machine.vendor}-{machine.architecture}-{machine.dtype}-{model}"
+        return f"{machine.vendor}-{machine.architecture}-{machine.dtype}{rounded}-{model}"
 
     def content_hash(self) -> str:
         """The hash that `hash` should be."""

@@ -8,15 +8,19 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from assay.errors import UsageError
 from assay_expectations.records.files import read_expectation
 
 
 def statement_of(file: Path) -> dict[str, Any]:
     """That `file` was captured, and that its captures agree; a hand-edited file gives none.
 
-    Raises: ExpectationError.
+    Raises: ExpectationError; UsageError if it was captured once: nothing agrees with anything.
     """
     expectation = read_expectation(file)
+    if len(expectation.captures) < 2:
+        raise UsageError(f"{file} was captured once: a statement is about captures that agree")
+    key = expectation.key.model_dump_json().encode()
     return {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [
@@ -28,12 +32,16 @@ def statement_of(file: Path) -> dict[str, Any]:
             "configuration": [
                 {
                     "name": expectation.model,
+                    "digest": {"sha256": hashlib.sha256(key).hexdigest()},
                     "annotations": {
                         "machine": expectation.key.machine.model_dump(mode="json"),
                         "provenance": expectation.provenance.model_dump(mode="json"),
                     },
                 }
             ],
-            "passedTests": [f"capture {n + 1} agrees" for n in range(len(expectation.captures))],
+            "passedTests": [
+                f"capture {number} agrees with capture 1"
+                for number in range(2, len(expectation.captures) + 1)
+            ],
         },
     }

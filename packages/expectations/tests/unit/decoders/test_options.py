@@ -65,6 +65,11 @@ def test_an_assertion_can_be_left_out() -> None:
     [
         ("mistralai/Mistral-7B-Instruct-v0.3", "micro:mistral"),
         ("/models/mixtral-8x7b/", "micro:mixtral"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "micro:mixtral"),
+        ("google/gemma-2-9b", "micro:gemma2"),
+        ("bigcode/gpt_bigcode-santacoder", "micro:gpt-bigcode"),
+        ("FacebookAI/roberta-base", "micro:roberta"),
+        ("/llama/checkpoint-4", "micro:llama"),
         ("micro:gemma2", "micro:gemma2"),
     ],
 )
@@ -88,6 +93,9 @@ def test_a_family_without_a_micro_model_is_an_error() -> None:
         ("METRICS_THRESHOLD", "3.0", "two numbers, of cross_entropy and of diff_mean"),
         ("METRICS_THRESHOLD", "3.0,nan", "positive numbers"),
         ("FAILURE_THRESHOLD", "1%", "numbers, with commas between them"),
+        ("FAILURE_THRESHOLD", "1", "one share, under 1"),
+        ("FAILURE_THRESHOLD", "0.01,0.5", "one share, under 1"),
+        ("CUMULATIVE_TEST_TOKENS_PER_SEQUENCE", "40,80", "one number"),
         ("USE_MICRO_MODELS", "yes", "0 or 1"),
     ],
 )

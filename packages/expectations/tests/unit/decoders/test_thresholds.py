@@ -40,6 +40,8 @@ def test_a_shape_has_its_own_thresholds_and_those_of_all_beside_them(tmp_path: P
     [
         ("[thresholds", "cannot be read"),
         ("", "thresholds: Field required"),
+        ("failure_rate = 1.5\n[thresholds]", "failure_rate: "),
+        ("failure_rte = 0.5\n[thresholds]", "failure_rte: "),
         ("[thresholds]\ncosine = 1.0", "thresholds.cosine"),
         ("[thresholds]\ndiff_mean = nan", "thresholds.diff_mean"),
         ("[thresholds]\ndiff_mean = 1.0\n[shapes.4x64.thresholds]\n", "shape '4x64'"),

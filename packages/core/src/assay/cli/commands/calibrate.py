@@ -48,6 +48,8 @@ def calibrate(
     if files and len(files) < len(clean):
         raise UsageError("runs and files of metrics: give one kind of them")
     _refuse_twice([*clean, *(model or [])])
+    if files and model:
+        raise UsageError("--model is of runs: files of metrics have theirs")
     if files:
         _calibrate_thresholds([Path(file) for file in files], output)
     else:

@@ -137,9 +137,12 @@ def _seed(device: Device) -> list[str]:
 def _determinism(device: Device) -> list[str]:
     before = torch.are_deterministic_algorithms_enabled()
     with device.deterministic():
-        pass
+        inside = torch.are_deterministic_algorithms_enabled()
     after = torch.are_deterministic_algorithms_enabled()
-    return [] if after == before else ["deterministic() does not restore torch's setting"]
+    problems = [] if inside else ["deterministic() does not ask torch for deterministic kernels"]
+    return problems + (
+        [] if after == before else ["deterministic() does not restore torch's setting"]
+    )
 
 
 def _memory(device: Device) -> list[str]:
@@ -151,10 +154,10 @@ def _memory(device: Device) -> list[str]:
     after = device.peak_memory_bytes()
     del block
     free = device.free_memory_bytes()
-    least = 1 if device.vendor.measures_memory else 0
-    if before < 0 or after < max(before, least):
+    is_measured = device.vendor.measures_memory
+    if before < 0 or after < max(before, _ALLOCATED_BYTES if is_measured else 0):
         problems.append(f"peak_memory_bytes() is {before} and then {after}")
-    if free < least:
+    if free < (1 if is_measured else 0):
         problems.append(f"free_memory_bytes() is {free}")
     return problems
 

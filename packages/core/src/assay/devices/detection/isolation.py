@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from assay.devices import registry
 from assay.devices.base import Detection
@@ -105,6 +105,9 @@ def _ask(arguments: Sequence[str], timeout_seconds: float) -> _Conversation:
             },
             start_new_session=True,
         )
+    except OSError:
+        os.close(pipe)
+        raise
     finally:
         os.close(answers_end)
     try:
@@ -114,6 +117,10 @@ def _ask(arguments: Sequence[str], timeout_seconds: float) -> _Conversation:
         os.close(pipe)
         _end(process)
     silent = f"did not answer within {timeout_seconds:g} s"
+    if not received:
+        silent = (
+            f"was not asked: Python and torch did not start within {DETECTION_TIMEOUT_SECONDS:g} s"
+        )
     code = process.returncode
     ended = "cannot be ended" if code is None else exit_in_words(code)
     # The first line says that adapters are asked; what follows the last break was cut short.
@@ -163,4 +170,11 @@ def _read_answer(kind: str, answer: dict[str, Any]) -> DetectionAnswer:
         return DetectionAnswer(kind, problem=_problem(kind, answer["ended"]))
     if "error" in answer:
         return DetectionAnswer(kind, problem=answer["message"])
-    return DetectionAnswer(kind, _DETECTIONS.validate_python(answer["detections"]))
+    try:
+        return DetectionAnswer(kind, _DETECTIONS.validate_python(answer["detections"]))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        return DetectionAnswer(
+            kind, problem=f"the adapter for {kind!r} is broken: {where}: {first['msg']}"
+        )

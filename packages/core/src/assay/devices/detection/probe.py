@@ -48,8 +48,8 @@ def _detect_all(kinds: list[str]) -> Iterator[dict[str, Any]]:
                 received += _read_all(key.fd)
                 if ended:
                     waiting.unregister(key.fd)
-                    ended_by = {"ended": exit_in_words(os.waitstatus_to_exitcode(status))}
-                    yield {"kind": kind} | (ended_by if status else json.loads(received))
+                    os.close(key.fd)
+                    yield {"kind": kind} | _answer_of(received, os.waitstatus_to_exitcode(status))
 
 
 def _ask_in_fork(kind: str) -> tuple[int, int]:
@@ -64,6 +64,15 @@ def _ask_in_fork(kind: str) -> tuple[int, int]:
         os._exit(0)
     os.close(answer_end)
     return pid, pipe
+
+
+def _answer_of(received: bytes, code: int) -> dict[str, Any]:
+    """What an adapter answered; where it ended before that, how."""
+    try:
+        answer: dict[str, Any] = json.loads(received)
+    except ValueError:
+        return {"ended": exit_in_words(code)}
+    return answer if code == 0 else {"ended": exit_in_words(code)}
 
 
 def _read_all(pipe: int) -> bytes:

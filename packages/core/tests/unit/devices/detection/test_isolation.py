@@ -53,6 +53,7 @@ def test_adapter_that_hangs_on_import_is_reported_and_others_still_run(
     [
         ("os.kill(os.getpid(), signal.SIGSEGV)", f"was ended by {signal.SIGSEGV.name}"),
         ("os._exit(3)", "ended with exit code 3"),
+        ("os._exit(0)", "ended with exit code 0"),
     ],
 )
 def test_adapter_that_crashes_is_a_finding(
@@ -62,6 +63,16 @@ def test_adapter_that_crashes_is_a_finding(
     first, second = detect_isolated(("crash", "warp"), PATIENCE_SECONDS)
     assert first.problem == f"the adapter for 'crash' is broken: asked for its devices, it {words}"
     assert second.problem.startswith("unknown device 'warp'")
+
+
+def test_detection_of_another_type_is_a_finding(
+    install_vendor: Callable[..., None], acme_code: str
+) -> None:
+    labels = acme_code.replace('runner_labels=("assay-acme",)', 'runner_labels="assay-acme"')
+    install_vendor("typed", labels, "AcmeDevice")
+    first, second = detect_isolated(("typed", "cpu"), PATIENCE_SECONDS)
+    assert first.problem.startswith("the adapter for 'typed' is broken: 0.vendor.runner_labels")
+    assert second.detections[0].present
 
 
 def test_output_of_an_adapter_does_not_corrupt_its_answer(
