@@ -18,7 +18,6 @@ from assay_expectations.judging.numbers import (
 from assay_expectations.records import Observed, Signature
 
 _STATISTIC: Statistic = "logits-error"
-_OF_KEPT_IDS: tuple[Statistic, ...] = (_STATISTIC, "logits-worst")
 
 
 def describe_likeness(
@@ -37,14 +36,16 @@ def describe_likeness(
         return f"the log-probabilities of {tokens} of {len(actual_RK)} tokens are not finite"
     by_statistic = {one.ratio.statistic: one for one in judged.judged}
     most = by_statistic[_STATISTIC].limit * by_statistic[_STATISTIC].ratio.expected
-    if all(by_statistic[name].ratio.value <= by_statistic[name].limit for name in _OF_KEPT_IDS):
+    within = {name for name, one in by_statistic.items() if one.ratio.value <= one.limit}
+    if _STATISTIC in within:
         num_kept = actual_RK.shape[1] - 1
+        # Where single tokens are wrong, nothing explains them all.
         return (
             f"the {num_kept} most likely ids of each token agree, what is wrong is in the rest of the"
             " vocabulary"
+            if "logits-worst" in within
+            else None
         )
-    if by_statistic[_STATISTIC].ratio.value <= by_statistic[_STATISTIC].limit:
-        return None  # single tokens are wrong: nothing explains them all
     # The rest is no logit: it is not scaled with them.
     scale = _common_factor(actual_RK[:, :-1], expected_RK[:, :-1], most)
     if scale is not None:
