@@ -24,6 +24,7 @@ from assay_expectations.records import (
     Provenance,
     file_for,
     read_expectation,
+    require_writable,
     write_expectation,
 )
 
@@ -60,6 +61,7 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
     """
     parse_run(options.run)
     resolve_model(options.model)
+    require_writable(output)
     with temporary_folder("assay-expect-") as scratch:
         first = _ask_for_capture(options, scratch / "1", progress)
         _refuse_wrong_device(options, first)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from assay.errors import UsageError
-from assay.runs import Answer, SilentProgress
+from assay.runs import Answer, DiskError, SilentProgress
 from assay_expectations import capturing
 from assay_expectations.capturing import CaptureOptions, UnrepeatableError, capture_expectation
 from assay_expectations.processes.requests import AllSeen, Captured, Seen
@@ -68,6 +68,18 @@ def test_the_limits_are_as_wide_as_the_captures_are_apart(
     )
     assert (written.provenance.approved_by, written.provenance.reason) == ("Ada", "first of all")
     assert written.key.content == CONTENT
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_process(*_: object, **__: object) -> Answer:
+        pytest.fail("a capture was started")
+
+    monkeypatch.setattr(capturing, "run_process", run_process)
+    (tmp_path / "file").touch()
+    with pytest.raises(DiskError, match="cannot write .*file/below"):
+        capture_expectation(OPTIONS, tmp_path / "file" / "below", SilentProgress())
 
 
 def test_captures_that_do_not_agree_are_not_written(

@@ -16,6 +16,7 @@ from assay.watchdog import temporary_folder
 from assay_expectations.decoders.checking import DecoderCheck
 from assay_expectations.decoders.options import DecoderOptions
 from assay_expectations.decoders.shapes import Shape
+from assay_expectations.records import require_writable
 
 REFERENCES, METRICS = "references", "metrics"
 
@@ -46,6 +47,7 @@ def capture_metrics(capture: MetricsCapture, output: Path, progress: Progress) -
                 f"--seeds {capture.num_seeds} with shape {shape}: there are {num_texts} texts, so that"
                 " prompts would be the same in two sets"
             )
+    require_writable(output)
     options = DecoderOptions(references=output / REFERENCES)
     trials = list(product(capture.shapes, range(capture.num_seeds)))
     with progress.task(f"{capture.model} on {capture.run}", len(trials)) as task:

@@ -5,6 +5,7 @@ from assay_expectations.records.files import (
     ExpectationError,
     file_for,
     read_expectation,
+    require_writable,
     write_expectation,
 )
 from assay_expectations.records.keys import (
@@ -46,6 +47,7 @@ __all__ = [
     "file_for",
     "machine_differences",
     "read_expectation",
+    "require_writable",
     "statement_of",
     "value_differences",
     "weight_differences",

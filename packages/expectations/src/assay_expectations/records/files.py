@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Self
 
 from pydantic import ValidationError
@@ -26,6 +27,20 @@ class ExpectationError(UsageError):
 def file_for(expectation: Expectation, output: Path) -> Path:
     """The file `output`; where that is a folder, one in it that is named by the key."""
     return output if output.suffix == ".json" else output / f"{expectation.name}.json"
+
+
+def require_writable(output: Path) -> None:
+    """Make sure that a file can be written to `output`, before anything takes long.
+
+    Raises: DiskError.
+    """
+    folder = output.parent if output.suffix == ".json" else output
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise DiskError.refused(folder, error) from error
 
 
 def write_expectation(expectation: Expectation, output: Path) -> Path:
