@@ -53,7 +53,7 @@ def subsystem(session: nox.Session) -> None:
     """Test rooms together: whole commands, processes and reports on micro models."""
     folders = [str(path) for path in sorted(Path("packages").glob("*/tests/subsystem"))]
     # Most tests wait for a process of their own: two at a time take half as long.
-    at_a_time = ("-n", "2", "--dist", "loadfile")
+    at_a_time = ("-n", "2", "--dist", "loadfile", "--durations=15")
     torch_environment(session).run(session, "pytest", *at_a_time, *folders, *session.posargs)
 
 

@@ -78,7 +78,7 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_captured(
 
     monkeypatch.setattr(capturing, "run_process", run_process)
     (tmp_path / "file").touch()
-    with pytest.raises(DiskError, match="cannot write .*file/below"):
+    with pytest.raises(DiskError, match=r"cannot write .*file/below"):
         capture_expectation(OPTIONS, tmp_path / "file" / "below", SilentProgress())
 
 
