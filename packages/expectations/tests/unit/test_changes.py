@@ -102,6 +102,9 @@ Tokens that moved furthest (in units of the noise before):
 |---|---|---|---|---|
 | 0, 0, 1 | 4 | 0 | -0.99 | -0.95 |
 
+In which layer: `assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16`, or `--golden \
+DIR` in place of the reference where a golden was kept.
+
 What else changed since the capture before:
 
 - torch is 2.14.0, expected 2.13.0

@@ -30,6 +30,12 @@ def _lines(expected: Expectation, actual: Expectation, change: Change) -> Iterat
                 f"| {token.batch}, {token.row}, {token.position} | {token.units:.3g} | {name} |"
                 f" {token.expected:.6g} | {token.actual:.6g} |"
             )
+        yield ""
+        yield (
+            f"In which layer: `assay check generate {actual.model} --reference cpu/float32 --candidate"
+            f" {actual.provenance.run}`, or `--golden DIR` in place of the reference where a golden was"
+            " kept."
+        )
     yield from _listed("What else changed since the capture before", change.environment)
     yield from _listed("Provenance", _provenance(expected, actual))
 
