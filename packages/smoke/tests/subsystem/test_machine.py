@@ -259,6 +259,13 @@ def test_device_memory_that_is_not_given_back_is_seen(tree: ProcessTree) -> None
     assert str(watch.device) == "600 MiB at most, 300 MiB not given back"
 
 
+def test_device_that_does_not_tell_what_is_free_is_not_measured(tree: ProcessTree) -> None:
+    device: Any = SimpleNamespace(torch_device="dev:0", free_memory_bytes=lambda: 0)
+    with MemoryWatch(tree, cast("Device", device)) as watch:
+        pass
+    assert watch.device is None
+
+
 @pytest.mark.parametrize(
     ("size", "words"),
     [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (MIB, "1 MiB"), (3 << 30, "3 GiB")],

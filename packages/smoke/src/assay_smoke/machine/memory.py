@@ -73,7 +73,8 @@ class MemoryWatch:
     On the device it is what all processes together have taken since the block began: the driver
     tells no more. The start of the tree is the memory of the processes that it has by then.
 
-    host, device: after the block; `device` is None for none, and for the host as a device.
+    host, device: after the block; `device` is None for none, for the host as a device, and for one
+        whose maker does not tell what is free.
     """
 
     host: MemoryUse
@@ -81,8 +82,10 @@ class MemoryWatch:
 
     def __init__(self, tree: ProcessTree, device: "Device | None" = None) -> None:
         self._tree = tree
-        has_own_memory = device is not None and device.torch_device != "cpu"
-        self._device = device if has_own_memory else None
+        is_measured = (
+            device is not None and device.torch_device != "cpu" and device.free_memory_bytes() > 0
+        )
+        self._device = device if is_measured else None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample_until_ended, daemon=True)
 
