@@ -38,11 +38,11 @@ class AppleDevice(TorchBackendDevice):
     @classmethod
     def products(cls) -> tuple[str, ...]:
         """The name that Metal has for it."""
-        return tuple(str(torch.backends.mps.get_name()) for _ in cls.indices())
+        return tuple(_metal_name() for _ in cls.indices())
 
     def product(self) -> str:
         """The name that Metal has for it, as in "Apple M3 Max"."""
-        return str(torch.backends.mps.get_name())
+        return _metal_name()
 
     def architecture(self) -> str:
         """Generation of the chip, as in "apple-m3-max"."""
@@ -68,7 +68,7 @@ class AppleDevice(TorchBackendDevice):
         """Nothing is measured: torch tells what is in use now, and no peak."""
 
     def peak_memory_bytes(self) -> int:
-        """Not told."""
+        """0, not known."""
         return 0
 
     def free_memory_bytes(self) -> int:
@@ -82,3 +82,9 @@ class AppleDevice(TorchBackendDevice):
             "python": platform.python_version(),
             "macos": platform.mac_ver()[0] or "unknown",
         }
+
+
+def _metal_name() -> str:
+    """The title where torch is too old to tell: its documents of 2.7 lack the function."""
+    tell = getattr(torch.backends.mps, "get_name", None)
+    return str(tell()) if tell else APPLE.title

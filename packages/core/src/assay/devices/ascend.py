@@ -16,8 +16,7 @@ ASCEND = Vendor(
 class AscendDevice(VendorPackageDevice):
     """One NPU through `torch.npu`, which has the functions of `torch.cuda`.
 
-    Source: https://www.hiascend.com/document/detail/zh/Pytorch/700/apiref/apilist/ptaoplist_000238.html
-    and the pages beside it.
+    Source: torch_npu/npu/__init__.py of https://github.com/Ascend/pytorch
     """
 
     kind = "npu"
@@ -35,8 +34,15 @@ class AscendDevice(VendorPackageDevice):
         return ("float32", *(("bfloat16",) if has_bfloat16 else ()), "float16")
 
     def effective_precision(self, dtype: str) -> str:
-        """HF32 for float32 where it is allowed: by default it is for convolutions alone.
+        """For float32 HF32 where it is allowed, float16 on chips before Ascend910B1.
 
-        Source: `torch_npu.npu.matmul.allow_hf32`, ptaoplist_000221 of the same documents.
+        By default HF32 is allowed for convolutions and not for products.
+        Source: https://www.hiascend.com/document/detail/zh/Pytorch/720/apiref/torchnpuCustomsapi/context/torch_npu-npu-matmul-allow_hf32.md
+        Chips before Ascend910B1 are those without bfloat16.
+        Source: IsAllowFP32ToFP16 and IsBF16Supported of https://github.com/Ascend/pytorch
         """
-        return "hf32" if dtype == "float32" and self.module().matmul.allow_hf32 else dtype
+        if dtype != "float32":
+            return dtype
+        if not self.module().is_bf16_supported():
+            return "float16"
+        return "hf32" if self.module().matmul.allow_hf32 else "float32"

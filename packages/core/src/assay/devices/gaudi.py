@@ -15,8 +15,8 @@ GAUDI = Vendor(
     visible_devices="HABANA_VISIBLE_MODULES",
 )
 
-# "0" runs each operation at once, anything else gathers them into graphs.
-# Source: https://docs.habana.ai/en/latest/PyTorch/Reference/Runtime_Flags.html
+# "0" runs each operation at once, "1" gathers them into graphs, which was the default up to 1.19 at least.
+# Source: https://docs.habana.ai/en/v1.19.0/PyTorch/Reference/Runtime_Flags.html and the same page of `latest`
 _LAZY_MODE = "PT_HPU_LAZY_MODE"
 
 
@@ -44,7 +44,12 @@ class GaudiDevice(VendorPackageDevice):
         return dtype
 
     def synchronize(self) -> None:
-        """Start what lazy mode has gathered, and wait for it."""
-        if os.environ.get(_LAZY_MODE) != "0":
-            importlib.import_module(f"{self.package}.core").mark_step()
-        super().synchronize()
+        """Start what lazy mode has gathered, and wait for it; torch.hpu.synchronize takes no device.
+
+        Source: https://docs.habana.ai/en/latest/PyTorch/Reference/mark_step.html and
+        accelerator/hpu_accelerator.py of https://github.com/deepspeedai/DeepSpeed
+        """
+        with self.execution():
+            if os.environ.get(_LAZY_MODE) != "0":
+                importlib.import_module(f"{self.package}.core").mark_step()
+            self.module().synchronize()

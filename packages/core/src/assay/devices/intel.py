@@ -55,10 +55,11 @@ class IntelDevice(TorchBackendDevice):
     def effective_precision(self, dtype: str) -> str:
         """TF32 for float32 if oneDNN may use it and the hardware has it.
 
-        Source: https://docs.pytorch.org/docs/stable/backends.html, torch.backends.mkldnn.allow_tf32
+        Kernels of this device ask for this setting alone; the others of mkldnn are for the host.
+        Source: aten/src/ATen/native/mkldnn/xpu/detail/Matmul.cpp of https://github.com/pytorch/pytorch
         """
-        allowed = self.module().is_tf32_supported() and torch.backends.mkldnn.allow_tf32
-        return "tf32" if dtype == "float32" and allowed else dtype
+        allowed = dtype == "float32" and torch.backends.mkldnn.allow_tf32
+        return "tf32" if allowed and self.module().is_tf32_supported() else dtype
 
     def versions(self) -> dict[str, str]:
         """Torch, Python, and the driver."""

@@ -1,5 +1,6 @@
 """IBM Spyre (AIU), which the package torch_spyre adds to torch as "spyre"."""
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 
 from assay.devices.base import Vendor
@@ -11,15 +12,21 @@ SPYRE = Vendor(
     distributed_backend="spyreccl",
     compile_backend="inductor",
     runner_labels=("assay-spyre",),
+    visible_devices="SPYRE_DEVICES",
     measures_memory=False,
 )
+
+# "MOCK" is a simulation without a card.
+# Source: https://torch-spyre.readthedocs.io/en/latest/runtime/index.html
+_RUNTIME = "FLEX_DEVICE"
 
 
 class SpyreDevice(VendorPackageDevice):
     """One card through `torch.spyre`, which has few of the functions of `torch.cuda`.
 
-    Only one process at a time can use the card.
-    Source: torch_spyre/__init__.py of https://github.com/torch-spyre/torch-spyre
+    A torch_spyre of 2025 says in each process that Python started that there is a card, and gives it none.
+    Source: https://github.com/torch-spyre/torch-spyre/pull/289
+    Source: https://torch-spyre.readthedocs.io/en/latest/api/torch_spyre.html
     """
 
     kind = "spyre"
@@ -29,11 +36,11 @@ class SpyreDevice(VendorPackageDevice):
     @classmethod
     def products(cls) -> tuple[str, ...]:
         """One name for all: torch_spyre tells none."""
-        return tuple(SPYRE.title for _ in cls.indices())
+        return tuple(_title() for _ in cls.indices())
 
     def product(self) -> str:
         """The same for all cards."""
-        return SPYRE.title
+        return _title()
 
     def architecture(self) -> str:
         """The same for all cards: there is one generation."""
@@ -55,12 +62,17 @@ class SpyreDevice(VendorPackageDevice):
         return nullcontext()
 
     def reset_peak_memory(self) -> None:
-        """Nothing is measured."""
+        """Start a new measurement of the peak of its allocator."""
+        self.module().memory.reset_peak_memory_stats()
 
     def peak_memory_bytes(self) -> int:
-        """Not told."""
-        return 0
+        """Most memory of its allocator in use since the reset."""
+        return int(self.module().memory.max_memory_allocated())
 
     def free_memory_bytes(self) -> int:
-        """Not told."""
+        """0, not known: https://github.com/torch-spyre/torch-spyre/issues/4542 asks for it."""
         return 0
+
+
+def _title() -> str:
+    return f"{SPYRE.title}, simulated" if os.environ.get(_RUNTIME) == "MOCK" else SPYRE.title

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import shlex
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
@@ -9,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 
 from assay.devices.adapter_parts.reproducibility import seed_generators
-from assay.devices.base import Detection, Vendor
-from assay.devices.vendor_package import VendorPackageDevice
+from assay.devices.base import Vendor
+from assay.devices.vendor_package import VendorPackageDevice, version_of
 from assay.errors import MachineError
 
 TRAINIUM = Vendor(
@@ -32,16 +33,27 @@ _UNKNOWN = "unknown"
 # https://awsdocs-neuron.readthedocs-hosted.com/en/latest/compiler/neuronx-cc/api-reference-guide/neuron-compiler-cli-reference-guide.html
 _CAST_TYPES = {"bf16": "bfloat16", "fp16": "float16", "tf32": "tf32"}
 
+# Earlier compilers cast the operands of float32 products unless they are told not to.
+# Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/release-notes/components/compiler.html, 2.22
+_FIRST_WITHOUT_CASTS = (2, 22)
+
+# "1" makes torch_xla keep float32 as bfloat16; both are to be removed.
+# Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/about-neuron/announcements/neuron2.x/announce-eos-xla-bf16.html
+_FLOAT32_AS_BFLOAT16 = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
+
 
 class TrainiumDevice(VendorPackageDevice):
     """One NeuronCore through torch_xla, which gathers operations into graphs.
 
-    Source: https://docs.pytorch.org/xla/master/learn/api-guide.html
+    From torch 2.10 on torch_neuronx needs no torch_xla and has a device of its own, for which this is no adapter.
+    Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/frameworks/torch/about/index.html
+    Source: https://docs.pytorch.org/xla/release/r2.8/learn/api-guide.html
     """
 
     kind = "xla"
     maker = TRAINIUM
     package = "torch_neuronx"
+    more_packages = ("torch_xla", "neuronxcc")
 
     @classmethod
     def module(cls) -> ModuleType:
@@ -50,11 +62,10 @@ class TrainiumDevice(VendorPackageDevice):
         return importlib.import_module("torch_xla")
 
     @classmethod
-    def detect(cls) -> tuple[Detection, ...]:
-        """One entry. Without a driver torch_neuronx is not imported: it would wait for one."""
-        if not _DRIVER.exists():
-            return (Detection(TRAINIUM, missing=f"the driver of AWS Neuron ({_DRIVER})"),)
-        return super().detect()
+    def missing_software(cls) -> list[str]:
+        """Packages, and the driver: torch_neuronx would wait for it."""
+        driver = [] if _DRIVER.exists() else [f"the driver of AWS Neuron ({_DRIVER})"]
+        return [*super().missing_software(), *driver]
 
     @classmethod
     def is_usable(cls) -> bool:
@@ -82,9 +93,13 @@ class TrainiumDevice(VendorPackageDevice):
         return ("float32", "bfloat16", "float16")
 
     def effective_precision(self, dtype: str) -> str:
-        """What NEURON_CC_FLAGS casts operands of float32 products to; by default nothing is cast."""
+        """What operands of float32 products are cast to by variables, or by an older compiler."""
+        if dtype != "float32":
+            return dtype
+        if any(os.environ.get(variable) == "1" for variable in _FLOAT32_AS_BFLOAT16):
+            return "bfloat16"
         flags = _flags(os.environ.get("NEURON_CC_FLAGS", ""))
-        if dtype != "float32" or flags.get("--auto-cast", "none") == "none":
+        if flags.get("--auto-cast", _default_casts()) == "none":
             return dtype
         asked = flags.get("--auto-cast-type", "bf16")
         return _CAST_TYPES.get(asked, asked)
@@ -100,18 +115,18 @@ class TrainiumDevice(VendorPackageDevice):
 
     def synchronize(self) -> None:
         """Start what was gathered, and wait for it."""
-        self._model_functions().mark_step()
+        self.module().sync()
         self._model_functions().wait_device_ops()
 
     def reset_peak_memory(self) -> None:
         """Nothing is measured."""
 
     def peak_memory_bytes(self) -> int:
-        """Not told."""
+        """0, not known."""
         return 0
 
     def free_memory_bytes(self) -> int:
-        """Not told."""
+        """0, not known."""
         return 0
 
     @staticmethod
@@ -130,3 +145,10 @@ def _flags(text: str) -> dict[str, str]:
     """Values by flag, of `--flag=value` and `--flag value`."""
     words = shlex.split(text.replace("=", " "))
     return dict(pairwise(words))
+
+
+def _default_casts() -> str:
+    """What the compiler does without --auto-cast."""
+    release = re.match(r"(\d+)\.(\d+)", version_of("neuronxcc"))
+    is_older = release and tuple(map(int, release.groups())) < _FIRST_WITHOUT_CASTS
+    return "matmult" if is_older else "none"

@@ -22,10 +22,13 @@ class VendorPackageDevice(TorchBackendDevice):
     A subclass sets `kind`, `maker` and `package`, and adds what differs from maker to maker:
     `architecture`, `supported_dtypes` and `effective_precision`. The package is imported when its
     devices are asked for, never before.
+
+    more_packages: others that it needs, and that numbers depend on.
     """
 
     maker: ClassVar[Vendor]
     package: ClassVar[str]
+    more_packages: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def module(cls) -> ModuleType:
@@ -45,14 +48,20 @@ class VendorPackageDevice(TorchBackendDevice):
     @classmethod
     def detect(cls) -> tuple[Detection, ...]:
         """One entry: its devices, or what is missing."""
-        # Only the top-level package: looking for a submodule would import it.
-        if importlib.util.find_spec(cls.package.partition(".")[0]) is None:
-            return (Detection(cls.maker, missing=f"the Python package {cls.package}"),)
+        missing = cls.missing_software()
+        if missing:
+            return (Detection(cls.maker, missing=", ".join(missing)),)
         products = cls.products() if cls.is_usable() else ()
         if products:
             return (Detection(cls.maker, products=products, variants=cls.indices()),)
-        missing = f"a {cls.maker.title} with a driver that {cls.package} can use"
-        return (Detection(cls.maker, missing=missing),)
+        no_device = f"a {cls.maker.title} with a driver that {cls.package} can use"
+        return (Detection(cls.maker, missing=no_device),)
+
+    @classmethod
+    def missing_software(cls) -> list[str]:
+        """What is not installed here, found without importing anything of the maker's."""
+        packages = (cls.package, *cls.more_packages)
+        return [f"the Python package {name}" for name in packages if not _is_installed(name)]
 
     @classmethod
     def is_usable(cls) -> bool:
@@ -65,15 +74,21 @@ class VendorPackageDevice(TorchBackendDevice):
         return self.maker
 
     def versions(self) -> dict[str, str]:
-        """Torch, Python, and the maker's package."""
+        """Torch, Python, and the maker's packages."""
+        packages = [name.partition(".")[0] for name in (self.package, *self.more_packages)]
         return {
             "torch": torch.__version__,
             "python": platform.python_version(),
-            self.package.partition(".")[0]: _version_of(self.package.partition(".")[0]),
+            **{name: version_of(name) for name in packages},
         }
 
 
-def _version_of(package: str) -> str:
+def version_of(package: str) -> str:
     """Of the distribution that has a top-level package; "unknown" where none says so."""
     names = packages_distributions().get(package, [])
     return version(names[0]) if names else "unknown"
+
+
+def _is_installed(package: str) -> bool:
+    # Only the top level: looking for a submodule would import it.
+    return importlib.util.find_spec(package.partition(".")[0]) is not None

@@ -1,7 +1,4 @@
-"""Modules of torch as makers document them: with functions of torch.cuda, and without hardware.
-
-They are no part of the tests' own packages: processes that tests start find them on their path.
-"""
+"""Modules of torch as makers document them: functions of torch.cuda, and no hardware."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,16 +9,12 @@ GIBIBYTE = 1 << 30
 
 
 def cuda_like(kind: str, *products: str, **more: Any) -> Any:
-    """A module with as many devices as `products`; its list `asked` has what was called."""
+    """A module with as many devices as `products`; its list `asked` has what was called.
+
+    Each function takes what its maker documents and nothing else; `more` adds or replaces some.
+    """
     module: Any = ModuleType(f"torch.{kind}")
     module.asked = []
-
-    def noting(name: str, answer: Any = None) -> Callable[..., Any]:
-        def called(*_: Any) -> Any:
-            module.asked.append(name)
-            return answer
-
-        return called
 
     @contextmanager
     def device(index: int) -> Iterator[None]:
@@ -32,18 +25,18 @@ def cuda_like(kind: str, *products: str, **more: Any) -> Any:
     module.device_count = lambda: len(products)
     module.get_device_name = lambda index: products[index]
     module.device = device
-    module.synchronize = noting("synchronize")
-    module.reset_peak_memory_stats = noting("reset")
-    module.max_memory_allocated = noting("peak", GIBIBYTE)
-    module.mem_get_info = noting("free", (2 * GIBIBYTE, 4 * GIBIBYTE))
+    module.synchronize = lambda index: module.asked.append(f"synchronize {index}")
+    module.reset_peak_memory_stats = lambda index: module.asked.append(f"reset {index}")
+    module.max_memory_allocated = lambda index: GIBIBYTE
+    module.mem_get_info = lambda index: (2 * GIBIBYTE, 4 * GIBIBYTE)
     # What torch.manual_seed calls of each kind of device.
-    module.manual_seed_all = noting("seed")
+    module.manual_seed_all = lambda seed: module.asked.append(f"seed {seed}")
     module._is_in_bad_fork = lambda: False
     for name, value in more.items():
         setattr(module, name, value)
     return module
 
 
-def properties(**values: Any) -> Callable[..., Any]:
+def properties(**values: Any) -> Callable[[int], Any]:
     """A function that tells properties, of every device the same."""
-    return lambda *_: SimpleNamespace(**values)
+    return lambda index: SimpleNamespace(**values)

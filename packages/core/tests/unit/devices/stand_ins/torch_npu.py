@@ -1,13 +1,13 @@
-"""Stand-in of torch_npu: two NPUs, and a driver that greets on standard output."""
+"""Stand-in of torch_npu: two NPUs."""
 
-import os
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from cuda_like import cuda_like  # type: ignore[import-not-found] # beside it on the path
+from situation import act  # type: ignore[import-not-found] # as above
 
-os.write(1, b"torch_npu: welcome\n")
+act("torch_npu")
 
 torch_module: Any = torch
 torch_module.npu = cuda_like(
