@@ -12,8 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -26,6 +28,11 @@ from assay.watchdog import watched
 
 # Vendors' torch modules take up to tens of seconds to import and to initialise a driver.
 DETECTION_TIMEOUT_SECONDS = 60.0
+# Apple's frameworks fail in a process that was forked and has not run another program since.
+# Source: https://github.com/pytorch/pytorch/pull/178037
+FORKS_KEEP_DRIVERS = sys.platform != "darwin"
+# What adapters have at least, however long Python and torch took to start.
+_LEAST_SECONDS = 2.0
 _POLL_SECONDS = 0.1
 _OWN_END_SECONDS = 0.5
 _END_TIMEOUT_SECONDS = 5.0
@@ -48,9 +55,19 @@ def detect_isolated(
 ) -> tuple[DetectionAnswer, ...]:
     """The detections of each adapter; hangs and crashes are reported in them, not raised.
 
-    timeout_seconds: for all adapters, which are asked at the same time, from when Python and torch
-        have been started.
+    timeout_seconds: for all adapters, which are asked at the same time, from the start of the
+        process that asks them; of it the start of Python and torch takes seconds.
     """
+    if FORKS_KEEP_DRIVERS:
+        return _detect_in_one_process(kinds, timeout_seconds)
+    with ThreadPoolExecutor(len(kinds)) as threads:
+        answers = threads.map(lambda kind: _detect_in_one_process((kind,), timeout_seconds), kinds)
+        return tuple(chain.from_iterable(answers))
+
+
+def _detect_in_one_process(
+    kinds: tuple[str, ...], timeout_seconds: float
+) -> tuple[DetectionAnswer, ...]:
     conversation = _ask(["detect", *kinds], timeout_seconds)
     by_kind = {answer["kind"]: answer for answer in conversation.answers}
     return tuple(
@@ -93,10 +110,17 @@ def _ask(arguments: Sequence[str], timeout_seconds: float) -> _Conversation:
     pipe, answers_end = os.pipe()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "assay.devices.detection.probe", *arguments],
+            [
+                sys.executable,
+                "-m",
+                "assay.devices.detection.probe",
+                str(answers_end),
+                *arguments,
+            ],
             stdin=subprocess.DEVNULL,
-            stdout=answers_end,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            pass_fds=[answers_end],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -110,12 +134,13 @@ def _ask(arguments: Sequence[str], timeout_seconds: float) -> _Conversation:
         raise
     finally:
         os.close(answers_end)
+    in_time = False
     try:
         with watched("group", process.pid):
             received, in_time = _receive(pipe, process, timeout_seconds)
     finally:
         os.close(pipe)
-        _end(process)
+        _end(process, _OWN_END_SECONDS if in_time else 0.0)
     silent = f"did not answer within {timeout_seconds:g} s"
     if not received:
         silent = (
@@ -131,9 +156,10 @@ def _ask(arguments: Sequence[str], timeout_seconds: float) -> _Conversation:
 def _receive(
     pipe: int, process: "subprocess.Popen[bytes]", timeout_seconds: float
 ) -> tuple[bytes, bool]:
-    """All bytes from `pipe`, and whether all came in time, which begins with the first ones."""
+    """All bytes from `pipe`, and whether all came in time; the first ones, of the start, always may."""
     received = b""
-    deadline = time.monotonic() + DETECTION_TIMEOUT_SECONDS
+    begin = time.monotonic()
+    deadline = begin + DETECTION_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         has_ended = process.poll() is not None
         readable, _, _ = select.select([pipe], [], [], _POLL_SECONDS)
@@ -142,7 +168,7 @@ def _receive(
             if not chunk:
                 return received, True
             if not received:
-                deadline = time.monotonic() + timeout_seconds
+                deadline = max(begin + timeout_seconds, time.monotonic() + _LEAST_SECONDS)
             received += chunk
         elif has_ended:
             # Children of the process may still hold the pipe open.
@@ -150,10 +176,10 @@ def _receive(
     return received, False
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the process and its children, after a short time in which it may end by itself."""
+def _end(process: "subprocess.Popen[bytes]", patience_seconds: float) -> None:
+    """End the process and its children, after some time in which it may end by itself."""
     with suppress(subprocess.TimeoutExpired):
-        process.wait(_OWN_END_SECONDS)
+        process.wait(patience_seconds)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     # A process that waits inside of a driver cannot be killed; this one must not wait for it.

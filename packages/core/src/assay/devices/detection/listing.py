@@ -43,7 +43,8 @@ class ListedDevice:
 def list_devices(timeout_seconds: float) -> tuple[ListedDevice, ...]:
     """One line for each vendor, present ones first; a broken adapter is a line, not an error.
 
-    timeout_seconds: for all adapters together, which are asked at the same time.
+    timeout_seconds: for all adapters together, which are asked at the same time, with the start of
+        Python and torch.
     """
     lines: list[ListedDevice] = []
     for answer in detect_isolated(adapter_names(), timeout_seconds):

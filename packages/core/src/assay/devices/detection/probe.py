@@ -1,7 +1,8 @@
-"""The process that `assay.devices.detection.isolation` runs: prints one line of JSON per answer.
+"""The process that `assay.devices.detection.isolation` runs: writes one line of JSON per answer.
 
 Adapters are asked at the same time, each in a fork of its own, so that one that hangs or crashes
-delays no other, and torch is imported once for all.
+delays no other, and torch is imported once for all. One adapter alone is asked without a fork.
+Answers go to a pipe of their own: makers' libraries print to standard output.
 """
 
 import json
@@ -21,13 +22,11 @@ _CHUNK_BYTES = 1 << 16
 
 
 def main(arguments: list[str]) -> None:
-    """Answer `detect KIND...` or `open DEVICE DTYPE` on standard output, after a line when it begins."""
-    question, *names = arguments
+    """Answer `PIPE detect KIND...` or `PIPE open DEVICE DTYPE`, after a line when it begins."""
+    pipe, question, *names = arguments
     import torch  # noqa: F401 - so that its time is not that of an adapter
 
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
-        # Vendors' libraries print to standard output; it is redirected, so that only answers go there.
-        os.dup2(2, 1)
+    with os.fdopen(int(pipe), "w", encoding="utf-8") as answers:
         print(json.dumps({"asked": names}), file=answers, flush=True)
         for answer in _detect_all(names) if question == "detect" else _open(Run(*names)):
             print(json.dumps(answer), file=answers, flush=True)
@@ -35,6 +34,9 @@ def main(arguments: list[str]) -> None:
 
 def _detect_all(kinds: list[str]) -> Iterator[dict[str, Any]]:
     """One answer for each adapter, as they come."""
+    if len(kinds) == 1:
+        yield {"kind": kinds[0]} | _detect(kinds[0])
+        return
     with selectors.DefaultSelector() as waiting:
         for kind in kinds:
             pid, pipe = _ask_in_fork(kind)
