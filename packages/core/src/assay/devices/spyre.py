@@ -24,14 +24,22 @@ _RUNTIME = "FLEX_DEVICE"
 class SpyreDevice(VendorPackageDevice):
     """One card through `torch.spyre`, which has few of the functions of `torch.cuda`.
 
-    A torch_spyre of 2025 says in each process that Python started that there is a card, and gives it none.
-    Source: https://github.com/torch-spyre/torch-spyre/pull/289
     Source: https://torch-spyre.readthedocs.io/en/latest/api/torch_spyre.html
     """
 
     kind = "spyre"
     maker = SPYRE
     package = "torch_spyre"
+
+    @classmethod
+    def is_usable(cls) -> bool:
+        """Whether there is a card, and this process may use it.
+
+        To each process that Python started a torch_spyre of 2025 says that there is one, and gives none.
+        Source: https://github.com/torch-spyre/torch-spyre/pull/289
+        """
+        is_kept_from_it: bool = cls.module()._is_in_bad_fork()  # noqa: SLF001 - torch requires it
+        return not is_kept_from_it and super().is_usable()
 
     @classmethod
     def products(cls) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ class VendorPackageDevice(TorchBackendDevice):
         products = cls.products() if cls.is_usable() else ()
         if products:
             return (Detection(cls.maker, products=products, variants=cls.indices()),)
-        no_device = f"a {cls.maker.title} with a driver that {cls.package} can use"
+        no_device = f"{cls.maker.title} with a driver that {cls.package} can use"
         return (Detection(cls.maker, missing=no_device),)
 
     @classmethod

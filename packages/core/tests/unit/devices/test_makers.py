@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from assay.devices.apple import AppleDevice
 from assay.devices.ascend import AscendDevice
 from assay.devices.base import AbsentDeviceError, Device
 from assay.devices.conformance import ConformanceError, check_device_protocol
+from assay.devices.detection import isolation
 from assay.devices.gaudi import GaudiDevice
 from assay.devices.intel import IntelDevice
 from assay.devices.spyre import SpyreDevice
@@ -118,12 +120,14 @@ def test_architectures_and_dtypes_are_those_that_makers_name(machine: None) -> N
     ]
 
 
-def test_float32_on_a_chip_follows_its_setting_and_its_age(machine: None) -> None:
+def test_float32_on_a_chip_follows_its_setting_and_its_age(
+    machine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert AscendDevice().effective_precision("float32") == "float32"
     AscendDevice.module().matmul.allow_hf32 = True
     assert AscendDevice().effective_precision("float32") == "hf32"
     assert AscendDevice().effective_precision("bfloat16") == "bfloat16"
-    AscendDevice.module().is_bf16_supported = lambda: False
+    monkeypatch.setattr(AscendDevice.module(), "is_bf16_supported", lambda: False)
     assert AscendDevice().effective_precision("float32") == "float16"
 
 
@@ -211,6 +215,15 @@ def test_simulation_of_a_card_is_no_card(machine: None, monkeypatch: pytest.Monk
     assert SpyreDevice.detect()[0].products == ("IBM Spyre (AIU), simulated",)
 
 
+def test_card_that_a_process_may_not_use_is_absent(
+    machine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SpyreDevice.module(), "_is_in_bad_fork", lambda: True)
+    assert SpyreDevice.detect()[0].missing == (
+        "IBM Spyre (AIU) with a driver that torch_spyre can use"
+    )
+
+
 def test_name_of_a_gpu_that_torch_is_too_old_to_tell(
     machine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,14 +237,17 @@ def test_numbers_depend_on_the_compiler_as_well(machine: None) -> None:
     assert set(versions) == {"torch", "python", "torch_neuronx", "torch_xla", "neuronxcc"}
 
 
+@pytest.fixture
+def machine_of_suite(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this process alone: the other one, in which the suite opens a device first, has none."""
+    monkeypatch.setattr(TorchBackendDevice, "torch_device", "cpu")
+    monkeypatch.setattr(isolation, "require_run", lambda run: None)
+
+
 @each_adapter
 def test_suite_passes_with_a_line_for_each_point(
-    machine: None,
-    adapter: type[TorchBackendDevice],
-    pytester: pytest.Pytester,
-    monkeypatch: pytest.MonkeyPatch,
+    machine_of_suite: None, adapter: type[TorchBackendDevice], pytester: pytest.Pytester
 ) -> None:
-    monkeypatch.setattr(TorchBackendDevice, "torch_device", "cpu")
     result = pytester.runpytest(*CONFORMANCE, f"--assay-device={adapter.kind}/float16")
     result.assert_outcomes(passed=7)
     result.stdout.fnmatch_lines(
@@ -243,9 +259,8 @@ def test_suite_passes_with_a_line_for_each_point(
 
 
 def test_suite_fails_at_the_points_that_are_violated(
-    machine: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    machine_of_suite: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TorchBackendDevice, "torch_device", "cpu")
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda left, right: left.mm(right) + 1)
     del AscendDevice.module().mem_get_info
     result = pytester.runpytest(*CONFORMANCE, "--assay-device=npu/bfloat16")
@@ -269,6 +284,29 @@ def test_suite_fails_where_the_device_is_absent(
     result.stdout.fnmatch_lines(
         ["device 'npu' is absent; missing: the Python package torch_npu. This machine has: *"]
     )
+
+
+@pytest.mark.parametrize(
+    ("situation", "reason"),
+    [
+        ("hanging", "asked for its devices, it did not answer within 2 s"),
+        ("broken", "OSError: the driver of torch_npu is too old"),
+        ("ending", "asked for its devices, it ended with exit code 0"),
+    ],
+)
+def test_suite_ends_where_the_makers_software_does_not_work(
+    situation: str,
+    reason: str,
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(STAND_INS)
+    monkeypatch.setenv("STAND_INS_SITUATION", situation)
+    require_soon = partial(isolation.require_run, timeout_seconds=2.0)
+    monkeypatch.setattr(isolation, "require_run", require_soon)
+    result = pytester.runpytest(*CONFORMANCE, "--assay-device=npu/bfloat16")
+    result.assert_outcomes(errors=7)
+    result.stdout.fnmatch_lines([f"the adapter for 'npu' is broken: {reason}"])
 
 
 def test_suite_without_a_device_is_one_of_the_host(pytester: pytest.Pytester) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from assay.devices.base import Device
 from assay.devices.conformance.checks import CHECKS
+from assay.devices.detection.isolation import require_run
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import AssayError
@@ -11,9 +12,10 @@ from assay.errors import AssayError
 
 @pytest.fixture(scope="module")
 def device(request: pytest.FixtureRequest) -> Device:
-    """The device under test, opened."""
+    """The device under test, opened in another process first, which a driver may hang or crash."""
     run = parse_run(request.config.getoption("assay_device") or "cpu/float32")
     try:
+        require_run(run)
         return open_run(run)
     except AssayError as error:
         pytest.fail(str(error), pytrace=False)
