@@ -17,8 +17,10 @@ def devices(
     *,
     timeout: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=0.1, help="How long the answers may take."),
-    ] = 7.0,
+        typer.Option(
+            metavar="SECONDS", min=0.1, help="How long the answers may take; some need longer."
+        ),
+    ] = 6.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object and nothing else.")
     ] = False,

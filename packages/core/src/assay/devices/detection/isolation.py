@@ -32,7 +32,7 @@ DETECTION_TIMEOUT_SECONDS = 60.0
 # Source: https://github.com/pytorch/pytorch/pull/178037
 FORKS_KEEP_DRIVERS = sys.platform != "darwin"
 # What adapters have at least, however long Python and torch took to start.
-_LEAST_SECONDS = 2.0
+_LEAST_SECONDS = 3.0
 _POLL_SECONDS = 0.1
 _OWN_END_SECONDS = 0.5
 _END_TIMEOUT_SECONDS = 5.0

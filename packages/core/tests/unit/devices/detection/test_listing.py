@@ -13,9 +13,11 @@ import pytest
 
 STAND_INS = Path(__file__).parents[1] / "stand_ins"
 MAKERS = ("hpu", "mps", "npu", "spyre", "xla", "xpu")
-TIMEOUT_SECONDS = 2.0
-# Of 600 that each stand-in would hang: a busy machine takes its time to start Python twice, and torch.
-LIMIT_SECONDS = 60.0
+# Waited for only where something hangs; others answer at once, on a busy machine later.
+TIMEOUT_SECONDS = {"hanging": 8}
+PATIENCE_SECONDS = 60
+# Of 600 that each stand-in would hang.
+LIMIT_SECONDS = 300.0
 
 # `assay` whose other processes have the devices of the stand-ins.
 ASSAY = "import sys; sys.executable = sys.argv.pop(1); from assay.cli import main; main()"
@@ -33,10 +35,11 @@ def list_machine(tmp_path: Path) -> List:
 
     def list_(situation: str) -> dict[str, dict[str, Any]]:
         begin = time.monotonic()
+        timeout = TIMEOUT_SECONDS.get(situation, PATIENCE_SECONDS)
         done = subprocess.run(
             [
                 *(sys.executable, "-c", ASSAY, str(python)),
-                *("devices", "--json", "--timeout", str(TIMEOUT_SECONDS)),
+                *("devices", "--json", "--timeout", str(timeout)),
             ],
             capture_output=True,
             text=True,
@@ -71,7 +74,7 @@ def test_devices_of_every_maker_are_present(list_machine: List) -> None:
 @pytest.mark.parametrize(
     ("situation", "reason"),
     [
-        ("hanging", "asked for its devices, it did not answer within 2 s"),
+        ("hanging", "asked for its devices, it did not answer within 8 s"),
         ("broken", "OSError: the driver of {name} is too old"),
         ("ending", "asked for its devices, it ended with exit code 0"),
     ],
