@@ -25,6 +25,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
     candidate_setup: "str | Callable[[nn.Module], nn.Module | None] | None" = None,
     candidate_model: "nn.Module | Callable[[], nn.Module] | None" = None,
     candidate_option: Mapping[str, str | int] | None = None,
+    mesh: str | None = None,
     prompts: str | Path | None = None,
     prompt_length: str | int | None = None,
     batch_size: int | None = None,
@@ -56,13 +57,17 @@ def check_generate(  # noqa: PLR0913 - one for each option
     candidate_model: the model that is judged, or a function that makes it, in place of the one
         that is loaded from `model`. It gets the candidate's device and dtype.
     candidate_option: by name, such as {"attention": "eager"}.
+    mesh: ranks over which the candidate's model is divided, such as "tp=2": heads, features and
+        vocabulary.
 
     Returns: the verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
     Raises: UsageError for what cannot be checked, MachineError for what this machine lacks.
     """
     arguments = dict(locals())
     from assay.generate.check import check_generate as run_check
+    from assay.generate.processes.ranks import AXES
     from assay.generate.processes.requests import GenerateCheck
+    from assay.launch.mesh_string import parse_mesh
     from assay.models.given import candidate_code
     from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder, open_progress
@@ -82,6 +87,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
         seed=seed,
     )
     options = {name: str(value) for name, value in (candidate_option or {}).items()}
+    ranks = parse_mesh(mesh, AXES) if mesh else {}
     code = candidate_code(candidate_setup, arguments.pop("candidate_model"), candidate)
     folder = RunFolder.create("check generate", output).path
     setup = code.write(folder)
@@ -97,6 +103,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
         level="modules" if level == "auto" else level,
         setup=setup,
         options=options,
+        mesh=ranks,
         limits=limits,
         remote_code=remote_code_of(trusted=trust_remote_code),
         command=command_line(check_generate, arguments),

@@ -57,11 +57,11 @@ def check_train(  # noqa: PLR0913 - one for each option
     Raises: UsageError for what cannot be checked, MachineError for what this machine lacks.
     """
     arguments = dict(locals())
+    from assay.launch.mesh_string import parse_mesh
     from assay.models.given import candidate_code
     from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder, open_progress
     from assay.training.check import TrainCheck
-    from assay.training.processes.mesh_string import parse_mesh
     from assay.training.processes.requests import TrainOptions
 
     mode = TrainMode(steps, resume_at, learning_rate, overfit, overfit_steps, track)

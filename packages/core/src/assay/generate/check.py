@@ -2,15 +2,17 @@
 
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assay.comparing.limits import load_limits
 from assay.devices.detection.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.generate.processes.options import CandidateOptions
+from assay.generate.processes.ranks import run_ranks
 from assay.generate.processes.requests import (
     CandidateRequest,
     CaptureRequest,
@@ -24,6 +26,7 @@ from assay.runs import Answer, Progress
 from assay.runs.results import (
     CANDIDATE_FOLDER,
     GOLDEN_FOLDER,
+    rank_folder,
     write_results,
     write_verdict,
 )
@@ -83,14 +86,15 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         setup=check.setup,
         level=check.level,
         options=check.options,
+        mesh={} if check.num_ranks == 1 else dict(check.mesh),
         inputs=check.inputs.model_dump(include=set(check.given)) if check.golden else {},
         remote_code=check.remote_code,
     )
-    answer = workers.ask("candidate", candidate.model_dump(), "candidate")
-    judgement = judge(golden, check, folder / CANDIDATE_FOLDER, answer)
+    judgement = _run_and_judge(golden, check, candidate, workers)
     # Before the closer look: whatever ends that, the verdict is there.
     verdict = write_results(judgement.verdict, judgement.measurements, folder, check.command)
-    if judgement.origin is not None:
+    # A closer look is one process's, whose model is whole.
+    if judgement.origin is not None and check.num_ranks == 1:
         from assay.generate.followup import follow_up  # torch
 
         judgement = follow_up(judgement, check, candidate, workers)
@@ -133,8 +137,31 @@ def _capture_golden(check: GenerateCheck, workers: Workers) -> Path:
     return golden
 
 
-def judge(golden: Path, check: GenerateCheck, candidate: Path, answer: Answer) -> "Judgement":
-    """The judgement over a candidate's results."""
+def _run_and_judge(
+    golden: Path, check: GenerateCheck, candidate: CandidateRequest, workers: Workers
+) -> "Judgement":
+    """The judgement over the candidate: one process, or ranks, each of which is judged."""
+    folder = Path(candidate.folder)
+    if check.num_ranks == 1:
+        answer = workers.ask("candidate", candidate.model_dump(), "candidate")
+        return judge(golden, check, folder, answer.result)
+    axes = ", ".join(f"{axis}={size}" for axis, size in check.mesh.items())
+    with workers.progress.step(f"candidate: runs on ranks of {axes}"):
+        reports = run_ranks(candidate, PRELOAD)
+    from assay.generate.judging.ranks import with_facts_of_all, worst_of_ranks  # torch
+
+    return worst_of_ranks(
+        [
+            judge(golden, check, rank_folder(folder, number), report)
+            for number, report in enumerate(with_facts_of_all(reports))
+        ]
+    )
+
+
+def judge(
+    golden: Path, check: GenerateCheck, candidate: Path, report: Mapping[str, Any]
+) -> "Judgement":
+    """The judgement over the results of one process, which `candidate` holds."""
     from assay.generate.judging.evidence import GenerateEvidence  # torch is not needed for --help
     from assay.generate.judging.verdict import judge_generation
     from assay.generate.processes.golden_folder import GoldenSection, read_golden
@@ -146,7 +173,7 @@ def judge(golden: Path, check: GenerateCheck, candidate: Path, answer: Answer) -
         read_golden(golden),
         GoldenSection.open(golden, check.dtype),
         Trace.open(candidate),
-        CandidateReport.model_validate(answer.result),
+        CandidateReport.model_validate(report),
         load_limits(check.limits),
         check.level,
     )

@@ -41,7 +41,7 @@ def call_under_torchrun(
     """
     number, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     # A new prefix for every world: the keys of the one before are still in the store.
-    store = PrefixStore(f"assay-world-{next(_numbers)}", _outer_store())
+    store = PrefixStore(f"assay-world-{next(_numbers)}", outer_store())
     errors: list[BaseException] = []
 
     def body() -> object:
@@ -77,7 +77,8 @@ def call_under_torchrun(
 
 
 @cache
-def _outer_store() -> Store:
+def outer_store() -> Store:
+    """The store that all ranks of the launcher share."""
     store: Store
     store, _, _ = next(rendezvous("env://"))
     return store

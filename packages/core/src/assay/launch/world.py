@@ -12,7 +12,7 @@ from assay.errors import UsageError
 _SHARES = (0.35, 0.25, 0.5)
 
 # Variables that torchrun, or any launcher that follows torch's `env://`, sets in each process.
-_OUTER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+OUTER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,6 @@ class World:
 
 def outer_world_size(environment: Mapping[str, str]) -> int | None:
     """Number of ranks that torchrun started with this process; None if it started none."""
-    if any(variable not in environment for variable in _OUTER_VARIABLES):
+    if any(variable not in environment for variable in OUTER_VARIABLES):
         return None
     return int(environment["WORLD_SIZE"])

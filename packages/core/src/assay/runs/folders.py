@@ -57,6 +57,24 @@ class RunFolder:
         _begun.append(path)
         return cls(path)
 
+    @classmethod
+    def resume(cls, command: str, output: str | Path | None = None) -> "RunFolder":
+        """The folder of an earlier run of `command`, whose files may be used again; else as `create`.
+
+        Raises: as `create`, for a folder of anything else.
+        """
+        mark = None if output is None else Path(output) / MARK
+        try:
+            earlier = None if mark is None else json.loads(mark.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            earlier = None
+        if not isinstance(earlier, dict) or earlier.get("run") != command:
+            return cls.create(command, output)
+        path = Path(str(output))
+        (path / _VERDICT).unlink(missing_ok=True)
+        _begun.append(path)
+        return cls(path)
+
     def write_text(self, name: str, text: str) -> Path:
         """Write a file of this folder, whole or not at all. Returns its path.
 

@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 _DISTRIBUTIONS = ("assay-core", "torch", "transformers", "safetensors", "numpy")
+# Listed where they are installed.
+_OPTIONAL = (
+    "accelerate", "assay-bench", "assay-expectations", "assay-smoke", "deepspeed", "lm-eval", "peft", "trl",
+)  # fmt: skip
 
 # Variables that change numbers or the visible devices. No others, which may be secrets.
 _VARIABLES = (
@@ -31,7 +35,8 @@ def provenance() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "num_cpus": _num_usable_cpus(),
         "num_threads": _num_threads(),
-        "versions": {name: _version(name) for name in _DISTRIBUTIONS},
+        "versions": {name: _version(name) for name in _DISTRIBUTIONS}
+        | {name: version for name in _OPTIONAL if (version := _version(name))},
         "git": _git_state(),
         "variables": {
             name: value

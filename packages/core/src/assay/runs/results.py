@@ -20,6 +20,11 @@ GOLDEN_FOLDER = "golden"
 CANDIDATE_FOLDER = "candidate"
 
 
+def rank_folder(folder: Path, number: int) -> Path:
+    """Where a rank of several writes what it measured; `folder`: the candidate's."""
+    return folder / f"rank-{number}"
+
+
 class UnreadableRunError(UsageError):
     """A folder does not hold the files of a finished run."""
 

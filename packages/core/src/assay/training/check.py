@@ -13,7 +13,7 @@ from assay.errors import UsageError
 from assay.models.sources import resolve_model
 from assay.runs import Answer, Progress, run_process
 from assay.runs.folders import write_whole
-from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER, write_results
+from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER, rank_folder, write_results
 from assay.training.processes.ranks import run_ranks
 from assay.training.processes.requests import (
     CandidateReport,
@@ -23,7 +23,6 @@ from assay.training.processes.requests import (
     TrainOptions,
     UserCodeReport,
     UserCodeRequest,
-    rank_folder,
     scaled_folder,
 )
 from assay.training.protocol import ADAMW_EPS, MIXED_PRECISION, PACKED, can_keep_moments

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from assay.launch.mesh_string import parse_mesh
 from assay.models.remote_code import RemoteCode
 from assay.sites import Phase
-from assay.training.processes.mesh_string import parse_mesh
 from assay.training.processes.requests import TrainOptions
 from assay.verdicts import Diagnosis
 

@@ -56,6 +56,10 @@ def test_dtypes_of_a_golden_are_checked_first(dtypes: str, problem: str, tmp_pat
             ["cpu/bfloat16", "--model", "micro:llama", "--model", "micro:llama"],
             "micro:llama is given twice",
         ),
+        (
+            ["a.jsonl", "--reference", "cpu/float32"],
+            "--reference is of runs: files of metrics have theirs",
+        ),
         (["cpu/bfloat17"], f"unknown dtype 'bfloat17' in run 'cpu/bfloat17'; {KNOWN}"),
         (
             ["cpu/bfloat16", "--reference", "cpu"],

@@ -121,3 +121,15 @@ def test_folder_of_a_run_without_a_verdict_says_so(tmp_path: Path) -> None:
         caught.value
     )
     assert str(caught.value).endswith(f"rm -r {tmp_path / 'run'}")
+
+
+def test_a_run_goes_on_in_the_folder_of_its_own_command_alone(tmp_path: Path) -> None:
+    folder = RunFolder.create("bench run", tmp_path / "run").path
+    (folder / "verdict.json").write_text("{}")
+    (folder / "kept").write_text("work")
+
+    assert RunFolder.resume("bench run", folder).path == folder
+    assert sorted(path.name for path in folder.iterdir()) == ["kept", "run.json"]
+    with pytest.raises(FolderError):
+        RunFolder.resume("bench tune", folder)
+    assert RunFolder.resume("bench run", tmp_path / "new").path == tmp_path / "new"

@@ -21,8 +21,9 @@ def calibrate(
     *,
     output: Annotated[Path, typer.Option(metavar="LIMITS.toml", help="File to write.")],
     reference: Annotated[
-        str, typer.Option(metavar="RUN", help="Of runs: the trusted device.")
-    ] = "cpu/float32",
+        str | None,
+        typer.Option(metavar="RUN", help="Of runs: the trusted device. Default: cpu/float32."),
+    ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(metavar="MODEL", help="Of runs: by default the micro decoders."),
@@ -48,12 +49,13 @@ def calibrate(
     if files and len(files) < len(clean):
         raise UsageError("runs and files of metrics: give one kind of them")
     _refuse_twice([*clean, *(model or [])])
-    if files and model:
-        raise UsageError("--model is of runs: files of metrics have theirs")
+    for option, value in (("--model", model), ("--reference", reference)):
+        if files and value:
+            raise UsageError(f"{option} is of runs: files of metrics have theirs")
     if files:
         _calibrate_thresholds([Path(file) for file in files], output)
     else:
-        _calibrate_ratios(clean, model or [], reference, output)
+        _calibrate_ratios(clean, model or [], reference or "cpu/float32", output)
 
 
 def _calibrate_ratios(

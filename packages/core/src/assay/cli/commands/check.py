@@ -50,6 +50,12 @@ def generate(  # noqa: PLR0913 - one for each option
             help="threads=N, attention=NAME, experts=NAME, batch-size=1, compile=1; repeatable.",
         ),
     ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="tp=N", help="Divide the candidate's heads, features, vocabulary over N ranks."
+        ),
+    ] = None,
     prompts: options.Prompts = None,
     prompt_length: options.PromptLength = None,
     batch_size: options.BatchSize = None,
@@ -91,6 +97,7 @@ def generate(  # noqa: PLR0913 - one for each option
         no_verify=no_verify,
         candidate_setup=candidate_setup,
         candidate_option=_pairs(candidate_option or []),
+        mesh=mesh,
         prompts=prompts,
         prompt_length=prompt_length,
         batch_size=batch_size,

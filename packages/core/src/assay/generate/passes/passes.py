@@ -16,6 +16,7 @@ from assay.hooks.values.exact_double import ExactDouble
 from assay.inputs import Batch
 from assay.locating.accumulated_error import DriftMeter
 from assay.locating.matching.batch_source import BatchSource
+from assay.locating.matching.rank_layout import RankLayout
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel
 from assay.recording.modules import Recorder
@@ -36,11 +37,13 @@ class Side:
 
     choices: entered in runs whose values are the model's own, and not while it is recorded or
         replayed; None where nothing is to be done about choices of experts.
+    layout: how this rank's tensors are parts of whole ones; None where they are whole.
     """
 
     loaded: LoadedModel
     device: Device
     choices: ChoicesOfBatch | None = None
+    layout: RankLayout | None = None
 
     def choosing(self, work: "Work") -> AbstractContextManager[None]:
         """The context of one run of `work`."""
@@ -156,6 +159,7 @@ def replay(
 ) -> ReplayResults:
     """Measure every stage of a model against a recorded run, with the recorded values injected."""
     side = replace(side, choices=None)
+    replayer.layout = side.layout
     tracer = ModuleTracer(replayer)
     with tracer.attached(side.loaded.model):
         for work, tokens_BN in zip(works, tokens, strict=True):

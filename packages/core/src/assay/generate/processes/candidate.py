@@ -41,6 +41,7 @@ from assay.generate.processes.requests import (
     CandidateRequest,
     GoldenManifest,
 )
+from assay.launch import Rank
 from assay.locating.accumulated_error import DriftMeter
 from assay.locating.matching.expert_routing import NearTieChoices
 from assay.locating.modules import Replayer
@@ -49,25 +50,31 @@ from assay.models.candidate_setup import apply_setup
 from assay.models.loaded.inspection import inspect_changes, inspect_load
 from assay.models.loading.configs import attention_of
 from assay.models.size_policy import choose_threads
+from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
+from assay.parallel.tensor_parallel.rank_boundaries import RankBoundaries
 from assay.plugins import load_object
 from assay.runs import Progress
+from assay.runs.results import rank_folder
 from assay.trace import TraceWriter
 
 _NAMES_SHOWN = 200
 
 
 def load_candidate(request: CandidateRequest, golden: GoldenManifest) -> Side:
-    """The candidate's model, set up as asked."""
-    return _set_up(request, _load(request, golden))
+    """The candidate's model, set up as asked, in one process."""
+    return _compiled(request, _set_up(request, _load(request, golden)))
 
 
-def _load(request: CandidateRequest, golden: GoldenManifest) -> Side:
+def _load(request: CandidateRequest, golden: GoldenManifest, rank: Rank | None = None) -> Side:
     """The candidate's model as it is loaded, on its device."""
     check_deep_enough(golden, request)
     run = parse_run(request.candidate)
-    device = open_run(run)
     options = CandidateOptions.parse(request.options)
-    choose_threads(golden.model.num_parameters)
+    if rank is None:
+        device = open_run(run)
+        choose_threads(golden.model.num_parameters)
+    else:
+        device = rank.device
     options.apply_to_process()
     loaded = load_model(
         request.model,
@@ -83,30 +90,53 @@ def _load(request: CandidateRequest, golden: GoldenManifest) -> Side:
 
 
 def _set_up(request: CandidateRequest, side: Side) -> Side:
-    """The same after the setup function, and compiled where that is asked for."""
-    loaded, options = side.loaded, CandidateOptions.parse(request.options)
-    if request.setup is not None:
-        model = apply_setup(load_object(request.setup), loaded.model, request.setup)
-        loaded = replace(loaded, model=model)
-    return Side(options.compiled(loaded, side.device), side.device)
+    """The same after the setup function."""
+    if request.setup is None:
+        return side
+    loaded = side.loaded
+    model = apply_setup(load_object(request.setup), loaded.model, request.setup)
+    return replace(side, loaded=replace(loaded, model=model))
 
 
-def run_candidate(request: CandidateRequest, progress: Progress) -> CandidateReport:
-    """Run the candidate and write its results as a trace into `request.folder`."""
+def _divided(side: Side, rank: Rank) -> Side:
+    """The same with what this rank has of its model."""
+    mesh = rank.mesh["tp"]
+    layout = RankBoundaries(apply_tensor_parallel(side.loaded.model, mesh), mesh.get_group())
+    return replace(side, layout=layout)
+
+
+def _compiled(request: CandidateRequest, side: Side) -> Side:
+    """The same, compiled where that is asked for."""
+    options = CandidateOptions.parse(request.options)
+    return replace(side, loaded=options.compiled(side.loaded, side.device))
+
+
+def run_candidate(
+    request: CandidateRequest, progress: Progress, rank: Rank | None = None
+) -> CandidateReport:
+    """Run the candidate, or one rank of it, and write its results as a trace.
+
+    Into `request.folder`, of several ranks each into a folder of its own there.
+    """
     golden = read_golden(Path(request.golden))
     run = parse_run(request.candidate)
     section = GoldenSection.open(Path(request.golden), run.dtype)
     with progress.step(f"candidate: loads {request.model} on {run}"):
-        plain = _load(request, golden)
+        plain = _load(request, golden, rank)
     with progress.step("candidate: is what is loaded what the files say?"):
         inspection = inspect_load(plain.loaded, request.remote_code)
         side = _set_up(request, plain)
         different = _different_weights(section, side.loaded.model)
         dtype = getattr(torch, run.dtype)
         changes = inspect_changes(side.loaded.model, dtype, inspection, different)
+        untied = _untied(section, side.loaded.model)
+    side = _compiled(request, side if rank is None else _divided(side, rank))
     loaded, device = side.loaded, side.device
     candidate = _Candidate(side, golden, section, request)
-    with TraceWriter(request.folder, {"run": str(run)}) as writer:
+    folder = Path(request.folder)
+    if rank is not None:
+        folder = rank_folder(folder, rank.number)
+    with TraceWriter(folder, {"run": str(run)}) as writer:
         repeatability = candidate.write(writer, progress)
     return CandidateReport(
         run=describe_run(device, run)
@@ -114,13 +144,14 @@ def run_candidate(request: CandidateRequest, progress: Progress) -> CandidateRep
             "attention": attention_of(loaded),
             "setup": request.setup,
             "options": request.options,
-        },
+        }
+        | ({"mesh": request.mesh} if request.mesh else {}),
         deterministic=repeatability.identical,
         spread=repeatability.spread,
         weights_different=different[:_NAMES_SHOWN],
         load=inspection.report,
         changes=changes,
-        untied=_untied(section, loaded.model),
+        untied=untied,
         notes=[*loaded.notes, *candidate.notes],
         peak_memory_bytes=device.peak_memory_bytes(),
     )

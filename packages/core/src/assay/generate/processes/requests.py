@@ -1,6 +1,8 @@
 """What the two processes of a check are asked for, and what they answer, as JSON."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +49,12 @@ class CandidateRequest(Record):
     """The candidate process: run the model as it is to be judged, against a golden.
 
     inputs: options of the inputs that the user gave beside the golden; they must be its own.
+    mesh: ranks by axis, over which the model is divided.
     """
 
     model: str
     candidate: str
+    mesh: dict[str, int] = Field(default_factory=dict)
     golden: str
     folder: str
     setup: str | None = None
@@ -159,6 +163,7 @@ class GenerateCheck:
 
     verify_golden: whether the bytes of `golden` are compared with the hashes that were captured.
     given: those options of `inputs` that were asked for; a golden must have been captured with them.
+    mesh: ranks of the candidate by axis, over which its model is divided; empty for one process.
     command: what to type for the same check.
     """
 
@@ -172,6 +177,7 @@ class GenerateCheck:
     level: JudgedLevel = "modules"
     setup: str | None = None
     options: dict[str, str] = field(default_factory=dict)
+    mesh: Mapping[str, int] = field(default_factory=dict)
     limits: str = "noise"
     remote_code: RemoteCode = "refuse"
     command: tuple[str, ...] = ()
@@ -180,3 +186,8 @@ class GenerateCheck:
     def dtype(self) -> str:
         """The candidate's dtype."""
         return self.candidate.rpartition("/")[2]
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute the candidate together."""
+        return prod(self.mesh.values())

@@ -186,18 +186,18 @@ class WithReplacedForward(nn.Module):
 
 
 class WithSummedGradients(WithReplacedForward):
-    """A module with whole parameters that computes only this rank's heads.
+    """A norm of single heads, with whole parameters, of which this rank computes only its heads.
 
     The gradients of its parameters are summed over the ranks.
     """
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of any module
+    def forward(self, hidden_states: Tensor) -> Tensor:
         """The original forward, on parameters whose gradients are summed."""
         entered = {
             name: sum_gradients(parameter, self.mesh)
             for name, parameter in self.named_parameters(recurse=False)
         }
-        return self.forward_with(entered, *args, **kwargs)
+        return cast("Tensor", self.forward_with(entered, hidden_states))
 
 
 class ParallelExperts(WithReplacedForward):

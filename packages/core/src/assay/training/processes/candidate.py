@@ -23,6 +23,7 @@ from assay.models.loaded.inspection import inspect_load
 from assay.models.loaded.report import LoadReport
 from assay.models.loading.configs import attention_of
 from assay.runs import Progress
+from assay.runs.results import rank_folder
 from assay.trace import TraceWriter
 from assay.training.processes.candidate_side import CandidateSide
 from assay.training.processes.golden import (
@@ -36,7 +37,6 @@ from assay.training.processes.requests import (
     GradientNormRecord,
     LogitGradientScale,
     ScaledStepRecord,
-    rank_folder,
     scaled_folder,
 )
 from assay.training.processes.skipped_steps import step_until_made

@@ -58,11 +58,6 @@ class TrainOptions(Record):
         )
 
 
-def rank_folder(folder: Path, number: int) -> Path:
-    """Where a rank writes what it measured."""
-    return folder / f"rank-{number}"
-
-
 def scaled_folder(folder: Path) -> Path:
     """Where the second replay writes, of a trainer that scales its loss; `folder`: the first's."""
     return folder / "scaled"

@@ -1,0 +1,26 @@
+"""Work of the first rank: here without torchrun; with it, in the suite of decoders."""
+
+import pytest
+
+from assay.errors import UsageError
+from assay.launch import on_first_rank
+
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+
+def test_without_torchrun_the_process_does_it_itself() -> None:
+    assert on_first_rank(lambda: 7) == 7
+    with pytest.raises(ValueError, match="no"):
+        on_first_rank(lambda: int("no"))
+
+
+def test_ranks_on_several_machines_are_refused_before_anything_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    done: list[int] = []
+    with pytest.raises(UsageError, match="started 4 ranks on several machines"):
+        on_first_rank(lambda: done.append(1))
+    assert done == []
