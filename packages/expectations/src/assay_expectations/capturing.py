@@ -133,6 +133,7 @@ def _from_first(options: CaptureOptions, captured: Captured) -> Expectation:
         limits=LIMITS,
         limits_origin=limits_origin(options.model, machine),
         signature=captured.signature,
+        layers=captured.layers,
         provenance=Provenance(
             run=options.run,
             product=captured.product,

@@ -35,11 +35,17 @@ def capture(
         ),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(metavar="N", min=1, help="With --shapes: sets of prompts of each shape.")
-    ] = 3,
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="With --shapes: sets of prompts of each shape. Default: 3."
+        ),
+    ] = None,
     captures: Annotated[
-        int, typer.Option(metavar="N", min=1, help="How many processes capture, and must agree.")
-    ] = 3,
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="How many processes capture, and must agree. Default: 3."
+        ),
+    ] = None,
     approved_by: Annotated[
         str | None, typer.Option(metavar="NAME", help="Who takes what is captured for right.")
     ] = None,
@@ -63,14 +69,16 @@ def capture(
     from assay_expectations.capturing import CaptureOptions, capture_expectation
 
     if shapes is not None:
-        if approved_by is not None or reason is not None or output.suffix == ".json":
+        if any((approved_by, reason, captures)) or output.suffix == ".json":
             raise UsageError(
-                "--shapes writes no expectation: no --approved-by, no --reason, and a DIR"
+                "--shapes writes no expectation: no --approved-by, no --reason, no --captures, and a DIR"
             )
-        _capture_metrics(model, run, shapes, seeds, output)
+        _capture_metrics(model, run, shapes, seeds or 3, output)
         return
+    if seeds is not None:
+        raise UsageError("--seeds is of --shapes; an expectation is captured --captures times")
     options = CaptureOptions(
-        model=model, run=run, num_captures=captures, approved_by=approved_by, reason=reason
+        model=model, run=run, num_captures=captures or 3, approved_by=approved_by, reason=reason
     )
     with open_progress() as progress:
         typer.echo(capture_expectation(options, output, progress))

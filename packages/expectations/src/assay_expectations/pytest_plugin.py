@@ -63,6 +63,13 @@ def _add_options_of_decoders(parser: pytest.Parser) -> None:
         "--decoder-references", metavar="DIR", help="Where references are kept and used again."
     )
     group.addoption(
+        "--decoder-ranks",
+        metavar="N",
+        type=int,
+        help="Divide the candidate's model over N devices. Default: as many as torchrun starts"
+        " processes, or 1.",
+    )
+    group.addoption(
         "--decoder-setup", metavar="FILE.py:FUNC", help="Called with the candidate's model."
     )
 
@@ -93,6 +100,7 @@ def expected_models(config: pytest.Config) -> list[str]:
 def decoder_options(config: pytest.Config) -> "DecoderOptions":
     """Of this session. Raises: pytest.UsageError."""
     from assay.errors import UsageError
+    from assay.launch import outer_world_size
     from assay_expectations.decoders.options import options_from
     from assay_expectations.decoders.shapes import Shape
     from assay_expectations.decoders.thresholds import read_thresholds
@@ -106,6 +114,8 @@ def decoder_options(config: pytest.Config) -> "DecoderOptions":
             options = replace(options, shapes=tuple(map(Shape.parse, shapes)))
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
+    ranks = config.getoption("decoder_ranks") or outer_world_size(os.environ) or 1
+    options = replace(options, ranks=ranks)
     if models := config.getoption("decoder_model"):
         options = replace(options, models=tuple(models))
     if attentions := config.getoption("decoder_attention"):

@@ -28,6 +28,10 @@ def poison(model):
     with torch.no_grad():
         model.lm_head.weight[5] = torch.nan
     return model
+
+
+def poison_rank_1(model):
+    return poison(model) if torch.distributed.get_rank() == 1 else model
 """
 
 VARIABLES = {
@@ -68,6 +72,34 @@ def test_what_cannot_be_run_is_one_message(tmp_path: Path) -> None:
     assert code != 0
     assert "FMS_TEST_SHAPES_COMMON_BATCH_SIZES is 'four'; expected: whole numbers" in output
     assert "passed" not in output
+
+
+def test_under_torchrun_models_are_divided_and_every_process_says_what_came_of_it(
+    tmp_path: Path,
+) -> None:
+    setups = tmp_path / "setups.py"
+    setups.write_text(SETUPS)
+    words = ["--pyargs", "assay_expectations.suites", "-k", "decoders", "-p", "no:cacheprovider"]
+    shapes = ["--decoder-shape", "1x8x2", "--decoder-shape", "1x100000x2"]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+            *("--redirects", "3", "--log-dir", str(tmp_path / "logs")),
+            *("-m", "pytest", "-q", *words, *shapes, "--decoder-setup", f"{setups}:poison_rank_1"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    outputs = [path.read_text() for path in sorted((tmp_path / "logs").rglob("stdout.log"))]
+    assert len(outputs) == 2, done.stderr
+    for output in outputs:
+        assert "each of 2 ranks is judged; FAIL: rank 1" in output
+        assert "lm_head, parameter weight" in output
+        assert "2 failed" in output
+        assert re.search("tokens and 2 new ones are over the model's context of 2048", output)
+    assert "rank 0: UsageError: " in outputs[1]
 
 
 @pytest.fixture

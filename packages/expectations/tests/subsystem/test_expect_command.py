@@ -158,6 +158,17 @@ def test_the_capture_here_agrees_with_the_shipped_one(captured: Path, tmp_path: 
     ("arguments", "message"),
     [
         (["capture", "micro:llama", "--run", "cpu", "--output", "x"], "'cpu' is no run"),
+        (
+            ["capture", "micro:llama", "--run", "cpu/float32", "--output", "x", "--seeds", "2"],
+            "--seeds is of --shapes",
+        ),
+        (
+            [
+                *("capture", "micro:llama", "--run", "cpu/float32", "--output", "x"),
+                *("--shapes", "1x8x2", "--captures", "2"),
+            ],
+            "--shapes writes no expectation: no --approved-by, no --reason, no --captures",
+        ),
         (["verify", "absent.json"], "there is no expectation in absent.json"),
     ],
 )

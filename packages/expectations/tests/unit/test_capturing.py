@@ -35,6 +35,7 @@ def answer(
     first = Captured(
         key=expectation().key,
         signature=signature,
+        layers={},
         on_host=on_host,
         product="Acme 1",
         versions=VERSIONS,

@@ -50,6 +50,14 @@ def test_what_captures_of_a_device_differ_by_is_noise() -> None:
     assert find_change(wide, captured(1.5 * NOISE, 1.5 * NOISE)).kind == "noise"
 
 
+def test_modules_that_are_further_from_the_yardstick_are_told_in_their_order() -> None:
+    before = EXPECTED.model_copy(
+        update={"layers": {"a": 0.1, "b": 0.0, "c": 0.1, "d": 0.1, "e": 0.1}}
+    )
+    now = captured(NOISE, layers={"a": 0.19, "b": 1e-9, "c": float("nan"), "d": 0.21})
+    assert [layer.module for layer in find_change(before, now).grown] == ["b", "c", "d"]
+
+
 def test_the_token_that_moved_furthest_comes_first() -> None:
     change = find_change(EXPECTED, captured(NOISE, 5 * NOISE))
     (first,) = change.moved
@@ -102,8 +110,9 @@ Tokens that moved furthest (in units of the noise before):
 |---|---|---|---|---|
 | 0, 0, 1 | 4 | 0 | -0.99 | -0.95 |
 
-In which layer: `assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16`, or `--golden \
-DIR` in place of the reference where a golden was kept.
+One of the two was captured before errors of modules were kept.
+
+To see the operation: `assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16`.
 
 What else changed since the capture before:
 

@@ -71,6 +71,7 @@ class DecoderCheck:
             candidate=self.candidate,
             golden=golden,
             setup=self.setup,
+            mesh={"tp": self.options.ranks},
             options={} if self.attention == "default" else {"attention": self.attention},
         )
         self.results.mkdir()

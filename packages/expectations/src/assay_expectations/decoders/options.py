@@ -34,6 +34,7 @@ class DecoderOptions:
     thresholds: of the published metrics; shape_thresholds: for shapes that have their own.
     references: folder of references that are kept and used again; None for none.
     seed: other prompts for each.
+    ranks: over which the candidate's model is divided.
     """
 
     models: tuple[str, ...] = (_FAMILY_DEFAULT,)
@@ -45,6 +46,7 @@ class DecoderOptions:
     shape_thresholds: Mapping[Shape, Thresholds] = field(default_factory=dict)
     references: Path | None = None
     seed: int = 0
+    ranks: int = 1
 
     def thresholds_of(self, shape: Shape) -> Thresholds:
         """What `shape` is held to."""

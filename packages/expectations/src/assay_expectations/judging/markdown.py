@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 from assay_expectations.judging.changes import Change
 from assay_expectations.records import Expectation
 
+_LAYERS_SHOWN = 5
+
 
 def change_as_markdown(expected: Expectation, actual: Expectation, change: Change) -> str:
     """A section: the kind of change, ratios, tokens that moved furthest, and what else differs."""
@@ -30,14 +32,30 @@ def _lines(expected: Expectation, actual: Expectation, change: Change) -> Iterat
                 f"| {token.batch}, {token.row}, {token.position} | {token.units:.3g} | {name} |"
                 f" {token.expected:.6g} | {token.actual:.6g} |"
             )
-        yield ""
-        yield (
-            f"In which layer: `assay check generate {actual.model} --reference cpu/float32 --candidate"
-            f" {actual.provenance.run}`, or `--golden DIR` in place of the reference where a golden was"
-            " kept."
-        )
+        yield from _layers(expected, actual, change)
     yield from _listed("What else changed since the capture before", change.environment)
     yield from _listed("Provenance", _provenance(expected, actual))
+
+
+def _layers(expected: Expectation, actual: Expectation, change: Change) -> Iterator[str]:
+    """Where the change is made, from what was kept of the modules; and how to look closer."""
+    yield ""
+    if change.grown:
+        yield "Modules that are further from the yardstick than before, first the one that begins it:"
+        yield from ("", "| module | relative error before | now |", "|---|---|---|")
+        for layer in change.grown[:_LAYERS_SHOWN]:
+            yield f"| {layer.module or '(model)'} | {layer.before:.3g} | {layer.now:.3g} |"
+        if (more := len(change.grown) - _LAYERS_SHOWN) > 0:
+            yield f"| and {more} more | | |"
+    elif expected.layers and actual.layers:
+        yield "No module is clearly further from the yardstick than before."
+    else:
+        yield "One of the two was captured before errors of modules were kept."
+    yield ""
+    yield (
+        f"To see the operation: `assay check generate {actual.model} --reference cpu/float32 --candidate"
+        f" {actual.provenance.run}`."
+    )
 
 
 def _listed(title: str, items: Iterable[str]) -> Iterator[str]:

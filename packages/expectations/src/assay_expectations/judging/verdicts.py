@@ -14,6 +14,7 @@ from assay.comparing.levels import (
 from assay.verdicts import (
     Diagnosis,
     Level,
+    Location,
     Measurement,
     Outcome,
     Unmatched,
@@ -147,9 +148,13 @@ def judge_pair(
             change=change.kind,
         )
     judgement.notes += change.environment
+    failed = change.kind == "break" and change.grown
     verdict = judgement.verdict().model_copy(
         update={
             "model": {"name": _joined({expected.model, actual.model})},
+            "location": Location(phase="forward", module=change.grown[0].module)
+            if failed
+            else None,
             "reference": {"run": expected.name},
             "candidate": {"run": actual.name},
         }

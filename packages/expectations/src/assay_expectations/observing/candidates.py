@@ -23,6 +23,7 @@ from assay_expectations.observing.distributions import (
     forced_log_probabilities,
     observe,
 )
+from assay_expectations.observing.layers import layer_errors, sketch_layers
 from assay_expectations.records import (
     Content,
     Distributions,
@@ -110,7 +111,15 @@ def after_setup(candidate: Candidate, setup: str) -> Candidate:
     return replace(candidate, side=replace(candidate.side, loaded=changed))
 
 
-def capture_signature(model: str, candidate: Candidate, progress: Progress) -> Signature:
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the model gives, and how far each module is from the yardstick when it does."""
+
+    signature: Signature
+    layers: dict[str, float]
+
+
+def capture_signature(model: str, candidate: Candidate, progress: Progress) -> Observation:
     """What the model gives, beside what it would give without rounding."""
     settings, dtype = candidate.key.content.settings, candidate.side.loaded.dtype
     batches = candidate.plan.batches
@@ -122,18 +131,21 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> S
         yardstick = Side(_load(model, exact, host, settings, rounded_to), host)
         tokens = [run_free(yardstick, work, {}).tokens for work in whole_batches(batches)]
         exactly = forced_log_probabilities(yardstick, batches, tokens)
+        exact_layers = sketch_layers(yardstick, batches, tokens)
     top_ids = [
         [logp_NV.topk(settings.top_k, dim=-1).indices for logp_NV in batch] for batch in exactly
     ]
     with progress.step("captured run"):
         captured = forced_log_probabilities(candidate.side, batches, tokens)
-    return Signature(
+        layers = layer_errors(exact_layers, sketch_layers(candidate.side, batches, tokens))
+    signature = Signature(
         tokens=[tokens_BN.tolist() for tokens_BN in tokens],
         top_ids=[[ids_NK.tolist() for ids_NK in batch] for batch in top_ids],
         spreads=[[_spreads(logp_NV).tolist() for logp_NV in batch] for batch in exactly],
         yardstick=distributions_of(exactly, top_ids),
         captured=distributions_of(captured, top_ids),
     )
+    return Observation(signature, layers)
 
 
 def captured_on_host(

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from assay.verdicts import Record
+from assay.verdicts import Number, Record
 from assay_expectations.records import (
     Distributions,
     Key,
@@ -26,12 +26,14 @@ class CaptureRequest(Record):
 class Captured(Record):
     """What was captured, and on what.
 
+    layers: as in an expectation.
     on_host: what the host gives in the same dtype; None where it is what was captured.
     product, versions, torch_settings: as in the provenance of an expectation.
     """
 
     key: Key
     signature: Signature
+    layers: dict[str, Number]
     on_host: Distributions | None
     product: str
     versions: dict[str, str]

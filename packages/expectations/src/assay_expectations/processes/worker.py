@@ -41,10 +41,12 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
 def _capture(request: CaptureRequest, progress: Progress) -> Captured:
     candidate = open_candidate(request.model, parse_run(request.run), request.settings)
     device = candidate.side.device
-    signature = capture_signature(request.model, candidate, progress)
+    observed = capture_signature(request.model, candidate, progress)
+    signature = observed.signature
     return Captured(
         key=candidate.key,
         signature=signature,
+        layers=observed.layers,
         on_host=captured_on_host(request.model, candidate, signature),
         product=device.product(),
         versions=versions_of(device),

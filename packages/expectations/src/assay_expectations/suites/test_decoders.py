@@ -1,7 +1,8 @@
 """Does a decoder generate on this device as on the reference, over shapes of inputs?
 
 Run as `pytest --pyargs assay_expectations.suites -k decoders --assay-device cuda/bfloat16`, with the
-options of the group `assay decoders`, or the published variables FMS_TEST_SHAPES_*.
+options of the group `assay decoders`, or the published variables FMS_TEST_SHAPES_*. Under
+`torchrun --nproc-per-node N -m pytest` the models are divided over N devices.
 """
 
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from assay.api.verdict import CheckedVerdict
 from assay.errors import AssayError
+from assay.launch import on_first_rank
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome
 from assay_expectations.decoders.checking import DecoderCheck
@@ -34,8 +36,14 @@ def test_decoders(
     setup = decoder_setup(pytestconfig)
     check = DecoderCheck(model, shape, run, tmp_path, options, setup, attention)
     try:
-        verdict = check.run(SilentProgress())
+        failures = on_first_rank(lambda: _failures(check))
     except AssayError as error:
         pytest.fail(str(error), pytrace=False)
-    assert verdict.verdict is Outcome.PASS, str(CheckedVerdict.publish(check.results))
-    assert check.exceeded_thresholds() == []
+    assert failures == [], "\n".join(failures)
+
+
+def _failures(check: DecoderCheck) -> list[str]:
+    """What is wrong, as people read it: the verdict, then thresholds that too many tokens are over."""
+    if check.run(SilentProgress()).verdict is not Outcome.PASS:
+        return [str(CheckedVerdict.publish(check.results))]
+    return check.exceeded_thresholds()

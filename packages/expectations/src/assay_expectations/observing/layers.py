@@ -1,0 +1,86 @@
+"""How far the result of each module is from the yardstick's, with the error that it inherits.
+
+Shapes: R tokens that are no padding, C channels, M projections.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from assay.generate.passes.generation_loop import timeline_of
+from assay.generate.passes.passes import Side, run_forced, whole_batches
+from assay.hooks.module_tracer import ActiveCall, ModuleTracer
+from assay.hooks.timeline import RowIndex
+from assay.hooks.values.nested import iterate_tensors
+from assay.inputs import Batch
+from assay_expectations.observing.projections import project
+
+# Of an error, as people review it.
+_DIGITS = 5
+
+# By module, projections of its main result in every call, each (R, M).
+Sketches = Mapping[str, Sequence[Tensor]]
+
+
+def sketch_layers(side: Side, batches: Sequence[Batch], tokens: Sequence[Tensor]) -> Sketches:
+    """Of a model that is forced to follow `tokens`, (B, N) by batch.
+
+    Modules stand in the order in which they end first: what a module calls comes before it.
+    """
+    sketcher = _Sketcher()
+    tracer = ModuleTracer(sketcher)
+    with tracer.attached(side.loaded.model):
+        for work, tokens_BN in zip(whole_batches(batches), tokens, strict=True):
+            tracer.begin_batch(work.batch.number, timeline_of(work.batch))
+            run_forced(side, work, tokens_BN)
+    return sketcher.sketches
+
+
+def layer_errors(expected: Sketches, actual: Sketches) -> dict[str, float]:
+    """||actual - expected|| / ||expected|| in the worst call of each module, from its projections.
+
+    So what is wrong in decode alone is not lost among the many tokens of prefill. Modules that run in
+    other calls, or on other rows, on the two sides are left out.
+    """
+    errors = {}
+    for module, calls in expected.items():
+        others = actual.get(module, ())
+        if [call.shape for call in calls] != [other.shape for other in others]:
+            continue
+        ratios = [
+            float((other - call).norm() / call.norm())
+            for call, other in zip(calls, others, strict=True)
+            if call.norm() > 0
+        ]
+        if ratios:
+            worst = max(ratios, key=lambda ratio: math.inf if math.isnan(ratio) else ratio)
+            errors[module] = float(f"{worst:.{_DIGITS}g}")
+    return errors
+
+
+@dataclass
+class _Sketcher:
+    """A handler that keeps projections of the main result of every call, and changes nothing."""
+
+    sketches: dict[str, list[Tensor]] = field(default_factory=dict)
+    _index: RowIndex = field(default_factory=lambda: RowIndex(None))
+
+    def enter(self, active: ActiveCall) -> None:
+        """Begin a root call anew; arguments are not kept."""
+        if active.call.caller is None:
+            self._index = RowIndex(active.call.rows)
+
+    def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
+        """Keep the first floating-point result."""
+        for _, tensor in iterate_tensors(output, "output"):
+            if tensor.is_floating_point():
+                (values_RC,), _, _ = self._index.flatten(tensor.detach().cpu().double())
+                self.sketches.setdefault(active.call.site.module, []).append(project(values_RC))
+                break
+        return output
+
+    def finish_root(self, active: ActiveCall) -> None:
+        """Keep everything: sketches are of all root calls."""
