@@ -108,7 +108,7 @@ class Toy:
             loss = self.step(step)
             if fault == "NaN" and step == 5:
                 loss = float("nan")
-            if fault != "no losses":
+            if fault != "no losses" and not (fault == "every second loss" and step % 2):
                 sys.stdout.write(f"step {step} loss {loss!r} lr {self.learning_rate(step):.4g}\n")
             if fault == "killed" and step == 5:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -129,7 +129,8 @@ class Toy:
         seed = [self.arguments.seed, step]
         if "not deterministic" in fault:
             seed.append(time.time_ns())
-        random = np.random.default_rng([self.arguments.seed, step])
+        drawn = [time.time_ns()] if "not seeded" in fault else [self.arguments.seed, step]
+        random = np.random.default_rng(drawn)
         noise = np.random.default_rng(seed)
         loss = sum(float(np.abs(one).mean()) for one in self.weights.values())
         for name, weight in self.weights.items():
@@ -140,7 +141,8 @@ class Toy:
             if "lora_B" in name and fault == "adapter empty":
                 continue
             gradient = random.normal(size=weight.shape)
-            gradient += 1e-3 * noise.normal(size=weight.shape)
+            size = 1e-7 if "in the last digit" in fault else 1e-3
+            gradient += size * noise.normal(size=weight.shape)
             self.moments[name] = (0.9 * self.moments[name] + gradient).astype(np.float32)
             weight -= np.float32(1e-3) * self.moments[name]  # noqa: PLW2901 - in place
         return loss

@@ -247,6 +247,23 @@ def test_a_library_that_is_not_deterministic_is_held_to_its_own_spread(tmp_path:
     assert any("two uninterrupted runs of one seed differ" in note for note in verdict.notes)
 
 
+@pytest.mark.parametrize("fault", ["", "moments dropped, "])
+def test_runs_that_seeds_do_not_decide_are_no_measure_of_a_resumed_one(
+    tmp_path: Path, fault: str
+) -> None:
+    verdict = run(tmp_path, f"{fault}not seeded")
+
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert "two uninterrupted runs of one seed end" in str(verdict.levels["resume"].reason)
+    assert "from {seed}?" in str(verdict.levels["resume"].reason)
+
+
+def test_rounding_in_the_last_digit_is_no_failure(tmp_path: Path) -> None:
+    verdict = run(tmp_path, "not deterministic in the last digit")
+
+    assert verdict.verdict is Outcome.PASS
+
+
 def test_moments_dropped_are_seen_through_the_spread(tmp_path: Path) -> None:
     verdict = run(tmp_path, "moments dropped, not deterministic")
 
@@ -267,6 +284,7 @@ def test_moments_dropped_are_seen_through_the_spread(tmp_path: Path) -> None:
         ("", ("0.0006, ", ""), "`learning_rates` has 5 numbers for 6 `steps`"),
         ("not installed", ("", ""), "needs the Python package 'no_such_library', which is absent: pip"),
         ("no losses", ("", ""), "the launch line logs no losses: no line of its output matches"),
+        ("every second loss", ("", ""), "a loss is logged every 2 steps, and one of every step is"),
         ("no checkpoints", ("", ""), "checkpoints.folder: nothing matches "),
     ],
 )  # fmt: skip

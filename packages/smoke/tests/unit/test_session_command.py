@@ -29,3 +29,44 @@ def test_cases_of_a_library_that_is_not_installed_say_what_to_install(
         " 'assay-smoke[deepspeed]', or leave them out: -k 'not zero'"
     )
     assert ran == []
+
+
+def test_a_file_that_is_not_there_is_refused_also_where_k_leaves_its_name_out(
+    tmp_path: Path,
+) -> None:
+    missing = tmp_path / "smoke.toml"
+    ran: list[object] = []
+    options = SessionOptions(beside=(f"command:{missing}",), keyword="one-process-1")
+
+    with pytest.raises(UsageError, match=f"^there is no file {missing}$"):
+        run_session(options, tmp_path / "run", lambda result, *_: ran.append(result))
+
+    assert ran == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            SessionOptions(("one-process-1",), keyword="fsdp"),
+            "nothing to run: -k 'fsdp': nothing of one-process-1 is left",
+        ),
+        (
+            SessionOptions(("one-process-1",), precision="bfloat16"),
+            "nothing to run: --run cpu/bfloat16: nothing of one-process-1 is left",
+        ),
+        (
+            SessionOptions(("mine/good.toml",)),
+            "mine/good.toml is no case; a file that describes a library is command:mine/good.toml",
+        ),
+        (SessionOptions(("fsdp-2",), cards=1), "fsdp-2 needs 2 cards, and --cards is 1"),
+    ],
+)
+def test_what_leaves_nothing_or_is_no_case_is_named(
+    tmp_path: Path, options: SessionOptions, message: str
+) -> None:
+    ran: list[object] = []
+    with pytest.raises(UsageError) as raised:
+        run_session(options, tmp_path / "run", lambda result, *_: ran.append(result))
+    assert str(raised.value) == message
+    assert ran == []

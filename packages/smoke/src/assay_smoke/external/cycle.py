@@ -1,6 +1,7 @@
 """One training library from the outside: its runs, one verdict, files in a folder."""
 
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,6 +101,8 @@ class _Cycle:
             return evidence
         if not first.losses:
             raise LossesError.none_found(self._library.losses, first.last_lines)
+        if (spacing := _spacing_of(first)) > 1:
+            raise LossesError.some_left_out(spacing)
         self._read_checkpoints(evidence)
         middle = evidence.saved.get(self._library.resume_at)
         if middle is not None and middle.problem is None:
@@ -182,7 +185,7 @@ class _Cycle:
     def _measure_spread(self, resumption: "Resumption", evidence: "Evidence") -> None:
         """Repeat the uninterrupted run, and see by how much that differs."""
         from assay_smoke.external.checkpoints import read_tensors
-        from assay_smoke.external.judging.spread import spread_ratios
+        from assay_smoke.external.spread import measure_spread
 
         if evidence.repeated is None:
             evidence.repeated = run(self._launch("repeated"), self._progress)
@@ -197,17 +200,21 @@ class _Cycle:
             if not _ended_well(one) or end is None:
                 return
             ends[name] = read_tensors(self._library, self._model, end)
-        first_step = resumption.run.launch.first_step
-        losses = {
-            name: _values(one)[first_step - one.launch.first_step :] for name, one in runs.items()
+        begin = resumption.run.launch.resume_from
+        losses = {name: _values(one) for name, one in runs.items()}
+        complete = {self._library.steps - len(losses[name]) for name in runs} == {
+            0,
+            resumption.run.launch.first_step,
         }
-        if len({len(values) for values in losses.values()}) != 1 or len(_names_of(ends)) != 1:
+        if begin is None or not complete or len(_names_of(ends)) != 1:
             return
         resumption.repeated_differs = losses["repeated"] != losses["uninterrupted"] or any(
             not one.equal(ends["repeated"][name]) for name, one in ends["uninterrupted"].items()
         )
         if resumption.repeated_differs:
-            resumption.ratios = spread_ratios(losses, ends)
+            middle = read_tensors(self._library, self._model, begin)
+            if middle.keys() == ends["resumed"].keys():
+                resumption.spread = measure_spread(losses, ends, middle)
 
     def _interrupt(self, evidence: "Evidence") -> None:
         """Send SIGTERM once training runs, and resume from what was saved then."""
@@ -223,6 +230,13 @@ class _Cycle:
 
 def _ended_well(one: RunEvidence) -> bool:
     return one.exit_code == 0 and one.hung_in is None
+
+
+def _spacing_of(one: RunEvidence) -> int:
+    """How many steps lie between two that were logged, where all are equally far apart; else 0."""
+    steps = [loss.step for loss in one.losses if loss.step is not None]
+    spacings = {later - earlier for earlier, later in pairwise(steps)}
+    return spacings.pop() if len(spacings) == 1 else 0
 
 
 def _values(one: RunEvidence) -> list[float]:

@@ -1,12 +1,12 @@
 """What was seen of an external training library, for `judging` to decide on."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from assay.noise import Ratio
 from assay_smoke.external.checkpoints import SavedModel
 from assay_smoke.external.library import ExternalLibrary
 from assay_smoke.external.running.launches import RunEvidence
+from assay_smoke.external.spread import Spread
 
 
 @dataclass(slots=True)
@@ -16,13 +16,19 @@ class Resumption:
     end: its last checkpoint; None where there is none, or where the run did not end well.
     repeated_differs: whether a second uninterrupted run of the same seed is another one; None where
         it was not made, since the resumed one is equal.
-    ratios: by how much the resumed run differs, in units of what two uninterrupted ones do.
+    spread: by how much the resumed run differs, in units of what two uninterrupted ones do; None where
+        these are equal, or left nothing to compare.
     """
 
     run: RunEvidence
     end: SavedModel | None = None
     repeated_differs: bool | None = None
-    ratios: Sequence[Ratio] = ()
+    spread: Spread | None = None
+
+    @property
+    def ratios(self) -> list[Ratio]:
+        """Those of the spread; none without one."""
+        return self.spread.ratios if self.spread is not None else []
 
 
 @dataclass(slots=True)

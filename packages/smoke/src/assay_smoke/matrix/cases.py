@@ -121,6 +121,10 @@ def case_of(case_id: str) -> Case:
     Raises: CaseIdError, which names the nearest id, for anything else.
     """
     matched = _ID.fullmatch(case_id)
+    if matched is None and case_id.endswith(".toml"):
+        raise UsageError(
+            f"{case_id} is no case; a file that describes a library is command:{case_id}"
+        )
     if matched is None:
         framework = _nearest(case_id, get_args(Framework))
         nearest = Case(framework=framework, cards=1 if framework == "one-process" else 2)

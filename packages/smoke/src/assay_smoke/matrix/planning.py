@@ -31,7 +31,7 @@ from assay_smoke.matrix.plans import (
     SmokePlan,
 )
 from assay_smoke.matrix.search import Matrix, Pair, pair_in_words, pairs_of
-from assay_smoke.matrix.vendors import HOST, rules_for
+from assay_smoke.matrix.vendors import HOST, rules_for, rules_of_vendor
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,15 @@ def plan_smoke(options: PlanOptions) -> SmokePlan:
         *selection.left,
         *((case, _over_budget(options)) for case in selection.cases if case not in sharing.shards),
     ]
+    if shown and not any(map(durations.is_recorded, (valued.case for valued in shown))):
+        notes.append(
+            f"all times are estimates, of which some are a few times too short: no case has run on"
+            f" {durations.machine} yet"
+        )
+    if options.vendor != HOST and not rules_of_vendor(options.vendor):
+        notes.append(
+            f"nothing is known that cards of {options.vendor} lack: no rule leaves anything out"
+        )
     covered = _pairs(shown)
     return SmokePlan(
         schema=SCHEMA,
@@ -169,6 +178,8 @@ def _read_durations(options: PlanOptions, notes: list[str]) -> Durations:
             " all use the same records; --history FILE names them"
         )
         return Durations.of(History(schema=SCHEMA), machine)
+    if options.history is not None and not options.history.is_file():
+        notes.append(f"--history {options.history} is not there")
     history = read_history(options.history or history_file())
     if history.problem:
         notes.append(history.problem)

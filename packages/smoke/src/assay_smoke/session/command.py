@@ -20,6 +20,7 @@ from assay.training.trainers.registry import require_trainer
 from assay_smoke.cases.running import prepare
 from assay_smoke.cases.settings import needs_deepspeed
 from assay_smoke.external.cycle import require_runnable
+from assay_smoke.external.library import read_library
 from assay_smoke.matrix.axes import values_of
 from assay_smoke.matrix.cases import Case, case_of
 from assay_smoke.matrix.choosing.expressions import compile_expression
@@ -115,6 +116,8 @@ def _choose(options: SessionOptions, references: str) -> _Chosen:
     for case in cases:
         if reason := check_compatible(case, rules):
             raise UsageError(f"{case.id} cannot be run: {reason}")
+        if options.cards is not None and case.cards > options.cards:
+            raise UsageError(f"{case.id} needs {case.cards} cards, and --cards is {options.cards}")
     cases = [case for case in cases if _matches(options.keyword, case.id)]
     if options.precision is not None:
         cases = [case for case in cases if case.precision == options.precision]
@@ -129,14 +132,28 @@ def _choose(options: SessionOptions, references: str) -> _Chosen:
     )
     items = [case_item(case, case_options) for case in cases]
     for toml in [_toml_of(name) for name in (*commands, *options.beside)]:
+        read_library(toml)  # A name that is misspelt is no case that -k leaves out.
         external = external_item(toml)
         if _matches(options.keyword, external.name):
             require_runnable(toml)
             items.append(external)
     if not items:
-        raise UsageError("nothing to run: no case and no command is left by these options")
+        raise UsageError(f"nothing to run: {_left_by(options)}")
     _require_different([item.name for item in items])
     return _Chosen(items, cases, num_pairs)
+
+
+def _left_by(options: SessionOptions) -> str:
+    """Which options leave nothing, in words."""
+    given = {
+        "-k": options.keyword and repr(options.keyword),
+        "--run": options.precision and f"{options.device}/{options.precision}",
+        "--budget": options.budget,
+        "--plan": options.plan and str(options.plan),
+    }
+    words = " and ".join(f"{name} {value}" for name, value in given.items() if value)
+    asked = ", ".join(options.names) or "the plan"
+    return f"{words or 'these options'}: nothing of {asked} is left"
 
 
 def _require_different(names: list[str]) -> None:

@@ -160,7 +160,7 @@ def test_a_damaged_history_is_named_in_a_note(tmp_path: Path) -> None:
     path = tmp_path / "history.json"
     path.write_text("{", encoding="utf-8")
     one = plan(history=path)
-    assert one.notes == [f"{path} cannot be used: it is no history of cases"]
+    assert one.notes[0] == f"{path} cannot be used: it is no history of cases"
     assert ids(one) == ids(plan())
 
 
@@ -211,3 +211,14 @@ def test_refusals_are_those_of_the_cards_that_are_planned_for() -> None:
 def test_a_plan_is_read_back_from_its_json() -> None:
     one = plan(coverage="one")
     assert SmokePlan.model_validate_json(one.model_dump_json(by_alias=True)) == one
+
+
+def test_how_little_is_known_is_told(tmp_path: Path) -> None:
+    absent = tmp_path / "absent.json"
+    known = plan_smoke(PlanOptions(vendor="trainium", cards=2, coverage="one", history=absent))
+    unknown = plan_smoke(PlanOptions(vendor="amd", cards=2, coverage="one", history=absent))
+    nothing = "nothing is known that cards of amd lack: no rule leaves anything out"
+    assert f"--history {absent} is not there" in unknown.notes
+    assert any("no case has run on amd" in note for note in unknown.notes)
+    assert nothing in unknown.notes
+    assert not any("nothing is known" in note for note in known.notes)

@@ -17,6 +17,10 @@ from assay_smoke.external.judging.outcomes import (
 )
 from assay_smoke.external.running.launches import RunEvidence
 
+# What a resumed run may differ by, as a share of what training changed since the checkpoint: one that
+# restores no moments differs by as much as it changed, or more.
+_MOST_ALLOWED = 0.25
+
 
 def judge_resumption(evidence: Evidence) -> JudgedLevel:
     """The run that went on from the checkpoint in the middle ends as the uninterrupted one."""
@@ -123,8 +127,16 @@ def _judge_resumption(one: Resumption, evidence: Evidence) -> JudgedLevel:
 
 def _judge_spread(one: Resumption, compared: int, difference: str) -> JudgedLevel:
     limits = load_limits("training")
-    if not one.ratios:
+    if one.spread is None:
         return not_compared(f"{difference}; the repeated run left nothing to hold it to")
+    allowed = limits.of(one.spread.ends.statistic) * one.spread.ends.expected
+    # Written so that a NaN is too much.
+    if not allowed <= _MOST_ALLOWED * one.spread.moved:
+        return not_compared(
+            f"two uninterrupted runs of one seed end {one.spread.ends.expected:.2g} apart, and training"
+            f" changed {one.spread.moved:.2g} since the checkpoint: that is too much to say whether a"
+            " resumed run lost anything. Are data, their order and what is drawn all from {seed}?"
+        )
     for ratio in one.ratios:
         limit = limits.of(ratio.statistic)
         if not ratio.value <= limit:

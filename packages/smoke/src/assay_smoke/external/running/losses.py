@@ -33,6 +33,14 @@ class LossesError(UsageError):
         return cls(f"the launch line logs no losses: {where}.{last_lines}")
 
     @classmethod
+    def some_left_out(cls, spacing: int) -> "LossesError":
+        """Steps are logged, and not every one."""
+        return cls(
+            f"a loss is logged every {spacing} steps, and one of every step is needed: set the library's"
+            " logging interval to 1"
+        )
+
+    @classmethod
     def no_number(cls, text: object, where: str) -> "LossesError":
         """What should be a loss or a step is none."""
         return cls(f"{where} gives {text!r}, which is no number")

@@ -1,0 +1,72 @@
+"""How far a resumed run is from the uninterrupted one, and how far two uninterrupted runs are apart."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from assay.noise import Ratio
+from assay.training.judging.free_run import relative_error_of_losses
+
+# Losses are logged in float32 at most: one unit in the last place of the smallest that begins with a 1.
+_LOGGED = 2.0**-23
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The errors of a resumed run in units of those of a repeated one.
+
+    moved: what training changed from the checkpoint to the end, in the unit of the error of the ends.
+    """
+
+    losses: Ratio
+    ends: Ratio
+    moved: float
+
+    @property
+    def ratios(self) -> list[Ratio]:
+        """Both."""
+        return [self.losses, self.ends]
+
+
+def measure_spread(
+    losses: Mapping[str, Sequence[float]],
+    ends: Mapping[str, Mapping[str, Tensor]],
+    middle: Mapping[str, Tensor],
+) -> Spread:
+    """Hold a resumed run to the difference of two uninterrupted ones.
+
+    Losses differ by at least what they are logged to. The ends have no floor: half a unit roundoff of
+    bfloat16 weights is about what a few steps change of them.
+
+    losses: of all steps for `uninterrupted` and `repeated`, of the last ones for `resumed`; ends: the
+        tensors that training ends with, of each; middle: those that the resumed run began with.
+    """
+    whole, end = list(losses["uninterrupted"]), ends["uninterrupted"]
+    resumed = list(losses["resumed"])
+    begin = len(whole) - len(resumed)
+    # Steps in which two runs happen to agree are no measure of how far they are apart.
+    noise = max(
+        _LOGGED,
+        relative_error_of_losses(list(losses["repeated"]), whole),
+        relative_error_of_losses(list(losses["repeated"])[begin:], whole[begin:]),
+    )
+    return Spread(
+        Ratio("loss-error", relative_error_of_losses(resumed, whole[begin:]), noise),
+        Ratio(
+            "trajectory-error",
+            _relative_error(ends["resumed"], end),
+            _relative_error(ends["repeated"], end),
+        ),
+        _relative_error(middle, end),
+    )
+
+
+def _relative_error(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """Of all tensors together: the norm of the difference over that of what was expected."""
+    error = sum(
+        float((actual[name].double() - one.double()).square().sum())
+        for name, one in expected.items()
+    )
+    size = sum(float(one.double().square().sum()) for one in expected.values())
+    return float((error / size) ** 0.5) if size else float("inf")
