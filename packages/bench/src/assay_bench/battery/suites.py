@@ -1,0 +1,67 @@
+"""Suites: which tasks are asked, and what a candidate is held to."""
+
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, ValidationError
+
+from assay.errors import UsageError
+from assay.verdicts import Record
+from assay_bench.comparing.terms import Terms
+
+_SUITES = Path(str(files("assay_bench") / "battery" / "suites"))
+
+
+class SuiteError(UsageError):
+    """A suite that cannot be read."""
+
+    @classmethod
+    def of(cls, name: str, problem: object) -> Self:
+        """What is wrong with it."""
+        return cls(f"suite {name}: {problem}")
+
+
+class Suite(Record):
+    """A battery of tasks.
+
+    tasks: shipped ones by name, FILE.yaml beside the suite, or what lm-eval knows by name.
+    clusters: by task, the field of its documents that says what belongs together.
+    fewshot: examples before each question; None for what each task says.
+    """
+
+    tasks: list[str] = Field(min_length=1)
+    clusters: dict[str, str] = Field(default_factory=dict)
+    fewshot: Annotated[int, Field(ge=0)] | None = None
+    terms: Terms = Field(default_factory=Terms)
+
+
+def shipped_suites() -> list[str]:
+    """Their names."""
+    return sorted(path.stem for path in _SUITES.glob("*.toml"))
+
+
+def read_suite(name: str) -> Suite:
+    """A shipped suite by its name, or FILE.toml; its YAML files are found beside it.
+
+    Raises: SuiteError naming the file, the key, and what was expected there.
+    """
+    path = Path(name) if name.endswith(".toml") else _SUITES / f"{name}.toml"
+    try:
+        suite = Suite.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        shipped = ", ".join(shipped_suites())
+        raise SuiteError.of(name, f"there is no such file; shipped are {shipped}") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise SuiteError.of(name, f"{place}: {first['msg']}") from None
+        raise SuiteError.of(name, f"cannot be read: {error}") from None
+    found = [_beside(path, task) for task in suite.tasks]
+    return suite.model_copy(update={"tasks": found})
+
+
+def _beside(suite: Path, task: str) -> str:
+    return str((suite.parent / task).resolve()) if task.endswith((".yaml", ".yml")) else task

@@ -1,0 +1,107 @@
+"""lm-eval's own command line: any of its backends, and data-parallel by accelerate."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from assay.errors import MachineError, UsageError
+from assay.runs import Progress
+from assay_bench.battery.suites import Suite
+from assay_bench.battery.task_files import load_task
+
+_TAIL_LINES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A model class of lm-eval, such as hf, vllm or local-completions, with its arguments.
+
+    processes: copies of the model that share the documents, started by `accelerate launch`.
+    """
+
+    name: str
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    processes: int = 1
+
+
+def command_line(backend: Backend, suite: Suite, limit: int | None, folder: Path) -> list[str]:
+    """What is run; files of tasks are written into `folder` first.
+
+    Raises: UsageError for arguments that it could not pass on.
+    """
+    names = [_task_name(task, folder) for task in suite.tasks]
+    for key, value in backend.arguments.items():
+        if "," in value:
+            raise UsageError(f"--model-args {key}={value}: lm-eval divides its arguments at commas")
+    arguments = ",".join(f"{key}={value}" for key, value in backend.arguments.items())
+    start = [sys.executable, "-m"]
+    if backend.processes > 1:
+        start += ["accelerate.commands.launch", "--num_processes", str(backend.processes), "-m"]
+    words = [*start, "lm_eval", "run", "--model", backend.name, "--tasks", ",".join(names)]
+    words += ["--model_args", arguments] if arguments else []
+    words += ["--include_path", str(_task_files(folder)), "--output_path", str(folder / "lm-eval")]
+    words += [] if suite.fewshot is None else ["--num_fewshot", str(suite.fewshot)]
+    words += [] if limit is None else ["--limit", str(limit)]
+    return [*words, "--log_samples"]
+
+
+def run_command_line(
+    backend: Backend, suite: Suite, limit: int | None, folder: Path, progress: Progress
+) -> None:
+    """Run it, with its output in `folder`/lm-eval.log.
+
+    Raises: MachineError with the end of its output if it fails.
+    """
+    import subprocess
+
+    folder = folder.resolve()  # where lm-eval then runs
+    words = command_line(backend, suite, limit, folder)
+    log = folder / "lm-eval.log"
+    with progress.step(f"lm-eval asks {backend.name}"), log.open("w", encoding="utf-8") as output:
+        done = subprocess.run(words, stdout=output, stderr=output, check=False, cwd=folder)
+    if done.returncode:
+        tail = "\n".join(log.read_text(encoding="utf-8").splitlines()[-_TAIL_LINES:])
+        raise MachineError(f"lm-eval ended with {done.returncode}; the end of {log}:\n{tail}")
+
+
+def _task_files(folder: Path) -> Path:
+    return folder / "task-files"
+
+
+def _task_name(task: str, folder: Path) -> str:
+    """The name by which lm-eval finds a task, whose file is put beside others where it has one."""
+    config = load_task(task, _task_files(folder) / "documents")
+    _task_files(folder).mkdir(parents=True, exist_ok=True)
+    if isinstance(config, str):
+        return config
+    name = str(config["task"])
+    (_task_files(folder) / f"{name}.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    return name
+
+
+def parse_backend(name: str | None, arguments: list[str], processes: int) -> Backend | None:
+    """From options of the command line; None where a model is loaded by assay.
+
+    Raises: UsageError for options that need a backend, or arguments that are no KEY=VALUE.
+    """
+    if name is None:
+        if arguments or processes > 1:
+            raise UsageError(
+                "--model-args and --processes are of --model-backend: give it, as in hf"
+            )
+        return None
+    pairs = {}
+    for text in arguments:
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise UsageError(f"--model-args {text}: write it as KEY=VALUE, once for each")
+        pairs[key] = value
+    if processes > 1 and pairs.get("device", "").startswith("cpu"):
+        raise UsageError(
+            "--processes is of accelerators: `accelerate launch` starts one process on a host, whatever"
+            " it is asked for"
+        )
+    return Backend(name, pairs, processes)

@@ -1,0 +1,117 @@
+"""Evaluations from the outside: what is asked, what is there already, and the process that asks."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import xxhash
+
+from assay.devices.run_string import parse_run
+from assay.models.folders import local_folder
+from assay.models.remote_code import RemoteCode
+from assay.models.sources import ModelSource, resolve_model
+from assay.runs import Progress, run_process, write_whole
+from assay.watchdog import temporary_folder
+from assay_bench.battery.suites import Suite
+from assay_bench.evaluating.command_line import Backend, run_command_line
+from assay_bench.evaluating.requests import DONE_FILE, EvaluationRequest, task_folder
+from assay_bench.evaluations.reading import MANIFEST
+
+WORKER = "assay_bench.evaluating.worker"
+_CHUNK_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationOptions:
+    """What is evaluated: a model on a device, or one of lm-eval's own backends.
+
+    limit: the first so many documents of each task; None for all.
+    setup: FILE.py:FUNC, called with the model that assay loads.
+    """
+
+    model: str
+    run: str
+    suite: Suite
+    limit: int | None = None
+    setup: str | None = None
+    remote_code: RemoteCode = "refuse"
+    backend: Backend | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def evaluate(options: EvaluationOptions, folder: Path, progress: Progress) -> Path:
+    """Ask every task that `folder` does not have yet. Returns: the folder, for `read_evaluation`.
+
+    A run that was interrupted goes on where it was, if it is asked for the same again.
+    Raises: UsageError, MachineError or ProcessError.
+    """
+    suite = options.suite
+    if options.backend is not None:
+        run_command_line(options.backend, suite, options.limit, folder, progress)
+        return folder
+    parse_run(options.run)
+    source = resolve_model(options.model)
+    request = EvaluationRequest(
+        model=options.model,
+        run=options.run,
+        tasks=suite.tasks,
+        content=_content_of(source, options.remote_code),
+        fewshot=suite.fewshot,
+        limit=options.limit,
+        clusters=suite.clusters,
+        setup=options.setup,
+        remote_code=options.remote_code,
+        folder=str(folder.resolve()),
+    )
+    left = [task for task in suite.tasks if not _is_done(task_folder(folder, task), request)]
+    if left:
+        with temporary_folder("assay-bench-") as cache:
+            environment = {"HF_DATASETS_CACHE": str(cache), "TQDM_DISABLE": "1"}
+            if source.kind != "hub" and _are_local(left):
+                environment["HF_HUB_OFFLINE"] = "1"
+            run_process(
+                WORKER,
+                request.model_copy(update={"tasks": left}).model_dump(),
+                folder,
+                name="evaluation",
+                progress=progress,
+                environment=environment,
+            )
+    found = {task: str(_results_in(task_folder(folder, task), folder)) for task in suite.tasks}
+    write_whole(folder / MANIFEST, json.dumps({"results": found}, indent=1) + "\n")
+    return folder
+
+
+def _are_local(tasks: list[str]) -> bool:
+    from assay_bench.battery.documents import TASKS
+
+    return all(task in TASKS or task.endswith((".yaml", ".yml")) for task in tasks)
+
+
+def _is_done(folder: Path, request: EvaluationRequest) -> bool:
+    """Whether the task was asked before in the same way; what is there otherwise is put away."""
+    done = folder / DONE_FILE
+    if done.is_file() and json.loads(done.read_text(encoding="utf-8")) == request.key():
+        return True
+    for file in (*folder.glob("results_*.json"), *folder.glob("samples_*.jsonl"), done):
+        file.unlink(missing_ok=True)
+    return False
+
+
+def _results_in(folder: Path, root: Path) -> Path:
+    return max(folder.glob("results_*.json")).relative_to(root)
+
+
+def _content_of(source: ModelSource, remote_code: RemoteCode) -> str:
+    """A hash of the model's files where they are on this machine; a name on the hub is not opened."""
+    if source.kind == "hub":
+        return ""
+    digest = xxhash.xxh3_128()
+    with local_folder(source, remote_code) as folder:
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            digest.update(str(file.relative_to(folder)).encode())
+            with file.open("rb") as stream:
+                while chunk := stream.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,272 @@
+"""Reads what lm-eval writes with `--output_path DIR --log_samples`, its own command line's or ours."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from assay.errors import UsageError
+from assay_bench.evaluations.items import Evaluation, Item, TaskResult
+
+# Of a task's configuration: what the model is asked, and how its answer is read.
+_ASKED = (
+    "doc_to_text", "doc_to_target", "doc_to_choice", "description", "target_delimiter",
+    "fewshot_delimiter", "fewshot_split", "output_type", "generation_kwargs", "repeats", "filter_list",
+    "gen_prefix", "process_results",
+)  # fmt: skip
+# Of the whole evaluation.
+_ASKED_OF_ALL = ("chat_template_sha", "system_instruction_sha")
+
+_FACTS = ("lm_eval_version", "transformers_version", "date")
+
+_NO_FILTER = "none"
+
+# Of SHA-256 in hexadecimal: 64 bits tell all items of a task apart.
+_HASH_LENGTH = 16
+
+# In the folder of our own runs: where the results of each task are.
+MANIFEST = "evaluation.json"
+
+Sample = Mapping[str, Any]
+
+
+class EvaluationError(UsageError):
+    """A folder without results that can be compared."""
+
+    @classmethod
+    def of(cls, place: Path | str, problem: object) -> Self:
+        """What is wrong there."""
+        return cls(f"{place}: {problem}")
+
+
+def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Evaluation:
+    """The evaluation in a folder, the newest of several; or of a results_*.json.
+
+    clusters: by task, the field of its documents that says what belongs together.
+    Raises: EvaluationError for no results, no samples, or files that cannot be read.
+    """
+    if (path / MANIFEST).is_file():
+        return _merged(path, _read_object(path / MANIFEST), clusters)
+    results_file = path if path.is_file() else _newest(path)
+    results = _read_object(results_file)
+    ours = results.get("assay") or {}
+    clusters = {**ours.get("clusters", {}), **(clusters or {})}
+    named = results.get("results")
+    if not isinstance(named, dict) or not isinstance(results.get("configs"), dict):
+        raise EvaluationError.of(
+            results_file, "no results of lm-eval: it has no `results`, `configs`"
+        )
+    stamp = results_file.stem.removeprefix("results")
+    tasks: dict[str, TaskResult] = {}
+    for name in results["configs"]:
+        file = results_file.with_name(f"samples_{name}{stamp}.jsonl")
+        if not file.is_file():
+            raise EvaluationError.of(
+                results_file, f"no samples of {name} ({file.name}): evaluate with --log_samples"
+            )
+        for result in _results_of_task(name, results, file, clusters.get(name)):
+            tasks[result.name] = result
+    if not tasks:
+        raise EvaluationError.of(results_file, "it has no tasks")
+    return Evaluation(
+        name=str(ours.get("name") or results.get("model_name") or _model_of(results)),
+        tasks=tasks,
+        asked={key: results.get(key) for key in _ASKED_OF_ALL},
+        facts=ours | {key: results[key] for key in _FACTS if key in results},
+    )
+
+
+def _merged(
+    folder: Path, manifest: Mapping[str, Any], clusters: Mapping[str, str] | None
+) -> Evaluation:
+    """The evaluation of a run that keeps the results of each task in a file."""
+    parts = [read_evaluation(folder / file, clusters) for file in manifest["results"].values()]
+    tasks = {name: task for part in parts for name, task in part.tasks.items()}
+    return replace(parts[0], tasks=tasks)
+
+
+def _model_of(results: Mapping[str, Any]) -> str:
+    config = results.get("config") or {}
+    return str(config.get("model_args") or config.get("model") or "a model without a name")
+
+
+def _newest(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise EvaluationError.of(folder, "there is no such folder, and no such file")
+    found = sorted(folder.rglob("results*.json"), key=lambda file: (file.stem, str(file)))
+    if not found:
+        raise EvaluationError.of(
+            folder,
+            "no results_*.json: it is not what `assay bench run` or lm-eval --output_path wrote",
+        )
+    return found[-1]
+
+
+def _results_of_task(
+    name: str, results: Mapping[str, Any], file: Path, cluster: str | None
+) -> Iterator[TaskResult]:
+    """One for each filter of the task's answers."""
+    by_filter: dict[str, list[Sample]] = {}
+    for sample in _read_lines(file):
+        by_filter.setdefault(str(sample.get("filter", _NO_FILTER)), []).append(sample)
+    if not by_filter:
+        raise EvaluationError.of(file, "it is empty: the task has no documents")
+    config = results["configs"][name]
+    asked = {key: config.get(key) for key in _ASKED}
+    asked |= {
+        "version": (results.get("versions") or {}).get(name),
+        "fewshot": (results.get("n-shot") or {}).get(name),
+    }
+    for filter_, samples in by_filter.items():
+        metric = _metric_of(samples)
+        yield TaskResult(
+            name=name if len(by_filter) == 1 else f"{name} ({filter_})",
+            metric=metric,
+            chance=_chance(samples, str(config.get("output_type"))),
+            items=tuple(_items(samples, str(config.get("output_type")), metric, cluster, file)),
+            asked=asked,
+        )
+
+
+def _metric_of(samples: list[Sample]) -> str | None:
+    """The first metric that is yes or no for every item."""
+    for metric in samples[0].get("metrics", ()):
+        if all(_truth(sample.get(metric)) is not None for sample in samples):
+            return str(metric)
+    return None
+
+
+def _chance(samples: Sequence[Sample], kind: str) -> float | None:
+    """What guessing gets right where there is a choice."""
+    if kind != "multiple_choice":
+        return None
+    return sum(1 / len(sample["arguments"]) for sample in samples) / len(samples)
+
+
+def _items(
+    samples: Iterable[Sample], kind: str, metric: str | None, cluster: str | None, file: Path
+) -> Iterator[Item]:
+    seen: Counter[str] = Counter()
+    for number, sample in enumerate(samples, 1):
+        try:
+            asked = _Asked.of(sample, kind)
+            document = str(sample["doc_hash"])[:_HASH_LENGTH]
+            seen[document] += 1
+            again = f"#{seen[document]}" if seen[document] > 1 else ""
+            yield Item(
+                key=document + again,
+                prompt_hash=str(sample["prompt_hash"])[:_HASH_LENGTH],
+                target_hash=str(sample["target_hash"])[:_HASH_LENGTH],
+                question=str(asked.requests[0][0]),
+                target=asked.right_answer,
+                answer=asked.answer(sample["filtered_resps"]),
+                right=None if metric is None else _truth(sample[metric]),
+                log_probability=asked.log_probability,
+                cluster=None if cluster is None else str(sample["doc"][cluster]),
+            )
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise EvaluationError.of(
+                file, f"sample {number} is no sample of lm-eval: {type(error).__name__}: {error}"
+            ) from None
+
+
+def _truth(value: object) -> bool | None:
+    return bool(value) if isinstance(value, (bool, int, float)) and value in (0, 1) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A sample as lm-eval asked for it: one request for each continuation, or one of another kind.
+
+    kind: `output_type` of the task. requests: arguments of each; responses: to each, the first one.
+    """
+
+    kind: str
+    requests: list[list[Any]]
+    responses: list[Any]
+    target: str
+
+    @classmethod
+    def of(cls, sample: Sample, kind: str) -> Self:
+        """Its command line writes arguments as objects, and all numbers as text."""
+        given = sample["arguments"]
+        if isinstance(given, dict):
+            given = [list(request.values()) for request in given.values()]
+        first = [responses[0] for responses in sample["resps"]]
+        target = sample["target"]
+        return cls(kind, given, first, str(target[0] if isinstance(target, list) else target))
+
+    @property
+    def has_log_probabilities(self) -> bool:
+        return self.kind in ("multiple_choice", "loglikelihood", "loglikelihood_rolling")
+
+    @property
+    def continuations(self) -> list[str]:
+        """What log-likelihoods are asked for."""
+        return [str(request[-1]) for request in self.requests]
+
+    @property
+    def target_place(self) -> int:
+        """Which of the continuations is right. Raises: ValueError if none is."""
+        if len(self.requests) == 1:
+            return 0
+        if self.target.isdecimal() and int(self.target) < len(self.requests):
+            return int(self.target)
+        return [text.strip() for text in self.continuations].index(self.target.strip())
+
+    @property
+    def log_probability(self) -> float | None:
+        """Of the right answer, in nats a byte."""
+        if not self.has_log_probabilities:
+            return None
+        place = self.target_place
+        num_bytes = len(self.continuations[place].encode())
+        return self._log_likelihood(place) / max(1, num_bytes)
+
+    @property
+    def right_answer(self) -> str:
+        return self.continuations[self.target_place].strip() if self._is_choice else self.target
+
+    def answer(self, filtered: object) -> str:
+        """What the model said; `filtered`: as the task's filter left it."""
+        if self._is_choice:
+            places = range(len(self.requests))
+            return self.continuations[max(places, key=self._log_likelihood)].strip()
+        if self.kind == "loglikelihood":
+            return self.target if str(self.responses[0][1]) == "True" else "another text"
+        if self.has_log_probabilities:
+            return ""
+        return str(filtered[0] if isinstance(filtered, list) else filtered)
+
+    @property
+    def _is_choice(self) -> bool:
+        return self.kind == "multiple_choice"
+
+    def _log_likelihood(self, place: int) -> float:
+        response = self.responses[place]
+        return float(response[0] if isinstance(response, list) else response)
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EvaluationError.of(file, f"cannot be read: {error}") from None
+    if not isinstance(read, dict):
+        raise EvaluationError.of(file, "no JSON object")
+    return read
+
+
+def _read_lines(file: Path) -> Iterator[Sample]:
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            sample = json.loads(line)
+        except ValueError as error:
+            raise EvaluationError.of(
+                f"{file}:{number}", f"no JSON, as of a file that was cut off: {error}"
+            ) from None
+        if not isinstance(sample, dict):
+            raise EvaluationError.of(f"{file}:{number}", "no JSON object")
+        yield sample

@@ -1,0 +1,54 @@
+"""What an evaluation says by itself: are all numbers finite, and is a choice better than a guess?"""
+
+from scipy.stats import binomtest
+
+from assay.verdicts import Level, Outcome, Unmatched, Verdict, overall_outcome
+from assay_bench.evaluations.items import Evaluation, TaskResult
+
+# The chance that a guess is taken for more.
+SIGNIFICANCE = 0.01
+
+
+def judge_scores(evaluation: Evaluation) -> Verdict:
+    """A level for each task. A low score fails nothing here: what it is held to is another evaluation."""
+    levels = {name: _level(task) for name, task in evaluation.tasks.items()}
+    is_finite = all(item.is_finite for task in evaluation.tasks.values() for item in task.items)
+    return Verdict(
+        verdict=overall_outcome(
+            [level.verdict or Outcome.NOT_COMPARED for level in levels.values()]
+        ),
+        model={"name": evaluation.facts.get("model", evaluation.name)}
+        | {key: evaluation.facts[key] for key in ("weights_hash",) if key in evaluation.facts},
+        reference={"run": "a guess"},
+        candidate={"run": evaluation.facts.get("run", evaluation.name)},
+        levels=levels,
+        notes=[f"{name}: {score_in_words(task)}" for name, task in evaluation.tasks.items()],
+        diagnosis=None if is_finite else "non-finite",
+        compared=sum(level.compared for level in levels.values()),
+        unmatched=Unmatched(),
+    )
+
+
+def score_in_words(task: TaskResult) -> str:
+    """Accuracy, what a guess would give, and the log-probability of right answers."""
+    parts = []
+    if task.accuracy is not None:
+        guess = "" if task.chance is None else f" (a guess: {task.chance:.1%})"
+        parts.append(f"{task.metric} {task.accuracy:.1%}{guess}")
+    if task.log_probability is not None:
+        parts.append(f"{task.log_probability:.3f} nats a byte")
+    return f"{', '.join(parts) or 'no number'}, {len(task.items):,} items"
+
+
+def _level(task: TaskResult) -> Level:
+    num_items = len(task.items)
+    if wrong := sum(not item.is_finite for item in task.items):
+        reason = f"{wrong} of {num_items} log-probabilities are NaN or infinite"
+        return Level(verdict=Outcome.FAIL, reason=reason, compared=num_items)
+    if task.chance is not None and task.accuracy is not None:
+        right = sum(item.right is True for item in task.items)
+        p = float(binomtest(right, num_items, task.chance, alternative="greater").pvalue)
+        if not p < SIGNIFICANCE:
+            reason = f"no better than a guess (p = {p:.2g}): {score_in_words(task)}"
+            return Level(verdict=Outcome.FAIL, reason=reason, compared=num_items)
+    return Level(verdict=Outcome.PASS, compared=num_items)

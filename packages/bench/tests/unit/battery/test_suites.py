@@ -1,0 +1,83 @@
+from pathlib import Path
+
+import pytest
+
+from assay_bench.battery.documents import TASKS, documents_of
+from assay_bench.battery.suites import SuiteError, read_suite, shipped_suites
+from assay_bench.battery.task_files import TaskError, load_task
+
+
+@pytest.mark.parametrize("name", shipped_suites())
+def test_every_shipped_suite_is_read(name: str) -> None:
+    suite = read_suite(name)
+    assert suite.tasks
+    assert set(suite.clusters) <= set(suite.tasks)
+
+
+def test_the_offline_suite_needs_no_network(tmp_path: Path) -> None:
+    assert read_suite("offline").tasks == list(TASKS)
+    for task in TASKS:
+        config = load_task(task, tmp_path)
+        assert isinstance(config, dict)
+        assert config["dataset_path"] == "json"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_documents_are_many_different_and_the_same_again(task: str) -> None:
+    documents = documents_of(task)
+    assert len(documents) >= 250
+    assert len({str(document) for document in documents}) == len(documents)
+    assert documents_of(task) == documents
+
+
+def test_the_right_choice_is_at_no_place_of_its_own() -> None:
+    labels = [document["label"] for document in documents_of("next-text")]
+    assert all(90 < labels.count(label) < 160 for label in range(4))
+    assert all(len(set(one["choices"])) == 4 for one in documents_of("next-text"))
+
+
+def test_sums_are_right() -> None:
+    for document in documents_of("addition"):
+        first, second = document["question"].removesuffix("=").split("+")
+        assert int(first) + int(second) == int(document["sum"])
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("tasks = []", "tasks: List should have at least 1 item"),
+        ("tasks = ['a']\nterms = {accuracy = 0}", "terms.accuracy: Input should be greater than 0"),
+        ("tasks = ['a']\nmargin = 1", "margin: Extra inputs are not permitted"),
+        ("tasks = [", "cannot be read"),
+    ],
+)
+def test_a_suite_that_cannot_be_read_names_the_key(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(text)
+    with pytest.raises(SuiteError, match=told):
+        read_suite(str(path))
+    with pytest.raises(
+        SuiteError, match="suite x: there is no such file; shipped are core, leader"
+    ):
+        read_suite("x")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[1]", "needs a name under the key task"),
+        ("task: a\ndataset_path: json", "needs dataset_kwargs"),
+        (
+            "task: a\ndataset_path: json\ndataset_kwargs: {data_files: {test: d}}",
+            "there is no file",
+        ),
+        ("task: a\ndataset_path: json\ndataset_kwargs: {data_files: {test: e}}", "no documents in"),
+        ("task: !function a.b", "not YAML without tags"),
+    ],
+)
+def test_a_task_that_cannot_be_run_says_why(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "e").write_text("[]\n")
+    path = tmp_path / "t.yaml"
+    path.write_text(text)
+    with pytest.raises(TaskError, match=told):
+        load_task(str(path), tmp_path)

@@ -1,0 +1,174 @@
+"""What lm-eval's own command line writes, read."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay_bench.evaluations.reading import EvaluationError, read_evaluation
+
+STAMP = "2026-01-02T03-04-05.678901"
+KINDS = {
+    "choices": "multiple_choice",
+    "endings": "loglikelihood",
+    "texts": "loglikelihood_rolling",
+    "sums": "generate_until",
+}
+
+
+def hashes(number: int) -> dict[str, str]:
+    return {name: f"{name}{number}" for name in ("doc_hash", "prompt_hash", "target_hash")}
+
+
+def sample(kind: str, number: int, **update: Any) -> dict[str, Any]:
+    """As version 0.4.13 writes it: arguments as objects, numbers as text."""
+    kinds: dict[str, dict[str, Any]] = {
+        "choices": {
+            "arguments": {
+                "gen_args_0": {"arg_0": "2+2=", "arg_1": " 4"},
+                "gen_args_1": {"arg_0": "2+2=", "arg_1": " five"},
+            },
+            "resps": [[["-1.5", "True"]], [["-9.0", "False"]]],
+            "filtered_resps": [["-1.5", "True"], ["-9.0", "False"]],
+            "target": "0",
+            "metrics": ["acc", "acc_norm"],
+            "acc": 1.0,
+            "acc_norm": 1.0,
+        },
+        "endings": {
+            "arguments": {"gen_args_0": {"arg_0": "an exc", "arg_1": "eption"}},
+            "resps": [[["-3.0", "False"]]],
+            "filtered_resps": [["-3.0", "False"]],
+            "target": "eption",
+            "metrics": ["acc"],
+            "acc": 0,
+        },
+        "texts": {
+            "arguments": {"gen_args_0": {"arg_0": "naïve"}},
+            "resps": [["-12.0"]],
+            "filtered_resps": ["-12.0"],
+            "target": "naïve",
+            "metrics": ["bits_per_byte"],
+            "bits_per_byte": [-12.0, 6],
+        },
+        "sums": {
+            "arguments": {"gen_args_0": {"arg_0": "2+2=", "arg_1": {"until": ["\n"]}}},
+            "resps": [["5 or so"]],
+            "filtered_resps": ["5"],
+            "target": "4",
+            "metrics": ["exact_match"],
+            "exact_match": 0.0,
+        },
+    }
+    document = {"doc": {"text": "of", "source": f"s{number % 2}"}, "doc_id": number}
+    return kinds[kind] | document | hashes(number) | {"filter": "none"} | update
+
+
+def write(folder: Path, samples: dict[str, list[dict[str, Any]]], **update: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = {
+        "results": {name: {} for name in samples},
+        "configs": {name: {"output_type": KINDS[name]} for name in samples},
+        "versions": dict.fromkeys(samples, 1.0),
+        "n-shot": dict.fromkeys(samples, 0),
+        "model_name": "org/model",
+    }
+    (folder / f"results_{STAMP}.json").write_text(json.dumps(results | update))
+    for name, lines in samples.items():
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / f"samples_{name}_{STAMP}.jsonl").write_text(text)
+    return folder
+
+
+def test_each_kind_of_task_is_read(tmp_path: Path) -> None:
+    write(tmp_path / "org__model", {kind: [sample(kind, 0), sample(kind, 1)] for kind in KINDS})
+    found = read_evaluation(tmp_path, {"choices": "source"})
+    assert found.name == "org/model"
+    choices, endings, texts, sums = (found.tasks[kind].items[0] for kind in KINDS)
+    assert (choices.right, endings.right, texts.right, sums.right) == (True, False, None, False)
+    assert choices.log_probability == pytest.approx(-0.75)
+    assert (choices.target, choices.answer, choices.question) == ("4", "4", "2+2=")
+    assert (choices.cluster, endings.cluster) == ("s0", None)
+    assert endings.log_probability == pytest.approx(-0.5)
+    assert texts.log_probability == pytest.approx(-2.0)  # six bytes
+    assert (sums.log_probability, sums.answer) == (None, "5")
+    assert [found.tasks[kind].metric for kind in KINDS] == ["acc", "acc", None, "exact_match"]
+    assert [found.tasks[kind].chance for kind in KINDS] == [0.5, None, None, None]
+
+
+def test_the_right_choice_may_be_given_as_its_text(tmp_path: Path) -> None:
+    write(tmp_path, {"choices": [sample("choices", 0, target="five")]})
+    (item,) = read_evaluation(tmp_path).tasks["choices"].items
+    assert item.target == "five"
+    assert item.log_probability == pytest.approx(-9 / 5)
+
+
+def test_filters_of_a_task_are_tasks_of_their_own(tmp_path: Path) -> None:
+    strict, flexible = ({"filter": name} for name in ("strict-match", "flexible-extract"))
+    lines = [sample("sums", 0, **strict), sample("sums", 0, **flexible, exact_match=1.0)]
+    write(tmp_path, {"sums": lines})
+    found = read_evaluation(tmp_path).tasks
+    assert {name: one.accuracy for name, one in found.items()} == {
+        "sums (strict-match)": 0.0,
+        "sums (flexible-extract)": 1.0,
+    }
+
+
+def test_a_document_that_is_there_twice_is_two_items(tmp_path: Path) -> None:
+    write(tmp_path, {"sums": [sample("sums", 0), sample("sums", 0)]})
+    assert [item.key for item in read_evaluation(tmp_path).tasks["sums"].items] == [
+        "doc_hash0",
+        "doc_hash0#2",
+    ]
+
+
+def test_of_several_results_the_newest_is_read(tmp_path: Path) -> None:
+    write(tmp_path, {"sums": [sample("sums", 0)]}, model_name="older")
+    newer = json.loads((tmp_path / f"results_{STAMP}.json").read_text()) | {"model_name": "newer"}
+    (tmp_path / "results_2027.json").write_text(json.dumps(newer))
+    (tmp_path / "samples_sums_2027.jsonl").write_text(json.dumps(sample("sums", 1)))
+    assert read_evaluation(tmp_path).name == "newer"
+
+
+def test_a_likelihood_that_is_no_number_stays_none(tmp_path: Path) -> None:
+    lines = [sample("texts", 0, resps=[["nan"]], filtered_resps=["nan"])]
+    write(tmp_path, {"texts": lines})
+    (item,) = read_evaluation(tmp_path).tasks["texts"].items
+    assert item.log_probability is not None
+    assert math.isnan(item.log_probability)
+    assert not item.is_finite
+
+
+def cut_off(folder: Path) -> None:
+    file = next(folder.glob("samples_*"))
+    file.write_text(file.read_text()[:-20])
+
+
+def without_hash(folder: Path) -> None:
+    file = next(folder.glob("samples_*"))
+    line = json.loads(file.read_text())
+    del line["prompt_hash"]
+    file.write_text(json.dumps(line))
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda folder: next(folder.glob("samples_*")).unlink(), "evaluate with --log_samples"),
+        (lambda folder: next(folder.glob("samples_*")).write_text(""), "it is empty"),
+        (cut_off, "no JSON, as of a file that was cut off"),
+        (without_hash, "sample 1 is no sample of lm-eval: KeyError: 'prompt_hash'"),
+        (lambda folder: next(folder.glob("results_*")).unlink(), "no results_*.json"),
+        (lambda folder: next(folder.glob("results_*")).write_text("{}"), "no results of lm-eval"),
+        (lambda folder: next(folder.glob("results_*")).write_text("["), "cannot be read"),
+    ],
+)
+def test_what_cannot_be_read_says_where_and_why(tmp_path: Path, damage: Any, told: str) -> None:
+    write(tmp_path, {"sums": [sample("sums", 0)]})
+    damage(tmp_path)
+    with pytest.raises(EvaluationError) as raised:
+        read_evaluation(tmp_path)
+    assert told in str(raised.value)
+    assert str(tmp_path) in str(raised.value)
