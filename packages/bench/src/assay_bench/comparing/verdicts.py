@@ -1,0 +1,111 @@
+"""A comparison as a verdict."""
+
+from assay.verdicts import Level, Measurement, Outcome, Unmatched, Verdict
+from assay_bench.comparing.judging import Comparison, Judged, Measure, TaskComparison
+
+_OUTCOMES = {
+    Judged.PASS: Outcome.PASS,
+    Judged.FAIL: Outcome.FAIL,
+    Judged.UNDERPOWERED: Outcome.NOT_COMPARED,
+    Judged.NOT_COMPARED: Outcome.NOT_COMPARED,
+}
+
+
+def verdict_of(comparison: Comparison) -> tuple[Verdict, list[Measurement]]:
+    """With a level for each task, and a row for each of its measures.
+
+    Where there were too few items, `judged` of the level is UNDERPOWERED, and the verdict NOT_COMPARED.
+    """
+    base, candidate = comparison.base, comparison.candidate
+    if comparison.refused:
+        reason = f"the two were not asked the same: {'; '.join(comparison.refused)}"
+        levels = {"tasks": Level(verdict=Outcome.NOT_COMPARED, reason=reason)}
+    else:
+        levels = {task.name: _level(task) for task in comparison.tasks}
+    wrong = any(task.problem and task.judged is Judged.FAIL for task in comparison.tasks)
+    verdict = Verdict(
+        verdict=_OUTCOMES[comparison.judged],
+        model={"name": candidate.facts.get("model", candidate.name)},
+        reference={"run": base.name},
+        candidate={"run": candidate.facts.get("run", candidate.name)},
+        levels=levels,
+        notes=[
+            *comparison.notes,
+            *(
+                f"{task.name}: {measure_in_words(measure)}"
+                for task in comparison.tasks
+                for measure in task.measures
+            ),
+        ],
+        diagnosis="non-finite" if wrong else None,
+        compared=sum(level.compared for level in levels.values()),
+        unmatched=Unmatched(expected=list(base.tasks) if comparison.refused else []),
+    )
+    rows = [_row(task.name, measure) for task in comparison.tasks for measure in task.measures]
+    return verdict, rows
+
+
+def measure_in_words(measure: Measure) -> str:
+    """Both sides, the difference with its bounds, and what follows."""
+    told = (
+        f"{measure.name} {_number(measure, measure.base)} -> {_number(measure, measure.candidate)},"
+        f" difference {_signed(measure, measure.difference)} ({_signed(measure, measure.low)} to"
+        f" {_signed(measure, measure.high)}): "
+    )
+    margin = _number(measure, measure.margin)
+    if measure.name == "movement":
+        return f"{told}{_movement_in_words(measure, margin)}"
+    if measure.judged is Judged.FAIL:
+        return f"{told}lower by more than chance (p = {measure.p_worse:.2g})"
+    if measure.judged is Judged.PASS and measure.low > measure.margin:
+        return f"{told}higher by more than {margin}: were the questions in what it was trained on?"
+    if measure.judged is Judged.PASS:
+        return f"{told}no drop by {margin}"
+    return (
+        f"{told}{measure.num_items:,} items cannot exclude a drop by {margin}; about"
+        f" {measure.items_needed:,} would"
+    )
+
+
+def _movement_in_words(measure: Measure, margin: str) -> str:
+    if measure.judged is Judged.FAIL:
+        return f"more than {margin}: another model (p = {measure.p_worse:.2g})"
+    if measure.judged is Judged.PASS:
+        return f"less than {margin}"
+    return (
+        f"{measure.num_items:,} items cannot say whether that is less than {margin}; about"
+        f" {measure.items_needed:,} would for a model that is the same"
+    )
+
+
+def _level(task: TaskComparison) -> Level:
+    failed = [m for m in task.measures if m.judged is Judged.FAIL]
+    unsure = [m for m in task.measures if m.judged is Judged.UNDERPOWERED]
+    deciding = failed or unsure
+    reason = task.problem or "; ".join(map(measure_in_words, deciding)) or None
+    compared = max((measure.num_items for measure in task.measures), default=0)
+    judged = task.judged.value
+    return Level(verdict=_OUTCOMES[task.judged], reason=reason, compared=compared, judged=judged)
+
+
+def _row(task: str, measure: Measure) -> Measurement:
+    return Measurement(
+        level=task,
+        module="",
+        port=measure.name,
+        statistic=measure.name,
+        actual=measure.candidate,
+        expected=measure.base,
+        # How much of the margin is used up.
+        ratio=abs(min(0.0, measure.difference) or measure.candidate * (measure.name == "movement"))
+        / measure.margin,
+        limit=1.0,
+    )
+
+
+def _number(measure: Measure, value: float) -> str:
+    return f"{value:.1%}" if measure.name == "accuracy" else f"{value:.4f}"
+
+
+def _signed(measure: Measure, value: float) -> str:
+    return f"{value:+.1%}" if measure.name == "accuracy" else f"{value:+.4f}"

@@ -1,0 +1,70 @@
+"""A comparison as a person reads it in a job summary."""
+
+from collections.abc import Iterator
+
+from assay_bench.comparing.judging import Comparison, TaskComparison
+from assay_bench.comparing.pairing import Pair
+from assay_bench.comparing.verdicts import measure_in_words
+
+_FLIPS_SHOWN = 5
+_MOST_CHARACTERS = 120
+
+
+def comparison_as_markdown(comparison: Comparison) -> str:
+    """A section: a table of measures, why, and the items that only one side got right."""
+    return "\n".join(_lines(comparison)) + "\n"
+
+
+def _lines(comparison: Comparison) -> Iterator[str]:
+    yield f"### {comparison.judged}: {comparison.candidate.name} beside {comparison.base.name}"
+    yield ""
+    if comparison.refused:
+        yield "The two were not asked the same:"
+        yield ""
+        yield from (f"- {what}" for what in comparison.refused)
+        return
+    yield "| task | measure | base | candidate | difference | bounds | margin | items | |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for task in comparison.tasks:
+        if task.problem:
+            yield f"| {task.name} | {task.problem} | | | | | | | {task.judged} |"
+        for one in task.measures:
+            yield (
+                f"| {task.name} | {one.name} | {one.base:.4g} | {one.candidate:.4g} |"
+                f" {one.difference:+.3g} | {one.low:+.3g} to {one.high:+.3g} | {one.margin:g} |"
+                f" {one.num_items:,} | {one.judged} |"
+            )
+    yield ""
+    yield from (f"- {note}" for note in comparison.notes)
+    for task in comparison.tasks:
+        yield from (f"- {task.name}: {measure_in_words(measure)}" for measure in task.measures)
+    for task in comparison.tasks:
+        yield from _flips(task)
+
+
+def _flips(task: TaskComparison) -> Iterator[str]:
+    for what, pairs in (("lost", task.lost), ("gained", task.gained)):
+        if not pairs:
+            continue
+        yield ""
+        yield f"<details><summary>{task.name}: {len(pairs)} {what}</summary>"
+        yield ""
+        yield from map(_flip, pairs[:_FLIPS_SHOWN])
+        if (more := len(pairs) - _FLIPS_SHOWN) > 0:
+            yield f"- and {more} more in comparison.json"
+        yield ""
+        yield "</details>"
+
+
+def _flip(pair: Pair) -> str:
+    base, candidate = pair
+    return (
+        f"- {_shown(base.question)} right: {_shown(base.target)}, base: {_shown(base.answer)},"
+        f" candidate: {_shown(candidate.answer)}"
+    )
+
+
+def _shown(text: str) -> str:
+    """The end of a question is what is asked."""
+    short = text if len(text) <= _MOST_CHARACTERS else f"…{text[-_MOST_CHARACTERS:]}"
+    return f"`{short.replace('`', chr(39)).replace(chr(10), '⏎')}`"

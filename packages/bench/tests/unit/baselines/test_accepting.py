@@ -1,0 +1,87 @@
+"""What becomes a baseline, and what asks for a reason."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from assay.errors import UsageError
+from assay_bench.baselines.accepting import accept
+from assay_bench.baselines.records import is_baseline, read_baseline
+from assay_bench.comparing.terms import Terms
+from assay_bench.evaluations.items import Evaluation
+from packages.bench.tests.unit.made import answered, evaluation, item, task
+
+TERMS = Terms(accuracy=0.02)
+
+
+def write(found: Evaluation, path: Path, reason: str | None = None) -> Path:
+    return accept(found, path, TERMS, by="A. Lovelace", reason=reason)
+
+
+def test_a_baseline_is_read_as_the_evaluation_that_it_was(tmp_path: Path) -> None:
+    given = evaluation(
+        task([item(n, right=n % 2 == 0, log_probability=-n / 7, cluster="c") for n in range(9)])
+    )
+    path = write(given, tmp_path / "b.json", "the first")
+    assert is_baseline(path)
+    baseline = read_baseline(path)
+    assert (baseline.acceptance.by, baseline.acceptance.reason) == ("A. Lovelace", "the first")
+    (kept,), (was,) = baseline.evaluation().tasks.values(), given.tasks.values()
+    texts = {"question": "", "target": "", "answer": ""}
+    assert kept == replace(was, items=tuple(replace(one, **texts) for one in was.items))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        (400, 380, "this is not shown to be as good (sums: FAIL)"),
+        (400, 396, "this is not shown to be as good (sums: UNDERPOWERED)"),
+        (360, 390, "too good to be taken without a word: sums accuracy rose by 0.075"),
+    ],
+)
+def test_what_surprises_asks_for_a_reason(tmp_path: Path, before: int, now: int, told: str) -> None:
+    path = write(evaluation(answered(before, 400)), tmp_path / "b.json")
+    text = path.read_text()
+    with pytest.raises(UsageError) as raised:
+        write(evaluation(answered(now, 400)), path)
+    assert told in str(raised.value)
+    assert path.read_text() == text
+    write(evaluation(answered(now, 400)), path, "more data")
+    assert read_baseline(path).acceptance.reason == "more data"
+
+
+def test_what_is_as_good_replaces_it_without_a_word(tmp_path: Path) -> None:
+    path = write(evaluation(answered(390, 400)), tmp_path / "b.json")
+    write(evaluation(answered(390, 400), name="newer"), path)
+    assert read_baseline(path).name == "newer"
+
+
+def test_another_question_asks_for_a_reason(tmp_path: Path) -> None:
+    path = write(evaluation(answered(390, 400)), tmp_path / "b.json")
+    other = replace(answered(390, 400), asked={"version": 9})
+    with pytest.raises(UsageError, match="was asked something else"):
+        write(evaluation(other), path)
+
+
+def test_no_reason_makes_a_baseline_of_what_is_no_number(tmp_path: Path) -> None:
+    wrong = evaluation(task([item(0, log_probability=math.nan)]))
+    with pytest.raises(UsageError, match="nothing to hold others to: sums: 1 of 1 log-prob"):
+        write(wrong, tmp_path / "b.json", "please")
+    assert not (tmp_path / "b.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "EOF while parsing"),
+        ('{"baseline": 1}', "name: Field required"),
+        ('{"baseline": 7}', "baseline: Input"),
+    ],
+)
+def test_a_damaged_baseline_is_one_message(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "b.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=told):
+        read_baseline(path)

@@ -1,0 +1,142 @@
+"""PASS, FAIL and UNDERPOWERED, as the arithmetic says."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from assay.verdicts import Outcome
+from assay_bench.comparing.judging import Judged, compare
+from assay_bench.comparing.terms import Terms
+from assay_bench.comparing.verdicts import verdict_of
+from assay_bench.evaluations.items import TaskResult
+from assay_bench.reporting.markdown import comparison_as_markdown
+from packages.bench.tests.unit.made import answered, evaluation, item, task
+
+TERMS = Terms(accuracy=0.02, log_probability=0.01)
+
+
+def judged(base: TaskResult, candidate: TaskResult) -> Judged:
+    return compare(evaluation(base), evaluation(candidate), TERMS).judged
+
+
+@pytest.mark.parametrize(
+    ("num_lost", "num_items", "expected"),
+    [
+        (0, 400, Judged.PASS),
+        (0, 100, Judged.UNDERPOWERED),  # 133 would exclude 2 %
+        (6, 400, Judged.FAIL),  # six heads of six: 1.6 %
+        (4, 400, Judged.UNDERPOWERED),  # 6 %
+        (4, 4000, Judged.PASS),
+        # Lower by more than chance, and shown to be by less than the margin.
+        (30, 8000, Judged.PASS),
+    ],
+)
+def test_lost_items_decide_by_their_number(num_lost: int, num_items: int, expected: Judged) -> None:
+    base, candidate = answered(num_items, num_items), answered(num_items - num_lost, num_items)
+    assert judged(base, candidate) is expected
+
+
+def with_log_probabilities(values: list[float]) -> TaskResult:
+    return task([item(n, right=None, log_probability=v) for n, v in enumerate(values)])
+
+
+@pytest.mark.parametrize(
+    ("drop", "expected"), [(0.0, Judged.PASS), (0.005, Judged.PASS), (0.0095, Judged.FAIL)]
+)
+def test_log_probabilities_see_what_no_answer_shows(drop: float, expected: Judged) -> None:
+    base = [-1 + 0.1 * math.sin(n) for n in range(300)]
+    now = [value - drop + 0.02 * math.cos(7 * n) for n, value in enumerate(base)]
+    assert judged(with_log_probabilities(base), with_log_probabilities(now)) is expected
+
+
+@pytest.mark.parametrize(
+    ("moved", "expected"),
+    [(0.0, Judged.PASS), (0.0005, Judged.PASS), (0.001, Judged.UNDERPOWERED), (0.002, Judged.FAIL)],
+)
+def test_a_model_that_has_to_be_the_same_may_not_move_up_or_down(
+    moved: float, expected: Judged
+) -> None:
+    base = [-1 + 0.1 * math.sin(n) for n in range(300)]
+    now = [value + moved * 2**0.5 * math.cos(7 * n) for n, value in enumerate(base)]
+    sides = evaluation(with_log_probabilities(base)), evaluation(with_log_probabilities(now))
+    assert compare(*sides, TERMS.model_copy(update={"movement": 0.001})).judged is expected
+    assert compare(*sides, TERMS).judged is Judged.PASS
+
+
+@pytest.mark.parametrize(
+    ("update", "is_judged"),
+    [
+        ({}, True),
+        ({"machine": "B"}, True),  # the same weights
+        ({"weights_hash": "2"}, True),  # trained where the base was
+        ({"weights_hash": "2", "machine": "B"}, False),
+        ({"weights_hash": "2", "versions": {"torch": "2.14"}}, False),
+    ],
+)
+def test_a_model_trained_elsewhere_need_not_be_the_same(
+    update: dict[str, object], is_judged: bool
+) -> None:
+    facts = {"weights_hash": "1", "machine": "A", "versions": {"torch": "2.13"}}
+    base = replace(evaluation(with_log_probabilities([-1.0] * 9)), facts=facts)
+    other = replace(base, facts=facts | update)
+    found = compare(base, other, TERMS.model_copy(update={"movement": 0.001}))
+    names = [measure.name for measure in found.tasks[0].measures]
+    assert ("movement" in names) == is_judged
+    assert bool(found.notes) != is_judged
+
+
+def test_underpowered_says_how_many_items_would_do() -> None:
+    found = compare(evaluation(answered(100, 100)), evaluation(answered(99, 100)), TERMS)
+    (measure,) = found.tasks[0].measures
+    assert measure.items_needed == 215  # (1.645 + 1.282)² * 0.01 / 0.02²
+    verdict, _ = verdict_of(found)
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert verdict.levels["sums"].model_extra == {"judged": "UNDERPOWERED"}
+    assert "100 items cannot exclude a drop by 2.0%; about 215 would" in str(
+        verdict.levels["sums"].reason
+    )
+
+
+def test_what_is_far_better_passes_with_a_question() -> None:
+    found = compare(evaluation(answered(300, 400)), evaluation(answered(380, 400)), TERMS)
+    verdict, _ = verdict_of(found)
+    assert verdict.verdict is Outcome.PASS
+    assert verdict.notes[0].endswith(
+        "higher by more than 2.0%: were the questions in what it was trained on?"
+    )
+
+
+def test_of_many_tasks_one_that_chance_explains_fails_nothing() -> None:
+    def named(name: str, num_right: int) -> TaskResult:
+        return replace(answered(num_right, 4000), name=name)
+
+    base = evaluation(*[named(f"t{n}", 4000) for n in range(12)])
+    one_lower = evaluation(*[named(f"t{n}", 4000 - 6 * (n == 3)) for n in range(12)])
+    # Alone it would be: p = 1/64 under 5 %; and six of 4,000 are within the margin.
+    assert compare(base, one_lower, Terms(accuracy=0.0005)).judged is not Judged.FAIL
+
+
+def test_numbers_that_are_none_fail_and_of_the_base_say_nothing() -> None:
+    good, bad = with_log_probabilities([-1.0] * 9), with_log_probabilities([-1.0] * 8 + [math.nan])
+    failed = compare(evaluation(good), evaluation(bad), TERMS)
+    verdict, _ = verdict_of(failed)
+    assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, "non-finite")
+    assert "1 of 9 log-probabilities of the candidate are NaN" in str(verdict.levels["sums"].reason)
+    assert judged(bad, good) is Judged.NOT_COMPARED
+
+
+def test_a_task_without_anything_to_compare_is_no_pass() -> None:
+    nothing = task([item(n, right=None) for n in range(500)])
+    assert judged(nothing, nothing) is Judged.NOT_COMPARED
+    assert compare(evaluation(), evaluation(), TERMS).judged is Judged.NOT_COMPARED
+
+
+def test_what_is_told_shows_flips_with_their_texts() -> None:
+    text = comparison_as_markdown(
+        compare(evaluation(answered(400, 400)), evaluation(answered(390, 400)), TERMS)
+    )
+    assert text.startswith("### FAIL: model beside model\n")
+    assert "<details><summary>sums: 10 lost</summary>" in text
+    assert "- `390+1=` right: `391`, base: `391`, candidate: `?`" in text
+    assert "- and 5 more in comparison.json" in text

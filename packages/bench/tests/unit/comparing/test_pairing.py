@@ -1,0 +1,51 @@
+"""Two evaluations are held to each other only where they were asked the same."""
+
+from dataclasses import replace
+
+import pytest
+
+from assay_bench.comparing.judging import Judged, compare
+from assay_bench.comparing.pairing import differences, pairs_of
+from assay_bench.comparing.terms import Terms
+from assay_bench.evaluations.items import TaskResult
+from packages.bench.tests.unit.made import answered, evaluation, item, task
+
+BASE = answered(5, 10)
+
+
+def changed(number: int, **update: str) -> TaskResult:
+    items = [replace(one, **update) if n == number else one for n, one in enumerate(BASE.items)]  # type: ignore[arg-type]
+    return replace(BASE, items=tuple(items))
+
+
+@pytest.mark.parametrize(
+    ("candidate", "told"),
+    [
+        (replace(BASE, asked=BASE.asked | {"fewshot": 5}), "sums: fewshot is 5, base 0"),
+        (replace(BASE, asked=BASE.asked | {"version": 2.0}), "sums: version is 2.0, base 1.0"),
+        (replace(BASE, metric="acc_norm"), "sums: metric is acc_norm, base acc"),
+        (changed(3, prompt_hash="other"), "sums: 1 of 10 prompts differ"),
+        (changed(3, target_hash="other"), "sums: 1 of 10 right answers differ"),
+        (
+            replace(BASE, items=BASE.items[:-2]),
+            "sums: 2 of 10 documents are not the candidate's",
+        ),
+        (task([*BASE.items, item(99)]), "sums: 1 documents are the candidate's alone"),
+        (replace(BASE, name="other"), "the candidate was not asked sums"),
+    ],
+)
+def test_what_differs_is_named_and_nothing_is_compared(candidate: TaskResult, told: str) -> None:
+    found = compare(evaluation(BASE), evaluation(candidate), Terms())
+    assert found.judged is Judged.NOT_COMPARED
+    assert list(found.refused) == [told]
+
+
+def test_the_order_of_documents_is_no_difference() -> None:
+    turned = replace(BASE, items=BASE.items[::-1])
+    assert differences(evaluation(BASE), evaluation(turned)) == []
+    assert all(one.key == two.key for one, two in pairs_of(BASE, turned))
+
+
+def test_tasks_that_the_candidate_was_asked_beside_are_no_difference() -> None:
+    more = evaluation(BASE, replace(BASE, name="more"))
+    assert differences(evaluation(BASE), more) == []

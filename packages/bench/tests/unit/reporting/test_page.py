@@ -1,0 +1,40 @@
+"""The page of comparisons: what is on it, and where."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from assay.errors import UsageError
+from assay_bench.comparing.judging import compare
+from assay_bench.comparing.terms import Terms
+from assay_bench.reporting.comparing import JSON_FILE
+from assay_bench.reporting.json_file import comparison_as_json
+from assay_bench.reporting.page import PageSources, write_page
+from assay_bench.reporting.pictures import Interval
+from packages.bench.tests.unit.made import answered, evaluation
+
+
+def test_a_comparison_is_shown_with_its_flips_escaped(tmp_path: Path) -> None:
+    found = compare(evaluation(answered(400, 400)), evaluation(answered(390, 400)), Terms())
+    (tmp_path / JSON_FILE).write_text(comparison_as_json(found).replace("391", "<script>"))
+    page = write_page(PageSources(compared=[tmp_path]), tmp_path / "page.html").read_text()
+    assert "<title>Benchmarks: FAIL</title>" in page
+    assert "sums: 10 lost" in page
+    assert "&lt;script&gt;" in page
+    assert "<script>" not in page
+
+
+def test_an_interval_lies_between_its_bounds_and_stays_in_the_picture() -> None:
+    found = compare(evaluation(answered(400, 400)), evaluation(answered(398, 400)), Terms())
+    (measure,) = found.tasks[0].measures
+    drawn = Interval.of("sums", asdict(measure))
+    assert drawn.margin == 25.0
+    assert drawn.margin < drawn.low < drawn.difference < drawn.zero < drawn.high < 75
+    far = Interval.of("sums", asdict(measure) | {"low": -0.9, "difference": -0.5, "high": -0.1})
+    assert (far.low, far.difference, far.high) == (0.0, 0.0, 0.0)
+
+
+def test_a_folder_of_something_else_is_one_message(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no folder of `assay bench compare`"):
+        write_page(PageSources(compared=[tmp_path]), tmp_path / "page.html")
