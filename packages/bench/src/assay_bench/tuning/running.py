@@ -1,0 +1,188 @@
+"""Tunings from the outside: worlds one after the other, and a folder that an interrupted run goes on in."""
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from assay.devices.detection.isolation import require_run
+from assay.devices.run_string import parse_run
+from assay.errors import UsageError
+from assay.launch import Rank, TimeLimits, World, launch_world
+from assay.runs import Progress, RunFolder, Task, provenance, write_whole
+from assay.runs.caches import locked
+from assay.runs.results import write_results
+from assay.training.check import PRELOAD
+from assay.verdicts import Verdict
+from assay_bench.tuning.judging import judge_tunings
+from assay_bench.tuning.recipe import Recipe, RecipeFile
+from assay_bench.tuning.records import (
+    LOSSES_FILE,
+    RECORD_FILE,
+    ModelStart,
+    Trained,
+    Tuned,
+    TuneTask,
+    TuningRecord,
+    checkpoint_folder,
+    go_back_to_checkpoint,
+    model_folder,
+    read_record,
+    read_tuning,
+    read_tunings,
+    tuning_folder,
+)
+
+_RECIPE_FILE, _START_FILE, _LOCK, _LOGS = "recipe.json", "start.json", "lock", "logs"
+
+# A tuning may take days; no collective of a step takes minutes.
+_LIMITS = TimeLimits(start_seconds=300.0, collective_seconds=300.0, body_seconds=7 * 86_400.0)
+
+_POLL_SECONDS = 0.5
+
+_BODIES = "assay_bench.tuning.bodies"
+
+
+def open_folder(asked: RecipeFile, output: Path | None) -> Path:
+    """A new folder, or the one of an earlier run of the same recipe, which then goes on.
+
+    Raises: UsageError for a folder of something else.
+    """
+    if output is not None and (output / _RECIPE_FILE).is_file():
+        kept = read_record(Recipe, output / _RECIPE_FILE)
+        if kept.hash != asked.recipe.hash:
+            raise UsageError(
+                f"{output} holds tunings of another recipe (hash {kept.hash}, not"
+                f" {asked.recipe.hash}): name a new folder with --output"
+            )
+        return output
+    folder = RunFolder.create("bench tune", output)
+    folder.write_text(_RECIPE_FILE, asked.recipe.model_dump_json(indent=1) + "\n")
+    return folder.path
+
+
+def run_tunings(
+    asked: RecipeFile, output: Path, baseline: Path | None, progress: Progress
+) -> Verdict:
+    """Tune what is not finished in `output`, judge all, and write the verdict there.
+
+    output: from `open_folder`; another run in it waits until this one ends.
+    baseline: the output of an earlier one, with several seeds.
+    """
+    expected = None if baseline is None else read_tunings(baseline)
+    require_run(parse_run(asked.recipe.run))
+    recipe, tunings = asked.recipe, []
+    with locked(output / _LOCK):
+        for model in recipe.models:
+            start = _look_at(asked, model, output, progress)
+            for permutation, seed in product(recipe.permutations, recipe.seeds):
+                folder = tuning_folder(output, model, permutation, seed)
+                if not (folder / RECORD_FILE).is_file():
+                    task = _task(asked, model, permutation, seed, folder)
+                    _tune(task, start, progress)
+                tunings.append(read_tuning(folder))
+        verdict, measurements = judge_tunings(tunings, expected)
+        return write_results(verdict, measurements, output)
+
+
+def _task(asked: RecipeFile, model: str, permutation: str, seed: int, folder: Path) -> TuneTask:
+    folder.mkdir(parents=True, exist_ok=True)
+    return TuneTask(
+        recipe=asked.recipe,
+        sources=str(asked.folder),
+        model=model,
+        permutation=permutation,
+        seed=seed,
+        output=str(folder.resolve()),
+    )
+
+
+def _look_at(asked: RecipeFile, model: str, output: Path, progress: Progress) -> ModelStart:
+    """What `model` starts from. Raises: UsageError where an earlier run started from something else."""
+    folder = model_folder(output, model)
+    permutation, seed = next(iter(asked.recipe.permutations)), asked.recipe.seeds[0]
+    task = _task(asked, model, permutation, seed, folder)
+    with progress.step(f"looks at {model} and the data"):
+        start = ModelStart.model_validate(_launch("look at", task, 1))
+    kept = folder / _START_FILE
+    if kept.is_file():
+        before = read_record(ModelStart, kept)
+        if (before.data_hash, before.weights_hash) != (start.data_hash, start.weights_hash):
+            raise UsageError(
+                f"{output}: data or weights of {model} have changed since its tunings began: name a"
+                " new folder with --output"
+            )
+    write_whole(kept, start.model_dump_json() + "\n")
+    return start
+
+
+def _tune(task: TuneTask, start: ModelStart, progress: Progress) -> None:
+    """Train from the newest checkpoint on, write the model, and last its record."""
+    folder, recipe = task.folder, task.recipe
+    task = task.model_copy(update={"done": go_back_to_checkpoint(folder)})
+    with progress.task(f"tunes {task.title}", recipe.steps) as bar:
+        bar.advance(task.done)
+        with _counted(folder / LOSSES_FILE, bar):
+            trained = Trained.model_validate(_launch("train", task, task.way.ranks))
+    with progress.step(f"writes {task.title}"):
+        end = Tuned.model_validate(_launch("write model", task, 1))
+    record = TuningRecord(
+        recipe_hash=recipe.hash,
+        recipe=recipe,
+        model=task.model,
+        permutation=task.permutation,
+        seed=task.seed,
+        start=start,
+        end=end,
+        candidate=trained.candidate,
+        provenance=provenance(),
+    )
+    write_whole(folder / RECORD_FILE, record.model_dump_json(by_alias=True, indent=1) + "\n")
+    shutil.rmtree(checkpoint_folder(folder, recipe.steps).parent)
+
+
+def _launch(work: str, task: TuneTask, num_ranks: int) -> dict[str, Any]:
+    """Have so many ranks of dp do one of the works in `bodies`; what rank 0 answers."""
+    logs = task.folder / _LOGS
+    logs.mkdir(exist_ok=True)
+    world = World(
+        {"dp": num_ranks},
+        parse_run(task.recipe.run).device,
+        threads=max(1, (os.cpu_count() or 1) // num_ranks),
+        limits=_LIMITS,
+        preload=(*PRELOAD, _BODIES),
+        log_folder=logs,
+    )
+    return launch_world(_do, world, work, task.model_dump(mode="json"))[0]
+
+
+def _do(rank: Rank, work: str, task: dict[str, Any]) -> dict[str, Any]:
+    from assay_bench.tuning.bodies import WORKS  # imports torch: in ranks alone
+
+    return WORKS[work](rank, TuneTask.model_validate(task)).model_dump(mode="json")
+
+
+@contextmanager
+def _counted(losses: Path, bar: Task) -> Iterator[None]:
+    """Inside, `bar` advances by each line that rank 0 adds to `losses`."""
+    ended = threading.Event()
+
+    def count() -> None:
+        with losses.open("rb") as lines:
+            lines.seek(0, os.SEEK_END)
+            is_last = False
+            while not is_last:
+                is_last = ended.wait(_POLL_SECONDS)
+                bar.advance(lines.read().count(b"\n"))
+
+    counter = threading.Thread(target=count, daemon=True)
+    counter.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        counter.join()

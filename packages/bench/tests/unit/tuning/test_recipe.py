@@ -1,0 +1,93 @@
+from pathlib import Path
+
+import pytest
+
+from assay_bench.tuning.recipe import Recipe, RecipeError, read_recipe
+
+TEXT = """
+models = ["micro:llama"]
+run = "cpu/float32"
+seeds = [0, 1]
+steps = 4
+batch_size = 4
+sequence_length = 16
+checkpoint_every = 2
+
+[[data]]
+source = "sums"
+
+[permutations.full]
+learning_rate = 1e-3
+"""
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "recipe.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_recipe_that_ships_has_a_full_and_an_adapted_permutation() -> None:
+    recipe = read_recipe("micro").recipe
+    assert {name: way.features for name, way in recipe.permutations.items()} == {
+        "full": [],
+        "lora": ["lora"],
+    }
+
+
+def test_comments_and_the_order_of_keys_do_not_change_the_hash(tmp_path: Path) -> None:
+    recipe = read_recipe(write(tmp_path, TEXT)).recipe
+    other = TEXT.replace("steps = 4\n", "").replace("models", "# four\nsteps = 4\nmodels")
+    assert read_recipe(write(tmp_path, other)).recipe.hash == recipe.hash
+    assert recipe.model_copy(update={"steps": 5}).hash != recipe.hash
+    assert Recipe.model_validate_json(recipe.model_dump_json()).hash == recipe.hash
+
+
+def test_relative_paths_begin_at_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "own.jsonl").touch()
+    read = read_recipe(write(tmp_path, TEXT.replace('"sums"', '"own.jsonl"')))
+    assert read.folder == tmp_path
+    assert read.recipe.data[0].source == "own.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("steps = 4", "", "steps: Field required"),
+        ("steps = 4", "steps = 0", "steps: Input should be greater than 0"),
+        ("steps = 4", "steps = '4'", "steps: Input should be a valid integer"),
+        ("steps = 4", "steps = 4\nepochs = 1", "epochs: Extra inputs are not permitted"),
+        ("seeds = [0, 1]", "seeds = []", "seeds: List should have at least 1 item"),
+        ("seeds = [0, 1]", "seeds = [1, 1]", "seeds names one twice"),
+        (
+            "learning_rate = 1e-3",
+            "learning_rate = -1",
+            "permutations.full.learning_rate: Input should be greater than 0",
+        ),
+        (
+            "learning_rate = 1e-3",
+            "learning_rate = 1e-3\nranks = 3",
+            "3 ranks of permutation full cannot share out a batch_size of 4 evenly",
+        ),
+        ('"cpu/float32"', '"cpu"', "run: "),
+        ('"micro:llama"', '"micro:lama"', "models.0: no recipe 'lama'"),
+        ('"micro:llama"', '"micro:bert"', "models.0: micro:bert predicts no next token"),
+        ('"sums"', '"own.jsonl"', "data.0.source: no file "),
+        ("steps = 4", "steps = ", "Invalid value (at line 5, column 9)"),
+    ],
+)
+def test_error_names_file_and_key_in_one_line(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    path = write(tmp_path, TEXT.replace(old, new))
+    with pytest.raises(RecipeError) as raised:
+        read_recipe(path)
+    assert str(raised.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["absent", "absent.toml"])
+def test_recipe_that_is_not_there_is_answered_with_those_that_are(name: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        read_recipe(name)
+    assert str(raised.value) == f"{name}: no such file; recipes that ship: micro"

@@ -1,0 +1,72 @@
+from pathlib import Path
+
+import pytest
+
+from assay_bench.tuning.records import (
+    LOSSES_FILE,
+    TuningError,
+    checkpoint_folder,
+    go_back_to_checkpoint,
+    model_folder,
+    read_tunings,
+)
+
+
+def write(tuning: Path, *, checkpoints: list[str], losses: bytes) -> None:
+    for name in checkpoints:
+        checkpoint_folder(tuning, name).mkdir(parents=True)
+    tuning.mkdir(exist_ok=True)
+    (tuning / LOSSES_FILE).write_bytes(losses)
+
+
+def test_tuning_goes_back_to_its_newest_whole_checkpoint(tmp_path: Path) -> None:
+    # Killed while it wrote the line of the fifth step, or the checkpoint after it.
+    write(tmp_path, checkpoints=["2", "4", "part"], losses=b"0\n1\n2\n3\n4")
+    assert go_back_to_checkpoint(tmp_path) == 4
+    assert (tmp_path / LOSSES_FILE).read_bytes() == b"0\n1\n2\n3\n"
+    assert [path.name for path in checkpoint_folder(tmp_path, 4).parent.iterdir()] == ["4"]
+
+
+def test_checkpoints_are_compared_as_numbers(tmp_path: Path) -> None:
+    write(tmp_path, checkpoints=["9", "10"], losses=b"x\n" * 10)
+    assert go_back_to_checkpoint(tmp_path) == 10
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "losses"), [([], b"0\n1\n"), (["part"], b"0\n"), (["4"], b"0\n1\n")]
+)
+def test_tuning_begins_anew_without_a_checkpoint_whose_losses_are_there(
+    tmp_path: Path, checkpoints: list[str], losses: bytes
+) -> None:
+    write(tmp_path, checkpoints=checkpoints, losses=losses)
+    assert go_back_to_checkpoint(tmp_path) == 0
+    assert (tmp_path / LOSSES_FILE).read_bytes() == b""
+
+
+def test_tuning_that_never_began_has_nothing_to_go_back_to(tmp_path: Path) -> None:
+    assert go_back_to_checkpoint(tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("micro:llama?trained=0", "micro-llama-trained-0"), ("/data/my model", "data-my-model")],
+)
+def test_folder_of_a_model_bears_its_name(tmp_path: Path, model: str, name: str) -> None:
+    assert model_folder(tmp_path, model) == tmp_path / name
+
+
+def test_folder_without_a_finished_tuning_is_no_baseline(tmp_path: Path) -> None:
+    with pytest.raises(TuningError) as raised:
+        read_tunings(tmp_path)
+    assert str(raised.value) == f"{tmp_path} holds no finished tuning of `assay bench tune`"
+
+
+def test_damaged_record_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "micro-llama/full/seed-0/tuning.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"schema": 1}')
+    with pytest.raises(TuningError) as raised:
+        read_tunings(tmp_path)
+    assert str(raised.value) == (
+        f"{path} is no file of `assay bench tune`: recipe_hash: Field required"
+    )
