@@ -1,0 +1,1 @@
+"""How fast a machine runs models: measured, compared between environments, kept and watched."""

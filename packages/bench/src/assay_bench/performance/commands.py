@@ -1,0 +1,183 @@
+"""`assay bench perf`, `ab` and `history`: how fast is this machine, and did that change?"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+history = typer.Typer(
+    no_args_is_help=True,
+    help="Keep results of `assay bench perf`, and find where they slowed down.",
+)
+
+_Run = Annotated[
+    str, typer.Option(metavar="RUN", help="Where it runs, as DEVICE/DTYPE: cpu/bfloat16.")
+]
+_Model = Annotated[str, typer.Option(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")]
+_Suites = Annotated[
+    list[str] | None,
+    typer.Option("--suite", metavar="NAME", help="May be given more than once. Default: all."),
+]
+_Output = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-bench-<command>.")
+]
+_History = Annotated[Path, typer.Argument(metavar="FILE.db", help="A history, in SQLite.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+def perf(
+    *,
+    run: _Run = "cpu/float32",
+    model: _Model = "micro:llama",
+    suite: _Suites = None,
+    output: _Output = None,
+    as_json: _AsJson = False,
+) -> None:
+    """How long do training, generation and assay itself take here?
+
+    Times stand beside this machine's own matrix product and read bandwidth, measured between rounds.
+
+    Example: assay bench perf --suite training-step --suite decode
+
+    Exit code: 0 measured, 2 usage or environment error, or a suite that failed.
+    """
+    from rich.console import Console
+
+    from assay.runs import RunFolder, open_progress
+    from assay_bench.performance.faces import performance_table
+    from assay_bench.performance.requests import SuiteRequest
+    from assay_bench.performance.running import run_suites
+    from assay_bench.performance.suite_table import choose_suites
+
+    chosen = choose_suites(suite or [])
+    folder = RunFolder.create("bench perf", output)
+    with open_progress() as progress:
+        result = run_suites(
+            SuiteRequest(run=run, model=model), chosen, folder.path.resolve(), progress
+        )
+    Console(stderr=as_json).print(performance_table(result))
+    if as_json:
+        typer.echo(result.to_json())
+    else:
+        typer.echo(f"{result.machine}; samples: {folder.path}")
+
+
+def ab(
+    environments: Annotated[
+        tuple[Path, Path],
+        typer.Argument(
+            metavar="ENV_A ENV_B", help="Folders of virtual environments, or Pythons; B is judged."
+        ),
+    ],
+    *,
+    run: _Run = "cpu/float32",
+    model: _Model = "micro:llama",
+    suite: _Suites = None,
+    margin: Annotated[
+        float, typer.Option(min=0.0, help="By how much B may be slower, as a share: 0.05 is 5 %.")
+    ] = 0.05,
+    blocks: Annotated[
+        int, typer.Option(help="Each is a new process of A and of B; more narrow the interval.")
+    ] = 10,
+    output: _Output = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Is B slower than A? Both run the suites in turns, on this machine, at the same time.
+
+    Example: assay bench ab /opt/torch-2.12 /opt/torch-2.13 --suite training-step
+
+    Exit code: 0 PASS, 1 FAIL (slower by more than the margin), 2 usage or environment error, 3 the
+    interval is too wide to tell, or a suite ran on one side alone.
+    """
+    from rich.console import Console
+
+    from assay.runs import RunFolder, open_progress
+    from assay_bench.performance.environments import Environment
+    from assay_bench.performance.faces import comparison_line, comparison_table
+    from assay_bench.performance.paired.records import EXIT_CODES
+    from assay_bench.performance.paired.running import compare_environments
+    from assay_bench.performance.requests import SuiteRequest
+    from assay_bench.performance.suite_table import choose_suites
+
+    chosen = choose_suites(suite or [])
+    with open_progress() as progress:
+        with progress.step("asks both environments for their suites"):
+            sides = Environment.at(environments[0]), Environment.at(environments[1])
+        folder = RunFolder.create("bench ab", output)
+        result = compare_environments(
+            sides,
+            chosen,
+            SuiteRequest(run=run, model=model),
+            margin=margin,
+            num_blocks=blocks,
+            folder=folder.path.resolve(),
+            progress=progress,
+        )
+    Console(stderr=as_json).print(comparison_table(result))
+    typer.echo(result.to_json() if as_json else comparison_line(result))
+    raise typer.Exit(EXIT_CODES[result.verdict])
+
+
+@history.command("add")
+def history_add(
+    file: _History,
+    results: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of `assay bench perf`.")
+    ],
+) -> None:
+    """Add results to a history; all or none. A file that is not there is made.
+
+    Example: assay bench history add perf.db runs/20260101-120000-bench-perf
+
+    Exit code: 0 added, 2 usage or environment error, such as a run that is in it already.
+    """
+    from assay_bench.performance.history.database import add_results
+    from assay_bench.performance.results import read_performance
+
+    read = {path: read_performance(path) for path in results}
+    add_results(file, read)
+    typer.echo(f"{file}: {len(read)} added")
+
+
+@history.command("show")
+def history_show(file: _History, *, as_json: _AsJson = False) -> None:
+    """Show each series of a history: its runs and its latest ratio.
+
+    Exit code: 0, or 2 for a usage or environment error.
+    """
+    import json
+    from dataclasses import asdict
+    from itertools import groupby
+
+    from rich.console import Console
+
+    from assay_bench.performance.faces import series_table
+    from assay_bench.performance.history.database import read_series
+
+    series = read_series(file)
+    if as_json:
+        typer.echo(json.dumps({"schema": 1, "series": [asdict(one) for one in series]}, indent=1))
+    else:
+        for place, of_one_kind in groupby(series, key=lambda one: one.key.place):
+            Console().print(place, series_table(list(of_one_kind)), "", sep="\n")
+
+
+@history.command("check")
+def history_check(file: _History, *, as_json: _AsJson = False) -> None:
+    """Did any suite become slower, and stay so? Looks for changes of level in the last 60 runs.
+
+    Exit code: 0 PASS, 1 FAIL (a slow-down stands), 2 usage or environment error, 3 no series is long
+    enough.
+    """
+    from assay_bench.performance.history.checking import check_history
+    from assay_bench.performance.history.database import read_series
+
+    checked = check_history(read_series(file))
+    if as_json:
+        typer.echo(checked.to_json())
+    else:
+        for one in checked.series:
+            place = f"{one.suite} of {one.model} on {one.run}, {one.machine}"
+            typer.echo(f"{one.verdict}  {place}: {one.reason}")
+        typer.echo(checked.verdict)
+    raise typer.Exit(checked.verdict.exit_code)

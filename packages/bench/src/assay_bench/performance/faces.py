@@ -1,0 +1,87 @@
+"""How results look in a terminal."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from assay_bench.performance.history.series import Series
+    from assay_bench.performance.paired.records import EnvironmentComparison
+    from assay_bench.performance.results import PerformanceResult, SuiteResult
+
+_MEBIBYTE = 1 << 20
+
+
+def performance_table(result: "PerformanceResult") -> "Table":
+    """One row for each suite."""
+    table = new_table("SUITE", "FASTEST", "TO CONTROL", "TOKENS/S", "OF MATMUL", "OF READ", "PEAK")
+    for suite in result.suites:
+        table.add_row(suite.suite, *_cells(suite))
+    for name, reason in result.skipped.items():
+        table.add_row(name, f"skipped: {reason}")
+    return table
+
+
+def comparison_table(result: "EnvironmentComparison") -> "Table":
+    """One row for each suite: how many times as long B takes as A."""
+    table = new_table("SUITE", "B TO A", "95 % INTERVAL", "VERDICT")
+    for suite in result.suites:
+        interval = f"{suite.lower:.3f} to {suite.upper:.3f}"
+        table.add_row(suite.suite, f"{suite.ratio:.3f}", interval, suite.speed)
+    for name, reason in {**result.not_compared, **result.skipped}.items():
+        table.add_row(name, "", "", reason)
+    return table
+
+
+def comparison_line(result: "EnvironmentComparison") -> str:
+    """The verdict, what decided it, and what to do where nothing did."""
+    limit = 1 + result.margin
+    match result.verdict:
+        case "PASS":
+            words = f"no suite takes {limit:g} times as long in B as in A"
+        case "FAIL":
+            slower = ", ".join(suite.suite for suite in result.suites if suite.speed == "slower")
+            words = f"B takes more than {limit:g} times as long as A for {slower}"
+        case "UNDERPOWERED":
+            words = (
+                f"an interval holds the limit of {limit:g}; --blocks {4 * len(result.blocks)} halves"
+                " it, a machine that does nothing else may do more"
+            )
+        case _:
+            words = "not every suite ran on both sides"
+    return f"{result.verdict}: {words}"
+
+
+def series_table(of_one_kind: "Sequence[Series]") -> "Table":
+    """One row for each suite of one model on one kind of machine."""
+    from statistics import median
+
+    table = new_table("SUITE", "RUNS", "MEDIAN", "LATEST", "OF")
+    for series in of_one_kind:
+        latest = series.points[-1]
+        numbers = (f"{median(series.ratios):.4g}", f"{latest.ratio:.4g}")
+        table.add_row(series.key.suite, str(len(series.points)), *numbers, latest.date)
+    return table
+
+
+def new_table(*headings: str) -> "Table":
+    """An empty one without lines."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
+    return table
+
+
+def _cells(suite: "SuiteResult") -> list[str]:
+    return [
+        f"{1000 * suite.fastest:.3g} ms",
+        f"{suite.ratio:.3g} {suite.control}",
+        f"{suite.tokens_per_second:,.0f}" if suite.num_tokens else "",
+        f"{suite.flops_share:.1%}" if suite.num_flops else "",
+        f"{suite.bytes_share:.1%}" if suite.num_bytes else "",
+        f"{suite.peak_memory_bytes / _MEBIBYTE:,.0f} MiB" if suite.peak_memory_bytes else "",
+    ]

@@ -1,0 +1,1 @@
+"""Results of many runs on one kind of machine, and where they became slower."""

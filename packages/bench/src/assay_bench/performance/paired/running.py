@@ -1,0 +1,167 @@
+"""Blocks: a new process of each environment, whose rounds take turns in random order."""
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from assay.devices.run_string import parse_run
+from assay.runs import Progress, provenance
+from assay.runs.folders import write_whole
+from assay_bench.performance.environments import Environment
+from assay_bench.performance.paired.judging import FEWEST_BLOCKS, TooFewBlocksError
+from assay_bench.performance.paired.records import (
+    COMPARISON_FILE,
+    Block,
+    EnvironmentComparison,
+    PairedOutcome,
+    SuiteComparison,
+    compare_suite,
+    overall,
+)
+from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest
+from assay_bench.performance.suite_process import SuiteProcess, suite_process
+from assay_bench.performance.suite_table import SUITES, Suite
+
+Side = Literal["A", "B"]
+_SIDES: tuple[Side, Side] = ("A", "B")
+
+# Quads in each block. More blocks narrow an interval further than more quads: what a process has for
+# its life, such as where its memory lies, changes times by per cents.
+NUM_QUADS = 16
+
+
+def turn_order(rng: random.Random) -> Iterator[Side]:
+    """Whose rounds follow each other in one block: the warm-up, then quads, each ABBA or BAAB.
+
+    In a quad both sides have the same mean time, so that a steady drift slows both alike.
+    """
+    for _ in range(NUM_WARMUP_ROUNDS):
+        yield from _SIDES
+    for _ in range(NUM_QUADS):
+        first, second = rng.sample(_SIDES, 2)
+        yield from (first, second, second, first)
+
+
+def compare_environments(
+    environments: tuple[Environment, Environment],
+    suites: Sequence[Suite],
+    asked: SuiteRequest,
+    *,
+    margin: float,
+    num_blocks: int,
+    folder: Path,
+    progress: Progress,
+) -> EnvironmentComparison:
+    """Measure both, judge whether the second is slower, and write ab.json into `folder`.
+
+    asked: run and model; the number of rounds is that of a block. margin: by how much it may be slower,
+        as a share.
+    Raises: TooFewBlocksError; UnknownSuiteError for a suite that one of them lacks; UsageError or
+        MachineError as their processes fail.
+    """
+    parse_run(asked.run)
+    if num_blocks < FEWEST_BLOCKS:
+        raise TooFewBlocksError.of(num_blocks)
+    for environment in environments:
+        environment.nodes_of(suites)
+    seed = random.randrange(1 << 32)  # noqa: S311 - an order, no secret
+    rng = random.Random(seed)  # noqa: S311 - as above
+    of_block = asked.model_copy(update={"num_rounds": 2 * NUM_QUADS})
+    blocks = []
+    with progress.task("measures blocks of A and B", num_blocks) as task:
+        for number in range(num_blocks):
+            block_folder = folder / f"block{number}"
+            blocks.append(_measure_block(environments, suites, of_block, block_folder, rng))
+            task.advance()
+    judged = judge_blocks(blocks, suites, margin)
+    result = EnvironmentComparison(
+        verdict=judged.verdict,
+        margin=margin,
+        suites=judged.compared,
+        not_compared=judged.not_compared,
+        skipped=judged.skipped,
+        environments={
+            side: {"name": one.name, "versions": dict(one.versions)}
+            for side, one in zip(_SIDES, environments, strict=True)
+        },
+        run=asked.run,
+        model=asked.model,
+        seed=seed,
+        blocks=blocks,
+        provenance=provenance(),
+    )
+    write_whole(folder / COMPARISON_FILE, result.to_json())
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedBlocks:
+    """What follows from all blocks; the fields are those of EnvironmentComparison."""
+
+    verdict: PairedOutcome
+    compared: list[SuiteComparison]
+    not_compared: dict[str, str]
+    skipped: dict[str, str]
+
+
+def judge_blocks(blocks: Sequence[Block], suites: Sequence[Suite], margin: float) -> JudgedBlocks:
+    """Compare each of `suites` that both sides ran; a suite that a side skipped has its reasons."""
+    compared: list[SuiteComparison] = []
+    not_compared: dict[str, str] = {}
+    skipped: dict[str, str] = {}
+    for suite in suites:
+        reasons = {
+            side: reasons[suite.name]
+            for block in blocks
+            for side, reasons in block.skipped.items()
+            if suite.name in reasons
+        }
+        words = "; ".join(f"{side}: {reason}" for side, reason in sorted(reasons.items()))
+        match len(reasons):
+            case 0:
+                compared.append(compare_suite(suite.name, blocks, margin))
+            case 1:
+                not_compared[suite.name] = f"only one side could run it; {words}"
+            case _:
+                skipped[suite.name] = words
+    return JudgedBlocks(overall(compared, not_compared), compared, not_compared, skipped)
+
+
+def _measure_block(
+    environments: tuple[Environment, Environment],
+    suites: Sequence[Suite],
+    asked: SuiteRequest,
+    folder: Path,
+    rng: random.Random,
+) -> Block:
+    with ExitStack() as stack:
+        sides: dict[Side, SuiteProcess] = {}
+        for side, environment in zip(_SIDES, environments, strict=True):
+            (folder / side).mkdir(parents=True)
+            started = suite_process(environment, suites, asked, folder / side)
+            sides[side] = stack.enter_context(started)
+        for process in sides.values():
+            process.wait_until_ready()
+        while waiting := {p.waiting_for for p in sides.values() if p.waiting_for is not None}:
+            suite = next(name for name in SUITES if name in waiting)
+            _run_suite({side: p for side, p in sides.items() if p.waiting_for == suite}, rng)
+        return Block(
+            expected=sides["A"].results()[0],
+            actual=sides["B"].results()[0],
+            skipped={side: process.skipped for side, process in sides.items()},
+        )
+
+
+def _run_suite(sides: dict[Side, SuiteProcess], rng: random.Random) -> None:
+    """All rounds of one suite; one side alone where the other skips it."""
+    for side in turn_order(rng):
+        if side in sides:
+            sides[side].run_round()
+    # Both at once: what they do until the next suite's first round is not measured.
+    for process in sides.values():
+        process.give_turn()
+    for process in sides.values():
+        process.wait_until_ready()

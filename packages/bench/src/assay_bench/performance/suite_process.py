@@ -1,0 +1,175 @@
+"""A pytest process that runs suites, one round whenever it is given the turn."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from assay.errors import MachineError, UsageError
+from assay.runs import ProcessError
+from assay.runs.hashing import SAME_HASHES
+from assay.watchdog import GRACE_SECONDS, watched
+from assay_bench.performance.environments import Environment
+from assay_bench.performance.requests import REQUEST_VARIABLE, SuiteEvent, SuiteRequest
+from assay_bench.performance.results import SuiteResult
+from assay_bench.performance.suite_table import Suite
+
+# For one round, and for what comes before the first: loading and compiling a model.
+_ROUND_SECONDS = 1800.0
+
+
+class SuiteProcess:
+    """Started by `suite_process`; `waiting_for` names the suite whose next round it will run.
+
+    waiting_for: None once it has ended. skipped: for each suite that cannot run there, why.
+    """
+
+    def __init__(
+        self, environment: Environment, folder: Path, process: subprocess.Popen[bytes],
+        go: int, events: int,
+    ) -> None:  # fmt: skip
+        self.skipped: dict[str, str] = {}
+        self.waiting_for: str | None = None
+        self._environment, self._folder, self._process = environment, folder, process
+        self._go, self._events, self._unread = go, events, b""
+
+    def wait_until_ready(self) -> None:
+        """Wait until it can run a round, or has ended.
+
+        Raises: UsageError or MachineError as it has told; MachineError if it says nothing for half
+            an hour.
+        """
+        self.waiting_for = None
+        while line := self._read_line():
+            event = self._read_event(line)
+            if event.kind == "ready":
+                self.waiting_for = event.suite
+                return
+            if event.kind != "skipped":
+                raise (UsageError if event.kind == "usage" else MachineError)(event.reason)
+            self.skipped[event.suite] = event.reason
+
+    def give_turn(self) -> None:
+        """Let it run a round, or go on to the next suite after the last; returns at once."""
+        with suppress(BrokenPipeError):  # it has ended, which its results will say
+            os.write(self._go, b"g")
+
+    def run_round(self) -> None:
+        """Give it the turn, and wait until its round is over."""
+        self.give_turn()
+        self.wait_until_ready()
+
+    def results(self) -> tuple[list[SuiteResult], dict[str, Any]]:
+        """The samples of all suites, and its device; called when `waiting_for` is None.
+
+        Raises: ProcessError with the end of its log if it failed.
+        """
+        code = self._process.wait()
+        file = self._folder / "benchmark.json"
+        if not code and self.skipped and not file.is_file():
+            return [], {}
+        if code or not file.is_file():
+            raise ProcessError.died("suite", code, self._folder / "suites.log")
+        benchmarks = json.loads(file.read_text(encoding="utf-8"))["benchmarks"]
+        device: dict[str, Any] = {}
+        found = []
+        for benchmark in benchmarks:
+            measured = dict(benchmark["extra_info"])
+            device = measured.pop("device")
+            try:
+                found.append(SuiteResult(seconds=benchmark["stats"]["data"], **measured))
+            except ValidationError as error:
+                raise self._of_another_version(error) from None
+        return found, device
+
+    def _read_event(self, line: bytes) -> SuiteEvent:
+        try:
+            return SuiteEvent.model_validate_json(line)
+        except ValidationError as error:
+            raise self._of_another_version(error) from None
+
+    def _of_another_version(self, error: ValidationError) -> MachineError:
+        first = error.errors()[0]
+        return MachineError(
+            f"{self._environment.name} has suites of another version: {first['loc'][-1]}: {first['msg']}"
+        )
+
+    def _read_line(self) -> bytes:
+        """The next event, without its newline; empty if there will be none."""
+        while b"\n" not in self._unread:
+            if not select.select([self._events], [], [], _ROUND_SECONDS)[0]:
+                raise MachineError(
+                    f"the suites of {self._environment.name} said nothing for"
+                    f" {_ROUND_SECONDS:.0f} s; their log: {self._folder / 'suites.log'}"
+                )
+            chunk = os.read(self._events, 1 << 16)
+            if not chunk:
+                return b""
+            self._unread += chunk
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+
+@contextmanager
+def suite_process(
+    environment: Environment, suites: Sequence[Suite], asked: SuiteRequest, folder: Path
+) -> Iterator[SuiteProcess]:
+    """Start pytest on `suites` in `environment`; it and its children end with the context.
+
+    folder: an existing one, which gets its log and what pytest-benchmark writes.
+    """
+    nodes = environment.nodes_of(suites)
+    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")  # none of the user's
+    child_go, go = os.pipe()
+    events, child_events = os.pipe()
+    request = asked.model_copy(update={"go": child_go, "events": child_events})
+    # None of the user's plugins and options, nor of a pytest that started this one: pytest-benchmark
+    # measures nothing where it finds the variables of pytest-xdist.
+    variables = {k: v for k, v in environment.variables.items() if not k.startswith("PYTEST_")}
+    variables |= {**SAME_HASHES, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    variables[REQUEST_VARIABLE] = request.model_dump_json()
+    with (folder / "suites.log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                environment.python, "-P", "-m", "pytest", *nodes, "--quiet",
+                f"--rootdir={folder}", f"--config-file={folder / 'pytest.ini'}",
+                "--import-mode=importlib", "--assert=plain", "-p", "no:cacheprovider",
+                "-p", "pytest_benchmark.plugin",
+                f"--benchmark-json={folder / 'benchmark.json'}", "--benchmark-disable-gc",
+            ],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=variables,
+            pass_fds=(child_go, child_events), process_group=0, cwd=folder,
+        )  # fmt: skip
+    os.close(child_go)
+    os.close(child_events)
+    try:
+        with watched("group", process.pid):
+            try:
+                yield SuiteProcess(environment, folder, process, go, events)
+            finally:
+                _end(process)
+    finally:
+        os.close(go)
+        os.close(events)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End the process, if it still runs, and all of its children."""
+    if process.poll() is None:
+        _signal_group(process, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+    _signal_group(process, signal.SIGKILL)
+    process.wait()
+
+
+def _signal_group(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)

@@ -1,0 +1,1 @@
+"""What is measured, as tests of pytest-benchmark; what is asked of them comes in one variable."""

@@ -1,0 +1,50 @@
+"""How long a checkpoint takes to be written and to be read."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from assay.models import LoadedModel
+from assay.training.batches import coder_of, training_batches
+from assay.training.protocol import TrainingPlan
+from assay.training.trainers.reference import ReferenceTrainer
+from assay_bench.performance.requests import SuiteRequest
+from assay_bench.performance.suites.measurement import Amounts, Measure
+
+
+@pytest.fixture(scope="module")
+def trainer(asked: SuiteRequest, loaded: LoadedModel) -> ReferenceTrainer:
+    """After one step, so that there are moments to write."""
+    del loaded  # only for the number of threads, which it chooses
+    trainer = ReferenceTrainer()
+    trainer.setup(TrainingPlan(model=asked.model, run=asked.run, micro_batches=1))
+    (batch,) = training_batches(coder_of(asked.model), steps=1, micro_batches=1)
+    trainer.step(batch)
+    return trainer
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def test_save(measure: Measure, trainer: ReferenceTrainer, tmp_path: Path) -> None:
+    """Model, moments and generators, into a new folder each time."""
+    folder = tmp_path / "checkpoint"
+    trainer.save(folder)
+    num_bytes = _bytes_in(folder)
+    assert num_bytes > 0
+
+    def empty() -> Path:
+        shutil.rmtree(folder)
+        return folder
+
+    measure(empty, trainer.save, Amounts(num_bytes=num_bytes))
+
+
+def test_load(measure: Measure, trainer: ReferenceTrainer, tmp_path: Path) -> None:
+    """The same, back into a trainer that is set up."""
+    trainer.save(tmp_path)
+    num_bytes = _bytes_in(tmp_path)
+    assert num_bytes > 0
+    measure(lambda: tmp_path, trainer.load, Amounts(num_bytes=num_bytes))

@@ -1,0 +1,63 @@
+"""How long two ranks take to add up what each has."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from assay.devices.base import Device
+from assay.devices.run_string import parse_run
+from assay.launch import Rank, World, launch_world
+from assay_bench.performance.requests import SuiteRequest
+from assay_bench.performance.suites.measurement import Amounts, Measure
+
+NUM_RANKS = 2
+NUM_ELEMENTS = 1 << 20
+NUM_REPEATS = 10
+
+
+class RankClock:
+    """The time that ranks spent in collectives, in seconds: their start is no part of it."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def __call__(self) -> float:
+        """The sum so far."""
+        return self._seconds
+
+    def advance(self, seconds: float) -> None:
+        """Called after each world with the time of its slowest rank."""
+        self._seconds += seconds
+
+
+_CLOCK = RankClock()
+
+
+def all_reduce(rank: Rank) -> tuple[float, float]:
+    """Seconds of all repeats, after one that opens the connections, and an element of the sum."""
+    values = torch.ones(NUM_ELEMENTS, device=rank.device.torch_device)
+    dist.all_reduce(values)
+    rank.device.synchronize()
+    begun = time.perf_counter()
+    for _ in range(NUM_REPEATS):
+        dist.all_reduce(values)
+    rank.device.synchronize()
+    return time.perf_counter() - begun, float(values[0])
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.benchmark(timer=_CLOCK)
+def test_all_reduce(measure: Measure, asked: SuiteRequest, device: Device) -> None:
+    """Ten sums of 4 MiB in float32; each round is a world of its own."""
+    if device.torch_device != "cpu" and device.count() < NUM_RANKS:
+        pytest.skip(f"needs {NUM_RANKS} devices, and {device.name} is one")
+    world = World({"dp": NUM_RANKS}, device=parse_run(asked.run).device)
+
+    def run_world(target: World) -> None:
+        answers = launch_world(all_reduce, target)
+        assert [total for _, total in answers] == [NUM_RANKS ** (NUM_REPEATS + 1)] * NUM_RANKS
+        _CLOCK.advance(max(seconds for seconds, _ in answers))
+
+    measure(lambda: world, run_world, Amounts(num_bytes=NUM_REPEATS * NUM_ELEMENTS * 4))

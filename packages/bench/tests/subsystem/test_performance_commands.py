@@ -1,0 +1,254 @@
+"""`assay bench perf`, `ab` and `history` as users type them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay_bench.performance.results import PerformanceResult, read_performance
+
+pytestmark = pytest.mark.timeout(600)
+
+# In an environment of its own, in which every suite but one is as it ships: this one needs no torch.
+LIGHT_SUITES = """
+import time
+from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest
+from assay_bench.performance.suites.turns import Turns
+
+ASKED = SuiteRequest.of_environment()
+
+def measure(suite, benchmark, seconds):
+    turns = Turns(ASKED)
+    benchmark.pedantic(
+        lambda: time.sleep(seconds), setup=lambda: turns.wait(suite),
+        rounds=ASKED.num_rounds, warmup_rounds=NUM_WARMUP_ROUNDS,
+    )
+    times = [1.0] * ASKED.num_rounds
+    benchmark.extra_info.update(
+        suite=suite, device={}, matmul_seconds=times, matmul_flops=1, read_seconds=times, read_bytes=1
+    )
+    turns.wait(suite)
+
+def test_prefill(benchmark):
+    measure("prefill", benchmark, 0.004)
+
+def test_decode(benchmark):
+    measure("decode", benchmark, SECONDS)
+
+"""
+
+REPLACED_TABLE = """
+from assay_bench.performance import suite_table
+suite_table.SUITE_FOLDER = __import__("pathlib").Path(r"{folder}")
+suite_table.SUITES = {{
+    name: suite_table.Suite(name, "test_light.py", "test_" + name, "read")
+    for name in ("prefill", "decode")
+}}
+"""
+
+# What a change of the model's code could do: each product of a linear layer is computed three times.
+SLOW_LINEAR = """
+import importlib.abc, importlib.machinery, sys
+
+class Slower(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "torch.nn.modules.linear":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+        def exec_module(module):
+            execute(module)
+            forward = module.Linear.forward
+            def thrice(self, x):
+                forward(self, x)
+                forward(self, x)
+                return forward(self, x)
+            module.Linear.forward = thrice
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Slower())
+"""
+
+
+def assay(
+    *arguments: object, variables: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "assay.cli", "bench", *map(str, arguments)]
+    environment = {**os.environ, **(variables or {})}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def printed(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.stdout, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def make_environment(folder: Path, seconds: float) -> Path:
+    """A virtual environment with this one's packages, and light suites; decode takes `seconds`."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    paths = [path for path in sys.path if path]
+    lines = ["import sys", f"sys.path[:0] = {paths!r}"]
+    (packages / "a_paths.pth").write_text(f"{'; '.join(lines)}\nimport light_table\n")
+    (packages / "light_table.py").write_text(REPLACED_TABLE.format(folder=folder))
+    (folder / "test_light.py").write_text(LIGHT_SUITES.replace("SECONDS", f"{seconds}"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("environments")
+    return {
+        "clean": make_environment(folder / "clean", 0.004),
+        "slow": make_environment(folder / "slow", 0.006),
+    }
+
+
+@pytest.mark.parametrize(
+    ("side", "suites", "code", "verdict", "speeds"),
+    [
+        ("clean", ["decode"], 0, "PASS", {"decode": "not slower"}),
+        ("slow", ["prefill", "decode"], 1, "FAIL", {"prefill": "not slower", "decode": "slower"}),
+    ],
+)
+def test_ab_tells_which_suite_is_slower_in_b(
+    environments: dict[str, Path],
+    tmp_path: Path,
+    side: str,
+    suites: list[str],
+    code: int,
+    verdict: str,
+    speeds: dict[str, str],
+) -> None:
+    chosen = [word for name in suites for word in ("--suite", name)]
+    done = assay(
+        "ab", environments["clean"], environments[side], *chosen, "--blocks", 6, "--margin", 0.2,
+        "--output", tmp_path / "run", "--json",
+    )  # fmt: skip
+    found = printed(done)
+    assert (done.returncode, found["verdict"]) == (code, verdict), done.stderr
+    assert {one["suite"]: one["speed"] for one in found["suites"]} == speeds
+    assert len(found["blocks"]) == 6
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two runs of the suites that ship: as they are, and with a slow-down planted into the model."""
+    folder = tmp_path_factory.mktemp("perf")
+    (folder / "plant").mkdir()
+    (folder / "plant" / "sitecustomize.py").write_text(SLOW_LINEAR)
+    paths = os.pathsep.join([str(folder / "plant"), os.environ.get("PYTHONPATH", "")])
+    for name, variables in (("clean", {}), ("planted", {"PYTHONPATH": paths})):
+        chosen = ("--suite", "prefill", "--suite", "compare", "--output", folder / name)
+        done = assay("perf", *chosen, "--json", variables=variables)
+        assert done.returncode == 0, done.stderr
+        assert printed(done) == json.loads((folder / name / "performance.json").read_text())
+    return {"clean": folder / "clean", "planted": folder / "planted"}
+
+
+def test_perf_keeps_every_round_with_its_controls(measured: dict[str, Path]) -> None:
+    result = read_performance(measured["clean"])
+    assert [suite.suite for suite in result.suites] == ["prefill", "compare"]
+    prefill = result.suites[0]
+    assert len(prefill.seconds) == len(prefill.matmul_seconds) == len(prefill.read_seconds) == 20
+    assert prefill.num_tokens == 256
+    # At least two operations for each parameter of the layers and each token, and no faster than a
+    # product that does nothing else.
+    assert prefill.num_flops > 2 * 256 * 300_000
+    assert 0 < prefill.flops_share < 1
+    assert prefill.peak_memory_bytes > 0
+    assert result.provenance["versions"]["torch"] == result.versions["torch"]
+
+
+def test_a_planted_slow_down_is_seen_where_it_is(measured: dict[str, Path]) -> None:
+    clean, planted = (
+        {suite.suite: suite.ratio for suite in read_performance(measured[name]).suites}
+        for name in ("clean", "planted")
+    )
+    assert planted["prefill"] > 1.3 * clean["prefill"]
+    assert planted["compare"] < 1.3 * clean["compare"]
+
+
+def later(result: PerformanceResult, day: int, factor: float) -> PerformanceResult:
+    """The same run on another day, all rounds `factor` as long."""
+    date = f"2026-01-{day:02}T00:00:00+00:00"
+    suites = [
+        suite.model_copy(update={"seconds": [factor * seconds for seconds in suite.seconds]})
+        for suite in result.suites
+    ]
+    provenance = result.provenance | {"date": date}
+    return result.model_copy(update={"suites": suites, "provenance": provenance})
+
+
+def test_a_history_fails_when_the_planted_runs_are_added(
+    measured: dict[str, Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("ruptures", reason="it has no release for this Python")
+    database = tmp_path / "history.db"
+    clean, planted = (read_performance(measured[name]) for name in ("clean", "planted"))
+
+    assert add(database, tmp_path, clean, range(1, 16)) == 0
+    checked = assay("history", "check", database, "--json")
+    assert (checked.returncode, printed(checked)["verdict"]) == (0, "PASS")
+
+    assert add(database, tmp_path, planted, range(16, 29)) == 0
+    checked = assay("history", "check", database, "--json")
+    assert (checked.returncode, printed(checked)["verdict"]) == (1, "FAIL")
+    (prefill,) = (one for one in printed(checked)["series"] if one["suite"] == "prefill")
+    assert prefill["verdict"] == "FAIL"
+    assert prefill["changes"][0]["date"] in (
+        "2026-01-16T00:00:00+00:00",
+        "2026-01-17T00:00:00+00:00",
+    )
+    shown = printed(assay("history", "show", database, "--json"))
+    assert {len(series["points"]) for series in shown["series"]} == {28}
+
+
+def add(database: Path, folder: Path, result: PerformanceResult, days: range) -> int:
+    """Add `result` as it could have been on each of `days`, a per cent more or less."""
+    files = [folder / f"{day}.json" for day in days]
+    for day, file in zip(days, files, strict=True):
+        file.write_text(later(result, day, 1 + 0.002 * (7 * day % 10 - 5)).to_json())
+    return assay("history", "add", database, *files).returncode
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["perf", "--suite", "prefil"], "there is no suite 'prefil'; there is: training-step,"),
+        (["perf", "--run", "cpu"], "'cpu' is no run; write one as DEVICE/DTYPE"),
+        (["perf", "--model", "micro:lama"], "no recipe 'lama'"),
+        (["ab", "absent", "absent"], "absent is no environment: neither a folder with bin/python"),
+        (["history", "check", "absent.db"], "absent.db is no history of"),
+        (
+            ["history", "add", "h.db", "absent"],
+            "absent is no result of `assay bench perf`: No such",
+        ),
+    ],
+)
+def test_what_cannot_be_done_exits_with_2_and_one_message(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    where = () if arguments[0] == "history" else ("--output", tmp_path / "run")
+    done = assay(*arguments, *where)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[-1].startswith(f"assay: {message}")
+
+
+def test_planning_imports_no_torch() -> None:
+    code = (
+        "import sys; from assay_bench.commands import app;"
+        " from assay_bench.performance.paired import running, records;"
+        " from assay_bench.performance.history import checking, database;"
+        " from assay_bench.performance import running, faces;"
+        " sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

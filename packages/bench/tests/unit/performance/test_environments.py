@@ -1,0 +1,56 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay_bench.performance.environments import Environment, EnvironmentUnusableError
+from assay_bench.performance.suite_table import SUITES, UnknownSuiteError, choose_suites
+
+
+def write_program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("name", ["absent", "empty", "file"])
+def test_what_holds_no_python_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("no program")
+    with pytest.raises(EnvironmentUnusableError, match=f"{name} is no environment: neither"):
+        Environment.at(tmp_path / name)
+
+
+def test_a_python_without_assay_bench_is_told_what_it_lacks(tmp_path: Path) -> None:
+    program = write_program(tmp_path / "bin" / "python", f'exec "{sys.executable}" -I -S "$@"')
+    with pytest.raises(EnvironmentUnusableError, match=r"No module named 'assay_bench'.*pip$"):
+        Environment.at(tmp_path)
+    with pytest.raises(EnvironmentUnusableError):
+        Environment.at(program)
+
+
+@pytest.mark.parametrize("answer", ["", "hello", "[]", '{"nodes": {}}'])
+def test_a_program_that_answers_otherwise_is_no_python(tmp_path: Path, answer: str) -> None:
+    program = write_program(tmp_path / "python", f"echo '{answer}'")
+    with pytest.raises(EnvironmentUnusableError, match="is no Python with the suites"):
+        Environment.at(program)
+
+
+def test_another_environment_gets_none_of_the_import_path_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    monkeypatch.setenv("ASSAY_KEPT", "yes")
+    answer = '{"nodes": {"prefill": "x.py::test_prefill"}, "versions": {"torch": "2.9.0"}}'
+    found = Environment.at(write_program(tmp_path / "python", f"echo '{answer}'"))
+    assert "PYTHONPATH" not in found.variables
+    assert found.variables["ASSAY_KEPT"] == "yes"
+    assert found.versions == {"torch": "2.9.0"}
+    assert found.nodes_of(choose_suites(["prefill"])) == ["x.py::test_prefill"]
+    with pytest.raises(UnknownSuiteError, match=f"no suite 'decode' in {tmp_path}"):
+        found.nodes_of(choose_suites(["decode"]))
+
+
+def test_this_environment_has_all_suites() -> None:
+    assert len(Environment.current().nodes_of(choose_suites([]))) == len(SUITES)

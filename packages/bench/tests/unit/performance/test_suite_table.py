@@ -1,0 +1,33 @@
+import ast
+
+import pytest
+
+from assay_bench.performance.suite_table import (
+    SUITE_FOLDER,
+    SUITES,
+    UnknownSuiteError,
+    choose_suites,
+)
+
+
+def test_all_suites_are_chosen_where_none_is_named() -> None:
+    assert choose_suites([]) == tuple(SUITES.values())
+
+
+def test_suites_run_in_the_order_of_the_table() -> None:
+    assert [suite.name for suite in choose_suites(["compare", "prefill"])] == ["prefill", "compare"]
+
+
+def test_an_unknown_suite_is_named_with_those_there_are() -> None:
+    with pytest.raises(UnknownSuiteError, match="no suite 'prefil'; there is: training-step, pre"):
+        choose_suites(["prefill", "prefil"])
+
+
+def test_every_test_that_is_shipped_is_a_suite() -> None:
+    shipped = {
+        (file.name, node.name)
+        for file in SUITE_FOLDER.glob("test_*.py")
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+    assert shipped == {(suite.file, suite.function) for suite in SUITES.values()}
