@@ -43,8 +43,9 @@ def types(session: nox.Session) -> None:
 @nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
 def unit(session: nox.Session, package: str) -> None:
     """Test each room of a package on its own, without an accelerator."""
+    at_a_time = ("-n", "2", "--dist", "loadfile")
     torch_environment(session).run(
-        session, "pytest", f"packages/{package}/tests/unit", *session.posargs
+        session, "pytest", *at_a_time, f"packages/{package}/tests/unit", *session.posargs
     )
 
 
@@ -52,7 +53,8 @@ def unit(session: nox.Session, package: str) -> None:
 def subsystem(session: nox.Session) -> None:
     """Test rooms together: whole commands, processes and reports on micro models."""
     folders = [str(path) for path in sorted(Path("packages").glob("*/tests/subsystem"))]
-    # Most tests wait for a process of their own: two at a time take half as long.
+    # Most tests wait for a process of their own: two at a time take half as long. Three take as long
+    # as two on two cores, and some then run into their limits.
     at_a_time = ("-n", "2", "--dist", "loadfile", "--durations=15")
     torch_environment(session).run(session, "pytest", *at_a_time, *folders, *session.posargs)
 
@@ -165,8 +167,53 @@ def suites(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Evaluate a micro model with lm-eval, offline."""
-    torch_environment(session).run(session, "assay.cli", "bench", "run", *session.posargs)
+    """Tune a micro model in two ways, and hold what it is worth to the shipped baselines."""
+    environment = torch_environment(session)
+    if session.posargs:
+        environment.run(session, "assay.cli", "bench", *session.posargs)
+        return
+    started = f"{datetime.now():%Y%m%d-%H%M%S}"  # noqa: DTZ005 - a folder name, in local time
+    folder = Path("runs") / f"{started}-bench"
+    tuned = folder / "tuned"
+    environment.run(session, "assay.cli", "bench", "tune", "micro", "--output", str(tuned))
+    unlike = [
+        way for way in _TUNED_WAYS if not _hold_to_baseline(session, environment, way, folder)
+    ]
+    if unlike:
+        # Questions are made of this Python's own library: another one asks others.
+        session.skip(
+            f"{', '.join(unlike)} were asked other questions than the baselines; see"
+            f" {folder}/*/compared/comparison.md"
+        )
+
+
+_TUNED_WAYS = ("full", "lora")
+_BASELINES = Path("packages/bench/src/assay_bench/baselines/shipped")
+
+
+def _hold_to_baseline(
+    session: nox.Session, environment: Environment, way: str, folder: Path
+) -> bool:
+    """Ask the model that was tuned in this way. Returns: whether it was asked what the baseline was."""
+    model = folder / "tuned" / "micro-llama" / way / "seed-0" / "model"
+    asked, compared = folder / way / "asked", folder / way / "compared"
+    command = ["assay.cli", "bench", "run", "--model", str(model), "--output", str(asked)]
+    environment.run(session, *command)
+    baseline = _BASELINES / f"micro-llama-{way}.json"
+    command = ["assay.cli", "bench", "compare", str(baseline), str(asked)]
+    words = ["--suite", "retrained", "--output", str(compared)]
+    environment.run(session, *command, *words, success_codes=[0, 3])
+    judged = json.loads((compared / "comparison.json").read_text(encoding="utf-8"))["judged"]
+    if judged == "UNDERPOWERED":
+        session.error(f"too few items to say whether it is as good: {compared}/comparison.md")
+    return bool(judged == "PASS")
+
+
+@nox.session(name="bench-rates", default=False)
+def bench_rates(session: nox.Session) -> None:
+    """Measure how often a slow-down in a history is found, and how often noise is taken for one."""
+    words = ["packages/bench/tests/rates", "--capture=no"]
+    torch_environment(session).run(session, "pytest", *words, *session.posargs)
 
 
 def best_run(devices: list[dict[str, Any]], otherwise: str) -> str:

@@ -1,13 +1,23 @@
-"""`assay bench`: what is a model worth on a task, and did that go down?"""
+"""`assay bench`: what is a model worth, and is that as much as before?"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from assay_bench.performance.commands import ab, history, perf
+from assay_bench.tuning.command import tune
+
+if TYPE_CHECKING:
+    from assay_bench.comparing.terms import Terms
+
 app = typer.Typer(
-    no_args_is_help=True, help="Evaluate a model with lm-eval, offline, and compare results."
+    no_args_is_help=True, help="Evaluate a model with lm-eval, and hold the result to another one."
 )
+app.command()(tune)
+app.command()(perf)
+app.command()(ab)
+app.add_typer(history, name="history")
 
 _Output = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-bench-<command>.")
@@ -15,10 +25,39 @@ _Output = Annotated[
 _AsJson = Annotated[
     bool, typer.Option("--json", help="Print the verdict as JSON and nothing else.")
 ]
+_Suite = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|FILE.toml",
+        help="Its tasks, and the margins of a comparison: offline, retrained, core, leaderboard.",
+    ),
+]
+_Margin = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="The drop of an accuracy that is too much: 0.02 is 2 points. Default: the suite's.",
+    ),
+]
+_Movement = Annotated[
+    float | None,
+    typer.Option(
+        metavar="NATS",
+        help="Both have to be the same model: how far log-probabilities may move, as a root mean"
+        " square, a byte.",
+    ),
+]
+_MarginNats = Annotated[
+    float | None,
+    typer.Option(
+        metavar="NATS",
+        help="The same of right answers' log-probability, a byte. Default: the suite's.",
+    ),
+]
 
 
 @app.command()
-def run(
+def run(  # noqa: PLR0913 - one for each option
     *,
     model: Annotated[
         str, typer.Option(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")
@@ -26,56 +65,208 @@ def run(
     run: Annotated[
         str, typer.Option(metavar="RUN", help="Where it runs, as DEVICE/DTYPE: cpu/bfloat16.")
     ] = "cpu/float32",
+    suite: _Suite = "offline",
     task: Annotated[
-        str, typer.Option(metavar="NAME|FILE.yaml", help="A task of lm-eval over local JSON.")
-    ] = "next-text",
+        list[str] | None,
+        typer.Option(metavar="NAME|FILE.yaml", help="These tasks instead of a suite; repeatable."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="The first N documents of each task.")
+    ] = None,
+    candidate_setup: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.py:FUNC", help="Called with the model before it is asked."),
+    ] = None,
+    model_backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A model of lm-eval instead: hf, vllm, local-completions, with --model-args.",
+        ),
+    ] = None,
+    model_args: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Of the backend: pretrained=…; repeatable."),
+    ] = None,
+    processes: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Of the backend: copies that share the documents (accelerate)."
+        ),
+    ] = 1,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
     ] = False,
     output: _Output = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Is the model better than a guess, and by how much?
+    """What is the model worth on a battery of tasks?
 
     Example: assay bench run --model micro:llama --run cpu/bfloat16
 
-    Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 the task has no documents.
+    Example: assay bench run --suite core --model-backend vllm --model-args pretrained=org/model
+
+    A run that was interrupted goes on where it was, with the same --output.
+
+    Exit code: 0 PASS, 1 FAIL (NaN, or a choice no better than a guess), 2 usage or environment error.
     """
     from assay.cli.verdict_output import finish
     from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder, open_progress
-    from assay_bench.results import EvaluationRequest
-    from assay_bench.running import run_bench
+    from assay.runs.results import write_results
+    from assay_bench.battery.suites import Suite, read_suite
+    from assay_bench.evaluating.command_line import parse_backend
+    from assay_bench.evaluating.running import EvaluationOptions, evaluate
+    from assay_bench.evaluations.reading import read_evaluation
+    from assay_bench.evaluations.scores import judge_scores
 
-    folder = RunFolder.create("bench run", output)
-    asked = EvaluationRequest(
+    options = EvaluationOptions(
         model=model,
         run=run,
-        task=task,
-        folder=str(folder.path.resolve()),
+        suite=Suite(tasks=task) if task else read_suite(suite),
+        limit=limit,
+        setup=candidate_setup,
         remote_code=remote_code_of(trusted=trust_remote_code),
+        backend=parse_backend(model_backend, model_args or [], processes),
     )
+    folder = RunFolder.resume("bench run", output).path
     with open_progress() as progress:
-        run_bench(asked, progress)
-    finish(folder.path, as_json=as_json)
+        evaluate(options, folder, progress)
+    write_results(judge_scores(read_evaluation(folder)), [], folder)
+    finish(folder, as_json=as_json)
 
 
 @app.command()
-def compare(
-    expected: Annotated[Path, typer.Argument(metavar="A", help="Folder of an earlier run.")],
-    actual: Annotated[Path, typer.Argument(metavar="B", help="Folder of a later one.")],
+def compare(  # noqa: PLR0913 - one for each option
+    base: Annotated[
+        Path,
+        typer.Argument(metavar="BASE", help="A run's folder, lm-eval's --output_path, a baseline."),
+    ],
+    candidate: Annotated[Path, typer.Argument(metavar="CANDIDATE", help="The same, judged.")],
     *,
+    suite: _Suite = "offline",
+    margin: _Margin = None,
+    margin_nats: _MarginNats = None,
+    movement: _Movement = None,
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TASK=FIELD", help="The field of documents that belong together; repeatable."
+        ),
+    ] = None,
     output: _Output = None,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print it for a job summary, and no more.")
+    ] = False,
     as_json: _AsJson = False,
 ) -> None:
-    """Is B lower than A by more than chance? A paired test over the documents decides.
+    """Is CANDIDATE as good as BASE, item by item? PASS, FAIL, or UNDERPOWERED: too few items to say.
 
-    Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 the two were not asked the same.
+    Example: assay bench compare before/ after/ --margin 0.01
+
+    Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 UNDERPOWERED or not asked the same.
     """
-    from assay.cli.verdict_output import finish
+    from assay.api.verdict import CheckedVerdict
+    from assay.cli.verdict_output import end_with
+    from assay.errors import UsageError
     from assay.runs import RunFolder
-    from assay_bench.running import compare_results
+    from assay_bench.reporting.comparing import compare_folders
 
-    folder = RunFolder.create("bench compare", output)
-    compare_results(expected, actual, folder.path)
-    finish(folder.path, as_json=as_json)
+    if as_markdown and as_json:
+        raise UsageError("--markdown and --json: give one of them")
+    folder = RunFolder.create("bench compare", output).path
+    terms = _terms(suite, {"margin": margin, "margin-nats": margin_nats, "movement": movement})
+    text = compare_folders(base, candidate, terms, _pairs(cluster or []), folder)
+    verdict = CheckedVerdict.publish(folder)
+    if as_markdown:
+        typer.echo(text, nl=False)
+        raise typer.Exit(verdict.verdict.exit_code)
+    end_with(verdict, as_json=as_json)
+
+
+@app.command()
+def accept(
+    evaluation: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run's folder, or lm-eval's --output_path.")
+    ],
+    baseline: Annotated[Path, typer.Argument(metavar="BASELINE.json", help="The file to write.")],
+    *,
+    suite: _Suite = "offline",
+    name: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Of the model, in reports. Default: its own.")
+    ] = None,
+    approved_by: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Who takes it for right.")
+    ] = None,
+    reason: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Why; asked for where it is worse, or far better."),
+    ] = None,
+) -> None:
+    """Make RUN what later ones are held to.
+
+    Example: assay bench accept runs/bench baselines/llama.json --approved-by "A. Lovelace"
+
+    Exit code: 0; 2 usage or environment error, also if a reason is missing.
+    """
+    from dataclasses import replace
+
+    from assay_bench.baselines.accepting import accept as accept_evaluation
+    from assay_bench.evaluations.reading import read_evaluation
+
+    terms = _terms(suite, {})
+    found = read_evaluation(evaluation)
+    if name is not None:
+        found = replace(found, name=name)
+    typer.echo(accept_evaluation(found, baseline, terms, by=approved_by, reason=reason))
+
+
+_TERMS = {"margin": "accuracy", "margin-nats": "log_probability", "movement": "movement"}
+
+
+def _terms(suite: str, given: dict[str, float | None]) -> "Terms":
+    """Those of the suite, but for what is given by option."""
+    from assay.errors import UsageError
+    from assay_bench.battery.suites import read_suite
+
+    changed = {_TERMS[name]: value for name, value in given.items() if value is not None}
+    for option, value in given.items():
+        if value is not None and not 0 < value < float("inf"):
+            raise UsageError(f"--{option} {value:g}: it is more than 0")
+    return read_suite(suite).terms.model_copy(update=changed)
+
+
+@app.command()
+def page(
+    *,
+    compared: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Of `assay bench compare`; repeatable."),
+    ] = None,
+    tuned: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="Of `assay bench tune`; repeatable.")
+    ] = None,
+    history: Annotated[
+        Path | None, typer.Option(metavar="FILE.db", help="Of `assay bench history`.")
+    ] = None,
+    output: Annotated[Path, typer.Option(metavar="FILE.html")] = Path("bench.html"),
+) -> None:
+    """Write one page of comparisons with their bounds, losses by step, and speeds by run.
+
+    Example: assay bench page --compared runs/compare --tuned runs/tuned --output bench.html
+    """
+    from assay.errors import UsageError
+    from assay_bench.reporting.page import PageSources, write_page
+
+    if not (compared or tuned or history):
+        raise UsageError("nothing to show: give --compared, --tuned or --history")
+    typer.echo(write_page(PageSources(compared or (), tuned or (), history), output))
+
+
+def _pairs(texts: list[str]) -> dict[str, str]:
+    from assay.errors import UsageError
+
+    pairs = dict(text.partition("=")[::2] for text in texts)
+    if wrong := [text for text in texts if not text.partition("=")[2]]:
+        raise UsageError(f"--cluster {wrong[0]}: write it as TASK=FIELD")
+    return pairs

@@ -1,7 +1,6 @@
 """`assay bench` as users type it."""
 
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from assay_bench.results import read_result
-
-# The evaluation itself takes half a minute on an idle machine.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(300)
 
 TASK = """
 task: counting
@@ -25,6 +21,16 @@ doc_to_choice: choices
 doc_to_target: label
 target_delimiter: ""
 metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+"""
+
+# 2 % of the units of one layer are half as large again.
+DAMAGE = """
+import torch
+
+def scale(model):
+    weight = model.get_submodule("model.layers.1.mlp.down_proj").weight
+    with torch.no_grad():
+        weight[:, : max(1, weight.shape[1] // 50)] *= 1.5
 """
 
 
@@ -40,87 +46,103 @@ def judged(*arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of the trained model in two precisions, and of one with random weights."""
-    folder = tmp_path_factory.mktemp("bench")
-    for name, model, run in (
-        ("trained", "micro:llama", "cpu/float32"),
-        ("bfloat16", "micro:llama", "cpu/bfloat16"),
-        ("random", "micro:llama?trained=0", "cpu/float32"),
-    ):
-        code, verdict = judged(
-            "run", "--model", model, "--run", run, "--output", str(folder / name)
-        )
-        expected = (1, "FAIL") if name == "random" else (0, "PASS")
-        assert (code, verdict["verdict"]) == expected
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two quick tasks: a shipped one, and one of a file beside the suite."""
+    folder = tmp_path_factory.mktemp("suite")
+    documents = [
+        {"context": f"for i in range({n}):\n    pr", "choices": ["int", "q~@"], "label": 0}
+        for n in range(200)
+    ]
+    (folder / "counting.jsonl").write_text("\n".join(map(json.dumps, documents)))
+    (folder / "counting.yaml").write_text(TASK)
+    (folder / "quick.toml").write_text(
+        'tasks = ["next-text", "counting.yaml"]\n'
+        "terms = {accuracy = 0.05, log_probability = 0.001, movement = 0.001}\n"
+    )
+    (folder / "damage.py").write_text(DAMAGE)
     return folder
 
 
-def test_a_result_has_a_score_with_its_standard_error(runs: Path) -> None:
-    result = read_result(runs / "trained")
-    num = len(result.right)
-    assert result.metric == "acc"
-    assert result.chance == 0.25
-    assert result.score == pytest.approx(sum(result.right) / num)
-    # lm-eval divides by n - 1.
-    variance = result.score * (1 - result.score) / (num - 1)
-    assert result.standard_error == pytest.approx(variance**0.5)
-    assert result.score - result.chance > 5 * result.standard_error
+@pytest.fixture(scope="module")
+def runs(suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of a trained model, and of it damaged."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, setup in (
+        ("trained", []),
+        ("damaged", ["--candidate-setup", f"{suite}/damage.py:scale"]),
+    ):
+        code, verdict = judged(
+            *("run", "--suite", str(suite / "quick.toml"), "--limit", "120", *setup),
+            *("--output", str(folder / name)),
+        )
+        assert (code, verdict["verdict"], verdict["compared"]) == (0, "PASS", 240), verdict
+    return folder
 
 
-def test_random_weights_are_significantly_worse(runs: Path, tmp_path: Path) -> None:
+def test_a_damaged_layer_is_no_pass(runs: Path, suite: Path, tmp_path: Path) -> None:
     code, verdict = judged(
-        "compare", str(runs / "trained"), str(runs / "random"), "--output", str(tmp_path / "run")
+        *("compare", str(runs / "trained"), str(runs / "damaged")),
+        *("--suite", str(suite / "quick.toml"), "--output", str(tmp_path / "run")),
     )
-    assert (code, verdict["verdict"]) == (1, "FAIL")
-    assert verdict["compared"] == len(read_result(runs / "trained").right)
+    # Whether so few items are enough to say so is arithmetic.
+    assert (code, verdict["verdict"]) in {(1, "FAIL"), (3, "NOT_COMPARED")}, verdict
+    assert (tmp_path / "run" / "comparison.md").read_text().startswith(("### FAIL", "### UNDER"))
 
 
-@pytest.mark.parametrize("other", ["trained", "bfloat16"])
-def test_the_same_model_is_not_worse(runs: Path, tmp_path: Path, other: str) -> None:
-    code, verdict = judged(
-        "compare", str(runs / "trained"), str(runs / other), "--output", str(tmp_path / "run")
+def test_an_interrupted_run_goes_on_and_an_accepted_one_is_what_others_are_held_to(
+    runs: Path, suite: Path, tmp_path: Path
+) -> None:
+    done = runs / "trained" / "tasks" / "next-text" / "done.json"
+    written = done.stat().st_mtime_ns
+    baseline = tmp_path / "llama.json"
+    accepted = assay("accept", str(runs / "trained"), str(baseline), "--approved-by", "Ada")
+    assert accepted.returncode == 0, accepted.stderr
+
+    (runs / "trained" / "tasks" / "counting" / "done.json").unlink()
+    code, _ = judged(
+        *("run", "--suite", str(suite / "quick.toml"), "--limit", "120"),
+        *("--output", str(runs / "trained")),
     )
-    assert (code, verdict["verdict"]) == (0, "PASS")
+    assert code == 0
+    assert done.stat().st_mtime_ns == written
+    assert len([*done.parents[1].glob("counting/results_*.json")]) == 1
 
-
-def test_a_task_of_ones_own_is_another_question(runs: Path, tmp_path: Path) -> None:
-    documents = [{"context": "for i in rang", "choices": ["e", "q", "Z", "7"], "label": 0}] * 8
-    (tmp_path / "counting.jsonl").write_text("\n".join(map(json.dumps, documents)))
-    (tmp_path / "counting.yaml").write_text(TASK)
-    output = tmp_path / "counting"
     code, verdict = judged(
-        "run", "--task", str(tmp_path / "counting.yaml"), "--output", str(output)
+        *("compare", str(baseline), str(runs / "trained")),
+        *("--suite", str(suite / "quick.toml"), "--output", str(tmp_path / "run")),
     )
-    assert (code, verdict["candidate"]["acc"], verdict["compared"]) == (0, 1.0, 8)
+    assert (code, verdict["verdict"]) == (0, "PASS"), verdict
+
+
+def test_a_run_of_lm_evals_own_command_line_is_read_and_another_few_shot_refused(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # lm-eval asks the hub for every name that it sees.
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    for name, fewshot in (("zero", 0), ("two", 2)):
+        (suite / f"{name}.toml").write_text(f'tasks = ["counting.yaml"]\nfewshot = {fewshot}\n')
+        # `dummy` answers at random, with a seed.
+        done = assay(
+            *("run", "--suite", str(suite / f"{name}.toml"), "--model-backend", "dummy"),
+            *("--output", name, "--json"),
+        )
+        assert done.returncode in (0, 1), done.stderr
     code, verdict = judged(
-        "compare", str(runs / "trained"), str(output), "--output", str(tmp_path / "compare")
+        *("compare", str(tmp_path / "zero" / "lm-eval"), str(tmp_path / "two" / "lm-eval")),
+        *("--output", str(tmp_path / "run")),
     )
     assert (code, verdict["verdict"]) == (3, "NOT_COMPARED")
-
-
-@pytest.mark.parametrize(("num_documents", "code"), [(0, 3), (1, 1)])
-def test_a_task_of_no_or_one_document_has_a_verdict(
-    tmp_path: Path, num_documents: int, code: int
-) -> None:
-    one = {"context": "for i in rang", "choices": ["q", "e"], "label": 0}
-    (tmp_path / "counting.jsonl").write_text(json.dumps(one) * num_documents)
-    (tmp_path / "counting.yaml").write_text(TASK)
-    found, verdict = judged(
-        "run", "--task", str(tmp_path / "counting.yaml"), "--output", str(tmp_path / "run")
-    )
-    assert (found, verdict["compared"]) == (code, num_documents)
-    # What has no value is not written as one; the file is read again.
-    assert "standard_error" not in verdict["candidate"]
-    assert math.isnan(read_result(tmp_path / "run").standard_error)
+    assert "counting: fewshot is 2, base 0" in verdict["levels"]["tasks"]["reason"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "--task", "hellaswag"], "task hellaswag: there is no such file"),
+        (["run", "--task", "absent.yaml"], "task absent.yaml: No such file"),
         (["run", "--model", "micro:lama"], "no recipe 'lama'"),
-        (["compare", "absent", "absent"], "absent is no result of `assay bench run`"),
+        (["run", "--suite", "absent"], "suite absent: there is no such file; shipped are"),
+        (["compare", "absent", "absent"], "absent: there is no such folder"),
     ],
 )
 def test_what_cannot_be_done_exits_with_2_and_one_message(
@@ -129,4 +151,4 @@ def test_what_cannot_be_done_exits_with_2_and_one_message(
     done = assay(*arguments, "--output", str(tmp_path / "run"))
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.splitlines()[-1].startswith(f"assay: {message}")
+    assert done.stderr.splitlines()[-1].startswith(f"assay: {message}"), done.stderr
