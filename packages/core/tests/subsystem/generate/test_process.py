@@ -57,16 +57,21 @@ def test_help_loads_neither_torch_nor_transformers(command: str) -> None:
     assert result.stdout.splitlines()[-1] == "[]"
 
 
-def test_help_takes_less_than_a_third_of_a_second() -> None:
+def test_help_takes_at_most_four_times_as_long_as_importing_its_library() -> None:
+    library = processor_seconds([sys.executable, "-c", "import typer"])
+
+    assert processor_seconds([*ASSAY, "--help"]) < 4 * library
+
+
+def processor_seconds(command: list[str]) -> float:
+    """What `command` takes of the processor: the wall clock of a busy machine says nothing."""
     seconds = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([*ASSAY, "--help"], check=True, capture_output=True)
+        subprocess.run(command, check=True, capture_output=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-
-    # Of the processor: the wall clock of a busy machine says nothing.
-    assert min(seconds) < 0.3
+    return min(seconds)
 
 
 @pytest.fixture
