@@ -132,6 +132,12 @@ def test_expectations_of_other_machines_do_not_disturb_those_of_this_one() -> No
     assert verdict.notes == ["b is of another machine: architecture is a1, expected a2"]
 
 
+def test_many_of_other_machines_are_one_note() -> None:
+    others = [Seen(file=f"{name}.json") for name in "bcde"]
+    verdict, _ = judge_seen(RUN, [EXPECTATION, *[elsewhere()] * 4], here(seen(), *others))
+    assert verdict.notes == ["4 expectations are of other machines: b, c, d, e"]
+
+
 def test_files_of_one_name_stay_apart() -> None:
     both = [seen(file=f"{folder}/a.json") for folder in ("x", "y")]
     verdict, _ = judge_seen(RUN, [EXPECTATION, EXPECTATION], here(*both))

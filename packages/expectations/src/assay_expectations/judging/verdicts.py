@@ -32,6 +32,8 @@ from assay_expectations.records import (
 
 # The level of a machine that nothing was captured on.
 _NO_EXPECTATION = "expectations"
+# Of expectations of other machines: a page of them hides what failed.
+_MOST_NOTES = 3
 
 
 @dataclass(slots=True)
@@ -41,7 +43,7 @@ class _Judgement:
     levels: dict[str, Level] = field(default_factory=dict)
     judged: dict[str, JudgedSignature] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    elsewhere: list[str] = field(default_factory=list)
+    elsewhere: dict[str, str] = field(default_factory=dict)
 
     def verdict(self) -> Verdict:
         """What all levels come to."""
@@ -82,7 +84,7 @@ def judge_seen(
     judgement = _Judgement()
     for name, expectation, seen in zip(_names(here.seen), expectations, here.seen, strict=True):
         if expectation.key.machine != here.machine:
-            judgement.elsewhere.append(_describe_elsewhere(name, expectation, seen, here))
+            judgement.elsewhere[name] = _describe_elsewhere(name, expectation, seen, here)
         elif seen.observed is None:
             reason = seen.problem or f"stale, nothing can meet it: {'; '.join(seen.stale)}"
             judgement.levels[name] = Level(
@@ -94,10 +96,10 @@ def judge_seen(
         else:
             _judge_one(name, expectation, seen.observed, here.versions, run, judgement)
     if not judgement.levels:
-        reason = "; ".join(judgement.elsewhere)
+        reason = "; ".join(judgement.elsewhere.values())
         judgement.levels[_NO_EXPECTATION] = Level(verdict=Outcome.NOT_COMPARED, reason=reason)
     else:
-        judgement.notes += judgement.elsewhere
+        judgement.notes += _condense(judgement.elsewhere)
     verdict = judgement.verdict().model_copy(
         update={
             "model": {"name": _joined({expectation.model for expectation in expectations})},
@@ -208,6 +210,13 @@ def _describe_elsewhere(name: str, expectation: Expectation, seen: Seen, here: A
         f"{told}; it decides nothing here, where {worst.ratio.statistic} would be"
         f" {worst.ratio.value:.3g}x (limit {worst.limit:g}x)"
     )
+
+
+def _condense(elsewhere: Mapping[str, str]) -> list[str]:
+    """What is said of expectations of other machines, or their names alone where they are many."""
+    if len(elsewhere) <= _MOST_NOTES:
+        return list(elsewhere.values())
+    return [f"{len(elsewhere)} expectations are of other machines: {', '.join(elsewhere)}"]
 
 
 def _changes(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
