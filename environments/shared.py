@@ -28,7 +28,7 @@ from environments.torch_choice import (
 )
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("core", "expectations", "smoke", "bench")
+PACKAGES = ("core", "expectations", "smoke", "bench", "runners")
 
 _CONSTRAINTS = ROOT / "constraints.txt"
 _MANIFESTS = (ROOT / "pyproject.toml", *(ROOT / f"packages/{p}/pyproject.toml" for p in PACKAGES))
@@ -115,7 +115,7 @@ def tools_environment(session: nox.Session) -> Environment:
     if not environment.is_made_of(foundation):
         _create(session, environment)
     environment.install(
-        session, f"--constraint={_CONSTRAINTS}", *_group("build", "lint", "repo", "test")
+        session, f"--constraint={_CONSTRAINTS}", *_group("build", "lint", "repo", "runners", "test")
     )
     # Without dependencies: the command line must answer for itself before torch is there.
     environment.install(session, "--no-deps", "--no-build-isolation", *_EDITABLE)
@@ -210,7 +210,7 @@ def _install_packages(session: nox.Session, environment: Environment, choice: To
         "--no-build-isolation",
         *pins,
         *_EDITABLE,
-        *_group("test", "tracking", "types"),
+        *_group("libraries", "test", "tracking", "types"),
     )
 
 
