@@ -1,0 +1,88 @@
+from pathlib import Path
+
+import pytest
+
+from assay.errors import UsageError
+from assay_runners.fleet.reading import GITHUB_FILE, RUNNERS_FILE, read_fleet
+
+ROOT = Path(__file__).resolve().parents[5]
+
+ENTRY = """
+[acme]
+title = "Acme Rocket"
+resources = ["acme.com/rocket"]
+shown.by = ["dev/rocket[0-9]*"]
+torch.from_registry = false
+image.base = "acme/pytorch:2.1"
+health = { command = ["acme-smi", "list"], card_pattern = "^card" }
+runners = [
+  { cards = 1, sessions = ["smoke"], timeout_minutes = 60, budget_minutes = 30, max_runners = 1 },
+  { cards = 8, sessions = ["smoke"], timeout_minutes = 60, budget_minutes = 30, max_runners = 1 },
+]
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "runners").mkdir()
+    (tmp_path / GITHUB_FILE).write_text((ROOT / GITHUB_FILE).read_text())
+    (tmp_path / RUNNERS_FILE).write_text(ENTRY)
+    return tmp_path
+
+
+def test_one_card_is_the_vendor_and_more_are_numbered(root: Path) -> None:
+    fleet = read_fleet(root)
+    assert [(one.target, one.label) for one in fleet.runners()] == [
+        ("acme", "assay-acme"),
+        ("acme-8", "assay-acme-8"),
+    ]
+    assert fleet.find("acme-8") is not None
+    assert fleet.find("acme-1") is None
+
+
+def test_labels_fit_what_the_chart_of_the_runners_takes() -> None:
+    labels = [one.label for one in read_fleet(ROOT).runners()]
+    assert len(labels) == len(set(labels)) >= 14
+    assert max(map(len, labels)) <= 45  # runnerScaleSetName
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('title = "Acme Rocket"', "", "acme.title: Field required"),
+        ('title = "Acme Rocket"', 'title = "x"\ncolour = "red"', "acme.colour: Extra inputs"),
+        ("[acme]", "[Acme-1]", "Acme-1.name: String should match pattern"),
+        ('"acme.com/rocket"', '"rocket"', "'rocket' is no qualified name"),
+        ("cards = 8", "cards = 1", "cards [1, 1] must rise, each number once"),
+        ("cards = 8", "cards = -1", "acme.runners.1.cards: Input should be greater"),
+        ("budget_minutes = 30", "budget_minutes = 60", "leaves no time for installing"),
+        ("timeout_minutes = 60", "timeout_minutes = 900", "acme.runners.0.timeout_minutes"),
+        ("health = {", 'unverified = ["helth"]\nhealth = {', "helth is no field"),
+        ('image.base = "acme/pytorch:2.1"', "", "a pod with a device needs one"),
+        ('sessions = ["smoke"]', "sessions = []", "acme.runners.0.sessions: Tuple should have"),
+        ("[acme]", "acme = 1\n[other]", "acme stands outside of a vendor's table"),
+        ("[acme]", "[acme", "cannot be read"),
+        (ENTRY, "", "has no vendor"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_file_and_field(
+    root: Path, old: str, new: str, message: str
+) -> None:
+    assert old in ENTRY
+    (root / RUNNERS_FILE).write_text(ENTRY.replace(old, new))
+    with pytest.raises(UsageError) as caught:
+        read_fleet(root)
+    assert str(root / RUNNERS_FILE) in str(caught.value)
+    assert message in str(caught.value)
+
+
+def test_health_is_asked_for_where_there_are_cards(root: Path) -> None:
+    lines = [line for line in ENTRY.splitlines() if not line.startswith("health")]
+    (root / RUNNERS_FILE).write_text("\n".join(lines))
+    with pytest.raises(UsageError, match="health: needed where there are cards"):
+        read_fleet(root)
+
+
+def test_a_folder_that_is_no_checkout_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such file; name a checkout of assay with --root"):
+        read_fleet(tmp_path)
