@@ -1,0 +1,221 @@
+"""`assay runners`: what an event starts, what the machines are made of, whether all of it is safe."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Which machines run what for an event of GitHub, and how a machine becomes a runner.",
+)
+
+_Root = Annotated[
+    Path, typer.Option(metavar="DIR", help="A checkout of assay. Default: this folder.")
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+_Payload = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.json",
+        help="The event's payload, or a recorded event. Default: that of the workflow run.",
+    ),
+]
+
+
+@app.command()
+def plan(
+    *,
+    payload: _Payload = None,
+    event: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="For a payload alone: pull_request, push, schedule."),
+    ] = None,
+    changed_since: Annotated[
+        str,
+        typer.Option(
+            metavar="COMMIT",
+            help="Documentation alone starts nothing: compare with this. Empty: everything runs.",
+        ),
+    ] = "",
+    unless_succeeded: Annotated[
+        str,
+        typer.Option(
+            metavar="WORKFLOW.yml",
+            help="Nothing where its last run that succeeded was of this commit.",
+        ),
+    ] = "",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say why, instead of JSON for programs.")
+    ] = False,
+    root: _Root = Path(),
+) -> None:
+    """What does an event of GitHub start, on which machines, and why?
+
+    Example: assay runners plan --payload examples/events/label-smoke-nvidia.json --explain
+
+    Exit code: 0, also where there is nothing to do, which the plan says; 2 if something was asked for
+    that will not run, or the event cannot be read.
+    """
+    from assay_runners.fleet.reading import read_fleet
+    from assay_runners.planning.rules import make_plan
+    from assay_runners.planning.wording import explain_plan
+    from assay_runners.workflow_run.planning import hand_on, read_planned_event
+
+    fleet = read_fleet(root)
+    read = read_planned_event(
+        payload, event, changed_since, unless_succeeded, fleet, root, os.environ
+    )
+    made = make_plan(read, fleet)
+    hand_on(made, os.environ)
+    typer.echo(explain_plan(made) if explain else made.model_dump_json(indent=2))
+    if made.refused:
+        typer.echo("\n".join(f"assay: {one.asked}: {one.why}" for one in made.refused), err=True)
+        raise typer.Exit(2)
+
+
+@app.command()
+def run(
+    *,
+    job: Annotated[
+        str,
+        typer.Option(
+            metavar="JSON", envvar="ASSAY_JOB", help="One of the machines that a plan lists."
+        ),
+    ],
+    nox: Annotated[
+        str, typer.Option(metavar="PYTHON", help="The Python that has nox.")
+    ] = "python3",
+    root: _Root = Path(),
+) -> None:
+    """Run a planned job on this machine, and write the job's summary.
+
+    Exit code: 0; 1 a session failed, or judged nothing; 2 usage; 75 the machine itself is at fault:
+    its cards do not answer, and another machine may succeed.
+    """
+    from pydantic import ValidationError
+
+    from assay.errors import UsageError
+    from assay_runners.fleet.reading import read_fleet
+    from assay_runners.planning.plan import MachineJob
+    from assay_runners.running.machine_job import Checkout, run_machine_job
+    from assay_runners.running.summary import summarise_job
+    from assay_runners.workflow_run.commits import commit_of
+    from assay_runners.workflow_run.outputs import add_to_summary
+
+    try:
+        asked = MachineJob.model_validate_json(job)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(f"this is no job of a plan: {where}: {first['msg']}") from None
+    result = run_machine_job(asked, read_fleet(root), Checkout(root, (nox, "-m", "nox")))
+    summary = summarise_job(result, commit_of(root))
+    typer.echo(summary)
+    add_to_summary(summary, os.environ)
+    raise typer.Exit(result.exit_code)
+
+
+@app.command()
+def rehearse(
+    payload: Annotated[Path, typer.Argument(metavar="EVENT.json", help="A recorded event.")],
+    *,
+    patch: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.diff", help="The change that the event is about."),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SESSION", help="Of what is chosen, this alone; repeatable."),
+    ] = None,
+    nox: Annotated[
+        str, typer.Option(metavar="PYTHON", help="The Python that has nox.")
+    ] = "python3",
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-runners-rehearse.")
+    ] = None,
+    root: _Root = Path(),
+) -> None:
+    """What would this event start, and what would it say? Run here, in a clean clone.
+
+    The CPU plays the part of every accelerator, and one Python that of all.
+
+    Example: nox -s rehearse -- examples/events/label-smoke-nvidia.json --only expectations
+
+    Exit code: 0; 1 a session failed; 2 something was refused, or the event cannot be read.
+    """
+    from assay.runs import RunFolder, open_progress
+    from assay_runners.running.rehearsal import SUMMARY_FILE, Rehearsed, rehearse
+    from assay_runners.workflow_run.events import read_event
+
+    asked = Rehearsed(read_event(payload, None, {}), patch, frozenset(only or ()))
+    folder = RunFolder.create("runners rehearse", output).path
+    with open_progress() as progress:
+        rehearsal = rehearse(asked, root.resolve(), folder.resolve(), (nox, "-m", "nox"), progress)
+    typer.echo(rehearsal.summary)
+    typer.echo(f"The summary: {folder / SUMMARY_FILE}", err=True)
+    raise typer.Exit(rehearsal.exit_code)
+
+
+@app.command()
+def propose(
+    captured: Annotated[
+        Path, typer.Argument(metavar="DIR", help="What the machines captured, a folder for each.")
+    ],
+    *,
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", envvar="REASON", help="Why it was captured anew.")
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the pull request's text, and change nothing.")
+    ] = False,
+    root: _Root = Path(),
+) -> None:
+    """Open the pull request of a recapture: every file, and what changed in it.
+
+    Exit code: 0; 2 if nothing was captured, a file is no expectation, or GitHub refuses.
+    """
+    from assay_runners.workflow_run.proposing import gather, open_pull_request
+
+    proposal = gather(captured, root, reason)
+    typer.echo(proposal.body)
+    if not dry_run:
+        open_pull_request(proposal, root)
+
+
+@app.command(name="report-nightly")
+def report_nightly(
+    *,
+    results: Annotated[
+        str,
+        typer.Option(metavar="JSON", envvar="RESULTS", help="The results of the jobs before this."),
+    ],
+) -> None:
+    """Keep the one issue that says how the nightly run stands: open it, add to it, or close it."""
+    from assay_runners.workflow_run.nightly_issue import read_failures, update_issue
+
+    typer.echo(update_issue(read_failures(results), os.environ))
+
+
+@app.command()
+def reap(
+    *,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would end, and end nothing.")
+    ] = False,
+) -> None:
+    """End the cloud instances that outlived the lifetime in their tag `assay-expires`.
+
+    Exit code: 0, also where there is none; 2 if the cloud does not answer.
+    """
+    from datetime import UTC, datetime
+
+    from assay_runners.workflow_run.reaping import end_instances, find_expired
+
+    expired = find_expired(datetime.now(UTC))
+    for instance in expired:
+        typer.echo(f"{instance.id} expired {instance.expired}")
+    if expired and not dry_run:
+        end_instances(expired)
+    typer.echo(f"{len(expired)} {'would end' if dry_run else 'ended'}")

@@ -1,0 +1,88 @@
+"""What a workflow that is started by hand runs on machines with accelerators."""
+
+from assay_runners.fleet.entries import Fleet
+from assay_runners.planning.choices import machine_job, nothing, refused
+from assay_runners.planning.events import Event
+from assay_runners.planning.labels import EVERY, find_runners, sessions_of, unknown_target
+from assay_runners.planning.plan import Plan, Refusal, SessionCall
+
+
+def plan_bench(event: Event, fleet: Fleet) -> Plan:
+    """The bench session on one machine."""
+    target = event.inputs.get("vendor", "").casefold()
+    if target == EVERY:
+        why = "benchmarks take hours: name one machine"
+        return refused(event, Refusal(asked=target, why=why))
+    if refusal := _refuse_target(target, "bench", fleet) or _refuse_options(event.inputs):
+        return refused(event, refusal)
+    (runner,) = find_runners(target, fleet)
+    job = machine_job(runner, "bench", _bench_calls(event.inputs), "a dispatch of bench")
+    return Plan(event=event.name, sha=event.sha, machines=(job,))
+
+
+def _bench_calls(inputs: dict[str, str]) -> list[SessionCall]:
+    """The session as it is, unless a model is named: its evaluation, compared with the baseline."""
+    if "model" not in inputs:
+        return [SessionCall(session="bench")]
+    suite = ("--suite", inputs["suite"]) if "suite" in inputs else ()
+    results = "runs/bench"
+    asked = ("run", "--model", inputs["model"], *suite, "--output", results)
+    calls = [SessionCall(session="bench", arguments=asked)]
+    if "baseline" in inputs:
+        compared = ("compare", inputs["baseline"], results, *suite, "--output", "runs/compared")
+        calls.append(SessionCall(session="bench", arguments=compared))
+    return calls
+
+
+def plan_recapture(event: Event, fleet: Fleet) -> Plan:
+    """The models' expectations, captured on each of the machines."""
+    models, targets = (
+        event.inputs.get(name, "").replace(",", " ").split() for name in ("models", "vendors")
+    )
+    reason = event.inputs.get("reason", "")
+    if not models or not targets or not reason:
+        why = "a recapture needs models, vendors and a reason"
+        return refused(event, Refusal(asked="recapture", why=why))
+    named = {**{f"the model {model}": model for model in models}, "the reason": reason}
+    refusals = [_refuse_options(named)]
+    refusals += [_refuse_target(target.casefold(), "expectations", fleet) for target in targets]
+    if any(refusals):
+        return refused(event, *filter(None, refusals))
+    chosen = {
+        runner.target: runner
+        for target in targets
+        for runner in find_runners(target.casefold(), fleet)
+    }
+    approved_by = str(event.sender.get("login", ""))
+    words = (*models, "--reason", reason, "--approved-by", approved_by)
+    call = SessionCall(session="recapture", arguments=words)
+    return Plan(
+        event=event.name,
+        sha=event.sha,
+        machines=tuple(
+            machine_job(runner, "expectations", [call], "a dispatch of recapture")
+            for runner in chosen.values()
+        ),
+    )
+
+
+def plan_reaper(event: Event, _: Fleet) -> Plan:
+    """The reaper asks for no machine."""
+    return nothing(event, "the reaper has no sessions")
+
+
+def _refuse_target(target: str, tier: str, fleet: Fleet) -> Refusal | None:
+    runners = find_runners(target, fleet)
+    if not runners:
+        return Refusal(asked=target, why=unknown_target(target, fleet))
+    if not any(sessions_of(tier, runner) for runner in runners):
+        return Refusal(asked=target, why=f"the machines of {target} run no session of {tier}")
+    return None
+
+
+def _refuse_options(inputs: dict[str, str]) -> Refusal | None:
+    """Refuses an input that a command would take for an option."""
+    for name, value in inputs.items():
+        if value.startswith("-"):
+            return Refusal(asked=value, why=f"{name} begins with a dash, as only options do")
+    return None

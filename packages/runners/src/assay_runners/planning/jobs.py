@@ -1,0 +1,184 @@
+"""All jobs that GitHub starts for an event, those around the planned ones included.
+
+The committed workflows have to say the same: `assay runners check` evaluates them with GitHub's own
+parser on recorded events, and compares.
+"""
+
+from collections.abc import Callable, Iterator
+
+from pydantic import BaseModel, ConfigDict
+
+from assay_runners.fleet.entries import Fleet
+from assay_runners.planning.events import Event
+from assay_runners.planning.plan import Plan
+
+Permissions = dict[str, str]
+
+_READ: Permissions = {"contents": "read"}
+
+
+class StartedJob(BaseModel):
+    """A job as GitHub lists it.
+
+    job: its id; for a job of a called workflow "CALLER / CALLED".
+    group: the runner group that it is restricted to; "" for machines of GitHub.
+    labels: what its machine must have.
+    sha: the commit that it checks out; "" where it checks out none.
+    permissions: of its token.
+    environment: whose reviewers it waits for.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    workflow: str
+    job: str
+    group: str = ""
+    labels: tuple[str, ...]
+    sha: str = ""
+    permissions: Permissions = {}
+    environment: str = ""
+
+
+def started_jobs(event: Event, plan: Plan, fleet: Fleet) -> list[StartedJob]:
+    """The jobs of `plan`, and those that plan, gather and report."""
+    rule = _RULES.get(event.name)
+    return list(rule(event, plan, fleet)) if rule else []
+
+
+def _of_pull_request(event: Event, plan: Plan, fleet: Fleet) -> Iterator[StartedJob]:
+    if event.action == "labeled" and ":" in event.label:
+        yield _plan_job("smoke.yml", event.head_sha, fleet)
+        yield from _planned("smoke.yml", plan, fleet)
+    elif event.action in ("opened", "synchronize", "reopened"):
+        yield from _of_ci(event, plan, fleet)
+
+
+def _of_push(event: Event, plan: Plan, fleet: Fleet) -> Iterator[StartedJob]:
+    if event.ref == f"refs/heads/{fleet.github.protected_ref}":
+        yield from _of_ci(event, plan, fleet)
+
+
+def _of_merge_group(event: Event, plan: Plan, fleet: Fleet) -> Iterator[StartedJob]:
+    if event.action == "checks_requested":
+        yield from _of_ci(event, plan, fleet)
+
+
+def _of_ci(event: Event, plan: Plan, fleet: Fleet) -> Iterator[StartedJob]:
+    hosted = (fleet.github.hosted,)
+    yield _plan_job("ci.yml", event.sha, fleet)
+    yield from _planned("ci.yml", plan, fleet)
+    if plan.tiers:
+        yield StartedJob(
+            workflow="ci.yml", job="smoke", labels=hosted, sha=event.sha, permissions=_READ
+        )
+    yield StartedJob(workflow="ci.yml", job="required", labels=hosted)
+
+
+def _of_new_commit(event: Event, _: Plan, fleet: Fleet) -> Iterator[StartedJob]:
+    """The labels come off, in a job that checks nothing out."""
+    if event.action == "synchronize":
+        for _label in event.labels:
+            yield StartedJob(
+                workflow="labels.yml",
+                job="withdraw",
+                labels=(fleet.github.hosted,),
+                permissions={"pull-requests": "write"},
+            )
+
+
+def _of_dispatch(event: Event, plan: Plan, fleet: Fleet) -> Iterator[StartedJob]:
+    hosted = (fleet.github.hosted,)
+    if event.workflow == "nightly.yml":
+        yield from _of_night(event, plan, fleet)
+    elif event.workflow == "reaper.yml":
+        yield _reaper(event, fleet)
+    elif event.workflow in ("bench.yml", "recapture.yml"):
+        environment = event.workflow.removesuffix(".yml")
+        yield StartedJob(
+            workflow=event.workflow, job="approve", labels=hosted, environment=environment
+        )
+        yield _plan_job(event.workflow, event.sha, fleet)
+        yield from _planned(event.workflow, plan, fleet)
+        if event.workflow == "recapture.yml" and plan.machines:
+            yield StartedJob(
+                workflow=event.workflow,
+                job="propose",
+                labels=hosted,
+                sha=event.sha,
+                permissions={"contents": "write", "pull-requests": "write"},
+            )
+
+
+def _of_schedule(event: Event, plan: Plan, fleet: Fleet) -> Iterator[StartedJob]:
+    if event.payload.get("schedule") == fleet.github.nightly:
+        yield from _of_night(event, plan, fleet)
+    elif event.payload.get("schedule") == fleet.github.reaper:
+        yield _reaper(event, fleet)
+
+
+def _of_night(event: Event, plan: Plan, fleet: Fleet) -> Iterator[StartedJob]:
+    hosted = (fleet.github.hosted,)
+    yield StartedJob(
+        workflow="nightly.yml",
+        job="plan",
+        labels=hosted,
+        sha=event.sha,
+        permissions={"actions": "read", "contents": "read"},
+    )
+    yield from _planned("nightly.yml", plan, fleet)
+    yield StartedJob(
+        workflow="nightly.yml",
+        job="report",
+        labels=hosted,
+        sha=event.sha,
+        permissions={"contents": "read", "issues": "write"},
+    )
+
+
+def _reaper(event: Event, fleet: Fleet) -> StartedJob:
+    return StartedJob(
+        workflow="reaper.yml",
+        job="reap",
+        labels=(fleet.github.hosted,),
+        sha=event.sha,
+        permissions={"contents": "read", "id-token": "write"},
+        environment="reaper",
+    )
+
+
+def _plan_job(workflow: str, sha: str, fleet: Fleet) -> StartedJob:
+    labels = (fleet.github.hosted,)
+    return StartedJob(
+        workflow=workflow, job="plan / plan", labels=labels, sha=sha, permissions=_READ
+    )
+
+
+def _planned(workflow: str, plan: Plan, fleet: Fleet) -> Iterator[StartedJob]:
+    for _ in plan.tiers:
+        yield StartedJob(
+            workflow=workflow,
+            job="tests / session",
+            labels=(fleet.github.hosted,),
+            sha=plan.sha,
+            permissions=_READ,
+        )
+    for machine in plan.machines:
+        yield StartedJob(
+            workflow=workflow,
+            job="machines / run",
+            group=fleet.github.runner_group,
+            labels=(f"assay-{machine.target}",),
+            sha=plan.sha,
+            permissions=_READ,
+            environment=f"assay-{machine.target}",
+        )
+
+
+_RULES: dict[str, Callable[[Event, Plan, Fleet], Iterator[StartedJob]]] = {
+    "pull_request": _of_pull_request,
+    "pull_request_target": _of_new_commit,
+    "push": _of_push,
+    "merge_group": _of_merge_group,
+    "workflow_dispatch": _of_dispatch,
+    "schedule": _of_schedule,
+}

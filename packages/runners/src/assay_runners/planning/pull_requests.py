@@ -1,0 +1,85 @@
+"""What an event of a pull request starts."""
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from assay_runners.fleet.entries import Fleet
+from assay_runners.planning.choices import (
+    BEFORE_MACHINES,
+    FIRST_TIERS,
+    machine_job,
+    nothing,
+    refused,
+    tier_jobs,
+    usual_calls,
+)
+from assay_runners.planning.events import Event
+from assay_runners.planning.labels import read_label
+from assay_runners.planning.plan import Plan, Refusal
+
+DOCUMENTATION = "nothing to do: only documentation changed"
+
+
+def plan_pull_request(event: Event, fleet: Fleet) -> Plan:
+    """The first tiers for a new commit, machines for a label, nothing for anything else."""
+    if event.action == "labeled":
+        return _plan_label(event, fleet)
+    if event.action not in ("opened", "synchronize", "reopened"):
+        return nothing(event, f"no workflow waits for a pull request that is {event.action}")
+    if only_documentation(event.changed):
+        return nothing(event, DOCUMENTATION)
+    return plan_first_tiers(event, fleet)
+
+
+def plan_first_tiers(event: Event, fleet: Fleet) -> Plan:
+    """All sessions that need no accelerator."""
+    tiers = tier_jobs(FIRST_TIERS, fleet.github.pythons)
+    return Plan(event=event.name, sha=event.sha, tiers=tiers)
+
+
+def only_documentation(changed: Sequence[str] | None) -> bool:
+    """Whether every changed file is documentation; not where nothing is known, or nothing changed."""
+    return bool(changed) and all(map(is_documentation, changed or ()))
+
+
+def is_documentation(path: str) -> bool:
+    """Whether `path` is Markdown at the root or below docs/: other files there are read by programs."""
+    file = PurePosixPath(path)
+    return file.suffix == ".md" and (len(file.parts) == 1 or file.parts[0] == "docs")
+
+
+def _plan_label(event: Event, fleet: Fleet) -> Plan:
+    asked = read_label(event.label, fleet)
+    if asked is None:
+        return nothing(event, f"the label {event.label!r} asks for no machine")
+    if isinstance(asked, Refusal):
+        return refused(event, asked)
+    tier, runners = asked
+    if tier == "bench":
+        why = "benchmarks take hours: start the workflow `bench` by hand, for a branch"
+        return refused(event, Refusal(asked=event.label, why=why))
+    if why := _keep_from_machines(event):
+        return refused(event, Refusal(asked=event.label, why=why))
+    if only_documentation(event.changed):
+        return nothing(event, DOCUMENTATION)
+    why = f"the label {event.label}"
+    return Plan(
+        event=event.name,
+        sha=event.head_sha,
+        tiers=tier_jobs(BEFORE_MACHINES, fleet.github.pythons[:1]),
+        machines=tuple(
+            machine_job(runner, tier, usual_calls(tier, runner), why) for runner in runners
+        ),
+    )
+
+
+def _keep_from_machines(event: Event) -> str:
+    """Why no machine runs code of this pull request, whatever its label; "" where one may."""
+    if event.pull_request.get("state") != "open":
+        return "the pull request is closed"
+    if event.sender.get("type") != "User":
+        return "a program gave the label: a person has to ask for a machine"
+    author = (event.pull_request.get("user") or {}).get("login")
+    if event.is_from_fork and event.sender.get("login") == author:
+        return "the author of a fork gave the label: somebody else has to look at the commit first"
+    return ""

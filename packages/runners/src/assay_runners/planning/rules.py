@@ -1,0 +1,68 @@
+"""The rules: what an event starts, event by event."""
+
+from collections.abc import Callable
+
+from assay_runners.fleet.entries import Fleet
+from assay_runners.planning.choices import NIGHTLY, nothing, tier_jobs
+from assay_runners.planning.dispatches import plan_bench, plan_reaper, plan_recapture
+from assay_runners.planning.events import Event
+from assay_runners.planning.plan import Plan
+from assay_runners.planning.pull_requests import plan_first_tiers, plan_pull_request
+
+_Rule = Callable[[Event, Fleet], Plan]
+
+
+def make_plan(event: Event, fleet: Fleet) -> Plan:
+    """What `event` starts on the machines of `fleet`.
+
+    An event that no workflow waits for gives a plan without jobs, and says so.
+    """
+    rule = _RULES.get(event.name)
+    return rule(event, fleet) if rule else nothing(event, f"no workflow waits for {event.name}")
+
+
+def _plan_push(event: Event, fleet: Fleet) -> Plan:
+    if event.ref != f"refs/heads/{fleet.github.protected_ref}":
+        return nothing(event, f"no workflow waits for a push to {event.ref}")
+    return plan_first_tiers(event, fleet)
+
+
+def _plan_merge_group(event: Event, fleet: Fleet) -> Plan:
+    if event.action != "checks_requested":
+        return nothing(event, f"no workflow waits for a merge group that is {event.action}")
+    return plan_first_tiers(event, fleet)
+
+
+def _plan_dispatch(event: Event, fleet: Fleet) -> Plan:
+    rule = _BY_HAND.get(event.workflow)
+    if rule is None:
+        return nothing(event, f"{event.workflow or 'no workflow'} cannot be started by hand")
+    return rule(event, fleet)
+
+
+def _plan_schedule(event: Event, fleet: Fleet) -> Plan:
+    cron = event.payload.get("schedule")
+    rule = {fleet.github.nightly: _plan_night, fleet.github.reaper: plan_reaper}.get(str(cron))
+    return rule(event, fleet) if rule else nothing(event, f"no workflow waits for {cron!r}")
+
+
+def _plan_night(event: Event, fleet: Fleet) -> Plan:
+    if event.unchanged_since_success:
+        return nothing(event, "nothing changed since the last nightly run that succeeded")
+    tiers = tier_jobs(NIGHTLY, fleet.github.pythons[:1])
+    return Plan(event=event.name, sha=event.sha, tiers=tiers)
+
+
+_RULES: dict[str, _Rule] = {
+    "pull_request": plan_pull_request,
+    "push": _plan_push,
+    "merge_group": _plan_merge_group,
+    "workflow_dispatch": _plan_dispatch,
+    "schedule": _plan_schedule,
+}
+_BY_HAND: dict[str, _Rule] = {
+    "bench.yml": plan_bench,
+    "recapture.yml": plan_recapture,
+    "nightly.yml": _plan_night,
+    "reaper.yml": plan_reaper,
+}

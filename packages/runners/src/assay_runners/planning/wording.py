@@ -1,0 +1,48 @@
+"""A plan in words: for a terminal, and for the summary of a job."""
+
+import shlex
+
+from assay_runners.planning.plan import Plan, SessionCall
+
+
+def explain_plan(plan: Plan) -> str:
+    """Every job with why it was chosen, everything refused with why, or why nothing runs."""
+    lines = [f"{plan.event}, commit {plan.sha or 'not known'}"]
+    if plan.tiers:
+        sessions = dict.fromkeys(job.session for job in plan.tiers)
+        pythons = dict.fromkeys(job.python for job in plan.tiers)
+        lines.append(
+            f"  without an accelerator, Python {', '.join(pythons)}: {', '.join(sessions)}"
+        )
+    for machine in plan.machines:
+        lines.append(f"  {machine.tier} on assay-{machine.target}, asked for by {machine.why}")
+        lines += [f"    {nox_command(call)}" for call in machine.calls]
+    lines += [f"  refused: {refusal.asked}: {refusal.why}" for refusal in plan.refused]
+    if plan.nothing:
+        lines.append(f"  {plan.nothing}")
+    return "\n".join(lines)
+
+
+def summarise_plan(plan: Plan) -> str:
+    """The same as Markdown. Labels and inputs are others' words: they stand in code only."""
+    blocks = [f"### {_heading(plan)}", f"```text\n{_unfenced(explain_plan(plan))}\n```"]
+    return "\n\n".join(blocks) + "\n"
+
+
+def nox_command(call: SessionCall) -> str:
+    """The line that a person would type for the same."""
+    words = ["--", *call.arguments] if call.arguments else []
+    return shlex.join(["nox", "-s", call.session, *words])
+
+
+def _heading(plan: Plan) -> str:
+    if plan.refused:
+        return "Refused"
+    if plan.nothing:
+        return plan.nothing[0].upper() + plan.nothing[1:]
+    num_jobs = len(plan.tiers) + len(plan.machines)
+    return f"{num_jobs} job{'s' if num_jobs > 1 else ''}"
+
+
+def _unfenced(text: str) -> str:
+    return text.replace("```", "'''")

@@ -1,0 +1,1 @@
+"""Inside of a workflow run: reads its event, writes its outputs and summary, asks GitHub."""

@@ -1,0 +1,55 @@
+"""The plan of a workflow run: from its event, to the jobs after it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from assay.errors import MachineError
+from assay_runners.fleet.entries import Fleet
+from assay_runners.planning.events import Event
+from assay_runners.planning.plan import Plan
+from assay_runners.planning.wording import summarise_plan
+from assay_runners.workflow_run.events import files_changed_since, read_event
+from assay_runners.workflow_run.github import last_success
+from assay_runners.workflow_run.outputs import add_to_summary, write_outputs
+
+
+def read_planned_event(
+    payload: Path | None,
+    name: str | None,
+    changed_since: str,
+    unless_succeeded: str,
+    fleet: Fleet,
+    root: Path,
+    variables: Mapping[str, str],
+) -> Event:
+    """The event, with what a planner wants to know beside its payload.
+
+    payload, name: as `read_event` takes them.
+    changed_since: the commit that a pull request is compared with; "" where nothing is.
+    unless_succeeded: the workflow whose last successful run is looked up; "" where none is.
+    """
+    event = read_event(payload, name, variables)
+    facts: dict[str, object] = {}
+    if changed_since and event.changed is None:
+        facts["changed"] = files_changed_since(changed_since, root)
+    if unless_succeeded:
+        facts["unchanged_since_success"] = _succeeded_before(event, unless_succeeded, fleet)
+    return event.model_copy(update=facts)
+
+
+def _succeeded_before(event: Event, workflow: str, fleet: Fleet) -> bool:
+    try:
+        return bool(event.sha) and last_success(workflow, fleet.github.protected_ref) == event.sha
+    except MachineError:
+        return False  # Where GitHub does not say, everything runs.
+
+
+def hand_on(plan: Plan, variables: Mapping[str, str]) -> None:
+    """Give the plan to the jobs after this one, and to people; nothing outside of a workflow run."""
+    lists = {"tiers": plan.tiers, "machines": plan.machines}
+    write_outputs(
+        {name: json.dumps([job.model_dump() for job in jobs]) for name, jobs in lists.items()},
+        variables,
+    )
+    add_to_summary(summarise_plan(plan), variables)

@@ -1,0 +1,86 @@
+"""Ends cloud instances that outlived their lifetime, whatever became of the run that made them."""
+
+import json
+import os
+import subprocess
+import urllib.request
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from assay.errors import MachineError
+
+# Set when an instance is made; docs/runners.md says how.
+TAG = "assay-expires"
+_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Instance:
+    """An instance of the cloud. expired: when it should have ended, as its tag has it."""
+
+    id: str
+    expired: str
+
+
+def find_expired(now: datetime) -> list[Instance]:
+    """The instances whose tag names a time before `now`; a tag that is no time counts as one."""
+    words = (
+        "--filters",
+        f"Name=tag-key,Values={TAG}",
+        "Name=instance-state-name,Values=running,pending,stopped",
+    )
+    found = json.loads(_aws("describe-instances", *words, "--output", "json"))
+    expired = []
+    for reservation in found["Reservations"]:
+        for instance in reservation["Instances"]:
+            tag = next(tag["Value"] for tag in instance["Tags"] if tag["Key"] == TAG)
+            if _is_before(tag, now):
+                expired.append(Instance(str(instance["InstanceId"]), str(tag)))
+    return expired
+
+
+def end_instances(instances: list[Instance]) -> None:
+    """Terminate them. Raises: MachineError if the cloud refuses."""
+    _aws("terminate-instances", "--instance-ids", *(instance.id for instance in instances))
+
+
+def _is_before(tag: str, now: datetime) -> bool:
+    try:
+        return datetime.fromisoformat(tag) < now
+    except (ValueError, TypeError):
+        return True
+
+
+def _aws(*words: str) -> str:
+    with TemporaryDirectory(prefix="assay-reaper-") as folder:
+        variables = {**os.environ, **_identity(Path(folder))}
+        try:
+            done = subprocess.run(
+                ["aws", "ec2", *words],  # noqa: S607 - wherever the machine has it
+                capture_output=True, text=True, check=True, timeout=_SECONDS, env=variables,
+            )  # fmt: skip
+        except FileNotFoundError:
+            raise MachineError("aws is not installed; GitHub's own machines have it") from None
+        except subprocess.SubprocessError as error:
+            told = getattr(error, "stderr", "") or str(error)
+            raise MachineError(f"aws ec2 {words[0]} failed: {told.strip()}") from None
+    return done.stdout
+
+
+def _identity(folder: Path) -> dict[str, str]:
+    """What makes the cloud's program take the role of the run, without a key that is kept."""
+    url, role = os.environ.get("ACTIONS_ID_TOKEN_REQUEST_URL"), os.environ.get("ASSAY_REAPER_ROLE")
+    if not url or not role:
+        return {}
+    bearer = os.environ["ACTIONS_ID_TOKEN_REQUEST_TOKEN"]
+    request = urllib.request.Request(  # noqa: S310 - the address is GitHub's own
+        f"{url}&audience=sts.amazonaws.com", headers={"Authorization": f"bearer {bearer}"}
+    )
+    with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310
+        token: Any = json.load(answer)
+    file = folder / "token"
+    file.write_text(str(token["value"]), encoding="utf-8")
+    return {"AWS_ROLE_ARN": role, "AWS_WEB_IDENTITY_TOKEN_FILE": str(file)}

@@ -1,0 +1,35 @@
+from pathlib import Path
+
+import pytest
+
+from assay_runners.fleet.reading import read_fleet
+from assay_runners.planning.rules import make_plan
+from assay_runners.workflow_run.events import read_event
+
+ROOT = Path(__file__).resolve().parents[5]
+STARTS = {
+    "dispatch-bench": (0, ["nvidia"]),
+    "dispatch-recapture": (0, ["nvidia", "spyre"]),
+    "documentation": (0, []),
+    "label-smoke-all": (
+        3,
+        ["cpu", "nvidia", "amd", "intel", "gaudi", "spyre", "trainium", "ascend", "apple"],
+    ),
+    "label-smoke-nvidia": (3, ["nvidia"]),
+    "label-unknown": (0, []),
+    "opened": (12, []),
+    "push-main": (12, []),
+    "schedule-nightly": (7, []),
+}
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "examples/events").iterdir()), ids=lambda file: file.stem
+)
+def test_the_examples_start_what_their_names_say(file: Path) -> None:
+    plan = make_plan(read_event(file, None, {}), read_fleet(ROOT))
+    assert (len(plan.tiers), [job.target for job in plan.machines]) == STARTS[file.stem]
+
+
+def test_every_example_is_tried() -> None:
+    assert {file.stem for file in (ROOT / "examples/events").iterdir()} == set(STARTS)

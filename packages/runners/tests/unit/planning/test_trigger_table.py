@@ -1,0 +1,31 @@
+from pathlib import Path
+
+import pytest
+
+from assay_runners.fleet.entries import Fleet
+from assay_runners.fleet.reading import read_fleet
+from assay_runners.planning.jobs import started_jobs
+from assay_runners.planning.rules import make_plan
+from packages.runners.tests.trigger_table import CASES, Case, row_of_plan
+
+ROOT = Path(__file__).resolve().parents[5]
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Fleet:
+    return read_fleet(ROOT)
+
+
+def test_the_table_has_every_kind_of_event_once() -> None:
+    names = [case.name for case in CASES]
+    assert len(names) == len(set(names)) >= 60
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_the_planner_starts_what_the_table_says(case: Case, fleet: Fleet) -> None:
+    plan = make_plan(case.event, fleet)
+    assert sorted(map(row_of_plan, started_jobs(case.event, plan, fleet))) == sorted(case.rows)
+    told = " ".join([plan.nothing, *(f"{one.asked}: {one.why}" for one in plan.refused)])
+    assert case.says in told
+    # Nothing is silent: a plan has jobs, or says why not.
+    assert bool(plan.tiers or plan.machines) != bool(told.strip()), plan

@@ -1,0 +1,134 @@
+"""`assay runners plan`, inside of a workflow run and outside."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from assay_runners.commands import app
+from assay_runners.workflow_run.events import files_changed_since
+from packages.runners.tests.recorded import DOCUMENTS, SHELL, dispatch, labeled, pull_request
+
+ROOT = Path(__file__).resolve().parents[5]
+
+
+@pytest.fixture
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Where a workflow run takes its step's outputs, and its summary."""
+    monkeypatch.chdir(ROOT)
+    files = tmp_path / "output", tmp_path / "summary"
+    for name, file in zip(("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY"), files, strict=True):
+        monkeypatch.setenv(name, str(file))
+    return files
+
+
+def plan(tmp_path: Path, event: object, *words: str) -> tuple[int, str, str]:
+    file = tmp_path / "event.json"
+    file.write_text(json.dumps(event))
+    done = CliRunner().invoke(app, ["plan", "--payload", str(file), *words])
+    return done.exit_code, done.stdout, done.stderr
+
+
+def recorded(event: object) -> dict[str, object]:
+    dumped = event.model_dump()  # type: ignore[attr-defined]
+    return {
+        "event_name": dumped["name"], "event": dumped["payload"], "sha": dumped["sha"],
+        "ref": dumped["ref"], "changed": dumped["changed"],
+    }  # fmt: skip
+
+
+def test_the_jobs_after_it_get_lists_of_one_line(
+    tmp_path: Path, outputs: tuple[Path, Path]
+) -> None:
+    code, stdout, _ = plan(tmp_path, recorded(labeled("smoke:nvidia-4")))
+    assert code == 0
+    lines = dict(line.split("=", 1) for line in outputs[0].read_text().splitlines())
+    assert [job["session"] for job in json.loads(lines["tiers"])] == ["lint", "types", "unit"]
+    (machine,) = json.loads(lines["machines"])
+    assert machine == json.loads(stdout)["machines"][0]
+    assert [call["session"] for call in machine["calls"]] == ["check", "smoke", "expectations"]
+    assert machine["calls"][1] == {
+        "session": "smoke", "arguments": ["--budget", "40m", "--cards", "4"],
+    }  # fmt: skip
+    assert "assay-nvidia-4" in outputs[1].read_text()
+
+
+def test_nothing_to_do_is_an_empty_list_and_says_so(
+    tmp_path: Path, outputs: tuple[Path, Path]
+) -> None:
+    code, _, _ = plan(tmp_path, recorded(pull_request("opened", changed=DOCUMENTS)))
+    assert code == 0
+    assert outputs[0].read_text() == "tiers=[]\nmachines=[]\n"
+    assert outputs[1].read_text().startswith("### Nothing to do: only documentation changed\n")
+
+
+def test_a_refusal_is_red_and_names_the_nearest(tmp_path: Path, outputs: tuple[Path, Path]) -> None:
+    code, _, stderr = plan(tmp_path, recorded(labeled("smoke:nvidai")), "--explain")
+    assert code == 2
+    assert "there is no machine 'nvidai'; nearest is smoke:nvidia" in stderr
+    assert outputs[1].read_text().startswith("### Refused\n")
+
+
+def test_what_others_wrote_stays_inside_of_the_code_block(
+    tmp_path: Path, outputs: tuple[Path, Path]
+) -> None:
+    label = f"smoke:{SHELL}```\n# not a heading"
+    code, _, _ = plan(tmp_path, recorded(labeled(label)))
+    assert code == 2
+    summary = outputs[1].read_text()
+    assert summary.count("```") == 2
+    assert outputs[0].read_text() == "tiers=[]\nmachines=[]\n"
+
+
+def test_a_model_full_of_shell_is_one_argument(tmp_path: Path, outputs: tuple[Path, Path]) -> None:
+    event = recorded(dispatch("bench.yml", vendor="cpu", model=SHELL, baseline="b.json"))
+    code, stdout, _ = plan(tmp_path, event)
+    assert code == 0
+    run, compare = json.loads(stdout)["machines"][0]["calls"]
+    assert run["arguments"] == ["run", "--model", SHELL, "--output", "runs/bench"]
+    assert compare["arguments"] == ["compare", "b.json", "runs/bench", "--output", "runs/compared"]
+    assert outputs[0].read_text().count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "cannot be read as an event"),
+        ("[]", "is no event: it holds no object"),
+        ('{"action": "opened"}', "is a payload alone: name its event with --event"),
+        ('{"event_name": "push", "event": 3}', "has its payload in `event`, an object"),
+        ('{"event_name": "push", "event": {}, "changed": "a"}', "`changed` is no list of files"),
+    ],
+)
+def test_what_is_no_event_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "event.json"
+    file.write_text(text)
+    done = CliRunner().invoke(app, ["plan", "--payload", str(file), "--root", str(ROOT)])
+    assert done.exit_code != 0
+    assert message in str(done.exception)
+
+
+def test_changed_files_are_those_since_the_branch_began(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@localhost"]
+        done = subprocess.run([*command, *words], check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    git("init", "-q", "-b", "main")
+    (tmp_path / "a.py").write_text("1")
+    git("add", "."), git("commit", "-qm", "first")
+    git("checkout", "-q", "-b", "topic")
+    (tmp_path / "ü b.md").write_text("text")
+    git("add", "."), git("commit", "-qm", "topic")
+    git("checkout", "-q", "main")
+    (tmp_path / "a.py").write_text("2")
+    git("commit", "-qam", "second")
+    main = git("rev-parse", "main")
+    git("checkout", "-q", "topic")
+    assert files_changed_since(main, tmp_path) == ("ü b.md",)
+    # What git does not know is not "nothing changed".
+    assert files_changed_since("0" * 40, tmp_path) is None
+    assert files_changed_since("--output=/tmp/x", tmp_path) is None
+    assert files_changed_since("", tmp_path) is None

@@ -1,0 +1,200 @@
+"""The commands that talk to GitHub and a cloud, with programs in their places that note what they hear."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from assay.errors import MachineError, UsageError
+from assay_runners.workflow_run.nightly_issue import TITLE, read_failures, update_issue
+from assay_runners.workflow_run.proposing import SHIPPED, gather, open_pull_request
+from assay_runners.workflow_run.reaping import Instance, end_instances, find_expired
+
+RUN = {
+    "GITHUB_SERVER_URL": "https://github.example", "GITHUB_REPOSITORY": "o/r",
+    "GITHUB_RUN_ID": "5", "GITHUB_SHA": "d" * 40,
+}  # fmt: skip
+# Notes its words; prints what the file ANSWER holds; exits with 4 where the file REFUSE exists.
+PROGRAM = f"""#!{sys.executable}
+import json, sys
+from pathlib import Path
+here = Path(__file__).parent
+with open(here / "heard.jsonl", "a") as file:
+    print(json.dumps(sys.argv[1:]), file=file)
+if (here / "refuse").exists():
+    print("HTTP 403: not allowed", file=sys.stderr)
+    sys.exit(4)
+answer = here / "answer"
+print(answer.read_text() if answer.exists() and ("list" in sys.argv or "describe-instances" in sys.argv) else "")
+"""
+
+
+class Programs:
+    """gh, aws and the like, all one program."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def answers(self, value: object) -> None:
+        (self.folder / "answer").write_text(json.dumps(value))
+
+    def refuse(self) -> None:
+        (self.folder / "refuse").touch()
+
+    @property
+    def heard(self) -> list[list[str]]:
+        file = self.folder / "heard.jsonl"
+        lines = file.read_text().splitlines() if file.is_file() else []
+        return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    for name in ("gh", "aws"):
+        (folder / name).write_text(PROGRAM)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return Programs(folder)
+
+
+@pytest.mark.parametrize(
+    ("results", "failures"),
+    [
+        ({"plan": "success", "tests": "success"}, []),
+        ({"plan": "success", "tests": "skipped"}, []),
+        ({"plan": "success", "tests": "failure"}, ["tests: failure"]),
+        ({"plan": "success", "tests": "cancelled"}, ["tests: cancelled"]),
+        ({"plan": "failure", "tests": "skipped"}, ["plan: failure", "tests: skipped"]),
+        ({"plan": "skipped", "tests": "skipped"}, ["plan: skipped", "tests: skipped"]),
+    ],
+)
+def test_a_night_fails_unless_its_plan_and_what_it_chose_succeed(
+    results: dict[str, str], failures: list[str]
+) -> None:
+    needs = {name: {"result": result, "outputs": {}} for name, result in results.items()}
+    assert read_failures(json.dumps(needs)) == failures
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"plan": "success"}'])
+def test_results_that_say_nothing_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="results of"):
+        read_failures(text)
+
+
+def test_a_first_failure_opens_an_issue(programs: Programs) -> None:
+    programs.answers([{"number": 3, "title": "Another"}])
+    assert update_issue(["tests: failure"], RUN) == "opened an issue"
+    body = programs.heard[1][-1]
+    assert programs.heard[1][:4] == ["issue", "create", "--title", TITLE]
+    assert "https://github.example/o/r/actions/runs/5" in body
+    assert "- tests: failure" in body
+
+
+def test_a_further_failure_is_added_to_it(programs: Programs) -> None:
+    programs.answers([{"number": 9, "title": TITLE}])
+    assert update_issue(["tests: failure"], RUN) == "added to issue 9"
+    assert programs.heard[1][:3] == ["issue", "comment", "9"]
+
+
+def test_a_success_closes_it(programs: Programs) -> None:
+    programs.answers([{"number": 9, "title": TITLE}])
+    assert update_issue([], RUN) == "closed 9"
+    assert programs.heard[1][:3] == ["issue", "close", "9"]
+
+
+def test_a_success_without_an_issue_tells_nothing(programs: Programs) -> None:
+    programs.answers([])
+    assert update_issue([], RUN) == "nothing to tell"
+    assert len(programs.heard) == 1
+
+
+def test_what_github_refuses_is_told(programs: Programs) -> None:
+    programs.refuse()
+    with pytest.raises(MachineError, match=r"^gh issue list failed: HTTP 403: not allowed$"):
+        update_issue([], RUN)
+
+
+def test_instances_that_outlived_their_tag_end(programs: Programs) -> None:
+    tags = {
+        "i-old": "2026-01-01T11:00:00+00:00", "i-new": "2026-01-01T13:00:00+00:00",
+        "i-zone": "2026-01-01T12:30:00+01:00", "i-odd": "soon", "i-no-zone": "2026-01-01T11:00:00",
+    }  # fmt: skip
+    instances = [
+        {
+            "InstanceId": name,
+            "Tags": [{"Key": "Name", "Value": "x"}, {"Key": "assay-expires", "Value": tag}],
+        }
+        for name, tag in tags.items()
+    ]
+    programs.answers({"Reservations": [{"Instances": instances[:2]}, {"Instances": instances[2:]}]})
+    expired = find_expired(datetime(2026, 1, 1, 12, tzinfo=UTC))
+    assert [one.id for one in expired] == ["i-old", "i-zone", "i-odd", "i-no-zone"]
+    end_instances(expired)
+    assert programs.heard[1] == [
+        "ec2", "terminate-instances", "--instance-ids", "i-old", "i-zone", "i-odd", "i-no-zone",
+    ]  # fmt: skip
+
+
+def test_a_cloud_that_refuses_is_no_success(programs: Programs) -> None:
+    programs.refuse()
+    with pytest.raises(MachineError, match="aws ec2 terminate-instances failed: HTTP 403"):
+        end_instances([Instance("i", "x")])
+
+
+def test_captured_files_are_proposed_with_the_reason_in_one_line(tmp_path: Path) -> None:
+    for artifact, name in (("expectations-a", "a.json"), ("expectations-b", "b.json")):
+        folder = tmp_path / artifact / "captured"
+        folder.mkdir(parents=True)
+        (folder / name).write_text("{}")
+    (tmp_path / "expectations-a" / "20260101-check").mkdir()
+    (tmp_path / "expectations-a" / "20260101-check" / "verdict.json").write_text("{}")
+    proposal = gather(tmp_path, tmp_path / "root", "torch 2.13\n`rm -rf`")
+    assert proposal.title == "expectations: 2 captured anew"
+    assert proposal.body.startswith("Captured anew: `torch 2.13 'rm -rf'`\n")
+    assert "### a.json\n\nNew: nothing was captured on such a machine before." in proposal.body
+    assert [target.name for target in proposal.files.values()] == ["a.json", "b.json"]
+
+
+def test_nothing_captured_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no machine captured anything"):
+        gather(tmp_path, tmp_path, "x")
+
+
+def test_two_captures_of_one_name_are_refused(tmp_path: Path) -> None:
+    for artifact in ("a", "b"):
+        (tmp_path / artifact / "captured").mkdir(parents=True)
+        (tmp_path / artifact / "captured" / "same.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"same\.json was captured twice"):
+        gather(tmp_path, tmp_path, "x")
+
+
+def git(*words: object) -> None:
+    who = ("-c", "user.name=x", "-c", "user.email=x@localhost")
+    subprocess.run(["git", *who, *map(str, words)], check=True, capture_output=True)
+
+
+def test_a_proposal_is_pushed_to_a_branch_of_its_own(
+    tmp_path: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    origin, root = tmp_path / "origin", tmp_path / "root"
+    (tmp_path / "captured" / "a" / "captured").mkdir(parents=True)
+    (tmp_path / "captured" / "a" / "captured" / "new.json").write_text('{"new": 1}')
+    git("init", "-q", "--bare", "-b", "main", origin)
+    git("clone", "-q", origin, root)
+    (root / SHIPPED).mkdir(parents=True)
+    (root / SHIPPED / "old.json").touch()
+    for words in (("checkout", "-q", "-b", "main"), ("add", "."), ("commit", "-qm", "first")):
+        git("-C", root, *words)
+    git("-C", root, "push", "-q", "origin", "main")
+    before = (origin / "refs/heads/main").read_text()
+    open_pull_request(gather(tmp_path / "captured", root, "x"), root)
+    assert (origin / "refs/heads/main").read_text() == before
+    (branch,) = (path for path in (origin / "refs/heads/recapture").iterdir())
+    assert programs.heard[-1][:4] == ["pr", "create", "--head", f"recapture/{branch.name}"]
