@@ -1,0 +1,141 @@
+// What GitHub makes of the workflows of a repository for an event: which of them start, and which
+// jobs run on which runners. Reads one JSON from the standard input, and writes one; workflows.py
+// describes both.
+//
+// Exit codes: 0; 1 where the input cannot be evaluated, with the reasons on the standard error; any
+// other is an error of this program.
+
+import { readFileSync } from "node:fs";
+
+import { JobError, makeContexts, resolve } from "./expressions.mjs";
+import { findToken, InputError, parseFiles } from "./files.mjs";
+import { readDispatchInputs } from "./inputs.mjs";
+import { runWorkflow, walkJobs } from "./jobs.mjs";
+import { isStarted } from "./triggers.mjs";
+
+const RESULTS = ["success", "failure", "cancelled", "skipped"];
+
+function evaluateCase(given, files) {
+  const report = { name: given.name, workflows: {}, jobs: [], skipped: [], errors: [] };
+  for (const file of [...Object.keys(given.outputs), ...Object.keys(given.results)]) {
+    if (!Object.hasOwn(files.own, file)) {
+      throw new InputError(`${given.name}: there is no workflow ${file}`);
+    }
+  }
+  if (given.event_name === "workflow_dispatch") {
+    const known = Object.keys(files.own).map((file) => `.github/workflows/${file}`);
+    if (!known.includes(given.event.workflow)) {
+      throw new InputError(
+        `${given.name}: the workflow of the dispatch is none of ${known.join(", ")}`,
+      );
+    }
+  }
+  for (const [file, workflow] of Object.entries(files.own)) {
+    report.workflows[file] = isStarted(file, workflow.events, given);
+    if (report.workflows[file]) {
+      startWorkflow(file, workflow, given, files, report);
+    }
+  }
+  return report;
+}
+
+function startWorkflow(file, workflow, given, files, report) {
+  const { event_name, event, github, vars } = given;
+  const run = {
+    file,
+    files,
+    repository: github.repository,
+    sha: github.sha,
+    isFromFork: isFromFork(event_name, event),
+    path: [],
+    names: [],
+    ceiling: null,
+    callerMatrix: null,
+    inputs: {},
+    given: { outputs: given.outputs[file] ?? {}, results: given.results[file] ?? {} },
+    report,
+  };
+  checkGiven(workflow, run);
+  const texts = { ...event.inputs, ...given.inputs };
+  if (event_name === "workflow_dispatch") {
+    try {
+      const declared = findToken(workflow.root, "on", "workflow_dispatch", "inputs");
+      run.inputs = readDispatchInputs(resolve(declared, {}) ?? {}, texts);
+    } catch (error) {
+      if (!(error instanceof JobError)) {
+        throw error;
+      }
+      report.workflows[file] = false;
+      report.errors.push({ workflow: file, job: "", message: error.message });
+      return;
+    }
+  }
+  // In the payload all inputs are texts, those that were not given too.
+  const inputs = Object.fromEntries(
+    Object.entries(run.inputs).map(([key, one]) => [key, String(one)]),
+  );
+  run.contexts = makeContexts({
+    github: {
+      event_name,
+      workflow: findToken(workflow.root, "name")?.value ?? `.github/workflows/${file}`,
+      ...github,
+      event: event_name === "workflow_dispatch" ? { ...event, inputs } : event,
+    },
+    vars,
+    inputs: run.inputs,
+  });
+  runWorkflow(workflow, run);
+}
+
+/** A case that speaks of what the workflow does not have would prove nothing. */
+function checkGiven(workflow, run) {
+  const declared = new Map();
+  for (const { path, outputs, excess } of walkJobs(workflow, run)) {
+    declared.set(path, outputs);
+    if (excess.length > 0) {
+      const message = `asks for ${excess.join(", ")}, which its caller does not have`;
+      run.report.errors.push({ workflow: run.file, job: path, message });
+    }
+  }
+  for (const path of [...Object.keys(run.given.outputs), ...Object.keys(run.given.results)]) {
+    if (!declared.has(path)) {
+      throw new InputError(`${run.report.name}: ${run.file} has no job ${path}`);
+    }
+  }
+  for (const [path, outputs] of Object.entries(run.given.outputs)) {
+    const unknown = Object.keys(outputs).filter((name) => !declared.get(path).includes(name));
+    if (unknown.length > 0) {
+      throw new InputError(
+        `${run.report.name}: ${run.file}: ${path} declares no output ${unknown.join(", ")}`,
+      );
+    }
+  }
+  for (const [path, result] of Object.entries(run.given.results)) {
+    if (!RESULTS.includes(result)) {
+      throw new InputError(`${run.report.name}: ${run.file}: ${path} cannot end as ${result}`);
+    }
+  }
+}
+
+function isFromFork(name, event) {
+  return (
+    name.startsWith("pull_request") &&
+    name !== "pull_request_target" &&
+    event.pull_request?.head?.repo?.full_name !== event.pull_request?.base?.repo?.full_name
+  );
+}
+
+async function main() {
+  const input = JSON.parse(readFileSync(0, "utf8"));
+  const files = await parseFiles(input);
+  const empty = { vars: {}, inputs: {}, outputs: {}, results: {}, changed: null };
+  return input.cases.map((given) => evaluateCase({ ...empty, ...given }, files));
+}
+
+main().then(
+  (reports) => process.stdout.write(JSON.stringify({ cases: reports })),
+  (error) => {
+    process.exitCode = error instanceof InputError ? 1 : 70;
+    process.stderr.write(`${error instanceof InputError ? error.message : error.stack}\n`);
+  },
+);

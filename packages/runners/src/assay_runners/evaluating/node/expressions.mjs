@@ -1,0 +1,90 @@
+// Values of workflow files: literals and `${{ }}`, evaluated by GitHub's own package.
+
+import { data, Evaluator, Lexer, Parser } from "@actions/expressions";
+import { truthy } from "@actions/expressions/result";
+import { isBasicExpression, isMapping, isSequence } from "@actions/workflow-parser";
+
+/** Something for which GitHub would fail this one job, or refuse this one workflow. */
+export class JobError extends Error {}
+
+/** Contexts as the evaluator reads them. A context that is not named here cannot be used. */
+export function makeContexts(plain) {
+  return Object.fromEntries(
+    Object.entries(plain).map(([name, value]) => [name, toData(value ?? null)]),
+  );
+}
+
+/**
+ * The value of `expression`, the text between `${{` and `}}`, as data of the package.
+ *
+ * functions: those that the package lacks, such as success().
+ */
+function evaluate(expression, contexts, functions) {
+  try {
+    const { tokens } = new Lexer(expression).lex();
+    const tree = new Parser(tokens, Object.keys(contexts), functions).parse();
+    const values = new data.Dictionary(
+      ...Object.entries(contexts).map(([key, value]) => ({ key, value })),
+    );
+    const named = new Map(functions.map((one) => [one.name.toLowerCase(), one]));
+    return new Evaluator(tree, values, named).evaluate();
+  } catch (error) {
+    throw new JobError(`\${{ ${expression} }}: ${error.message}`, { cause: error });
+  }
+}
+
+/** Whether an `if` holds. */
+export function isTrue(expression, contexts, functions) {
+  return truthy(evaluate(expression, contexts, functions));
+}
+
+/** What a token of a workflow file says, with all expressions in it evaluated. */
+export function resolve(token, contexts) {
+  if (token === undefined) {
+    return undefined;
+  }
+  if (isBasicExpression(token)) {
+    return toPlain(evaluate(token.expression, contexts, [HASH_FILES]));
+  }
+  if (token.isExpression) {
+    throw new JobError(`${token.toString()} is not supported here`);
+  }
+  if (isSequence(token)) {
+    return [...token].map((item) => resolve(item, contexts));
+  }
+  if (isMapping(token)) {
+    return Object.fromEntries(
+      [...token].map(({ key, value }) => [
+        toText(resolve(key, contexts)),
+        resolve(value, contexts),
+      ]),
+    );
+  }
+  return token.value ?? null;
+}
+
+/** A scalar as GitHub writes it into a text. */
+export function toText(value) {
+  if (value !== null && typeof value === "object") {
+    throw new JobError(`a text is expected, and there is ${JSON.stringify(value)}`);
+  }
+  return toData(value ?? null).coerceString();
+}
+
+// A file is only known where the job runs.
+const HASH_FILES = {
+  name: "hashFiles",
+  minArgs: 1,
+  maxArgs: 255,
+  call: () => {
+    throw new JobError("the files of the job are not known before it runs");
+  },
+};
+
+function toData(plain) {
+  return JSON.parse(JSON.stringify(plain), data.reviver);
+}
+
+function toPlain(value) {
+  return JSON.parse(JSON.stringify(value, data.replacer));
+}

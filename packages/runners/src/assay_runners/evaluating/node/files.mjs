@@ -1,0 +1,76 @@
+// Workflow files as GitHub's own package reads them.
+
+import {
+  convertWorkflowTemplate,
+  isMapping,
+  NoOperationTraceWriter,
+  parseWorkflow,
+} from "@actions/workflow-parser";
+
+const SAME_COMMIT = /^[.$]\/(\.github\/workflows\/[^/@]+)$/;
+const ANY_COMMIT = /^([^/@]+\/[^/@]+)\/(\.github\/workflows\/[^/@]+)@(.+)$/;
+
+/** The input cannot be evaluated: the program ends. */
+export class InputError extends Error {}
+
+/**
+ * All files of the input, parsed, and how a `uses` finds one of them.
+ *
+ * workflows: texts, by file name.
+ * reusable: texts, by what `uses` says.
+ * Throws: InputError with all that the parser has to say.
+ */
+export async function parseFiles({ workflows, reusable = {} }) {
+  const messages = [];
+  const own = await parseAll(workflows, messages);
+  const others = await parseAll(reusable, messages);
+  if (messages.length > 0) {
+    throw new InputError(messages.join("\n"));
+  }
+  for (const [uses, workflow] of Object.entries(others)) {
+    const [, repository, , ref] = ANY_COMMIT.exec(uses) ?? [];
+    workflow.origin = repository && { repository, ref };
+  }
+  return { own, find: (uses, caller, repository) => find(uses, caller, repository, own, others) };
+}
+
+function find(uses, caller, repository, own, others) {
+  const [, local] = SAME_COMMIT.exec(uses) ?? [];
+  const { repository: callers, ref } = caller.origin ?? {};
+  const name = local && callers ? `${callers}/${local}@${ref}` : local ? `./${local}` : uses;
+  const [, named, path = local] = ANY_COMMIT.exec(name) ?? [];
+  // Of the repository itself there is one commit here, whichever one is named.
+  const isOwn = path && (named ?? repository).toLowerCase() === repository.toLowerCase();
+  const found = others[uses] ?? others[name] ?? (isOwn ? own[path.split("/").at(-1)] : undefined);
+  if (!found) {
+    throw new InputError(`${caller.file} uses ${uses}, which is not given`);
+  }
+  if (!Object.hasOwn(found.events, "workflow_call")) {
+    throw new InputError(`${caller.file} uses ${uses}, which has no workflow_call`);
+  }
+  return found;
+}
+
+async function parseAll(texts, messages) {
+  const parsed = {};
+  for (const [file, content] of Object.entries(texts)) {
+    const { context, value: root } = parseWorkflow(
+      { name: file, content },
+      new NoOperationTraceWriter(),
+    );
+    const { errors = [], events, jobs } = await convertWorkflowTemplate(context, root);
+    messages.push(
+      ...errors.map(({ Message: text }) => (text.includes(file) ? text : `${file}: ${text}`)),
+    );
+    parsed[file] = errors.length > 0 ? undefined : { file, root, events, jobs };
+  }
+  return parsed;
+}
+
+/** What a file has at `keys`; undefined where it has nothing. */
+export function findToken(token, ...keys) {
+  return keys.reduce(
+    (inner, key) => (inner !== undefined && isMapping(inner) ? inner.find(key) : undefined),
+    token,
+  );
+}

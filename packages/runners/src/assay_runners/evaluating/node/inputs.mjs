@@ -1,0 +1,86 @@
+// The inputs of a workflow that was started by hand, or called by another one.
+
+import { JobError, toText } from "./expressions.mjs";
+
+const EMPTY = { string: "", boolean: false, number: 0, environment: "" };
+
+/**
+ * The `inputs` of a workflow that was started by hand.
+ *
+ * declared: the inputs of on.workflow_dispatch, by name.
+ * given: texts, by name, as the payload of the event has them.
+ */
+export function readDispatchInputs(declared, given) {
+  refuseUndeclared(declared, given);
+  return mapDeclared(declared, (name, { type = "string", required, options = [], ...rest }) => {
+    const value = given[name] ?? rest.default ?? (type === "choice" ? options[0] : EMPTY[type]);
+    const text = toText(value);
+    if (required && text === "") {
+      throw new JobError(`the input ${name} is required, and not given`);
+    }
+    if (type === "choice" && !options.map(toText).includes(text)) {
+      throw new JobError(
+        `the input ${name} is ${text}, and one of ${options.join(", ")} is expected`,
+      );
+    }
+    if (type === "boolean") {
+      return readText(name, { true: true, false: false }[text], text, "true or false");
+    }
+    if (type === "number") {
+      return readText(
+        name,
+        text.trim() && Number.isFinite(Number(text)) ? Number(text) : undefined,
+        text,
+        "a number",
+      );
+    }
+    return text;
+  });
+}
+
+/**
+ * The `inputs` of a called workflow.
+ *
+ * declared: the inputs of on.workflow_call, by name, with their defaults evaluated.
+ * given: the values of `with`, by name.
+ */
+export function readCallInputs(declared, given) {
+  refuseUndeclared(declared, given);
+  return mapDeclared(declared, (name, { type, required, default: otherwise }) => {
+    if (required && !(name in given)) {
+      throw new JobError(`the input ${name} is required, and not given`);
+    }
+    const value = given[name] ?? otherwise ?? EMPTY[type];
+    if (type === "string") {
+      return toText(value);
+    }
+    // GitHub turns a number into a text, but no text into a number: fromJSON does that.
+    if (typeof value !== type) {
+      throw new JobError(
+        `the input ${name} is ${JSON.stringify(value)}, and a ${type} is expected`,
+      );
+    }
+    return value;
+  });
+}
+
+function mapDeclared(declared, read) {
+  return Object.fromEntries(
+    Object.entries(declared).map(([name, one]) => [name, read(name, one ?? {})]),
+  );
+}
+
+function refuseUndeclared(declared, given) {
+  for (const name of Object.keys(given)) {
+    if (!Object.hasOwn(declared, name)) {
+      throw new JobError(`the input ${name} is not declared`);
+    }
+  }
+}
+
+function readText(name, value, text, expected) {
+  if (value === undefined) {
+    throw new JobError(`the input ${name} is ${JSON.stringify(text)}, and ${expected} is expected`);
+  }
+  return value;
+}

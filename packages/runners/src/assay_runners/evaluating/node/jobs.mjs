@@ -1,0 +1,199 @@
+// The jobs of a workflow that was started: which of them run, where, and with what.
+
+import { data } from "@actions/expressions";
+
+import { describeJob, makeName } from "./describing.mjs";
+import { isTrue, JobError, makeContexts, resolve, toText } from "./expressions.mjs";
+import { findToken, InputError } from "./files.mjs";
+import { readCallInputs } from "./inputs.mjs";
+import { expandMatrix } from "./matrix.mjs";
+import { findExcess, narrow, readPermissions } from "./permissions.mjs";
+
+// The levels of workflows that GitHub's documentation of reusable workflows allows.
+const MAX_LEVELS = 4;
+
+/**
+ * Every job of a workflow and of those that it calls, whether it runs or not.
+ *
+ * run: see runWorkflow.
+ * Yields: its path, the names of its outputs, and what it may not have because its caller has not.
+ */
+export function* walkJobs(workflow, run) {
+  if (run.path.length >= MAX_LEVELS) {
+    const path = run.path.join(" / ");
+    throw new InputError(`${run.file}: ${path} is deeper than ${MAX_LEVELS} levels of workflows`);
+  }
+  for (const job of workflow.jobs) {
+    const token = findToken(workflow.root, "jobs", job.id.value);
+    const path = [...run.path, job.id.value];
+    const called = job.ref && run.files.find(job.ref.value, workflow, run.repository);
+    const outputs = called
+      ? findToken(called.root, "on", "workflow_call", "outputs")
+      : findToken(token, "outputs");
+    yield {
+      path: path.join(" / "),
+      outputs: [...(outputs ?? [])].map(({ key }) => key.value),
+      excess: findExcess(declaredPermissions(workflow, token), run.ceiling),
+    };
+    if (called) {
+      yield* walkJobs(called, {
+        ...run,
+        path,
+        ceiling: effectivePermissions(workflow, token, run),
+      });
+    }
+  }
+}
+
+/**
+ * Goes through the jobs of a workflow in the order of their `needs`.
+ *
+ * run: {file, files, repository, contexts, path, names, ceiling, callerMatrix, given, report}: the
+ *     file of the workflow that the event started, what its jobs know of the event, the ids and the
+ *     names of the jobs that called this one, what these may do, the combination they run for, the
+ *     results and outputs that the case gives, and where jobs are reported.
+ * Returns: by the id of a job, its result and its outputs.
+ */
+export function runWorkflow(workflow, run) {
+  const done = new Map();
+  for (const job of inOrder(workflow.jobs)) {
+    done.set(job.id.value, runJob(workflow, job, done, run));
+  }
+  return done;
+}
+
+function inOrder(jobs) {
+  const ordered = new Set();
+  const add = (job) => {
+    (job.needs ?? []).forEach((need) => add(jobs.find(({ id }) => id.value === need.value)));
+    ordered.add(job);
+  };
+  jobs.forEach(add);
+  return ordered;
+}
+
+function runJob(workflow, job, done, run) {
+  const path = [...run.path, job.id.value].join(" / ");
+  const direct = (job.needs ?? []).map(({ value }) => value);
+  const above = new Set(direct.flatMap((need) => [need, ...done.get(need).above]));
+  const needs = Object.fromEntries(direct.map((need) => [need, asNeed(done.get(need))]));
+  const contexts = { ...run.contexts, ...makeContexts({ needs }) };
+  const outputs = run.given.outputs[path];
+  try {
+    if (!isTrue(job.if.expression, contexts, statusFunctions(above, done))) {
+      run.report.skipped.push({ workflow: run.file, job: path });
+      return { above, result: "skipped", outputs: {} };
+    }
+    const ended = runLegs(workflow, job, contexts, run);
+    const result = run.given.results[path] ?? ended.result;
+    // A job that did not run has no outputs.
+    return { above, result, outputs: result === "skipped" ? {} : (outputs ?? ended.outputs()) };
+  } catch (error) {
+    if (!(error instanceof JobError)) {
+      throw error;
+    }
+    run.report.errors.push({ workflow: run.file, job: path, message: error.message });
+    return { above, result: "failure", outputs: {} };
+  }
+}
+
+function asNeed({ result, outputs }) {
+  return { result, outputs };
+}
+
+/** Each combination of the matrix, or the one run of a job without a matrix. */
+function runLegs(workflow, job, contexts, run) {
+  const token = findToken(workflow.root, "jobs", job.id.value);
+  const strategy = resolve(job.strategy, contexts) ?? {};
+  const legs = strategy.matrix === undefined ? [null] : expandMatrix(strategy.matrix);
+  const ended = legs.map((matrix, index) => {
+    const leg = {
+      ...contexts,
+      ...makeContexts({
+        matrix,
+        secrets: {},
+        strategy: {
+          "fail-fast": strategy["fail-fast"] ?? true,
+          "job-index": index,
+          "job-total": legs.length,
+          "max-parallel": strategy["max-parallel"] ?? legs.length,
+        },
+      }),
+    };
+    const place = {
+      ...run,
+      path: [...run.path, job.id.value],
+      names: [...run.names, makeName(job, matrix, leg)],
+      ceiling: effectivePermissions(workflow, token, run),
+    };
+    if (job.ref) {
+      return runCalled(workflow, job, matrix, leg, place);
+    }
+    run.report.jobs.push(describeJob(workflow, token, matrix, leg, place));
+    return { result: "success", outputs: () => ({}) };
+  });
+  return {
+    result: summarize(ended),
+    outputs: () => Object.assign({}, ...ended.map((one) => one.outputs())),
+  };
+}
+
+function runCalled(caller, job, matrix, contexts, place) {
+  const called = place.files.find(job.ref.value, caller, place.repository);
+  const call = findToken(called.root, "on", "workflow_call");
+  const { github, vars } = contexts;
+  const inputs = readCallInputs(
+    resolve(findToken(call, "inputs"), { github, vars, ...makeContexts({ inputs: {} }) }) ?? {},
+    resolve(job["input-values"], contexts) ?? {},
+  );
+  const known = { github, vars, ...makeContexts({ inputs }) };
+  const done = runWorkflow(called, { ...place, contexts: known, callerMatrix: matrix, inputs });
+  const jobs = Object.fromEntries([...done].map(([id, ended]) => [id, asNeed(ended)]));
+  return {
+    result: summarize([...done.values()]),
+    outputs: () =>
+      Object.fromEntries(
+        [...(findToken(call, "outputs") ?? [])].map(({ key, value }) => [
+          key.value,
+          toText(resolve(findToken(value, "value"), { ...known, ...makeContexts({ jobs }) })),
+        ]),
+      ),
+  };
+}
+
+function summarize(ended) {
+  const results = ended.map(({ result }) => result);
+  const worst = ["failure", "cancelled"].find((result) => results.includes(result));
+  return worst ?? (results.every((result) => result === "skipped") ? "skipped" : "success");
+}
+
+/** success() and its like: they look at every job above, not only at those that `needs` names. */
+function statusFunctions(above, done) {
+  const among = (names) =>
+    names.length > 0 ? names.map((name) => name.coerceString()) : [...above];
+  const results = (names) => among(names).map((name) => done.get(name)?.result);
+  const define = (name, maxArgs, call) => ({
+    name,
+    minArgs: 0,
+    maxArgs,
+    call: (...names) => new data.BooleanData(call(results(names))),
+  });
+  return [
+    define("success", Number.MAX_SAFE_INTEGER, (all) => all.every((one) => one === "success")),
+    define("failure", Number.MAX_SAFE_INTEGER, (all) => all.includes("failure")),
+    define("cancelled", 0, (all) => all.includes("cancelled")),
+    define("always", 0, () => true),
+  ];
+}
+
+function declaredPermissions(workflow, token) {
+  return (
+    readPermissions(findToken(token, "permissions")) ??
+    readPermissions(findToken(workflow.root, "permissions")) ??
+    null
+  );
+}
+
+function effectivePermissions(workflow, token, run) {
+  return narrow(declaredPermissions(workflow, token), run.ceiling);
+}

@@ -1,0 +1,352 @@
+"""Which jobs of a started workflow run, where and with what."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from assay.errors import UsageError
+from assay_runners.evaluating.workflows import EvaluatedCase, EvaluatedJob
+
+Evaluate = Callable[..., EvaluatedCase]
+
+PUSH = {"ref": "refs/heads/main"}
+SHELL = '\'; $(rm -rf /) `id` && "quoted" || ${HOME} \\ * {0} %s\n#!|<>'
+
+
+def started(case: EvaluatedCase) -> list[str]:
+    assert case.errors == ()
+    return [job.job for job in case.jobs]
+
+
+def skipped(case: EvaluatedCase) -> list[str]:
+    return [job.job for job in case.skipped]
+
+
+def errors(case: EvaluatedCase) -> list[tuple[str, str]]:
+    return [(error.job, error.message) for error in case.errors]
+
+
+def only(case: EvaluatedCase) -> EvaluatedJob:
+    assert case.errors == ()
+    (job,) = case.jobs
+    return job
+
+
+def one_job(text: str) -> dict[str, str]:
+    """A workflow with one job, which has the lines of `text`."""
+    lines = "".join(f"    {line}\n" for line in text.strip().splitlines())
+    return {"one": f"on: [push, pull_request]\njobs:\n  only:\n{lines}    steps: [{{run: id}}]\n"}
+
+
+LABELED = """
+    on: {pull_request: {types: [labeled]}}
+    jobs:
+      bare:
+        if: github.event.label.name == 'smoke:nvidia'
+        runs-on: x
+        steps: [{run: id}]
+      braced:
+        if: ${{ startsWith(github.event.label.name, 'smoke:') && github.event.sender.type == 'User' }}
+        runs-on: x
+        steps: [{run: id}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("smoke:nvidia", ["bare", "braced"]),
+        ("smoke:amd", ["braced"]),
+        ("SMOKE:NVIDIA", ["bare", "braced"]),  # comparisons of texts ignore case
+        (SHELL, []),
+    ],
+)
+def test_a_label_decides_by_if(
+    evaluate_event: Evaluate, pull_request: dict[str, Any], label: str, expected: list[str]
+) -> None:
+    event = {
+        "action": "labeled",
+        "label": {"name": label},
+        "sender": {"type": "User"},
+        "pull_request": pull_request,
+    }
+    case = evaluate_event({"one": LABELED}, "pull_request", event)
+    assert started(case) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "runs"),
+    [
+        ("vars.FALSE", True),  # a text
+        ("vars.EMPTY", False),
+        ("fromJSON('0')", False),
+        ("fromJSON('-1')", True),
+        ("fromJSON('null')", False),
+        ("fromJSON('{}')", True),
+        ("github.event.absent.deeper", False),
+        ("contains(fromJSON('[\"a\"]'), 'A')", True),
+        ("join(fromJSON('[1, 2]'), '-') == '1-2'", True),
+        ("toJSON(fromJSON('[1]')) == format('[{0}  1{0}]', vars.NEWLINE)", True),
+    ],
+)
+def test_an_if_holds_by_the_truth_of_its_value(
+    evaluate_event: Evaluate, value: str, runs: bool
+) -> None:
+    workflows = one_job(f"runs-on: x\nif: ${{{{ {value} }}}}")
+    case = evaluate_event(
+        workflows, "push", PUSH, vars={"NEWLINE": "\n", "FALSE": "false", "EMPTY": ""}
+    )
+    assert started(case) == (["only"] if runs else [])
+
+
+CHAIN = """
+    on: push
+    jobs:
+      first:
+        if: vars.RUN == 'yes'
+        runs-on: x
+        steps: [{run: id}]
+      second:
+        needs: first
+        runs-on: x
+        steps: [{run: id}]
+      anyway:
+        if: always()
+        needs: [first]
+        runs-on: x
+        steps: [{run: id}]
+      after-anyway:
+        needs: [anyway]
+        runs-on: x
+        steps: [{run: id}]
+      after-second:
+        needs: [second]
+        if: vars.RUN != 'never'
+        runs-on: x
+        steps: [{run: id}]
+      on-failure:
+        needs: [second]
+        if: failure()
+        runs-on: x
+        steps: [{run: id}]
+      not-cancelled:
+        needs: [second]
+        if: ${{ !cancelled() && needs.second.result != 'success' }}
+        runs-on: x
+        steps: [{run: id}]
+"""
+
+
+def test_a_skipped_job_is_no_success_for_all_after_it(evaluate_event: Evaluate) -> None:
+    case = evaluate_event({"one": CHAIN}, "push", PUSH, vars={"RUN": "no"})
+    # after-anyway needs only a job that succeeded, but success() looks at all jobs above.
+    assert started(case) == ["anyway", "not-cancelled"]
+    assert skipped(case) == ["first", "second", "after-anyway", "after-second", "on-failure"]
+
+
+def test_all_succeed_where_nothing_is_said(evaluate_event: Evaluate) -> None:
+    case = evaluate_event({"one": CHAIN}, "push", PUSH, vars={"RUN": "yes"})
+    assert started(case) == ["first", "second", "anyway", "after-anyway", "after-second"]
+
+
+def test_a_failure_is_seen_by_all_after_it(evaluate_event: Evaluate) -> None:
+    results = {"one.yml": {"first": "failure"}}
+    case = evaluate_event({"one": CHAIN}, "push", PUSH, vars={"RUN": "yes"}, results=results)
+    assert started(case) == ["first", "anyway", "on-failure", "not-cancelled"]
+
+
+def test_a_cancelled_job_cancels_what_asks(evaluate_event: Evaluate) -> None:
+    results = {"one.yml": {"first": "cancelled"}}
+    case = evaluate_event({"one": CHAIN}, "push", PUSH, vars={"RUN": "yes"}, results=results)
+    assert started(case) == ["first", "anyway"]
+
+
+def test_a_result_of_a_job_that_does_not_run_changes_nothing(evaluate_event: Evaluate) -> None:
+    results = {"one.yml": {"first": "success"}}
+    case = evaluate_event({"one": CHAIN}, "push", PUSH, vars={"RUN": "no"}, results=results)
+    assert "second" in skipped(case)
+
+
+def test_a_job_that_ends_as_skipped_has_no_outputs(evaluate_event: Evaluate) -> None:
+    text = """
+        on: push
+        jobs:
+          plan:
+            runs-on: x
+            outputs: {found: '${{ steps.x.outputs.found }}'}
+            steps: [{run: id}]
+          report:
+            if: always()
+            needs: plan
+            runs-on: found-${{ needs.plan.outputs.found }}
+            steps: [{run: id}]
+    """
+    given: dict[str, Any] = {"outputs": {"one.yml": {"plan": {"found": "it"}}}}
+    case = evaluate_event({"one": text}, "push", PUSH, **given)
+    assert case.jobs[-1].runs_on.labels == ("found-it",)
+    given["results"] = {"one.yml": {"plan": "skipped"}}
+    case = evaluate_event({"one": text}, "push", PUSH, **given)
+    assert case.jobs[-1].runs_on.labels == ("found-",)
+
+
+@pytest.mark.parametrize(
+    ("runs_on", "group", "labels"),
+    [
+        ("ubuntu-24.04", None, ("ubuntu-24.04",)),
+        ("[self-hosted, '${{ vars.LABEL }}']", None, ("self-hosted", "gpu")),
+        ("{group: big, labels: gpu}", "big", ("gpu",)),
+        ("{group: '${{ vars.LABEL }}-group', labels: [a, b]}", "gpu-group", ("a", "b")),
+        ("{group: big}", "big", ()),
+        ('${{ fromJSON(\'["a", "b"]\') }}', None, ("a", "b")),
+    ],
+)
+def test_runs_on_has_three_forms(
+    evaluate_event: Evaluate, runs_on: str, group: str | None, labels: tuple[str, ...]
+) -> None:
+    workflows = one_job(f"runs-on: {runs_on}")
+    job = only(evaluate_event(workflows, "push", PUSH, vars={"LABEL": "gpu"}))
+    assert (job.runs_on.group, job.runs_on.labels) == (group, labels)
+
+
+def test_runs_on_without_a_value_fails_the_job(evaluate_event: Evaluate) -> None:
+    case = evaluate_event(one_job("runs-on: ${{ vars.ABSENT }}"), "push", PUSH)
+    assert errors(case) == [("only", "runs-on names no runner: null")]
+
+
+def test_a_text_is_no_number_of_minutes(evaluate_event: Evaluate) -> None:
+    workflows = one_job("runs-on: x\ntimeout-minutes: ${{ vars.MINUTES }}")
+    case = evaluate_event(workflows, "push", PUSH, vars={"MINUTES": "30"})
+    assert errors(case) == [("only", 'timeout-minutes is "30", and a number is expected')]
+
+
+def test_a_job_is_described_whole(evaluate_event: Evaluate) -> None:
+    text = """
+        on: push
+        permissions: {contents: read, issues: write}
+        env: {SHA: '${{ github.sha }}'}
+        jobs:
+          only:
+            name: run ${{ github.run_id }}
+            if: github.ref == 'refs/heads/main'
+            runs-on: x
+            environment: {name: 'prod-${{ vars.WHERE }}'}
+            timeout-minutes: 7
+            permissions: {contents: read, actions: none}
+            concurrency: {group: 'g-${{ github.sha }}', cancel-in-progress: "${{ 1 == 1 }}"}
+            steps:
+              - uses: actions/checkout@v7
+              - uses: actions/checkout@v7
+                with: {ref: '${{ env.SHA }}-${{ env.OWN }}'}
+                env: {OWN: step}
+              - uses: actions/checkout@v7
+                with: {repository: other/one}
+              - uses: actions/setup-python@v6
+    """
+    job = only(evaluate_event({"one": text}, "push", PUSH, vars={"WHERE": "eu"}))
+    assert job.model_dump(by_alias=True) == {
+        "workflow": "one.yml",
+        "job": "only",
+        "name": "run 77",
+        "matrix": {},
+        "caller_matrix": {},
+        "inputs": {},
+        "runs_on": {"group": None, "labels": ("x",)},
+        "checkouts": ("1" * 40, f"{'1' * 40}-step", "other/one@"),
+        "permissions": {"contents": "read"},
+        "environment": "prod-eu",
+        "timeout_minutes": 7,
+        "concurrency": {"group": f"g-{'1' * 40}", "cancel-in-progress": True},
+        "if": "github.ref == 'refs/heads/main'",
+    }
+
+
+@pytest.mark.parametrize("level", ["read", "write"])
+def test_all_permissions_are_named_one_by_one(evaluate_event: Evaluate, level: str) -> None:
+    workflows = one_job(f"runs-on: x\npermissions: {level}-all")
+    permissions = only(evaluate_event(workflows, "push", PUSH)).permissions
+    assert permissions is not None
+    assert set(permissions.values()) == {level}
+    assert {"actions", "contents", "issues", "packages", "pull-requests"} <= set(permissions)
+
+
+def test_what_a_job_leaves_out_is_none(evaluate_event: Evaluate) -> None:
+    job = only(evaluate_event(one_job("runs-on: x\nconcurrency: alone"), "push", PUSH))
+    assert (job.permissions, job.environment, job.timeout_minutes, job.condition) == (None,) * 4
+    assert job.checkouts == ()
+    assert job.concurrency is not None
+    assert (job.concurrency.group, job.concurrency.cancel_in_progress) == ("alone", False)
+
+
+@pytest.mark.parametrize(
+    ("ref", "message"),
+    [
+        ("steps.find.outputs.sha", "Unrecognized named-value: 'steps'"),
+        ("hashFiles('commit')", "the files of the job are not known before it runs"),
+    ],
+)
+def test_a_commit_that_a_step_finds_is_not_known(
+    evaluate_event: Evaluate, ref: str, message: str
+) -> None:
+    text = f"""
+        on: push
+        jobs:
+          only:
+            runs-on: x
+            steps:
+              - uses: actions/checkout@v7
+                with: {{ref: "${{{{ {ref} }}}}"}}
+    """
+    assert errors(evaluate_event({"one": text}, "push", PUSH)) == [
+        ("only", f"${{{{ {ref} }}}}: {message}")
+    ]
+
+
+def test_shell_characters_stay_what_they_are(
+    evaluate_event: Evaluate, pull_request: dict[str, Any]
+) -> None:
+    text = """
+        on: pull_request
+        jobs:
+          only:
+            if: contains(github.event.pull_request.title, '$(rm -rf /)')
+            runs-on: x
+            concurrency: ${{ github.event.pull_request.title }}
+            environment: ${{ format('{0}|{1}', 'it''s', vars.V) }}
+            strategy: {matrix: {v: ['${{ vars.V }}']}}
+            steps: [{run: id}]
+    """
+    event = {"action": "opened", "pull_request": {**pull_request, "title": SHELL}}
+    job = only(evaluate_event({"one": text}, "pull_request", event, vars={"V": SHELL}))
+    assert job.concurrency is not None
+    assert job.concurrency.group == SHELL
+    assert job.environment == f"it's|{SHELL}"
+    assert job.matrix == {"v": SHELL}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"outputs": {"two.yml": {}}}, "there is no workflow two.yml"),
+        ({"outputs": {"one.yml": {"absent": {}}}}, "one.yml has no job absent"),
+        ({"results": {"one.yml": {"absent": "success"}}}, "one.yml has no job absent"),
+        ({"outputs": {"one.yml": {"only": {"x": "1"}}}}, "one.yml: only declares no output x"),
+    ],
+)
+def test_a_case_that_names_what_no_workflow_has_is_an_error(
+    evaluate_event: Evaluate, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        evaluate_event(one_job("runs-on: x"), "push", PUSH, **given)
+
+
+def test_a_pull_request_of_a_fork_writes_nothing(
+    evaluate_event: Evaluate, pull_request: dict[str, Any]
+) -> None:
+    workflows = one_job("runs-on: x\npermissions: {contents: write, checks: read, id-token: write}")
+    event = {"action": "opened", "pull_request": pull_request}
+    own = only(evaluate_event(workflows, "pull_request", event))
+    assert own.permissions == {"contents": "write", "checks": "read", "id-token": "write"}
+    pull_request["head"]["repo"]["full_name"] = "somebody/repo"
+    fork = only(evaluate_event(workflows, "pull_request", event))
+    assert fork.permissions == {"contents": "read", "checks": "read"}

@@ -1,0 +1,175 @@
+"""The committed workflows, by GitHub's own parser, start what the trigger table says."""
+
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from assay_runners.evaluating.workflows import EvaluatedCase, EvaluatedJob, EventCase, evaluate
+from assay_runners.fleet.reading import read_fleet
+from assay_runners.planning.events import Event
+from assay_runners.planning.jobs import started_jobs
+from assay_runners.planning.plan import Plan
+from assay_runners.planning.rules import make_plan
+from packages.runners.tests.recorded import (
+    AUTHOR,
+    BOT,
+    CODE,
+    DOCUMENTS,
+    MAINTAINER,
+    REPOSITORY,
+    labeled,
+    pull_request,
+)
+from packages.runners.tests.trigger_table import CASES, FORK, Case, Row, row_of_plan
+
+ROOT = Path(__file__).resolve().parents[4]
+FLEET = read_fleet(ROOT)
+
+
+def asked(name: str, event: Event, plan: Plan | None = None) -> EventCase:
+    """The event, with what the job that plans hands to the others."""
+    plan = plan or make_plan(event, FLEET)
+    lists = {
+        "tiers": json.dumps([job.model_dump() for job in plan.tiers]),
+        "machines": json.dumps([job.model_dump() for job in plan.machines]),
+    }
+    called = {"plan": lists, "plan / plan": lists}
+    # A plan that refuses something ends red, and so do all that need it.
+    result = {"plan / plan": "failure" if plan.refused else "success"}
+    workflows = ("ci.yml", "smoke.yml", "bench.yml", "recapture.yml")
+    return EventCase.model_validate({
+        "name": name,
+        "event_name": event.name,
+        "event": event.payload,
+        "github": {
+            "sha": event.sha, "ref": event.ref, "repository": FLEET.github.repository,
+            "run_id": "1", "workflow": "w",
+        },
+        "vars": {"ASSAY_REAPER_ROLE": "arn:aws:iam::1:role/reaper"},
+        "outputs": {**dict.fromkeys(workflows, called), "nightly.yml": {"plan": {"tiers": lists["tiers"]}}},
+        "results": dict.fromkeys(workflows, result),
+    })  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def evaluated() -> dict[str, EvaluatedCase]:
+    found = evaluate(ROOT, [asked(case.name, case.event) for case in CASES])
+    return {one.name: one for one in found}
+
+
+def row(job: EvaluatedJob) -> Row:
+    assert len(set(job.checkouts)) <= 1, f"{job.name} checks out {job.checkouts}"
+    permissions = job.permissions
+    assert permissions is not None, f"{job.name} has what the repository's settings give"
+    return Row(
+        workflow=job.workflow,
+        job=job.job,
+        labels=" ".join(job.runs_on.labels),
+        sha=next(iter(job.checkouts), ""),
+        permissions=" ".join(sorted(f"{name}:{level}" for name, level in permissions.items())),
+        environment=job.environment or "",
+        group=job.runs_on.group or "",
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_the_workflows_start_what_the_table_says(
+    case: Case, evaluated: dict[str, EvaluatedCase]
+) -> None:
+    found = evaluated[case.name]
+    assert found.errors == ()
+    assert sorted(map(row, found.jobs)) == sorted(case.rows)
+
+
+def test_no_job_waits_for_another_of_its_own_run(evaluated: dict[str, EvaluatedCase]) -> None:
+    groups = {
+        name: [job.concurrency.group for job in found.jobs if job.concurrency]
+        for name, found in evaluated.items()
+    }
+    assert sum(map(len, groups.values())) > 300
+    assert {name for name, listed in groups.items() if len(set(listed)) < len(listed)} == set()
+
+
+# The pull request can change the planner and every workflow but the one that has the machines.
+REACHED = labeled("smoke:nvidia")
+LIES = make_plan(REACHED, FLEET)
+BENCH_LIES = LIES.model_copy(
+    update={"machines": tuple(job.model_copy(update={"tier": "bench"}) for job in LIES.machines)}
+)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        labeled("smoke:nvidia", head=FORK, sender=AUTHOR),
+        labeled("smoke:nvidia", head=None, sender=AUTHOR),
+        labeled("smoke:nvidia", sender=BOT),
+        labeled("smoke:nvidia", state="closed"),
+        labeled("bench:nvidia"),
+        labeled("expectations:nvidia"),
+        labeled("smoke:nvidia-4"),
+        labeled("smoke:amd", labels=("smoke:amd", "smoke:nvidia")),
+        labeled("a:b", labels=("a:b", "smoke:nvidia")),
+    ],
+    ids=[
+        "by the author of a fork", "by the author of a deleted fork", "by a program", "closed",
+        "benchmarks", "another tier", "more cards", "another vendor beside the right label",
+        "any label beside the right one",
+    ],
+)  # fmt: skip
+def test_a_plan_that_lies_reaches_no_machine(event: Event) -> None:
+    lies = [asked(plan.machines[0].tier, event, plan) for plan in (LIES, BENCH_LIES)]
+    reached, *found = evaluate(ROOT, [asked("reached", REACHED), *lies])
+    assert [job.runs_on.labels for job in reached.jobs if job.runs_on.group] == [("assay-nvidia",)]
+    for one in found:
+        assert [job.name for job in one.jobs if job.runs_on.group] == []
+        assert ("smoke.yml", "machines / run") in {(job.workflow, job.job) for job in one.skipped}
+
+
+def test_a_new_commit_reaches_no_machine_whatever_the_plan_says() -> None:
+    event = pull_request("synchronize", labels=("smoke:nvidia",))
+    (found,) = evaluate(ROOT, [asked("new commit", event, LIES)])
+    assert found.workflows["smoke.yml"] is False
+    assert [job.name for job in found.jobs if job.runs_on.group] == []
+
+
+def test_planner_and_workflows_agree_on_every_combination() -> None:
+    labels = (
+        "smoke:nvidia",
+        "smoke:gaudi-8",
+        "EXPECTATIONS:all",
+        "smoke:none",
+        "x:y",
+        "bug",
+        "bench:cpu",
+    )
+    actions = ("labeled", "unlabeled", "opened", "synchronize", "closed")
+    facts = itertools.product(
+        actions, labels, (REPOSITORY, FORK, None), (MAINTAINER, AUTHOR, BOT), ("open", "closed"),
+        (CODE, DOCUMENTS, None),
+    )  # fmt: skip
+    events = [
+        pull_request(
+            action,
+            label=label,
+            labels=(label,),
+            head=head,
+            sender=sender,
+            state=state,
+            changed=changed,
+        )
+        for action, label, head, sender, state, changed in facts
+    ]
+    found = evaluate(ROOT, [asked(str(number), event) for number, event in enumerate(events)])
+    unlike = [
+        event
+        for event, one in zip(events, found, strict=True)
+        if one.errors
+        or Counter(map(row, one.jobs))
+        != Counter(map(row_of_plan, started_jobs(event, make_plan(event, FLEET), FLEET)))
+    ]
+    assert len(events) == 1890
+    assert unlike == []

@@ -1,0 +1,42 @@
+"""What another repository writes to check its own models, by GitHub's own parser."""
+
+from pathlib import Path
+
+import pytest
+
+from assay_runners.evaluating.workflows import EvaluatedCase, EventCase, evaluate
+from packages.runners.tests.recorded import HEAD, labeled, pull_request
+
+ROOT = Path(__file__).resolve().parents[4]
+EXAMPLE = ROOT / "examples/other_repository"
+CALLED = f"assay-project/assay/.github/workflows/check.yml@{'0' * 40}"
+
+
+def started(label: str, action: str = "labeled") -> EvaluatedCase:
+    event = labeled(label) if action == "labeled" else pull_request(action, labels=(label,))
+    github = {"sha": event.sha, "ref": event.ref, "repository": "other/models", "run_id": "1"}
+    case = EventCase(name=label, event_name=event.name, event=event.payload, github=github)
+    text = (ROOT / ".github/workflows/check.yml").read_text(encoding="utf-8")
+    (found,) = evaluate(EXAMPLE, [case], reusable={CALLED: text}, folder=ROOT / ".nox/evaluating")
+    return found
+
+
+def test_a_label_starts_one_job_on_its_own_machine_for_the_labelled_commit() -> None:
+    (job,) = started("assay").jobs
+    assert job.job == "llama / check"
+    assert job.runs_on.labels == ("my-gpu",)
+    assert job.checkouts == (HEAD,)
+    assert job.permissions == {"contents": "read"}
+    assert job.timeout_minutes == 60
+    assert job.inputs["golden"] == "goldens/llama"
+
+
+@pytest.mark.parametrize(("label", "action"), [("bug", "labeled"), ("assay", "synchronize")])
+def test_nothing_else_does(label: str, action: str) -> None:
+    assert started(label, action).jobs == ()
+
+
+def test_it_takes_ten_lines() -> None:
+    text = (EXAMPLE / ".github/workflows/assay.yml").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert len(lines) <= 12
