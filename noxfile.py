@@ -1,5 +1,6 @@
 """What can be run on assay; `nox --list` shows it. Sessions only compose: the work is elsewhere."""
 
+import itertools
 import json
 import os
 import sys
@@ -15,22 +16,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from environments.shared import PACKAGES, ROOT, Environment, tools_environment, torch_environment
 
 nox.needs_version = ">=2025.2"
-nox.options.sessions = ["lint", "types", "unit", "subsystem", "repo"]
+nox.options.sessions = ["lint", "types", "unit", "subsystem", "runners", "repo"]
 # Sessions share the environments of environments/shared.py.
 nox.options.default_venv_backend = "none"
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, formatting, and the security and schema of the workflows."""
+    """Check style and formatting."""
     tools = tools_environment(session)
-    workflows = [str(path.relative_to(ROOT)) for path in _workflows()]
     tools.run(session, "ruff", "check")
     tools.run(session, "ruff", "format", "--check")
-    tools.run_program(session, "zizmor", "--offline", *workflows)
-    tools.run(
-        session, "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows
-    )
 
 
 @nox.session
@@ -44,9 +40,14 @@ def types(session: nox.Session) -> None:
 def unit(session: nox.Session, package: str) -> None:
     """Test each room of a package on its own, without an accelerator."""
     at_a_time = ("-n", "2", "--dist", "loadfile")
-    torch_environment(session).run(
+    environment = tools_environment if package in _WITHOUT_TORCH else torch_environment
+    environment(session).run(
         session, "pytest", *at_a_time, f"packages/{package}/tests/unit", *session.posargs
     )
+
+
+# Packages that plan and check: what they import is in the environment of the tools.
+_WITHOUT_TORCH = ("runners",)
 
 
 @nox.session
@@ -57,6 +58,23 @@ def subsystem(session: nox.Session) -> None:
     # as two on two cores, and some then run into their limits.
     at_a_time = ("-n", "2", "--dist", "loadfile", "--durations=15")
     torch_environment(session).run(session, "pytest", *at_a_time, *folders, *session.posargs)
+
+
+@nox.session
+def runners(session: nox.Session) -> None:
+    """Check the runner layer: workflows by GitHub's own parser, their security, rendered files."""
+    tools = tools_environment(session)
+    yaml = [str(path.relative_to(ROOT)) for path in _workflows()]
+    actions = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob(".github/actions/*/*.yml"))]
+    scripts = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("runners/**/*.sh"))]
+    tools.run_program(
+        session, "zizmor", "--offline", "--persona", "pedantic", ".github", "examples"
+    )
+    tools.run(session, "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *yaml)
+    tools.run(session, "check_jsonschema", "--builtin-schema", "vendor.github-actions", *actions)
+    tools.run_program(session, "shellcheck", *scripts)
+    tools.run(session, "assay.cli", "runners", "check")
+    tools.run(session, "pytest", "packages/runners/tests/workflows", *session.posargs)
 
 
 @nox.session
@@ -170,7 +188,9 @@ def bench(session: nox.Session) -> None:
     """Tune a micro model in two ways, and hold what it is worth to the shipped baselines."""
     environment = torch_environment(session)
     if session.posargs:
-        environment.run(session, "assay.cli", "bench", *session.posargs)
+        asks = session.posargs[0] == "run"
+        run = _run_option(session, environment, "--run", otherwise="cpu/float32") if asks else []
+        environment.run(session, "assay.cli", "bench", *session.posargs, *run)
         return
     started = f"{datetime.now():%Y%m%d-%H%M%S}"  # noqa: DTZ005 - a folder name, in local time
     folder = Path("runs") / f"{started}-bench"
@@ -214,6 +234,59 @@ def bench_rates(session: nox.Session) -> None:
     """Measure how often a slow-down in a history is found, and how often noise is taken for one."""
     words = ["packages/bench/tests/rates", "--capture=no"]
     torch_environment(session).run(session, "pytest", *words, *session.posargs)
+
+
+@nox.session(default=False)
+def plan(session: nox.Session) -> None:
+    """Say what an event of GitHub starts. `-- --payload examples/events/push-main.json --explain`."""
+    tools_environment(session).run(session, "assay.cli", "runners", "plan", *session.posargs)
+
+
+@nox.session(default=False)
+def rehearse(session: nox.Session) -> None:
+    """Run here, in a clean clone, what an event would start. `-- EVENT.json`."""
+    words = ["runners", "rehearse", "--nox", sys.executable, *session.posargs]
+    tools_environment(session).run(session, "assay.cli", *words, success_codes=[0])
+
+
+@nox.session(name="machine-job", default=False)
+def machine_job(session: nox.Session) -> None:
+    """Run a planned job on this machine: the sessions that ASSAY_JOB names, and its summary."""
+    words = ["runners", "run", "--nox", sys.executable, *session.posargs]
+    tools_environment(session).run(session, "assay.cli", *words)
+
+
+@nox.session(default=False)
+def recapture(session: nox.Session) -> None:
+    """Capture what models give on the best device here, into runs/captured. `-- MODEL... --reason`."""
+    environment = torch_environment(session)
+    run = _run_option(session, environment, "--run", otherwise="cpu/float32")
+    models = list(itertools.takewhile(lambda word: not word.startswith("-"), session.posargs))
+    options = session.posargs[len(models) :]
+    if not models:
+        session.error("name the models: nox -s recapture -- micro:llama --reason TEXT")
+    for model in models:
+        words = ["expect", "capture", model, *run, "--output", "runs/captured", *options]
+        environment.run(session, "assay.cli", *words)
+
+
+@nox.session(default=False)
+def propose(session: nox.Session) -> None:
+    """Open the pull request of a recapture. `-- FOLDER`."""
+    tools_environment(session).run(session, "assay.cli", "runners", "propose", *session.posargs)
+
+
+@nox.session(name="report-nightly", default=False)
+def report_nightly(session: nox.Session) -> None:
+    """Keep the one issue that says how the nightly run stands."""
+    words = ["runners", "report-nightly", *session.posargs]
+    tools_environment(session).run(session, "assay.cli", *words)
+
+
+@nox.session(default=False)
+def reap(session: nox.Session) -> None:
+    """End the cloud instances that outlived their lifetime."""
+    tools_environment(session).run(session, "assay.cli", "runners", "reap", *session.posargs)
 
 
 def best_run(devices: list[dict[str, Any]], otherwise: str) -> str:

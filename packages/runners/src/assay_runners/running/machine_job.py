@@ -1,0 +1,114 @@
+"""A job on a machine: is it healthy, what do the sessions say, is it still healthy?"""
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from assay_runners.fleet.entries import Fleet
+from assay_runners.planning.plan import MachineJob, SessionCall
+from assay_runners.running.health import find_sickness
+
+# EX_TEMPFAIL of sysexits.h: the machine is at fault, and another may succeed.
+SICK = 75
+# What a session leaves below runs/ when it did something: none of it is no success.
+# Of `check` the run of the clean model: the other has a fault planted, and is right to fail.
+_LEFT_BY = {"check": "*-clean/verdict.json", "recapture": "captured/*.json"}
+_VERDICTS = "**/verdict.json"
+
+
+@dataclass(frozen=True)
+class SessionResult:
+    """How one session ended.
+
+    code: the exit code of nox.
+    left: the files that it left: verdicts, or expectations of a recapture.
+    """
+
+    call: SessionCall
+    code: int
+    seconds: float
+    left: tuple[Path, ...]
+
+    @property
+    def failure(self) -> str:
+        """Why it is no success; "" where it is one."""
+        if self.code:
+            return f"exit code {self.code}"
+        return "" if self.left else "it did nothing: no result was left"
+
+    @property
+    def runs(self) -> list[Path]:
+        """The folders with a verdict, without those that are part of another's."""
+        folders = [file.parent for file in self.left if file.name == "verdict.json"]
+        return [
+            folder for folder in folders if not any(other in folder.parents for other in folders)
+        ]
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a job on a machine ended.
+
+    sick_before, sick_after: why the machine must not be used; "" where it may.
+    """
+
+    job: MachineJob
+    sick_before: str = ""
+    sessions: tuple[SessionResult, ...] = ()
+    sick_after: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """0; 1 if a session failed; SICK if the machine is at fault."""
+        if self.sick_before or self.sick_after:
+            return SICK
+        return int(not self.sessions or any(session.failure for session in self.sessions))
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """Where a job runs.
+
+    root: the checkout.
+    nox: the words that start nox there.
+    variables: the environment.
+    """
+
+    root: Path
+    nox: Sequence[str]
+    variables: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    def run_session(self, call: SessionCall, more: Mapping[str, str]) -> SessionResult:
+        """Run a session to its end."""
+        before = self._left_by(call)
+        words = ["--", *call.arguments] if call.arguments else []
+        started = time.monotonic()
+        command = [*self.nox, "-s", call.session, *words]
+        variables = {**self.variables, **more}
+        code = subprocess.run(command, cwd=self.root, env=variables, check=False).returncode
+        seconds = time.monotonic() - started
+        left = sorted(path for path, age in self._left_by(call).items() if before.get(path) != age)
+        return SessionResult(call, code, seconds, tuple(left))
+
+    def _left_by(self, call: SessionCall) -> dict[Path, int]:
+        """The files that such a session leaves, and when each was written."""
+        pattern = _LEFT_BY.get(call.session, _VERDICTS)
+        return {path: path.stat().st_mtime_ns for path in self.root.glob(f"runs/{pattern}")}
+
+
+def run_machine_job(job: MachineJob, fleet: Fleet, checkout: Checkout) -> JobResult:
+    """Run the sessions of `job`, all of them, between two looks at the machine's health.
+
+    A sick machine runs none: what it computes says nothing.
+    """
+    runner = fleet.find(job.target)
+    health = runner.vendor.health if runner and job.cards else None
+    sick = find_sickness(health, job.cards, checkout.variables) if health else ""
+    if sick:
+        return JobResult(job, sick_before=sick)
+    sessions = tuple(checkout.run_session(call, job.variables) for call in job.calls)
+    sick = find_sickness(health, job.cards, checkout.variables) if health else ""
+    return JobResult(job, sessions=sessions, sick_after=sick)

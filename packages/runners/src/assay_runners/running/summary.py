@@ -1,0 +1,56 @@
+"""The summary of a job on a machine: what failed first, and the line that repeats it."""
+
+from pathlib import Path
+
+from assay.report.markdown import render_markdown
+from assay.report.run_report import read_report
+from assay.verdicts import Outcome
+from assay_runners.planning.wording import nox_command
+from assay_runners.running.machine_job import JobResult, SessionResult
+
+_WORST_FIRST = (Outcome.FAIL, Outcome.NOT_COMPARED, Outcome.PASS)
+
+
+def summarise_job(result: JobResult, sha: str) -> str:
+    """Markdown: how each session ended, then the report of every run, the worst first.
+
+    sha: the commit that ran.
+    """
+    job = result.job
+    state = {0: "passes", 1: "FAILS"}.get(result.exit_code, "the machine is sick")
+    blocks = [f"# {job.tier} on assay-{job.target}: {state}", f"Commit `{sha}`, {job.why}."]
+    if result.sick_before:
+        blocks.append(f"Nothing ran: `{result.sick_before}`. Another machine may succeed.")
+    if result.sessions:
+        blocks.append(_table(result.sessions))
+    if result.sick_after:
+        blocks.append(
+            f"The machine is sick after the job, which may be why: `{result.sick_after}`."
+        )
+    if failed := [session for session in result.sessions if session.failure]:
+        commands = "\n".join(nox_command(session.call) for session in failed)
+        blocks.append(
+            f"To repeat what failed, on the same kind of machine or without one:\n\n```bash\n"
+            f"git checkout {sha}\n{commands}\n```"
+        )
+    blocks += _reports([folder for session in result.sessions for folder in session.runs])
+    return "\n\n".join(blocks) + "\n"
+
+
+def _table(sessions: tuple[SessionResult, ...]) -> str:
+    lines = ["| session | result | left | time |", "|---|---|--:|--:|"]
+    for session in sessions:
+        cells = (
+            f"`{session.call.session}`",
+            session.failure or "passes",
+            str(len(session.left)),
+            f"{session.seconds:.0f} s",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _reports(folders: list[Path]) -> list[str]:
+    reports = [read_report(folder) for folder in folders]
+    reports.sort(key=lambda report: _WORST_FIRST.index(report.verdict.verdict))
+    return [render_markdown(report).rstrip() for report in reports]

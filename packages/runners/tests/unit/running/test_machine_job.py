@@ -1,0 +1,180 @@
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay_runners.fleet.entries import Fleet
+from assay_runners.fleet.reading import read_fleet
+from assay_runners.planning.plan import MachineJob, SessionCall
+from assay_runners.running.machine_job import SICK, Checkout, JobResult, run_machine_job
+from assay_runners.running.summary import summarise_job
+
+ROOT = Path(__file__).resolve().parents[5]
+SHA = "f" * 40
+
+# Stands in for `python -m nox`: `-s NAME` exits as the file NAME.code says, and leaves what NAME.left
+# holds; it notes what it was asked.
+NOX = """
+import json, os, sys
+from pathlib import Path
+name = sys.argv[sys.argv.index("-s") + 1]
+with open("asked.jsonl", "a") as file:
+    print(json.dumps([sys.argv[1:], os.environ.get("SEEN", "")]), file=file)
+left = Path(f"{name}.left")
+if left.is_file():
+    folder = Path("runs", f"made-by-{name}")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "verdict.json").write_text(left.read_text())
+    (folder / "cases" / "one").mkdir(parents=True, exist_ok=True)
+    (folder / "cases" / "one" / "verdict.json").write_text(left.read_text())
+code = Path(f"{name}.code")
+raise SystemExit(int(code.read_text()) if code.is_file() else 0)
+"""
+# Stands in for a vendor's program: prints what the file `cards` holds, exits with 9 if it is absent.
+SMI = """#!/bin/sh
+[ -f cards ] || { echo "no driver" >&2; exit 9; }
+cat cards
+"""
+LOCATION = {
+    "phase": "forward", "step": 0, "rank": 0, "module": "model.layers.1.mlp.down_proj",
+    "op": None, "parameter": None,
+}  # fmt: skip
+
+
+def verdict(outcome: str) -> str:
+    whole = {
+        "schema": 1, "verdict": outcome, "command": ["assay", "expect", "verify"],
+        "environment": {}, "model": {}, "reference": {}, "candidate": {},
+        "levels": {"modules": {"verdict": outcome}}, "first_bad_token": None,
+        "location": LOCATION if outcome == "FAIL" else None, "suspects": [], "diagnosis": None,
+        "notes": [], "noise_ratio": 10.5 if outcome == "FAIL" else 0.5, "limit": 3.5,
+        "statistic": "replay-tensor", "resolution": 0.007, "compared": 12,
+        "unmatched": {"expected": [], "actual": []},
+    }  # fmt: skip
+    return json.dumps(whole)
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return read_fleet(ROOT)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nox.py").write_text(NOX)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "nvidia-smi").write_text(SMI)
+    (programs / "nvidia-smi").chmod(0o755)
+    (tmp_path / "cards").write_text("GPU 0: H200 (UUID: GPU-1)\nGPU 1: H200 (UUID: GPU-2)\n")
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    for session in ("smoke", "expectations"):
+        (tmp_path / f"{session}.left").write_text(verdict("PASS"))
+    return Checkout(tmp_path, (sys.executable, "nox.py"))
+
+
+def job(cards: int = 1, **variables: str) -> MachineJob:
+    calls = (
+        SessionCall(session="smoke", arguments=("--budget", "30m", "--cards", str(cards))),
+        SessionCall(session="expectations"),
+    )
+    target = "nvidia" if cards == 1 else f"nvidia-{cards}"
+    return MachineJob(
+        target=target, tier="smoke", cards=cards, calls=calls, timeout_minutes=60,
+        variables=variables, why=f"the label smoke:{target}",
+    )  # fmt: skip
+
+
+def asked(checkout: Checkout) -> list[list[object]]:
+    file = checkout.root / "asked.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+def test_all_sessions_run_with_their_arguments_and_variables(
+    fleet: Fleet, checkout: Checkout
+) -> None:
+    result = run_machine_job(job(SEEN="yes"), fleet, checkout)
+    assert result.exit_code == 0
+    assert asked(checkout) == [
+        [["-s", "smoke", "--", "--budget", "30m", "--cards", "1"], "yes"],
+        [["-s", "expectations"], "yes"],
+    ]
+    # A run's own parts are no runs.
+    assert [len(session.runs) for session in result.sessions] == [1, 1]
+    assert "# smoke on assay-nvidia: passes" in summarise_job(result, SHA)
+
+
+def test_a_session_that_fails_does_not_keep_the_next_from_running(
+    fleet: Fleet, checkout: Checkout
+) -> None:
+    (checkout.root / "smoke.code").write_text("1")
+    result = run_machine_job(job(), fleet, checkout)
+    assert result.exit_code == 1
+    assert [session.failure for session in result.sessions] == ["exit code 1", ""]
+    summary = summarise_job(result, SHA)
+    assert f"git checkout {SHA}\nnox -s smoke -- --budget 30m --cards 1\n```" in summary
+
+
+def test_a_summary_names_the_module_that_is_wrong_first(fleet: Fleet, checkout: Checkout) -> None:
+    (checkout.root / "expectations.left").write_text(verdict("FAIL"))
+    (checkout.root / "expectations.code").write_text("1")
+    summary = summarise_job(run_machine_job(job(), fleet, checkout), SHA)
+    assert "# smoke on assay-nvidia: FAILS" in summary
+    failed, passed = summary.index("down_proj"), summary.rindex("PASS")
+    assert failed < passed, "the worst report comes first"
+
+
+def test_a_session_that_judges_nothing_is_no_success(fleet: Fleet, checkout: Checkout) -> None:
+    (checkout.root / "expectations.left").unlink()
+    result = run_machine_job(job(), fleet, checkout)
+    assert result.exit_code == 1
+    assert result.sessions[1].failure == "it did nothing: no result was left"
+
+
+def test_verdicts_of_an_earlier_run_do_not_count(fleet: Fleet, checkout: Checkout) -> None:
+    assert run_machine_job(job(), fleet, checkout).exit_code == 0
+    (checkout.root / "expectations.left").unlink()
+    assert run_machine_job(job(), fleet, checkout).exit_code == 1
+
+
+def test_a_job_without_sessions_is_no_success(fleet: Fleet, checkout: Checkout) -> None:
+    empty = job().model_copy(update={"calls": ()})
+    assert run_machine_job(empty, fleet, checkout).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("cards", "listed", "told"),
+    [
+        (4, "GPU 0: H200\nGPU 1: H200\n", "nvidia-smi lists 2 cards; 4 were promised"),
+        (1, "No devices were found\n", "nvidia-smi lists 0 cards; 1 were promised"),
+        (1, None, "nvidia-smi exits with 9: no driver"),
+    ],
+)
+def test_a_sick_machine_runs_nothing(
+    fleet: Fleet, checkout: Checkout, cards: int, listed: str | None, told: str
+) -> None:
+    (checkout.root / "cards").unlink()
+    if listed is not None:
+        (checkout.root / "cards").write_text(listed)
+    result = run_machine_job(job(cards), fleet, checkout)
+    assert (result.exit_code, result.sick_before, result.sessions) == (SICK, told, ())
+    assert asked(checkout) == []
+    assert told in summarise_job(result, SHA)
+
+
+def test_a_machine_that_is_sick_afterwards_is_at_fault(fleet: Fleet, checkout: Checkout) -> None:
+    (checkout.root / "nox.py").write_text(
+        NOX.replace("code =", "Path('cards').unlink(missing_ok=True)\ncode =")
+    )
+    result = run_machine_job(job(), fleet, checkout)
+    assert (result.exit_code, result.sick_after) == (SICK, "nvidia-smi exits with 9: no driver")
+    assert "sick after the job" in summarise_job(result, SHA)
+
+
+def test_a_missing_program_of_the_vendor_is_told(fleet: Fleet, checkout: Checkout) -> None:
+    (checkout.root / "bin" / "nvidia-smi").unlink()
+    result: JobResult = run_machine_job(job(), fleet, checkout)
+    assert result.sick_before == "nvidia-smi cannot be run: No such file or directory"
