@@ -219,3 +219,48 @@ def reap(
     if expired and not dry_run:
         end_instances(expired)
     typer.echo(f"{len(expired)} {'would end' if dry_run else 'ended'}")
+
+
+@app.command()
+def check(*, root: _Root = Path(), as_json: _AsJson = False) -> None:
+    """Do the workflows keep our rules, and are the rendered files those of the entries?
+
+    Exit code: 0; 1 something is wrong, a line each; 2 a file cannot be read.
+    """
+    import json
+    from dataclasses import asdict
+
+    from assay_runners.checking import Finding, check_workflows
+    from assay_runners.checking.sessions import read_sessions
+    from assay_runners.fleet.reading import read_fleet
+    from assay_runners.rendering import find_outdated
+
+    fleet = read_fleet(root)
+    found = check_workflows(root, fleet, read_sessions(root))
+    found += [
+        Finding(str(path), 1, "rendered", f"{problem}; run `assay runners render`")
+        for path, problem in find_outdated(root, fleet).items()
+    ]
+    if as_json:
+        typer.echo(json.dumps([asdict(one) for one in found], indent=2))
+    else:
+        typer.echo(
+            "\n".join(map(str, found))
+            or "the workflows keep the rules; all rendered files are up to date"
+        )
+    raise typer.Exit(int(bool(found)))
+
+
+@app.command()
+def render(*, root: _Root = Path()) -> None:
+    """Write what each vendor's machines are made of, below runners/, from their entries.
+
+    Example: assay runners render
+
+    Exit code: 0; 2 if an entry is wrong.
+    """
+    from assay_runners.fleet.reading import read_fleet
+    from assay_runners.rendering import write_rendered
+
+    changed = write_rendered(root, read_fleet(root))
+    typer.echo("\n".join(map(str, changed)) or "everything is up to date")

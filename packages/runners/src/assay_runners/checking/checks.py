@@ -1,0 +1,52 @@
+"""All rules, and what they find."""
+
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+from assay_runners.checking import checkouts, commands, machines, permissions, pins, triggers
+from assay_runners.checking.context import Context
+from assay_runners.checking.findings import Finding
+from assay_runners.checking.reach import Reach
+from assay_runners.checking.reading import read_documents
+from assay_runners.fleet.entries import Fleet
+
+Rule = Callable[[Context], Iterator[Finding]]
+
+RULES: tuple[Rule, ...] = (
+    permissions.permissions_of_workflows,
+    permissions.no_write_for_others,
+    permissions.no_secret_for_others,
+    permissions.no_caches,
+    checkouts.exact_commits,
+    checkouts.compared_commits,
+    checkouts.no_branch_names,
+    checkouts.no_kept_credentials,
+    pins.pinned_actions,
+    triggers.known_events,
+    triggers.schedules,
+    triggers.labels_without_new_commits,
+    triggers.nothing_of_others_with_write_access,
+    commands.no_expressions_in_commands,
+    commands.composing_commands,
+    commands.known_sessions,
+    machines.known_machines,
+    machines.guarded_machines,
+    machines.timeouts,
+    machines.concurrency,
+)
+
+
+def check_workflows(root: Path, fleet: Fleet, sessions: Collection[str]) -> list[Finding]:
+    """What the workflows and actions below `root` have that they must not have.
+
+    sessions: those that nox has.
+    Raises: UsageError if there is no workflow, or a file cannot be read as one.
+    """
+    workflows, actions = map(tuple, read_documents(root))
+    context = Context(workflows, actions, Reach(workflows), fleet, sessions)
+    empty = [
+        Finding(document.file, 1, "empty", "it has no jobs, or no event")
+        for document in workflows
+        if not document.jobs or not document.events
+    ]
+    return sorted({*empty, *(finding for rule in RULES for finding in rule(context))})

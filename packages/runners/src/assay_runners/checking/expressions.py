@@ -1,0 +1,33 @@
+"""Expressions of GitHub, as far as a rule has to see through the ways to write one."""
+
+import re
+from collections.abc import Iterator
+
+_EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
+_INDEX = re.compile(r"\[\s*'([^']*)'\s*\]")
+
+
+def expressions_in(text: str, *, is_condition: bool = False) -> Iterator[str]:
+    """The expressions of `text`, each normalised; of a condition all of it, braces or not."""
+    found = [match[1] for match in _EXPRESSION.finditer(text)]
+    if is_condition and not found:
+        found = [text]
+    yield from map(normalise, found)
+
+
+def normalise(expression: str) -> str:
+    """In lower case, without spaces, and with `a['b']` written as `a.b`."""
+    return re.sub(r"\s+", "", _INDEX.sub(r".\1", expression)).lower()
+
+
+def mentions(expression: str, path: str) -> bool:
+    """Whether a normalised expression reads `path`, or something that contains it.
+
+    `toJSON(github.event)` reads every path that begins with github.event.
+    """
+    pattern = rf"(?<![\w.]){re.escape(path)}(?![\w])"
+    if re.search(pattern, expression):
+        return True
+    parents = path.split(".")
+    wholes = [".".join(parents[:count]) for count in range(1, len(parents))]
+    return any(re.search(rf"tojson\({re.escape(whole)}\)", expression) for whole in wholes)

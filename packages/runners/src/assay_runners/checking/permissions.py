@@ -1,0 +1,102 @@
+"""What the token of a job may do, and what else it could take with it."""
+
+from collections.abc import Iterator
+
+from assay_runners.checking.context import Context, expressions_of, found
+from assay_runners.checking.expressions import mentions
+from assay_runners.checking.findings import Finding
+from assay_runners.checking.reach import OF_OTHERS
+from assay_runners.checking.reading import Document, Job
+
+
+def permissions_of_workflows(context: Context) -> Iterator[Finding]:
+    """The permissions of a workflow are `{}`; each job states its own, never all of them."""
+    rule = "permissions"
+    for document in context.workflows:
+        top = document.raw.get("permissions")
+        if top != {} or isinstance(top, str):
+            line = document.line_of("permissions")
+            yield found(
+                rule, document, line, f"the workflow has {top!r}; write `permissions: {{}}`"
+            )
+        for job in document.jobs.values():
+            own = job.raw.get("permissions")
+            if isinstance(own, str):
+                message = f"{job.id} has {own!r}; name each permission that it needs"
+                yield found(rule, document, job.line_of("permissions"), message)
+            elif own is None:
+                message = f"{job.id} states none; write those that it needs, or {{}}"
+                yield found(rule, document, job.line, message)
+
+
+def no_write_for_others(context: Context) -> Iterator[Finding]:
+    """A job that a pull request starts may write nothing, unless it runs nothing of it."""
+    for document, job in _jobs_of_others(context):
+        own = job.raw.get("permissions") or {}
+        if isinstance(own, str):
+            continue  # `permissions` finds it
+        writes = [name for name, level in own.items() if level == "write"]
+        if writes and _runs_code(job):
+            message = f"{job.id} may write {', '.join(writes)} and runs code of a pull request"
+            yield found("write-for-others", document, job.line_of("permissions"), message)
+
+
+def no_secret_for_others(context: Context) -> Iterator[Finding]:
+    """No secret, and no token, is in reach of a job that runs code of a pull request."""
+    rule = "secret"
+    for document in context.documents:
+        reached = document in context.actions or context.reach.is_reached_by(document, *OF_OTHERS)
+        guarded = {job.line: job for job in document.jobs.values()}
+        for text, expression in expressions_of(document):
+            job = next(
+                (guarded[line] for line in sorted(guarded, reverse=True) if line <= text.line), None
+            )
+            if (
+                mentions(expression, "secrets")
+                or "secrets" in expression.split("tojson(")[-1:][0][:8]
+            ):
+                if reached or job is None or not job.environment:
+                    where = "a pull request reaches it" if reached else "no environment guards it"
+                    message = f"a secret stands here and {where}; give the job an identity by OIDC"
+                    yield found(rule, document, text.line, message)
+            elif (
+                reached
+                and mentions(expression, "github.token")
+                and (job is None or _runs_code(job))
+            ):
+                message = "the token stands beside code of a pull request; move it to a job without"
+                yield found(rule, document, text.line, message)
+        for job in document.jobs.values():
+            if "secrets" in job.raw:
+                message = f"{job.id} hands secrets to the workflow that it calls"
+                yield found(rule, document, job.line_of("secrets"), message)
+
+
+def no_caches(context: Context) -> Iterator[Finding]:
+    """Nothing saves a cache: what a pull request writes into one, main would read."""
+    for document in context.documents:
+        for step in document.steps:
+            given = [
+                key
+                for key, value in step.given.items()
+                if "cache" in str(key).lower() and value not in (False, "", "false", None)
+            ]
+            action = step.uses.partition("@")[0].lower()
+            if given or "cache" in action:
+                what = ", ".join(map(str, given)) or action
+                message = (
+                    f"{what}: a cache that a pull request writes is read by main; leave it out"
+                )
+                yield found("cache", document, step.line, message)
+
+
+def _jobs_of_others(context: Context) -> Iterator[tuple[Document, Job]]:
+    for document in context.workflows:
+        if context.reach.is_reached_by(document, *OF_OTHERS):
+            for job in document.jobs.values():
+                yield document, job
+
+
+def _runs_code(job: Job) -> bool:
+    """Whether it brings a commit onto the machine, or calls a workflow or action that may."""
+    return bool(job.uses) or any(step.uses for step in job.steps)
