@@ -108,7 +108,8 @@ def run(  # noqa: PLR0913 - one for each option
 
     A run that was interrupted goes on where it was, with the same --output.
 
-    Exit code: 0 PASS, 1 FAIL (NaN, or a choice no better than a guess), 2 usage or environment error.
+    Exit code: 0 PASS, 1 FAIL (NaN, or a choice no better than a guess), 2 usage or environment error,
+    3 so few items that a guess could not be told.
     """
     from assay.cli.verdict_output import finish
     from assay.models.remote_code import remote_code_of

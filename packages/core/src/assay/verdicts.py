@@ -142,7 +142,10 @@ class Unmatched(Record):
 
 
 class Verdict(Record):
-    """Schema 1 of verdict.json."""
+    """Schema 1 of verdict.json.
+
+    headline: what to say first, where the words for tensors of two runs do not fit; None where they do.
+    """
 
     schema_: int = Field(default=SCHEMA, alias="schema")
     verdict: Outcome
@@ -163,6 +166,7 @@ class Verdict(Record):
     resolution: Number | None = None
     compared: int = 0
     unmatched: Unmatched = Field(default_factory=Unmatched)
+    headline: str | None = None
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 

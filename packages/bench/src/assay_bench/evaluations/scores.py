@@ -1,22 +1,26 @@
 """What an evaluation says by itself: are all numbers finite, and is a choice better than a guess?"""
 
-from scipy.stats import binomtest
+from functools import cache
+
+from scipy.stats import binom, binomtest
 
 from assay.verdicts import Level, Outcome, Unmatched, Verdict, overall_outcome
 from assay_bench.evaluations.items import Evaluation, TaskResult
 
 # The chance that a guess is taken for more.
 SIGNIFICANCE = 0.01
+# So many points above a guess, told 4 times of 5: with fewer items nothing is said of a low score.
+_POINTS, _POWER = 0.2, 0.8
 
 
 def judge_scores(evaluation: Evaluation) -> Verdict:
     """A level for each task. A low score fails nothing here: what it is held to is another evaluation."""
     levels = {name: _level(task) for name, task in evaluation.tasks.items()}
     is_finite = all(item.is_finite for task in evaluation.tasks.values() for item in task.items)
+    outcome = overall_outcome([level.verdict or Outcome.NOT_COMPARED for level in levels.values()])
     return Verdict(
-        verdict=overall_outcome(
-            [level.verdict or Outcome.NOT_COMPARED for level in levels.values()]
-        ),
+        verdict=outcome,
+        headline=_headline(outcome, levels),
         model={"name": evaluation.facts.get("model", evaluation.name)}
         | {key: evaluation.facts[key] for key in ("weights_hash",) if key in evaluation.facts},
         reference={"run": "a guess"},
@@ -27,6 +31,14 @@ def judge_scores(evaluation: Evaluation) -> Verdict:
         compared=sum(level.compared for level in levels.values()),
         unmatched=Unmatched(),
     )
+
+
+def _headline(outcome: Outcome, levels: dict[str, Level]) -> str:
+    if outcome is Outcome.PASS:
+        return f"{len(levels)} tasks were asked; every choice is better than a guess."
+    names = [name for name, level in levels.items() if level.verdict is outcome]
+    says = "fails" if outcome is Outcome.FAIL else "says nothing"
+    return f"{', '.join(names) or 'no task'} {says}."
 
 
 def score_in_words(task: TaskResult) -> str:
@@ -45,10 +57,31 @@ def _level(task: TaskResult) -> Level:
     if wrong := sum(not item.is_finite for item in task.items):
         reason = f"{wrong} of {num_items} log-probabilities are NaN or infinite"
         return Level(verdict=Outcome.FAIL, reason=reason, compared=num_items)
-    if task.chance is not None and task.accuracy is not None:
+    if task.chance is not None and task.chance < 1 and task.accuracy is not None:
         right = sum(item.right is True for item in task.items)
         p = float(binomtest(right, num_items, task.chance, alternative="greater").pvalue)
         if not p < SIGNIFICANCE:
+            needed = items_to_tell_from_guess(task.chance)
+            if num_items < needed:
+                reason = f"too few items to tell from a guess ({num_items} of {needed}): {score_in_words(task)}"
+                return Level(verdict=Outcome.NOT_COMPARED, reason=reason)
             reason = f"no better than a guess (p = {p:.2g}): {score_in_words(task)}"
             return Level(verdict=Outcome.FAIL, reason=reason, compared=num_items)
     return Level(verdict=Outcome.PASS, compared=num_items)
+
+
+@cache
+def items_to_tell_from_guess(chance: float) -> int:
+    """How many items tell a model that is 20 points better than `chance` from a guess, 4 times of 5.
+
+    The first count from which the exact test has that power; it has steps, so that a higher count may
+    have a little less.
+    """
+    better = min(chance + _POINTS, (1 + chance) / 2)
+    count = 1
+    while True:
+        # The fewest right answers that a guess reaches with less than SIGNIFICANCE.
+        threshold = int(binom.isf(SIGNIFICANCE, count, chance)) + 1
+        if binom.sf(threshold - 1, count, better) >= _POWER:
+            return count
+        count += 1

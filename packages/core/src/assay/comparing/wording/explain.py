@@ -81,7 +81,9 @@ class Explanation:
 
 def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
     """The words for `verdict`."""
-    if verdict.verdict is Outcome.FAIL:
+    if verdict.headline:
+        headline, details = verdict.headline, _reasons(verdict)
+    elif verdict.verdict is Outcome.FAIL:
         headline, details = _explain_failure(verdict, evidence)
     elif verdict.verdict is Outcome.PASS and set(verdict.levels) == {"load"}:
         headline, details = (
@@ -101,8 +103,19 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
         f"{verdict.verdict.value}: {describe_sides(verdict)}",
         one_line(headline),
         tuple(one_line(detail) for detail in details),
-        _next_command(verdict) if verdict.verdict is Outcome.FAIL else None,
+        _next_command(verdict)
+        if verdict.verdict is Outcome.FAIL and not verdict.headline
+        else None,
     )
+
+
+def _reasons(verdict: Verdict) -> list[str]:
+    """Of every level that is no pass."""
+    return [
+        f"{name}: {level.reason}"
+        for name, level in verdict.levels.items()
+        if level.verdict is not Outcome.PASS and level.reason
+    ]
 
 
 def _explain_pass(verdict: Verdict, evidence: DecidingRows) -> list[str]:
