@@ -273,7 +273,7 @@ def recapture(session: nox.Session) -> None:
 @nox.session(default=False)
 def propose(session: nox.Session) -> None:
     """Open the pull request of a recapture. `-- FOLDER`."""
-    tools_environment(session).run(session, "assay.cli", "runners", "propose", *session.posargs)
+    torch_environment(session).run(session, "assay.cli", "runners", "propose", *session.posargs)
 
 
 @nox.session(name="report-nightly", default=False)

@@ -176,10 +176,12 @@ def propose(
 
     Exit code: 0; 2 if nothing was captured, a file is no expectation, or GitHub refuses.
     """
+    from assay_runners.workflow_run.outputs import add_to_summary
     from assay_runners.workflow_run.proposing import gather, open_pull_request
 
     proposal = gather(captured, root, reason)
     typer.echo(proposal.body)
+    add_to_summary(proposal.body, os.environ)
     if not dry_run:
         open_pull_request(proposal, root)
 

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from assay_runners.evaluating.workflows import EvaluatedCase, EvaluatedJob, EventCase, evaluate
 from assay_runners.fleet.reading import read_fleet
@@ -13,6 +14,7 @@ from assay_runners.planning.events import Event
 from assay_runners.planning.jobs import started_jobs
 from assay_runners.planning.plan import Plan
 from assay_runners.planning.rules import make_plan
+from assay_runners.planning.wording import nox_command
 from packages.runners.tests.recorded import (
     AUTHOR,
     BOT,
@@ -173,3 +175,12 @@ def test_planner_and_workflows_agree_on_every_combination() -> None:
     ]
     assert len(events) == 1890
     assert unlike == []
+
+
+def test_what_follows_the_tiers_is_what_the_plan_says() -> None:
+    plan = make_plan(pull_request("opened"), FLEET)
+    workflow = YAML(typ="safe").load(
+        (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    )
+    lines = [step["run"] for step in workflow["jobs"]["smoke"]["steps"] if "run" in step]
+    assert lines == [nox_command(call) for call in plan.afterwards] != []

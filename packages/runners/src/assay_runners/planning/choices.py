@@ -9,6 +9,12 @@ from assay_runners.planning.plan import MachineJob, Plan, Refusal, SessionCall, 
 
 # The first tiers, which every pull request runs: what `nox` runs where no session is named.
 FIRST_TIERS = ("lint", "types", "unit", "subsystem", "runners", "repo")
+# What follows them on the same commit; the job `smoke` of ci.yml has these lines.
+ON_THE_CPU = (
+    SessionCall(session="smoke", arguments=("--coverage", "one")),
+    SessionCall(session="expectations"),
+    SessionCall(session="check"),
+)
 # What comes before a machine with accelerators; the other sessions run beside it.
 BEFORE_MACHINES = ("lint", "types", "unit")
 # What takes too long for every pull request.

@@ -67,7 +67,7 @@ def _of_ci(event: Event, plan: Plan, fleet: Fleet) -> Iterator[StartedJob]:
     hosted = (fleet.github.hosted,)
     yield _plan_job("ci.yml", event.sha, fleet)
     yield from _planned("ci.yml", plan, fleet)
-    if plan.tiers:
+    if plan.afterwards:
         yield StartedJob(
             workflow="ci.yml", job="smoke", labels=hosted, sha=event.sha, permissions=_READ
         )

@@ -55,12 +55,14 @@ class Plan(_Part):
     """What an event starts.
 
     sha: the commit that the jobs check out.
+    afterwards: what a machine of GitHub runs once all tiers are green: an abbreviated training.
     nothing: why no job was chosen; "" where one was.
     """
 
     event: str
     sha: str
     tiers: tuple[TierJob, ...] = ()
+    afterwards: tuple[SessionCall, ...] = ()
     machines: tuple[MachineJob, ...] = ()
     refused: tuple[Refusal, ...] = ()
     nothing: str = ""

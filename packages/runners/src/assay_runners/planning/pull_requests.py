@@ -7,6 +7,7 @@ from assay_runners.fleet.entries import Fleet
 from assay_runners.planning.choices import (
     BEFORE_MACHINES,
     FIRST_TIERS,
+    ON_THE_CPU,
     machine_job,
     nothing,
     refused,
@@ -32,9 +33,9 @@ def plan_pull_request(event: Event, fleet: Fleet) -> Plan:
 
 
 def plan_first_tiers(event: Event, fleet: Fleet) -> Plan:
-    """All sessions that need no accelerator."""
+    """All sessions that need no accelerator, then an abbreviated training on the CPU."""
     tiers = tier_jobs(FIRST_TIERS, fleet.github.pythons)
-    return Plan(event=event.name, sha=event.sha, tiers=tiers)
+    return Plan(event=event.name, sha=event.sha, tiers=tiers, afterwards=ON_THE_CPU)
 
 
 def only_documentation(changed: Sequence[str] | None) -> bool:

@@ -14,6 +14,9 @@ def explain_plan(plan: Plan) -> str:
         lines.append(
             f"  without an accelerator, Python {', '.join(pythons)}: {', '.join(sessions)}"
         )
+    if plan.afterwards:
+        lines.append("  then, on the CPU")
+        lines += [f"    {nox_command(call)}" for call in plan.afterwards]
     for machine in plan.machines:
         lines.append(f"  {machine.tier} on assay-{machine.target}, asked for by {machine.why}")
         lines += [f"    {nox_command(call)}" for call in machine.calls]
@@ -40,7 +43,7 @@ def _heading(plan: Plan) -> str:
         return "Refused"
     if plan.nothing:
         return plan.nothing[0].upper() + plan.nothing[1:]
-    num_jobs = len(plan.tiers) + len(plan.machines)
+    num_jobs = len(plan.tiers) + bool(plan.afterwards) + len(plan.machines)
     return f"{num_jobs} job{'s' if num_jobs > 1 else ''}"
 
 

@@ -1,10 +1,11 @@
 """A rehearsal: what an event would start, run here in a clean clone, the CPU in a device's place."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from assay.errors import UsageError
 from assay.runs import Progress
 from assay_runners.fleet.reading import read_fleet
 from assay_runners.planning.events import Event
@@ -64,44 +65,104 @@ def rehearse(
     event = asked.event
     if asked.patch:
         event = event.model_copy(update={"changed": files_changed_since(base, clone)})
-    rehearsal = _run_plan(
-        make_plan(event, read_fleet(clone)),
-        sha,
-        asked,
-        Checkout(clone, nox, _variables()),
-        progress,
-    )
+    plan = make_plan(event, read_fleet(clone))
+    _require_chosen(asked.only, plan)
+    run = _Run(plan, sha, asked.only, Checkout(clone, nox, _variables()), progress)
+    rehearsal = run.rehearsal()
     (folder / SUMMARY_FILE).write_text(rehearsal.summary, encoding="utf-8")
     return rehearsal
 
 
-def _run_plan(
-    plan: Plan, sha: str, asked: Rehearsed, checkout: Checkout, progress: Progress
-) -> Rehearsal:
-    blocks = [summarise_plan(plan)]
-    hosted = _run_tiers(plan, checkout, asked.only, progress)
-    if hosted:
-        blocks.append(_summarise_tiers(hosted))
-    failed = any(session.code for session in hosted)
-    results: list[JobResult] = []
-    if failed and plan.machines:
-        blocks.append("The jobs on machines would not start: a session before them failed.")
-    elif not failed:
-        results = list(_run_machines(plan, asked.only, checkout, progress))
-        blocks += [summarise_job(result, sha) for result in results]
-    red = failed or any(result.exit_code for result in results)
-    return Rehearsal("\n".join(blocks), 2 if plan.refused else int(red))
+def _require_chosen(only: frozenset[str], plan: Plan) -> None:
+    """Raises: UsageError if a session is asked for that the plan does not have: it would not run."""
+    calls = [*plan.afterwards, *(call for machine in plan.machines for call in machine.calls)]
+    chosen = {job.session for job in plan.tiers} | {call.session for call in calls}
+    if chosen and (unknown := only - chosen):
+        raise UsageError(
+            f"--only {', '.join(sorted(unknown))}: the event starts {', '.join(sorted(chosen))}"
+        )
 
 
-def _run_machines(
-    plan: Plan, only: frozenset[str], checkout: Checkout, progress: Progress
-) -> Iterator[JobResult]:
-    fleet = read_fleet(checkout.root)
-    for machine in plan.machines:
-        job = _on_the_cpu(machine, only)
-        if job.calls:
-            with progress.step(f"runs {machine.tier} of assay-{machine.target} on the CPU"):
-                yield run_machine_job(job, fleet, checkout)
+@dataclass(frozen=True)
+class _Run:
+    """One pass over a plan: the tiers, what follows them, then the machines, as GitHub has it."""
+
+    plan: Plan
+    sha: str
+    only: frozenset[str]
+    checkout: Checkout
+    progress: Progress
+
+    def rehearsal(self) -> Rehearsal:
+        """Run everything, unless something fails that the rest waits for."""
+        blocks = [summarise_plan(self.plan)]
+        hosted = self._run_calls([SessionCall(session=name) for name in self._tier_sessions()])
+        failed = any(session.code for session in hosted)
+        if not failed:
+            hosted += self._run_calls(self.plan.afterwards)
+            failed = any(
+                session.failure for session in hosted if session.call in self.plan.afterwards
+            )
+        if hosted:
+            blocks.append(_summarise_hosted(hosted))
+        results: list[JobResult] = []
+        if failed and self.plan.machines:
+            blocks.append("The jobs on machines would not start: a session before them failed.")
+        elif not failed:
+            results = self._run_machines()
+            blocks += [summarise_job(result, self.sha) for result in results]
+            blocks += self._proposal(results)
+        red = failed or any(result.exit_code for result in results)
+        return Rehearsal("\n".join(blocks), 2 if self.plan.refused else int(red))
+
+    def _tier_sessions(self) -> list[str]:
+        """Each session once: this machine has one Python."""
+        return list(dict.fromkeys(job.session for job in self.plan.tiers))
+
+    def _is_asked_for(self, session: str) -> bool:
+        return not self.only or session in self.only
+
+    def _run_calls(self, calls: Sequence[SessionCall]) -> list[SessionResult]:
+        results = []
+        for call in calls:
+            if self._is_asked_for(call.session):
+                with self.progress.step(f"runs {nox_command(call)}"):
+                    results.append(self.checkout.run_session(call, {}))
+        return results
+
+    def _run_machines(self) -> list[JobResult]:
+        """Every machine's job without its cards: the CPU plays their part."""
+        fleet = read_fleet(self.checkout.root)
+        results = []
+        for machine in self.plan.machines:
+            calls = tuple(call for call in machine.calls if self._is_asked_for(call.session))
+            job: MachineJob = machine.model_copy(update={"cards": 0, "calls": calls})
+            if calls:
+                with self.progress.step(
+                    f"runs {machine.tier} of assay-{machine.target} on the CPU"
+                ):
+                    results.append(run_machine_job(job, fleet, self.checkout))
+        return results
+
+    def _proposal(self, results: list[JobResult]) -> list[str]:
+        """The pull request that a recapture would end in."""
+        reasons = [
+            call.arguments[call.arguments.index("--reason") + 1]
+            for result in results
+            for call in result.job.calls
+            if call.session == "recapture"
+        ]
+        if not reasons or any(result.exit_code for result in results):
+            return []
+        file = self.checkout.root / "runs" / "proposal.md"
+        call = SessionCall(
+            session="propose", arguments=("runs", "--dry-run", "--reason", reasons[0])
+        )
+        with self.progress.step("writes the pull request"):
+            proposed = self.checkout.run_session(call, {"GITHUB_STEP_SUMMARY": str(file)})
+        if proposed.code:
+            return [f"The pull request cannot be opened: `{nox_command(call)}` fails.\n"]
+        return [f"# The pull request\n\n{file.read_text(encoding='utf-8')}"]
 
 
 def _variables() -> dict[str, str]:
@@ -110,25 +171,7 @@ def _variables() -> dict[str, str]:
     return kept | {"ASSAY_TORCH": "cpu", "ASSAY_REQUIRE_HARDWARE": "0"}
 
 
-def _run_tiers(
-    plan: Plan, checkout: Checkout, only: frozenset[str], progress: Progress
-) -> list[SessionResult]:
-    """Each session once: this machine has one Python."""
-    results = []
-    for session in dict.fromkeys(job.session for job in plan.tiers):
-        if not only or session in only:
-            with progress.step(f"runs {session}"):
-                results.append(checkout.run_session(SessionCall(session=session), {}))
-    return results
-
-
-def _on_the_cpu(machine: MachineJob, only: frozenset[str]) -> MachineJob:
-    """The same job without its cards."""
-    calls = tuple(call for call in machine.calls if not only or call.session in only)
-    return machine.model_copy(update={"cards": 0, "calls": calls})
-
-
-def _summarise_tiers(results: list[SessionResult]) -> str:
+def _summarise_hosted(results: list[SessionResult]) -> str:
     lines = ["| session | result | time |", "|---|---|--:|"]
     for result in results:
         ended = f"FAILS: `{nox_command(result.call)}` repeats it" if result.code else "passes"

@@ -1,0 +1,146 @@
+"""Rehearsals in a small repository, with a nox in its place that does what files of it say."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay.errors import UsageError
+from assay.runs import open_progress
+from assay_runners.planning.events import Event
+from assay_runners.running.rehearsal import Rehearsal, Rehearsed, rehearse
+from packages.runners.tests.recorded import DOCUMENTS, dispatch, labeled, pull_request
+from packages.runners.tests.unit.running.test_machine_job import NOX, verdict
+
+ROOT = Path(__file__).resolve().parents[5]
+SESSIONS = ("check", "smoke", "expectations")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    root = tmp_path / "repository"
+    shutil.copytree(ROOT / "runners", root / "runners")
+    (root / ".gitignore").write_text("runs/\n*.jsonl\n")
+    (root / "README.md").write_text("read\n")
+    (root / "nox.py").write_text(NOX.replace("made-by-{name}", "made-by-{name}-clean"))
+    for session in SESSIONS:
+        (root / f"{session}.left").write_text(verdict("PASS"))
+    git(root, "init", "-q", "-b", "main")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "first")
+    return root
+
+
+def git(root: Path, *words: str) -> None:
+    who = ("-c", "user.name=x", "-c", "user.email=x@localhost")
+    subprocess.run(["git", "-C", str(root), *who, *words], check=True, capture_output=True)
+
+
+def patch_of(root: Path, **files: str) -> Path:
+    """A patch that writes these files; the repository stays as it is."""
+    for name, text in files.items():
+        (root / name).write_text(text)
+    git(root, "add", "--intent-to-add", ".")
+    done = subprocess.run(["git", "-C", str(root), "diff"], check=True, capture_output=True)
+    patch = root.parent / "change.diff"
+    patch.write_bytes(done.stdout)
+    git(root, "reset", "-q", "--hard")
+    return patch
+
+
+def rehearsed(
+    root: Path, event: Event, patch: Path | None = None, only: tuple[str, ...] = ()
+) -> Rehearsal:
+    folder = root.parent / "rehearsal"
+    folder.mkdir()
+    with open_progress() as progress:
+        asked = Rehearsed(event, patch, frozenset(only))
+        return rehearse(asked, root, folder, (sys.executable, "nox.py"), progress)
+
+
+def asked_of_nox(root: Path) -> list[str]:
+    file = root.parent / "rehearsal/clone/asked.jsonl"
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return [line.split('"-s", "')[1].split('"')[0] for line in lines]
+
+
+def test_a_label_runs_what_github_would_and_passes(repository: Path) -> None:
+    found = rehearsed(repository, labeled("smoke:nvidia"))
+    assert found.exit_code == 0
+    assert asked_of_nox(repository) == ["lint", "types", "unit", "check", "smoke", "expectations"]
+    assert "# smoke on assay-nvidia: passes" in found.summary
+    assert not (repository / "asked.jsonl").exists(), "the checkout itself is left alone"
+
+
+def test_a_change_that_breaks_a_model_is_red_with_its_module(repository: Path) -> None:
+    patch = patch_of(repository, **{"check.left": verdict("FAIL"), "check.code": "1"})
+    found = rehearsed(repository, labeled("smoke:nvidia"), patch)
+    assert found.exit_code == 1
+    assert "model.layers.1.mlp.down_proj" in found.summary
+    assert "nox -s check\n" in found.summary
+
+
+def test_a_change_of_documents_has_nothing_to_do(repository: Path) -> None:
+    patch = patch_of(repository, **{"README.md": "read this\n"})
+    found = rehearsed(repository, pull_request("opened"), patch)
+    assert found.exit_code == 0
+    assert found.summary.startswith("### Nothing to do: only documentation changed\n")
+    assert asked_of_nox(repository) == []
+
+
+def test_a_pull_request_runs_all_tiers_then_trains(repository: Path) -> None:
+    found = rehearsed(repository, pull_request("opened"))
+    assert found.exit_code == 0
+    tiers = ["lint", "types", "unit", "subsystem", "runners", "repo"]
+    assert asked_of_nox(repository) == [*tiers, "smoke", "expectations", "check"]
+
+
+def test_machines_do_not_start_after_a_session_that_failed(repository: Path) -> None:
+    patch = patch_of(repository, **{"unit.code": "1"})
+    found = rehearsed(repository, labeled("smoke:nvidia"), patch)
+    assert found.exit_code == 1
+    assert asked_of_nox(repository) == ["lint", "types", "unit"]
+    assert "`nox -s unit` repeats it" in found.summary
+    assert "The jobs on machines would not start" in found.summary
+
+
+def test_what_is_refused_is_no_success(repository: Path) -> None:
+    found = rehearsed(repository, labeled("smoke:nvidai"))
+    assert (found.exit_code, asked_of_nox(repository)) == (2, [])
+    assert "nearest is smoke:nvidia" in found.summary
+
+
+def test_a_session_that_is_not_chosen_is_refused_instead_of_left_out(repository: Path) -> None:
+    with pytest.raises(
+        UsageError, match="--only expectation: the event starts check, expectations"
+    ):
+        rehearsed(repository, labeled("smoke:nvidia"), only=("expectation",))
+
+
+def test_only_leaves_the_others_out(repository: Path) -> None:
+    rehearsed(repository, labeled("smoke:nvidia"), only=("check", "expectations"))
+    assert asked_of_nox(repository) == ["check", "expectations"]
+
+
+def test_a_recapture_that_captures_nothing_is_red(repository: Path) -> None:
+    event = dispatch("recapture.yml", models="micro:llama", vendors="cpu", reason="torch 2.13")
+    found = rehearsed(repository, event)
+    assert found.exit_code == 1
+    assert "it did nothing: no result was left" in found.summary
+
+
+def test_a_patch_that_does_not_fit_is_told(repository: Path) -> None:
+    patch = patch_of(repository, **{"README.md": "read this\n"})
+    (repository / "README.md").write_text("something else\n")
+    git(repository, "commit", "-qam", "second")
+    with pytest.raises(UsageError, match=r"git apply failed: .*README"):
+        rehearsed(repository, pull_request("opened"), patch)
+
+
+def test_documents_differ_from_the_change_that_a_recorded_event_names(repository: Path) -> None:
+    # Without a patch the event's own list of files counts.
+    found = rehearsed(repository, pull_request("opened", changed=DOCUMENTS))
+    assert asked_of_nox(repository) == []
+    assert found.exit_code == 0
