@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,15 @@ def test_a_machine_takes_jobs_if_its_cards_answer(
     assert (done.returncode, done.stderr) == (
         code, f"this machine takes no jobs: {told}\n" if told else "",
     )  # fmt: skip
+
+
+def test_a_program_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
+    # It ignores what asks it to end, as one that waits for its driver does.
+    program(tmp_path, "nvidia-smi", "#!/bin/sh\ntrap '' TERM INT\nsleep 50\n")
+    started = time.monotonic()
+    done = run(HEALTH, tmp_path, ASSAY_HEALTH_SECONDS="1")
+    assert (done.returncode, time.monotonic() - started < 20) == (75, True)
+    assert "nvidia-smi did not answer within 1 s" in done.stderr
 
 
 def test_a_missing_program_is_told(tmp_path: Path) -> None:
