@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from assay.errors import UsageError
 from assay_runners.fleet.entries import Fleet
 from assay_runners.planning.plan import MachineJob, SessionCall
 from assay_runners.running.health import find_sickness
@@ -104,11 +105,22 @@ def run_machine_job(job: MachineJob, fleet: Fleet, checkout: Checkout) -> JobRes
 
     A sick machine runs none: what it computes says nothing.
     """
-    runner = fleet.find(job.target)
-    health = runner.vendor.health if runner and job.cards else None
-    sick = find_sickness(health, job.cards, checkout.variables) if health else ""
+    sick = _find_sickness(job, fleet, checkout)
     if sick:
         return JobResult(job, sick_before=sick)
     sessions = tuple(checkout.run_session(call, job.variables) for call in job.calls)
-    sick = find_sickness(health, job.cards, checkout.variables) if health else ""
-    return JobResult(job, sessions=sessions, sick_after=sick)
+    return JobResult(job, sessions=sessions, sick_after=_find_sickness(job, fleet, checkout))
+
+
+def _find_sickness(job: MachineJob, fleet: Fleet, checkout: Checkout) -> str:
+    """Why the job's machine must not be used; one without cards cannot be sick.
+
+    Raises: UsageError if there is no such machine.
+    """
+    runner = fleet.find(job.target)
+    if runner is None:
+        raise UsageError(f"runners/runners.toml has no machine {job.target!r}")
+    if not job.cards or runner.vendor.health is None:
+        return ""
+    script = checkout.root.resolve() / "runners" / runner.vendor.name / "health.sh"
+    return find_sickness(script, job.cards, checkout.variables)

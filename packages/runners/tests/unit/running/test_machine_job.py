@@ -1,10 +1,12 @@
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from assay.errors import UsageError
 from assay_runners.fleet.entries import Fleet
 from assay_runners.fleet.reading import read_fleet
 from assay_runners.planning.plan import MachineJob, SessionCall
@@ -65,6 +67,7 @@ def fleet() -> Fleet:
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nox.py").write_text(NOX)
+    shutil.copytree(ROOT / "runners/nvidia", tmp_path / "runners/nvidia")
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "nvidia-smi").write_text(SMI)
@@ -178,3 +181,8 @@ def test_a_missing_program_of_the_vendor_is_told(fleet: Fleet, checkout: Checkou
     (checkout.root / "bin" / "nvidia-smi").unlink()
     result: JobResult = run_machine_job(job(), fleet, checkout)
     assert result.sick_before == "nvidia-smi cannot be run: No such file or directory"
+
+
+def test_a_machine_that_no_entry_has_is_told(fleet: Fleet, checkout: Checkout) -> None:
+    with pytest.raises(UsageError, match="has no machine 'tpu'"):
+        run_machine_job(job().model_copy(update={"target": "tpu"}), fleet, checkout)
