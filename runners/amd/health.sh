@@ -1,12 +1,19 @@
 #!/usr/bin/env bash
-# Rendered from runners/runners.toml by `assay runners render`; edit that.
-# Exits with 75 unless the cards of this machine answer. GitHub's runner calls it before and after each
-# job; it takes nothing but scripts of bash there.
+# Rendered by `assay runners render` from runners/runners.toml: edit that, not this file.
+#
+# Do the cards of this machine answer? Asked of the vendor's own program, before and after each job.
+#
+# ASSAY_CARDS           how many cards have to answer, default 1
+# ASSAY_HEALTH_SECONDS  how long the program may take, default 60
+#
+# Exit code: 0 they do; 75 the machine must not be used, and why on stderr.
 set -euo pipefail
+
 if ! command -v python3 >/dev/null; then
-  echo "this machine takes no jobs: it has no python3" >&2
-  exit 75
+    echo "assay: this machine must not be used: it has no python3" >&2
+    exit 75
 fi
+
 # -I: nothing is imported from the folder or the environment of a job.
 exec python3 -I - <<'PYTHON'
 import os
@@ -15,36 +22,46 @@ import signal
 import subprocess
 import sys
 
-COMMAND = ["rocm-smi", "--showid"]
-CARD = "^GPU\\[\\d+\\]\\s*: Device ID"
-SECONDS = float(os.environ.get("ASSAY_HEALTH_SECONDS", "60"))
-SICK = 75
+COMMAND = ['rocm-smi', '--showid']
+# What the program prints once for each card.
+CARD = '^GPU\\[\\d+\\]\\s*: Device ID'
 
 
-def find_sickness(cards):
-    """Why no job may run here; "" where one may."""
+def find_sickness():
+    """Why the machine must not be used; "" where it may, with the number of its cards on stdout."""
+    cards = int(os.environ.get("ASSAY_CARDS", "1"))
+    seconds = float(os.environ.get("ASSAY_HEALTH_SECONDS", "60"))
     try:
         process = subprocess.Popen(
-            COMMAND, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, errors="replace", start_new_session=True,
+            COMMAND,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
     except OSError as error:
         return f"{COMMAND[0]} cannot be run: {error.strerror}"
     try:
-        output, errors = process.communicate(timeout=SECONDS)
+        output, errors = (text.decode(errors="replace") for text in process.communicate(timeout=seconds))
     except subprocess.TimeoutExpired:
-        # It is not waited for: what hangs in a driver does not end when it is killed.
+        # It is not waited for: a process that hangs in its driver does not end when it is killed.
         os.killpg(process.pid, signal.SIGKILL)
-        return f"{COMMAND[0]} did not answer within {SECONDS:g} s"
+        return f"{COMMAND[0]} did not answer within {seconds:g} s"
     if process.returncode:
         last = (errors.strip() or output.strip()).splitlines()[-1:]
         return f"{COMMAND[0]} exits with {process.returncode}: {''.join(last)}"
     found = len(re.findall(CARD, output, re.MULTILINE))
-    return "" if found >= cards else f"{COMMAND[0]} lists {found} cards; {cards} were promised"
+    if found < cards:
+        return f"{COMMAND[0]} lists {found} cards; {cards} were promised"
+    print(f"assay: {COMMAND[0]} lists {found} cards", flush=True)
+    return ""
 
 
-sickness = find_sickness(int(os.environ.get("ASSAY_CARDS", "1")))
+try:
+    sickness = find_sickness()
+except ValueError as error:
+    sickness = f"ASSAY_CARDS or ASSAY_HEALTH_SECONDS is no number: {error}"
 if sickness:
-    print(f"this machine takes no jobs: {sickness}", file=sys.stderr, flush=True)
-    os._exit(SICK)
+    print(f"assay: this machine must not be used: {sickness}", file=sys.stderr, flush=True)
+    os._exit(75)
 PYTHON

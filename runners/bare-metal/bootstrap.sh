@@ -1,34 +1,81 @@
 #!/usr/bin/env bash
-# Rendered from runners/runners.toml by `assay runners render`; edit that.
-# Makes this machine a runner: a user, the runner, a unit. It downloads nothing.
+# Rendered by `assay runners render` from runners/runners.toml: edit that, not this file.
+#
+# Makes this machine a runner: its user, the runner of GitHub, and the unit that asks for jobs.
+#
+#   sudo runners/bare-metal/bootstrap.sh runners/VENDOR/runner.env RUNNER.tar.gz SHA256
+#
+# RUNNER.tar.gz is a file or an https address; what does not have this SHA-256 is not unpacked.
+# DESTDIR is where all of it goes, for the making of an image; then nothing is started.
 set -euo pipefail
 
-if [ "$#" -lt 3 ]; then
-  echo "usage: $0 RUNNER.env ACTIONS_RUNNER.tar.gz SHA256 [HEALTH.sh]" >&2
-  exit 2
-fi
-settings=$1 archive=$2 checksum=$3 health=${4:-}
-here=$(cd "$(dirname "$0")" && pwd)
-name=$(basename "$(dirname "$(realpath "$settings")")")
-cards=$(sed -n 's/^ASSAY_CARDS=//p' "$settings")
-[ "$cards" -le 1 ] || name="$name-$cards"
+user=assay-runner
+root=${DESTDIR:-}
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-echo "$checksum  $archive" | sha256sum --check --status || {
-  echo "$archive is not the file with the checksum $checksum" >&2
-  exit 2
+fail() {
+    echo "assay: $1" >&2
+    exit 2
 }
-[ -s /etc/assay/token ] || {
-  echo "/etc/assay/token is missing: a token that may register runners, readable by root alone" >&2
-  exit 2
-}
-id assay-runner >/dev/null 2>&1 || useradd --system --create-home --home-dir /opt/actions-runner assay-runner
-tar --extract --gzip --file "$archive" --directory /opt/actions-runner
-mkdir -p /opt/actions-runner/_work
-chown --recursive assay-runner: /opt/actions-runner
-install -D --mode 755 "$here/register.sh" /opt/assay/register.sh
-[ -z "$health" ] || install -D --mode 755 "$health" /opt/assay/health.sh
-install -D --mode 644 "$settings" "/etc/assay/$name.env"
-install -D --mode 644 "$here/assay-runner@.service" /etc/systemd/system/assay-runner@.service
-chmod 600 /etc/assay/token
-systemctl daemon-reload
-echo "Set ASSAY_GROUP_ID in /etc/assay/$name.env, then: systemctl enable --now assay-runner@$name"
+
+(($# == 3)) || fail "usage: sudo $0 runners/VENDOR/runner.env RUNNER.tar.gz SHA256"
+settings=$1 archive=$2 checksum=$3
+[[ $checksum =~ ^[0-9a-f]{64}$ ]] || fail "the third argument is no SHA-256: 64 digits, a to f in lower case"
+[ -f "$settings" ] || fail "$settings is no file"
+target=$(sed -n 's/^ASSAY_TARGET=//p' "$settings")
+[[ $target =~ ^[a-z0-9-]+$ ]] || fail "$settings names no ASSAY_TARGET"
+[ -n "$root" ] || (($(id -u) == 0)) || fail "only root can do this: sudo $0 ..."
+[ -f "$root/etc/assay-runner/token" ] || fail "put the token into /etc/assay-runner/token first; README.md says how"
+
+fetched=$(mktemp -d)
+trap 'rm -rf "$fetched"' EXIT
+if [[ $archive == https://* ]]; then
+    curl --fail --silent --show-error --location --proto =https --output "$fetched/runner.tar.gz" "$archive"
+    archive=$fetched/runner.tar.gz
+fi
+[ -f "$archive" ] || fail "$archive is no file"
+if command -v sha256sum >/dev/null; then
+    actual=$(sha256sum <"$archive")
+else
+    actual=$(shasum -a 256 <"$archive")
+fi
+[ "${actual%% *}" = "$checksum" ] || fail "$archive has the SHA-256 ${actual%% *}, not $checksum"
+
+if [ "$(uname -s)" = Darwin ]; then
+    id "$user" >/dev/null 2>&1 || fail "make a user $user without administrator's rights first"
+elif ! id "$user" >/dev/null 2>&1; then
+    useradd --system --user-group --home-dir /var/lib/assay-runner --shell /usr/sbin/nologin "$user"
+fi
+read -ra patterns <<<"$(sed -n "s/^ASSAY_DEVICE_NODES=//p" "$settings" | tr -d "'")"
+for pattern in ${patterns[@]+"${patterns[@]}"}; do
+    while read -r node; do
+        group=$(stat -c %G "$node")
+        [[ $group == root || $group == UNKNOWN ]] || usermod --append --groups "$group" "$user"
+    done < <([ "$(uname -s)" = Darwin ] || compgen -G "$root/$pattern" || true)
+done
+
+opt=$root/opt/assay-runner etc=$root/etc/assay-runner
+rm -rf "$opt/runner"
+mkdir -p "$opt/runner"
+tar -xzf "$archive" --no-same-owner -C "$opt/runner"
+install -m 755 "$here/register.sh" "$opt/register.sh"
+if [ -f "$(dirname "$settings")/health.sh" ]; then
+    install -m 755 "$(dirname "$settings")/health.sh" "$opt/health.sh"
+fi
+chmod 600 "$etc/token"
+install -m 644 "$settings" "$etc/$target.env"
+
+if [ "$(uname -s)" = Darwin ]; then
+    daemon=/Library/LaunchDaemons/org.assay.runner.$target.plist
+    mkdir -p "$root/Library/LaunchDaemons" "$root/var/assay-runner/$target"
+    sed "s/@TARGET@/$target/g" "$here/assay-runner.plist" >"$root$daemon"
+    [ -n "$root" ] || launchctl bootstrap system "$daemon"
+else
+    mkdir -p "$root/etc/systemd/system"
+    install -m 644 "$here/assay-runner@.service" "$root/etc/systemd/system/assay-runner@.service"
+    if [ -z "$root" ]; then
+        systemctl daemon-reload
+        systemctl enable --now "assay-runner@$target.service"
+    fi
+fi
+echo "assay-runner@$target is installed; GitHub lists it as soon as it has registered"

@@ -1,24 +1,104 @@
 #!/usr/bin/env bash
-# Rendered from runners/runners.toml by `assay runners render`; edit that.
-# Takes one job: asks GitHub for a configuration that is good for one, runs it, ends.
+# Rendered by `assay runners render` from runners/runners.toml: edit that, not this file.
+#
+# One job: look at the machine's health, register for a single job, run it, look again. Started as
+# root by systemd or launchd, and again after each job. Root alone reads the token; what a job can
+# reach runs as ASSAY_USER, in folders that are made anew.
+#
+# ASSAY_*                from the environment file
+# STATE_DIRECTORY        where the folders of a job lie
+# CREDENTIALS_DIRECTORY  has the file `token`, which may write the organisation's self-hosted runners
+# ASSAY_POLL_SECONDS     how often the job is looked at, default 10
+#
+# Exit code: 0 after a job; 75 the machine must not be used; 1 anything else, such as GitHub's
+# silence.
 set -euo pipefail
 
-health=${ASSAY_HEALTH:-/opt/assay/health.sh}
-[ ! -x "$health" ] || "$health"
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+work=${STATE_DIRECTORY:?}
+api=https://api.github.com/orgs/${ASSAY_ORGANISATION:?}/actions
 
-if [ -z "${ASSAY_GROUP_ID:-}" ]; then
-  echo "ASSAY_GROUP_ID is empty: the number of the runner group" >&2
-  exit 78
+fail() { # EXIT_CODE MESSAGE
+    echo "assay: $2" >&2
+    exit "$1"
+}
+
+as_runner() { # COMMAND...
+    local clean=(env -u CREDENTIALS_DIRECTORY HOME="$work/home" "$@")
+    if command -v setpriv >/dev/null; then
+        exec setpriv --reuid "$ASSAY_USER" --regid "$ASSAY_USER" --init-groups --no-new-privs "${clean[@]}"
+    fi
+    exec sudo --preserve-env --user "$ASSAY_USER" "${clean[@]}"
+}
+
+check_health() {
+    if ((ASSAY_CARDS > 0)); then
+        (as_runner "$here/health.sh") || exit 75
+    fi
+}
+
+# The token goes through a file descriptor: arguments and environments are for others to see.
+call_github() { # ARGUMENTS...
+    curl --config <(printf 'header = "Authorization: Bearer %s"\n' "$(<"$CREDENTIALS_DIRECTORY/token")") \
+        --fail --silent --show-error --max-time 60 --retry 5 --retry-delay 10 \
+        --header "Accept: application/vnd.github+json" --header "X-GitHub-Api-Version: 2022-11-28" "$@"
+}
+
+find_group() {
+    call_github "$api/runner-groups?per_page=100" | python3 -I -c '
+import json, sys
+groups = json.load(sys.stdin)["runner_groups"]
+print(next((group["id"] for group in groups if group["name"] == sys.argv[1]), ""))
+' "$ASSAY_RUNNER_GROUP"
+}
+
+generate_jitconfig() { # GROUP_ID
+    local name body
+    name=$(uname -n | cut -d. -f1 | cut -c1-20)-$ASSAY_TARGET-$(od -An -N4 -tx1 /dev/urandom | tr -d ' \n')
+    body=$(python3 -I -c '
+import json, sys
+name, group, label = sys.argv[1:]
+print(json.dumps({"name": name, "runner_group_id": int(group), "labels": [label], "work_folder": "_work"}))
+' "$name" "$1" "$ASSAY_LABEL")
+    call_github --request POST --data "$body" "$api/runners/generate-jitconfig" |
+        python3 -I -c 'import json, sys; print(json.load(sys.stdin)["encoded_jit_config"])'
+}
+
+run_job() { # sets `code`
+    local runner started=""
+    # A single-use secret: an argument would show it to every user of the machine.
+    ACTIONS_RUNNER_INPUT_JITCONFIG=$1 as_runner "$work/runner/run.sh" &
+    runner=$!
+    while kill -0 "$runner" 2>/dev/null; do
+        sleep "${ASSAY_POLL_SECONDS:-10}"
+        # The runner's own log of a job. Waiting for one takes as long as it takes.
+        if [ -z "$started" ] && compgen -G "$work/runner/_diag/Worker_*" >/dev/null; then
+            started=$SECONDS
+        fi
+        if [ -n "$started" ] && ((SECONDS - started > ASSAY_JOB_MINUTES * 60)); then
+            kill -KILL "$runner"
+            fail 75 "this machine must not be used: its job did not end within $ASSAY_JOB_MINUTES minutes"
+        fi
+    done
+    code=0
+    wait "$runner" || code=$?
+}
+
+rm -rf "${work:?}/runner" "${work:?}/home"
+mkdir -p "$work/home"
+cp -R "$here/runner" "$work/runner"
+chown -R "$ASSAY_USER" "$work/runner" "$work/home"
+if ((ASSAY_CARDS > 0)); then
+    export ACTIONS_RUNNER_HOOK_JOB_STARTED=$here/health.sh
+    export ACTIONS_RUNNER_HOOK_JOB_COMPLETED=$here/health.sh
 fi
-name="$ASSAY_LABEL-$(hostname)-$(date +%s)"
-body=$(printf '{"name": "%s", "runner_group_id": %d, "labels": ["%s"], "work_folder": "_work"}' \
-  "$name" "$ASSAY_GROUP_ID" "$ASSAY_LABEL")
-# The token reaches curl through a file descriptor: arguments are seen by every process.
-answer=$(curl --fail --silent --show-error --max-time 60 --retry 3 \
-  --header @<(printf 'Authorization: Bearer %s\n' "$(cat "$CREDENTIALS_DIRECTORY/token")") \
-  --header "Accept: application/vnd.github+json" --data "$body" \
-  "${ASSAY_API:-https://api.github.com}/orgs/$ASSAY_ORGANIZATION/actions/runners/generate-jitconfig")
-configuration=$(python3 -c 'import json, sys; print(json.load(sys.stdin)["encoded_jit_config"])' <<<"$answer")
+# run.sh says by its exit code that it is too old, and hands signals on to the job.
+export ACTIONS_RUNNER_RETURN_VERSION_DEPRECATED_EXIT_CODE=1 RUNNER_MANUALLY_TRAP_SIG=1
 
-"${ASSAY_RUN:-/opt/actions-runner/run.sh}" --jitconfig "$configuration"
-[ ! -x "$health" ] || "$health"
+check_health
+group=$(find_group) || fail 1 "GitHub does not list the runner groups of $ASSAY_ORGANISATION"
+[ -n "$group" ] || fail 1 "$ASSAY_ORGANISATION has no runner group $ASSAY_RUNNER_GROUP"
+jitconfig=$(generate_jitconfig "$group") || fail 1 "GitHub gives no configuration for $ASSAY_LABEL"
+run_job "$jitconfig"
+check_health
+((code == 0)) || fail 1 "the runner ended with exit code $code (7: GitHub wants a newer one)"

@@ -1,123 +1,92 @@
-"""The rendered files: written, and compared with what is committed."""
+"""Every file that is rendered, and from what: an entry, one of its runners, or nothing of either."""
 
 import json
-import shlex
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from assay_runners.fleet.entries import Fleet, Runner, Vendor
+from assay_runners.fleet.entries import Fleet, GitHub, Runner, Vendor
+from assay_runners.rendering.templates import fill
+from assay_runners.running.machine_job import SICK
 
 FOLDER = PurePosixPath("runners")
-# In one of the first lines of every rendered file: what lacks it is nobody's to delete.
-MARK = "Rendered from runners/runners.toml by `assay runners render`"
-# Of github.com/actions/runner; the first that knows `uses: $/` is 2.336.0.
-RUNNER_VERSION = "2.336.0"
-# What a pod may take beyond its job: pulling an image, and ending.
-_SPARE_MINUTES = 30
-# Files of every vendor, of every vendor with an image, and of all vendors together.
-_OF_VENDORS = ("README.md", "health.sh")
-_OF_IMAGES = ("Containerfile",)
-_OF_ALL = ("bootstrap.sh", "register.sh", "assay-runner@.service", "assay-runner.plist")
+# The newest release of the runner that public repositories pin, three of them with this digest.
+# Workflows that name their own actions by `$/` need 2.336 or newer, and GitHub stops sending jobs to
+# a runner some 30 days after the next release: https://github.com/actions/runner/releases
+_RUNNER_VERSION = "2.338.0"
+_RUNNER_DIGEST = "sha256:4ffadc0002b2581327e06101fc8c06cd189232baf79fe561fac9caeb76f5e807"
+# https://github.com/actions/actions-runner-controller, charts/gha-runner-scale-set/Chart.yaml
+_CHART_VERSION = "0.14.2"
+# Beside a job's own limit: a pod's time begins before its image of 10 GB and more is there, and ends
+# after the second look at its health.
+_MINUTES_BESIDE_JOB = 30
+# A list of cards takes seconds; some drivers need half a minute after the machine has started.
+_HEALTH_SECONDS = 60
+# The user of GitHub's own image of the runner: images/Dockerfile of github.com/actions/runner.
+_USER_ID = 1001
+
+_FOR_ALL = ("assay-runner.plist", "assay-runner@.service", "bootstrap.sh", "register.sh")
+_UNVERIFIED = {
+    "resources": "the names of the resources",
+    "scheduler": "the name of the scheduler",
+    "shown": "how the operating system shows the cards",
+    "torch": "which module makes torch know the cards",
+    "image": "the image that the container is made from, and that its Python has the torch",
+    "health": "the program that lists the cards, and what it prints for each",
+    "variables": "the variables of the environment",
+    "model_cache": "the folder of the models",
+}
 
 
 def render_fleet(fleet: Fleet) -> dict[PurePosixPath, str]:
-    """Every file by its path below the root; the same bytes for the same entries."""
-    jinja = _jinja(fleet)
-    rendered = {FOLDER / "README.md": jinja.get_template("shared/README.md.j2").render()}
-    for name in _OF_ALL:
-        rendered[FOLDER / "bare-metal" / name] = jinja.get_template(f"shared/{name}.j2").render()
-    for vendor in fleet.vendors:
-        runners = [Runner(vendor=vendor, kind=kind) for kind in vendor.runners]
-        for path, template, runner in _files_of(vendor, runners):
-            text = jinja.get_template(f"vendor/{template}.j2").render(
-                vendor=vendor, runner=runner, runners=runners
-            )
-            rendered[FOLDER / vendor.name / path] = text
-    return rendered
+    """The text of every rendered file, by its path below the repository's root.
 
-
-def write_rendered(root: Path, fleet: Fleet) -> list[PurePosixPath]:
-    """Write what is not there yet or differs, and delete what is of no entry any more.
-
-    Returns: the paths that changed.
+    The same fleet gives the same bytes.
     """
-    rendered = render_fleet(fleet)
-    changed = []
-    for path, text in rendered.items():
-        if _read(root / path) != text:
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).write_text(text, encoding="utf-8")
-            changed.append(path)
-        if path.suffix == ".sh":
-            (root / path).chmod(0o755)
-    for path in _left_over(root, rendered):
-        (root / path).unlink()
-        changed.append(path)
-    return changed
+    overview = fill("overview.md", vendors=fleet.vendors, runners=list(fleet.runners()))
+    files = {FOLDER / "README.md": overview}
+    for name in _FOR_ALL:
+        files[FOLDER / "bare-metal" / name] = fill(f"bare-metal/{name}", sick=SICK)
+    for vendor in fleet.vendors:
+        for name, text in _files_of(vendor, fleet.github):
+            files[FOLDER / vendor.name / name] = text
+    return files
 
 
-def find_outdated(root: Path, fleet: Fleet) -> dict[PurePosixPath, str]:
-    """What is wrong with a committed file, by its path: it is missing, differs, or is of no entry."""
-    rendered = render_fleet(fleet)
-    committed = {path: _read(root / path) for path in rendered}
-    found = {
-        path: "it is not there" if committed[path] is None else "it is not what its entry gives"
-        for path, text in rendered.items()
-        if committed[path] != text
+def values_schema() -> dict[str, Any]:
+    """Our JSON Schema of the values that we give to the chart, which ships none of its own.
+
+    It knows fewer forms than the chart takes: a token in place of a secret's name is an error.
+    """
+    text = Path(__file__).with_name("values.schema.json").read_text(encoding="utf-8")
+    schema: dict[str, Any] = json.loads(text)
+    return schema
+
+
+def _files_of(vendor: Vendor, github: GitHub) -> Iterator[tuple[str, str]]:
+    of_vendor = {
+        "vendor": vendor,
+        "github": github,
+        "organisation": github.repository.split("/")[0],
+        "runners": [Runner(vendor=vendor, kind=kind) for kind in vendor.runners],
+        "runner_version": _RUNNER_VERSION,
+        "runner_image": f"ghcr.io/actions/actions-runner:{_RUNNER_VERSION}@{_RUNNER_DIGEST}",
+        "chart_version": _CHART_VERSION,
+        "user_id": _USER_ID,
+        "sick": SICK,
+        "health_seconds": _HEALTH_SECONDS,
+        "minutes_beside_job": _MINUTES_BESIDE_JOB,
+        "unverified": [(field, _UNVERIFIED.get(field, field)) for field in vendor.unverified],
     }
-    return found | dict.fromkeys(_left_over(root, rendered), "it is of no entry any more")
-
-
-def _files_of(vendor: Vendor, runners: list[Runner]) -> Iterator[tuple[str, str, Runner]]:
-    """Path in the vendor's folder, template, and the number of cards that it is for."""
-    for name in _OF_VENDORS:
-        if name != "health.sh" or vendor.health:
-            yield name, name, runners[0]
+    yield "README.md", fill("README.md", **of_vendor)
+    if vendor.health:
+        yield "health.sh", fill("health.sh", **of_vendor)
     if vendor.image:
-        for name in _OF_IMAGES:
-            yield name, name, runners[0]
-    for runner in runners:
-        cards = "" if runner.kind.cards <= 1 else f"-{runner.kind.cards}"
-        yield f"runner{cards}.env", "runner.env", runner
+        yield "Containerfile", fill("Containerfile", **of_vendor)
+    for kind in vendor.runners:
+        runner = Runner(vendor=vendor, kind=kind)
+        cards = runner.target.removeprefix(vendor.name)  # "", "-4"
+        yield f"runner{cards}.env", fill("runner.env", runner=runner, **of_vendor)
         if vendor.image:
-            yield f"values{cards}.yaml", "values.yaml", runner
-            yield f"pod{cards}.yaml", "pod.yaml", runner
-
-
-def _jinja(fleet: Fleet) -> Environment:
-    jinja = Environment(
-        loader=PackageLoader("assay_runners.rendering"),
-        autoescape=False,  # noqa: S701 - no HTML: YAML by JSON, shell by its own quotes
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    jinja.filters |= {"json": json.dumps, "shell": shlex.quote, "repr": repr, "list_of": list}
-    jinja.globals |= {
-        "mark": MARK,
-        "fleet": fleet,
-        "github": fleet.github,
-        "owner": fleet.github.repository.split("/")[0],
-        "runner_version": RUNNER_VERSION,
-        "spare_minutes": _SPARE_MINUTES,
-    }
-    return jinja
-
-
-def _left_over(root: Path, rendered: dict[PurePosixPath, str]) -> list[PurePosixPath]:
-    found = []
-    for file in sorted((root / FOLDER).rglob("*")):
-        path = PurePosixPath(file.relative_to(root).as_posix())
-        if file.is_file() and path not in rendered and MARK in (_read(file) or "")[:300]:
-            found.append(path)
-    return found
-
-
-def _read(file: Path) -> str | None:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (FileNotFoundError, UnicodeDecodeError):
-        return None
+            yield f"values{cards}.yaml", fill("values.yaml", runner=runner, **of_vendor)
+            yield f"pod{cards}.yaml", fill("pod.yaml", runner=runner, **of_vendor)

@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-_TOLD = "this machine takes no jobs: "
+_TOLD = "assay: this machine must not be used: "
 # The script ends by itself, even where the vendor's program hangs.
 _SECONDS = 120
 

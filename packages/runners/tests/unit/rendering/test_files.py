@@ -1,195 +1,201 @@
+import os
+import plistlib
 import shutil
-from pathlib import Path, PurePosixPath
-from typing import Any
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
 
-import kubernetes_validate
-import pytest
-from jsonschema import Draft202012Validator, ValidationError
-from ruamel.yaml import YAML
-
-from assay_runners.fleet.reading import GITHUB_FILE, RUNNERS_FILE, read_fleet
-from assay_runners.planning.rules import make_plan
-from assay_runners.rendering import find_outdated, render_fleet, write_rendered
-from packages.runners.tests.recorded import labeled
+from assay_runners.fleet.entries import Fleet
+from assay_runners.fleet.reading import read_fleet
+from assay_runners.rendering import find_outdated, render_fleet
+from assay_runners.rendering.writing import HEADER
 
 ROOT = Path(__file__).resolve().parents[5]
-SCHEMA = ROOT / "packages/runners/src/assay_runners/rendering/values.schema.json"
-
-ACME = """
-[acme]
-title = "Acme Rocket"
-resources = ["acme.com/rocket"]
-scheduler = "acme-scheduler"
-shown.by = ["dev/rocket[0-9]*"]
-torch.from_registry = false
-image.base = "acme/pytorch:2.1"
-health = { command = ["acme-smi", "it's"], card_pattern = "^card" }
-variables = { ACME_MODE = "two words" }
-model_cache = "/models"
-runners = [
-  { cards = 1, sessions = ["smoke"], timeout_minutes = 60, budget_minutes = 30, max_runners = 3 },
-  { cards = 8, sessions = ["smoke"], timeout_minutes = 60, budget_minutes = 30, max_runners = 1 },
-]
-unverified = ["health"]
-"""
 
 
-def parse(text: str) -> dict[str, Any]:
-    parsed: dict[str, Any] = YAML(typ="safe").load(text)
-    return parsed
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """The entries as they are, and one more, with what is committed."""
-    shutil.copytree(ROOT / "runners", tmp_path / "runners")
-    with (tmp_path / RUNNERS_FILE).open("a", encoding="utf-8") as file:
-        file.write(ACME)
-    return tmp_path
-
-
-@pytest.fixture
-def rendered(root: Path) -> dict[PurePosixPath, str]:
-    return render_fleet(read_fleet(root))
-
-
-def of(rendered: dict[PurePosixPath, str], name: str) -> str:
-    return rendered[PurePosixPath("runners/acme") / name]
-
-
-def test_what_is_committed_is_up_to_date() -> None:
+def test_the_committed_files_are_those_of_the_entries() -> None:
     assert find_outdated(ROOT, read_fleet(ROOT)) == {}
-    assert len(render_fleet(read_fleet(ROOT))) > 60
 
 
-def test_rendering_twice_gives_the_same_bytes(root: Path) -> None:
-    assert render_fleet(read_fleet(root)) == render_fleet(read_fleet(root))
-
-
-def test_one_entry_adds_a_vendor_to_plan_files_and_documents(
-    root: Path, rendered: dict[PurePosixPath, str]
-) -> None:
-    (machine,) = make_plan(labeled("smoke:acme-8"), read_fleet(root)).machines
-    assert (machine.target, machine.cards, machine.variables) == (
-        "acme-8",
-        8,
-        {"ACME_MODE": "two words"},
-    )
-    assert {path.name for path in rendered if path.parent.name == "acme"} == {
-        "README.md", "Containerfile", "health.sh", "runner.env", "runner-8.env", "values.yaml",
-        "values-8.yaml", "pod.yaml", "pod-8.yaml",
-    }  # fmt: skip
-    row = "| [Acme Rocket](acme/README.md) | `smoke:acme`, `smoke:acme-8` | 1, 8 | health |"
-    assert row in rendered[PurePosixPath("runners/README.md")].splitlines()
-
-
-def test_a_scale_set_asks_for_its_cards_and_is_known_by_its_label(
-    rendered: dict[PurePosixPath, str],
-) -> None:
-    values = parse(of(rendered, "values-8.yaml"))
-    assert values["scaleSetLabels"] == [values["runnerScaleSetName"]] == ["assay-acme-8"]
-    assert (values["runnerGroup"], values["maxRunners"]) == ("assay-accelerators", 1)
-    spec = values["template"]["spec"]
-    (runner,) = spec["containers"]
-    assert runner["resources"] == {"limits": {"acme.com/rocket": 8}}
-    assert runner["env"] == [{"name": "ASSAY_CARDS", "value": "8"}]
-    assert spec["schedulerName"] == "acme-scheduler"
-    assert spec["activeDeadlineSeconds"] == 90 * 60
-
-
-def test_a_pod_has_no_right_that_a_job_does_not_need(rendered: dict[PurePosixPath, str]) -> None:
-    spec = parse(of(rendered, "pod.yaml"))["spec"]
-    (runner,) = spec["containers"]
-    assert spec["automountServiceAccountToken"] is False
-    assert spec["securityContext"]["runAsNonRoot"] is True
-    assert runner["securityContext"] == {
-        "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
-    }  # fmt: skip
-    mounts = {one["name"]: one.get("readOnly", False) for one in runner["volumeMounts"]}
-    assert mounts == {"work": False, "shared-memory": False, "models": True}
-
-
-def test_a_container_takes_the_vendors_torch_and_looks_at_its_cards(
-    rendered: dict[PurePosixPath, str],
-) -> None:
-    lines = of(rendered, "Containerfile").splitlines()
-    for line in (
-        "ARG BASE_IMAGE=acme/pytorch:2.1",
-        "ENV ASSAY_TORCH=system",
-        "ENV ACME_MODE='two words'",
-        "ENV ACTIONS_RUNNER_HOOK_JOB_STARTED=/opt/assay/health.sh",
-        "USER 1001:1001",
-    ):
-        assert line in lines
-
-
-def test_all_pods_and_values_are_valid(rendered: dict[PurePosixPath, str]) -> None:
-    validator = Draft202012Validator(parse(SCHEMA.read_text(encoding="utf-8")))
-    pods = [text for path, text in rendered.items() if path.name.startswith("pod")]
-    values = [text for path, text in rendered.items() if path.name.startswith("values")]
-    assert len(pods) == len(values) >= 15
-    for text in pods:
-        kubernetes_validate.validate(parse(text), "1.30", strict=True)
-    for text in values:
-        validator.validate(parse(text))
-        pod = {"apiVersion": "v1", "kind": "Pod", **parse(text)["template"]}
-        kubernetes_validate.validate(pod, "1.30", strict=True)
-
-
-def test_a_field_that_pods_lack_is_refused(rendered: dict[PurePosixPath, str]) -> None:
-    pod = parse(of(rendered, "pod.yaml").replace("restartPolicy", "restartPolicies"))
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(pod, "1.30", strict=True)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("minRunners", "minimumRunners"),
-        ("runnerScaleSetName: assay-acme", f"runnerScaleSetName: {'a' * 46}"),
-        ("  - assay-acme\n", '  - ""\n'),
-        ("  - assay-acme\n", f"  - {'a' * 256}\n"),
-        ("githubConfigSecret: assay-runner-app", "githubConfigSecret: {github_token: x}"),
-        ("template:", "containerMode: {type: kubernetes}\ntemplate:"),
-        ("template:", "containerMode: {type: docker}\ntemplate:"),
-        ("- name: runner", "- name: main"),
-        ("maxRunners: 3", "maxRunners: 0"),
-    ],
-)
-def test_values_that_the_chart_would_not_take_are_refused(
-    rendered: dict[PurePosixPath, str], old: str, new: str
-) -> None:
-    text = of(rendered, "values.yaml")
-    assert old in text
-    validator = Draft202012Validator(parse(SCHEMA.read_text(encoding="utf-8")))
-    with pytest.raises(ValidationError):
-        validator.validate(parse(text.replace(old, new, 1)))
-
-
-def test_what_differs_is_missing_or_left_over_is_named_and_then_written(root: Path) -> None:
-    fleet = read_fleet(root)
-    assert set(find_outdated(root, fleet).values()) == {
-        "it is not there",
-        "it is not what its entry gives",
+def test_rendering_twice_gives_the_same_bytes(fleet: Fleet, root: Path) -> None:
+    first, second = render_fleet(fleet), render_fleet(read_fleet(root))
+    assert {path: text.encode() for path, text in first.items()} == {
+        path: text.encode() for path, text in second.items()
     }
-    write_rendered(root, fleet)
-    assert find_outdated(root, fleet) == {}
-    (root / "runners/acme/pod.yaml").write_text("edited")
-    (root / "runners/acme/notes.txt").write_text("somebody's own")
-    shutil.copy(root / "runners/acme/pod-8.yaml", root / "runners/acme/pod-4.yaml")
-    assert find_outdated(root, fleet) == {
-        PurePosixPath("runners/acme/pod.yaml"): "it is not what its entry gives",
-        PurePosixPath("runners/acme/pod-4.yaml"): "it is of no entry any more",
-    }
-    changed = write_rendered(root, fleet)
-    assert {path.name for path in changed} == {"pod.yaml", "pod-4.yaml"}
-    assert (root / "runners/acme/notes.txt").read_text() == "somebody's own"
-    assert write_rendered(root, fleet) == []
+    assert list(first) == list(second)
 
 
-def test_the_files_are_those_of_the_entries_alone(root: Path) -> None:
-    (root / GITHUB_FILE).write_text(
-        (ROOT / GITHUB_FILE).read_text().replace("assay-project/", "other/")
+def test_each_machine_gets_what_can_be_made_of_its_entry(rendered: Mapping[str, str]) -> None:
+    assert sorted(rendered) == [
+        "README.md",
+        "acme/Containerfile",
+        "acme/README.md",
+        "acme/health.sh",
+        "acme/pod-8.yaml",
+        "acme/pod.yaml",
+        "acme/runner-8.env",
+        "acme/runner.env",
+        "acme/values-8.yaml",
+        "acme/values.yaml",
+        "bare-metal/assay-runner.plist",
+        "bare-metal/assay-runner@.service",
+        "bare-metal/bootstrap.sh",
+        "bare-metal/register.sh",
+        "plain/Containerfile",
+        "plain/README.md",
+        "plain/pod.yaml",
+        "plain/runner.env",
+        "plain/values.yaml",
+        "slab/README.md",
+        "slab/health.sh",
+        "slab/runner.env",
+    ]
+
+
+def test_every_file_says_at_its_head_what_it_is_rendered_from(rendered: Mapping[str, str]) -> None:
+    without = [name for name, text in rendered.items() if HEADER not in text[:250]]
+    assert without == []
+    assert all(text.endswith("\n") and not text.endswith("\n\n") for text in rendered.values())
+
+
+def test_the_container_has_the_vendors_image_the_runner_and_both_looks_at_health(
+    rendered: Mapping[str, str],
+) -> None:
+    lines = rendered["acme/Containerfile"].splitlines()
+    assert 'ARG BASE_IMAGE="acme.example/pytorch:2.1"' in lines
+    assert lines.index("FROM ${RUNNER_IMAGE} AS runner") < lines.index("FROM ${BASE_IMAGE}")
+    assert "COPY --from=runner --chown=1001:1001 /home/runner /home/runner" in lines
+    assert "ENV ASSAY_TORCH=system" in lines
+    assert 'ENV HF_HUB_CACHE="/srv/models"' in lines
+    assert "ENV HF_HUB_OFFLINE=1" in lines
+    assert "ENV ACTIONS_RUNNER_HOOK_JOB_STARTED=/opt/assay/health.sh" in lines
+    assert "ENV ACTIONS_RUNNER_HOOK_JOB_COMPLETED=/opt/assay/health.sh" in lines
+    # What comes after the last USER is not root's.
+    assert [line for line in lines if line.startswith("USER")] == ["USER root", "USER 1001"]
+    assert lines[-1] == 'CMD ["/home/runner/run.sh"]'
+
+
+def test_a_value_with_quotes_and_dollars_reaches_the_container_as_it_is(
+    rendered: Mapping[str, str],
+) -> None:
+    assert (
+        r'ENV ROCKET_FUEL="don'
+        r"'"
+        r't use \$HOME or \"/\""' in rendered["acme/Containerfile"].splitlines()
     )
-    values = parse(of(render_fleet(read_fleet(root)), "values.yaml"))
-    assert values["githubConfigUrl"] == "https://github.com/other"
+
+
+def test_python3_of_a_container_is_the_one_that_has_the_torch(rendered: Mapping[str, str]) -> None:
+    acme, plain = rendered["acme/Containerfile"], rendered["plain/Containerfile"]
+    assert "/opt/acme/bin/python > /opt/assay/bin/python3" in acme
+    assert 'ENV PATH="/opt/assay/bin:${PATH}"' in acme
+    assert "/opt/assay/bin" not in plain
+
+
+def test_without_a_public_image_the_build_has_to_be_given_one(rendered: Mapping[str, str]) -> None:
+    lines = rendered["plain/Containerfile"].splitlines()
+    assert "ARG BASE_IMAGE" in lines
+    assert any("--build-arg BASE_IMAGE=REGISTRY/NAME:TAG" in line for line in lines)
+    assert "--build-arg BASE_IMAGE=IMAGE" in rendered["plain/README.md"]
+
+
+def test_a_machine_without_cards_takes_the_processors_torch_and_no_look_at_health(
+    rendered: Mapping[str, str],
+) -> None:
+    container = rendered["plain/Containerfile"]
+    assert "ENV ASSAY_TORCH=cpu" in container.splitlines()
+    assert "health.sh" not in container
+    assert "HF_HUB" not in container
+
+
+def test_the_environment_file_says_the_same_to_a_shell_and_has_no_secret(
+    written: Path, rendered: Mapping[str, str]
+) -> None:
+    printed = subprocess.run(
+        ["bash", "-c", 'set -a; . "$0"; env -0', str(written / "acme/runner-8.env")],
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    shown = dict(line.split("=", 1) for line in printed.stdout.split("\0") if line)
+    assert {name: shown[name] for name in shown if name[:3] in ("ASS", "HF_", "PIP", "ROC")} == {
+        "ASSAY_TARGET": "acme-8",
+        "ASSAY_LABEL": "assay-acme-8",
+        "ASSAY_ORGANISATION": "acme-org",
+        "ASSAY_RUNNER_GROUP": "rockets",
+        "ASSAY_CARDS": "8",
+        "ASSAY_JOB_MINUTES": "120",
+        "ASSAY_DEVICE_NODES": "dev/rocket[0-9]* dev/launch pad",
+        "PIP_BREAK_SYSTEM_PACKAGES": "1",
+        "HF_HUB_CACHE": "/srv/models",
+        "HF_HUB_OFFLINE": "1",
+        "ROCKET_FUEL": 'don\'t use $HOME or "/"',
+    }
+    assert "ASSAY_TORCH=cpu" in rendered["plain/runner.env"].splitlines()
+
+
+def test_the_readme_names_labels_resources_and_what_nobody_has_seen(
+    rendered: Mapping[str, str],
+) -> None:
+    readme = rendered["acme/README.md"]
+    assert (
+        "| `assay-acme-8` | 8 | `smoke` | 90 min | `acme.com/rocket: 8` "
+        "| [values-8.yaml](values-8.yaml) [pod-8.yaml](pod-8.yaml) [runner-8.env](runner-8.env) |"
+    ) in readme.splitlines()
+    assert "(`acme.com/missile`)" in readme
+    unverified = readme.split("Nobody has seen this work on such a machine yet:\n")[1]
+    assert "- `health`: the program that lists the cards, and what it prints for each" in unverified
+    assert "- `scheduler`: the name of the scheduler" in unverified
+    assert "Nobody has seen" not in rendered["plain/README.md"]
+
+
+def test_the_overview_has_a_line_for_each_vendor(rendered: Mapping[str, str]) -> None:
+    rows = [line for line in rendered["README.md"].splitlines() if line.startswith("| [")]
+    assert rows == [
+        "| [Acme Rocket](acme/README.md) | `smoke:acme` `smoke:acme-8` | 1, 8 | health, scheduler |",
+        "| [no accelerator](plain/README.md) | `smoke:plain` | 0 |  |",
+        "| [a desk](slab/README.md) | `smoke:slab` | 1 |  |",
+    ]
+
+
+def test_a_machine_that_no_pod_can_have_is_told_of_no_cluster(rendered: Mapping[str, str]) -> None:
+    readme = rendered["slab/README.md"]
+    assert "| `assay-slab` | 1 | `smoke` | 20 min | [runner.env](runner.env) |" in readme
+    assert "docker" not in readme
+    assert "helm" not in readme
+    assert "sudo runners/bare-metal/bootstrap.sh runners/slab/runner.env" in readme
+
+
+def test_launchd_starts_again_after_a_healthy_end_alone(rendered: Mapping[str, str]) -> None:
+    daemon = plistlib.loads(rendered["bare-metal/assay-runner.plist"].encode())
+    assert daemon["KeepAlive"] == {"SuccessfulExit": True}
+    assert daemon["ProgramArguments"][:2] == ["/bin/bash", "-c"]
+
+
+def test_systemd_keeps_a_sick_machine_down_and_the_token_with_root(
+    rendered: Mapping[str, str],
+) -> None:
+    lines = rendered["bare-metal/assay-runner@.service"].splitlines()
+    assert "Restart=always" in lines
+    assert "RestartPreventExitStatus=75" in lines
+    assert "LoadCredential=token:/etc/assay-runner/token" in lines
+    # With a user, the credential would be that user's, and so the job's.
+    assert not [line for line in lines if line.startswith(("User=", "DynamicUser=", "RuntimeMax"))]
+
+
+def shellcheck(*scripts: Path) -> subprocess.CompletedProcess[str]:
+    # Its package puts the program beside Python.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    program = shutil.which("shellcheck", path=path)
+    assert program, "shellcheck is missing: it is in the group `runners` of pyproject.toml"
+    return subprocess.run([program, *scripts], capture_output=True, text=True, check=False)
+
+
+def test_shellcheck_finds_nothing_in_any_script(written: Path, tmp_path: Path) -> None:
+    scripts = sorted(written.rglob("*.sh"))
+    assert len(scripts) == 4
+    checked = shellcheck(*scripts)
+    assert (checked.returncode, checked.stdout) == (0, "")
+    planted = tmp_path / "planted.sh"
+    planted.write_text("#!/bin/bash\nrm -rf $1/x\n")
+    assert "SC2086" in shellcheck(planted).stdout

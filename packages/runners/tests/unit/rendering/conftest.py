@@ -1,0 +1,130 @@
+"""A fleet of three machines that no other test has, and a folder for what is rendered from it."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from assay_runners.fleet.entries import Fleet
+from assay_runners.fleet.reading import GITHUB_FILE, RUNNERS_FILE, read_fleet
+from assay_runners.rendering import render_fleet, write_rendered
+
+# A vendor with all that an entry may say, one without accelerators, and one that no pod can have.
+ENTRIES = r"""# `assay runners render` writes files from this one, which is none of them.
+[acme]
+title = "Acme Rocket"
+resources = ["acme.com/rocket", "acme.com/missile"]
+scheduler = "rocket-scheduler"
+shown.by = ["dev/rocket[0-9]*", "dev/launch pad"]
+torch = { from_registry = false, plugin = "torch_rocket" }
+image = { base = "acme.example/pytorch:2.1", python = "/opt/acme/bin/python" }
+health = { command = ["acme-smi", "--list", "it's \"all\""], card_pattern = "^card \\d+ \"ok\"$" }
+variables = { ROCKET_FUEL = "don't use $HOME or \"/\"" }
+model_cache = "/srv/models"
+runners = [
+  { cards = 1, sessions = ["check", "smoke"], timeout_minutes = 60, budget_minutes = 30, max_runners = 3 },
+  { cards = 8, sessions = ["smoke"], timeout_minutes = 90, budget_minutes = 30, max_runners = 1 },
+]
+unverified = ["health", "scheduler"]
+
+[plain]
+title = "no accelerator"
+resources = []
+shown.by = []
+torch.from_registry = true
+image.base = ""
+runners = [
+  { cards = 0, sessions = ["smoke"], timeout_minutes = 20, budget_minutes = 10, max_runners = 2 },
+]
+
+[slab]
+title = "a desk"
+resources = []
+shown.by = ["Library/Slab.bundle"]
+torch.from_registry = true
+health = { command = ["slab_profiler"], card_pattern = "Slab" }
+runners = [
+  { cards = 1, sessions = ["smoke"], timeout_minutes = 20, budget_minutes = 10, max_runners = 1 },
+]
+"""
+GITHUB = """
+repository = "acme-org/assay"
+protected_ref = "main"
+runner_group = "rockets"
+hosted = "ubuntu-24.04"
+pythons = ["3.11"]
+nightly = "0 2 * * *"
+reaper = "0 * * * *"
+"""
+
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A checkout with the two files that say which machines there are."""
+    checkout = tmp_path / "checkout"
+    (checkout / "runners").mkdir(parents=True)
+    (checkout / RUNNERS_FILE).write_text(ENTRIES)
+    (checkout / GITHUB_FILE).write_text(GITHUB)
+    return checkout
+
+
+@pytest.fixture
+def fleet(root: Path) -> Fleet:
+    return read_fleet(root)
+
+
+@pytest.fixture
+def rendered(fleet: Fleet) -> Mapping[str, str]:
+    """The text of every file by its path below runners/."""
+    files = render_fleet(fleet)
+    return {str(path.relative_to(PurePosixPath("runners"))): text for path, text in files.items()}
+
+
+@pytest.fixture
+def written(root: Path, fleet: Fleet) -> Path:
+    """The folder runners/ with all files in it."""
+    write_rendered(root, fleet)
+    return root / "runners"
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """The folder of stand-ins: the first on the path."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def put_program(programs: Path) -> Callable[[str, str], Path]:
+    """Makes a stand-in of a shell script."""
+
+    def put(name: str, script: str) -> Path:
+        program = programs / name
+        program.write_text(f"#!/usr/bin/env bash\n{script}\n")
+        program.chmod(0o755)
+        return program
+
+    return put
+
+
+@pytest.fixture
+def call(programs: Path) -> Call:
+    """Runs a script by bash with the stand-ins, and with no other variables than those given."""
+
+    def run(script: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        bash = shutil.which("bash")
+        assert bash, "there is no bash"
+        path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+        return subprocess.run(
+            [bash, str(script), *arguments],
+            env={"PATH": path, **variables},
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+
+    return run

@@ -1,0 +1,139 @@
+import hashlib
+import io
+import subprocess
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@dataclass(frozen=True)
+class Metal:
+    """A machine below a folder, the archive of a runner, and its digest."""
+
+    root: Path
+    settings: Path
+    archive: Path
+    checksum: str
+    bootstrap: Call
+
+    def files(self) -> list[str]:
+        return sorted(
+            str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file()
+        )
+
+
+@pytest.fixture
+def metal(
+    written: Path, put_program: Callable[[str, str], Path], call: Call, tmp_path: Path
+) -> Metal:
+    root = tmp_path / "metal"
+    (root / "etc/assay-runner").mkdir(parents=True)
+    (root / "etc/assay-runner/token").write_text("secret\n")
+    archive = tmp_path / "runner.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        member = tarfile.TarInfo("run.sh")
+        member.size, member.mode = 3, 0o755
+        packed.addfile(member, io.BytesIO(b"run"))
+    put_program("uname", 'echo "${SYSTEM:-Linux}"')
+    put_program("id", 'exit "${NO_USER:-0}"')
+    put_program("stat", 'echo "${GROUP_OF_NODE:-root}"')
+    for name in ("useradd", "usermod", "systemctl", "launchctl", "curl"):
+        put_program(name, f'echo {name} "$@" >>{tmp_path}/called; false')
+    for name in ("useradd", "usermod"):
+        put_program(name, f'echo {name} "$@" >>{tmp_path}/called')
+
+    def bootstrap(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return call(written / "bare-metal/bootstrap.sh", *arguments, DESTDIR=str(root), **more)
+
+    checksum = hashlib.sha256(archive.read_bytes()).hexdigest()
+    return Metal(root, written / "acme/runner-8.env", archive, checksum, bootstrap)
+
+
+def called(metal: Metal) -> list[str]:
+    file = metal.root.parent / "called"
+    return file.read_text().splitlines() if file.is_file() else []
+
+
+def test_a_machine_gets_the_runner_its_scripts_its_settings_and_the_unit(metal: Metal) -> None:
+    done = metal.bootstrap(str(metal.settings), str(metal.archive), metal.checksum)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert metal.files() == [
+        "etc/assay-runner/acme-8.env",
+        "etc/assay-runner/token",
+        "etc/systemd/system/assay-runner@.service",
+        "opt/assay-runner/health.sh",
+        "opt/assay-runner/register.sh",
+        "opt/assay-runner/runner/run.sh",
+    ]
+    assert (metal.root / "etc/assay-runner/acme-8.env").read_bytes() == metal.settings.read_bytes()
+    assert (metal.root / "etc/assay-runner/token").stat().st_mode & 0o777 == 0o600
+    assert (metal.root / "opt/assay-runner/register.sh").stat().st_mode & 0o777 == 0o755
+
+
+def test_an_archive_with_another_digest_changes_nothing(metal: Metal) -> None:
+    before = metal.files()
+    done = metal.bootstrap(str(metal.settings), str(metal.archive), "0" * 64)
+    assert done.returncode == 2
+    assert f"has the SHA-256 {metal.checksum}, not {'0' * 64}" in done.stderr
+    assert metal.files() == before
+    assert called(metal) == []
+
+
+@pytest.mark.parametrize("checksum", ["", "latest", "A" * 64, "0" * 63])
+def test_nothing_is_downloaded_without_a_digest(metal: Metal, checksum: str) -> None:
+    done = metal.bootstrap(str(metal.settings), "https://example.org/runner.tar.gz", checksum)
+    assert done.returncode == 2
+    assert "is no SHA-256" in done.stderr
+    assert called(metal) == []
+
+
+def test_a_download_is_held_to_its_digest(
+    metal: Metal, put_program: Callable[[str, str], Path]
+) -> None:
+    copy = 'while [ "$1" != --output ]; do shift; done; cp "$ARCHIVE" "$2"'
+    put_program("curl", copy)
+    address = "https://example.org/runner.tar.gz"
+    words = (str(metal.settings), address)
+    assert metal.bootstrap(*words, "0" * 64, ARCHIVE=str(metal.archive)).returncode == 2
+    assert metal.bootstrap(*words, metal.checksum, ARCHIVE=str(metal.archive)).returncode == 0
+    assert "opt/assay-runner/runner/run.sh" in metal.files()
+
+
+def test_without_the_token_nothing_begins(metal: Metal) -> None:
+    (metal.root / "etc/assay-runner/token").unlink()
+    done = metal.bootstrap(str(metal.settings), str(metal.archive), metal.checksum)
+    assert done.returncode == 2
+    assert "put the token into /etc/assay-runner/token first" in done.stderr
+    assert metal.files() == []
+
+
+def test_the_user_is_made_once_and_joins_the_groups_of_the_cards(metal: Metal) -> None:
+    (metal.root / "dev").mkdir()
+    (metal.root / "dev/rocket0").touch()
+    words = (str(metal.settings), str(metal.archive), metal.checksum)
+    assert metal.bootstrap(*words, NO_USER="1", GROUP_OF_NODE="render").returncode == 0
+    made, joined = called(metal)
+    assert made.startswith("useradd --system --user-group")
+    assert joined == "usermod --append --groups render assay-runner"
+    assert metal.bootstrap(*words).returncode == 0
+    assert len(called(metal)) == 2
+
+
+def test_a_mac_gets_a_daemon_of_launchd_in_place_of_the_unit(metal: Metal) -> None:
+    done = metal.bootstrap(str(metal.settings), str(metal.archive), metal.checksum, SYSTEM="Darwin")
+    assert (done.returncode, done.stderr) == (0, "")
+    daemon = metal.root / "Library/LaunchDaemons/org.assay.runner.acme-8.plist"
+    assert "<string>org.assay.runner.acme-8</string>" in daemon.read_text()
+    assert "@TARGET@" not in daemon.read_text()
+    assert not (metal.root / "etc/systemd").exists()
+
+
+def test_a_call_with_too_few_words_says_how_it_is_called(metal: Metal) -> None:
+    done = metal.bootstrap(str(metal.settings))
+    assert done.returncode == 2
+    assert "usage: sudo " in done.stderr

@@ -1,0 +1,88 @@
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from assay_runners.fleet.entries import Fleet
+
+Put = Callable[[str, str], Path]
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
+TWO_CARDS = "echo 'card 0 \"ok\"'; echo 'card 1 \"burnt\"'; echo 'card 12 \"ok\"'"
+SICK = "assay: this machine must not be used: acme-smi "
+
+
+@pytest.fixture
+def health(written: Path) -> Path:
+    return written / "acme/health.sh"
+
+
+@pytest.mark.parametrize("cards", ["0", "1", "2"])
+def test_a_machine_with_its_cards_is_healthy(
+    health: Path, put_program: Put, call: Call, cards: str
+) -> None:
+    put_program("acme-smi", TWO_CARDS)
+    done = call(health, ASSAY_CARDS=cards)
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0, "assay: acme-smi lists 2 cards\n", "",
+    )  # fmt: skip
+
+
+def test_the_vendors_program_gets_its_words_as_the_entry_has_them(
+    health: Path, put_program: Put, call: Call, tmp_path: Path
+) -> None:
+    put_program("acme-smi", f"printf '%s\\n' \"$@\" >{tmp_path}/asked; {TWO_CARDS}")
+    assert call(health).returncode == 0
+    assert (tmp_path / "asked").read_text() == '--list\nit\'s "all"\n'
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (TWO_CARDS, "lists 2 cards; 3 were promised"),
+        ("true", "lists 0 cards; 3 were promised"),
+        ("echo one >&2; echo 'no driver' >&2; exit 9", "exits with 9: no driver"),
+        ("echo 'lost card 4'; exit 1", "exits with 1: lost card 4"),
+        ("kill -SEGV $$", "exits with -11: "),
+        (None, "cannot be run: No such file or directory"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_75(
+    health: Path, put_program: Put, call: Call, fleet: Fleet, program: str | None, message: str
+) -> None:
+    if program is not None:
+        put_program("acme-smi", program)
+    done = call(health, ASSAY_CARDS="3")
+    assert (done.returncode, done.stdout, done.stderr) == (75, "", f"{SICK}{message}\n")
+
+
+def test_a_program_that_hangs_with_its_children_is_left_after_its_time(
+    health: Path, put_program: Put, call: Call
+) -> None:
+    put_program("acme-smi", "trap '' TERM; sleep 50 & sleep 50")
+    started = time.monotonic()
+    done = call(health, ASSAY_CARDS="1", ASSAY_HEALTH_SECONDS="0.5")
+    assert (done.returncode, done.stderr) == (75, f"{SICK}did not answer within 0.5 s\n")
+    assert time.monotonic() - started < 20
+
+
+def test_a_number_of_cards_that_is_none_is_no_health(
+    health: Path, put_program: Put, call: Call
+) -> None:
+    put_program("acme-smi", TWO_CARDS)
+    done = call(health, ASSAY_CARDS="all")
+    assert done.returncode == 75
+    assert "ASSAY_CARDS or ASSAY_HEALTH_SECONDS is no number" in done.stderr
+
+
+def test_files_that_a_job_leaves_are_not_imported(
+    health: Path, put_program: Put, call: Call, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    put_program("acme-smi", "true")
+    for name in ("re.py", "subprocess.py"):
+        (tmp_path / name).write_text("raise SystemExit(0)\n")
+    monkeypatch.chdir(tmp_path)
+    assert call(health, PYTHONPATH=str(tmp_path)).returncode == 75

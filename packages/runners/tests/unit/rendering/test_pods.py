@@ -1,0 +1,159 @@
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+from ruamel.yaml import YAML
+
+from assay_runners.fleet.reading import read_fleet
+from assay_runners.rendering import render_fleet, values_schema
+
+ROOT = Path(__file__).resolve().parents[5]
+
+
+def load(text: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = YAML(typ="safe").load(text)
+    return loaded
+
+
+def committed(name: str) -> dict[str, dict[str, Any]]:
+    """What the fleet of this repository gives for files whose name begins so."""
+    files = render_fleet(read_fleet(ROOT))
+    return {str(path): load(text) for path, text in files.items() if path.name.startswith(name)}
+
+
+def validate_pod(pod: Mapping[str, Any]) -> None:
+    kubernetes_validate.validate(dict(pod), kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.fixture
+def values(rendered: Mapping[str, str]) -> dict[str, Any]:
+    return load(rendered["acme/values-8.yaml"])
+
+
+def test_values_of_a_new_vendor_have_its_label_resource_and_scheduler(
+    values: dict[str, Any],
+) -> None:
+    spec = values.pop("template")["spec"]
+    assert values == {
+        "githubConfigUrl": "https://github.com/acme-org",
+        "githubConfigSecret": "assay-github-app",
+        "runnerGroup": "rockets",
+        "runnerScaleSetName": "assay-acme-8",
+        "scaleSetLabels": ["assay-acme-8"],
+        "minRunners": 0,
+        "maxRunners": 1,
+    }
+    assert spec["schedulerName"] == "rocket-scheduler"
+    (container,) = spec["containers"]
+    assert container["name"] == "runner"
+    assert container["command"] == ["/home/runner/run.sh"]
+    assert container["resources"] == {"limits": {"acme.com/rocket": 8}}
+    assert container["env"] == [{"name": "ASSAY_CARDS", "value": "8"}]
+
+
+def test_a_pod_may_do_no_more_than_its_job_needs(values: dict[str, Any]) -> None:
+    spec = values["template"]["spec"]
+    (container,) = spec["containers"]
+    assert spec["restartPolicy"] == "Never"
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    assert mounts["/srv/models"]["readOnly"] is True
+    assert set(mounts) == {"/home/runner/_work", "/dev/shm", "/srv/models"}  # noqa: S108 - in a pod
+    # 90 minutes of the job and 30 for its image.
+    assert spec["activeDeadlineSeconds"] == 7200
+
+
+def test_a_machine_without_cards_asks_for_no_device_and_mounts_no_models(
+    rendered: Mapping[str, str],
+) -> None:
+    spec = load(rendered["plain/values.yaml"])["template"]["spec"]
+    assert "resources" not in spec["containers"][0]
+    assert "schedulerName" not in spec
+    assert [volume["name"] for volume in spec["volumes"]] == ["work", "shared-memory"]
+
+
+@pytest.mark.parametrize(
+    ("vendor", "command"),
+    [("acme", ["/opt/assay/health.sh"]), ("plain", ["python3", "-m", "nox", "--version"])],
+)
+def test_the_trial_pod_is_the_runners_with_another_command(
+    rendered: Mapping[str, str], vendor: str, command: list[str]
+) -> None:
+    pod = load(rendered[f"{vendor}/pod.yaml"])
+    spec = load(rendered[f"{vendor}/values.yaml"])["template"]["spec"]
+    assert pod["spec"]["containers"][0]["command"] == command
+    spec["containers"][0]["command"] = command
+    assert pod["spec"] == spec
+    assert pod["metadata"] == {"name": f"assay-{vendor}-trial"}
+
+
+def test_all_pods_are_ones_of_kubernetes(rendered: Mapping[str, str]) -> None:
+    pods = {**committed("pod"), "acme": load(rendered["acme/pod-8.yaml"])}
+    assert len(pods) >= 13
+    for pod in pods.values():
+        validate_pod(pod)
+    assert {pod["kind"] for pod in pods.values()} == {"Pod"}
+
+
+@pytest.mark.parametrize("place", ["spec", "container"])
+def test_a_field_that_kubernetes_does_not_know_is_refused(
+    rendered: Mapping[str, str], place: str
+) -> None:
+    pod = load(rendered["acme/pod.yaml"])
+    holder = pod["spec"] if place == "spec" else pod["spec"]["containers"][0]
+    holder["imagePolicy"] = "Always"
+    with pytest.raises(kubernetes_validate.ValidationError, match="imagePolicy"):
+        validate_pod(pod)
+
+
+def test_all_values_are_of_the_schema(rendered: Mapping[str, str]) -> None:
+    jsonschema.Draft202012Validator.check_schema(values_schema())
+    all_values = {**committed("values"), "acme": load(rendered["acme/values-8.yaml"])}
+    assert len(all_values) >= 13
+    for values in all_values.values():
+        jsonschema.validate(values, values_schema(), jsonschema.Draft202012Validator)
+    names = [values["runnerScaleSetName"] for values in all_values.values()]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"runnerLabels": ["a"]}, "'runnerLabels' was unexpected"),
+        ({"runnerScaleSetName": "a" * 46}, "is too long"),
+        ({"scaleSetLabels": [""]}, "'' should be non-empty"),
+        ({"scaleSetLabels": ["a" * 256]}, "is too long"),
+        ({"scaleSetLabels": []}, "should be non-empty"),
+        ({"githubConfigSecret": {"github_token": "ghp_x"}}, "is not of type 'string'"),
+        ({"githubConfigUrl": "https://github.com/acme-org/assay"}, "does not match"),
+        (
+            {"containerMode": {"type": "kubernetes"}},
+            "'kubernetesModeWorkVolumeClaim' is a required",
+        ),
+        ({"maxRunners": 0}, "is less than the minimum of 1"),
+        ({"template": {"spec": {"containers": [{"name": "other"}]}}}, "does not contain items"),
+    ],
+)
+def test_values_with_a_mistake_are_refused(
+    values: dict[str, Any], change: dict[str, Any], message: str
+) -> None:
+    changed = {**deepcopy(values), **change}
+    with pytest.raises(jsonschema.ValidationError) as caught:
+        jsonschema.validate(changed, values_schema(), jsonschema.Draft202012Validator)
+    assert message in caught.value.message
+
+
+def test_names_at_their_limits_are_taken(values: dict[str, Any]) -> None:
+    values |= {"runnerScaleSetName": "a" * 45, "scaleSetLabels": ["a" * 255]}
+    jsonschema.validate(values, values_schema(), jsonschema.Draft202012Validator)
+    assert len(values["runnerScaleSetName"]) == 45

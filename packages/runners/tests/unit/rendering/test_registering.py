@@ -1,0 +1,222 @@
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+Call = Callable[..., subprocess.CompletedProcess[str]]
+TOKEN = "github_pat_of_nobody"  # noqa: S105 - of a stand-in
+# Notes its arguments, its environment and the configuration that it is given by a file, then answers
+# as GitHub does. ANSWERS has a file for the end of each address.
+CURL = """
+printf '%s\\n' "$@" >>"$SEEN/arguments"
+env >>"$SEEN/environment"
+while (($#)); do
+    [ "$1" != --config ] || cat "$2" >>"$SEEN/configuration"
+    [ "$1" != --data ] || printf '%s' "$2" >"$SEEN/body"
+    address=$1; shift
+done
+address=${address##*/}
+cat "$ANSWERS/${address%%\\?*}" || exit 22
+"""
+# In place of setpriv, which only root may use: notes who is asked for, and runs what follows.
+SETPRIV = """
+printf '%s ' "$@" >>"$SEEN/setpriv"
+while [[ $1 == --* ]]; do
+    [[ $1 == --reuid || $1 == --regid ]] && shift
+    shift
+done
+exec "$@"
+"""
+RUN = """#!/usr/bin/env bash
+printf '%s\\n' "$@" >>"$SEEN/run-arguments"
+env >"$SEEN/run-environment"
+echo registered >>"$SEEN/order"
+{then}
+"""
+HEALTH = """
+echo health >>"$SEEN/order"
+count=$(grep -c health "$SEEN/order")
+[ "$count" != "${SICK_AT:-never}" ] || { echo sick >&2; exit 75; }
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine on which a runner is installed, and what its stand-ins saw."""
+
+    opt: Path
+    state: Path
+    seen: Path
+    answers: Path
+    register: Call
+
+    def saw(self, name: str) -> str:
+        file = self.seen / name
+        return file.read_text() if file.is_file() else ""
+
+    def put_run(self, then: str) -> None:
+        (self.opt / "runner/run.sh").write_text(RUN.replace("{then}", then))
+        (self.opt / "runner/run.sh").chmod(0o755)
+
+
+@pytest.fixture
+def machine(
+    written: Path, put_program: Callable[[str, str], Path], call: Call, tmp_path: Path
+) -> Machine:
+    folders = {name: tmp_path / name for name in ("opt", "state", "seen", "answers", "credentials")}
+    for folder in folders.values():
+        folder.mkdir()
+    opt = folders["opt"]
+    (opt / "runner").mkdir()
+    (opt / "register.sh").write_text((written / "bare-metal/register.sh").read_text())
+    (opt / "health.sh").write_text(f"#!/usr/bin/env bash\n{HEALTH}")
+    (opt / "health.sh").chmod(0o755)
+    (folders["credentials"] / "token").write_text(f"{TOKEN}\n")
+    groups = [{"id": 1, "name": "Default"}, {"id": 7, "name": "rockets"}]
+    (folders["answers"] / "runner-groups").write_text(json.dumps({"runner_groups": groups}))
+    (folders["answers"] / "generate-jitconfig").write_text('{"encoded_jit_config": "SklU"}')
+    put_program("curl", CURL)
+    put_program("setpriv", SETPRIV)
+    put_program("chown", 'printf "%s " "$@" >>"$SEEN/chown"')
+    variables = {
+        "ASSAY_TARGET": "acme-8",
+        "ASSAY_LABEL": "assay-acme-8",
+        "ASSAY_ORGANISATION": "acme-org",
+        "ASSAY_RUNNER_GROUP": "rockets",
+        "ASSAY_CARDS": "8",
+        "ASSAY_JOB_MINUTES": "90",
+        "ASSAY_USER": "assay-runner",
+        "ASSAY_POLL_SECONDS": "0.1",
+        "STATE_DIRECTORY": str(folders["state"]),
+        "CREDENTIALS_DIRECTORY": str(folders["credentials"]),
+        "SEEN": str(folders["seen"]),
+        "ANSWERS": str(folders["answers"]),
+    }
+
+    def register(**more: str) -> subprocess.CompletedProcess[str]:
+        return call(opt / "register.sh", **{**variables, **more})
+
+    made = Machine(opt, folders["state"], folders["seen"], folders["answers"], register)
+    made.put_run("exit 0")
+    return made
+
+
+def test_the_configuration_reaches_the_runner_and_the_token_nobody(machine: Machine) -> None:
+    done = machine.register()
+    assert (done.returncode, done.stderr) == (0, "")
+    run = machine.saw("run-environment").splitlines()
+    assert "ACTIONS_RUNNER_INPUT_JITCONFIG=SklU" in run
+    assert "CREDENTIALS_DIRECTORY" not in machine.saw("run-environment")
+    assert f"HOME={machine.state}/home" in run
+    # Curl alone has the token, and from a file descriptor.
+    assert machine.saw("configuration").count(f'"Authorization: Bearer {TOKEN}"') == 2
+    for place in ("arguments", "environment", "run-arguments", "run-environment", "setpriv"):
+        assert machine.saw(place)
+        assert TOKEN not in machine.saw(place)
+    assert "SklU" not in machine.saw("run-arguments") + machine.saw("setpriv")
+
+
+def test_it_registers_for_one_job_in_the_group_under_its_label(machine: Machine) -> None:
+    assert machine.register().returncode == 0
+    body = json.loads(machine.saw("body"))
+    name = body.pop("name")
+    assert body == {"runner_group_id": 7, "labels": ["assay-acme-8"], "work_folder": "_work"}
+    assert "-acme-8-" in name
+    assert len(name) <= 64
+    asked = machine.saw("arguments").splitlines()
+    assert "https://api.github.com/orgs/acme-org/actions/runner-groups?per_page=100" in asked
+    assert "https://api.github.com/orgs/acme-org/actions/runners/generate-jitconfig" in asked
+    assert machine.register().returncode == 0
+    assert json.loads(machine.saw("body"))["name"] != name
+
+
+def test_health_is_looked_at_before_and_after_the_job_as_the_jobs_user(machine: Machine) -> None:
+    assert machine.register().returncode == 0
+    assert machine.saw("order").split() == ["health", "registered", "health"]
+    words = "--reuid assay-runner --regid assay-runner --init-groups --no-new-privs"
+    assert machine.saw("setpriv").count(words) == 3
+    run = machine.saw("run-environment").splitlines()
+    assert f"ACTIONS_RUNNER_HOOK_JOB_STARTED={machine.opt}/health.sh" in run
+    assert f"ACTIONS_RUNNER_HOOK_JOB_COMPLETED={machine.opt}/health.sh" in run
+
+
+def test_a_sick_machine_does_not_register(machine: Machine) -> None:
+    done = machine.register(SICK_AT="1")
+    assert (done.returncode, done.stderr) == (75, "sick\n")
+    assert machine.saw("arguments") == ""
+    assert machine.saw("order").split() == ["health"]
+
+
+def test_a_machine_that_a_job_made_sick_stays_down(machine: Machine) -> None:
+    assert machine.register(SICK_AT="2").returncode == 75
+    assert machine.saw("order").split() == ["health", "registered", "health"]
+
+
+def test_a_machine_without_cards_has_no_health_to_look_at(machine: Machine) -> None:
+    (machine.opt / "health.sh").unlink()
+    assert machine.register(ASSAY_CARDS="0").returncode == 0
+    assert "JOB_STARTED" not in machine.saw("run-environment")
+
+
+def test_a_lost_health_script_is_no_health(machine: Machine) -> None:
+    (machine.opt / "health.sh").unlink()
+    assert machine.register().returncode == 75
+    assert machine.saw("arguments") == ""
+
+
+def test_what_the_last_job_left_is_gone(machine: Machine) -> None:
+    for folder in ("home", "runner"):
+        (machine.state / folder).mkdir()
+        (machine.state / folder / "left").write_text("by a job")
+    assert machine.register().returncode == 0
+    assert not list(machine.state.rglob("left"))
+    assert machine.saw("chown").split() == [
+        "-R", "assay-runner", f"{machine.state}/runner", f"{machine.state}/home",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answer", "content", "message"),
+    [
+        ("runner-groups", None, "GitHub does not list the runner groups of acme-org"),
+        ("runner-groups", '{"runner_groups": []}', "acme-org has no runner group rockets"),
+        ("generate-jitconfig", None, "GitHub gives no configuration for assay-acme-8"),
+        ("generate-jitconfig", "{}", "GitHub gives no configuration for assay-acme-8"),
+    ],
+)
+def test_github_at_fault_is_exit_1_so_that_it_is_tried_again(
+    machine: Machine, answer: str, content: str | None, message: str
+) -> None:
+    if content is None:
+        (machine.answers / answer).unlink()
+    else:
+        (machine.answers / answer).write_text(content)
+    done = machine.register()
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"assay: {message}"
+    assert machine.saw("run-environment") == ""
+
+
+def test_a_runner_that_ends_badly_is_exit_1(machine: Machine) -> None:
+    machine.put_run("exit 7")
+    done = machine.register()
+    assert done.returncode == 1
+    assert "the runner ended with exit code 7 (7: GitHub wants a newer one)" in done.stderr
+
+
+def test_a_job_that_does_not_end_takes_the_machine_down(machine: Machine) -> None:
+    machine.put_run('mkdir "${0%/*}/_diag"; touch "${0%/*}/_diag/Worker_1.log"; exec sleep 50')
+    started = time.monotonic()
+    done = machine.register(ASSAY_JOB_MINUTES="0")
+    assert done.returncode == 75
+    assert "its job did not end within 0 minutes" in done.stderr
+    assert time.monotonic() - started < 20
+
+
+def test_waiting_for_a_job_takes_as_long_as_it_takes(machine: Machine) -> None:
+    machine.put_run("sleep 2.5")
+    assert machine.register(ASSAY_JOB_MINUTES="0").returncode == 0
