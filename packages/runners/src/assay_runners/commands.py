@@ -12,9 +12,9 @@ app = typer.Typer(
 )
 
 _Root = Annotated[
-    Path, typer.Option(metavar="DIR", help="A checkout of assay. Default: this folder.")
+    Path, typer.Option(metavar="DIR", help="A checkout of assay.")
 ]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON list and nothing else.")]
 _Payload = Annotated[
     Path | None,
     typer.Option(
@@ -226,6 +226,8 @@ def reap(
 @app.command()
 def check(*, root: _Root = Path(), as_json: _AsJson = False) -> None:
     """Do the workflows keep our rules, and are the rendered files those of the entries?
+
+    Example: assay runners check
 
     Exit code: 0; 1 something is wrong, a line each; 2 a file cannot be read.
     """

@@ -45,6 +45,7 @@ def update_issue(failures: list[str], variables: Mapping[str, str]) -> str:
         if numbers:
             gh("issue", "comment", numbers[0], "--body", body)
             return f"added to issue {numbers[0]}"
+        gh("label", "create", LABEL, "--force")
         gh("issue", "create", "--title", TITLE, "--label", LABEL, "--body", body)
         return "opened an issue"
     for number in numbers:

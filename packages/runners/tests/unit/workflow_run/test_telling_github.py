@@ -90,8 +90,9 @@ def test_results_that_say_nothing_are_refused(text: str) -> None:
 def test_a_first_failure_opens_an_issue(programs: Programs) -> None:
     programs.answers([{"number": 3, "title": "Another"}])
     assert update_issue(["tests: failure"], RUN) == "opened an issue"
-    body = programs.heard[1][-1]
-    assert programs.heard[1][:4] == ["issue", "create", "--title", TITLE]
+    assert programs.heard[1] == ["label", "create", "nightly", "--force"]
+    body = programs.heard[2][-1]
+    assert programs.heard[2][:4] == ["issue", "create", "--title", TITLE]
     assert "https://github.example/o/r/actions/runs/5" in body
     assert "- tests: failure" in body
 
