@@ -1,6 +1,7 @@
 """Options of the suites. Importing it imports no torch."""
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the suites; what is given here wins over variables."""
     _add_options_of_models(parser)
     _add_options_of_decoders(parser)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """Under torchrun, let every process finish its report before the launcher ends them."""
+    if "assay.launch" in sys.modules:
+        from assay.launch import leave_together
+
+        sys.stdout.flush()
+        leave_together()
 
 
 def _add_options_of_models(parser: pytest.Parser) -> None:

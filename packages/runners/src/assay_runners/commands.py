@@ -11,9 +11,7 @@ app = typer.Typer(
     help="Which machines run what for an event of GitHub, and how a machine becomes a runner.",
 )
 
-_Root = Annotated[
-    Path, typer.Option(metavar="DIR", help="A checkout of assay.")
-]
+_Root = Annotated[Path, typer.Option(metavar="DIR", help="A checkout of assay.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON list and nothing else.")]
 _Payload = Annotated[
     Path | None,

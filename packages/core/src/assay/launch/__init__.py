@@ -11,7 +11,7 @@ from assay.launch.errors import (
     WorldSkipped,
 )
 from assay.launch.launching import launch_world, start_ahead
-from assay.launch.leading import on_first_rank
+from assay.launch.leading import leave_together, on_first_rank
 from assay.launch.rank import Rank
 from assay.launch.world import TimeLimits, World, outer_world_size
 
@@ -25,6 +25,7 @@ __all__ = [
     "WorldHungError",
     "WorldSkipped",
     "launch_world",
+    "leave_together",
     "on_first_rank",
     "outer_world_size",
     "start_ahead",

@@ -3,10 +3,9 @@
 import os
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import count
 from typing import Generic, TypeVar, cast
 
 from assay.errors import UsageError
@@ -18,9 +17,25 @@ T = TypeVar("T")
 # The launcher ends all ranks when the first one ends; until then its work may take any time.
 _LONGEST = timedelta(days=7)
 
+# Between the ends of ranks that have had the same work: one that takes longer has died.
+_LEAVING = timedelta(minutes=1)
+
 _DONE = "done"
 
-_numbers = count()
+
+@dataclass(slots=True)
+class _Works:
+    """How many works this process has begun to share."""
+
+    count: int = 0
+
+    def begin(self) -> int:
+        """The number of the next."""
+        self.count += 1
+        return self.count
+
+
+_works = _Works()
 
 
 def on_first_rank(work: Callable[[], T]) -> T:
@@ -41,7 +56,7 @@ def on_first_rank(work: Callable[[], T]) -> T:
 
     from assay.launch.under_torchrun import outer_store
 
-    store = PrefixStore(f"assay-work-{next(_numbers)}", outer_store())
+    store = PrefixStore(f"assay-work-{_works.begin()}", outer_store())
     number = int(os.environ["RANK"])
     if number:
         store.wait([_DONE], _LONGEST)
@@ -60,6 +75,30 @@ def on_first_rank(work: Callable[[], T]) -> T:
         # This process may serve the store: it stays until all have read.
         store.wait([f"read{rank}" for rank in range(1, size)])
     return done.result()
+
+
+def leave_together() -> None:
+    """Under torchrun, wait until every rank is here: called last, when everything is written.
+
+    The launcher ends all ranks as soon as one ends with an error, in the middle of what they write.
+    Nothing elsewhere, or where the ranks have shared no work. A rank that does not come within a minute
+    is not waited for.
+    """
+    size = outer_world_size(os.environ)
+    if size is None or not _works.count:
+        return
+    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed import DistError
+
+    from assay.launch.under_torchrun import outer_store
+
+    store, number = PrefixStore("assay-leave", outer_store()), int(os.environ["RANK"])
+    with suppress(DistError):
+        store.set(f"here{number}", "")
+        store.wait([f"here{rank}" for rank in range(size)], _LEAVING)
+        store.set(f"left{number}", "")
+        if not number:  # it may serve the store
+            store.wait([f"left{rank}" for rank in range(size)], _LEAVING)
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from assay.errors import UsageError
-from assay.launch import on_first_rank
+from assay.launch import leave_together, on_first_rank
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 
@@ -24,3 +24,13 @@ def test_ranks_on_several_machines_are_refused_before_anything_is_done(
     with pytest.raises(UsageError, match="started 4 ranks on several machines"):
         on_first_rank(lambda: done.append(1))
     assert done == []
+
+
+def test_nobody_is_waited_for_where_no_work_was_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    stores: list[int] = []
+    monkeypatch.setattr("assay.launch.under_torchrun.outer_store", lambda: stores.append(1))
+    leave_together()
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    leave_together()
+    assert stores == []
