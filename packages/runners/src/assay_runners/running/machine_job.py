@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from assay.errors import UsageError
+from assay.errors import AssayError, UsageError
+from assay.runs.results import read_verdict
+from assay.verdicts import Outcome
 from assay_runners.fleet.entries import Fleet
 from assay_runners.planning.plan import MachineJob, SessionCall
 from assay_runners.running.health import find_sickness
@@ -38,7 +40,9 @@ class SessionResult:
         """Why it is no success; "" where it is one."""
         if self.code:
             return f"exit code {self.code}"
-        return "" if self.left else "it did nothing: no result was left"
+        if not self.left:
+            return "it did nothing: no result was left"
+        return next(filter(None, map(_contradiction, self.runs)), "")
 
     @property
     def runs(self) -> list[Path]:
@@ -98,6 +102,15 @@ class Checkout:
         """The files that such a session leaves, and when each was written."""
         pattern = _LEFT_BY.get(call.session, _VERDICTS)
         return {path: path.stat().st_mtime_ns for path in self.root.glob(f"runs/{pattern}")}
+
+
+def _contradiction(run: Path) -> str:
+    """What in a run's verdict contradicts a session that succeeded; "" where nothing does."""
+    try:
+        outcome = read_verdict(run).verdict
+    except AssayError as error:
+        return f"{run.name} has no verdict that can be read: {str(error).splitlines()[0]}"
+    return f"{run.name} says {outcome.value}" if outcome is Outcome.FAIL else ""
 
 
 def run_machine_job(job: MachineJob, fleet: Fleet, checkout: Checkout) -> JobResult:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from assay.errors import AssayError
 from assay.report.markdown import render_markdown
 from assay.report.run_report import read_report
 from assay.verdicts import Outcome
@@ -51,6 +52,11 @@ def _table(sessions: tuple[SessionResult, ...]) -> str:
 
 
 def _reports(folders: list[Path]) -> list[str]:
-    reports = [read_report(folder) for folder in folders]
+    reports, unreadable = [], []
+    for folder in folders:
+        try:
+            reports.append(read_report(folder))
+        except AssayError as error:
+            unreadable.append(f"`{folder.name}` cannot be read: `{str(error).splitlines()[0]}`")
     reports.sort(key=lambda report: _WORST_FIRST.index(report.verdict.verdict))
-    return [render_markdown(report).rstrip() for report in reports]
+    return unreadable + [render_markdown(report).rstrip() for report in reports]

@@ -21,9 +21,23 @@ def write_outputs(values: Mapping[str, str], variables: Mapping[str, str]) -> No
         file.writelines(lines)
 
 
+# GitHub shows nothing at all of a step's summary that is larger than 1 MiB.
+_MOST_BYTES = 1024 * 1024 - 1024
+
+
 def add_to_summary(markdown: str, variables: Mapping[str, str]) -> None:
-    """Append to the job's summary; nothing outside of a workflow run."""
+    """Append to the step's summary; nothing outside of a workflow run.
+
+    What is over GitHub's limit is cut off at its end, and says so.
+    """
     path = variables.get("GITHUB_STEP_SUMMARY")
-    if path:
-        with Path(path).open("a", encoding="utf-8") as file:
-            file.write(markdown.rstrip("\n") + "\n\n")
+    if not path:
+        return
+    text = f"{markdown.rstrip(chr(10))}\n\n".encode()
+    with Path(path).open("ab") as file:
+        room = _MOST_BYTES - file.tell()
+        if len(text) > room:
+            text = (
+                text[: max(room, 0)] + "\n\n… the rest is in the artifacts of the job.\n".encode()
+            )
+        file.write(text)

@@ -130,6 +130,27 @@ def test_a_summary_names_the_module_that_is_wrong_first(fleet: Fleet, checkout: 
     assert failed < passed, "the worst report comes first"
 
 
+def test_a_verdict_that_contradicts_its_session_is_no_success(
+    fleet: Fleet, checkout: Checkout
+) -> None:
+    (checkout.root / "expectations.left").write_text(verdict("FAIL"))
+    result = run_machine_job(job(), fleet, checkout)
+    assert result.exit_code == 1
+    assert result.sessions[1].failure == "made-by-expectations says FAIL"
+
+
+def test_a_verdict_that_was_cut_off_is_no_success_and_keeps_the_summary(
+    fleet: Fleet, checkout: Checkout
+) -> None:
+    (checkout.root / "expectations.left").write_text(verdict("PASS")[:100])
+    result = run_machine_job(job(), fleet, checkout)
+    assert result.exit_code == 1
+    assert "has no verdict that can be read" in result.sessions[1].failure
+    summary = summarise_job(result, SHA)
+    assert "`made-by-expectations` cannot be read" in summary
+    assert summary.count("PASS: ") == 1  # of the other session
+
+
 def test_a_session_that_judges_nothing_is_no_success(fleet: Fleet, checkout: Checkout) -> None:
     (checkout.root / "expectations.left").unlink()
     result = run_machine_job(job(), fleet, checkout)
