@@ -53,7 +53,7 @@ def test_an_expectation_that_is_missed_fails_and_says_how_to_find_the_place() ->
     assert verdict.verdict is Outcome.FAIL
     assert verdict.noise_ratio == pytest.approx(10)
     assert verdict.diagnosis is None
-    assert "is 10x what the captured run had (limit 2x)" in str(verdict.levels["a"].reason)
+    assert "is 10.0x what the captured run had (limit 2.0x)" in str(verdict.levels["a"].reason)
     (note,) = verdict.notes
     assert note == (
         "to find the place: assay check generate micro:llama --reference cpu/float32"

@@ -31,6 +31,8 @@ def render_markdown(report: Report) -> str:
         blocks.append(_escaped(resolution))
     if verdict.command:
         blocks.append("To repeat it:\n\n" + _code_block(shlex.join(verdict.command)))
+    if report.facts and verdict.verdict is not Outcome.PASS:
+        blocks.append(_facts(report))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -62,6 +64,16 @@ def _suspects(report: Report) -> str:
         lines.append(f"| {' | '.join(_escaped(cell) for cell in cells)} |")
     left_out = len(report.verdict.suspects) - len(report.top_suspects)
     return "\n".join(lines) + (f"\n\n{left_out:,} more are in verdict.json." if left_out else "")
+
+
+def _facts(report: Report) -> str:
+    """Where it ran and with what, folded: what a repetition has to be the same in."""
+    lines = ["<details><summary>Where it ran, and with what</summary>", "", "| | |", "|---|---|"]
+    for group, facts in report.facts.items():
+        lines += [
+            f"| {_escaped(f'{group}: {name}')} | {_escaped(value)} |" for name, value in facts
+        ]
+    return "\n".join([*lines, "", "</details>"])
 
 
 def _escaped(text: str) -> str:

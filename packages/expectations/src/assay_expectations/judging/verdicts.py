@@ -11,6 +11,8 @@ from assay.comparing.levels import (
     find_worst,
     outcome_of_levels,
 )
+from assay.comparing.wording.numerals import format_against
+from assay.comparing.wording.phrases import describe_statistic
 from assay.verdicts import (
     Diagnosis,
     Level,
@@ -182,9 +184,10 @@ def _level_of(
     reason = None
     if not judged.passed:
         worst = judged.worst
+        ratio, limit = format_against(worst.ratio.value, worst.limit)
         reason = (
-            f"{worst.ratio.statistic} is {worst.ratio.value:.3g}x what the captured run had"
-            f" (limit {worst.limit:g}x)"
+            f"{describe_statistic(worst.ratio.statistic)} is {ratio}x what the captured run had"
+            f" (limit {limit}x)"
         )
         dtype = expectation.key.machine.dtype
         likeness = describe_likeness(expectation.signature, observed, dtype, judged)
