@@ -65,6 +65,9 @@ def test_the_container_has_the_vendors_image_the_runner_and_both_looks_at_health
     lines = rendered["acme/Containerfile"].splitlines()
     assert 'ARG BASE_IMAGE="acme.example/pytorch:2.1"' in lines
     assert lines.index("FROM ${RUNNER_IMAGE} AS runner") < lines.index("FROM ${BASE_IMAGE}")
+    # An ARG before the first FROM is unknown after it, unless it is declared again.
+    base = lines.index("FROM ${BASE_IMAGE}")
+    assert lines.index("ENV ASSAY_CONTAINER=${BASE_IMAGE}") > lines.index("ARG BASE_IMAGE") > base
     assert "COPY --from=runner --chown=1001:1001 /home/runner /home/runner" in lines
     assert "ENV ASSAY_TORCH=system" in lines
     assert 'ENV HF_HUB_CACHE="/srv/models"' in lines
