@@ -96,13 +96,14 @@ class _Run:
     def rehearsal(self) -> Rehearsal:
         """Run everything, unless something fails that the rest waits for."""
         blocks = [summarise_plan(self.plan)]
-        hosted = self._run_calls([SessionCall(session=name) for name in self._tier_sessions()])
-        failed = any(session.code for session in hosted)
-        if not failed:
-            hosted += self._run_calls(self.plan.afterwards)
-            failed = any(
-                session.failure for session in hosted if session.call in self.plan.afterwards
-            )
+        tiers = self._run_calls([SessionCall(session=name) for name in self._tier_sessions()])
+        hosted = [
+            (session, f"exit code {session.code}" if session.code else "") for session in tiers
+        ]
+        if not any(failure for _, failure in hosted):
+            after = self._run_calls(self.plan.afterwards)
+            hosted += [(session, session.failure) for session in after]
+        failed = any(failure for _, failure in hosted)
         if hosted:
             blocks.append(_summarise_hosted(hosted))
         results: list[JobResult] = []
@@ -171,11 +172,12 @@ def _variables() -> dict[str, str]:
     return kept | {"ASSAY_TORCH": "cpu", "ASSAY_REQUIRE_HARDWARE": "0"}
 
 
-def _summarise_hosted(results: list[SessionResult]) -> str:
+def _summarise_hosted(hosted: list[tuple[SessionResult, str]]) -> str:
+    """A table: each session, and why it is no success; "" where it is one."""
     lines = ["| session | result | time |", "|---|---|--:|"]
-    for result in results:
-        ended = f"FAILS: `{nox_command(result.call)}` repeats it" if result.code else "passes"
-        lines.append(f"| `{result.call.session}` | {ended} | {result.seconds:.0f} s |")
+    for result, failure in hosted:
+        told = f"FAILS, {failure}: `{nox_command(result.call)}` repeats it" if failure else "passes"
+        lines.append(f"| `{result.call.session}` | {told} | {result.seconds:.0f} s |")
     return "\n".join(lines) + "\n"
 
 

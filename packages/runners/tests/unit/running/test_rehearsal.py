@@ -97,6 +97,14 @@ def test_a_pull_request_runs_all_tiers_then_trains(repository: Path) -> None:
     assert asked_of_nox(repository) == [*tiers, "smoke", "expectations", "check"]
 
 
+def test_a_training_that_left_nothing_is_red_and_its_row_says_so(repository: Path) -> None:
+    (repository / "smoke.left").unlink()
+    git(repository, "commit", "-qam", "smoke leaves nothing")
+    found = rehearsed(repository, pull_request("opened"))
+    assert found.exit_code == 1
+    assert "| `smoke` | FAILS, it did nothing: no result was left: `nox -s smoke" in found.summary
+
+
 def test_machines_do_not_start_after_a_session_that_failed(repository: Path) -> None:
     patch = patch_of(repository, **{"unit.code": "1"})
     found = rehearsed(repository, labeled("smoke:nvidia"), patch)
