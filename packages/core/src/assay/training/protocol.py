@@ -137,6 +137,9 @@ class TrainerTraits:
     inexact_resume: why a resumed run is not the uninterrupted one to the last bit, where another library
         rounds otherwise after a restart: of its steps the first loss is compared bitwise, and what
         follows is judged by its noise.
+    update_rounding: the relative error that its optimizer's arithmetic gives whole updates and moments
+        beside torch's, as betas kept in float32 do; 0 where it gives none. The verdict names it: a
+        smaller error of an update is not seen.
     notes: what a verdict should say of it, such as how its layers are compiled.
     """
 
@@ -147,6 +150,7 @@ class TrainerTraits:
     dropout_masks: Literal["own", "shared"] | None = None
     scheduled_module: str | None = None
     inexact_resume: str | None = None
+    update_rounding: float = 0.0
     notes: tuple[str, ...] = ()
 
 

@@ -12,6 +12,7 @@ from assay.runs import Progress
 from assay.runs.caches import locked
 from assay.runs.folders import write_whole
 from assay.runs.results import write_results
+from assay.training.check import load_training_limits
 from assay.training.processes.requests import ReferenceRequest
 from assay.verdicts import Verdict
 from assay_smoke.cases import reading, worlds
@@ -22,7 +23,6 @@ from assay_smoke.cases.judging.verdict import (
     verdict_without_reference,
 )
 from assay_smoke.cases.left_behind import leftovers_noted
-from assay_smoke.cases.limits import limits_of
 from assay_smoke.cases.preloading import EVERY_CASE, preload_for
 from assay_smoke.cases.requests import (
     CHECKPOINT,
@@ -143,7 +143,7 @@ class CaseRun:
             dtype=self.case.precision,
             reference=reference,
             left_behind=left_behind,
-            limits=limits_of(self.case),
+            limits=load_training_limits("training"),
         )
 
     def _run_worlds(self, golden: Path, progress: Progress, left_behind: list[Leftover]) -> Answers:

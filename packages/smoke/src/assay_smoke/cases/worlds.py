@@ -96,6 +96,7 @@ def _train(
         absent=begin.absent,
         dropout_masks=opened.traits.dropout_masks,
         inexact_resume=opened.traits.inexact_resume,
+        update_rounding=opened.traits.update_rounding,
     )
     last = {str(part): digest for part, digest in free.held[-1]} if free.held else {}
     return report, before, last, parameter_bytes

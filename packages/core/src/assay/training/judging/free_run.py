@@ -88,6 +88,7 @@ def judge_trajectory(evidence: FreeEvidence) -> list[Judged]:
     if evidence.reference.draws and evidence.on_ranks:
         return []
     noise = {row.parameter: row for row in evidence.reference.noise_trajectory}
+    limit = evidence.limits.of("trajectory-error")
     judged = []
     for rank, report in enumerate(evidence.reports):
         runs = {
@@ -103,9 +104,27 @@ def judge_trajectory(evidence: FreeEvidence) -> list[Judged]:
             stage = Stage(module, "optimizer")
             port = PortResult(module, f"{name}.{short}", stage, 0, evidence.dtype, "")
             port.rank = rank
-            ratio = Ratio("trajectory-error", row.error, expected)
-            judged.append(Judged(ratio, evidence.limits.of("trajectory-error"), port))
+            # Added to what the limit allows, not multiplied by it: how far it can go is known.
+            expected += _declared_drift(evidence) / limit
+            judged.append(Judged(Ratio("trajectory-error", row.error, expected), limit, port))
     return judged
+
+
+def _declared_drift(evidence: FreeEvidence) -> float:
+    """How far the declared rounding of updates can take an element: Adam moves it by the learning rate."""
+    options = evidence.options
+    return evidence.report.update_rounding * options.learning_rate * options.steps
+
+
+def notes_on_rounding(evidence: FreeEvidence) -> list[str]:
+    """What the trainer declares of its optimizer's arithmetic, and so what is not seen of updates."""
+    rounding = evidence.report.update_rounding
+    if not rounding:
+        return []
+    told = (
+        f"the trainer declares that its optimizer rounds whole updates by {rounding:.1e}, relative:"
+    )
+    return [f"{told} smaller errors of updates and moments are not seen"]
 
 
 def trajectory_gap(evidence: FreeEvidence) -> str | None:

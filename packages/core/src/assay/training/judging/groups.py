@@ -91,6 +91,7 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
                 )
             units = dict.fromkeys(_stages_of_loss(measured, replaced[rank]), least_unit)
             units |= _units_of_unscaling(evidence, name, results)
+            units |= _units_of_optimizer(evidence, name, results)
             allowances = Allowances(units, other_work)
             judged, bias = judge_replay(results, own_noise, evidence.limits, allowances)
             _add_rank(group, results, judged, bias, not_finite)
@@ -212,6 +213,16 @@ def _units_of_unscaling(
     if all(abs(math.frexp(factor)[0]) == _HALF for factor in factors):
         return {}
     return {port.stage: 2 * evidence.unit_roundoff for port in results.ports.values()}
+
+
+def _units_of_optimizer(
+    evidence: TrainEvidence, name: str, results: ReplayResults
+) -> dict[Stage, float]:
+    """What the trainer declares that its optimizer's arithmetic gives whole updates, by stage."""
+    rounding = evidence.report.update_rounding
+    if name != "stage-optimizer" or not rounding:
+        return {}
+    return {port.stage: rounding for port in results.ports.values()}
 
 
 def _noise_at_results_of_replaced_modules(

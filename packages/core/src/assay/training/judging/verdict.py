@@ -37,6 +37,7 @@ from assay.training.judging.free_run import (
     judge_checkpoint,
     judge_losses,
     judge_trajectory,
+    notes_on_rounding,
     trajectory_gap,
 )
 from assay.training.judging.groups import JudgedGroup, judge_groups
@@ -119,6 +120,7 @@ def _judge(
     results["replicas"], divergence = judge_replicas(evidence)
     results["checkpoint"], broken = judge_checkpoint(evidence)
     ranked = rank_stages(item for group in groups.values() for item in group.judged)
+    results["updates"].notes += notes_on_rounding(evidence)
     results["activations"].notes += notes_on_masks(evidence)
     if _steps_elsewhere(evidence, groups["stage-optimizer"]):
         for result in (results["updates"], results["checkpoint"]):
@@ -134,13 +136,7 @@ def _judge(
     diagnosis: Diagnosis | None = finding.diagnosis if finding else None
     report = evidence.report
     notes = [*evidence.reference.notes, *report.trainer_notes, *first_notes]
-    notes += _notes_on_skipped(report)
-    notes += [
-        f"micro-batches {', '.join(map(str, numbers))} of a step are run as one: what the reference has"
-        " of each is put together row by row"
-        for numbers in report.packed
-        if len(numbers) > 1
-    ]
+    notes += _notes_on_steps(report)
     notes += _unmeasured_notes(report)
     notes += [note for result in results.values() for note in result.notes]
     if outcome is Outcome.PASS and report.weights_different:
@@ -193,9 +189,14 @@ def _steps_elsewhere(evidence: TrainEvidence, updates: JudgedGroup) -> bool:
     )
 
 
-def _notes_on_skipped(report: CandidateReport) -> list[str]:
-    """Steps that the trainer skipped: what was compared are those that it made."""
-    notes = []
+def _notes_on_steps(report: CandidateReport) -> list[str]:
+    """Steps that the trainer skipped, of which those it made were compared, and what it runs as one."""
+    notes = [
+        f"micro-batches {', '.join(map(str, numbers))} of a step are run as one: what the reference has"
+        " of each is put together row by row"
+        for numbers in report.packed
+        if len(numbers) > 1
+    ]
     for number, step in enumerate(report.free.steps):
         if step.num_skipped > MOST_SKIPPED:
             notes.append(

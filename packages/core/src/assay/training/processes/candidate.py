@@ -144,6 +144,7 @@ class _Candidate:
             updates_made=steps.moved.num_moved,
             dropout_masks=opened.traits.dropout_masks,
             inexact_resume=opened.traits.inexact_resume,
+            update_rounding=opened.traits.update_rounding,
             norms=[GradientNormRecord.model_validate(asdict(norm)) for norm in steps.norms],
             packed=sorted({packing.micro_batches for packing in steps.packings}),
             unapplied=find_unapplied(

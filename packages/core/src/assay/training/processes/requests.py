@@ -225,7 +225,7 @@ class CandidateReport(Record):
     updates_expected: elements that the reference's updates change; updates_made: those of them that
         updates here change too.
     dropout_masks: what the trainer declares of masks on ranks of dp, see TrainerTraits.
-    inexact_resume: what it declares of resumed runs, see there.
+    inexact_resume: what it declares of resumed runs, see there; update_rounding: of its optimizer.
     norms: of the gradients after each phase of every step.
     packed: numbers of micro-batches that were run as one.
     changed_by_skipping: parts of the state that are not as they were before a skipped step.
@@ -262,6 +262,7 @@ class CandidateReport(Record):
     updates_made: int = 0
     dropout_masks: Literal["own", "shared"] | None = None
     inexact_resume: str | None = None
+    update_rounding: float = 0.0
     norms: list["GradientNormRecord"] = Field(default_factory=list)
     packed: list[tuple[int, ...]] = Field(default_factory=list)
     changed_by_skipping: list[StateValue] = Field(default_factory=list)

@@ -5,15 +5,17 @@ import math
 import pytest
 
 from assay.training.judging.evidence import TrainEvidence
-from assay.training.judging.free_run import judge_losses, judge_trajectory
+from assay.training.judging.free_run import judge_losses, judge_trajectory, notes_on_rounding
 from assay.training.processes.requests import FreeRun
 from assay.training.state.records import TrajectoryRecord
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     LOSSES,
     UNIT,
+    evidence,
     free_run,
     ran,
     records,
+    report,
     trajectory,
 )
 
@@ -168,6 +170,24 @@ def test_trajectory_without_noise_is_held_to_half_a_unit_of_the_parameter_s_size
     assert (
         failed_ports(ran(free_run(trajectory=moved), noise_trajectory=trajectory(0.0, 8.0)))
         == wrong
+    )
+
+
+@pytest.mark.parametrize(
+    ("units", "declared", "wrong"),
+    [(31, 2.0**-4, []), (33, 2.0**-4, ["b:trajectory.weight"]), (31, 0.0, ["b:trajectory.weight"])],
+)
+def test_declared_rounding_of_updates_is_added_to_what_the_limit_allows(
+    units: float, declared: float, wrong: list[str]
+) -> None:
+    # The limit allows 20 units; 2^-4 of three updates of 2^-2 each are 12 more.
+    free = free_run(trajectory=trajectory(b=units * UNIT))
+    one = report(free, update_rounding=declared)
+    made = evidence(reports=[one], options={"learning_rate": 0.25})
+
+    assert failed_ports(made) == wrong
+    assert [note.count("6.2e-02, relative") for note in notes_on_rounding(made)] == (
+        [1] if declared else []
     )
 
 

@@ -62,6 +62,15 @@ def test_one_other_value_fails_where_values_are_exact(place: Place) -> None:
     assert failed(judge_groups(evidence(step_results(different=[place])))) == {place}
 
 
+def test_declared_rounding_of_updates_is_the_unit_roundoff_of_updates_alone() -> None:
+    error = {update("a"): SIX_UNITS, gradient("a"): SIX_UNITS}
+    declaring = report(update_rounding=8 * UNIT)
+
+    assert failed(judge_groups(evidence(step_results(error)))) == set(error)
+    assert failed(judge_groups(evidence(step_results(error), reports=declaring))) == {gradient("a")}
+    assert failed(judge_groups(evidence(step_results({update("a"): WRONG}), reports=declaring)))
+
+
 def test_error_of_one_rank_is_that_rank_s() -> None:
     groups = judge_groups(evidence(step_results(), step_results({output("b"): WRONG})))
 

@@ -10,6 +10,7 @@ from assay.training.judging.free_run import (
     judge_checkpoint,
     judge_losses,
     judge_trajectory,
+    notes_on_rounding,
     trajectory_gap,
 )
 from assay.training.judging.replicas import judge_replicas
@@ -112,7 +113,7 @@ def _judge_updates(evidence: CaseEvidence) -> Found:
     if not judged:
         reason = "each rank draws the numbers of its own dropout"
         return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=reason)), None
-    return _by_ratios("updates", evidence, judged, [])
+    return _by_ratios("updates", evidence, judged, notes_on_rounding(evidence.free))
 
 
 def _judge_resume(evidence: CaseEvidence) -> Found:

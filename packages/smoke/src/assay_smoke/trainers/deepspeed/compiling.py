@@ -28,6 +28,9 @@ from assay_smoke.trainers.deepspeed.process import deepspeed_process
 
 # As DeepSpeed calls its extension.
 _NAME = "cpu_adam"
+# It keeps both betas and their powers in float32 (csrc/includes/cpu_adam.h), which below one are 2^-24
+# apart: 1 - 0.999, the default of torch's AdamW, gets this relative error, and so do updates and moments.
+ROUNDING_OF_BETAS = 2**-25 / (1 - 0.999)
 
 
 def cpu_adam(parameters: Sequence[nn.Parameter], defaults: Mapping[str, object]) -> Optimizer:

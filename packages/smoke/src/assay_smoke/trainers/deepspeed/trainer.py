@@ -30,7 +30,7 @@ from assay.training.protocol import (
     TrainingPlan,
 )
 from assay.training.trainers.reference import ReferenceTrainer
-from assay_smoke.trainers.deepspeed.compiling import cpu_adam
+from assay_smoke.trainers.deepspeed.compiling import ROUNDING_OF_BETAS, cpu_adam
 from assay_smoke.trainers.deepspeed.configuration import deepspeed_config
 from assay_smoke.trainers.deepspeed.optimizer import PartitionedOptimizer
 from assay_smoke.trainers.deepspeed.partitions import partitions_of
@@ -64,7 +64,7 @@ class DeepSpeedTrainer(ReferenceTrainer):
         traits = super().traits
         if "cpu-offload" in self.plan.features:
             reason = "DeepSpeed's CPU Adam rounds powers of its betas otherwise after a restart"
-            traits = replace(traits, inexact_resume=reason)
+            traits = replace(traits, inexact_resume=reason, update_rounding=ROUNDING_OF_BETAS)
         if self.data.size == 1:
             return traits
         reason = "DeepSpeed adds gradients up inside of backward"
