@@ -194,11 +194,16 @@ def bench(session: nox.Session) -> None:
         return
     started = f"{datetime.now():%Y%m%d-%H%M%S}"  # noqa: DTZ005 - a folder name, in local time
     folder = Path("runs") / f"{started}-bench"
-    tuned = folder / "tuned"
-    environment.run(session, "assay.cli", "bench", "tune", "micro", "--output", str(tuned))
+    option, best = _run_option(session, environment, "--run", otherwise="cpu/float32")
+    # As the baselines: what a lower precision costs is the question of another suite.
+    run = [option, f"{best.partition('/')[0]}/float32"]
+    tuned = ["--output", str(folder / "tuned")]
+    environment.run(session, "assay.cli", "bench", "tune", "micro", *run, *tuned)
     unlike = [
-        way for way in _TUNED_WAYS if not _hold_to_baseline(session, environment, way, folder)
+        way for way in _TUNED_WAYS if not _hold_to_baseline(session, environment, way, folder, run)
     ]
+    if unlike and _hardware_promised(session):
+        session.error(f"{', '.join(unlike)} were held to no baseline: other questions were asked")
     if unlike:
         # Questions are made of this Python's own library: another one asks others.
         session.skip(
@@ -212,13 +217,13 @@ _BASELINES = Path("packages/bench/src/assay_bench/baselines/shipped")
 
 
 def _hold_to_baseline(
-    session: nox.Session, environment: Environment, way: str, folder: Path
+    session: nox.Session, environment: Environment, way: str, folder: Path, run: list[str]
 ) -> bool:
     """Ask the model that was tuned in this way. Returns: whether it was asked what the baseline was."""
     model = folder / "tuned" / "micro-llama" / way / "seed-0" / "model"
     asked, compared = folder / way / "asked", folder / way / "compared"
     command = ["assay.cli", "bench", "run", "--model", str(model), "--output", str(asked)]
-    environment.run(session, *command)
+    environment.run(session, *command, *run)
     baseline = _BASELINES / f"micro-llama-{way}.json"
     command = ["assay.cli", "bench", "compare", str(baseline), str(asked)]
     words = ["--suite", "retrained", "--output", str(compared)]
@@ -238,7 +243,7 @@ def bench_rates(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def plan(session: nox.Session) -> None:
-    """Say what an event of GitHub starts. `-- --payload examples/events/push-main.json --explain`."""
+    """Say what an event of GitHub starts. `-- examples/events/push-main.json --explain`."""
     tools_environment(session).run(session, "assay.cli", "runners", "plan", *session.posargs)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 LAPTOP = {"cpu": "present", "sim": "present", "card": "absent", "dead": "broken"}
 ACCELERATED = {"cpu": "present", "sim": "present", "dead": "broken", "card": "present"}
-SESSIONS = ("smoke", "expectations", "check")
+SESSIONS = ("smoke", "expectations", "check", "bench")
 
 
 class Aborted(Exception):  # noqa: N818 - as nox says it
@@ -106,6 +106,17 @@ def test_every_command_of_a_session_gets_the_run(
             assert command[command.index(option) + 1] == run
 
 
+def test_what_bench_computes_is_computed_on_the_device(
+    noxfile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for devices, run in ((LAPTOP, "cpu/float32"), (ACCELERATED, "card/float32")):
+        commands = run_session(noxfile, monkeypatch, "bench", devices).commands
+        computing = [command for command in commands if command[2] in ("tune", "run")]
+        assert [command[2] for command in computing] == ["tune", "run"]
+        for command in computing:
+            assert command[command.index("--run") + 1] == run
+
+
 @pytest.mark.parametrize("name", SESSIONS)
 def test_a_promised_accelerator_that_is_absent_is_an_error(
     noxfile: Any, monkeypatch: pytest.MonkeyPatch, name: str
@@ -134,7 +145,7 @@ def test_a_promise_that_is_kept_is_no_error(
 ) -> None:
     monkeypatch.setenv("ASSAY_REQUIRE_HARDWARE", "1")
     (first, *_) = run_session(noxfile, monkeypatch, name, ACCELERATED).commands
-    assert {"card", "card/bfloat16"} & set(first)
+    assert {"card", "card/bfloat16", "card/float32"} & set(first)
 
 
 @pytest.mark.parametrize(("promise", "codes"), [("1", [0]), ("0", [0, 3])])

@@ -11,6 +11,10 @@ def tune(
         str, typer.Argument(metavar="RECIPE.toml", help="A recipe, or one that ships: micro.")
     ],
     *,
+    run: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="DEVICE/DTYPE that trains, in place of the recipe's."),
+    ] = None,
     baseline: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Output of an earlier one, with several seeds."),
@@ -32,6 +36,8 @@ def tune(
 
     Example: assay bench tune micro --output runs/tuned
 
+    Example: assay bench tune micro --run cuda/float32
+
     Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 the baseline has nothing alike.
     """
     from assay.cli.verdict_output import finish
@@ -39,7 +45,7 @@ def tune(
     from assay_bench.tuning.recipe import read_recipe
     from assay_bench.tuning.running import open_folder, run_tunings
 
-    asked = read_recipe(recipe)
+    asked = read_recipe(recipe, run)
     folder = open_folder(asked, output)
     with open_progress() as progress:
         run_tunings(asked, folder, baseline, progress)

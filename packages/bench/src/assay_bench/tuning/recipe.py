@@ -114,9 +114,10 @@ class RecipeFile:
     folder: Path
 
 
-def read_recipe(name: str) -> RecipeFile:
+def read_recipe(name: str, run: str | None = None) -> RecipeFile:
     """The recipe in the file `name`, or the one of that name that ships with the package.
 
+    run: DEVICE/DTYPE in place of the recipe's; None leaves that.
     Raises: RecipeError that names file and key, before anything is loaded.
     """
     path = Path(name)
@@ -128,6 +129,8 @@ def read_recipe(name: str) -> RecipeFile:
         raise RecipeError.of(name, f"no such file; recipes that ship: {_shipped()}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError.of(path, str(error)) from None
+    if run is not None:
+        document["run"] = run
     return RecipeFile(_validate(path, document), path.parent.resolve())
 
 

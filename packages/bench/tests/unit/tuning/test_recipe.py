@@ -43,6 +43,12 @@ def test_comments_and_the_order_of_keys_do_not_change_the_hash(tmp_path: Path) -
     assert Recipe.model_validate_json(recipe.model_dump_json()).hash == recipe.hash
 
 
+def test_another_device_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
+    assert read_recipe(write(tmp_path, TEXT), "npu:1/float32").recipe.run == "npu:1/float32"
+    with pytest.raises(RecipeError, match="run: "):
+        read_recipe(write(tmp_path, TEXT), "float32")
+
+
 def test_relative_paths_begin_at_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "own.jsonl").touch()
     read = read_recipe(write(tmp_path, TEXT.replace('"sums"', '"own.jsonl"')))
