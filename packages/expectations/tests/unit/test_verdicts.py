@@ -57,7 +57,8 @@ def test_an_expectation_that_is_missed_fails_and_says_how_to_find_the_place() ->
     (note,) = verdict.notes
     assert note == (
         "to find the place: assay check generate micro:llama --reference cpu/float32"
-        " --candidate acme/bfloat16"
+        " --candidate acme/bfloat16; if that passes, both sides share the fault: it is in the"
+        " model's code or in assay's, and `git bisect` with this command finds the commit"
     )
 
 

@@ -129,7 +129,8 @@ def _judge_one(
     if not judged.passed:
         judgement.notes.append(
             f"to find the place: assay check generate {expectation.model}"
-            f" --reference cpu/float32 --candidate {run}"
+            f" --reference cpu/float32 --candidate {run}; if that passes, both sides share the fault:"
+            " it is in the model's code or in assay's, and `git bisect` with this command finds the commit"
         )
 
 
