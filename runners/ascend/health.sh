@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Rendered by `assay runners render` from runners/runners.toml: edit that, not this file.
 #
-# Do the cards of this machine answer? Asked of the vendor's own program, before and after each job.
+# Are the cards of this machine fit for a job? Asked of the vendor's own program, before and after each.
 #
-# ASSAY_CARDS           how many cards have to answer, default 1
+# ASSAY_CARDS           how many cards have to be fit, default 1
 # ASSAY_HEALTH_SECONDS  how long the program may take, default 60
 #
-# Exit code: 0 they do; 75 the machine must not be used, and why on stderr.
+# Exit code: 0 they are; 75 the machine must not be used, and why on stderr.
 set -euo pipefail
 
 if ! command -v python3 >/dev/null; then
@@ -23,7 +23,7 @@ import subprocess
 import sys
 
 COMMAND = ['npu-smi', 'info', '-l']
-# What the program prints once for each card.
+# What the program prints once for each card that is fit.
 CARD = 'NPU ID'
 
 
@@ -52,8 +52,9 @@ def find_sickness():
         return f"{COMMAND[0]} exits with {process.returncode}: {''.join(last)}"
     found = len(re.findall(CARD, output, re.MULTILINE))
     if found < cards:
-        return f"{COMMAND[0]} lists {found} cards; {cards} were promised"
-    print(f"assay: {COMMAND[0]} lists {found} cards", flush=True)
+        printed = " ".join(output.split())[:200] or "nothing"
+        return f"{COMMAND[0]} lists {found} fit cards; {cards} were promised; it prints {printed}"
+    print(f"assay: {COMMAND[0]} lists {found} fit cards", flush=True)
     return ""
 
 

@@ -25,6 +25,10 @@ settings=$1 archive=$2 checksum=$3
 target=$(sed -n 's/^ASSAY_TARGET=//p' "$settings")
 [[ $target =~ ^[a-z0-9-]+$ ]] || fail "$settings names no ASSAY_TARGET"
 [ -n "$root" ] || (($(id -u) == 0)) || fail "only root can do this: sudo $0 ..."
+for other in "$root/etc/assay-runner"/*.env; do
+    [ ! -e "$other" ] || [ "${other##*/}" = "$target.env" ] ||
+        fail "this machine is a runner already, by $other: both would have the same cards"
+done
 [ -f "$root/etc/assay-runner/token" ] || fail "put the token into /etc/assay-runner/token first; README.md says how"
 
 fetched=$(mktemp -d)
@@ -58,6 +62,9 @@ opt=$root/opt/assay-runner etc=$root/etc/assay-runner
 rm -rf "$opt/runner"
 mkdir -p "$opt/runner"
 tar -xzf "$archive" --no-same-owner -C "$opt/runner"
+if [ -x "$opt/runner/bin/installdependencies.sh" ] && [ -z "$root" ] && [ "$(uname -s)" != Darwin ]; then
+    "$opt/runner/bin/installdependencies.sh"
+fi
 install -m 755 "$here/register.sh" "$opt/register.sh"
 if [ -f "$(dirname "$settings")/health.sh" ]; then
     install -m 755 "$(dirname "$settings")/health.sh" "$opt/health.sh"

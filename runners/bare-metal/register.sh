@@ -9,9 +9,10 @@
 # STATE_DIRECTORY        where the folders of a job lie
 # CREDENTIALS_DIRECTORY  has the file `token`, which may write the organisation's self-hosted runners
 # ASSAY_POLL_SECONDS     how often the job is looked at, default 10
+# ASSAY_RETRY_SECONDS    how much longer each failure waits than the one before, at first; default 30
 #
-# Exit code: 0 after a job; 75 the machine must not be used; 1 anything else, such as GitHub's
-# silence.
+# Exit code: 0 after a job; 75 the machine must not be used until somebody has seen to it; 1
+# anything that may pass by itself, such as GitHub's silence.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -21,6 +22,16 @@ api=https://api.github.com/orgs/${ASSAY_ORGANISATION:?}/actions
 fail() { # EXIT_CODE MESSAGE
     echo "assay: $2" >&2
     exit "$1"
+}
+
+# No job is taken meanwhile: at once, then after 1, 3, 7, ... 63 times ASSAY_RETRY_SECONDS.
+try_later() { # MESSAGE
+    local failures
+    failures=$(($(cat "$work/failures" 2>/dev/null || echo 0) + 1))
+    echo "$failures" >"$work/failures"
+    echo "assay: $1" >&2
+    sleep $((((1 << (failures < 7 ? failures - 1 : 6)) - 1) * ${ASSAY_RETRY_SECONDS:-30}))
+    exit 1
 }
 
 as_runner() { # COMMAND...
@@ -64,6 +75,11 @@ print(json.dumps({"name": name, "runner_group_id": int(group), "labels": [label]
         python3 -I -c 'import json, sys; print(json.load(sys.stdin)["encoded_jit_config"])'
 }
 
+# The runner's own log of a job.
+has_begun_a_job() {
+    compgen -G "$work/runner/_diag/Worker_*" >/dev/null
+}
+
 run_job() { # sets `code`
     local runner started=""
     # A single-use secret: an argument would show it to every user of the machine.
@@ -71,8 +87,8 @@ run_job() { # sets `code`
     runner=$!
     while kill -0 "$runner" 2>/dev/null; do
         sleep "${ASSAY_POLL_SECONDS:-10}"
-        # The runner's own log of a job. Waiting for one takes as long as it takes.
-        if [ -z "$started" ] && compgen -G "$work/runner/_diag/Worker_*" >/dev/null; then
+        # Waiting for a job takes as long as it takes.
+        if [ -z "$started" ] && has_begun_a_job; then
             started=$SECONDS
         fi
         if [ -n "$started" ] && ((SECONDS - started > ASSAY_JOB_MINUTES * 60)); then
@@ -82,6 +98,8 @@ run_job() { # sets `code`
     done
     code=0
     wait "$runner" || code=$?
+    # systemd ends what a job left running; launchd does not.
+    [ "$(uname -s)" != Darwin ] || pkill -KILL -u "$ASSAY_USER" || true
 }
 
 rm -rf "${work:?}/runner" "${work:?}/home"
@@ -96,9 +114,13 @@ fi
 export ACTIONS_RUNNER_RETURN_VERSION_DEPRECATED_EXIT_CODE=1 RUNNER_MANUALLY_TRAP_SIG=1
 
 check_health
-group=$(find_group) || fail 1 "GitHub does not list the runner groups of $ASSAY_ORGANISATION"
-[ -n "$group" ] || fail 1 "$ASSAY_ORGANISATION has no runner group $ASSAY_RUNNER_GROUP"
-jitconfig=$(generate_jitconfig "$group") || fail 1 "GitHub gives no configuration for $ASSAY_LABEL"
+group=$(find_group) || try_later "GitHub does not list the runner groups of $ASSAY_ORGANISATION"
+[ -n "$group" ] || try_later "$ASSAY_ORGANISATION has no runner group $ASSAY_RUNNER_GROUP"
+jitconfig=$(generate_jitconfig "$group") || try_later "GitHub gives no configuration for $ASSAY_LABEL"
 run_job "$jitconfig"
 check_health
-((code == 0)) || fail 1 "the runner ended with exit code $code (7: GitHub wants a newer one)"
+((code != 7)) || fail 75 "GitHub wants a newer runner than this: give bootstrap.sh one"
+((code == 0)) || try_later "the runner ended with exit code $code"
+# run.sh ends with 0 for much that is no job, such as a configuration that GitHub refuses.
+has_begun_a_job || try_later "the runner ended without a job"
+rm -f "$work/failures"

@@ -4,13 +4,38 @@ import re
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+    return pattern
+
+
+def _is_free(name: str) -> str:
+    if name == "all":
+        raise ValueError("'all' is what labels call every vendor")
+    return name
+
+
+def _sets_none_of_ours(names: dict[str, str]) -> dict[str, str]:
+    if taken := sorted(names.keys() & {"PATH", "HOME", "PYTHONPATH", "ASSAY_TORCH"}):
+        raise ValueError(f"{', '.join(taken)}: the runner's own, which a job relies on")
+    return names
+
 
 Word = Annotated[str, Field(min_length=1)]
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*$", max_length=20)]
-
-# A label of a pull request that asks for hardware: TIER:TARGET.
-TIERS = ("smoke", "expectations", "bench")
+# "all" is a target already.
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*$", max_length=20), AfterValidator(_is_free)]
+Below = Annotated[str, Field(pattern=r"^[^/]")]
+Pattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles)]
+Hexadecimal = Annotated[str, Field(pattern=r"^0x[0-9a-f]+$")]
+Absolute = Annotated[str, Field(pattern=r"^(/.+)?$")]
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Variables = Annotated[dict[Variable, str], AfterValidator(_sets_none_of_ours)]
 
 
 class Entry(BaseModel):
@@ -23,12 +48,15 @@ class Shown(Entry):
     """What the operating system shows where a driver is loaded.
 
     by: patterns below "/", one of which exists there.
+    made_by: the vendor's program that makes them after a start of the machine, with its words; run by
+        root before a machine on its own registers.
     pci_vendor, pci_classes: for nodes that several vendors share.
     """
 
-    by: tuple[Word, ...]
-    pci_vendor: str = ""
-    pci_classes: tuple[Word, ...] = ()
+    by: tuple[Below, ...]
+    made_by: tuple[Word, ...] = ()
+    pci_vendor: Hexadecimal | None = None
+    pci_classes: tuple[Hexadecimal, ...] = ()
 
 
 class Torch(Entry):
@@ -58,11 +86,12 @@ class Health(Entry):
     """The vendor's own program that lists the cards, run before and after each job.
 
     command: its words; an exit code other than 0 takes the machine out of service.
-    card_pattern: a regular expression of which every card gives one match in what it prints.
+    card_pattern: a regular expression of which every card that is fit for a job gives one match in
+        what it prints.
     """
 
     command: tuple[Word, ...] = Field(min_length=1)
-    card_pattern: Word
+    card_pattern: Pattern
 
 
 class RunnerKind(Entry):
@@ -75,14 +104,16 @@ class RunnerKind(Entry):
     max_runners: how many jobs run at a time; further ones wait.
     """
 
-    cards: int = Field(ge=0, le=1024)
+    cards: int = Field(ge=0, le=1024, strict=True)
     sessions: tuple[Word, ...] = Field(min_length=1)
-    timeout_minutes: int = Field(ge=5, le=360)
-    budget_minutes: int = Field(ge=1, le=300)
-    max_runners: int = Field(ge=1, le=1000)
+    timeout_minutes: int = Field(ge=5, le=360, strict=True)
+    budget_minutes: int = Field(ge=1, le=300, strict=True)
+    max_runners: int = Field(ge=1, le=1000, strict=True)
 
     @model_validator(mode="after")
     def _leaves_time_beside_the_budget(self) -> "RunnerKind":
+        if len(set(self.sessions)) < len(self.sessions):
+            raise ValueError(f"sessions {', '.join(self.sessions)}: one is named twice")
         if self.budget_minutes >= self.timeout_minutes:
             raise ValueError(
                 f"budget_minutes {self.budget_minutes} leaves no time for installing within"
@@ -94,19 +125,21 @@ class RunnerKind(Entry):
 class Vendor(Entry):
     """An entry of runners.toml; `name` is that of its table, the rest stands at its head.
 
+    also_called: what people write for it in a label; the refusal then names the vendor.
     unverified: the fields that nobody has seen work on such a machine yet.
     """
 
     name: Name
     title: Word
+    also_called: tuple[Word, ...] = ()
     resources: tuple[Word, ...]
     scheduler: str = ""
     shown: Shown
     torch: Torch
     image: Image | None = None
     health: Health | None = None
-    variables: dict[str, str] = {}
-    model_cache: str = ""
+    variables: Variables = {}
+    model_cache: Absolute = ""
     runners: tuple[RunnerKind, ...] = Field(min_length=1)
     unverified: tuple[Word, ...] = ()
 
@@ -116,7 +149,7 @@ class Vendor(Entry):
         if cards != sorted(set(cards)):
             raise ValueError(f"runners: cards {cards} must rise, each number once")
         if bool(self.health) != any(cards):
-            raise ValueError("health: needed where there are cards, and only there")
+            raise ValueError("health: needed where a runner has cards, and only there")
         if self.resources and self.image is None:
             raise ValueError("image: a pod with a device needs one")
         unknown = [field for field in self.unverified if field not in type(self).model_fields]

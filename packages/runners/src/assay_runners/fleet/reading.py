@@ -1,6 +1,8 @@
 """Reads the files that say which machines there are."""
 
 import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,14 +20,16 @@ _Table = TypeVar("_Table", bound=BaseModel)
 def read_fleet(root: Path) -> Fleet:
     """What the two files below `root` say.
 
-    Raises: UsageError with the file, the table and the field, for the first thing that is wrong.
+    Raises: UsageError with the file, and a line for each table and field that is wrong.
     """
-    github = _validated(GitHub, _read_toml(root / GITHUB_FILE), root / GITHUB_FILE, "")
+    github = _validated(GitHub, _read_toml(root / GITHUB_FILE), root / GITHUB_FILE)
     vendors = []
     for name, table in _read_toml(root / RUNNERS_FILE).items():
         if not isinstance(table, dict):
             raise UsageError(f"{root / RUNNERS_FILE}: {name} stands outside of a vendor's table")
-        vendors.append(_validated(Vendor, {"name": name, **table}, root / RUNNERS_FILE, f"{name}."))
+        vendors.append(
+            _validated(Vendor, {"name": name, **table}, root / RUNNERS_FILE, f" [{name}]")
+        )
     if not vendors:
         raise UsageError(f"{root / RUNNERS_FILE} has no vendor")
     return Fleet(github=github, vendors=tuple(vendors))
@@ -40,10 +44,38 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise UsageError(f"{file} cannot be read: {error}") from error
 
 
-def _validated(model: type[_Table], table: dict[str, Any], file: Path, prefix: str) -> _Table:
+def _validated(model: type[_Table], table: dict[str, Any], file: Path, name: str = "") -> _Table:
     try:
         return model.model_validate(table)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = prefix + ".".join(map(str, first["loc"]))
-        raise UsageError(f"{file}: {field.rstrip('.')}: {first['msg']}") from None
+        known = sorted({str(one["loc"][-1]) for one in error.errors() if one["type"] == "missing"})
+        known += list(model.model_fields)
+        lines = [f"{file}{name}: {_in_words(one, known)}" for one in error.errors()]
+        raise UsageError("\n".join(lines)) from None
+
+
+def _in_words(error: Mapping[str, Any], known: list[str]) -> str:
+    """One mistake: where it is in the table, and what is wrong, in the words of TOML.
+
+    known: the fields that a name which is none may have meant.
+    """
+    place = [f"line {part + 1}" if isinstance(part, int) else str(part) for part in error["loc"]]
+    field = ".".join(place).replace(".line", " line").replace(".[key]", "")
+    told = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        nearest = get_close_matches(str(error["loc"][-1]), known, n=1)
+        told = f"there is no such field{f'; nearest is {nearest[0]}' if nearest else ''}"
+    elif error["type"] == "missing":
+        told = "it is missing"
+    else:
+        told = _OF_TOML.get(error["type"], told)
+    return f"{field}: {told}" if field else told
+
+
+_OF_TOML = {
+    "tuple_type": "it has to be an array: [...]",
+    "model_type": "it has to be a table: { ... }",
+    "dict_type": "it has to be a table: { ... }",
+    "string_type": 'it has to be a string: "..."',
+    "int_type": "it has to be a whole number, without quotes",
+}

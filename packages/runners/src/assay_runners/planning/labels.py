@@ -1,8 +1,9 @@
 """What a label of a pull request asks for."""
 
+import re
 from difflib import get_close_matches
 
-from assay_runners.fleet.entries import Fleet, Runner
+from assay_runners.fleet.entries import Fleet, Runner, Vendor
 from assay_runners.planning.plan import Refusal
 
 # Which sessions a label's tier runs, where the machine's entry has them.
@@ -11,28 +12,29 @@ TIER_SESSIONS = {
     "expectations": ("expectations",),
     "bench": ("bench",),
 }
+# Of these a label may ask for; benchmarks are started by hand.
+LABELLED_TIERS = ("smoke", "expectations")
 EVERY = "all"
+# "smoke-nvidia" asks for a machine; "smoke" and "smoke tests" say what a pull request is about.
+_WITHOUT_COLON = re.compile(r"(?P<tier>smoke|expectations|bench)\W+(?P<target>.+)")
 
 
 def read_label(label: str, fleet: Fleet) -> tuple[str, list[Runner]] | Refusal | None:
     """The tier and the machines that `label` asks for.
 
-    GitHub compares labels without regard to case, and so does this.
+    GitHub compares labels without regard to case, and so does this; otherwise to the letter.
 
     Returns: a refusal if it means to ask for a machine but names none that there is, or one that
         does not run its tier; None if it is a label of another kind.
     """
     tier, colon, target = label.casefold().partition(":")
-    tier, target = tier.strip(), target.strip()
     if not colon:
-        return None
+        return _refuse_without_colon(label, fleet)
     if tier not in TIER_SESSIONS:
-        nearest = get_close_matches(tier, TIER_SESSIONS, n=1, cutoff=0.75)
-        if not nearest:
-            return None
-        return Refusal(
-            asked=label, why=f"there is no tier {tier!r}; nearest is {nearest[0]}:{target}"
-        )
+        return _refuse_tier(label, tier, target, fleet)
+    if tier not in LABELLED_TIERS:
+        why = "benchmarks take hours: start the workflow `bench` by hand, for a branch"
+        return Refusal(asked=label, why=why)
     runners = find_runners(target, fleet)
     if not runners:
         return Refusal(asked=label, why=unknown_target(target, fleet, f"{tier}:"))
@@ -55,13 +57,50 @@ def find_runners(target: str, fleet: Fleet) -> list[Runner]:
 
 def unknown_target(target: str, fleet: Fleet, prefix: str = "") -> str:
     """What to say to somebody who named a machine that there is none of."""
-    known = [*(runner.target for runner in fleet.runners()), EVERY]
-    nearest = get_close_matches(target, known, n=1, cutoff=0.5)
+    nearest = _nearest_target(target.strip(), fleet)
     if nearest:
-        return f"there is no machine {target!r}; nearest is {prefix}{nearest[0]}"
+        return f"there is no machine {target!r}; nearest is {prefix}{nearest}"
+    known = [*(runner.target for runner in fleet.runners()), EVERY]
     return f"there is no machine {target!r}; there are {', '.join(known)}"
 
 
 def sessions_of(tier: str, runner: Runner) -> tuple[str, ...]:
     """The sessions of the tier that may run on such a machine."""
     return tuple(name for name in TIER_SESSIONS[tier] if name in runner.kind.sessions)
+
+
+def _refuse_without_colon(label: str, fleet: Fleet) -> Refusal | None:
+    words = _WITHOUT_COLON.fullmatch(label.casefold())
+    if words is None or not find_runners(words["target"], fleet):
+        return None
+    why = f"a machine is asked for with a colon: {words['tier']}:{words['target']}"
+    return Refusal(asked=label, why=why)
+
+
+def _refuse_tier(label: str, tier: str, target: str, fleet: Fleet) -> Refusal | None:
+    """None where the label is of another kind: neither its tier nor its target is one of ours."""
+    nearest = get_close_matches(tier, TIER_SESSIONS, n=1, cutoff=0.75)
+    if nearest:
+        why = f"there is no tier {tier!r}; nearest is {nearest[0]}:{target}"
+    elif find_runners(target, fleet):
+        labels = " and ".join(f"{known}:{target}" for known in LABELLED_TIERS)
+        why = f"there is no tier {tier!r}; there are {labels}"
+    else:
+        return None
+    return Refusal(asked=label, why=why)
+
+
+def _nearest_target(target: str, fleet: Fleet) -> str:
+    """By the vendor and the number of cards, else by the letters; "" where nothing is near."""
+    named = re.fullmatch(r"(?P<name>.+?)(?:-(?P<cards>\d+))?", target)
+    if named and (vendor := _find_vendor(named["name"], fleet)):
+        cards = int(named["cards"] or 1)
+        kind = min(vendor.runners, key=lambda kind: abs(kind.cards - cards))
+        return Runner(vendor=vendor, kind=kind).target
+    known = [*(runner.target for runner in fleet.runners()), EVERY]
+    return next(iter(get_close_matches(target, known, n=1, cutoff=0.5)), "")
+
+
+def _find_vendor(name: str, fleet: Fleet) -> Vendor | None:
+    called = ((vendor, (vendor.name, *vendor.also_called)) for vendor in fleet.vendors)
+    return next((vendor for vendor, names in called if name in names), None)

@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from assay_runners.fleet.entries import Fleet, GitHub, Runner, Vendor
+from assay_runners.planning.labels import LABELLED_TIERS, TIER_SESSIONS
 from assay_runners.rendering.templates import fill
 from assay_runners.running.machine_job import SICK
 
@@ -76,6 +77,7 @@ def _files_of(vendor: Vendor, github: GitHub) -> Iterator[tuple[str, str]]:
         "sick": SICK,
         "health_seconds": _HEALTH_SECONDS,
         "minutes_beside_job": _MINUTES_BESIDE_JOB,
+        "tiers": {tier: TIER_SESSIONS[tier] for tier in LABELLED_TIERS},
         "unverified": [(field, _UNVERIFIED.get(field, field)) for field in vendor.unverified],
     }
     yield "README.md", fill("README.md", **of_vendor)

@@ -105,12 +105,15 @@ class Checkout:
 
 
 def _contradiction(run: Path) -> str:
-    """What in a run's verdict contradicts a session that succeeded; "" where nothing does."""
+    """What in a run's verdict contradicts a session that succeeded; "" where nothing does.
+
+    A session on a laptop may end well with something that was not compared; a job was asked for it.
+    """
     try:
         outcome = read_verdict(run).verdict
     except AssayError as error:
         return f"{run.name} has no verdict that can be read: {str(error).splitlines()[0]}"
-    return f"{run.name} says {outcome.value}" if outcome is Outcome.FAIL else ""
+    return "" if outcome is Outcome.PASS else f"{run.name} says {outcome.value}"
 
 
 def run_machine_job(job: MachineJob, fleet: Fleet, checkout: Checkout) -> JobResult:

@@ -104,6 +104,17 @@ def test_a_download_is_held_to_its_digest(
     assert "opt/assay-runner/runner/run.sh" in metal.files()
 
 
+def test_a_machine_is_no_second_runner_with_the_same_cards(metal: Metal) -> None:
+    (metal.root / "etc/assay-runner/acme.env").touch()
+    before = metal.files()
+    done = metal.bootstrap(str(metal.settings), str(metal.archive), metal.checksum)
+    assert done.returncode == 2
+    assert "this machine is a runner already, by " in done.stderr
+    assert metal.files() == before
+    (metal.root / "etc/assay-runner/acme.env").rename(metal.root / "etc/assay-runner/acme-8.env")
+    assert metal.bootstrap(str(metal.settings), str(metal.archive), metal.checksum).returncode == 0
+
+
 def test_without_the_token_nothing_begins(metal: Metal) -> None:
     (metal.root / "etc/assay-runner/token").unlink()
     done = metal.bootstrap(str(metal.settings), str(metal.archive), metal.checksum)

@@ -26,7 +26,7 @@ def test_a_machine_with_its_cards_is_healthy(
     put_program("acme-smi", TWO_CARDS)
     done = call(health, ASSAY_CARDS=cards)
     assert (done.returncode, done.stdout, done.stderr) == (
-        0, "assay: acme-smi lists 2 cards\n", "",
+        0, "assay: acme-smi lists 2 fit cards\n", "",
     )  # fmt: skip
 
 
@@ -41,8 +41,11 @@ def test_the_vendors_program_gets_its_words_as_the_entry_has_them(
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        (TWO_CARDS, "lists 2 cards; 3 were promised"),
-        ("true", "lists 0 cards; 3 were promised"),
+        (
+            TWO_CARDS,
+            'lists 2 fit cards; 3 were promised; it prints card 0 "ok" card 1 "burnt" card 12 "ok"',
+        ),
+        ("true", "lists 0 fit cards; 3 were promised; it prints nothing"),
         ("echo one >&2; echo 'no driver' >&2; exit 9", "exits with 9: no driver"),
         ("echo 'lost card 4'; exit 1", "exits with 1: lost card 4"),
         ("kill -SEGV $$", "exits with -11: "),

@@ -55,6 +55,17 @@ def test_values_of_a_new_vendor_have_its_label_resource_and_scheduler(
     assert container["env"] == [{"name": "ASSAY_CARDS", "value": "8"}]
 
 
+def test_a_pod_whose_cards_are_not_fit_takes_no_job(
+    values: dict[str, Any], rendered: Mapping[str, str]
+) -> None:
+    (before,) = values["template"]["spec"]["initContainers"]
+    (runner,) = values["template"]["spec"]["containers"]
+    assert before["command"] == ["/opt/assay/health.sh"]
+    for key in ("image", "env", "resources", "securityContext"):
+        assert before[key] == runner[key]
+    assert "initContainers" not in load(rendered["plain/values.yaml"])["template"]["spec"]
+
+
 def test_a_pod_may_do_no_more_than_its_job_needs(values: dict[str, Any]) -> None:
     spec = values["template"]["spec"]
     (container,) = spec["containers"]

@@ -37,6 +37,8 @@ env >"$SEEN/run-environment"
 echo registered >>"$SEEN/order"
 {then}
 """
+# The runner's own log of a job.
+JOB = 'mkdir "${0%/*}/_diag"; touch "${0%/*}/_diag/Worker_1.log"'
 HEALTH = """
 echo health >>"$SEEN/order"
 count=$(grep -c health "$SEEN/order")
@@ -91,6 +93,7 @@ def machine(
         "ASSAY_JOB_MINUTES": "90",
         "ASSAY_USER": "assay-runner",
         "ASSAY_POLL_SECONDS": "0.1",
+        "ASSAY_RETRY_SECONDS": "0",
         "STATE_DIRECTORY": str(folders["state"]),
         "CREDENTIALS_DIRECTORY": str(folders["credentials"]),
         "SEEN": str(folders["seen"]),
@@ -101,7 +104,7 @@ def machine(
         return call(opt / "register.sh", **{**variables, **more})
 
     made = Machine(opt, folders["state"], folders["seen"], folders["answers"], register)
-    made.put_run("exit 0")
+    made.put_run(JOB)
     return made
 
 
@@ -202,14 +205,54 @@ def test_github_at_fault_is_exit_1_so_that_it_is_tried_again(
 
 
 def test_a_runner_that_ends_badly_is_exit_1(machine: Machine) -> None:
-    machine.put_run("exit 7")
+    machine.put_run("exit 2")
     done = machine.register()
     assert done.returncode == 1
-    assert "the runner ended with exit code 7 (7: GitHub wants a newer one)" in done.stderr
+    assert "the runner ended with exit code 2" in done.stderr
+
+
+def test_a_runner_that_is_too_old_stays_down_as_it_would_be_for_ever(machine: Machine) -> None:
+    machine.put_run("exit 7")
+    done = machine.register()
+    assert done.returncode == 75
+    assert "GitHub wants a newer runner than this" in done.stderr
+
+
+def test_an_end_without_a_job_is_no_job(machine: Machine) -> None:
+    machine.put_run("exit 0")  # as for a configuration that GitHub refuses
+    done = machine.register()
+    assert done.returncode == 1
+    assert "the runner ended without a job" in done.stderr
+
+
+def test_failures_wait_longer_each_time_until_a_job_ends(
+    machine: Machine, put_program: Callable[[str, str], Path]
+) -> None:
+    put_program("sleep", 'echo "$1" >>"$SEEN/sleep"')
+    machine.put_run("exit 2")
+    for _ in range(9):
+        assert machine.register(ASSAY_RETRY_SECONDS="30").returncode == 1
+    slept = [float(line) for line in machine.saw("sleep").split()]
+    waited = [seconds for seconds in slept if seconds != 0.1]  # the poll of the job
+    assert waited == [0, 30, 90, 210, 450, 930, 1890, 1890, 1890]
+    machine.put_run(JOB)
+    assert machine.register().returncode == 0
+    machine.put_run("exit 2")
+    assert machine.register(ASSAY_RETRY_SECONDS="30").returncode == 1
+    assert machine.saw("sleep").split()[-1] == "0"
+
+
+def test_a_mac_ends_what_the_job_left_running(
+    machine: Machine, put_program: Callable[[str, str], Path]
+) -> None:
+    put_program("uname", 'if [ "$1" = -s ]; then echo Darwin; else echo desk; fi')
+    put_program("pkill", 'echo "$@" >>"$SEEN/pkill"')
+    assert machine.register().returncode == 0
+    assert machine.saw("pkill") == "-KILL -u assay-runner\n"
 
 
 def test_a_job_that_does_not_end_takes_the_machine_down(machine: Machine) -> None:
-    machine.put_run('mkdir "${0%/*}/_diag"; touch "${0%/*}/_diag/Worker_1.log"; exec sleep 50')
+    machine.put_run(f"{JOB}; exec sleep 50")
     started = time.monotonic()
     done = machine.register(ASSAY_JOB_MINUTES="0")
     assert done.returncode == 75
@@ -218,5 +261,5 @@ def test_a_job_that_does_not_end_takes_the_machine_down(machine: Machine) -> Non
 
 
 def test_waiting_for_a_job_takes_as_long_as_it_takes(machine: Machine) -> None:
-    machine.put_run("sleep 2.5")
+    machine.put_run(f"sleep 2.5; {JOB}")
     assert machine.register(ASSAY_JOB_MINUTES="0").returncode == 0

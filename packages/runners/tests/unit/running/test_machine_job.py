@@ -72,7 +72,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
     programs.mkdir()
     (programs / "nvidia-smi").write_text(SMI)
     (programs / "nvidia-smi").chmod(0o755)
-    (tmp_path / "cards").write_text("GPU 0: H200 (UUID: GPU-1)\nGPU 1: H200 (UUID: GPU-2)\n")
+    (tmp_path / "cards").write_text("0, 4, 0\n1, 4, [N/A]\n")
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     for session in ("smoke", "expectations"):
         (tmp_path / f"{session}.left").write_text(verdict("PASS"))
@@ -172,9 +172,15 @@ def test_a_job_without_sessions_is_no_success(fleet: Fleet, checkout: Checkout) 
 @pytest.mark.parametrize(
     ("cards", "listed", "told"),
     [
-        (4, "GPU 0: H200\nGPU 1: H200\n", "nvidia-smi lists 2 cards; 4 were promised"),
-        (1, "No devices were found\n", "nvidia-smi lists 0 cards; 1 were promised"),
-        (1, None, "nvidia-smi exits with 9: no driver"),
+        (4, "0, 4, 0\n1, 4, 0\n", "lists 2 fit cards; 4 were promised; it prints 0, 4, 0 1, 4, 0"),
+        (1, "0, 71234, 0\n", "lists 0 fit cards; 1 were promised; it prints 0, 71234, 0"),
+        (1, "0, 4, 2\n", "lists 0 fit cards; 1 were promised; it prints 0, 4, 2"),
+        (
+            1,
+            "No devices were found\n",
+            "lists 0 fit cards; 1 were promised; it prints No devices were found",
+        ),
+        (1, None, "exits with 9: no driver"),
     ],
 )
 def test_a_sick_machine_runs_nothing(
@@ -184,7 +190,9 @@ def test_a_sick_machine_runs_nothing(
     if listed is not None:
         (checkout.root / "cards").write_text(listed)
     result = run_machine_job(job(cards), fleet, checkout)
-    assert (result.exit_code, result.sick_before, result.sessions) == (SICK, told, ())
+    assert (result.exit_code, result.sick_before, result.sessions) == (
+        SICK, f"nvidia-smi {told}", (),
+    )  # fmt: skip
     assert asked(checkout) == []
     assert told in summarise_job(result, SHA)
 
