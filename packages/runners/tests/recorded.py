@@ -31,7 +31,7 @@ def pull_request(  # noqa: PLR0913 - one for each fact that decides
     label: str | None = None,
     labels: Sequence[str] = (),
     sender: Mapping[str, str] = MAINTAINER,
-    author: Mapping[str, str] = AUTHOR,
+    author: Mapping[str, str] | None = AUTHOR,
     head: str | None = REPOSITORY,
     branch: str = "faster-metrics",
     title: str = "Faster metrics",
@@ -39,8 +39,15 @@ def pull_request(  # noqa: PLR0913 - one for each fact that decides
     changed: Sequence[str] | None = CODE,
     event: str = "pull_request",
     draft: bool = False,
+    base: str = "main",
+    changes: Mapping[str, Any] | None = None,
 ) -> Event:
-    """An event of a pull request. head: the repository it comes from; None if that is deleted."""
+    """An event of a pull request.
+
+    head: the repository it comes from; None if that is deleted. author: None if the account is gone.
+    changes: what was edited.
+    """
+    login = author["login"] if author else "ghost"
     payload: Payload = {
         "action": action,
         "number": 7,
@@ -50,16 +57,16 @@ def pull_request(  # noqa: PLR0913 - one for each fact that decides
             "draft": draft,
             "title": title,
             "body": SHELL,
-            "user": dict(author),
+            "user": dict(author) if author else None,
             "author_association": "CONTRIBUTOR" if head != REPOSITORY else "MEMBER",
             "labels": [{"name": name, "color": "ededed"} for name in labels],
             "head": {
                 "ref": branch,
                 "sha": HEAD,
-                "label": f"{author['login']}:{branch}",
+                "label": f"{login}:{branch}",
                 "repo": repository(head, fork=head != REPOSITORY) if head else None,
             },
-            "base": {"ref": "main", "sha": BASE, "repo": repository()},
+            "base": {"ref": base, "sha": BASE, "repo": repository()},
             "merge_commit_sha": MERGE,
         },
         "repository": repository(),
@@ -68,6 +75,8 @@ def pull_request(  # noqa: PLR0913 - one for each fact that decides
     }
     if label is not None:
         payload["label"] = {"name": label, "color": "ededed"}
+    if changes is not None:
+        payload["changes"] = dict(changes)
     if action == "synchronize":
         payload |= {"before": "e" * 40, "after": HEAD}
     # Of pull_request_target the commit is that of the base.
@@ -105,16 +114,16 @@ def push(ref: str, *, deleted: bool = False, message: str = "metrics: one pass")
     return Event(name="push", payload=payload, sha=MAIN, ref=ref)
 
 
-def dispatch(workflow: str, sender: Mapping[str, str] = MAINTAINER, **inputs: str) -> Event:
-    """A workflow that is started by hand, from main."""
+def dispatch(workflow: str, *, ref: str = "refs/heads/main", **inputs: str) -> Event:
+    """A workflow that is started by hand, for a branch or a tag."""
     payload: Payload = {
         "inputs": inputs or None,
-        "ref": "refs/heads/main",
+        "ref": ref,
         "repository": repository(),
-        "sender": dict(sender),
+        "sender": MAINTAINER,
         "workflow": f".github/workflows/{workflow}",
     }
-    return Event(name="workflow_dispatch", payload=payload, sha=MAIN, ref="refs/heads/main")
+    return Event(name="workflow_dispatch", payload=payload, sha=MAIN, ref=ref)
 
 
 def schedule(cron: str, *, unchanged: bool = False) -> Event:

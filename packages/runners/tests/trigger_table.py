@@ -3,17 +3,13 @@
 Two answers are held to it: the planner's, and that of GitHub's own parser on the committed workflows.
 """
 
-from dataclasses import dataclass
-
-from assay_runners.planning.events import Event
-from assay_runners.planning.jobs import StartedJob
 from packages.runners.tests.recorded import (
     AUTHOR,
     BOT,
     DOCUMENTS,
-    HEAD,
     MAIN,
     MERGE,
+    REPOSITORY,
     SHELL,
     dispatch,
     labeled,
@@ -23,119 +19,24 @@ from packages.runners.tests.recorded import (
     push,
     schedule,
 )
-
-FORK = "author/assay"
-NIGHT, REAPER = "17 2 * * *", "41 * * * *"
-
-
-@dataclass(frozen=True, order=True)
-class Row:
-    """A job that starts. permissions: as in "contents:read issues:write", sorted."""
-
-    workflow: str
-    job: str
-    labels: str
-    sha: str = ""
-    permissions: str = ""
-    environment: str = ""
-    group: str = ""
-
-
-def row_of_plan(job: StartedJob) -> Row:
-    """What the planner says of a job."""
-    return Row(
-        workflow=job.workflow,
-        job=job.job,
-        labels=" ".join(job.labels),
-        sha=job.sha,
-        permissions=" ".join(sorted(f"{name}:{level}" for name, level in job.permissions.items())),
-        environment=job.environment,
-        group=job.group,
-    )
-
-
-@dataclass(frozen=True)
-class Case:
-    """An event and its jobs. says: a part of what the plan gives as its reason, or as a refusal."""
-
-    name: str
-    event: Event
-    rows: tuple[Row, ...] = ()
-    says: str = ""
-
-
-HOSTED = "ubuntu-24.04"
-READ = "contents:read"
-
-
-def planned(workflow: str, sha: str) -> Row:
-    return Row(workflow, "plan / plan", HOSTED, sha, READ)
-
-
-def tests(workflow: str, sha: str, count: int) -> tuple[Row, ...]:
-    return (Row(workflow, "tests / session", HOSTED, sha, READ),) * count
-
-
-def ci(sha: str) -> tuple[Row, ...]:
-    """Six sessions on two versions of Python, a training on the CPU, and what stands for all."""
-    smoke = Row("ci.yml", "smoke", HOSTED, sha, READ)
-    return (
-        planned("ci.yml", sha),
-        *tests("ci.yml", sha, 12),
-        smoke,
-        Row("ci.yml", "required", HOSTED),
-    )
-
-
-def ci_with_nothing_to_do(sha: str) -> tuple[Row, ...]:
-    return (planned("ci.yml", sha), Row("ci.yml", "required", HOSTED))
-
-
-def machine(workflow: str, name: str, sha: str) -> Row:
-    return Row(workflow, "machines / run", name, sha, READ, name, "assay-accelerators")
-
-
-def smoke(*names: str) -> tuple[Row, ...]:
-    """Three sessions first, then a job on each of the machines."""
-    machines = [machine("smoke.yml", name, HEAD) for name in names]
-    return (planned("smoke.yml", HEAD), *tests("smoke.yml", HEAD, 3), *machines)
-
-
-REFUSED = (planned("smoke.yml", HEAD),)
-EVERY = (
-    "assay-cpu", "assay-nvidia", "assay-amd", "assay-intel", "assay-gaudi", "assay-spyre",
-    "assay-trainium", "assay-ascend", "assay-apple",
-)  # fmt: skip
-
-
-def by_hand(workflow: str, *names: str) -> tuple[Row, ...]:
-    """Somebody approves, the plan is made, then the machines."""
-    environment = workflow.removesuffix(".yml")
-    approve = Row(workflow, "approve", HOSTED, environment=environment)
-    return (approve, planned(workflow, MAIN), *(machine(workflow, name, MAIN) for name in names))
-
-
-def recapture(*names: str) -> tuple[Row, ...]:
-    write = "contents:write pull-requests:write"
-    return (*by_hand("recapture.yml", *names), Row("recapture.yml", "propose", HOSTED, MAIN, write))
-
-
-def night(count: int) -> tuple[Row, ...]:
-    plan = Row("nightly.yml", "plan", HOSTED, MAIN, "actions:read contents:read")
-    report = Row("nightly.yml", "report", HOSTED, MAIN, "contents:read issues:write")
-    return (plan, *tests("nightly.yml", MAIN, count), report)
-
-
-REAP = (Row("reaper.yml", "reap", HOSTED, MAIN, "contents:read id-token:write", "reaper"),)
-
-
-def withdrawn(count: int) -> tuple[Row, ...]:
-    return (Row("labels.yml", "withdraw", HOSTED, permissions="pull-requests:write"),) * count
-
-
-def new_commit(*labels: str) -> Event:
-    return pull_request("synchronize", labels=labels, event="pull_request_target")
-
+from packages.runners.tests.trigger_rows import (
+    BRANCH,
+    EVERY,
+    FORK,
+    NIGHT,
+    REAP,
+    REAPER,
+    REFUSED,
+    Case,
+    by_hand,
+    ci,
+    ci_with_nothing_to_do,
+    new_commit,
+    night,
+    recapture,
+    smoke,
+    withdrawn,
+)
 
 CASES = (
     # Pull requests: the tiers without an accelerator, for the commit that a merge would give.
@@ -175,6 +76,22 @@ CASES = (
     Case("no file is known", pull_request("opened", changed=None), ci(MERGE)),
     Case("no file changed", pull_request("opened", changed=()), ci(MERGE)),
     Case("edited", pull_request("edited"), says="edited"),
+    Case(
+        "opened with a label",
+        pull_request("opened", labels=("smoke:nvidia",)),
+        ci(MERGE),
+    ),
+    Case(
+        "aimed at another branch",
+        pull_request("edited", changes={"base": {"ref": {"from": "release/1.x"}}}),
+        says="edited",
+    ),
+    Case(
+        "merged under a label",
+        pull_request("closed", state="closed", labels=("smoke:nvidia",)),
+        says="closed",
+    ),
+    Case("opened for a release", pull_request("opened", base="release/1.x"), ci(MERGE)),
     Case("closed", pull_request("closed", state="closed"), says="closed"),
     Case("ready for review", pull_request("ready_for_review"), says="ready_for_review"),
     # Labels: machines with accelerators, for the head at that time.
@@ -193,6 +110,7 @@ CASES = (
         labeled("smoke:amd", labels=("smoke:nvidia", "smoke:amd")),
         smoke("assay-amd"),
     ),
+    Case("a label for 1.x", labeled("smoke:nvidia", base="1.x"), smoke("assay-nvidia")),
     Case("a label of a draft", labeled("smoke:nvidia", draft=True), smoke("assay-nvidia")),
     Case(
         "a label of a fork, by a maintainer",
@@ -220,6 +138,28 @@ CASES = (
         "a label of the own branch, by its author",
         labeled("smoke:nvidia", sender=AUTHOR),
         smoke("assay-nvidia"),
+    ),
+    Case(
+        "a label of a fork, by its author in other letters",
+        labeled("smoke:nvidia", head=FORK, sender={**AUTHOR, "login": "Author"}),
+        REFUSED,
+        says="somebody else",
+    ),
+    Case(
+        "a label of the own branch, under the repository's name in other letters",
+        labeled("smoke:nvidia", head=REPOSITORY.upper(), sender=AUTHOR),
+        smoke("assay-nvidia"),
+    ),
+    Case(
+        "a label of a fork whose author is gone, by a maintainer",
+        labeled("smoke:nvidia", head=FORK, author=None),
+        smoke("assay-nvidia"),
+    ),
+    Case(
+        "a label by an organisation",
+        labeled("smoke:nvidia", sender={"login": "assay-project", "type": "Organization"}),
+        REFUSED,
+        says="a person has to ask",
     ),
     Case(
         "a label by a program",
@@ -254,7 +194,30 @@ CASES = (
     Case("benchmarks by label", labeled("bench:nvidia"), REFUSED, says="by hand"),
     Case("a label full of shell", labeled(f"smoke:{SHELL}"), REFUSED, says="there is no machine"),
     Case("a label of another kind", labeled("area: core"), REFUSED, says="asks for no machine"),
+    # GitHub compares to the letter, but for the case.
+    Case("a space after the colon", labeled("smoke: nvidia"), REFUSED, says="is smoke:nvidia"),
+    Case("a space before the colon", labeled("smoke :nvidia"), REFUSED, says="is smoke:nvidia"),
+    Case(
+        "a space that no line breaks at",
+        labeled("smoke:\u00a0nvidia"),
+        REFUSED,
+        says="nearest is smoke:nvidia",
+    ),
     Case("a label without a colon", labeled("bug"), says="asks for no machine"),
+    Case(
+        "another sign than a colon",
+        labeled("smoke-nvidia-4"),
+        REFUSED,
+        says="with a colon: smoke:nvidia-4",
+    ),
+    Case("a topic named like a tier", labeled("Smoke"), REFUSED, says="asks for no machine"),
+    Case("a topic", labeled("benchmarks"), REFUSED, says="asks for no machine"),
+    Case("a device for a vendor", labeled("smoke:cuda-4"), REFUSED, says="is smoke:nvidia-4"),
+    Case("one card", labeled("smoke:nvidia-1"), REFUSED, says="nearest is smoke:nvidia"),
+    Case(
+        "another tier of a machine", labeled("check:nvidia"), REFUSED, says="there are smoke:nvidia"
+    ),
+    Case("a slip in a benchmark", labeled("bench:nvida"), REFUSED, says="by hand"),
     Case("the machines' own label", labeled("assay-nvidia"), says="asks for no machine"),
     Case(
         "a branch full of shell, labelled",
@@ -387,6 +350,41 @@ CASES = (
         says="needs models, vendors and a reason",
     ),
     Case("the night by hand", dispatch("nightly.yml"), night(7)),
+    Case(
+        "the night by hand, for a branch",
+        dispatch("nightly.yml", ref=BRANCH),
+        night(7, ref=BRANCH),
+    ),
+    Case(
+        "bench of a branch",
+        dispatch("bench.yml", ref=BRANCH, vendor="nvidia"),
+        by_hand("bench.yml", "assay-nvidia"),
+    ),
+    Case(
+        "bench of a tag",
+        dispatch("bench.yml", ref="refs/tags/v1.0.0", vendor="nvidia"),
+        by_hand("bench.yml", "assay-nvidia"),
+    ),
+    Case(
+        "bench with a suite and no model",
+        dispatch("bench.yml", vendor="nvidia", suite="core"),
+        by_hand("bench.yml"),
+        says="a suite is for a model",
+    ),
+    Case(
+        "bench with a baseline and no model",
+        dispatch("bench.yml", vendor="nvidia", baseline="kept/a.json"),
+        by_hand("bench.yml"),
+        says="a baseline is for a model",
+    ),
+    Case(
+        "recapture of a branch",
+        dispatch(
+            "recapture.yml", ref=BRANCH, models="micro:llama", vendors="cpu", reason="torch 2.13"
+        ),
+        by_hand("recapture.yml"),
+        says="start it from refs/heads/main",
+    ),
     Case("the reaper by hand", dispatch("reaper.yml"), REAP),
     Case(
         "a comment",

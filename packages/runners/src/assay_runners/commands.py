@@ -13,28 +13,32 @@ app = typer.Typer(
 
 _Root = Annotated[Path, typer.Option(metavar="DIR", help="A checkout of assay.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON list and nothing else.")]
-_Payload = Annotated[
-    Path | None,
+_EventName = Annotated[
+    str | None,
     typer.Option(
-        metavar="FILE.json",
-        help="The event's payload, or a recorded event. Default: that of the workflow run.",
+        metavar="NAME",
+        help="For a payload alone: pull_request, push, merge_group, workflow_dispatch, schedule.",
     ),
 ]
 
 
 @app.command()
 def plan(
-    *,
-    payload: _Payload = None,
-    event: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="For a payload alone: pull_request, push, schedule."),
+    payload: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="EVENT.json",
+            help="A recorded event, or a payload. Default: that of the workflow run.",
+        ),
     ] = None,
+    *,
+    event: _EventName = None,
     changed_since: Annotated[
         str,
         typer.Option(
             metavar="COMMIT",
-            help="Documentation alone starts nothing: compare with this. Empty: everything runs.",
+            help="Documentation alone starts nothing: compare with this. Default: where the commit"
+            " left the protected branch, in a workflow run of a pull request; else all runs.",
         ),
     ] = "",
     unless_succeeded: Annotated[
@@ -51,7 +55,7 @@ def plan(
 ) -> None:
     """What does an event of GitHub start, on which machines, and why?
 
-    Example: assay runners plan --payload examples/events/label-smoke-nvidia.json --explain
+    Example: assay runners plan examples/events/label-smoke-nvidia.json --explain
 
     Exit code: 0, also where there is nothing to do, which the plan says; 2 if something was asked for
     that will not run, or the event cannot be read.
@@ -59,14 +63,14 @@ def plan(
     from assay_runners.fleet.reading import read_fleet
     from assay_runners.planning.rules import make_plan
     from assay_runners.planning.wording import explain_plan
-    from assay_runners.workflow_run.planning import hand_on, read_planned_event
+    from assay_runners.workflow_run.planning import publish_plan, read_planned_event
 
     fleet = read_fleet(root)
     read = read_planned_event(
         payload, event, changed_since, unless_succeeded, fleet, root, os.environ
     )
     made = make_plan(read, fleet)
-    hand_on(made, os.environ)
+    publish_plan(made, os.environ)
     typer.echo(explain_plan(made) if explain else made.model_dump_json(indent=2))
     if made.refused:
         typer.echo("\n".join(f"assay: {one.asked}: {one.why}" for one in made.refused), err=True)
@@ -117,8 +121,11 @@ def run(
 
 @app.command()
 def rehearse(
-    payload: Annotated[Path, typer.Argument(metavar="EVENT.json", help="A recorded event.")],
+    payload: Annotated[
+        Path, typer.Argument(metavar="EVENT.json", help="A recorded event, or a payload.")
+    ],
     *,
+    event: _EventName = None,
     patch: Annotated[
         Path | None,
         typer.Option(metavar="FILE.diff", help="The change that the event is about."),
@@ -147,12 +154,14 @@ def rehearse(
     from assay_runners.running.rehearsal import SUMMARY_FILE, Rehearsed, rehearse
     from assay_runners.workflow_run.events import read_event
 
-    asked = Rehearsed(read_event(payload, None, {}), patch, frozenset(only or ()))
+    asked = Rehearsed(read_event(payload, event, {}), patch, frozenset(only or ()))
     folder = RunFolder.create("runners rehearse", output).path
     with open_progress() as progress:
         rehearsal = rehearse(asked, root.resolve(), folder.resolve(), (nox, "-m", "nox"), progress)
     typer.echo(rehearsal.summary)
     typer.echo(f"The summary: {folder / SUMMARY_FILE}", err=True)
+    if rehearsal.exit_code:
+        typer.echo(f"What failed can be repeated in its clone; then remove {folder}", err=True)
     raise typer.Exit(rehearsal.exit_code)
 
 
@@ -181,7 +190,7 @@ def propose(
     typer.echo(proposal.body)
     add_to_summary(proposal.body, os.environ)
     if not dry_run:
-        open_pull_request(proposal, root)
+        open_pull_request(proposal, root, os.environ)
 
 
 @app.command(name="report-nightly")

@@ -10,12 +10,14 @@ from assay_runners.planning.choices import BEFORE_MACHINES, FIRST_TIERS, NIGHTLY
 from assay_runners.planning.labels import TIER_SESSIONS
 
 _NOX = r"(python3 -m )?nox -s (?P<names>[\w -]+?|\"\$SESSION\")( -- .+)?"
-_COMPOSING = re.compile(rf"python3 -m pip install nox|{_NOX}")
+_INSTALLING = "python3 -m pip install --constraint constraints.txt nox"
+_COMPOSING = re.compile(_NOX)
 # Commands that can live in neither nox nor assay, each with its reason.
 _OTHERS = {
     'test "$(git rev-parse HEAD)" = "$SHA"': "the commit is compared before its code runs",
     'test "$PLAN" = success': "the aggregate of jobs is known to the workflow alone",
     'test "$TESTS $SMOKE" = "success success"': "the same",
+    'test "$RAN" = success': "the same",
     'test "$GITHUB_EVENT_NAME" = workflow_dispatch': "a job that waits for reviewers has a step",
     'gh api --method DELETE "repos/$REPOSITORY/issues/$NUMBER/labels/$LABEL"': (
         "it may write, and so runs nothing of the pull request"
@@ -23,7 +25,8 @@ _OTHERS = {
 }
 # Of actions that other repositories use: they have no nox.
 _OF_ACTIONS = re.compile(
-    r"python3 -m pip install (nox|\"\$GITHUB_ACTION_PATH/[\w./-]+\")|python3 -m assay\.cli .+"
+    rf"{re.escape(_INSTALLING)}|python3 -m pip install \"\$GITHUB_ACTION_PATH/[\w./-]+\""
+    r"|python3 -m assay\.cli .+"
 )
 
 

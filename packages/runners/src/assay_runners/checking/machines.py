@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from assay_runners.checking.context import Context, found
 from assay_runners.checking.expressions import expressions_in, normalise
@@ -9,18 +10,31 @@ from assay_runners.checking.findings import Finding
 from assay_runners.checking.reach import called_file
 from assay_runners.checking.reading import Document, Job
 
-_ACCELERATOR = "accelerator.yml"
+_ACCELERATOR, _ON_THE_MACHINE = "accelerator.yml", "run"
 _LABEL = "format('assay-{0}',inputs.target)"
 _LONGEST_MINUTES = 360
-# What accelerator.yml has to ask the event itself, normalised.
-_ASKED = {
-    "who gave the label": "github.event.sender.type=='user'",
-    "which label": "github.event.label.name==format('{0}:{1}',inputs.tier,inputs.target)",
-    "whether it was given now": "github.event.action=='labeled'",
-    "whether the pull request is open": "github.event.pull_request.state=='open'",
-    "whether it is a benchmark": "inputs.tier!='bench'",
-    "whether the author of a fork gave it": "github.event.sender.login!=github.event.pull_request.user.login",
-}
+# Its runs end when a newer commit is there; whatever starts it is a commit.
+_SUPERSEDED = "ci.yml"
+# What accelerator.yml asks the event itself. To the letter: a condition with an alternative more
+# contains all of these words.
+_GUARD = """
+github.event_name == 'workflow_dispatch'
+|| (
+  github.event_name == 'pull_request'
+  && github.event.action == 'labeled'
+  && github.event.pull_request.state == 'open'
+  && github.event.sender.type == 'User'
+  && inputs.tier != 'bench'
+  && (
+    github.event.pull_request.head.repo.full_name == github.repository
+    || github.event.sender.login != github.event.pull_request.user.login
+  )
+  && (
+    github.event.label.name == format('{0}:{1}', inputs.tier, inputs.target)
+    || github.event.label.name == format('{0}:all', inputs.tier)
+  )
+)
+"""
 
 
 def known_machines(context: Context) -> Iterator[Finding]:
@@ -33,7 +47,7 @@ def known_machines(context: Context) -> Iterator[Finding]:
                 continue
             runs_on = job.raw.get("runs-on")
             line = job.line_of("runs-on")
-            if document.name == _ACCELERATOR:
+            if document.name == _ACCELERATOR and job.id == _ON_THE_MACHINE:
                 wanted = {"group": github.runner_group, "labels": _LABEL}
                 if not isinstance(runs_on, dict) or _normalised(runs_on) != wanted:
                     message = (
@@ -57,12 +71,14 @@ def guarded_machines(context: Context) -> Iterator[Finding]:
             if calls and job.uses != context.accelerator:
                 message = f"{job.uses} is not {context.accelerator}: a pull request could edit it"
                 yield found(rule, document, job.line_of("uses"), message)
-            if document.name == _ACCELERATOR:
+            if document.name == _ACCELERATOR and job.id == _ON_THE_MACHINE:
                 yield from _unguarded(document, job)
             if calls and "workflow_dispatch" in document.events:
                 yield from _unapproved(document, job)
-    if _ACCELERATOR not in {document.name for document in context.workflows}:
-        yield Finding(f".github/workflows/{_ACCELERATOR}", 1, rule, "there is no such workflow")
+    on_machines = [one.jobs for one in context.workflows if one.name == _ACCELERATOR]
+    if not any(_ON_THE_MACHINE in jobs for jobs in on_machines):
+        file = f".github/workflows/{_ACCELERATOR}"
+        yield Finding(file, 1, rule, f"there is no such workflow with a job {_ON_THE_MACHINE}")
 
 
 def timeouts(context: Context) -> Iterator[Finding]:
@@ -83,10 +99,10 @@ def concurrency(context: Context) -> Iterator[Finding]:
     """Groups belong to jobs, and a job on a machine is not cancelled by another label."""
     rule = "concurrency"
     for document in context.workflows:
-        if "concurrency" in document.raw:
+        labelled = context.reach.is_reached_by_label(document)
+        if "concurrency" in document.raw and (labelled or document.name != _SUPERSEDED):
             message = "of a workflow it cancels before any `if` is read; write it at each job"
             yield found(rule, document, document.line_of("concurrency"), message)
-        labelled = context.reach.is_reached_by_label(document)
         for job in document.jobs.values():
             group = job.raw.get("concurrency")
             line = job.line_of("concurrency")
@@ -104,7 +120,7 @@ def _problems(group: object) -> Iterator[str]:
     cancels = group.get("cancel-in-progress", False) if isinstance(group, dict) else False
     name = str(group.get("group", "") if isinstance(group, dict) else group)
     expression = " ".join(expressions_in(name))
-    if cancels is not False and "github.event.action=='synchronize'" not in normalise(str(cancels)):
+    if cancels is not False:
         yield "is cancelled when another label is given; write `cancel-in-progress: false`"
     if "pull_request.number" not in expression:
         yield "shares its group with other pull requests; put the number into it"
@@ -116,10 +132,12 @@ def _problems(group: object) -> Iterator[str]:
 
 def _unguarded(document: Document, job: Job) -> Iterator[Finding]:
     rule = "machine-guard"
-    condition = normalise(str(job.raw.get("if") or ""))
-    for what, asked in _ASKED.items():
-        if asked not in condition:
-            yield found(rule, document, job.line_of("if"), f"{job.id} does not ask {what}: {asked}")
+    given, guard = normalise(str(job.raw.get("if") or "")), normalise(_GUARD)
+    if given != guard:
+        pairs = enumerate(zip_longest(given, guard))
+        kept = next(place for place, (one, other) in pairs if one != other)
+        message = f"the condition of {job.id} is not that of checking/machines.py from here on: {given[kept:][:60]!r}; it has {guard[kept:][:60]!r}"
+        yield found(rule, document, job.line_of("if"), message)
     if [*expressions_in(job.environment)] != [_LABEL]:
         message = f"the environment has to be the label itself: ${{{{ {_LABEL} }}}}"
         yield found(rule, document, job.line_of("environment"), message)

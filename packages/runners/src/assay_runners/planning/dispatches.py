@@ -15,6 +15,10 @@ def plan_bench(event: Event, fleet: Fleet) -> Plan:
         return refused(event, Refusal(asked=target, why=why))
     if refusal := _refuse_target(target, "bench", fleet) or _refuse_options(event.inputs):
         return refused(event, refusal)
+    for name in ("suite", "baseline"):
+        if name in event.inputs and "model" not in event.inputs:
+            why = f"a {name} is for a model, and none is named"
+            return refused(event, Refusal(asked=event.inputs[name], why=why))
     (runner,) = find_runners(target, fleet)
     job = machine_job(runner, "bench", _bench_calls(event.inputs), "a dispatch of bench")
     return Plan(event=event.name, sha=event.sha, machines=(job,))
@@ -36,6 +40,10 @@ def _bench_calls(inputs: dict[str, str]) -> list[SessionCall]:
 
 def plan_recapture(event: Event, fleet: Fleet) -> Plan:
     """The models' expectations, captured on each of the machines."""
+    protected = f"refs/heads/{fleet.github.protected_ref}"
+    if event.ref != protected:
+        why = f"its pull request would bring along what {event.ref} has: start it from {protected}"
+        return refused(event, Refusal(asked="recapture", why=why))
     models, targets = (
         event.inputs.get(name, "").replace(",", " ").split() for name in ("models", "vendors")
     )

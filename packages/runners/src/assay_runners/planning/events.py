@@ -62,7 +62,7 @@ class Event(BaseModel):
         """Whether the pull request comes from another repository, one that is deleted included."""
         head = self.pull_request.get("head", {}).get("repo") or {}
         base = self.pull_request.get("base", {}).get("repo") or {}
-        return head.get("full_name") != base.get("full_name")
+        return str(head.get("full_name")).casefold() != str(base.get("full_name")).casefold()
 
     @property
     def sender(self) -> Payload:

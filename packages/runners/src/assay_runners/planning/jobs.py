@@ -1,7 +1,7 @@
 """All jobs that GitHub starts for an event, those around the planned ones included.
 
-The committed workflows have to say the same: `assay runners check` evaluates them with GitHub's own
-parser on recorded events, and compares.
+The committed workflows have to say the same: `nox -s runners` evaluates them with GitHub's own parser
+on recorded events, and compares.
 """
 
 from collections.abc import Callable, Iterator
@@ -46,11 +46,16 @@ def started_jobs(event: Event, plan: Plan, fleet: Fleet) -> list[StartedJob]:
 
 
 def _of_pull_request(event: Event, plan: Plan, fleet: Fleet) -> Iterator[StartedJob]:
-    if event.action == "labeled" and ":" in event.label:
+    if event.action == "labeled" and _may_ask_for_a_machine(event.label):
         yield _plan_job("smoke.yml", event.head_sha, fleet)
         yield from _planned("smoke.yml", plan, fleet)
     elif event.action in ("opened", "synchronize", "reopened"):
         yield from _of_ci(event, plan, fleet)
+
+
+def _may_ask_for_a_machine(label: str) -> bool:
+    """Whether smoke.yml has it planned: what is then no request says so, what is a slip is refused."""
+    return ":" in label or label.casefold().startswith(("smoke", "expectations", "bench"))
 
 
 def _of_push(event: Event, plan: Plan, fleet: Fleet) -> Iterator[StartedJob]:
@@ -126,13 +131,14 @@ def _of_night(event: Event, plan: Plan, fleet: Fleet) -> Iterator[StartedJob]:
         permissions={"actions": "read", "contents": "read"},
     )
     yield from _planned("nightly.yml", plan, fleet)
-    yield StartedJob(
-        workflow="nightly.yml",
-        job="report",
-        labels=hosted,
-        sha=event.sha,
-        permissions={"contents": "read", "issues": "write"},
-    )
+    if event.ref == f"refs/heads/{fleet.github.protected_ref}":
+        yield StartedJob(
+            workflow="nightly.yml",
+            job="report",
+            labels=hosted,
+            sha=event.sha,
+            permissions={"contents": "read", "issues": "write"},
+        )
 
 
 def _reaper(event: Event, fleet: Fleet) -> StartedJob:
@@ -172,6 +178,7 @@ def _planned(workflow: str, plan: Plan, fleet: Fleet) -> Iterator[StartedJob]:
             permissions=_READ,
             environment=f"assay-{machine.target}",
         )
+        yield StartedJob(workflow=workflow, job="machines / ran", labels=(fleet.github.hosted,))
 
 
 _RULES: dict[str, Callable[[Event, Plan, Fleet], Iterator[StartedJob]]] = {

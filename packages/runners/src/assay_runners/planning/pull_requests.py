@@ -56,9 +56,6 @@ def _plan_label(event: Event, fleet: Fleet) -> Plan:
     if isinstance(asked, Refusal):
         return refused(event, asked)
     tier, runners = asked
-    if tier == "bench":
-        why = "benchmarks take hours: start the workflow `bench` by hand, for a branch"
-        return refused(event, Refusal(asked=event.label, why=why))
     if why := _keep_from_machines(event):
         return refused(event, Refusal(asked=event.label, why=why))
     if only_documentation(event.changed):
@@ -80,7 +77,7 @@ def _keep_from_machines(event: Event) -> str:
         return "the pull request is closed"
     if event.sender.get("type") != "User":
         return "a program gave the label: a person has to ask for a machine"
-    author = (event.pull_request.get("user") or {}).get("login")
-    if event.is_from_fork and event.sender.get("login") == author:
+    author = (event.pull_request.get("user") or {}).get("login", "")
+    if event.is_from_fork and event.sender.get("login", "").casefold() == author.casefold():
         return "the author of a fork gave the label: somebody else has to look at the commit first"
     return ""

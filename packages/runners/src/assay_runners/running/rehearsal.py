@@ -1,6 +1,8 @@
 """A rehearsal: what an event would start, run here in a clean clone, the CPU in a device's place."""
 
 import os
+import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +54,7 @@ def rehearse(
 ) -> Rehearsal:
     """Clone `root` into `folder`, and run there what the event starts.
 
+    The clone stays, for what failed to be repeated in it; its environments, of 2 GB, only then.
     nox: the words that start nox.
     Raises: UsageError if the clone or the patch fails.
     """
@@ -70,17 +73,24 @@ def rehearse(
     run = _Run(plan, sha, asked.only, Checkout(clone, nox, _variables()), progress)
     rehearsal = run.rehearsal()
     (folder / SUMMARY_FILE).write_text(rehearsal.summary, encoding="utf-8")
+    if not rehearsal.exit_code:
+        shutil.rmtree(clone / ".nox", ignore_errors=True)
     return rehearsal
 
 
 def _require_chosen(only: frozenset[str], plan: Plan) -> None:
     """Raises: UsageError if a session is asked for that the plan does not have: it would not run."""
-    calls = [*plan.afterwards, *(call for machine in plan.machines for call in machine.calls)]
-    chosen = {job.session for job in plan.tiers} | {call.session for call in calls}
-    if chosen and (unknown := only - chosen):
+    chosen = _chosen(plan)
+    if chosen and (unknown := only - set(chosen)):
         raise UsageError(
             f"--only {', '.join(sorted(unknown))}: the event starts {', '.join(sorted(chosen))}"
         )
+
+
+def _chosen(plan: Plan) -> list[str]:
+    """The sessions of a plan, in the order in which they run, each once."""
+    calls = [*plan.afterwards, *(call for machine in plan.machines for call in machine.calls)]
+    return list(dict.fromkeys([job.session for job in plan.tiers] + [one.session for one in calls]))
 
 
 @dataclass(frozen=True)
@@ -95,7 +105,7 @@ class _Run:
 
     def rehearsal(self) -> Rehearsal:
         """Run everything, unless something fails that the rest waits for."""
-        blocks = [summarise_plan(self.plan)]
+        blocks = [summarise_plan(self.plan), *self._how_it_differs()]
         tiers = self._run_calls([SessionCall(session=name) for name in self._tier_sessions()])
         hosted = [
             (session, f"exit code {session.code}" if session.code else "") for session in tiers
@@ -111,10 +121,21 @@ class _Run:
             blocks.append("The jobs on machines would not start: a session before them failed.")
         elif not failed:
             results = self._run_machines()
-            blocks += [summarise_job(result, self.sha) for result in results]
+            enter = f"cd {shlex.quote(str(self.checkout.root))}"
+            blocks += [summarise_job(result, self.sha, enter) for result in results]
             blocks += self._proposal(results)
         red = failed or any(result.exit_code for result in results)
         return Rehearsal("\n".join(blocks), 2 if self.plan.refused else int(red))
+
+    def _how_it_differs(self) -> list[str]:
+        """From what GitHub would run; nothing where nothing runs."""
+        chosen = _chosen(self.plan)
+        if not chosen:
+            return []
+        cpu = " The CPU is in the place of every accelerator." if self.plan.machines else ""
+        left_out = [name for name in chosen if not self._is_asked_for(name)]
+        only = f" Left out by --only: {', '.join(left_out)}." if left_out else ""
+        return [f"Rehearsed on one machine, with one Python.{cpu}{only}\n"]
 
     def _tier_sessions(self) -> list[str]:
         """Each session once: this machine has one Python."""

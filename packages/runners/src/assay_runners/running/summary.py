@@ -12,10 +12,11 @@ from assay_runners.running.machine_job import JobResult, SessionResult
 _WORST_FIRST = (Outcome.FAIL, Outcome.NOT_COMPARED, Outcome.PASS)
 
 
-def summarise_job(result: JobResult, sha: str) -> str:
+def summarise_job(result: JobResult, sha: str, enter: str = "") -> str:
     """Markdown: how each session ended, then the report of every run, the worst first.
 
     sha: the commit that ran.
+    enter: the command that brings somebody to it; "" checks it out.
     """
     job = result.job
     state = {0: "passes", 1: "FAILS"}.get(result.exit_code, "the machine is sick")
@@ -32,7 +33,7 @@ def summarise_job(result: JobResult, sha: str) -> str:
         commands = "\n".join(nox_command(session.call) for session in failed)
         blocks.append(
             f"To repeat what failed, on the same kind of machine or without one:\n\n```bash\n"
-            f"git checkout {sha}\n{commands}\n```"
+            f"{enter or f'git checkout {sha}'}\n{commands}\n```"
         )
     blocks += _reports([folder for session in result.sessions for folder in session.runs])
     return "\n\n".join(blocks) + "\n"

@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +17,72 @@ def read_event(file: Path | None, name: str | None, variables: Mapping[str, str]
     """The event of a run.
 
     file: a payload, or a recorded event: an object with `event_name`, `sha`, `ref`, `event` (the
-        payload) and, where it matters, `changed` (a list of files). Default: GITHUB_EVENT_PATH.
-    name: the event's name, for a payload alone. Default: GITHUB_EVENT_NAME.
+        payload) and, where it matters, `changed` (a list of files). None: that of the workflow run.
+    name: the event's name, for a payload alone.
     variables: the environment of the run.
     Raises: UsageError if there is no event, or the file is none.
     """
-    path = file or Path(variables.get("GITHUB_EVENT_PATH", ""))
-    if path == Path():
-        raise UsageError("no event: name one with --payload, or run inside of a workflow")
-    read = _read_object(path)
+    if file is None:
+        return _of_run(variables)
+    read = _read_object(file)
     if "event_name" in read:
-        return _recorded(read, path)
-    name = name or variables.get("GITHUB_EVENT_NAME", "")
+        return _checked(_recorded(read, file), file)
     if not name:
-        raise UsageError(f"{path} is a payload alone: name its event with --event")
+        raise UsageError(f"{file} is a payload alone: name its event with --event")
+    sha, ref = _commit_of(name, read)
+    return _checked(Event(name=name, payload=read, sha=sha, ref=ref), file)
+
+
+def _of_run(variables: Mapping[str, str]) -> Event:
+    path = variables.get("GITHUB_EVENT_PATH", "")
+    if not path:
+        raise UsageError("no event: name a file that has one, or run inside of a workflow")
     return Event(
-        name=name,
-        payload=read,
+        name=variables.get("GITHUB_EVENT_NAME", ""),
+        payload=_read_object(Path(path)),
         sha=variables.get("GITHUB_SHA", ""),
         ref=variables.get("GITHUB_REF", ""),
     )
+
+
+def _commit_of(name: str, payload: dict[str, Any]) -> tuple[str, str]:
+    """What GITHUB_SHA and GITHUB_REF would be, as far as the payload tells."""
+    if name == "pull_request":
+        request = payload.get("pull_request") or {}
+        return str(
+            request.get("merge_commit_sha") or ""
+        ), f"refs/pull/{payload.get('number')}/merge"
+    if name == "merge_group":
+        group = payload.get("merge_group") or {}
+        return str(group.get("head_sha", "")), str(group.get("head_ref", ""))
+    return str(payload.get("after", "")), str(payload.get("ref", ""))
+
+
+# What every payload of an event has, and a plan is made from.
+_NEEDED = {
+    "pull_request": ("action", "pull_request.head.sha", "pull_request.state", "sender.type"),
+    "push": ("ref",),
+    "merge_group": ("action",),
+    "workflow_dispatch": ("workflow", "ref"),
+    "schedule": ("schedule",),
+}
+
+
+def _checked(event: Event, file: Path) -> Event:
+    """The event of a file that somebody wrote: a plan for half of one would say nothing."""
+    near = get_close_matches(event.name, _NEEDED, n=1, cutoff=0.9)
+    if event.name not in _NEEDED and near:
+        raise UsageError(f"{file}: GitHub has no event {event.name!r}; nearest is {near[0]}")
+    needed = _NEEDED.get(event.name, ())
+    if event.name == "pull_request" and event.action in ("labeled", "unlabeled"):
+        needed = (*needed, "label.name")
+    for path in needed:
+        value: Any = event.payload
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if not value:
+            raise UsageError(f"{file}: a payload of {event.name} has {path}, and this has none")
+    return event
 
 
 def _recorded(read: dict[str, Any], path: Path) -> Event:

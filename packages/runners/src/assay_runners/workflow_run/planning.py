@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from assay.errors import MachineError
+from assay.errors import MachineError, UsageError
 from assay_runners.fleet.entries import Fleet
 from assay_runners.planning.events import Event
 from assay_runners.planning.plan import Plan
@@ -26,13 +26,21 @@ def read_planned_event(
     """The event, with what a planner wants to know beside its payload.
 
     payload, name: as `read_event` takes them.
-    changed_since: the commit that a pull request is compared with; "" where nothing is.
+    changed_since: the commit that a pull request is compared with. "" is the protected branch in a
+        workflow run, and not the pull request's own base: what depends on another pull request would
+        be documentation alone, and then bring that one's code along when it is aimed at main. Outside
+        of a run it is nothing.
     unless_succeeded: the workflow whose last successful run is looked up; "" where none is.
+    Raises: UsageError if there is no event, or git does not know `changed_since`.
     """
     event = read_event(payload, name, variables)
     facts: dict[str, object] = {}
-    if changed_since and event.changed is None:
-        facts["changed"] = files_changed_since(changed_since, root)
+    in_run = payload is None and event.name == "pull_request"
+    base = changed_since or (f"origin/{fleet.github.protected_ref}" if in_run else "")
+    if base and event.changed is None:
+        facts["changed"] = files_changed_since(base, root)
+        if changed_since and facts["changed"] is None:
+            raise UsageError(f"--changed-since {changed_since}: git knows no such commit in {root}")
     if unless_succeeded:
         facts["unchanged_since_success"] = _succeeded_before(event, unless_succeeded, fleet)
     return event.model_copy(update=facts)
@@ -45,8 +53,8 @@ def _succeeded_before(event: Event, workflow: str, fleet: Fleet) -> bool:
         return False  # Where GitHub does not say, everything runs.
 
 
-def hand_on(plan: Plan, variables: Mapping[str, str]) -> None:
-    """Give the plan to the jobs after this one, and to people; nothing outside of a workflow run."""
+def publish_plan(plan: Plan, variables: Mapping[str, str]) -> None:
+    """Set the outputs that later jobs read, and the summary; nothing outside of a workflow run."""
     lists = {"tiers": plan.tiers, "machines": plan.machines}
     write_outputs(
         {name: json.dumps([job.model_dump() for job in jobs]) for name, jobs in lists.items()},

@@ -1,7 +1,9 @@
 """The pull request of a recapture: from the files that machines captured."""
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,12 +31,12 @@ class Proposal:
 def gather(captured: Path, root: Path, reason: str) -> Proposal:
     """Read the captured files, and say what each changes.
 
-    Raises: UsageError if there is none, or two machines captured the same.
+    captured: a folder for each artifact, whose name ends in the number of the attempt that made it;
+        of a machine that captured in several attempts the newest counts.
+    Raises: UsageError if there is none, one is no expectation, or two machines captured the same.
     """
     files: dict[Path, Path] = {}
-    for file in sorted(captured.rglob("*.json")):
-        if file.parent.name != "captured":
-            continue
+    for file in _newest_of_each_machine(captured):
         target = root / SHIPPED / file.name
         if target in files.values():
             raise UsageError(
@@ -50,12 +52,30 @@ def gather(captured: Path, root: Path, reason: str) -> Proposal:
     return Proposal(f"expectations: {len(files)} captured anew", body, files)
 
 
-def open_pull_request(proposal: Proposal, root: Path) -> None:
+def _newest_of_each_machine(captured: Path) -> Iterator[Path]:
+    newest: dict[str, tuple[int, list[Path]]] = {}
+    for file in sorted(captured.rglob("captured/*.json")):
+        artifact = file.relative_to(captured).parts[0]
+        named = _ARTIFACT.fullmatch(artifact)
+        machine, attempt = (named["machine"], int(named["attempt"])) if named else (artifact, 0)
+        known, files = newest.get(machine, (-1, []))
+        if attempt >= known:
+            newest[machine] = (attempt, [*(files if attempt == known else []), file])
+    for _, files in newest.values():
+        yield from files
+
+
+# As accelerator.yml names it: "expectations-nvidia-4-1" is the first attempt of nvidia-4.
+_ARTIFACT = re.compile(r"(?P<machine>.+)-(?P<attempt>\d+)")
+
+
+def open_pull_request(proposal: Proposal, root: Path, variables: Mapping[str, str]) -> None:
     """Commit the files on a branch of their own, push it, and open a pull request to main.
 
+    variables: of the workflow run, whose number and attempt no other branch has.
     Raises: UsageError or MachineError if git or GitHub refuses.
     """
-    branch = f"recapture/{run_git(root, 'rev-parse', '--short', 'HEAD')}-{len(proposal.files)}"
+    branch = "recapture/{GITHUB_RUN_ID}-{GITHUB_RUN_ATTEMPT}".format_map(variables)
     run_git(root, "checkout", "--quiet", "-b", branch)
     for file, target in proposal.files.items():
         target.write_bytes(file.read_bytes())
@@ -68,21 +88,15 @@ def open_pull_request(proposal: Proposal, root: Path) -> None:
 
 
 def _describe(file: Path, target: Path) -> str:
-    if not target.is_file():
-        return f"### {file.name}\n\nNew: nothing was captured on such a machine before."
-    command = [
-        sys.executable,
-        "-m",
-        "assay.cli",
-        "expect",
-        "diff",
-        str(target),
-        str(file),
-        "--markdown",
-    ]
+    is_new = not target.is_file()
+    # A new file is compared with itself: what is no expectation is refused all the same.
+    both = [str(file if is_new else target), str(file)]
+    command = [sys.executable, "-m", "assay.cli", "expect", "diff", *both, "--markdown"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1, 3):
-        raise UsageError(f"{file.name}: {done.stderr.strip().splitlines()[-1:]}")
+        raise UsageError(f"{file.name}: {''.join(done.stderr.strip().splitlines()[-1:])}")
+    if is_new:
+        return f"### {file.name}\n\nNew: nothing was captured on such a machine before."
     return f"### {file.name}\n\n{done.stdout.strip()}"
 
 

@@ -1,11 +1,15 @@
-"""Ends cloud instances that outlived their lifetime, whatever became of the run that made them."""
+"""Ends cloud instances that outlived their lifetime, whatever became of the run that made them.
+
+One call for each: a call that names one instance which cannot be ended ends none of the others.
+https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_TerminateInstances.html
+"""
 
 import json
 import os
 import subprocess
 import urllib.request
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,7 +30,7 @@ class Instance:
 
 
 def find_expired(now: datetime) -> list[Instance]:
-    """The instances whose tag names a time before `now`; a tag that is no time counts as one."""
+    """The instances whose tag names a time before `now`, in UTC unless it says; no time counts as one."""
     words = (
         "--filters",
         f"Name=tag-key,Values={TAG}",
@@ -43,15 +47,23 @@ def find_expired(now: datetime) -> list[Instance]:
 
 
 def end_instances(instances: list[Instance]) -> None:
-    """Terminate them. Raises: MachineError if the cloud refuses."""
-    _aws("terminate-instances", "--instance-ids", *(instance.id for instance in instances))
+    """Terminate them all. Raises: MachineError for those that the cloud refuses to."""
+    refused = []
+    for instance in instances:
+        try:
+            _aws("terminate-instances", "--instance-ids", instance.id)
+        except MachineError as error:
+            refused.append(f"{instance.id}: {error}")
+    if refused:
+        raise MachineError(f"{len(refused)} of {len(instances)} go on:\n" + "\n".join(refused))
 
 
 def _is_before(tag: str, now: datetime) -> bool:
     try:
-        return datetime.fromisoformat(tag) < now
-    except (ValueError, TypeError):
+        expires = datetime.fromisoformat(tag)
+    except ValueError:
         return True
+    return (expires if expires.tzinfo else expires.replace(tzinfo=UTC)) < now
 
 
 def _aws(*words: str) -> str:

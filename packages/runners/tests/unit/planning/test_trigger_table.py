@@ -6,7 +6,8 @@ from assay_runners.fleet.entries import Fleet
 from assay_runners.fleet.reading import read_fleet
 from assay_runners.planning.jobs import started_jobs
 from assay_runners.planning.rules import make_plan
-from packages.runners.tests.trigger_table import CASES, Case, row_of_plan
+from packages.runners.tests.trigger_rows import Case, row_of_plan
+from packages.runners.tests.trigger_table import CASES
 
 ROOT = Path(__file__).resolve().parents[5]
 

@@ -79,7 +79,10 @@ def test_a_change_that_breaks_a_model_is_red_with_its_module(repository: Path) -
     found = rehearsed(repository, labeled("smoke:nvidia"), patch)
     assert found.exit_code == 1
     assert "model.layers.1.mlp.down_proj" in found.summary
-    assert "nox -s check\n" in found.summary
+    assert "The CPU is in the place of every accelerator." in found.summary
+    # The patched commit is in the clone alone.
+    clone = repository.parent / "rehearsal/clone"
+    assert f"```bash\ncd {clone}\nnox -s check\n" in found.summary
 
 
 def test_a_change_of_documents_has_nothing_to_do(repository: Path) -> None:
@@ -128,7 +131,8 @@ def test_a_session_that_is_not_chosen_is_refused_instead_of_left_out(repository:
 
 
 def test_only_leaves_the_others_out(repository: Path) -> None:
-    rehearsed(repository, labeled("smoke:nvidia"), only=("check", "expectations"))
+    found = rehearsed(repository, labeled("smoke:nvidia"), only=("check", "expectations"))
+    assert "Left out by --only: lint, types, unit, smoke." in found.summary
     assert asked_of_nox(repository) == ["check", "expectations"]
 
 

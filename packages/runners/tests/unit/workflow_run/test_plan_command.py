@@ -8,10 +8,20 @@ import pytest
 from typer.testing import CliRunner
 
 from assay_runners.commands import app
+from assay_runners.planning.events import Event
 from assay_runners.workflow_run.events import files_changed_since
-from packages.runners.tests.recorded import DOCUMENTS, SHELL, dispatch, labeled, pull_request
+from packages.runners.tests.recorded import (
+    DOCUMENTS,
+    SHELL,
+    dispatch,
+    labeled,
+    merge_group,
+    pull_request,
+    push,
+)
 
 ROOT = Path(__file__).resolve().parents[5]
+UNNAMED = {**labeled("x").payload, "label": {}}
 
 
 @pytest.fixture
@@ -27,7 +37,7 @@ def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
 def plan(tmp_path: Path, event: object, *words: str) -> tuple[int, str, str]:
     file = tmp_path / "event.json"
     file.write_text(json.dumps(event))
-    done = CliRunner().invoke(app, ["plan", "--payload", str(file), *words])
+    done = CliRunner().invoke(app, ["plan", str(file), *words])
     return done.exit_code, done.stdout, done.stderr
 
 
@@ -93,21 +103,46 @@ def test_a_model_full_of_shell_is_one_argument(tmp_path: Path, outputs: tuple[Pa
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "words", "message"),
     [
-        ("{", "cannot be read as an event"),
-        ("[]", "is no event: it holds no object"),
-        ('{"action": "opened"}', "is a payload alone: name its event with --event"),
-        ('{"event_name": "push", "event": 3}', "has its payload in `event`, an object"),
-        ('{"event_name": "push", "event": {}, "changed": "a"}', "`changed` is no list of files"),
+        ("{", (), "cannot be read as an event"),
+        ("[]", (), "is no event: it holds no object"),
+        ('{"action": "opened"}', (), "is a payload alone: name its event with --event"),
+        ('{"event_name": "push", "event": 3}', (), "has its payload in `event`, an object"),
+        (
+            '{"event_name": "push", "event": {}, "changed": "a"}',
+            (),
+            "`changed` is no list of files",
+        ),
+        ("{}", ("--event", "pull_requests"), "no event 'pull_requests'; nearest is pull_request"),
+        ("{}", ("--event", "pull_request"), "a payload of pull_request has action, and this"),
+        ("{}", ("--event", "push"), "a payload of push has ref, and this has none"),
+        (json.dumps(UNNAMED), ("--event", "pull_request"), "has label.name, and this has none"),
+        (
+            json.dumps(pull_request("opened").payload),
+            ("--event", "pull_request", "--changed-since", "nowhere"),
+            "--changed-since nowhere: git knows no such commit",
+        ),
     ],
 )
-def test_what_is_no_event_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_what_is_no_event_is_refused(
+    tmp_path: Path, text: str, words: tuple[str, ...], message: str
+) -> None:
     file = tmp_path / "event.json"
     file.write_text(text)
-    done = CliRunner().invoke(app, ["plan", "--payload", str(file), "--root", str(ROOT)])
+    done = CliRunner().invoke(app, ["plan", str(file), "--root", str(ROOT), *words])
     assert done.exit_code != 0
     assert message in str(done.exception)
+
+
+@pytest.mark.parametrize("event", [push("refs/heads/main"), merge_group(), pull_request("opened")])
+def test_a_payload_alone_says_which_commit_it_is_about(
+    tmp_path: Path, outputs: tuple[Path, Path], event: Event
+) -> None:
+    _, alone, _ = plan(tmp_path, event.payload, "--event", event.name)
+    _, whole, _ = plan(tmp_path, {**recorded(event), "changed": None})
+    assert json.loads(alone) == json.loads(whole)
+    assert json.loads(alone)["sha"] == event.sha != ""
 
 
 def test_changed_files_are_those_since_the_branch_began(tmp_path: Path) -> None:
