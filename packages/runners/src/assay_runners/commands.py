@@ -242,7 +242,7 @@ def check(*, root: _Root = Path(), as_json: _AsJson = False) -> None:
     from dataclasses import asdict
 
     from assay_runners.checking import Finding, check_workflows
-    from assay_runners.checking.sessions import read_sessions
+    from assay_runners.checking.workflow_files.sessions import read_sessions
     from assay_runners.fleet.reading import read_fleet
     from assay_runners.rendering import find_outdated
 

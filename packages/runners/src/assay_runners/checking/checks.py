@@ -3,18 +3,20 @@
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from assay_runners.checking import checkouts, commands, machines, permissions, pins, triggers
 from assay_runners.checking.context import Context
 from assay_runners.checking.findings import Finding
-from assay_runners.checking.reach import Reach
-from assay_runners.checking.reading import read_documents
+from assay_runners.checking.rules import checkouts, commands, machines, permissions, pins, triggers
+from assay_runners.checking.rules.kept_jobs import kept_jobs
+from assay_runners.checking.rules.vocabulary import known_words
+from assay_runners.checking.workflow_files.documents import read_documents
+from assay_runners.checking.workflow_files.reach import Reach
 from assay_runners.fleet.entries import Fleet
 
 Rule = Callable[[Context], Iterator[Finding]]
 
 RULES: tuple[Rule, ...] = (
     permissions.permissions_of_workflows,
-    permissions.no_write_for_others,
+    permissions.no_write_but_listed,
     permissions.no_secret_for_others,
     permissions.no_caches,
     checkouts.exact_commits,
@@ -24,15 +26,18 @@ RULES: tuple[Rule, ...] = (
     pins.pinned_actions,
     triggers.known_events,
     triggers.schedules,
+    triggers.called_alone,
     triggers.labels_without_new_commits,
     triggers.nothing_of_others_with_write_access,
     commands.no_expressions_in_commands,
-    commands.composing_commands,
     commands.known_sessions,
     machines.known_machines,
     machines.guarded_machines,
+    machines.tests_first,
     machines.timeouts,
     machines.concurrency,
+    kept_jobs,
+    known_words,
 )
 
 
@@ -43,6 +48,13 @@ def check_workflows(root: Path, fleet: Fleet, sessions: Collection[str]) -> list
     Raises: UsageError if there is no workflow, or a file cannot be read as one.
     """
     workflows, actions = map(tuple, read_documents(root))
+    unplain = [
+        Finding(document.file, line, "plain-yaml", f"{what} stands here; write it out")
+        for document in (*workflows, *actions)
+        for line, what in document.unplain
+    ]
+    if unplain:
+        return sorted(unplain)  # what they stand for was not read
     context = Context(workflows, actions, Reach(workflows), fleet, sessions)
     empty = [
         Finding(document.file, 1, "empty", "it has no jobs, or no event")

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from assay_runners.checking.expressions import expressions_in
 from assay_runners.checking.findings import Finding
-from assay_runners.checking.reach import Reach
-from assay_runners.checking.reading import Document, Text, texts
+from assay_runners.checking.workflow_files.documents import Document, Text, texts
+from assay_runners.checking.workflow_files.expressions import expressions_in
+from assay_runners.checking.workflow_files.reach import Reach
 from assay_runners.fleet.entries import Fleet
 
 

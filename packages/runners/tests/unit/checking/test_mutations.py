@@ -8,11 +8,39 @@ import pytest
 
 from assay.errors import UsageError
 from assay_runners.checking import RULES, check_workflows
-from assay_runners.checking.sessions import read_sessions
+from assay_runners.checking.workflow_files.sessions import read_sessions
 from assay_runners.fleet.reading import read_fleet
 
 ROOT = Path(__file__).resolve().parents[5]
 MUTATIONS = tomllib.loads((Path(__file__).parent / "mutations.toml").read_text(encoding="utf-8"))
+
+NEW = """
+name: Slow suites
+on:
+  push:
+    branches: [main]
+permissions: {}
+jobs:
+  suites:
+    name: suites for ${{ github.sha }}
+    runs-on: ubuntu-24.04
+    timeout-minutes: 90
+    permissions:
+      contents: read
+    concurrency:
+      group: suites-${{ github.sha }}
+      cancel-in-progress: false
+    steps:
+      - uses: actions/checkout@0123456789abcdef0123456789abcdef01234567 # v8.0.0
+        with:
+          ref: ${{ github.sha }}
+          persist-credentials: false
+      - uses: $/.github/actions/setup
+        with:
+          python: "3.11"
+      - name: the suites
+        run: nox -s suites
+"""
 
 
 @pytest.fixture
@@ -61,11 +89,55 @@ def test_no_workflow_is_no_pass(root: Path) -> None:
         findings(root)
 
 
-@pytest.mark.parametrize("text", ["on: push\njobs: {a: [}", "- a\n- b\n", ""])
-def test_a_file_that_is_no_workflow_is_no_pass(root: Path, text: str) -> None:
-    (root / ".github/workflows/new.yml").write_text(text)
-    with pytest.raises(UsageError, match=r"new\.yml is no "):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"on: push\njobs: {a: [}", "is no YAML"),
+        (b"- a\n- b\n", "is no workflow"),
+        (b"", "is no workflow"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (b"a: " + b"[" * 3000, "is no YAML"),
+    ],
+)
+def test_a_file_that_is_no_workflow_is_no_pass(root: Path, content: bytes, message: str) -> None:
+    (root / ".github/workflows/new.yml").write_bytes(content)
+    with pytest.raises(UsageError, match=rf"new\.yml {message}"):
         findings(root)
+
+
+def test_what_is_no_file_is_no_pass(root: Path) -> None:
+    (root / ".github/workflows/new.yml").mkdir()
+    with pytest.raises(UsageError, match=r"new\.yml is no file"):
+        findings(root)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "with:", "with: x", "needs: 5", "needs: [[a]]", "permissions: [contents]", "env: x",
+        "steps: x", "steps: [a, [b], {run: 5}, {uses: [a], with: x}]", "concurrency: 5",
+        "timeout-minutes: [5]", "uses: [a]", "environment: [a]", "runs-on:",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("events", ["{pull_request: {types: [labeled]}}", "workflow_dispatch"])
+def test_a_job_in_which_something_else_stands_is_found(root: Path, line: str, events: str) -> None:
+    text = f"name: x\non: {events}\npermissions: {{}}\njobs:\n  a:\n    {line}\n"
+    (root / ".github/workflows/new.yml").write_text(text)
+    assert any("new.yml:" in one for one in findings(root))
+
+
+@pytest.mark.parametrize("events", ["{schedule: x}", "{schedule: [x]}", "{push: 5}", "5", "[[a]]"])
+def test_events_in_which_something_else_stands_are_found(root: Path, events: str) -> None:
+    (root / ".github/workflows/new.yml").write_text(
+        f"name: x\non: {events}\npermissions: {{}}\njobs: {{}}\n"
+    )
+    assert any("new.yml:" in one for one in findings(root))
+
+
+def test_what_is_made_of_what_the_others_are_made_of_is_right(root: Path) -> None:
+    """A workflow that nobody has written yet, for a session of its own on each commit of main."""
+    (root / ".github/workflows/new.yml").write_text(NEW)
+    assert findings(root) == []
 
 
 def test_a_workflow_without_jobs_is_found(root: Path) -> None:

@@ -3,7 +3,9 @@
 import re
 from collections.abc import Iterator
 
-_EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
+_LITERAL = r"'(?:[^']|'')*'"
+# Braces in a literal end no expression.
+_EXPRESSION = re.compile(rf"\$\{{\{{((?:{_LITERAL}|(?!\}}\}}).)*?)\}}\}}", re.DOTALL)
 _INDEX = re.compile(r"\[\s*'([^']*)'\s*\]")
 
 
@@ -16,8 +18,11 @@ def expressions_in(text: str, *, is_condition: bool = False) -> Iterator[str]:
 
 
 def normalise(expression: str) -> str:
-    """In lower case, without spaces, and with `a['b']` written as `a.b`."""
-    return re.sub(r"\s+", "", _INDEX.sub(r".\1", expression)).lower()
+    """In lower case, without spaces but in literals, and with `a['b']` written as `a.b`."""
+    parts = re.split(f"({_LITERAL})", _INDEX.sub(r".\1", expression))
+    return "".join(
+        part if part.startswith("'") else re.sub(r"\s+", "", part) for part in parts
+    ).lower()
 
 
 def mentions(expression: str, path: str) -> bool:

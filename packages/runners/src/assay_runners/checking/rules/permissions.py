@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from assay_runners.checking.context import Context, expressions_of, found
-from assay_runners.checking.expressions import mentions
 from assay_runners.checking.findings import Finding
-from assay_runners.checking.reach import OF_OTHERS
-from assay_runners.checking.reading import Document, Job
+from assay_runners.checking.rules.vocabulary import read_vocabulary
+from assay_runners.checking.workflow_files.documents import Job
+from assay_runners.checking.workflow_files.expressions import mentions
+from assay_runners.checking.workflow_files.reach import OF_OTHERS
 
 
 def permissions_of_workflows(context: Context) -> Iterator[Finding]:
@@ -29,16 +30,17 @@ def permissions_of_workflows(context: Context) -> Iterator[Finding]:
                 yield found(rule, document, job.line, message)
 
 
-def no_write_for_others(context: Context) -> Iterator[Finding]:
-    """A job that a pull request starts may write nothing, unless it runs nothing of it."""
-    for document, job in _jobs_of_others(context):
-        own = job.raw.get("permissions") or {}
-        if isinstance(own, str):
-            continue  # `permissions` finds it
-        writes = [name for name, level in own.items() if level == "write"]
-        if writes and _runs_code(job):
-            message = f"{job.id} may write {', '.join(writes)} and runs code of a pull request"
-            yield found("write-for-others", document, job.line_of("permissions"), message)
+def no_write_but_listed(context: Context) -> Iterator[Finding]:
+    """A job may write what the vocabulary says that it may, and no other job anything."""
+    for document in context.workflows:
+        for job in document.jobs.values():
+            may = read_vocabulary()["writing"].get(f"{document.name} {job.id}", [])
+            own = job.raw.get("permissions")
+            writes = own.items() if isinstance(own, dict) else ()
+            for name in (str(name) for name, level in writes if level == "write"):
+                if name not in may:
+                    message = f"{job.id} may write {name}, and no list of ours says so"
+                    yield found("write", document, job.line_of("permissions"), message)
 
 
 def no_secret_for_others(context: Context) -> Iterator[Finding]:
@@ -88,13 +90,6 @@ def no_caches(context: Context) -> Iterator[Finding]:
                     f"{what}: a cache that a pull request writes is read by main; leave it out"
                 )
                 yield found("cache", document, step.line, message)
-
-
-def _jobs_of_others(context: Context) -> Iterator[tuple[Document, Job]]:
-    for document in context.workflows:
-        if context.reach.is_reached_by(document, *OF_OTHERS):
-            for job in document.jobs.values():
-                yield document, job
 
 
 def _runs_code(job: Job) -> bool:

@@ -47,6 +47,11 @@ class Step:
         return _mapping(self.raw.get("with"))
 
     @property
+    def env(self) -> CommentedMap:
+        """The variables of its own."""
+        return _mapping(self.raw.get("env"))
+
+    @property
     def is_checkout(self) -> bool:
         """Whether it brings a commit onto the machine."""
         return self.uses.lower().startswith("actions/checkout@")
@@ -75,10 +80,19 @@ class Job:
         return str(self.raw.get("uses") or "")
 
     @property
+    def given(self) -> CommentedMap:
+        """What the workflow that it calls is given."""
+        return _mapping(self.raw.get("with"))
+
+    @property
+    def env(self) -> CommentedMap:
+        """The variables of all its steps."""
+        return _mapping(self.raw.get("env"))
+
+    @property
     def needs(self) -> list[str]:
         """The jobs that come before it."""
-        needs = self.raw.get("needs") or []
-        return [needs] if isinstance(needs, str) else list(needs)
+        return _strings(self.raw.get("needs"))
 
     @property
     def environment(self) -> str:
@@ -96,11 +110,13 @@ class Document:
     """A workflow or a composite action.
 
     file: relative to the root.
+    unplain: line and kind of what plain YAML does without; of it a reader sees less than GitHub does.
     """
 
     file: str
     text: str
     raw: CommentedMap
+    unplain: tuple[tuple[int, str], ...] = ()
 
     @property
     def name(self) -> str:
@@ -110,7 +126,7 @@ class Document:
     @cached_property
     def lines(self) -> list[str]:
         """Its lines as they are written, comments included."""
-        return self.text.splitlines()
+        return self.text.split("\n")
 
     @cached_property
     def jobs(self) -> dict[str, Job]:
@@ -138,7 +154,7 @@ class Document:
         found = {}
         for name, filters in _mapping(on).items():
             found[str(name)] = (
-                CommentedMap(crons=filters) if name == "schedule" else _mapping(filters)
+                CommentedMap(crons=_list(filters)) if name == "schedule" else _mapping(filters)
             )
         return found
 
@@ -150,7 +166,7 @@ class Document:
         types = filters.get("types")
         if types is None:
             return {"opened", "synchronize", "reopened"} if event.startswith("pull_") else {""}
-        return {types} if isinstance(types, str) else {str(one) for one in types}
+        return set(_strings(types))
 
     def line_of(self, key: str) -> int:
         """The line of a key at its top."""
@@ -184,18 +200,51 @@ def texts(node: object, key: str = "", line: int = 1) -> Iterator[Text]:
 
 
 def _read(file: Path, root: Path) -> Document:
-    text = file.read_text(encoding="utf-8")
+    if not file.is_file():
+        raise UsageError(f"{file} is no file")
     try:
-        raw = YAML(typ="rt").load(text)
-    except YAMLError as error:
+        text = file.read_text(encoding="utf-8")
+        unplain = tuple(_find_unplain(text))
+        # An alias of an alias of an alias takes for ever to follow, and none is allowed.
+        raw = CommentedMap() if unplain else YAML(typ="rt").load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from None
+    except (YAMLError, RecursionError) as error:
         raise UsageError(f"{file} is no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, CommentedMap):
         raise UsageError(f"{file} is no workflow: it holds no mapping")
-    return Document(file.relative_to(root).as_posix(), text, raw)
+    return Document(file.relative_to(root).as_posix(), text, raw, unplain)
+
+
+_UNPLAIN = {
+    "AnchorToken": "an anchor", "AliasToken": "an alias", "TagToken": "a tag",
+    "DirectiveToken": "a directive", "DocumentStartToken": "a document of its own",
+}  # fmt: skip
+
+
+def _find_unplain(text: str) -> Iterator[tuple[int, str]]:
+    for token in YAML(typ="rt").scan(text):
+        if kind := _UNPLAIN.get(type(token).__name__):
+            yield token.start_mark.line + 1, kind
+
+
+def _list(value: object) -> list[CommentedMap]:
+    """Its mappings, if it is a list."""
+    return (
+        [one for one in value if isinstance(one, CommentedMap)] if isinstance(value, list) else []
+    )
+
+
+def _strings(value: object) -> list[str]:
+    """Its strings, if it is a list, or itself."""
+    values = value if isinstance(value, list) else [value]
+    return [one for one in values if isinstance(one, str)]
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
-    return sorted(file for suffix in ("yml", "yaml") for file in folder.glob(f"{pattern}.{suffix}"))
+    return sorted(
+        file for file in folder.glob(f"{pattern}.*") if file.suffix.lower() in (".yml", ".yaml")
+    )
 
 
 def _steps(raw: object, line: int) -> list[Step]:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from assay_runners.checking.context import Context, expressions_of, found
-from assay_runners.checking.expressions import mentions
 from assay_runners.checking.findings import Finding
-from assay_runners.checking.reach import called_file
-from assay_runners.checking.reading import Document
+from assay_runners.checking.workflow_files.documents import Document
+from assay_runners.checking.workflow_files.expressions import mentions
+from assay_runners.checking.workflow_files.reach import called_file
 
 # Events that the planner has rules for.
 _PLANNED = {
@@ -42,6 +42,15 @@ def schedules(context: Context) -> Iterator[Finding]:
                     f"its crons are {crons}; runners/github.toml has {known.get(document.name)!r}"
                 )
                 yield found("schedule", document, document.line_of("on"), message)
+
+
+def called_alone(context: Context) -> Iterator[Finding]:
+    """What is there to be called is started by nothing else: a person could type any commit."""
+    for document in context.workflows:
+        others = document.events.keys() - {"workflow_call"}
+        if "workflow_call" in document.events and others:
+            message = f"{', '.join(sorted(others))} would start it without a caller's commit"
+            yield found("called-alone", document, document.line_of("on"), message)
 
 
 def labels_without_new_commits(context: Context) -> Iterator[Finding]:

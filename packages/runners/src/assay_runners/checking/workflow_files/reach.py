@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from assay_runners.checking.reading import Document
+from assay_runners.checking.workflow_files.documents import Document
 
 # Events whose payload, and mostly whose code, is written by whoever opens a pull request.
-OF_OTHERS = ("pull_request", "pull_request_target")
+OF_OTHERS = ("pull_request", "pull_request_target", "merge_group")
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,20 @@ class Reach:
         return [other for other in self.workflows if other.name in names]
 
     def is_reached_by(self, workflow: Document, *events: str) -> bool:
-        """Whether one of `events` starts it or one of its callers."""
+        """Whether one of `events` starts it or one of its callers; what others call, a pull request may."""
+        if "pull_request" in events and self._is_for_others(workflow):
+            return True
         return any(event in other.events for other in self.starters(workflow) for event in events)
 
     def is_reached_by_label(self, workflow: Document) -> bool:
         """Whether a label given to a pull request reaches it."""
-        return any("labeled" in other.types("pull_request") for other in self.starters(workflow))
+        starters = self.starters(workflow)
+        labelled = any("labeled" in other.types("pull_request") for other in starters)
+        return labelled or self._is_for_others(workflow)
+
+    def _is_for_others(self, workflow: Document) -> bool:
+        """Whether nobody here calls what is there to be called."""
+        return set(workflow.events) == {"workflow_call"} and self.starters(workflow) == [workflow]
 
 
 def called_file(uses: str) -> str:

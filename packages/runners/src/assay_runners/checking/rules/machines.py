@@ -2,39 +2,18 @@
 
 import re
 from collections.abc import Iterator
-from itertools import zip_longest
 
 from assay_runners.checking.context import Context, found
-from assay_runners.checking.expressions import expressions_in, normalise
 from assay_runners.checking.findings import Finding
-from assay_runners.checking.reach import called_file
-from assay_runners.checking.reading import Document, Job
+from assay_runners.checking.workflow_files.documents import Document, Job
+from assay_runners.checking.workflow_files.expressions import expressions_in
+from assay_runners.checking.workflow_files.reach import called_file
 
 _ACCELERATOR, _ON_THE_MACHINE = "accelerator.yml", "run"
-_LABEL = "format('assay-{0}',inputs.target)"
+_FOR_OTHER_REPOSITORIES = "check.yml"
 _LONGEST_MINUTES = 360
 # Its runs end when a newer commit is there; whatever starts it is a commit.
 _SUPERSEDED = "ci.yml"
-# What accelerator.yml asks the event itself. To the letter: a condition with an alternative more
-# contains all of these words.
-_GUARD = """
-github.event_name == 'workflow_dispatch'
-|| (
-  github.event_name == 'pull_request'
-  && github.event.action == 'labeled'
-  && github.event.pull_request.state == 'open'
-  && github.event.sender.type == 'User'
-  && inputs.tier != 'bench'
-  && (
-    github.event.pull_request.head.repo.full_name == github.repository
-    || github.event.sender.login != github.event.pull_request.user.login
-  )
-  && (
-    github.event.label.name == format('{0}:{1}', inputs.tier, inputs.target)
-    || github.event.label.name == format('{0}:all', inputs.tier)
-  )
-)
-"""
 
 
 def known_machines(context: Context) -> Iterator[Finding]:
@@ -48,14 +27,12 @@ def known_machines(context: Context) -> Iterator[Finding]:
             runs_on = job.raw.get("runs-on")
             line = job.line_of("runs-on")
             if document.name == _ACCELERATOR and job.id == _ON_THE_MACHINE:
-                wanted = {"group": github.runner_group, "labels": _LABEL}
-                if not isinstance(runs_on, dict) or _normalised(runs_on) != wanted:
-                    message = (
-                        f"it has to be the group {github.runner_group} and `${{{{ {_LABEL} }}}}`"
-                    )
-                    yield found(rule, document, line, message)
-            elif _is_for_other_repositories(document, context):
-                continue  # the caller names its own machine
+                continue  # `kept` holds it to the group and the label
+            if document.name == _FOR_OTHER_REPOSITORIES:
+                # The caller names its own machine, and an absent accelerator fails there, too.
+                if "ASSAY_REQUIRE_HARDWARE" not in (job.env or {}):
+                    message = f"{job.id} does not set ASSAY_REQUIRE_HARDWARE"
+                    yield found(rule, document, job.line, message)
             elif runs_on != github.hosted:
                 known = [one.label for one in context.fleet.runners()]
                 message = f"{_shown(runs_on)} is not {github.hosted}; machines with accelerators ({known[0]}, …) take jobs of {_ACCELERATOR} alone"
@@ -63,7 +40,7 @@ def known_machines(context: Context) -> Iterator[Finding]:
 
 
 def guarded_machines(context: Context) -> Iterator[Finding]:
-    """accelerator.yml trusts nothing it is given, and is called at the protected branch."""
+    """accelerator.yml is called at the protected branch, by what an event itself starts."""
     rule = "machine-guard"
     for document in context.workflows:
         for job in document.jobs.values():
@@ -71,14 +48,24 @@ def guarded_machines(context: Context) -> Iterator[Finding]:
             if calls and job.uses != context.accelerator:
                 message = f"{job.uses} is not {context.accelerator}: a pull request could edit it"
                 yield found(rule, document, job.line_of("uses"), message)
-            if document.name == _ACCELERATOR and job.id == _ON_THE_MACHINE:
-                yield from _unguarded(document, job)
+            if calls and "workflow_call" in document.events:
+                message = f"{document.name} is called itself: who approves depends on its callers"
+                yield found(rule, document, job.line_of("uses"), message)
             if calls and "workflow_dispatch" in document.events:
                 yield from _unapproved(document, job)
-    on_machines = [one.jobs for one in context.workflows if one.name == _ACCELERATOR]
-    if not any(_ON_THE_MACHINE in jobs for jobs in on_machines):
-        file = f".github/workflows/{_ACCELERATOR}"
-        yield Finding(file, 1, rule, f"there is no such workflow with a job {_ON_THE_MACHINE}")
+
+
+def tests_first(context: Context) -> Iterator[Finding]:
+    """Where a workflow has a job `tests`, all that is not before it waits for it."""
+    for document in context.workflows:
+        tests = document.jobs.get("tests")
+        if tests is None:
+            continue
+        free = {"tests", *_before(document, tests)}
+        for job in document.jobs.values():
+            if job.id not in free and "tests" not in _before(document, job):
+                message = f"{job.id} does not wait for the job `tests`"
+                yield found("tests-first", document, job.line_of("needs"), message)
 
 
 def timeouts(context: Context) -> Iterator[Finding]:
@@ -126,26 +113,12 @@ def _problems(group: object) -> Iterator[str]:
         yield "shares its group with other pull requests; put the number into it"
     if "sha" not in expression:
         yield "shares its group with other commits; put the commit into it"
-    if not re.search(r"matrix\.|inputs\.target|label\.name", expression):
+    if not re.search(r"matrix\.target|inputs\.(target|machine)|label\.name", expression):
         yield "shares its group with other labels; put the label or the target into it"
 
 
-def _unguarded(document: Document, job: Job) -> Iterator[Finding]:
-    rule = "machine-guard"
-    given, guard = normalise(str(job.raw.get("if") or "")), normalise(_GUARD)
-    if given != guard:
-        pairs = enumerate(zip_longest(given, guard))
-        kept = next(place for place, (one, other) in pairs if one != other)
-        message = f"the condition of {job.id} is not that of checking/machines.py from here on: {given[kept:][:60]!r}; it has {guard[kept:][:60]!r}"
-        yield found(rule, document, job.line_of("if"), message)
-    if [*expressions_in(job.environment)] != [_LABEL]:
-        message = f"the environment has to be the label itself: ${{{{ {_LABEL} }}}}"
-        yield found(rule, document, job.line_of("environment"), message)
-
-
-def _unapproved(document: Document, job: Job) -> Iterator[Finding]:
-    """What is started by hand waits for reviewers before it is planned."""
-    environment = document.name.rsplit(".", 1)[0]
+def _before(document: Document, job: Job) -> set[str]:
+    """The jobs that `job` waits for, directly or not."""
     before: set[str] = set()
     waiting = list(job.needs)
     while waiting:
@@ -153,24 +126,17 @@ def _unapproved(document: Document, job: Job) -> Iterator[Finding]:
         if name in document.jobs and name not in before:
             before.add(name)
             waiting += document.jobs[name].needs
-    if not any(document.jobs[name].environment == environment for name in before):
+    return before
+
+
+def _unapproved(document: Document, job: Job) -> Iterator[Finding]:
+    """What is started by hand waits for reviewers before it is planned."""
+    environment = document.name.rsplit(".", 1)[0]
+    if not any(document.jobs[name].environment == environment for name in _before(document, job)):
         message = (
             f"{job.id} comes after no job with the environment {environment}, which has reviewers"
         )
         yield found("machine-guard", document, job.line, message)
-
-
-def _is_for_other_repositories(document: Document, context: Context) -> bool:
-    alone = context.reach.callers[document.name] == {document.name}
-    return set(document.events) == {"workflow_call"} and alone
-
-
-def _normalised(runs_on: dict[str, object]) -> dict[str, str]:
-    found_of = {}
-    for key, value in runs_on.items():
-        expressions = list(expressions_in(str(value)))
-        found_of[str(key)] = expressions[0] if expressions else str(value)
-    return found_of
 
 
 def _shown(runs_on: object) -> str:

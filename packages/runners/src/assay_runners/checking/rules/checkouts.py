@@ -3,15 +3,16 @@
 from collections.abc import Iterator
 
 from assay_runners.checking.context import Context, expressions_of, found
-from assay_runners.checking.expressions import expressions_in, mentions
 from assay_runners.checking.findings import Finding
-from assay_runners.checking.reading import Step
+from assay_runners.checking.workflow_files.documents import Step
+from assay_runners.checking.workflow_files.expressions import expressions_in, mentions
 
 _HEAD = "github.event.pull_request.head.sha"
-# By expressions, normalised: an exact commit, and whether it is one under a label, too.
+# By expressions, normalised: an exact commit, and whether it is one under a label, too. That of an input
+# is as exact as what callers give, who are held to the same.
 _EXACT = {
     "github.sha": False,
-    "inputs.sha": True,  # what callers hand on is held to the same
+    "inputs.sha": True,
     _HEAD: True,
     f"{_HEAD}||github.sha": True,
 }
@@ -24,9 +25,9 @@ def exact_commits(context: Context) -> Iterator[Finding]:
     for document in context.workflows:
         labelled = context.reach.is_reached_by_label(document)
         for job in document.jobs.values():
-            handed = [("sha", job.raw.get("with", {}).get("sha"), job.line_of("with"))]
-            checkouts = [(one.given.get("ref"), one.line) for one in job.steps if one.is_checkout]
-            named = [(ref, line) for _, ref, line in handed if ref is not None] + checkouts
+            given = job.given.get("sha")
+            named = [] if given is None else [(given, job.line_of("with"))]
+            named += [(one.given.get("ref"), one.line) for one in job.steps if one.is_checkout]
             for ref, line in named:
                 exact = _exact(ref)
                 if exact is None:
@@ -48,7 +49,10 @@ def compared_commits(context: Context) -> Iterator[Finding]:
         for job in document.jobs.values():
             for number, step in enumerate(job.steps):
                 after = job.steps[number + 1] if number + 1 < len(job.steps) else None
-                if step.is_checkout and not _compares(after, step, job.raw.get("env") or {}):
+                if number and step.is_checkout:
+                    message = "something runs before the commit is there"
+                    yield found("commit-compared", document, step.line, message)
+                if step.is_checkout and not _compares(after, step, job.env):
                     message = (
                         f"the next step has to be `{_COMPARED}`, with SHA as the checkout's ref"
                     )
@@ -89,7 +93,7 @@ def _exact(ref: object) -> bool | None:
 def _compares(step: Step | None, checkout: Step, env: dict[str, object]) -> bool:
     if step is None or step.run.strip() != _COMPARED or "if" in step.raw:
         return False
-    sha = (step.raw.get("env") or {}).get("SHA", env.get("SHA"))
+    sha = step.env.get("SHA", env.get("SHA"))
     return _normal(sha) == _normal(checkout.given.get("ref"))
 
 

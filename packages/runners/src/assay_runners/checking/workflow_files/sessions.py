@@ -14,7 +14,7 @@ def read_sessions(root: Path) -> set[str]:
     file = root / "noxfile.py"
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError) as error:
+    except (OSError, UnicodeDecodeError, SyntaxError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
     found = {
         name
@@ -35,6 +35,6 @@ def _session_name(decorator: ast.expr, function: str) -> str:
         return ""
     if isinstance(decorator, ast.Call):
         for keyword in decorator.keywords:
-            if keyword.arg == "name":
-                return str(ast.literal_eval(keyword.value))
+            if keyword.arg == "name" and isinstance(keyword.value, ast.Constant):
+                return str(keyword.value.value)
     return function

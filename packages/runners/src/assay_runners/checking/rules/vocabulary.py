@@ -1,0 +1,92 @@
+"""What workflows and actions are written with: `vocabulary.toml`, and nothing else."""
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from assay_runners.checking.context import Context, found
+from assay_runners.checking.findings import Finding
+from assay_runners.checking.rules.kept_jobs import is_kept
+from assay_runners.checking.workflow_files.expressions import expressions_in, normalise
+from assay_runners.checking.workflow_files.leaves import Leaf, fill, leaves, names_of, written
+
+FILE = Path(__file__).with_name("vocabulary.toml")
+_MOST_MINUTES = 360
+_MINUTES_OF_OTHERS = ("${{ inputs.minutes }}", "${{ matrix.timeout_minutes }}")
+
+_Allowed = str | list[Any]
+
+
+def known_words(context: Context) -> Iterator[Finding]:
+    """Nothing stands in a workflow or an action but what the vocabulary has."""
+    for document in context.documents:
+        table = read_vocabulary()["workflow" if document in context.workflows else "action"]
+        words = _Words(table, context)
+        for leaf in leaves(document.raw):
+            if is_kept(document.name, leaf.place):
+                continue
+            problem = words.problem(leaf)
+            if problem:
+                message = f"{leaf.shown}: {problem}; what may be there stands in checking/rules/{FILE.name}"
+                yield found("vocabulary", document, leaf.line, message)
+
+
+@cache
+def read_vocabulary() -> dict[str, Any]:
+    """The tables of the file."""
+    return tomllib.loads(FILE.read_text(encoding="utf-8"))
+
+
+class _Words:
+    """The places of one kind of file, and what may stand there."""
+
+    def __init__(self, table: Mapping[str, _Allowed], context: Context) -> None:
+        self._places = [(_place_pattern(place), allowed) for place, allowed in table.items()]
+        self._names = names_of(context.fleet.github)
+        self._sessions = "|".join(map(re.escape, sorted(context.sessions)))
+        self._kinds: dict[str, Callable[[object], bool]] = {
+            "text": lambda value: isinstance(value, str) and "${{" not in value,
+            "words": _has_known_expressions,
+            "minutes": _is_minutes,
+            "nothing": lambda value: value is None or value == {},
+        }
+
+    def problem(self, leaf: Leaf) -> str:
+        """Why it may not be there; "" where it may."""
+        allowed = [one for pattern, one in self._places if pattern.fullmatch(leaf.place)]
+        if not allowed:
+            return "no file of ours has this"
+        if any(self._is_allowed(leaf.value, one) for one in allowed):
+            return ""
+        return f"{written(leaf.value)!r} is not known there"
+
+    def _is_allowed(self, value: object, allowed: _Allowed) -> bool:
+        if isinstance(allowed, str):
+            return self._kinds[allowed](value)
+        return any(self._is_entry(value, entry) for entry in allowed)
+
+    def _is_entry(self, value: object, entry: object) -> bool:
+        if not isinstance(value, str) or not isinstance(entry, str):
+            return isinstance(value, bool) == isinstance(entry, bool) and value == entry
+        pattern = re.escape(fill(entry, self._names))
+        pattern = pattern.replace(re.escape("<sha>"), "[0-9a-f]{40}")
+        pattern = pattern.replace(re.escape("<session>"), f"(?:{self._sessions})")
+        return re.fullmatch(pattern, str(written(value))) is not None
+
+
+def _place_pattern(place: str) -> re.Pattern[str]:
+    return re.compile(re.escape(place).replace(r"\*", r"[^.\[\]]+"))
+
+
+def _is_minutes(value: object) -> bool:
+    if isinstance(value, str):
+        return value in _MINUTES_OF_OTHERS
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_MINUTES
+
+
+def _has_known_expressions(value: object) -> bool:
+    known = set(map(normalise, read_vocabulary()["expressions"]))
+    return isinstance(value, str) and set(expressions_in(value)) <= known

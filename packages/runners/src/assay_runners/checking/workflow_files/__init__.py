@@ -1,0 +1,1 @@
+"""The files that rules look at: their values with lines, their expressions, and who calls whom."""
