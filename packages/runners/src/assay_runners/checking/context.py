@@ -4,8 +4,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from assay_runners.checking.findings import Finding
-from assay_runners.checking.workflow_files.documents import Document, Text, texts
+from assay_runners.checking.workflow_files.documents import Document
 from assay_runners.checking.workflow_files.expressions import expressions_in
+from assay_runners.checking.workflow_files.leaves import Leaf, leaves
 from assay_runners.checking.workflow_files.reach import Reach
 from assay_runners.fleet.entries import Fleet
 
@@ -41,8 +42,9 @@ def found(rule: str, document: Document, line: int, message: str) -> Finding:
     return Finding(document.file, line, rule, message)
 
 
-def expressions_of(document: Document) -> Iterator[tuple[Text, str]]:
-    """Every expression of a document, normalised, with the string that it stands in."""
-    for text in texts(document.raw):
-        for expression in expressions_in(text.value, is_condition=text.key == "if"):
-            yield text, expression
+def expressions_of(document: Document) -> Iterator[tuple[Leaf, str]]:
+    """Every expression of a document, normalised, with the value that it stands in."""
+    for leaf in leaves(document.raw):
+        if isinstance(leaf.value, str):
+            for expression in expressions_in(leaf.value, is_condition=leaf.key == "if"):
+                yield leaf, expression

@@ -66,11 +66,11 @@ def no_branch_names(context: Context) -> Iterator[Finding]:
         "github.event.pull_request.head.label", "github.event.workflow_run.head_branch",
     )  # fmt: skip
     for document in context.documents:
-        for text, expression in expressions_of(document):
+        for leaf, expression in expressions_of(document):
             for name in names:
                 if mentions(expression, name):
                     message = f"{name} is a name, chosen by others; write {_HEAD}"
-                    yield found("branch-name", document, text.line, message)
+                    yield found("branch-name", document, leaf.line, message)
 
 
 def no_kept_credentials(context: Context) -> Iterator[Finding]:

@@ -48,26 +48,21 @@ def no_secret_for_others(context: Context) -> Iterator[Finding]:
     rule = "secret"
     for document in context.documents:
         reached = document in context.actions or context.reach.is_reached_by(document, *OF_OTHERS)
-        guarded = {job.line: job for job in document.jobs.values()}
-        for text, expression in expressions_of(document):
-            job = next(
-                (guarded[line] for line in sorted(guarded, reverse=True) if line <= text.line), None
-            )
-            if (
-                mentions(expression, "secrets")
-                or "secrets" in expression.split("tojson(")[-1:][0][:8]
-            ):
+        for leaf, expression in expressions_of(document):
+            parts = leaf.place.split(".")
+            job = document.jobs.get(parts[1]) if parts[0] == "jobs" else None
+            if mentions(expression, "secrets"):
                 if reached or job is None or not job.environment:
                     where = "a pull request reaches it" if reached else "no environment guards it"
                     message = f"a secret stands here and {where}; give the job an identity by OIDC"
-                    yield found(rule, document, text.line, message)
+                    yield found(rule, document, leaf.line, message)
             elif (
                 reached
                 and mentions(expression, "github.token")
                 and (job is None or _runs_code(job))
             ):
                 message = "the token stands beside code of a pull request; move it to a job without"
-                yield found(rule, document, text.line, message)
+                yield found(rule, document, leaf.line, message)
         for job in document.jobs.values():
             if "secrets" in job.raw:
                 message = f"{job.id} hands secrets to the workflow that it calls"

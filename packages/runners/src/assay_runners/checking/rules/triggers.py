@@ -97,8 +97,8 @@ def _asking_for_labels(document: Document, context: Context) -> Iterator[str]:
     for other in context.workflows:
         if document.name not in context.reach.callers[other.name]:
             continue
-        for text, expression in expressions_of(other):
+        for leaf, expression in expressions_of(other):
             asks = mentions(expression, "github.event.label") or "labels" in expression
-            if text.key == "if" and asks and called_file(f"/.github/workflows/{other.name}"):
+            if leaf.key == "if" and asks and called_file(f"/.github/workflows/{other.name}"):
                 yield other.name
                 break

@@ -16,45 +16,26 @@ WORKFLOWS, ACTIONS = ".github/workflows", ".github/actions"
 
 
 @dataclass(frozen=True)
-class Text:
-    """A string somewhere in a file. key: what it is the value of; in a list, of the list."""
-
-    key: str
-    value: str
-    line: int
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step of a job or of a composite action."""
+class _Caller:
+    """What uses an action or a workflow, or runs commands itself."""
 
     raw: CommentedMap
     line: int
 
     @property
     def uses(self) -> str:
-        """The action, with its commit; "" for a step that runs a command."""
+        """The action or workflow, with its commit; "" where it uses none."""
         return str(self.raw.get("uses") or "")
 
     @property
-    def run(self) -> str:
-        """The command; "" for a step that uses an action."""
-        return str(self.raw.get("run") or "")
-
-    @property
     def given(self) -> CommentedMap:
-        """What the action is given."""
+        """What that is given."""
         return _mapping(self.raw.get("with"))
 
     @property
     def env(self) -> CommentedMap:
-        """The variables of its own."""
+        """The variables that it sets."""
         return _mapping(self.raw.get("env"))
-
-    @property
-    def is_checkout(self) -> bool:
-        """Whether it brings a commit onto the machine."""
-        return self.uses.lower().startswith("actions/checkout@")
 
     def line_of(self, key: str) -> int:
         """The line of one of its keys; its first line if it has no such key."""
@@ -62,32 +43,30 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Job:
+class Step(_Caller):
+    """A step of a job or of a composite action."""
+
+    @property
+    def run(self) -> str:
+        """The command; "" for a step that uses an action."""
+        return str(self.raw.get("run") or "")
+
+    @property
+    def is_checkout(self) -> bool:
+        """Whether it brings a commit onto the machine."""
+        return self.uses.lower().startswith("actions/checkout@")
+
+
+@dataclass(frozen=True)
+class Job(_Caller):
     """A job of a workflow."""
 
     id: str
-    raw: CommentedMap
-    line: int
 
     @cached_property
     def steps(self) -> list[Step]:
         """Its steps; none where it calls a workflow."""
         return _steps(self.raw.get("steps"), self.line)
-
-    @property
-    def uses(self) -> str:
-        """The workflow that it calls; "" where it has steps of its own."""
-        return str(self.raw.get("uses") or "")
-
-    @property
-    def given(self) -> CommentedMap:
-        """What the workflow that it calls is given."""
-        return _mapping(self.raw.get("with"))
-
-    @property
-    def env(self) -> CommentedMap:
-        """The variables of all its steps."""
-        return _mapping(self.raw.get("env"))
 
     @property
     def needs(self) -> list[str]:
@@ -99,10 +78,6 @@ class Job:
         """The environment whose reviewers it waits for; "" where there is none."""
         environment = self.raw.get("environment") or ""
         return str(environment.get("name", "") if isinstance(environment, dict) else environment)
-
-    def line_of(self, key: str) -> int:
-        """The line of one of its keys; its first line if it has no such key."""
-        return _line_of(self.raw, key, self.line)
 
 
 @dataclass(frozen=True)
@@ -133,7 +108,7 @@ class Document:
         """The jobs of a workflow; none for an action."""
         jobs = _mapping(self.raw.get("jobs"))
         return {
-            str(name): Job(str(name), _mapping(job), _line_of(jobs, name, 1))
+            str(name): Job(_mapping(job), _line_of(jobs, name, 1), str(name))
             for name, job in jobs.items()
         }
 
@@ -184,19 +159,6 @@ def read_documents(root: Path) -> tuple[list[Document], list[Document]]:
             f"{root / WORKFLOWS} has no workflow; name a checkout of assay with --root"
         )
     return workflows, [_read(file, root) for file in _files(root / ACTIONS, "**/action")]
-
-
-def texts(node: object, key: str = "", line: int = 1) -> Iterator[Text]:
-    """Every string below `node`, an alias as often as it stands there."""
-    if isinstance(node, CommentedMap):
-        for name, value in node.items():
-            yield from texts(value, str(name), _line_of(node, name, line))
-    elif isinstance(node, CommentedSeq):
-        for number, value in enumerate(node):
-            place = node.lc.data.get(number) if node.lc.data else None
-            yield from texts(value, key, place[0] + 1 if place else line)
-    elif isinstance(node, str):
-        yield Text(key, str(node), line)
 
 
 def _read(file: Path, root: Path) -> Document:

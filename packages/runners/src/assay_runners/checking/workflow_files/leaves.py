@@ -21,6 +21,11 @@ class Leaf:
     value: object
     line: int
 
+    @property
+    def key(self) -> str:
+        """What it is the value of; in a list, of the list."""
+        return self.place.rsplit(".", 1)[-1].removesuffix("[]")
+
 
 def leaves(node: object, place: str = "", shown: str = "", line: int = 1) -> Iterator[Leaf]:
     """All leaves below `node`; an empty mapping or list is one."""
