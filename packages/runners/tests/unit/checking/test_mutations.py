@@ -150,7 +150,8 @@ def test_a_workflow_without_jobs_is_found(root: Path) -> None:
 def test_an_entry_with_an_unknown_session_is_found(root: Path) -> None:
     file = root / "runners/runners.toml"
     file.write_text(file.read_text().replace('"expectations"', '"expectation"', 1))
-    assert "runners/runners.toml:1: session: nox has no session 'expectation'" in findings(root)
+    message = "session: [cpu] cards = 0: nox has no session 'expectation'"
+    assert f"runners/runners.toml:1: {message}" in findings(root)
 
 
 def test_sessions_are_those_of_the_noxfile() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from assay_runners.checking.context import Context, found
 from assay_runners.checking.findings import Finding
+from assay_runners.fleet.reading import RUNNERS_FILE
 from assay_runners.planning.choices import BEFORE_MACHINES, FIRST_TIERS, NIGHTLY
 from assay_runners.planning.labels import TIER_SESSIONS
 
@@ -37,10 +38,13 @@ def known_sessions(context: Context) -> Iterator[Finding]:
                         yield found(rule, document, step.line_of("run"), message)
     planned = {*FIRST_TIERS, *NIGHTLY, *BEFORE_MACHINES, "recapture"}
     planned |= {name for names in TIER_SESSIONS.values() for name in names}
-    machines = {name for one in context.fleet.runners() for name in one.kind.sessions}
-    for file, names in (("the planner", planned), ("runners/runners.toml", machines)):
-        for name in sorted(names - set(context.sessions)):
-            yield Finding(file, 1, rule, f"nox has no session {name!r}")
+    for name in sorted(planned - set(context.sessions)):
+        yield Finding("the planner", 1, rule, f"nox has no session {name!r}")
+    for runner in context.fleet.runners():
+        for name in runner.kind.sessions:
+            if name not in context.sessions:
+                message = f"[{runner.vendor.name}] cards = {runner.kind.cards}: nox has no session {name!r}"
+                yield Finding(str(RUNNERS_FILE), 1, rule, message)
 
 
 def _sessions_of(line: str) -> list[str]:

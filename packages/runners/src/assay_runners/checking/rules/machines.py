@@ -30,7 +30,7 @@ def known_machines(context: Context) -> Iterator[Finding]:
                 continue  # `kept` holds it to the group and the label
             if document.name == _FOR_OTHER_REPOSITORIES:
                 # The caller names its own machine, and an absent accelerator fails there, too.
-                if "ASSAY_REQUIRE_HARDWARE" not in (job.env or {}):
+                if "ASSAY_REQUIRE_HARDWARE" not in job.env:
                     message = f"{job.id} does not set ASSAY_REQUIRE_HARDWARE"
                     yield found(rule, document, job.line, message)
             elif runs_on != github.hosted:
