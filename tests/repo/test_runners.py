@@ -25,5 +25,5 @@ def test_every_vendor_has_a_device_adapter(root: Path) -> None:
         for path in sorted(root.glob("packages/core/src/assay/devices/**/*.py"))
     )
     vendors = [vendor.name for vendor in read_fleet(root).vendors]
-    assert len(vendors) >= 9
+    assert vendors
     assert [name for name in vendors if f'"assay-{name}"' not in text] == []

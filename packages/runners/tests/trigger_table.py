@@ -210,6 +210,8 @@ CASES = (
         REFUSED,
         says="with a colon: smoke:nvidia-4",
     ),
+    Case("a device and no colon", labeled("smoke_cuda"), REFUSED, says="colon: smoke:nvidia"),
+    Case("two slips", labeled("smok:cuda"), REFUSED, says="nearest is smoke:nvidia"),
     Case("a topic named like a tier", labeled("Smoke"), REFUSED, says="asks for no machine"),
     Case("a topic", labeled("benchmarks"), REFUSED, says="asks for no machine"),
     Case("a device for a vendor", labeled("smoke:cuda-4"), REFUSED, says="is smoke:nvidia-4"),

@@ -66,7 +66,7 @@ class Torch(Entry):
     plugin: the module that makes torch know them; "" where torch itself does.
     """
 
-    from_registry: bool
+    from_registry: bool = Field(strict=True)
     plugin: str = ""
 
 
@@ -149,7 +149,10 @@ class Vendor(Entry):
         if cards != sorted(set(cards)):
             raise ValueError(f"runners: cards {cards} must rise, each number once")
         if bool(self.health) != any(cards):
-            raise ValueError("health: needed where a runner has cards, and only there")
+            missing = "health is missing, and a runner has cards"
+            raise ValueError("health, and no runner has cards" if self.health else missing)
+        if (self.shown.pci_vendor is None) != (not self.shown.pci_classes):
+            raise ValueError("shown: pci_vendor and pci_classes go together")
         if self.resources and self.image is None:
             raise ValueError("image: a pod with a device needs one")
         unknown = [field for field in self.unverified if field not in type(self).model_fields]

@@ -1,7 +1,7 @@
 """Reads the files that say which machines there are."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,7 +32,20 @@ def read_fleet(root: Path) -> Fleet:
         )
     if not vendors:
         raise UsageError(f"{root / RUNNERS_FILE} has no vendor")
+    _require_own_names(vendors, root / RUNNERS_FILE)
     return Fleet(github=github, vendors=tuple(vendors))
+
+
+def _require_own_names(vendors: Sequence[Vendor], file: Path) -> None:
+    """Raises: UsageError if two vendors are called alike: a label could mean either."""
+    owners: dict[str, str] = {}
+    for vendor in vendors:
+        for name in (vendor.name, *vendor.also_called):
+            if name in owners:
+                raise UsageError(
+                    f"{file}: [{vendor.name}] is called {name!r}, and so is [{owners[name]}]"
+                )
+            owners[name] = vendor.name
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -50,7 +63,9 @@ def _validated(model: type[_Table], table: dict[str, Any], file: Path, name: str
     except ValidationError as error:
         known = sorted({str(one["loc"][-1]) for one in error.errors() if one["type"] == "missing"})
         known += list(model.model_fields)
-        lines = [f"{file}{name}: {_in_words(one, known)}" for one in error.errors()]
+        # A list none of whose entries is right is told as too short as well.
+        wrong = [one for one in error.errors() if one["type"] != "too_short"] or error.errors()
+        lines = [f"{file}{name}: {_in_words(one, known)}" for one in wrong]
         raise UsageError("\n".join(lines)) from None
 
 
@@ -59,8 +74,8 @@ def _in_words(error: Mapping[str, Any], known: list[str]) -> str:
 
     known: the fields that a name which is none may have meant.
     """
-    place = [f"line {part + 1}" if isinstance(part, int) else str(part) for part in error["loc"]]
-    field = ".".join(place).replace(".line", " line").replace(".[key]", "")
+    place = [f"[{part + 1}]" if isinstance(part, int) else str(part) for part in error["loc"]]
+    field = ".".join(place).replace(".[key]", "").replace(".[", "[")
     told = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         nearest = get_close_matches(str(error["loc"][-1]), known, n=1)

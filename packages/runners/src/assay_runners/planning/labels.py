@@ -16,7 +16,10 @@ TIER_SESSIONS = {
 LABELLED_TIERS = ("smoke", "expectations")
 EVERY = "all"
 # "smoke-nvidia" asks for a machine; "smoke" and "smoke tests" say what a pull request is about.
-_WITHOUT_COLON = re.compile(r"(?P<tier>smoke|expectations|bench)\W+(?P<target>.+)")
+_WITHOUT_COLON = re.compile(r"(?P<tier>smoke|expectations|bench)[\W_]+(?P<target>.+)")
+
+_NAME_AND_CARDS = r"(?P<name>.+?)(?:-(?P<cards>\d+))?"
+_BY_HAND = "benchmarks take hours: start the workflow `bench` by hand, for a branch"
 
 
 def read_label(label: str, fleet: Fleet) -> tuple[str, list[Runner]] | Refusal | None:
@@ -33,8 +36,7 @@ def read_label(label: str, fleet: Fleet) -> tuple[str, list[Runner]] | Refusal |
     if tier not in TIER_SESSIONS:
         return _refuse_tier(label, tier, target, fleet)
     if tier not in LABELLED_TIERS:
-        why = "benchmarks take hours: start the workflow `bench` by hand, for a branch"
-        return Refusal(asked=label, why=why)
+        return Refusal(asked=label, why=_BY_HAND)
     runners = find_runners(target, fleet)
     if not runners:
         return Refusal(asked=label, why=unknown_target(target, fleet, f"{tier}:"))
@@ -71,9 +73,13 @@ def sessions_of(tier: str, runner: Runner) -> tuple[str, ...]:
 
 def _refuse_without_colon(label: str, fleet: Fleet) -> Refusal | None:
     words = _WITHOUT_COLON.fullmatch(label.casefold())
-    if words is None or not find_runners(words["target"], fleet):
+    named = words and re.fullmatch(_NAME_AND_CARDS, words["target"])
+    if not words or not named or not _find_vendor(named["name"], fleet):
         return None
-    why = f"a machine is asked for with a colon: {words['tier']}:{words['target']}"
+    if words["tier"] not in LABELLED_TIERS:
+        return Refusal(asked=label, why=_BY_HAND)
+    target = _nearest_target(words["target"], fleet)
+    why = f"a machine is asked for with a colon: {words['tier']}:{target}"
     return Refusal(asked=label, why=why)
 
 
@@ -81,7 +87,8 @@ def _refuse_tier(label: str, tier: str, target: str, fleet: Fleet) -> Refusal | 
     """None where the label is of another kind: neither its tier nor its target is one of ours."""
     nearest = get_close_matches(tier, TIER_SESSIONS, n=1, cutoff=0.75)
     if nearest:
-        why = f"there is no tier {tier!r}; nearest is {nearest[0]}:{target}"
+        meant = target if target == EVERY else _nearest_target(target, fleet) or target
+        why = f"there is no tier {tier!r}; nearest is {nearest[0]}:{meant}"
     elif find_runners(target, fleet):
         labels = " and ".join(f"{known}:{target}" for known in LABELLED_TIERS)
         why = f"there is no tier {tier!r}; there are {labels}"
@@ -92,13 +99,13 @@ def _refuse_tier(label: str, tier: str, target: str, fleet: Fleet) -> Refusal | 
 
 def _nearest_target(target: str, fleet: Fleet) -> str:
     """By the vendor and the number of cards, else by the letters; "" where nothing is near."""
-    named = re.fullmatch(r"(?P<name>.+?)(?:-(?P<cards>\d+))?", target)
+    named = re.fullmatch(_NAME_AND_CARDS, target)
     if named and (vendor := _find_vendor(named["name"], fleet)):
         cards = int(named["cards"] or 1)
         kind = min(vendor.runners, key=lambda kind: abs(kind.cards - cards))
         return Runner(vendor=vendor, kind=kind).target
     known = [*(runner.target for runner in fleet.runners()), EVERY]
-    return next(iter(get_close_matches(target, known, n=1, cutoff=0.5)), "")
+    return next(iter(get_close_matches(target, known, n=1, cutoff=0.6)), "")
 
 
 def _find_vendor(name: str, fleet: Fleet) -> Vendor | None:

@@ -65,10 +65,17 @@ def test_labels_fit_what_the_chart_of_the_runners_takes() -> None:
         (
             "cards = 8",
             'cards = "8"',
-            "runners line 2.cards: it has to be a whole number, without quotes",
+            "runners[2].cards: it has to be a whole number, without quotes",
         ),
         ('sessions = ["smoke"]', 'sessions = "smoke"', "it has to be an array: [...]"),
         ('sessions = ["smoke"]', 'sessions = ["smoke", "smoke"]', "one is named twice"),
+        ("from_registry = false", 'from_registry = "no"', "[acme]: torch.from_registry: "),
+        (
+            "health = {",
+            'also_called = ["acme"]\nhealth = {',
+            "[acme] is called 'acme', and so is [acme]",
+        ),
+        ("shown.by = [", 'shown.pci_vendor = "0x1"\nshown.by = [', "pci_classes go together"),
         ("health = {", 'model_cache = "models"\nhealth = {', "[acme]: model_cache: "),
         ("health = {", 'variables = { "A B" = "c" }\nhealth = {', "[acme]: variables.A B: "),
         ("health = {", 'variables = { PATH = "c" }\nhealth = {', "PATH: the runner's own"),
@@ -76,15 +83,15 @@ def test_labels_fit_what_the_chart_of_the_runners_takes() -> None:
         ("[acme]", "[Acme-1]", "[Acme-1]: name: String should match pattern"),
         ('"acme.com/rocket"', '"rocket"', "'rocket' is no qualified name"),
         ("cards = 8", "cards = 1", "cards [1, 1] must rise, each number once"),
-        ("cards = 8", "cards = -1", "[acme]: runners line 2.cards: Input should be greater"),
+        ("cards = 8", "cards = -1", "[acme]: runners[2].cards: Input should be greater"),
         ("budget_minutes = 30", "budget_minutes = 60", "leaves no time for installing"),
-        ("timeout_minutes = 60", "timeout_minutes = 900", "[acme]: runners line 1.timeout_minutes"),
+        ("timeout_minutes = 60", "timeout_minutes = 900", "[acme]: runners[1].timeout_minutes"),
         ("health = {", 'unverified = ["helth"]\nhealth = {', "helth is no field"),
         ('image.base = "acme/pytorch:2.1"', "", "a pod with a device needs one"),
         (
             'sessions = ["smoke"]',
             "sessions = []",
-            "[acme]: runners line 2.sessions: Tuple should have",
+            "[acme]: runners[2].sessions: Tuple should have",
         ),
         ("[acme]", "acme = 1\n[other]", "acme stands outside of a vendor's table"),
         ("[acme]", "[acme", "cannot be read"),
@@ -110,7 +117,7 @@ def test_all_that_is_wrong_with_an_entry_is_told_at_once(root: Path) -> None:
     lines = str(caught.value).splitlines()
     assert [line.partition("[acme]: ")[2] for line in lines] == [
         "title: it is missing",
-        "runners line 2.cards: it has to be a whole number, without quotes",
+        "runners[2].cards: it has to be a whole number, without quotes",
         "titel: there is no such field; nearest is title",
     ]
 
@@ -118,7 +125,7 @@ def test_all_that_is_wrong_with_an_entry_is_told_at_once(root: Path) -> None:
 def test_health_is_asked_for_where_there_are_cards(root: Path) -> None:
     lines = [line for line in ENTRY.splitlines() if not line.startswith("health")]
     (root / RUNNERS_FILE).write_text("\n".join(lines))
-    with pytest.raises(UsageError, match="health: needed where a runner has cards"):
+    with pytest.raises(UsageError, match="health is missing, and a runner has cards"):
         read_fleet(root)
 
 

@@ -11,10 +11,7 @@ STARTS = {
     "dispatch-bench": (0, ["nvidia"]),
     "dispatch-recapture": (0, ["nvidia", "spyre"]),
     "documentation": (0, []),
-    "label-smoke-all": (
-        3,
-        ["cpu", "nvidia", "amd", "intel", "gaudi", "spyre", "trainium", "ascend", "apple"],
-    ),
+    "label-smoke-all": (3, [vendor.name for vendor in read_fleet(ROOT).vendors]),
     "label-smoke-nvidia": (3, ["nvidia"]),
     "label-unknown": (0, []),
     "opened": (12, []),

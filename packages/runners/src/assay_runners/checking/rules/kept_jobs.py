@@ -15,6 +15,7 @@ from assay_runners.checking.workflow_files.documents import Document
 from assay_runners.checking.workflow_files.leaves import fill, leaves, names_of, written
 
 FILE = Path(__file__).with_name("kept_jobs.yml")
+SHOWN_FILE = "packages/runners/src/assay_runners/checking/rules/kept_jobs.yml"
 _SHOWN_WHOLE = 60
 
 
@@ -27,12 +28,10 @@ def kept_jobs(context: Context) -> Iterator[Finding]:
         for job, kept in jobs.items():
             if document is None or job not in document.jobs:
                 file = f".github/workflows/{name}"
-                yield Finding(
-                    file, 1, rule, f"there is no job {job}, as checking/rules/{FILE.name} has it"
-                )
+                yield Finding(file, 1, rule, f"there is no job {job}, as {SHOWN_FILE} has it")
             else:
                 for line, problem in _differences(document, job, kept, context):
-                    message = f"{problem}; edit checking/rules/{FILE.name} as well, if it is meant"
+                    message = f"{problem}; if it is meant, edit {SHOWN_FILE} as well"
                     yield found(rule, document, line, message)
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from difflib import get_close_matches
 
 from assay_runners.checking.context import Context, found
 from assay_runners.checking.findings import Finding
@@ -55,6 +56,18 @@ def guarded_machines(context: Context) -> Iterator[Finding]:
                 yield from _unapproved(document, job)
 
 
+def known_needs(context: Context) -> Iterator[Finding]:
+    """A job waits for jobs that there are: GitHub refuses the whole file otherwise."""
+    for document in context.workflows:
+        for job in document.jobs.values():
+            for name in job.needs:
+                if name not in document.jobs:
+                    near = get_close_matches(name, document.jobs, n=1)
+                    nearest = f"; nearest is {near[0]}" if near else ""
+                    message = f"{job.id} needs the job {name!r}, and there is none{nearest}"
+                    yield found("needs", document, job.line_of("needs"), message)
+
+
 def tests_first(context: Context) -> Iterator[Finding]:
     """Where a workflow has a job `tests`, all that is not before it waits for it."""
     for document in context.workflows:
@@ -76,9 +89,8 @@ def timeouts(context: Context) -> Iterator[Finding]:
             given = isinstance(minutes, str) and "${{" in minutes
             counted = isinstance(minutes, int) and 0 < minutes <= _LONGEST_MINUTES
             if not job.uses and not given and not counted:
-                message = (
-                    f"{job.id} has timeout-minutes {minutes}; write at most {_LONGEST_MINUTES}"
-                )
+                has = "none" if minutes is None else repr(minutes)
+                message = f"timeout-minutes of {job.id}: {has}; write a number up to {_LONGEST_MINUTES}, such as 45"
                 yield found("timeout", document, job.line, message)
 
 

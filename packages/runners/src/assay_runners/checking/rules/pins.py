@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from assay_runners.checking.context import Context, found
 from assay_runners.checking.findings import Finding
+from assay_runners.checking.workflow_files.reach import called_file
 
 _PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
 _OWN = "$/.github/"
@@ -18,8 +19,8 @@ def pinned_actions(context: Context) -> Iterator[Finding]:
         used = [(step.uses, step.line_of("uses")) for step in document.steps if step.uses]
         used += [(job.uses, job.line_of("uses")) for job in document.jobs.values() if job.uses]
         for uses, line in used:
-            if uses.startswith(_OWN) or uses == context.accelerator:
-                continue
+            if uses.startswith(_OWN) or called_file(uses) == "accelerator.yml":
+                continue  # `machine-guard` says at which branch that is called
             if uses.startswith("./"):
                 message = f"{uses} is the checkout's; write $/ for the file of the running workflow"
                 yield found(rule, document, line, message)

@@ -1,5 +1,6 @@
 """What workflows and actions are written with: `vocabulary.toml`, and nothing else."""
 
+import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -7,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from assay.errors import UsageError
 from assay_runners.checking.context import Context, found
 from assay_runners.checking.findings import Finding
 from assay_runners.checking.rules.kept_jobs import is_kept
@@ -14,6 +16,7 @@ from assay_runners.checking.workflow_files.expressions import expressions_in, no
 from assay_runners.checking.workflow_files.leaves import Leaf, fill, leaves, names_of, written
 
 FILE = Path(__file__).with_name("vocabulary.toml")
+SHOWN_FILE = "packages/runners/src/assay_runners/checking/rules/vocabulary.toml"
 _MOST_MINUTES = 360
 _MINUTES_OF_OTHERS = ("${{ inputs.minutes }}", "${{ matrix.timeout_minutes }}")
 
@@ -30,14 +33,23 @@ def known_words(context: Context) -> Iterator[Finding]:
                 continue
             problem = words.problem(leaf)
             if problem:
-                message = f"{leaf.shown}: {problem}; what may be there stands in checking/rules/{FILE.name}"
+                message = f"{leaf.shown}: {problem}. If it is meant, write into {SHOWN_FILE}, for a reviewer to see: {_line_for(leaf)}"
                 yield found("vocabulary", document, leaf.line, message)
 
 
 @cache
 def read_vocabulary() -> dict[str, Any]:
-    """The tables of the file."""
-    return tomllib.loads(FILE.read_text(encoding="utf-8"))
+    """The tables of the file. Raises: UsageError if it is none, or says what nothing can be."""
+    try:
+        read = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{SHOWN_FILE} cannot be read: {error}") from None
+    for place, allowed in (read["workflow"] | read["action"]).items():
+        if not isinstance(allowed, list) and allowed not in _KINDS:
+            kinds = ", ".join(map(repr, _KINDS))
+            message = f"{SHOWN_FILE}: {place}: {allowed!r} is no list [...], and none of {kinds}"
+            raise UsageError(message)
+    return read
 
 
 class _Words:
@@ -47,25 +59,23 @@ class _Words:
         self._places = [(_place_pattern(place), allowed) for place, allowed in table.items()]
         self._names = names_of(context.fleet.github)
         self._sessions = "|".join(map(re.escape, sorted(context.sessions)))
-        self._kinds: dict[str, Callable[[object], bool]] = {
-            "text": lambda value: isinstance(value, str) and "${{" not in value,
-            "words": _has_known_expressions,
-            "minutes": _is_minutes,
-            "nothing": lambda value: value is None or value == {},
-        }
 
     def problem(self, leaf: Leaf) -> str:
         """Why it may not be there; "" where it may."""
         allowed = [one for pattern, one in self._places if pattern.fullmatch(leaf.place)]
         if not allowed:
-            return "no file of ours has this"
+            return "new to our workflows"
         if any(self._is_allowed(leaf.value, one) for one in allowed):
             return ""
-        return f"{written(leaf.value)!r} is not known there"
+        if any(self._is_allowed(_quoted_otherwise(leaf.value), one) for one in allowed):
+            return (
+                f"write {leaf.value} {'without' if isinstance(leaf.value, str) else 'with'} quotes"
+            )
+        return f"{written(leaf.value)!r} is new there"
 
     def _is_allowed(self, value: object, allowed: _Allowed) -> bool:
         if isinstance(allowed, str):
-            return self._kinds[allowed](value)
+            return _KINDS[allowed](value)
         return any(self._is_entry(value, entry) for entry in allowed)
 
     def _is_entry(self, value: object, entry: object) -> bool:
@@ -75,6 +85,19 @@ class _Words:
         pattern = pattern.replace(re.escape("<sha>"), "[0-9a-f]{40}")
         pattern = pattern.replace(re.escape("<session>"), f"(?:{self._sessions})")
         return re.fullmatch(pattern, str(written(value))) is not None
+
+
+def _line_for(leaf: Leaf) -> str:
+    """The line that would allow it."""
+    place = re.sub(r"^jobs\.[^.]+", "jobs.*", leaf.place)
+    return f"{json.dumps(place)} = {json.dumps([written(leaf.value)], default=str)}"
+
+
+def _quoted_otherwise(value: object) -> object:
+    """The same with quotes, or without."""
+    if not isinstance(value, str):
+        return str(value)
+    return int(value) if value.isdigit() else {"true": True, "false": False}.get(value, value)
 
 
 def _place_pattern(place: str) -> re.Pattern[str]:
@@ -90,3 +113,11 @@ def _is_minutes(value: object) -> bool:
 def _has_known_expressions(value: object) -> bool:
     known = set(map(normalise, read_vocabulary()["expressions"]))
     return isinstance(value, str) and set(expressions_in(value)) <= known
+
+
+_KINDS: dict[str, Callable[[object], bool]] = {
+    "text": lambda value: isinstance(value, str) and "${{" not in value,
+    "words": _has_known_expressions,
+    "minutes": _is_minutes,
+    "nothing": lambda value: value is None or value == {},
+}
