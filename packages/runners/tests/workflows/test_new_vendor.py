@@ -1,0 +1,86 @@
+"""A vendor that is new: one entry, and the committed workflows take its jobs as they are."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from assay_runners.checking import check_workflows
+from assay_runners.checking.workflow_files.sessions import read_sessions
+from assay_runners.evaluating.workflows import EventCase, evaluate
+from assay_runners.fleet.entries import Fleet
+from assay_runners.fleet.reading import RUNNERS_FILE, read_fleet
+from assay_runners.planning.rules import make_plan
+from assay_runners.rendering import find_outdated, write_rendered
+from packages.runners.tests.recorded import HEAD, labeled
+
+ROOT = Path(__file__).resolve().parents[4]
+ENTRY = """
+[tenstorrent]
+title = "Tenstorrent"
+resources = ["tenstorrent.com/card"]
+shown.by = ["dev/tenstorrent/[0-9]*"]
+torch = { from_registry = false, plugin = "torch_tt" }
+image.base = ""
+health = { command = ["tt-smi", "--list"], card_pattern = "^card" }
+runners = [
+  { cards = 1, sessions = ["check", "smoke"], timeout_minutes = 60, budget_minutes = 30, max_runners = 1 },
+  { cards = 8, sessions = ["smoke"], timeout_minutes = 90, budget_minutes = 60, max_runners = 1 },
+]
+unverified = ["image", "health"]
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The repository with one entry more, and no other edit."""
+    for name in (".github", "runners"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "noxfile.py", tmp_path)
+    with (tmp_path / RUNNERS_FILE).open("a", encoding="utf-8") as file:
+        file.write(ENTRY)
+    return tmp_path
+
+
+@pytest.fixture
+def fleet(root: Path) -> Fleet:
+    return read_fleet(root)
+
+
+def test_its_label_plans_a_job_that_github_sends_to_its_machine(root: Path, fleet: Fleet) -> None:
+    event = labeled("smoke:tenstorrent-8")
+    plan = make_plan(event, fleet)
+    (machine,) = plan.machines
+    assert (machine.target, machine.cards, machine.timeout_minutes) == ("tenstorrent-8", 8, 90)
+    assert [call.arguments for call in machine.calls] == [("--budget", "60m", "--cards", "8")]
+    lists = {
+        "tiers": json.dumps([job.model_dump() for job in plan.tiers]),
+        "machines": json.dumps([job.model_dump() for job in plan.machines]),
+    }
+    github = {
+        "sha": event.sha, "ref": event.ref, "repository": fleet.github.repository, "run_id": "1",
+    }  # fmt: skip
+    case = EventCase(
+        name="new", event_name=event.name, event=event.payload, github=github,
+        outputs={"smoke.yml": {"plan": lists, "plan / plan": lists}},
+    )  # fmt: skip
+    (found,) = evaluate(root, [case], folder=ROOT / ".nox/evaluating")
+    (job,) = (job for job in found.jobs if job.runs_on.group)
+    assert job.runs_on.labels == ("assay-tenstorrent-8",)
+    assert job.environment == "assay-tenstorrent-8"
+    assert (job.checkouts, job.timeout_minutes) == ((HEAD,), 90)
+
+
+def test_its_files_and_its_line_in_the_documents_are_rendered(root: Path, fleet: Fleet) -> None:
+    assert {path.parts[1] for path in find_outdated(root, fleet)} == {"tenstorrent", "README.md"}
+    write_rendered(root, fleet)
+    assert find_outdated(root, fleet) == {}
+    overview = (root / "runners/README.md").read_text(encoding="utf-8")
+    assert "[Tenstorrent](tenstorrent/README.md) | `smoke:tenstorrent`" in overview
+    names = {file.name for file in (root / "runners/tenstorrent").iterdir()}
+    assert {"README.md", "values-8.yaml", "pod.yaml", "Containerfile", "health.sh"} <= names
+
+
+def test_no_workflow_has_to_be_edited_for_it(root: Path, fleet: Fleet) -> None:
+    assert check_workflows(root, fleet, read_sessions(root)) == []
