@@ -11,8 +11,9 @@ from ruamel.yaml import YAML
 
 from assay_runners.checking.context import Context, found
 from assay_runners.checking.findings import Finding
+from assay_runners.checking.rules.placeholders import fill, names_of
 from assay_runners.checking.workflow_files.documents import Document
-from assay_runners.checking.workflow_files.leaves import fill, leaves, names_of, written
+from assay_runners.checking.workflow_files.leaves import leaves, written
 
 FILE = Path(__file__).with_name("kept_jobs.yml")
 SHOWN_FILE = "packages/runners/src/assay_runners/checking/rules/kept_jobs.yml"

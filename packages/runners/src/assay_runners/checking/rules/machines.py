@@ -6,13 +6,13 @@ from difflib import get_close_matches
 
 from assay_runners.checking.context import Context, found
 from assay_runners.checking.findings import Finding
+from assay_runners.checking.rules.vocabulary import MOST_MINUTES
 from assay_runners.checking.workflow_files.documents import Document, Job
 from assay_runners.checking.workflow_files.expressions import expressions_in
 from assay_runners.checking.workflow_files.reach import called_file
 
 _ACCELERATOR, _ON_THE_MACHINE = "accelerator.yml", "run"
 _FOR_OTHER_REPOSITORIES = "check.yml"
-_LONGEST_MINUTES = 360
 # Its runs end when a newer commit is there; whatever starts it is a commit.
 _SUPERSEDED = "ci.yml"
 
@@ -87,10 +87,10 @@ def timeouts(context: Context) -> Iterator[Finding]:
         for job in document.jobs.values():
             minutes = job.raw.get("timeout-minutes")
             given = isinstance(minutes, str) and "${{" in minutes
-            counted = isinstance(minutes, int) and 0 < minutes <= _LONGEST_MINUTES
+            counted = isinstance(minutes, int) and 0 < minutes <= MOST_MINUTES
             if not job.uses and not given and not counted:
                 has = "none" if minutes is None else repr(minutes)
-                message = f"timeout-minutes of {job.id}: {has}; write a number up to {_LONGEST_MINUTES}, such as 45"
+                message = f"timeout-minutes of {job.id}: {has}; write a number up to {MOST_MINUTES}, such as 45"
                 yield found("timeout", document, job.line, message)
 
 

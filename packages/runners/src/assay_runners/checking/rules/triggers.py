@@ -6,7 +6,6 @@ from assay_runners.checking.context import Context, expressions_of, found
 from assay_runners.checking.findings import Finding
 from assay_runners.checking.workflow_files.documents import Document
 from assay_runners.checking.workflow_files.expressions import mentions
-from assay_runners.checking.workflow_files.reach import called_file
 
 # Events that the planner has rules for.
 _PLANNED = {
@@ -98,7 +97,7 @@ def _asking_for_labels(document: Document, context: Context) -> Iterator[str]:
         if document.name not in context.reach.callers[other.name]:
             continue
         for leaf, expression in expressions_of(other):
-            asks = mentions(expression, "github.event.label") or "labels" in expression
-            if leaf.key == "if" and asks and called_file(f"/.github/workflows/{other.name}"):
+            read = ("github.event.label", "github.event.pull_request.labels")
+            if leaf.key == "if" and any(mentions(expression, path) for path in read):
                 yield other.name
                 break

@@ -12,12 +12,13 @@ from assay.errors import UsageError
 from assay_runners.checking.context import Context, found
 from assay_runners.checking.findings import Finding
 from assay_runners.checking.rules.kept_jobs import is_kept
+from assay_runners.checking.rules.placeholders import fill, names_of
 from assay_runners.checking.workflow_files.expressions import expressions_in, normalise
-from assay_runners.checking.workflow_files.leaves import Leaf, fill, leaves, names_of, written
+from assay_runners.checking.workflow_files.leaves import Leaf, leaves, written
 
 FILE = Path(__file__).with_name("vocabulary.toml")
 SHOWN_FILE = "packages/runners/src/assay_runners/checking/rules/vocabulary.toml"
-_MOST_MINUTES = 360
+MOST_MINUTES = 360
 _MINUTES_OF_OTHERS = ("${{ inputs.minutes }}", "${{ matrix.timeout_minutes }}")
 
 _Allowed = str | list[Any]
@@ -107,7 +108,7 @@ def _place_pattern(place: str) -> re.Pattern[str]:
 def _is_minutes(value: object) -> bool:
     if isinstance(value, str):
         return value in _MINUTES_OF_OTHERS
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_MINUTES
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_MINUTES
 
 
 def _has_known_expressions(value: object) -> bool:

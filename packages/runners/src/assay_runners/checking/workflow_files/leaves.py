@@ -1,12 +1,9 @@
 """Every value of a file that holds no other, with its place."""
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
-
-from assay_runners.fleet.entries import GitHub
 
 
 @dataclass(frozen=True)
@@ -45,17 +42,3 @@ def leaves(node: object, place: str = "", shown: str = "", line: int = 1) -> Ite
 def written(value: object) -> object:
     """A value as it is compared: white space between words has no effect."""
     return " ".join(value.split()) if isinstance(value, str) else value
-
-
-def fill(text: str, names: Mapping[str, str]) -> str:
-    """`text` with what `<name>` stands for."""
-    return re.sub(r"<(\w+)>", lambda found: names.get(found[1], found[0]), text)
-
-
-def names_of(github: GitHub) -> dict[str, str]:
-    """What `<protected>` and the like stand for."""
-    return {
-        "repository": github.repository, "protected": github.protected_ref,
-        "group": github.runner_group, "hosted": github.hosted,
-        "nightly": github.nightly, "reaper": github.reaper,
-    }  # fmt: skip
