@@ -50,7 +50,8 @@ suite_table.SUITES = {{
 }}
 """
 
-# What a change of the model's code could do: each product of a linear layer is computed three times.
+# What a change of the model's code could do: each product of a linear layer is computed ten times.
+# Other work on the machine changes a suite's ratio by half, so the slow-down is far above that.
 SLOW_LINEAR = """
 import importlib.abc, importlib.machinery, sys
 
@@ -64,11 +65,11 @@ class Slower(importlib.abc.MetaPathFinder):
         def exec_module(module):
             execute(module)
             forward = module.Linear.forward
-            def thrice(self, x):
-                forward(self, x)
-                forward(self, x)
+            def ten_times(self, x):
+                for _ in range(9):
+                    forward(self, x)
                 return forward(self, x)
-            module.Linear.forward = thrice
+            module.Linear.forward = ten_times
         spec.loader.exec_module = exec_module
         return spec
 
@@ -172,8 +173,8 @@ def test_a_planted_slow_down_is_seen_where_it_is(measured: dict[str, Path]) -> N
         {suite.suite: suite.ratio for suite in read_performance(measured[name]).suites}
         for name in ("clean", "planted")
     )
-    assert planted["prefill"] > 1.3 * clean["prefill"]
-    assert planted["compare"] < 1.3 * clean["compare"]
+    growth = {suite: planted[suite] / clean[suite] for suite in clean}
+    assert growth["prefill"] > 1.5 * growth["compare"]
 
 
 def later(result: PerformanceResult, day: int, factor: float) -> PerformanceResult:
