@@ -71,9 +71,13 @@ def plan(
     )
     made = make_plan(read, fleet)
     publish_plan(made, os.environ)
-    typer.echo(explain_plan(made) if explain else made.model_dump_json(indent=2))
+    if explain:
+        typer.echo(explain_plan(made))
+    else:
+        typer.echo(made.model_dump_json(indent=2))
+        for one in made.refused:
+            typer.echo(f"assay: {one.asked}: {one.why}", err=True)
     if made.refused:
-        typer.echo("\n".join(f"assay: {one.asked}: {one.why}" for one in made.refused), err=True)
         raise typer.Exit(2)
 
 
@@ -200,11 +204,23 @@ def report_nightly(
         str,
         typer.Option(metavar="JSON", envvar="RESULTS", help="The results of the jobs before this."),
     ],
+    root: _Root = Path(),
 ) -> None:
-    """Keep the one issue that says how the nightly run stands: open it, add to it, or close it."""
-    from assay_runners.workflow_run.nightly_issue import read_failures, update_issue
+    """Keep the one issue that says how the nightly run stands: open it, add to it, or close it.
 
-    typer.echo(update_issue(read_failures(results), os.environ))
+    It also says when the images need a newer runner of GitHub.
+    """
+    from datetime import UTC, datetime
+
+    from assay_runners.fleet.reading import read_fleet
+    from assay_runners.workflow_run.nightly_issue import read_failures, update_issue
+    from assay_runners.workflow_run.pinned_runner import find_outdated_runner
+
+    failures = read_failures(results)
+    pinned = read_fleet(root).github.runner_version
+    if outdated := find_outdated_runner(pinned, datetime.now(UTC)):
+        failures.append(outdated)
+    typer.echo(update_issue(failures, os.environ))
 
 
 @app.command()

@@ -192,6 +192,8 @@ class GitHub(Entry):
     runner_group: the group of all accelerators, restricted to accelerator.yml at that branch.
     hosted: the label of GitHub's own machines.
     pythons: the versions of Python that the first tiers run with, the oldest first.
+    runner_version, runner_digest: the release of GitHub's runner that the images are made with, and
+        the digest of its image.
     nightly, reaper: when the two workflows with a schedule start, as cron has it.
     """
 
@@ -200,6 +202,8 @@ class GitHub(Entry):
     runner_group: Word
     hosted: Word
     pythons: tuple[Word, ...] = Field(min_length=1)
+    runner_version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
+    runner_digest: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
     nightly: Word
     reaper: Word
 

@@ -11,11 +11,6 @@ from assay_runners.rendering.templates import fill
 from assay_runners.running.machine_job import SICK
 
 FOLDER = PurePosixPath("runners")
-# The newest release of the runner that public repositories pin, three of them with this digest.
-# Workflows that name their own actions by `$/` need 2.336 or newer, and GitHub stops sending jobs to
-# a runner some 30 days after the next release: https://github.com/actions/runner/releases
-_RUNNER_VERSION = "2.338.0"
-_RUNNER_DIGEST = "sha256:4ffadc0002b2581327e06101fc8c06cd189232baf79fe561fac9caeb76f5e807"
 # https://github.com/actions/actions-runner-controller, charts/gha-runner-scale-set/Chart.yaml
 _CHART_VERSION = "0.14.2"
 # Beside a job's own limit: a pod's time begins before its image of 10 GB and more is there, and ends
@@ -70,8 +65,6 @@ def _files_of(vendor: Vendor, github: GitHub) -> Iterator[tuple[str, str]]:
         "github": github,
         "organisation": github.repository.split("/")[0],
         "runners": [Runner(vendor=vendor, kind=kind) for kind in vendor.runners],
-        "runner_version": _RUNNER_VERSION,
-        "runner_image": f"ghcr.io/actions/actions-runner:{_RUNNER_VERSION}@{_RUNNER_DIGEST}",
         "chart_version": _CHART_VERSION,
         "user_id": _USER_ID,
         "sick": SICK,

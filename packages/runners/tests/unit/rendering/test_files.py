@@ -64,6 +64,8 @@ def test_the_container_has_the_vendors_image_the_runner_and_both_looks_at_health
 ) -> None:
     lines = rendered["acme/Containerfile"].splitlines()
     assert 'ARG BASE_IMAGE="acme.example/pytorch:2.1"' in lines
+    digest = "5" * 64
+    assert f'ARG RUNNER_IMAGE="ghcr.io/actions/actions-runner:2.400.1@sha256:{digest}"' in lines
     assert lines.index("FROM ${RUNNER_IMAGE} AS runner") < lines.index("FROM ${BASE_IMAGE}")
     # An ARG before the first FROM is unknown after it, unless it is declared again.
     base = lines.index("FROM ${BASE_IMAGE}")

@@ -75,9 +75,12 @@ def test_nothing_to_do_is_an_empty_list_and_says_so(
 
 
 def test_a_refusal_is_red_and_names_the_nearest(tmp_path: Path, outputs: tuple[Path, Path]) -> None:
-    code, _, stderr = plan(tmp_path, recorded(labeled("smoke:nvidai")), "--explain")
-    assert code == 2
-    assert "there is no machine 'nvidai'; nearest is smoke:nvidia" in stderr
+    code, _, stderr = plan(tmp_path, recorded(labeled("smoke:nvidai")))
+    told = "smoke:nvidai: there is no machine 'nvidai'; nearest is smoke:nvidia\n"
+    assert (code, stderr) == (2, f"assay: {told}")
+    assert plan(tmp_path, recorded(labeled("smoke:nvidai")), "--explain") == (
+        2, f"pull_request, commit {'c' * 40}\n  refused: {told}", "",
+    )  # fmt: skip
     assert outputs[1].read_text().startswith("### Refused\n")
 
 

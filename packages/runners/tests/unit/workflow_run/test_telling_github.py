@@ -10,6 +10,7 @@ import pytest
 
 from assay.errors import MachineError, UsageError
 from assay_runners.workflow_run.nightly_issue import TITLE, read_failures, update_issue
+from assay_runners.workflow_run.pinned_runner import find_outdated_runner
 from assay_runners.workflow_run.reaping import Instance, end_instances, find_expired
 
 RUN = {
@@ -27,7 +28,8 @@ if (here / "refuse").exists():
     print("HTTP 403: not allowed", file=sys.stderr)
     sys.exit(4)
 answer = here / "answer"
-print(answer.read_text() if answer.exists() and ("list" in sys.argv or "describe-instances" in sys.argv) else "")
+asked = bool({{"list", "api", "describe-instances"}} & set(sys.argv))
+print(answer.read_text() if answer.exists() and asked else "")
 """
 
 
@@ -117,6 +119,47 @@ def test_what_github_refuses_is_told(programs: Programs) -> None:
     programs.refuse()
     with pytest.raises(MachineError, match=r"^gh issue list failed: HTTP 403: not allowed$"):
         update_issue([], RUN)
+
+
+def release(version: str, date: str, **more: object) -> dict[str, object]:
+    time = f"{date}T10:00:00Z"
+    return {
+        "tag_name": f"v{version}", "published_at": time, "draft": False, "prerelease": False, **more
+    }  # fmt: skip
+
+
+PINNED = release("2.338.0", "2026-08-01")
+
+
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        ([], ""),
+        ([release("2.337.0", "2026-07-01")], ""),
+        ([release("2.339.0", "2026-09-16")], ""),  # until the 16th of October: 15 days are left
+        ([release("2.339.0", "2026-09-01", prerelease=True)], ""),
+        ([release("2.339.0", "2026-09-01", draft=True)], ""),
+        ([release("2.339.0", "2026-09-14")], "from 2026-10-14 on. Write 2.339.0 and"),
+        # The first that is newer sets the end, the last is the one to take.
+        (
+            [release("2.340.0", "2026-09-30"), release("2.339.0", "2026-09-10")],
+            "from 2026-10-10 on. Write 2.340.0 and",
+        ),
+    ],
+)
+def test_two_weeks_before_the_pinned_runner_gets_no_job_it_is_said(
+    programs: Programs, others: list[dict[str, object]], told: str
+) -> None:
+    programs.answers([*others, PINNED])
+    found = find_outdated_runner("2.338.0", datetime(2026, 10, 1, 12, tzinfo=UTC))
+    assert told in found
+    assert bool(found) is bool(told)
+
+
+def test_a_pinned_runner_that_github_does_not_list_is_no_newest_one(programs: Programs) -> None:
+    programs.answers([PINNED])
+    found = find_outdated_runner("2.38.0", datetime(2026, 10, 1, tzinfo=UTC))
+    assert "runner 2.38.0 is none of the last 100 releases" in found
 
 
 def test_instances_that_outlived_their_tag_end(programs: Programs) -> None:
