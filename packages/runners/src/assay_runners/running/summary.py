@@ -1,10 +1,11 @@
 """The summary of a job on a machine: what failed first, and the line that repeats it."""
 
-from pathlib import Path
+from itertools import chain
+from typing import Any
 
 from assay.errors import AssayError
 from assay.report.markdown import render_markdown
-from assay.report.run_report import read_report
+from assay.report.run_report import Report, read_report
 from assay.verdicts import Outcome
 from assay_runners.planning.wording import nox_command
 from assay_runners.running.machine_job import JobResult, SessionResult
@@ -13,7 +14,7 @@ _WORST_FIRST = (Outcome.FAIL, Outcome.NOT_COMPARED, Outcome.PASS)
 
 
 def summarise_job(result: JobResult, sha: str, enter: str = "") -> str:
-    """Markdown: how each session ended, then the report of every run, the worst first.
+    """Markdown: how each session ended, in which environment, then every run's report, the worst first.
 
     sha: the commit that ran.
     enter: the command that brings somebody to it; "" checks it out.
@@ -23,8 +24,11 @@ def summarise_job(result: JobResult, sha: str, enter: str = "") -> str:
     blocks = [f"# {job.tier} on assay-{job.target}: {state}", f"Commit `{sha}`, {job.why}."]
     if result.sick_before:
         blocks.append(f"Nothing ran: `{result.sick_before}`. Another machine may succeed.")
+    reports, unreadable = _read_reports(result.sessions)
     if result.sessions:
         blocks.append(_table(result.sessions))
+    if environment := next((report.verdict.environment for report in reports), None):
+        blocks.append(f"Environment: `{_describe(environment)}`.")
     if result.sick_after:
         blocks.append(
             f"The machine is sick after the job, which may be why: `{result.sick_after}`."
@@ -35,8 +39,21 @@ def summarise_job(result: JobResult, sha: str, enter: str = "") -> str:
             f"To repeat what failed, on the same kind of machine or without one:\n\n```bash\n"
             f"{enter or f'git checkout {sha}'}\n{commands}\n```"
         )
-    blocks += _reports([folder for session in result.sessions for folder in session.runs])
+    blocks += unreadable
+    blocks += [render_markdown(report).rstrip() for report in reports]
     return "\n\n".join(blocks) + "\n"
+
+
+def _describe(environment: dict[str, Any]) -> str:
+    """The versions and the image of a verdict's environment, on one line of Markdown's code."""
+    facts = {
+        "Python": environment.get("python"),
+        **environment.get("versions", {}),
+        "image": environment.get("variables", {}).get("ASSAY_CONTAINER"),
+    }
+    shown = [name for name in ("Python", "torch", "transformers", "image") if facts.get(name)]
+    line = ", ".join(f"{name} {facts[name]}" for name in shown) or "not known"
+    return " ".join(line.replace("`", "'").split())
 
 
 def _table(sessions: tuple[SessionResult, ...]) -> str:
@@ -52,12 +69,13 @@ def _table(sessions: tuple[SessionResult, ...]) -> str:
     return "\n".join(lines)
 
 
-def _reports(folders: list[Path]) -> list[str]:
+def _read_reports(sessions: tuple[SessionResult, ...]) -> tuple[list[Report], list[str]]:
+    """The reports of all runs, the worst first, and a sentence for each that cannot be read."""
     reports, unreadable = [], []
-    for folder in folders:
+    for folder in chain.from_iterable(session.runs for session in sessions):
         try:
             reports.append(read_report(folder))
         except AssayError as error:
             unreadable.append(f"`{folder.name}` cannot be read: `{str(error).splitlines()[0]}`")
     reports.sort(key=lambda report: _WORST_FIRST.index(report.verdict.verdict))
-    return unreadable + [render_markdown(report).rstrip() for report in reports]
+    return reports, unreadable

@@ -48,7 +48,11 @@ LOCATION = {
 def verdict(outcome: str) -> str:
     whole = {
         "schema": 1, "verdict": outcome, "command": ["assay", "expect", "verify"],
-        "environment": {}, "model": {}, "reference": {}, "candidate": {},
+        "environment": {
+            "python": "3.12.3", "versions": {"torch": "2.9.0", "transformers": None},
+            "variables": {"ASSAY_CONTAINER": "acme/torch`\n# @1"},
+        },
+        "model": {}, "reference": {}, "candidate": {},
         "levels": {"modules": {"verdict": outcome}}, "first_bad_token": None,
         "location": LOCATION if outcome == "FAIL" else None, "suspects": [], "diagnosis": None,
         "notes": [], "noise_ratio": 10.5 if outcome == "FAIL" else 0.5, "limit": 3.5,
@@ -128,6 +132,12 @@ def test_a_summary_names_the_module_that_is_wrong_first(fleet: Fleet, checkout: 
     assert "# smoke on assay-nvidia: FAILS" in summary
     failed, passed = summary.index("down_proj"), summary.rindex("PASS")
     assert failed < passed, "the worst report comes first"
+
+
+def test_a_summary_says_in_which_environment_it_ran(fleet: Fleet, checkout: Checkout) -> None:
+    summary = summarise_job(run_machine_job(job(), fleet, checkout), SHA)
+    told = "Python 3.12.3, torch 2.9.0, image acme/torch' # @1"
+    assert f"\n\nEnvironment: `{told}`.\n\n" in summary
 
 
 def test_a_verdict_that_contradicts_its_session_is_no_success(
