@@ -13,6 +13,11 @@ ROOT = Path(__file__).resolve().parents[4]
 EXPECTATION = ROOT / SHIPPED / "cpu-x86_64-bfloat16-micro-llama.json"
 
 
+@pytest.fixture(autouse=True)
+def _runs_are_left_in_a_folder_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def put(file: Path) -> None:
     """Copy an expectation to where a machine would have captured it."""
     file.parent.mkdir(parents=True, exist_ok=True)
