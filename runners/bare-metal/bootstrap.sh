@@ -6,7 +6,8 @@
 #   sudo runners/bare-metal/bootstrap.sh runners/VENDOR/runner.env RUNNER.tar.gz SHA256
 #
 # RUNNER.tar.gz is a file or an https address; what does not have this SHA-256 is not unpacked.
-# DESTDIR is where all of it goes, for the making of an image; then nothing is started.
+# DESTDIR is the root of an image that is being made: all of it goes there, and nothing is started. Where
+# it has no device nodes yet, add the user to their groups.
 set -euo pipefail
 
 user=assay-runner
@@ -16,6 +17,14 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 fail() {
     echo "assay: $1" >&2
     exit 2
+}
+
+has_user() {
+    if [ -n "$root" ]; then
+        grep -qs "^$user:" "$root/etc/passwd"
+    else
+        id "$user" >/dev/null 2>&1
+    fi
 }
 
 (($# == 3)) || fail "usage: sudo $0 runners/VENDOR/runner.env RUNNER.tar.gz SHA256"
@@ -45,26 +54,30 @@ else
 fi
 [ "${actual%% *}" = "$checksum" ] || fail "$archive has the SHA-256 ${actual%% *}, not $checksum"
 
+in_root=(--root "${root:-/}")
 if [ "$(uname -s)" = Darwin ]; then
-    id "$user" >/dev/null 2>&1 || fail "make a user $user without administrator's rights first"
-elif ! id "$user" >/dev/null 2>&1; then
-    useradd --system --user-group --home-dir /var/lib/assay-runner --shell /usr/sbin/nologin "$user"
+    [ -n "$root" ] || has_user || fail "make a user $user without administrator's rights first"
+elif ! has_user; then
+    useradd "${in_root[@]}" --system --user-group --home-dir /var/lib/assay-runner --shell /usr/sbin/nologin "$user"
 fi
 read -ra patterns <<<"$(sed -n "s/^ASSAY_DEVICE_NODES=//p" "$settings" | tr -d "'")"
 for pattern in ${patterns[@]+"${patterns[@]}"}; do
     while read -r node; do
         group=$(stat -c %G "$node")
-        [[ $group == root || $group == UNKNOWN ]] || usermod --append --groups "$group" "$user"
+        [[ $group == root || $group == UNKNOWN ]] || usermod "${in_root[@]}" --append --groups "$group" "$user"
     done < <([ "$(uname -s)" = Darwin ] || compgen -G "$root/$pattern" || true)
 done
 
 opt=$root/opt/assay-runner etc=$root/etc/assay-runner
-rm -rf "$opt/runner"
-mkdir -p "$opt/runner"
-tar -xzf "$archive" --no-same-owner -C "$opt/runner"
-if [ -x "$opt/runner/bin/installdependencies.sh" ] && [ -z "$root" ] && [ "$(uname -s)" != Darwin ]; then
-    "$opt/runner/bin/installdependencies.sh"
+# A unit that is running copies the runner before each job: it must never see half of one.
+rm -rf "$opt/runner.new"
+mkdir -p "$opt/runner.new"
+tar -xzf "$archive" --no-same-owner -C "$opt/runner.new"
+if [ -x "$opt/runner.new/bin/installdependencies.sh" ] && [ -z "$root" ] && [ "$(uname -s)" != Darwin ]; then
+    "$opt/runner.new/bin/installdependencies.sh"
 fi
+rm -rf "$opt/runner"
+mv "$opt/runner.new" "$opt/runner"
 install -m 755 "$here/register.sh" "$opt/register.sh"
 if [ -f "$(dirname "$settings")/health.sh" ]; then
     install -m 755 "$(dirname "$settings")/health.sh" "$opt/health.sh"
@@ -76,13 +89,19 @@ if [ "$(uname -s)" = Darwin ]; then
     daemon=/Library/LaunchDaemons/org.assay.runner.$target.plist
     mkdir -p "$root/Library/LaunchDaemons" "$root/var/assay-runner/$target"
     sed "s/@TARGET@/$target/g" "$here/assay-runner.plist" >"$root$daemon"
-    [ -n "$root" ] || launchctl bootstrap system "$daemon"
+    if [ -z "$root" ]; then
+        # Where it runs already, launchctl would refuse it.
+        launchctl bootout "system/org.assay.runner.$target" 2>/dev/null || true
+        launchctl bootstrap system "$daemon"
+    fi
 else
     mkdir -p "$root/etc/systemd/system"
     install -m 644 "$here/assay-runner@.service" "$root/etc/systemd/system/assay-runner@.service"
     if [ -z "$root" ]; then
         systemctl daemon-reload
         systemctl enable --now "assay-runner@$target.service"
+    else
+        systemctl --root "$root" enable "assay-runner@$target.service"
     fi
 fi
 echo "assay-runner@$target is installed; GitHub lists it as soon as it has registered"

@@ -9,7 +9,9 @@
 # STATE_DIRECTORY        where the folders of a job lie
 # CREDENTIALS_DIRECTORY  has the file `token`, which may write the organisation's self-hosted runners
 # ASSAY_POLL_SECONDS     how often the job is looked at, default 10
-# ASSAY_RETRY_SECONDS    how much longer each failure waits than the one before, at first; default 30
+# ASSAY_RETRY_SECONDS    the wait after the second failure in a row, about twice that after each
+#                        further one; default 30
+# ASSAY_RELEASE_SECONDS  how long cards may take to be free of what the job left running; default 10
 #
 # Exit code: 0 after a job; 75 the machine must not be used until somebody has seen to it; 1
 # anything that may pass by itself, such as GitHub's silence.
@@ -42,10 +44,8 @@ as_runner() { # COMMAND...
     exec sudo --preserve-env --user "$ASSAY_USER" "${clean[@]}"
 }
 
-check_health() {
-    if ((ASSAY_CARDS > 0)); then
-        (as_runner "$here/health.sh") || exit 75
-    fi
+is_healthy() {
+    ((ASSAY_CARDS == 0)) || (as_runner "$here/health.sh")
 }
 
 # The token goes through a file descriptor: arguments and environments are for others to see.
@@ -98,8 +98,8 @@ run_job() { # sets `code`
     done
     code=0
     wait "$runner" || code=$?
-    # systemd ends what a job left running; launchd does not.
-    [ "$(uname -s)" != Darwin ] || pkill -KILL -u "$ASSAY_USER" || true
+    # What the job left running may hold a card.
+    pkill -KILL -u "$ASSAY_USER" || true
 }
 
 rm -rf "${work:?}/runner" "${work:?}/home"
@@ -110,15 +110,18 @@ if ((ASSAY_CARDS > 0)); then
     export ACTIONS_RUNNER_HOOK_JOB_STARTED=$here/health.sh
     export ACTIONS_RUNNER_HOOK_JOB_COMPLETED=$here/health.sh
 fi
-# run.sh says by its exit code that it is too old, and hands signals on to the job.
+# run.sh says by its exit code that it is too old, and forwards signals to the job.
 export ACTIONS_RUNNER_RETURN_VERSION_DEPRECATED_EXIT_CODE=1 RUNNER_MANUALLY_TRAP_SIG=1
 
-check_health
+is_healthy || exit 75
 group=$(find_group) || try_later "GitHub does not list the runner groups of $ASSAY_ORGANISATION"
 [ -n "$group" ] || try_later "$ASSAY_ORGANISATION has no runner group $ASSAY_RUNNER_GROUP"
 jitconfig=$(generate_jitconfig "$group") || try_later "GitHub gives no configuration for $ASSAY_LABEL"
 run_job "$jitconfig"
-check_health
+if ! is_healthy; then
+    sleep "${ASSAY_RELEASE_SECONDS:-10}"
+    is_healthy || exit 75
+fi
 ((code != 7)) || fail 75 "GitHub wants a newer runner than this: give bootstrap.sh one"
 ((code == 0)) || try_later "the runner ended with exit code $code"
 # run.sh ends with 0 for much that is no job, such as a configuration that GitHub refuses.

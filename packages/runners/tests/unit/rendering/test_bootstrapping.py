@@ -34,17 +34,19 @@ def metal(
     root = tmp_path / "metal"
     (root / "etc/assay-runner").mkdir(parents=True)
     (root / "etc/assay-runner/token").write_text("secret\n")
+    (root / "etc/passwd").write_text(
+        "root:x:0:0::/root:/bin/sh\nassay-runner:x:1:1::/:/bin/false\n"
+    )
     archive = tmp_path / "runner.tar.gz"
     with tarfile.open(archive, "w:gz") as packed:
         member = tarfile.TarInfo("run.sh")
         member.size, member.mode = 3, 0o755
         packed.addfile(member, io.BytesIO(b"run"))
     put_program("uname", 'echo "${SYSTEM:-Linux}"')
-    put_program("id", 'exit "${NO_USER:-0}"')
     put_program("stat", 'echo "${GROUP_OF_NODE:-root}"')
     for name in ("useradd", "usermod", "systemctl", "launchctl", "curl"):
         put_program(name, f'echo {name} "$@" >>{tmp_path}/called; false')
-    for name in ("useradd", "usermod"):
+    for name in ("useradd", "usermod", "systemctl"):
         put_program(name, f'echo {name} "$@" >>{tmp_path}/called')
 
     def bootstrap(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -65,6 +67,7 @@ def test_a_machine_gets_the_runner_its_scripts_its_settings_and_the_unit(metal: 
     assert metal.files() == [
         "etc/assay-runner/acme-8.env",
         "etc/assay-runner/token",
+        "etc/passwd",
         "etc/systemd/system/assay-runner@.service",
         "opt/assay-runner/health.sh",
         "opt/assay-runner/register.sh",
@@ -73,6 +76,17 @@ def test_a_machine_gets_the_runner_its_scripts_its_settings_and_the_unit(metal: 
     assert (metal.root / "etc/assay-runner/acme-8.env").read_bytes() == metal.settings.read_bytes()
     assert (metal.root / "etc/assay-runner/token").stat().st_mode & 0o777 == 0o600
     assert (metal.root / "opt/assay-runner/register.sh").stat().st_mode & 0o777 == 0o755
+    assert called(metal) == [f"systemctl --root {metal.root} enable assay-runner@acme-8.service"]
+
+
+def test_a_newer_runner_takes_the_place_of_the_one_before(metal: Metal) -> None:
+    old = metal.root / "opt/assay-runner/runner/old.sh"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    done = metal.bootstrap(str(metal.settings), str(metal.archive), metal.checksum)
+    assert (done.returncode, done.stderr) == (0, "")
+    runner = [name for name in metal.files() if name.startswith("opt/assay-runner/runner")]
+    assert runner == ["opt/assay-runner/runner/run.sh"]
 
 
 def test_an_archive_with_another_digest_changes_nothing(metal: Metal) -> None:
@@ -120,19 +134,23 @@ def test_without_the_token_nothing_begins(metal: Metal) -> None:
     done = metal.bootstrap(str(metal.settings), str(metal.archive), metal.checksum)
     assert done.returncode == 2
     assert "put the token into /etc/assay-runner/token first" in done.stderr
-    assert metal.files() == []
+    assert metal.files() == ["etc/passwd"]
 
 
 def test_the_user_is_made_once_and_joins_the_groups_of_the_cards(metal: Metal) -> None:
     (metal.root / "dev").mkdir()
     (metal.root / "dev/rocket0").touch()
     words = (str(metal.settings), str(metal.archive), metal.checksum)
-    assert metal.bootstrap(*words, NO_USER="1", GROUP_OF_NODE="render").returncode == 0
-    made, joined = called(metal)
-    assert made.startswith("useradd --system --user-group")
-    assert joined == "usermod --append --groups render assay-runner"
+    passwd = metal.root / "etc/passwd"
+    known = passwd.read_text()
+    passwd.write_text("root:x:0:0::/root:/bin/sh\n")
+    assert metal.bootstrap(*words, GROUP_OF_NODE="render").returncode == 0
+    made, joined, _ = called(metal)
+    assert made.startswith(f"useradd --root {metal.root} --system --user-group")
+    assert joined == f"usermod --root {metal.root} --append --groups render assay-runner"
+    passwd.write_text(known)
     assert metal.bootstrap(*words).returncode == 0
-    assert len(called(metal)) == 2
+    assert [line.split()[0] for line in called(metal)[3:]] == ["systemctl"]
 
 
 def test_a_mac_gets_a_daemon_of_launchd_in_place_of_the_unit(metal: Metal) -> None:

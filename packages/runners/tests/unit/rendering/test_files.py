@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from assay_runners.fleet.entries import Fleet
 from assay_runners.fleet.reading import read_fleet
 from assay_runners.rendering import find_outdated, render_fleet
@@ -169,12 +171,26 @@ def test_a_machine_that_no_pod_can_have_is_told_of_no_cluster(rendered: Mapping[
     assert "docker" not in readme
     assert "helm" not in readme
     assert "sudo runners/bare-metal/bootstrap.sh runners/slab/runner.env" in readme
+    assert "launchctl bootout system/org.assay.runner.slab" in readme
+    assert "systemctl" not in readme
 
 
-def test_launchd_starts_again_after_a_healthy_end_alone(rendered: Mapping[str, str]) -> None:
+@pytest.mark.parametrize(("ended", "starts_again"), [(0, True), (1, True), (75, False)])
+def test_launchd_starts_again_unless_the_machine_is_at_fault(
+    rendered: Mapping[str, str], tmp_path: Path, ended: int, starts_again: bool
+) -> None:
     daemon = plistlib.loads(rendered["bare-metal/assay-runner.plist"].encode())
     assert daemon["KeepAlive"] == {"SuccessfulExit": True}
-    assert daemon["ProgramArguments"][:2] == ["/bin/bash", "-c"]
+    (tmp_path / "settings").write_text(f"ENDED={ended}\n")
+    (tmp_path / "register.sh").write_text('#!/bin/sh\nexit "$ENDED"\n')
+    (tmp_path / "register.sh").chmod(0o755)
+    command = [
+        word.replace("/etc/assay-runner/@TARGET@.env", str(tmp_path / "settings")).replace(
+            "/opt/assay-runner/", f"{tmp_path}/"
+        )
+        for word in daemon["ProgramArguments"]
+    ]
+    assert (subprocess.run(command, check=False).returncode == 0) is starts_again
 
 
 def test_systemd_keeps_a_sick_machine_down_and_the_token_with_root(

@@ -42,7 +42,7 @@ JOB = 'mkdir "${0%/*}/_diag"; touch "${0%/*}/_diag/Worker_1.log"'
 HEALTH = """
 echo health >>"$SEEN/order"
 count=$(grep -c health "$SEEN/order")
-[ "$count" != "${SICK_AT:-never}" ] || { echo sick >&2; exit 75; }
+[[ " ${SICK_AT:-} " != *" $count "* ]] || { echo sick >&2; exit 75; }
 """
 
 
@@ -83,6 +83,7 @@ def machine(
     (folders["answers"] / "generate-jitconfig").write_text('{"encoded_jit_config": "SklU"}')
     put_program("curl", CURL)
     put_program("setpriv", SETPRIV)
+    put_program("pkill", 'echo pkill >>"$SEEN/order"; echo "$@" >>"$SEEN/pkill"; exit 1')
     put_program("chown", 'printf "%s " "$@" >>"$SEEN/chown"')
     variables = {
         "ASSAY_TARGET": "acme-8",
@@ -94,6 +95,7 @@ def machine(
         "ASSAY_USER": "assay-runner",
         "ASSAY_POLL_SECONDS": "0.1",
         "ASSAY_RETRY_SECONDS": "0",
+        "ASSAY_RELEASE_SECONDS": "0",
         "STATE_DIRECTORY": str(folders["state"]),
         "CREDENTIALS_DIRECTORY": str(folders["credentials"]),
         "SEEN": str(folders["seen"]),
@@ -139,7 +141,7 @@ def test_it_registers_for_one_job_in_the_group_under_its_label(machine: Machine)
 
 def test_health_is_looked_at_before_and_after_the_job_as_the_jobs_user(machine: Machine) -> None:
     assert machine.register().returncode == 0
-    assert machine.saw("order").split() == ["health", "registered", "health"]
+    assert machine.saw("order").split() == ["health", "registered", "pkill", "health"]
     words = "--reuid assay-runner --regid assay-runner --init-groups --no-new-privs"
     assert machine.saw("setpriv").count(words) == 3
     run = machine.saw("run-environment").splitlines()
@@ -155,8 +157,8 @@ def test_a_sick_machine_does_not_register(machine: Machine) -> None:
 
 
 def test_a_machine_that_a_job_made_sick_stays_down(machine: Machine) -> None:
-    assert machine.register(SICK_AT="2").returncode == 75
-    assert machine.saw("order").split() == ["health", "registered", "health"]
+    assert machine.register(SICK_AT="2 3").returncode == 75
+    assert machine.saw("order").split() == ["health", "registered", "pkill", "health", "health"]
 
 
 def test_a_machine_without_cards_has_no_health_to_look_at(machine: Machine) -> None:
@@ -242,13 +244,18 @@ def test_failures_wait_longer_each_time_until_a_job_ends(
     assert machine.saw("sleep").split()[-1] == "0"
 
 
-def test_a_mac_ends_what_the_job_left_running(
-    machine: Machine, put_program: Callable[[str, str], Path]
+def test_what_the_job_left_running_ends_before_the_second_look_at_health(
+    machine: Machine,
 ) -> None:
-    put_program("uname", 'if [ "$1" = -s ]; then echo Darwin; else echo desk; fi')
-    put_program("pkill", 'echo "$@" >>"$SEEN/pkill"')
     assert machine.register().returncode == 0
+    assert machine.saw("order").split() == ["health", "registered", "pkill", "health"]
     assert machine.saw("pkill") == "-KILL -u assay-runner\n"
+
+
+def test_a_card_that_is_not_free_at_once_is_looked_at_again(machine: Machine) -> None:
+    done = machine.register(SICK_AT="2")
+    assert (done.returncode, done.stderr) == (0, "sick\n")
+    assert machine.saw("order").split().count("health") == 3
 
 
 def test_a_job_that_does_not_end_takes_the_machine_down(machine: Machine) -> None:
