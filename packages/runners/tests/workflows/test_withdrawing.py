@@ -1,0 +1,63 @@
+"""The step of labels.yml, run as GitHub runs it, with a program in the place of `gh`."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[4]
+# Notes the addresses. Refuses to delete, and to list, where a file says so; lists the labels of a file.
+GH = """#!/bin/sh
+here=${0%/*}
+for word in "$@"; do case $word in repos/*) echo "$word" >>"$here/heard";; esac; done
+case "$*" in
+*DELETE*) test ! -e "$here/refuses" ;;
+*) test ! -e "$here/silent" && cat "$here/labels" ;;
+esac
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "gh").write_text(GH)
+    (tmp_path / "gh").chmod(0o755)
+    return tmp_path
+
+
+def withdraw(folder: Path, label: str) -> int:
+    """The exit code of the step for `label` of pull request 5."""
+    workflow = yaml.safe_load((ROOT / ".github/workflows/labels.yml").read_text(encoding="utf-8"))
+    (step,) = workflow["jobs"]["withdraw"]["steps"]
+    variables = {
+        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+        "LABEL": label, "NUMBER": "5", "REPOSITORY": "o/r",
+    }  # fmt: skip
+    return subprocess.run(["bash", "-e", "-c", step["run"]], env=variables, check=False).returncode
+
+
+def test_a_label_is_taken_off_by_its_own_name(folder: Path) -> None:
+    assert withdraw(folder, "smoke:nvidia") == 0
+    assert withdraw(folder, "smoke:a/b#2 50%") == 0
+    assert (folder / "heard").read_text().split() == [
+        "repos/o/r/issues/5/labels/smoke%3Anvidia",
+        "repos/o/r/issues/5/labels/smoke%3Aa%2Fb%232%2050%25",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("left", "code"), [("", 0), ("smoke:nvidia-4\ntopic\n", 0), ("topic\nsmoke:nvidia\n", 1)]
+)
+def test_a_refusal_is_green_only_where_the_label_is_gone(
+    folder: Path, left: str, code: int
+) -> None:
+    (folder / "refuses").touch()
+    (folder / "labels").write_text(left)
+    assert withdraw(folder, "smoke:nvidia") == code
+
+
+def test_a_label_of_which_github_says_nothing_is_red(folder: Path) -> None:
+    (folder / "refuses").touch()
+    (folder / "silent").touch()
+    assert withdraw(folder, "smoke:nvidia") != 0
