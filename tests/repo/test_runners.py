@@ -1,6 +1,7 @@
 """runners.toml agrees with the device adapters of all packages."""
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -17,6 +18,13 @@ def test_labels_of_device_adapters_have_runners(root: Path) -> None:
     }
     assert "assay-cpu" in named
     assert named - known == set()
+
+
+def test_the_night_asks_bench_the_questions_of_its_baselines(root: Path) -> None:
+    files = sorted(root.glob("packages/bench/src/assay_bench/baselines/shipped/*.json"))
+    facts = [json.loads(file.read_text(encoding="utf-8"))["facts"] for file in files]
+    pythons = {fact["versions"]["python"] for fact in facts}
+    assert pythons == {read_fleet(root).github.bench_python}
 
 
 def test_every_vendor_has_a_device_adapter(root: Path) -> None:

@@ -88,7 +88,7 @@ def smoke(*names: str) -> tuple[Row, ...]:
     return (planned("smoke.yml", HEAD), *tests("smoke.yml", HEAD, 3), *machines)
 
 
-REFUSED = (planned("smoke.yml", HEAD),)
+PLAN_ALONE = (planned("smoke.yml", HEAD),)
 # Of each vendor the machine with the fewest cards, whichever vendors there are.
 EVERY = tuple(
     f"assay-{vendor.name}" for vendor in read_fleet(Path(__file__).resolve().parents[3]).vendors

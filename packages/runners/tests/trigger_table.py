@@ -3,6 +3,7 @@
 Two answers are held to it: the planner's, and that of GitHub's own parser on the committed workflows.
 """
 
+from packages.runners.tests.dispatch_table import BY_HAND
 from packages.runners.tests.recorded import (
     AUTHOR,
     BOT,
@@ -11,7 +12,6 @@ from packages.runners.tests.recorded import (
     MERGE,
     REPOSITORY,
     SHELL,
-    dispatch,
     labeled,
     merge_group,
     other,
@@ -20,20 +20,17 @@ from packages.runners.tests.recorded import (
     schedule,
 )
 from packages.runners.tests.trigger_rows import (
-    BRANCH,
     EVERY,
     FORK,
     NIGHT,
+    PLAN_ALONE,
     REAP,
     REAPER,
-    REFUSED,
     Case,
-    by_hand,
     ci,
     ci_with_nothing_to_do,
     new_commit,
     night,
-    recapture,
     smoke,
     withdrawn,
 )
@@ -125,13 +122,13 @@ CASES = (
     Case(
         "a label of a fork, by its author",
         labeled("smoke:nvidia", head=FORK, sender=AUTHOR),
-        REFUSED,
+        PLAN_ALONE,
         says="somebody else has to look at the commit first",
     ),
     Case(
         "a label of a deleted fork, by its author",
         labeled("smoke:nvidia", head=None, sender=AUTHOR),
-        REFUSED,
+        PLAN_ALONE,
         says="somebody else",
     ),
     Case(
@@ -142,7 +139,7 @@ CASES = (
     Case(
         "a label of a fork, by its author in other letters",
         labeled("smoke:nvidia", head=FORK, sender={**AUTHOR, "login": "Author"}),
-        REFUSED,
+        PLAN_ALONE,
         says="somebody else",
     ),
     Case(
@@ -158,68 +155,77 @@ CASES = (
     Case(
         "a label by an organisation",
         labeled("smoke:nvidia", sender={"login": "assay-project", "type": "Organization"}),
-        REFUSED,
+        PLAN_ALONE,
         says="a person has to ask",
     ),
     Case(
         "a label by a program",
         labeled("smoke:nvidia", sender=BOT),
-        REFUSED,
+        PLAN_ALONE,
         says="a person has to ask",
     ),
     Case(
-        "a label after closing", labeled("smoke:nvidia", state="closed"), REFUSED, says="is closed"
+        "a label after closing",
+        labeled("smoke:nvidia", state="closed"),
+        PLAN_ALONE,
+        says="is closed",
     ),
     Case(
         "a label of documentation",
         labeled("smoke:nvidia", changed=DOCUMENTS),
-        REFUSED,
+        PLAN_ALONE,
         says="only documentation changed",
     ),
-    Case("an unknown vendor", labeled("smoke:nvidai"), REFUSED, says="nearest is smoke:nvidia"),
+    Case("an unknown vendor", labeled("smoke:nvidai"), PLAN_ALONE, says="nearest is smoke:nvidia"),
     Case(
         "an unknown number of cards",
         labeled("smoke:nvidia-3"),
-        REFUSED,
+        PLAN_ALONE,
         says="nearest is smoke:nvidia-4",
     ),
-    Case("no vendor", labeled("smoke:"), REFUSED, says="there is no machine ''"),
-    Case("an unknown tier", labeled("smok:nvidia"), REFUSED, says="nearest is smoke:nvidia"),
+    Case("no vendor", labeled("smoke:"), PLAN_ALONE, says="there is no machine ''"),
+    Case("an unknown tier", labeled("smok:nvidia"), PLAN_ALONE, says="nearest is smoke:nvidia"),
     Case(
         "a tier that is not run there",
         labeled("expectations:gaudi-8"),
-        REFUSED,
+        PLAN_ALONE,
         says="run no session",
     ),
-    Case("benchmarks by label", labeled("bench:nvidia"), REFUSED, says="by hand"),
-    Case("a label full of shell", labeled(f"smoke:{SHELL}"), REFUSED, says="there is no machine"),
-    Case("a label of another kind", labeled("area: core"), REFUSED, says="asks for no machine"),
+    Case("benchmarks by label", labeled("bench:nvidia"), PLAN_ALONE, says="by hand"),
+    Case(
+        "a label full of shell", labeled(f"smoke:{SHELL}"), PLAN_ALONE, says="there is no machine"
+    ),
+    Case("a label of another kind", labeled("area: core"), PLAN_ALONE, says="asks for no machine"),
     # GitHub compares to the letter, but for the case.
-    Case("a space after the colon", labeled("smoke: nvidia"), REFUSED, says="is smoke:nvidia"),
-    Case("a space before the colon", labeled("smoke :nvidia"), REFUSED, says="is smoke:nvidia"),
+    Case("a space after the colon", labeled("smoke: nvidia"), PLAN_ALONE, says="is smoke:nvidia"),
+    Case("a space before the colon", labeled("smoke :nvidia"), PLAN_ALONE, says="is smoke:nvidia"),
     Case(
         "a space that no line breaks at",
         labeled("smoke:\u00a0nvidia"),
-        REFUSED,
+        PLAN_ALONE,
         says="nearest is smoke:nvidia",
     ),
     Case("a label without a colon", labeled("bug"), says="asks for no machine"),
     Case(
         "another sign than a colon",
         labeled("smoke-nvidia-4"),
-        REFUSED,
+        PLAN_ALONE,
         says="with a colon: smoke:nvidia-4",
     ),
-    Case("a device and no colon", labeled("smoke_cuda"), REFUSED, says="colon: smoke:nvidia"),
-    Case("two slips", labeled("smok:cuda"), REFUSED, says="nearest is smoke:nvidia"),
-    Case("a topic named like a tier", labeled("Smoke"), REFUSED, says="asks for no machine"),
-    Case("a topic", labeled("benchmarks"), REFUSED, says="asks for no machine"),
-    Case("a device for a vendor", labeled("smoke:cuda-4"), REFUSED, says="is smoke:nvidia-4"),
-    Case("one card", labeled("smoke:nvidia-1"), REFUSED, says="nearest is smoke:nvidia"),
+    Case("a device and no colon", labeled("smoke_cuda"), PLAN_ALONE, says="colon: smoke:nvidia"),
+    Case("two slips", labeled("smok:cuda"), PLAN_ALONE, says="nearest is smoke:nvidia"),
+    Case("a topic named like a tier", labeled("Smoke"), PLAN_ALONE, says="asks for no machine"),
+    Case("a topic", labeled("benchmarks"), PLAN_ALONE, says="asks for no machine"),
+    Case("a topic of a vendor", labeled("area:nvidia"), PLAN_ALONE, says="asks for no machine"),
+    Case("a device for a vendor", labeled("smoke:cuda-4"), PLAN_ALONE, says="is smoke:nvidia-4"),
+    Case("one card", labeled("smoke:nvidia-1"), PLAN_ALONE, says="nearest is smoke:nvidia"),
     Case(
-        "another tier of a machine", labeled("check:nvidia"), REFUSED, says="there are smoke:nvidia"
+        "another tier of a machine",
+        labeled("check:nvidia"),
+        PLAN_ALONE,
+        says="there are smoke:nvidia",
     ),
-    Case("a slip in a benchmark", labeled("bench:nvida"), REFUSED, says="by hand"),
+    Case("a slip in a benchmark", labeled("bench:nvida"), PLAN_ALONE, says="by hand"),
     Case("the machines' own label", labeled("assay-nvidia"), says="asks for no machine"),
     Case(
         "a branch full of shell, labelled",
@@ -266,128 +272,8 @@ CASES = (
     ),
     Case("the reaper", schedule(REAPER), REAP),
     Case("another schedule", schedule("0 0 * * 0"), says="no workflow waits for '0 0 * * 0'"),
-    # By hand.
-    Case("bench", dispatch("bench.yml", vendor="nvidia"), by_hand("bench.yml", "assay-nvidia")),
-    Case(
-        "bench on the CPU", dispatch("bench.yml", vendor="cpu"), by_hand("bench.yml", "assay-cpu")
-    ),
-    Case(
-        "bench of a model with a baseline",
-        dispatch(
-            "bench.yml", vendor="amd", suite="core", model="org/model", baseline="kept/a.json"
-        ),
-        by_hand("bench.yml", "assay-amd"),
-    ),
-    Case(
-        "bench of an unknown vendor",
-        dispatch("bench.yml", vendor="nvidai"),
-        by_hand("bench.yml"),
-        says="nearest is nvidia",
-    ),
-    Case(
-        "bench everywhere",
-        dispatch("bench.yml", vendor="all"),
-        by_hand("bench.yml"),
-        says="name one machine",
-    ),
-    Case(
-        "bench where it is not run",
-        dispatch("bench.yml", vendor="gaudi-8"),
-        by_hand("bench.yml"),
-        says="no session of bench",
-    ),
-    Case(
-        "bench of a model like an option",
-        dispatch("bench.yml", vendor="cpu", model="--output=/etc"),
-        by_hand("bench.yml"),
-        says="begins with a dash",
-    ),
-    Case(
-        "bench of a model full of shell",
-        dispatch("bench.yml", vendor="cpu", model=SHELL),
-        by_hand("bench.yml", "assay-cpu"),
-    ),
-    Case(
-        "recapture",
-        dispatch(
-            "recapture.yml",
-            models="micro:llama micro:qwen3",
-            vendors="nvidia spyre",
-            reason="torch 2.13",
-        ),
-        recapture("assay-nvidia", "assay-spyre"),
-    ),
-    Case(
-        "recapture everywhere",
-        dispatch("recapture.yml", models="micro:llama", vendors="all", reason="a new format"),
-        recapture(*EVERY),
-    ),
-    Case(
-        "recapture of an unknown vendor",
-        dispatch("recapture.yml", models="micro:llama", vendors="cpu tpu", reason="x"),
-        by_hand("recapture.yml"),
-        says="there is no machine 'tpu'",
-    ),
-    Case(
-        "recapture with a reason full of shell",
-        dispatch("recapture.yml", models="micro:llama", vendors="cpu", reason=SHELL),
-        recapture("assay-cpu"),
-    ),
-    Case(
-        "recapture with an option for a model",
-        dispatch("recapture.yml", models="micro:llama --approved-by=me", vendors="cpu", reason="x"),
-        by_hand("recapture.yml"),
-        says="begins with a dash",
-    ),
-    Case(
-        "recapture where no expectations are run",
-        dispatch("recapture.yml", models="micro:llama", vendors="cpu gaudi-8", reason="x"),
-        by_hand("recapture.yml"),
-        says="the machines of gaudi-8 run no session of expectations",
-    ),
-    Case(
-        "recapture without a reason",
-        dispatch("recapture.yml", models="micro:llama", vendors="cpu", reason="  "),
-        by_hand("recapture.yml"),
-        says="needs models, vendors and a reason",
-    ),
-    Case("the night by hand", dispatch("nightly.yml"), night(7)),
-    Case(
-        "the night by hand, for a branch",
-        dispatch("nightly.yml", ref=BRANCH),
-        night(7, ref=BRANCH),
-    ),
-    Case(
-        "bench of a branch",
-        dispatch("bench.yml", ref=BRANCH, vendor="nvidia"),
-        by_hand("bench.yml", "assay-nvidia"),
-    ),
-    Case(
-        "bench of a tag",
-        dispatch("bench.yml", ref="refs/tags/v1.0.0", vendor="nvidia"),
-        by_hand("bench.yml", "assay-nvidia"),
-    ),
-    Case(
-        "bench with a suite and no model",
-        dispatch("bench.yml", vendor="nvidia", suite="core"),
-        by_hand("bench.yml"),
-        says="a suite is for a model",
-    ),
-    Case(
-        "bench with a baseline and no model",
-        dispatch("bench.yml", vendor="nvidia", baseline="kept/a.json"),
-        by_hand("bench.yml"),
-        says="a baseline is for a model",
-    ),
-    Case(
-        "recapture of a branch",
-        dispatch(
-            "recapture.yml", ref=BRANCH, models="micro:llama", vendors="cpu", reason="torch 2.13"
-        ),
-        by_hand("recapture.yml"),
-        says="start it from refs/heads/main",
-    ),
-    Case("the reaper by hand", dispatch("reaper.yml"), REAP),
+    *BY_HAND,
+    # What no workflow waits for.
     Case(
         "a comment",
         other("issue_comment", action="created", comment={"body": "/smoke nvidia"}),

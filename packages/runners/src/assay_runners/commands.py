@@ -187,6 +187,7 @@ def propose(
 
     Exit code: 0; 2 if nothing was captured, a file is no expectation, or GitHub refuses.
     """
+    from assay_runners.fleet.reading import read_fleet
     from assay_runners.workflow_run.outputs import add_to_summary
     from assay_runners.workflow_run.proposing import gather, open_pull_request
 
@@ -194,7 +195,8 @@ def propose(
     typer.echo(proposal.body)
     add_to_summary(proposal.body, os.environ)
     if not dry_run:
-        open_pull_request(proposal, root, os.environ)
+        base = read_fleet(root).github.protected_ref
+        open_pull_request(proposal, root, base, os.environ)
 
 
 @app.command(name="report-nightly")
@@ -206,21 +208,27 @@ def report_nightly(
     ],
     root: _Root = Path(),
 ) -> None:
-    """Keep the one issue that says how the nightly run stands: open it, add to it, or close it.
+    """Keep two issues: how the nightly run stands, and whether the machines need a newer runner.
 
-    It also says when the images need a newer runner of GitHub.
+    Each is opened, added to or closed.
+
+    Exit code: 0; 2 if GitHub does not answer, or outside of a workflow run.
     """
     from datetime import UTC, datetime
 
     from assay_runners.fleet.reading import read_fleet
-    from assay_runners.workflow_run.nightly_issue import read_failures, update_issue
     from assay_runners.workflow_run.pinned_runner import find_outdated_runner
+    from assay_runners.workflow_run.rolling_issue import (
+        NIGHT_FAILS,
+        RUNNER_IS_OLD,
+        read_failures,
+        update_issue,
+    )
 
-    failures = read_failures(results)
+    typer.echo(update_issue(NIGHT_FAILS, read_failures(results), os.environ))
     pinned = read_fleet(root).github.runner_version
-    if outdated := find_outdated_runner(pinned, datetime.now(UTC)):
-        failures.append(outdated)
-    typer.echo(update_issue(failures, os.environ))
+    outdated = find_outdated_runner(pinned, datetime.now(UTC))
+    typer.echo(update_issue(RUNNER_IS_OLD, [outdated] if outdated else [], os.environ))
 
 
 @app.command()

@@ -131,7 +131,7 @@ class Vendor(Entry):
 
     name: Name
     title: Word
-    also_called: tuple[Word, ...] = ()
+    also_called: tuple[Name, ...] = ()
     resources: tuple[Word, ...]
     scheduler: str = ""
     shown: Shown
@@ -148,6 +148,8 @@ class Vendor(Entry):
         cards = [kind.cards for kind in self.runners]
         if cards != sorted(set(cards)):
             raise ValueError(f"runners: cards {cards} must rise, each number once")
+        if cards[:2] == [0, 1]:
+            raise ValueError("runners: 0 cards and 1 card would have the same label")
         if bool(self.health) != any(cards):
             missing = "health is missing, and a runner has cards"
             raise ValueError("health, and no runner has cards" if self.health else missing)
@@ -192,6 +194,7 @@ class GitHub(Entry):
     runner_group: the group of all accelerators, restricted to accelerator.yml at that branch.
     hosted: the label of GitHub's own machines.
     pythons: the versions of Python that the first tiers run with, the oldest first.
+    bench_python: that of the shipped baselines of the bench session.
     runner_version, runner_digest: the release of GitHub's runner that the images are made with, and
         the digest of its image.
     nightly, reaper: when the two workflows with a schedule start, as cron has it.
@@ -202,6 +205,7 @@ class GitHub(Entry):
     runner_group: Word
     hosted: Word
     pythons: tuple[Word, ...] = Field(min_length=1)
+    bench_python: Word
     runner_version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
     runner_digest: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
     nightly: Word

@@ -3,7 +3,7 @@
 from assay_runners.fleet.entries import Fleet
 from assay_runners.planning.choices import machine_job, nothing, refused
 from assay_runners.planning.events import Event
-from assay_runners.planning.labels import EVERY, find_runners, sessions_of, unknown_target
+from assay_runners.planning.labels import EVERY, describe_no_runner, find_able_runners
 from assay_runners.planning.plan import Plan, Refusal, SessionCall
 
 
@@ -19,7 +19,7 @@ def plan_bench(event: Event, fleet: Fleet) -> Plan:
         if name in event.inputs and "model" not in event.inputs:
             why = f"a {name} is for a model, and none is named"
             return refused(event, Refusal(asked=event.inputs[name], why=why))
-    (runner,) = find_runners(target, fleet)
+    (runner,) = find_able_runners(target, "bench", fleet)
     job = machine_job(runner, "bench", _bench_calls(event.inputs), "a dispatch of bench")
     return Plan(event=event.name, sha=event.sha, machines=(job,))
 
@@ -59,7 +59,7 @@ def plan_recapture(event: Event, fleet: Fleet) -> Plan:
     chosen = {
         runner.target: runner
         for target in targets
-        for runner in find_runners(target.casefold(), fleet)
+        for runner in find_able_runners(target.casefold(), "expectations", fleet)
     }
     approved_by = str(event.sender.get("login", ""))
     words = (*models, "--reason", reason, "--approved-by", approved_by)
@@ -80,12 +80,9 @@ def plan_reaper(event: Event, _: Fleet) -> Plan:
 
 
 def _refuse_target(target: str, tier: str, fleet: Fleet) -> Refusal | None:
-    runners = find_runners(target, fleet)
-    if not runners:
-        return Refusal(asked=target, why=unknown_target(target, fleet))
-    if not any(sessions_of(tier, runner) for runner in runners):
-        return Refusal(asked=target, why=f"the machines of {target} run no session of {tier}")
-    return None
+    if find_able_runners(target, tier, fleet):
+        return None
+    return Refusal(asked=target, why=describe_no_runner(target, tier, fleet))
 
 
 def _refuse_options(inputs: dict[str, str]) -> Refusal | None:

@@ -37,13 +37,10 @@ def read_label(label: str, fleet: Fleet) -> tuple[str, list[Runner]] | Refusal |
         return _refuse_tier(label, tier, target, fleet)
     if tier not in LABELLED_TIERS:
         return Refusal(asked=label, why=_BY_HAND)
-    runners = find_runners(target, fleet)
+    runners = find_able_runners(target, tier, fleet)
     if not runners:
-        return Refusal(asked=label, why=unknown_target(target, fleet, f"{tier}:"))
-    able = [runner for runner in runners if sessions_of(tier, runner)]
-    if not able:
-        return Refusal(asked=label, why=f"the machines of {target} run no session of {tier}")
-    return tier, able
+        return Refusal(asked=label, why=describe_no_runner(target, tier, fleet, f"{tier}:"))
+    return tier, runners
 
 
 def find_runners(target: str, fleet: Fleet) -> list[Runner]:
@@ -57,8 +54,15 @@ def find_runners(target: str, fleet: Fleet) -> list[Runner]:
     return [runner] if runner else []
 
 
-def unknown_target(target: str, fleet: Fleet, prefix: str = "") -> str:
-    """What to say to somebody who named a machine that there is none of."""
+def find_able_runners(target: str, tier: str, fleet: Fleet) -> list[Runner]:
+    """The machines that `target` names and that run a session of the tier."""
+    return [runner for runner in find_runners(target, fleet) if sessions_of(tier, runner)]
+
+
+def describe_no_runner(target: str, tier: str, fleet: Fleet, prefix: str = "") -> str:
+    """Why `find_able_runners` finds none: the machines run no such session, or there are none."""
+    if find_runners(target, fleet):
+        return f"the machines of {target} run no session of {tier}"
     nearest = _nearest_target(target.strip(), fleet)
     if nearest:
         return f"there is no machine {target!r}; nearest is {prefix}{nearest}"
@@ -84,17 +88,22 @@ def _refuse_without_colon(label: str, fleet: Fleet) -> Refusal | None:
 
 
 def _refuse_tier(label: str, tier: str, target: str, fleet: Fleet) -> Refusal | None:
-    """None where the label is of another kind: neither its tier nor its target is one of ours."""
+    """None where the label is of another kind, such as "area:nvidia": its tier is none of ours."""
     nearest = get_close_matches(tier, TIER_SESSIONS, n=1, cutoff=0.75)
     if nearest:
         meant = target if target == EVERY else _nearest_target(target, fleet) or target
         why = f"there is no tier {tier!r}; nearest is {nearest[0]}:{meant}"
-    elif find_runners(target, fleet):
+    elif tier in _sessions(fleet) and find_runners(target, fleet):
         labels = " and ".join(f"{known}:{target}" for known in LABELLED_TIERS)
         why = f"there is no tier {tier!r}; there are {labels}"
     else:
         return None
     return Refusal(asked=label, why=why)
+
+
+def _sessions(fleet: Fleet) -> set[str]:
+    """Those that some machine runs: "check:nvidia" asks for one."""
+    return {name for runner in fleet.runners() for name in runner.kind.sessions}
 
 
 def _nearest_target(target: str, fleet: Fleet) -> str:

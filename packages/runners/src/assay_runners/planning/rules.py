@@ -17,7 +17,7 @@ def make_plan(event: Event, fleet: Fleet) -> Plan:
 
     An event that no workflow waits for gives a plan without jobs, and says so.
     """
-    rule = _RULES.get(event.name)
+    rule = RULES.get(event.name)
     return rule(event, fleet) if rule else nothing(event, f"no workflow waits for {event.name}")
 
 
@@ -47,13 +47,14 @@ def _plan_schedule(event: Event, fleet: Fleet) -> Plan:
 
 
 def _plan_night(event: Event, fleet: Fleet) -> Plan:
-    if event.unchanged_since_success:
+    if event.name == "schedule" and event.unchanged_since_success:
         return nothing(event, "nothing changed since the last nightly run that succeeded")
     tiers = tier_jobs(NIGHTLY, fleet.github.pythons[:1])
-    return Plan(event=event.name, sha=event.sha, tiers=tiers)
+    bench = tier_jobs(("bench",), (fleet.github.bench_python,))
+    return Plan(event=event.name, sha=event.sha, tiers=(*tiers, *bench))
 
 
-_RULES: dict[str, _Rule] = {
+RULES: dict[str, _Rule] = {
     "pull_request": plan_pull_request,
     "push": _plan_push,
     "merge_group": _plan_merge_group,

@@ -42,7 +42,7 @@ def _heading(plan: Plan) -> str:
     if plan.refused:
         return "Refused"
     if plan.nothing:
-        return plan.nothing[0].upper() + plan.nothing[1:]
+        return "Nothing to do"
     num_jobs = len(plan.tiers) + bool(plan.afterwards) + len(plan.machines)
     return f"{num_jobs} job{'s' if num_jobs > 1 else ''}"
 

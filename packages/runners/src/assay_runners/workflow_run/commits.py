@@ -16,7 +16,7 @@ def run_git(folder: Path, *words: str) -> str:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        raise UsageError(f"git {words[0]} failed: {done.stderr.strip()}")
+        raise UsageError(f"git {words[0]} failed: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout.strip()
 
 

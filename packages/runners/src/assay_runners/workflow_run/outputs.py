@@ -1,7 +1,25 @@
-"""Writes what a step hands to the jobs after it, and the summary that people see."""
+"""Writes what a step leaves for the jobs after it, and the summary that people see."""
 
 from collections.abc import Mapping
 from pathlib import Path
+
+from assay.errors import UsageError
+
+
+def run_variable(name: str, variables: Mapping[str, str]) -> str:
+    """A variable that GitHub sets for every workflow run. Raises: UsageError outside of one."""
+    if not variables.get(name):
+        raise UsageError(f"{name} is not set: this command belongs to a workflow run")
+    return variables[name]
+
+
+def run_address(variables: Mapping[str, str]) -> str:
+    """Where people see the workflow run, and its commit. Raises: UsageError outside of one."""
+    server, repository, run, sha = (
+        run_variable(f"GITHUB_{name}", variables)
+        for name in ("SERVER_URL", "REPOSITORY", "RUN_ID", "SHA")
+    )
+    return f"{server}/{repository}/actions/runs/{run}, commit {sha}"
 
 
 def write_outputs(values: Mapping[str, str], variables: Mapping[str, str]) -> None:

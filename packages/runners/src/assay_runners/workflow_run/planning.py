@@ -37,7 +37,7 @@ def read_planned_event(
     facts: dict[str, object] = {}
     in_run = payload is None and event.name == "pull_request"
     base = changed_since or (f"origin/{fleet.github.protected_ref}" if in_run else "")
-    if base and event.changed is None:
+    if changed_since or (base and event.changed is None):
         facts["changed"] = files_changed_since(base, root)
         if changed_since and facts["changed"] is None:
             raise UsageError(f"--changed-since {changed_since}: git knows no such commit in {root}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from assay.errors import UsageError
 from assay_runners.workflow_run.commits import run_git
 from assay_runners.workflow_run.github import gh
+from assay_runners.workflow_run.outputs import run_variable
 
 SHIPPED = Path("packages/expectations/src/assay_expectations/shipped")
 # GitHub takes bodies of at most 65,536 characters.
@@ -69,13 +70,16 @@ def _newest_of_each_machine(captured: Path) -> Iterator[Path]:
 _ARTIFACT = re.compile(r"(?P<machine>.+)-(?P<attempt>\d+)")
 
 
-def open_pull_request(proposal: Proposal, root: Path, variables: Mapping[str, str]) -> None:
-    """Commit the files on a branch of their own, push it, and open a pull request to main.
+def open_pull_request(
+    proposal: Proposal, root: Path, base: str, variables: Mapping[str, str]
+) -> None:
+    """Commit the files on a branch of their own, push it, and open a pull request to `base`.
 
     variables: of the workflow run, whose number and attempt no other branch has.
-    Raises: UsageError or MachineError if git or GitHub refuses.
+    Raises: UsageError or MachineError if git or GitHub refuses, or outside of a workflow run.
     """
-    branch = "recapture/{GITHUB_RUN_ID}-{GITHUB_RUN_ATTEMPT}".format_map(variables)
+    run, attempt = (run_variable(f"GITHUB_RUN_{name}", variables) for name in ("ID", "ATTEMPT"))
+    branch = f"recapture/{run}-{attempt}"
     run_git(root, "checkout", "--quiet", "-b", branch)
     for file, target in proposal.files.items():
         target.write_bytes(file.read_bytes())
@@ -84,7 +88,18 @@ def open_pull_request(proposal: Proposal, root: Path, variables: Mapping[str, st
     run_git(root, *who, "commit", "--quiet", "-m", proposal.title)
     gh("auth", "setup-git")
     run_git(root, "push", "--quiet", "origin", f"HEAD:refs/heads/{branch}")
-    gh("pr", "create", "--head", branch, "--title", proposal.title, "--body", proposal.body)
+    gh(
+        "pr",
+        "create",
+        "--base",
+        base,
+        "--head",
+        branch,
+        "--title",
+        proposal.title,
+        "--body",
+        proposal.body,
+    )
 
 
 def _describe(file: Path, target: Path) -> str:

@@ -47,7 +47,10 @@ def find_expired(now: datetime) -> list[Instance]:
 
 
 def end_instances(instances: list[Instance]) -> None:
-    """Terminate them all. Raises: MachineError for those that the cloud refuses to."""
+    """Terminate them all, each whatever became of the others.
+
+    Raises: MachineError for those that the cloud or GitHub's identity service refuses.
+    """
     refused = []
     for instance in instances:
         try:
@@ -83,16 +86,23 @@ def _aws(*words: str) -> str:
 
 
 def _identity(folder: Path) -> dict[str, str]:
-    """What makes the cloud's program take the role of the run, without a key that is kept."""
+    """What makes the cloud's program take the role of the run, without a key that is kept.
+
+    A token is good for minutes: each call of the program gets its own.
+    """
     url, role = os.environ.get("ACTIONS_ID_TOKEN_REQUEST_URL"), os.environ.get("ASSAY_REAPER_ROLE")
     if not url or not role:
         return {}
-    bearer = os.environ["ACTIONS_ID_TOKEN_REQUEST_TOKEN"]
+    bearer = os.environ.get("ACTIONS_ID_TOKEN_REQUEST_TOKEN", "")
     request = urllib.request.Request(  # noqa: S310 - the address is GitHub's own
         f"{url}&audience=sts.amazonaws.com", headers={"Authorization": f"bearer {bearer}"}
     )
-    with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310
-        token: Any = json.load(answer)
+    try:
+        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310
+            token: Any = json.load(answer)
+        value = str(token["value"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise MachineError(f"GitHub gives the run no identity: {error!r}") from None
     file = folder / "token"
-    file.write_text(str(token["value"]), encoding="utf-8")
+    file.write_text(value, encoding="utf-8")
     return {"AWS_ROLE_ARN": role, "AWS_WEB_IDENTITY_TOKEN_FILE": str(file)}

@@ -70,6 +70,7 @@ def test_labels_fit_what_the_chart_of_the_runners_takes() -> None:
         ('sessions = ["smoke"]', 'sessions = "smoke"', "it has to be an array: [...]"),
         ('sessions = ["smoke"]', 'sessions = ["smoke", "smoke"]', "one is named twice"),
         ("from_registry = false", 'from_registry = "no"', "[acme]: torch.from_registry: "),
+        ("health = {", 'also_called = ["R2-D2"]\nhealth = {', "[acme]: also_called[1]: String"),
         (
             "health = {",
             'also_called = ["acme"]\nhealth = {',
@@ -83,6 +84,7 @@ def test_labels_fit_what_the_chart_of_the_runners_takes() -> None:
         ("[acme]", "[Acme-1]", "[Acme-1]: name: String should match pattern"),
         ('"acme.com/rocket"', '"rocket"', "'rocket' is no qualified name"),
         ("cards = 8", "cards = 1", "cards [1, 1] must rise, each number once"),
+        ("cards = 8", "cards = 0", "cards [1, 0] must rise, each number once"),
         ("cards = 8", "cards = -1", "[acme]: runners[2].cards: Input should be greater"),
         ("budget_minutes = 30", "budget_minutes = 60", "leaves no time for installing"),
         ("timeout_minutes = 60", "timeout_minutes = 900", "[acme]: runners[1].timeout_minutes"),
@@ -132,3 +134,10 @@ def test_health_is_asked_for_where_there_are_cards(root: Path) -> None:
 def test_a_folder_that_is_no_checkout_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file; name a checkout of assay with --root"):
         read_fleet(tmp_path)
+
+
+def test_a_machine_without_cards_and_one_with_one_have_no_name_of_their_own(root: Path) -> None:
+    entry = ENTRY.replace("cards = 1,", "cards = 0,").replace("cards = 8,", "cards = 1,")
+    (root / RUNNERS_FILE).write_text(entry)
+    with pytest.raises(UsageError, match="0 cards and 1 card would have the same label"):
+        read_fleet(root)

@@ -56,6 +56,7 @@ protected_ref = "main"
 runner_group = "rockets"
 hosted = "ubuntu-24.04"
 pythons = ["3.11"]
+bench_python = "3.11.2"
 runner_version = "2.400.1"
 runner_digest = "sha256:5555555555555555555555555555555555555555555555555555555555555555"
 nightly = "0 2 * * *"

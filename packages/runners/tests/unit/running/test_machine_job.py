@@ -12,54 +12,16 @@ from assay_runners.fleet.reading import read_fleet
 from assay_runners.planning.plan import MachineJob, SessionCall
 from assay_runners.running.machine_job import SICK, Checkout, JobResult, run_machine_job
 from assay_runners.running.summary import summarise_job
+from packages.runners.tests.stand_ins import NOX, verdict
 
 ROOT = Path(__file__).resolve().parents[5]
 SHA = "f" * 40
 
-# Stands in for `python -m nox`: `-s NAME` exits as the file NAME.code says, and leaves what NAME.left
-# holds; it notes what it was asked.
-NOX = """
-import json, os, sys
-from pathlib import Path
-name = sys.argv[sys.argv.index("-s") + 1]
-with open("asked.jsonl", "a") as file:
-    print(json.dumps([sys.argv[1:], os.environ.get("SEEN", "")]), file=file)
-left = Path(f"{name}.left")
-if left.is_file():
-    folder = Path("runs", f"made-by-{name}")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "verdict.json").write_text(left.read_text())
-    (folder / "cases" / "one").mkdir(parents=True, exist_ok=True)
-    (folder / "cases" / "one" / "verdict.json").write_text(left.read_text())
-code = Path(f"{name}.code")
-raise SystemExit(int(code.read_text()) if code.is_file() else 0)
-"""
 # Stands in for a vendor's program: prints what the file `cards` holds, exits with 9 if it is absent.
 SMI = """#!/bin/sh
 [ -f cards ] || { echo "no driver" >&2; exit 9; }
 cat cards
 """
-LOCATION = {
-    "phase": "forward", "step": 0, "rank": 0, "module": "model.layers.1.mlp.down_proj",
-    "op": None, "parameter": None,
-}  # fmt: skip
-
-
-def verdict(outcome: str) -> str:
-    whole = {
-        "schema": 1, "verdict": outcome, "command": ["assay", "expect", "verify"],
-        "environment": {
-            "python": "3.12.3", "versions": {"torch": "2.9.0", "transformers": None},
-            "variables": {"ASSAY_CONTAINER": "acme/torch`\n# @1"},
-        },
-        "model": {}, "reference": {}, "candidate": {},
-        "levels": {"modules": {"verdict": outcome}}, "first_bad_token": None,
-        "location": LOCATION if outcome == "FAIL" else None, "suspects": [], "diagnosis": None,
-        "notes": [], "noise_ratio": 10.5 if outcome == "FAIL" else 0.5, "limit": 3.5,
-        "statistic": "replay-tensor", "resolution": 0.007, "compared": 12,
-        "unmatched": {"expected": [], "actual": []},
-    }  # fmt: skip
-    return json.dumps(whole)
 
 
 @pytest.fixture

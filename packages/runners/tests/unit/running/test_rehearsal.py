@@ -12,7 +12,7 @@ from assay.runs import open_progress
 from assay_runners.planning.events import Event
 from assay_runners.running.rehearsal import Rehearsal, Rehearsed, rehearse
 from packages.runners.tests.recorded import DOCUMENTS, dispatch, labeled, pull_request
-from packages.runners.tests.unit.running.test_machine_job import NOX, verdict
+from packages.runners.tests.stand_ins import NOX, verdict
 
 ROOT = Path(__file__).resolve().parents[5]
 SESSIONS = ("check", "smoke", "expectations")
@@ -89,7 +89,7 @@ def test_a_change_of_documents_has_nothing_to_do(repository: Path) -> None:
     patch = patch_of(repository, **{"README.md": "read this\n"})
     found = rehearsed(repository, pull_request("opened"), patch)
     assert found.exit_code == 0
-    assert found.summary.startswith("### Nothing to do: only documentation changed\n")
+    assert found.summary.startswith("### Nothing to do\n")
     assert asked_of_nox(repository) == []
 
 

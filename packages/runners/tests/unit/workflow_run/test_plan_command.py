@@ -1,8 +1,11 @@
 """`assay runners plan`, inside of a workflow run and outside."""
 
 import json
+import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -18,7 +21,9 @@ from packages.runners.tests.recorded import (
     merge_group,
     pull_request,
     push,
+    schedule,
 )
+from packages.runners.tests.stand_ins import Programs
 
 ROOT = Path(__file__).resolve().parents[5]
 UNNAMED = {**labeled("x").payload, "label": {}}
@@ -49,6 +54,102 @@ def recorded(event: object) -> dict[str, object]:
     }  # fmt: skip
 
 
+@pytest.fixture
+def run_of(
+    tmp_path: Path, outputs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., dict[str, Any]]:
+    """What `plan` prints inside of the workflow run that an event starts."""
+
+    def plan_in_run(event: Event, *words: str) -> dict[str, Any]:
+        assert outputs
+        (tmp_path / "payload.json").write_text(json.dumps(event.payload))
+        monkeypatch.setenv("GITHUB_EVENT_PATH", str(tmp_path / "payload.json"))
+        for name, value in (("EVENT_NAME", event.name), ("SHA", event.sha), ("REF", event.ref)):
+            monkeypatch.setenv(f"GITHUB_{name}", value)
+        done = CliRunner().invoke(app, ["plan", *words])
+        assert done.exit_code == 0, done.stderr
+        made: dict[str, Any] = json.loads(done.stdout)
+        return made
+
+    return plan_in_run
+
+
+def test_inside_of_a_run_its_own_event_is_planned(run_of: Callable[..., dict[str, Any]]) -> None:
+    made = run_of(push("refs/heads/main"))
+    assert made["sha"] == push("refs/heads/main").sha
+    assert len(made["tiers"]) == 12
+
+
+def test_documents_are_counted_from_where_the_commit_left_main(
+    tmp_path: Path,
+    outputs: tuple[Path, Path],
+    run_of: Callable[..., dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = tmp_path / "repository"
+    shutil.copytree(ROOT / "runners", root / "runners")
+    for words in (
+        ("init", "-q", "-b", "main"), ("add", "."), ("commit", "-qm", "first"),
+        ("update-ref", "refs/remotes/origin/main", "HEAD"),
+    ):  # fmt: skip
+        git(root, *words)
+    monkeypatch.chdir(root)
+    (root / "README.md").write_text("read")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "documents")
+    assert "only documentation changed" in run_of(pull_request("opened"))["nothing"]
+    (root / "code.py").touch()
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "code")
+    assert len(run_of(pull_request("opened"))["tiers"]) == 12
+
+
+NIGHT = "17 2 * * *"
+
+
+@pytest.mark.parametrize(
+    ("answer", "num_sessions"),
+    [
+        ([{"headSha": schedule(NIGHT).sha}], 0),
+        ([{"headSha": "e" * 40}], 7),
+        ([], 7),
+        (None, 7),  # GitHub refuses
+    ],
+)
+def test_a_night_after_no_change_runs_nothing_and_in_doubt_everything(
+    programs: Programs,
+    run_of: Callable[..., dict[str, Any]],
+    answer: list[dict[str, str]] | None,
+    num_sessions: int,
+) -> None:
+    if answer is None:
+        programs.refuse()
+    else:
+        programs.answers(answer)
+    made = run_of(schedule(NIGHT), "--unless-succeeded", "nightly.yml")
+    assert len(made["tiers"]) == num_sessions
+    (words,) = programs.heard
+    assert words[:6] == ["run", "list", "--workflow", "nightly.yml", "--branch", "main"]
+    assert words[6:8] == ["--status", "success"]
+
+
+def test_a_named_commit_counts_more_than_recorded_files(
+    tmp_path: Path, outputs: tuple[Path, Path]
+) -> None:
+    event = recorded(pull_request("opened", changed=("code.py",)))
+    code, stdout, _ = plan(tmp_path, event, "--changed-since", "HEAD")
+    assert code == 0
+    assert len(json.loads(stdout)["tiers"]) == 12  # nothing changed since: all of it
+    event = recorded(pull_request("opened", changed=DOCUMENTS))
+    _, stdout, _ = plan(tmp_path, event, "--changed-since", "HEAD")
+    assert len(json.loads(stdout)["tiers"]) == 12
+
+
+def git(folder: Path, *words: str) -> None:
+    who = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+    subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True)
+
+
 def test_the_jobs_after_it_get_lists_of_one_line(
     tmp_path: Path, outputs: tuple[Path, Path]
 ) -> None:
@@ -71,7 +172,7 @@ def test_nothing_to_do_is_an_empty_list_and_says_so(
     code, _, _ = plan(tmp_path, recorded(pull_request("opened", changed=DOCUMENTS)))
     assert code == 0
     assert outputs[0].read_text() == "tiers=[]\nmachines=[]\n"
-    assert outputs[1].read_text().startswith("### Nothing to do: only documentation changed\n")
+    assert outputs[1].read_text().startswith("### Nothing to do\n")
 
 
 def test_a_refusal_is_red_and_names_the_nearest(tmp_path: Path, outputs: tuple[Path, Path]) -> None:

@@ -36,7 +36,7 @@ def known_sessions(context: Context) -> Iterator[Finding]:
                     if name not in context.sessions:
                         message = f"nox has no session {name!r}"
                         yield found(rule, document, step.line_of("run"), message)
-    planned = {*FIRST_TIERS, *NIGHTLY, *BEFORE_MACHINES, "recapture"}
+    planned = {*FIRST_TIERS, *NIGHTLY, *BEFORE_MACHINES, "bench", "recapture"}
     planned |= {name for names in TIER_SESSIONS.values() for name in names}
     for name in sorted(planned - set(context.sessions)):
         yield Finding("the planner", 1, rule, f"nox has no session {name!r}")

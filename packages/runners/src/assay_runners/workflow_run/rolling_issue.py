@@ -1,13 +1,15 @@
-"""One issue that says how the nightly run stands, opened, added to and closed by each run."""
+"""Issues that the nightly run opens, adds to and closes: one for each question that it asks."""
 
 import json
 from collections.abc import Mapping
 
 from assay.errors import UsageError
 from assay_runners.workflow_run.github import gh, read_gh
+from assay_runners.workflow_run.outputs import run_address
 
 LABEL = "nightly"
-TITLE = "The nightly run fails"
+NIGHT_FAILS = "The nightly run fails"
+RUNNER_IS_OLD = "The machines need a newer runner"
 
 
 def read_failures(results: str) -> list[str]:
@@ -28,26 +30,25 @@ def read_failures(results: str) -> list[str]:
     return [f"{name}: {result}" for name, result in jobs.items() if result != "success"]
 
 
-def update_issue(failures: list[str], variables: Mapping[str, str]) -> str:
-    """Open an issue or add to the open one where there are failures, else close it.
+def update_issue(title: str, reasons: list[str], variables: Mapping[str, str]) -> str:
+    """Open the issue, or add to the open one, where there are reasons, else close it.
 
+    title: tells the issues apart.
+    variables: of the workflow run.
     Returns: what was done, in a sentence.
-    Raises: MachineError if GitHub refuses.
+    Raises: UsageError outside of a workflow run; MachineError if GitHub refuses.
     """
+    run = run_address(variables)
     listed = read_gh("issue", "list", "--label", LABEL, "--state", "open", "--json", "number,title")
-    numbers = [str(issue["number"]) for issue in listed if issue["title"] == TITLE]
-    run = "{GITHUB_SERVER_URL}/{GITHUB_REPOSITORY}/actions/runs/{GITHUB_RUN_ID}".format_map(
-        variables
-    )
-    told = f"{run}, commit {variables['GITHUB_SHA']}"
-    if failures:
-        body = "\n".join([told, "", *(f"- {failure}" for failure in failures)])
+    numbers = [str(issue["number"]) for issue in listed if issue["title"] == title]
+    if reasons:
+        body = "\n".join([run, "", *(f"- {reason}" for reason in reasons)])
         if numbers:
             gh("issue", "comment", numbers[0], "--body", body)
-            return f"added to issue {numbers[0]}"
+            return f"{title}: added to issue {numbers[0]}"
         gh("label", "create", LABEL, "--force")
-        gh("issue", "create", "--title", TITLE, "--label", LABEL, "--body", body)
-        return "opened an issue"
+        gh("issue", "create", "--title", title, "--label", LABEL, "--body", body)
+        return f"{title}: opened an issue"
     for number in numbers:
-        gh("issue", "close", number, "--comment", f"Succeeds again: {told}")
-    return f"closed {', '.join(numbers)}" if numbers else "nothing to tell"
+        gh("issue", "close", number, "--comment", f"No longer so: {run}")
+    return f"{title}: closed {', '.join(numbers)}" if numbers else f"{title}: no"

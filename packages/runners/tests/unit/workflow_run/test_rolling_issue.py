@@ -1,0 +1,87 @@
+import json
+
+import pytest
+
+from assay.errors import MachineError, UsageError
+from assay_runners.workflow_run.rolling_issue import (
+    NIGHT_FAILS,
+    RUNNER_IS_OLD,
+    read_failures,
+    update_issue,
+)
+from packages.runners.tests.stand_ins import Programs
+
+RUN = {
+    "GITHUB_SERVER_URL": "https://github.example", "GITHUB_REPOSITORY": "o/r",
+    "GITHUB_RUN_ID": "5", "GITHUB_SHA": "d" * 40,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("results", "failures"),
+    [
+        ({"plan": "success", "tests": "success"}, []),
+        ({"plan": "success", "tests": "skipped"}, []),
+        ({"plan": "success", "tests": "failure"}, ["tests: failure"]),
+        ({"plan": "success", "tests": "cancelled"}, ["tests: cancelled"]),
+        ({"plan": "failure", "tests": "skipped"}, ["plan: failure", "tests: skipped"]),
+        ({"plan": "skipped", "tests": "skipped"}, ["plan: skipped", "tests: skipped"]),
+    ],
+)
+def test_a_night_fails_unless_its_plan_and_what_it_chose_succeed(
+    results: dict[str, str], failures: list[str]
+) -> None:
+    needs = {name: {"result": result, "outputs": {}} for name, result in results.items()}
+    assert read_failures(json.dumps(needs)) == failures
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"plan": "success"}'])
+def test_results_that_say_nothing_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="results of"):
+        read_failures(text)
+
+
+def test_a_first_failure_opens_an_issue(programs: Programs) -> None:
+    programs.answers([{"number": 3, "title": "Another"}])
+    assert update_issue(NIGHT_FAILS, ["tests: failure"], RUN) == f"{NIGHT_FAILS}: opened an issue"
+    assert programs.heard[1] == ["label", "create", "nightly", "--force"]
+    body = programs.heard[2][-1]
+    assert programs.heard[2][:4] == ["issue", "create", "--title", NIGHT_FAILS]
+    assert "https://github.example/o/r/actions/runs/5" in body
+    assert "- tests: failure" in body
+
+
+def test_a_further_failure_is_added_to_it(programs: Programs) -> None:
+    programs.answers([{"number": 9, "title": NIGHT_FAILS}])
+    assert update_issue(NIGHT_FAILS, ["tests: failure"], RUN) == f"{NIGHT_FAILS}: added to issue 9"
+    assert programs.heard[1][:3] == ["issue", "comment", "9"]
+
+
+def test_a_success_closes_it(programs: Programs) -> None:
+    programs.answers([{"number": 9, "title": NIGHT_FAILS}])
+    assert update_issue(NIGHT_FAILS, [], RUN) == f"{NIGHT_FAILS}: closed 9"
+    assert programs.heard[1][:3] == ["issue", "close", "9"]
+
+
+def test_a_success_without_an_issue_tells_nothing(programs: Programs) -> None:
+    programs.answers([])
+    assert update_issue(NIGHT_FAILS, [], RUN) == f"{NIGHT_FAILS}: no"
+    assert len(programs.heard) == 1
+
+
+def test_what_github_refuses_is_told(programs: Programs) -> None:
+    programs.refuse()
+    with pytest.raises(MachineError, match=r"^gh issue list failed: HTTP 403: not allowed$"):
+        update_issue(NIGHT_FAILS, [], RUN)
+
+
+def test_another_question_has_an_issue_of_its_own(programs: Programs) -> None:
+    programs.answers([{"number": 9, "title": NIGHT_FAILS}])
+    assert update_issue(RUNNER_IS_OLD, ["x"], RUN) == f"{RUNNER_IS_OLD}: opened an issue"
+    assert programs.heard[2][:4] == ["issue", "create", "--title", RUNNER_IS_OLD]
+
+
+def test_outside_of_a_workflow_run_nothing_is_told(programs: Programs) -> None:
+    with pytest.raises(UsageError, match=r"^GITHUB_SERVER_URL is not set: this command belongs to"):
+        update_issue(NIGHT_FAILS, ["x"], {})
+    assert programs.heard == []
