@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Rendered by `assay runners render` from runners/runners.toml: edit that, not this file.
+# Rendered by `assay runners render`: edit runners/*.toml or its template, not this file.
 #
 # Are the cards of this machine fit for a job? Asked of the vendor's own program, before and after each.
 #

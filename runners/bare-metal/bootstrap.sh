@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Rendered by `assay runners render` from runners/runners.toml: edit that, not this file.
+# Rendered by `assay runners render`: edit runners/*.toml or its template, not this file.
 #
 # Makes this machine a runner: its user, the runner of GitHub, and the unit that asks for jobs.
 #

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Rendered by `assay runners render` from runners/runners.toml: edit that, not this file.
+# Rendered by `assay runners render`: edit runners/*.toml or its template, not this file.
 #
 # One job: look at the machine's health, register for a single job, run it, look again. Started as
 # root by systemd or launchd, and again after each job. Root alone reads the token; what a job can

@@ -66,18 +66,18 @@ def plan(
     from assay_runners.workflow_run.planning import publish_plan, read_planned_event
 
     fleet = read_fleet(root)
-    read = read_planned_event(
+    planned_event = read_planned_event(
         payload, event, changed_since, unless_succeeded, fleet, root, os.environ
     )
-    made = make_plan(read, fleet)
-    publish_plan(made, os.environ)
+    chosen = make_plan(planned_event, fleet)
+    publish_plan(chosen, os.environ)
     if explain:
-        typer.echo(explain_plan(made))
+        typer.echo(explain_plan(chosen))
     else:
-        typer.echo(made.model_dump_json(indent=2))
-        for one in made.refused:
-            typer.echo(f"assay: {one.asked}: {one.why}", err=True)
-    if made.refused:
+        typer.echo(chosen.model_dump_json(indent=2))
+        for refusal in chosen.refused:
+            typer.echo(f"assay: {refusal.asked}: {refusal.why}", err=True)
+    if chosen.refused:
         raise typer.Exit(2)
 
 
@@ -107,7 +107,7 @@ def run(
     from assay_runners.planning.plan import MachineJob
     from assay_runners.running.machine_job import Checkout, run_machine_job
     from assay_runners.running.summary import summarise_job
-    from assay_runners.workflow_run.commits import commit_of
+    from assay_runners.workflow_run.git import commit_of
     from assay_runners.workflow_run.outputs import add_to_summary
 
     try:
@@ -148,17 +148,17 @@ def rehearse(
 ) -> None:
     """What would this event start, and what would it say? Run here, in a clean clone.
 
-    The CPU plays the part of every accelerator, and one Python that of all.
+    The CPU stands in for every accelerator, and one Python for all.
 
     Example: nox -s rehearse -- examples/events/label-smoke-nvidia.json --only expectations
 
     Exit code: 0; 1 a session failed; 2 something was refused, or the event cannot be read.
     """
     from assay.runs import RunFolder, open_progress
-    from assay_runners.running.rehearsal import SUMMARY_FILE, Rehearsed, rehearse
+    from assay_runners.running.rehearsal import SUMMARY_FILE, RehearsalRequest, rehearse
     from assay_runners.workflow_run.events import read_event
 
-    asked = Rehearsed(read_event(payload, event, {}), patch, frozenset(only or ()))
+    asked = RehearsalRequest(read_event(payload, event, {}), patch, frozenset(only or ()))
     folder = RunFolder.create("runners rehearse", output).path
     with open_progress() as progress:
         rehearsal = rehearse(asked, root.resolve(), folder.resolve(), (nox, "-m", "nox"), progress)

@@ -37,7 +37,7 @@ class Context:
         return f"{path}@{github.protected_ref}"
 
 
-def found(rule: str, document: Document, line: int, message: str) -> Finding:
+def make_finding(rule: str, document: Document, line: int, message: str) -> Finding:
     """A finding of `rule` in `document`."""
     return Finding(document.file, line, rule, message)
 

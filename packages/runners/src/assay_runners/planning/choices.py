@@ -1,4 +1,4 @@
-"""From what is chosen to the jobs of a plan."""
+"""The sessions that events start, and the jobs of a plan that they become."""
 
 from collections.abc import Iterable, Sequence
 
@@ -41,7 +41,7 @@ def machine_job(runner: Runner, tier: str, calls: Sequence[SessionCall], why: st
     )
 
 
-def usual_calls(tier: str, runner: Runner) -> list[SessionCall]:
+def choose_calls(tier: str, runner: Runner) -> list[SessionCall]:
     """The sessions of the tier that such a machine runs, as large as its entry allows."""
     cards = ("--cards", str(runner.kind.cards)) if runner.kind.cards else ()
     arguments_of = {"smoke": ("--budget", f"{runner.kind.budget_minutes}m", *cards)}
@@ -51,11 +51,11 @@ def usual_calls(tier: str, runner: Runner) -> list[SessionCall]:
     ]
 
 
-def nothing(event: Event, why: str) -> Plan:
+def plan_nothing(event: Event, why: str) -> Plan:
     """A plan without jobs."""
     return Plan(event=event.name, sha=event.sha, nothing=why)
 
 
-def refused(event: Event, *refusals: Refusal) -> Plan:
+def plan_refusal(event: Event, *refusals: Refusal) -> Plan:
     """A plan without jobs, for something that was asked for."""
     return Plan(event=event.name, sha=event.sha, refused=refusals)

@@ -1,7 +1,7 @@
 """What a workflow that is started by hand runs on machines with accelerators."""
 
 from assay_runners.fleet.entries import Fleet
-from assay_runners.planning.choices import machine_job, nothing, refused
+from assay_runners.planning.choices import machine_job, plan_nothing, plan_refusal
 from assay_runners.planning.events import Event
 from assay_runners.planning.labels import EVERY, describe_no_runner, find_able_runners
 from assay_runners.planning.plan import Plan, Refusal, SessionCall
@@ -12,13 +12,13 @@ def plan_bench(event: Event, fleet: Fleet) -> Plan:
     target = event.inputs.get("vendor", "").casefold()
     if target == EVERY:
         why = "benchmarks take hours: name one machine"
-        return refused(event, Refusal(asked=target, why=why))
+        return plan_refusal(event, Refusal(asked=target, why=why))
     if refusal := _refuse_target(target, "bench", fleet) or _refuse_options(event.inputs):
-        return refused(event, refusal)
+        return plan_refusal(event, refusal)
     for name in ("suite", "baseline"):
         if name in event.inputs and "model" not in event.inputs:
             why = f"a {name} is for a model, and none is named"
-            return refused(event, Refusal(asked=event.inputs[name], why=why))
+            return plan_refusal(event, Refusal(asked=event.inputs[name], why=why))
     (runner,) = find_able_runners(target, "bench", fleet)
     job = machine_job(runner, "bench", _bench_calls(event.inputs), "a dispatch of bench")
     return Plan(event=event.name, sha=event.sha, machines=(job,))
@@ -43,19 +43,19 @@ def plan_recapture(event: Event, fleet: Fleet) -> Plan:
     protected = f"refs/heads/{fleet.github.protected_ref}"
     if event.ref != protected:
         why = f"its pull request would bring along what {event.ref} has: start it from {protected}"
-        return refused(event, Refusal(asked="recapture", why=why))
+        return plan_refusal(event, Refusal(asked="recapture", why=why))
     models, targets = (
         event.inputs.get(name, "").replace(",", " ").split() for name in ("models", "vendors")
     )
     reason = event.inputs.get("reason", "")
     if not models or not targets or not reason:
         why = "a recapture needs models, vendors and a reason"
-        return refused(event, Refusal(asked="recapture", why=why))
+        return plan_refusal(event, Refusal(asked="recapture", why=why))
     named = {**{f"the model {model}": model for model in models}, "the reason": reason}
     refusals = [_refuse_options(named)]
     refusals += [_refuse_target(target.casefold(), "expectations", fleet) for target in targets]
     if any(refusals):
-        return refused(event, *filter(None, refusals))
+        return plan_refusal(event, *filter(None, refusals))
     chosen = {
         runner.target: runner
         for target in targets
@@ -76,7 +76,7 @@ def plan_recapture(event: Event, fleet: Fleet) -> Plan:
 
 def plan_reaper(event: Event, _: Fleet) -> Plan:
     """The reaper asks for no machine."""
-    return nothing(event, "the reaper has no sessions")
+    return plan_nothing(event, "the reaper has no sessions")
 
 
 def _refuse_target(target: str, tier: str, fleet: Fleet) -> Refusal | None:

@@ -8,11 +8,11 @@ from assay_runners.planning.choices import (
     BEFORE_MACHINES,
     FIRST_TIERS,
     ON_THE_CPU,
+    choose_calls,
     machine_job,
-    nothing,
-    refused,
+    plan_nothing,
+    plan_refusal,
     tier_jobs,
-    usual_calls,
 )
 from assay_runners.planning.events import Event
 from assay_runners.planning.labels import read_label
@@ -26,9 +26,9 @@ def plan_pull_request(event: Event, fleet: Fleet) -> Plan:
     if event.action == "labeled":
         return _plan_label(event, fleet)
     if event.action not in ("opened", "synchronize", "reopened"):
-        return nothing(event, f"no workflow waits for a pull request that is {event.action}")
+        return plan_nothing(event, f"no workflow waits for a pull request that is {event.action}")
     if only_documentation(event.changed):
-        return nothing(event, DOCUMENTATION)
+        return plan_nothing(event, DOCUMENTATION)
     return plan_first_tiers(event, fleet)
 
 
@@ -52,21 +52,21 @@ def is_documentation(path: str) -> bool:
 def _plan_label(event: Event, fleet: Fleet) -> Plan:
     asked = read_label(event.label, fleet)
     if asked is None:
-        return nothing(event, f"the label {event.label!r} asks for no machine")
+        return plan_nothing(event, f"the label {event.label!r} asks for no machine")
     if isinstance(asked, Refusal):
-        return refused(event, asked)
+        return plan_refusal(event, asked)
     tier, runners = asked
     if why := _keep_from_machines(event):
-        return refused(event, Refusal(asked=event.label, why=why))
+        return plan_refusal(event, Refusal(asked=event.label, why=why))
     if only_documentation(event.changed):
-        return nothing(event, DOCUMENTATION)
+        return plan_nothing(event, DOCUMENTATION)
     why = f"the label {event.label}"
     return Plan(
         event=event.name,
         sha=event.head_sha,
         tiers=tier_jobs(BEFORE_MACHINES, fleet.github.pythons[:1]),
         machines=tuple(
-            machine_job(runner, tier, usual_calls(tier, runner), why) for runner in runners
+            machine_job(runner, tier, choose_calls(tier, runner), why) for runner in runners
         ),
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from assay_runners.fleet.entries import Fleet
-from assay_runners.planning.choices import NIGHTLY, nothing, tier_jobs
+from assay_runners.planning.choices import NIGHTLY, plan_nothing, tier_jobs
 from assay_runners.planning.dispatches import plan_bench, plan_reaper, plan_recapture
 from assay_runners.planning.events import Event
 from assay_runners.planning.plan import Plan
@@ -18,37 +18,39 @@ def make_plan(event: Event, fleet: Fleet) -> Plan:
     An event that no workflow waits for gives a plan without jobs, and says so.
     """
     rule = RULES.get(event.name)
-    return rule(event, fleet) if rule else nothing(event, f"no workflow waits for {event.name}")
+    return (
+        rule(event, fleet) if rule else plan_nothing(event, f"no workflow waits for {event.name}")
+    )
 
 
 def _plan_push(event: Event, fleet: Fleet) -> Plan:
     if event.ref != f"refs/heads/{fleet.github.protected_ref}":
-        return nothing(event, f"no workflow waits for a push to {event.ref}")
+        return plan_nothing(event, f"no workflow waits for a push to {event.ref}")
     return plan_first_tiers(event, fleet)
 
 
 def _plan_merge_group(event: Event, fleet: Fleet) -> Plan:
     if event.action != "checks_requested":
-        return nothing(event, f"no workflow waits for a merge group that is {event.action}")
+        return plan_nothing(event, f"no workflow waits for a merge group that is {event.action}")
     return plan_first_tiers(event, fleet)
 
 
 def _plan_dispatch(event: Event, fleet: Fleet) -> Plan:
     rule = _BY_HAND.get(event.workflow)
     if rule is None:
-        return nothing(event, f"{event.workflow or 'no workflow'} cannot be started by hand")
+        return plan_nothing(event, f"{event.workflow or 'no workflow'} cannot be started by hand")
     return rule(event, fleet)
 
 
 def _plan_schedule(event: Event, fleet: Fleet) -> Plan:
     cron = event.payload.get("schedule")
     rule = {fleet.github.nightly: _plan_night, fleet.github.reaper: plan_reaper}.get(str(cron))
-    return rule(event, fleet) if rule else nothing(event, f"no workflow waits for {cron!r}")
+    return rule(event, fleet) if rule else plan_nothing(event, f"no workflow waits for {cron!r}")
 
 
 def _plan_night(event: Event, fleet: Fleet) -> Plan:
     if event.name == "schedule" and event.unchanged_since_success:
-        return nothing(event, "nothing changed since the last nightly run that succeeded")
+        return plan_nothing(event, "nothing changed since the last nightly run that succeeded")
     tiers = tier_jobs(NIGHTLY, fleet.github.pythons[:1])
     bench = tier_jobs(("bench",), (fleet.github.bench_python,))
     return Plan(event=event.name, sha=event.sha, tiers=(*tiers, *bench))

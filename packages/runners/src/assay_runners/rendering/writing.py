@@ -8,7 +8,7 @@ from assay_runners.fleet.entries import Fleet
 from assay_runners.rendering.files import FOLDER, render_fleet
 
 # Stands at the head of every rendered file; a file without it is never deleted.
-HEADER = "Rendered by `assay runners render` from runners/runners.toml: edit that, not this file."
+HEADER = "Rendered by `assay runners render`: edit runners/*.toml or its template, not this file."
 # A script begins with its interpreter, XML with its version.
 _LINES_WITH_HEADER = 3
 

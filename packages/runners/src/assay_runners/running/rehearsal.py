@@ -16,8 +16,7 @@ from assay_runners.planning.rules import make_plan
 from assay_runners.planning.wording import nox_command, summarise_plan
 from assay_runners.running.machine_job import Checkout, JobResult, SessionResult, run_machine_job
 from assay_runners.running.summary import summarise_job
-from assay_runners.workflow_run.commits import run_git
-from assay_runners.workflow_run.events import files_changed_since
+from assay_runners.workflow_run.git import files_changed_since, run_git
 
 CLONE, SUMMARY_FILE = "clone", "summary.md"
 
@@ -35,12 +34,12 @@ class Rehearsal:
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class RehearsalRequest:
     """What to rehearse.
 
     event: the recorded event.
-    patch: a change to commit on top of the checkout's HEAD first, as a pull request would; None if
-        HEAD itself is the change.
+    patch: a change to commit on top of HEAD first; its files are then the event's changed ones. None
+        runs HEAD as it is.
     only: the sessions to run, of those that are chosen; all if empty.
     """
 
@@ -50,11 +49,11 @@ class Rehearsed:
 
 
 def rehearse(
-    asked: Rehearsed, root: Path, folder: Path, nox: Sequence[str], progress: Progress
+    asked: RehearsalRequest, root: Path, folder: Path, nox: Sequence[str], progress: Progress
 ) -> Rehearsal:
     """Clone `root` into `folder`, and run there what the event starts.
 
-    The clone stays, for what failed to be repeated in it; its environments, of 2 GB, only then.
+    The clone stays; its environments, which take 2 GB, only where something failed, to repeat it there.
     nox: the words that start nox.
     Raises: UsageError if the clone or the patch fails.
     """
@@ -70,7 +69,7 @@ def rehearse(
         event = event.model_copy(update={"changed": files_changed_since(base, clone)})
     plan = make_plan(event, read_fleet(clone))
     _require_chosen(asked.only, plan)
-    run = _Run(plan, sha, asked.only, Checkout(clone, nox, _variables()), progress)
+    run = _Pass(plan, sha, asked.only, Checkout(clone, nox, _variables()), progress)
     rehearsal = run.rehearsal()
     (folder / SUMMARY_FILE).write_text(rehearsal.summary, encoding="utf-8")
     if not rehearsal.exit_code:
@@ -94,7 +93,7 @@ def _chosen(plan: Plan) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Pass:
     """One pass over a plan: the tiers, what follows them, then the machines, as GitHub has it."""
 
     plan: Plan
@@ -153,7 +152,7 @@ class _Run:
         return results
 
     def _run_machines(self) -> list[JobResult]:
-        """Every machine's job without its cards: the CPU plays their part."""
+        """Every machine's job without its cards: on the CPU."""
         fleet = read_fleet(self.checkout.root)
         results = []
         for machine in self.plan.machines:
@@ -188,7 +187,7 @@ class _Run:
 
 
 def _variables() -> dict[str, str]:
-    """The environment of the sessions: a card that this machine lacks is played by the CPU."""
+    """The environment of the sessions: the CPU in place of a card that this machine lacks."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("GITHUB_")}
     return kept | {"ASSAY_TORCH": "cpu", "ASSAY_REQUIRE_HARDWARE": "0"}
 

@@ -1,7 +1,6 @@
 """Reads the event that started a workflow run, or one that was recorded."""
 
 import json
-import subprocess
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -9,8 +8,6 @@ from typing import Any
 
 from assay.errors import UsageError
 from assay_runners.planning.events import Event
-
-_GIT_SECONDS = 60
 
 
 def read_event(file: Path | None, name: str | None, variables: Mapping[str, str]) -> Event:
@@ -108,21 +105,3 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not isinstance(read, dict):
         raise UsageError(f"{path} is no event: it holds no object")
     return read
-
-
-def files_changed_since(base: str, root: Path) -> tuple[str, ...] | None:
-    """The files of the checkout that differ from where it left `base`; None if git cannot tell.
-
-    Not knowing is no failure: everything runs then.
-    """
-    if not base:
-        return None
-    command = ["git", "-C", str(root), "diff", "--name-only", "--no-renames", "-z"]
-    try:
-        done = subprocess.run(
-            [*command, "--end-of-options", f"{base}...HEAD", "--"],
-            capture_output=True, text=True, check=True, timeout=_GIT_SECONDS,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return tuple(filter(None, done.stdout.split("\0")))

@@ -9,7 +9,8 @@ from assay_runners.fleet.entries import Fleet
 from assay_runners.planning.events import Event
 from assay_runners.planning.plan import Plan
 from assay_runners.planning.wording import summarise_plan
-from assay_runners.workflow_run.events import files_changed_since, read_event
+from assay_runners.workflow_run.events import read_event
+from assay_runners.workflow_run.git import files_changed_since
 from assay_runners.workflow_run.github import last_success
 from assay_runners.workflow_run.outputs import add_to_summary, write_outputs
 

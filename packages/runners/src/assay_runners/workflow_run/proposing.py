@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.errors import UsageError
-from assay_runners.workflow_run.commits import run_git
+from assay_runners.workflow_run.git import run_git
 from assay_runners.workflow_run.github import gh
 from assay_runners.workflow_run.outputs import run_variable
 

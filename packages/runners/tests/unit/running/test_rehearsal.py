@@ -10,7 +10,7 @@ import pytest
 from assay.errors import UsageError
 from assay.runs import open_progress
 from assay_runners.planning.events import Event
-from assay_runners.running.rehearsal import Rehearsal, Rehearsed, rehearse
+from assay_runners.running.rehearsal import Rehearsal, RehearsalRequest, rehearse
 from packages.runners.tests.recorded import DOCUMENTS, dispatch, labeled, pull_request
 from packages.runners.tests.stand_ins import NOX, verdict
 
@@ -56,7 +56,7 @@ def rehearsed(
     folder = root.parent / "rehearsal"
     folder.mkdir()
     with open_progress() as progress:
-        asked = Rehearsed(event, patch, frozenset(only))
+        asked = RehearsalRequest(event, patch, frozenset(only))
         return rehearse(asked, root, folder, (sys.executable, "nox.py"), progress)
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from assay_runners.commands import app
 from assay_runners.planning.events import Event
-from assay_runners.workflow_run.events import files_changed_since
+from assay_runners.workflow_run.git import files_changed_since
 from packages.runners.tests.recorded import (
     DOCUMENTS,
     SHELL,

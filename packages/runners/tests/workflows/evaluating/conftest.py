@@ -1,7 +1,5 @@
-"""Evaluates workflows that stand in a test, where node and GitHub's packages are installed."""
+"""Evaluates workflows that stand in a test."""
 
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
@@ -9,32 +7,13 @@ from typing import Any
 
 import pytest
 
-from assay_runners.evaluating.installing import FOLDER, is_installed
 from assay_runners.evaluating.workflows import EvaluatedCase, EventCase, evaluate
 
-ROOT = Path(__file__).parents[5]
 SHA = "1" * 40
 HEAD = "2" * 40
 GITHUB = {"sha": SHA, "ref": "refs/heads/main", "repository": "our/repo", "run_id": "77"}
 
 Evaluate = Callable[..., EvaluatedCase]
-
-
-@pytest.fixture(scope="session")
-def installed() -> Path:
-    """The folder of the packages. ASSAY_EVALUATING names another one than nox makes."""
-    folder = Path(os.environ.get("ASSAY_EVALUATING") or ROOT / FOLDER)
-    missing = []
-    if shutil.which("node") is None:
-        missing.append("node is not on the path")
-    if not is_installed(folder):
-        missing.append(f"{folder} lacks GitHub's packages for these sources")
-    if missing:
-        reason = f"{' and '.join(missing)}: nox -s runners brings both"
-        if os.environ.get("ASSAY_REQUIRE_NODE") == "1":
-            pytest.fail(f"ASSAY_REQUIRE_NODE is 1, and {reason}")
-        pytest.skip(reason)
-    return folder
 
 
 @pytest.fixture
@@ -52,7 +31,7 @@ def write_workflows(tmp_path: Path) -> Callable[[dict[str, str]], Path]:
 
 
 @pytest.fixture
-def evaluate_event(installed: Path, write_workflows: Callable[[dict[str, str]], Path]) -> Evaluate:
+def evaluate_event(parser: Path, write_workflows: Callable[[dict[str, str]], Path]) -> Evaluate:
     """What `workflows` make of one event: the case is made of the keywords."""
 
     def run(
@@ -69,7 +48,7 @@ def evaluate_event(installed: Path, write_workflows: Callable[[dict[str, str]], 
         )
         texts = {uses: dedent(text) for uses, text in (reusable or {}).items()}
         root = write_workflows(workflows)
-        (only,) = evaluate(root, [case], reusable=texts, folder=installed)
+        (only,) = evaluate(root, [case], reusable=texts, folder=parser.parent)
         return only
 
     return run

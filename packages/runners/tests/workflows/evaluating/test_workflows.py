@@ -35,26 +35,26 @@ GOOD = "on: push\njobs: {run: {runs-on: x, steps: [{run: id}]}}"
     ],
 )
 def test_what_the_parser_refuses_is_loud(
-    installed: Path, write_workflows: Write, text: str, message: str
+    parser: Path, write_workflows: Write, text: str, message: str
 ) -> None:
     root = write_workflows({"good": GOOD, "bad": text})
     with pytest.raises(UsageError, match=r"(?s)cannot be evaluated:\n.*bad\.yml") as raised:
-        evaluate(root, [PUSH], folder=installed)
+        evaluate(root, [PUSH], folder=parser.parent)
     assert message in str(raised.value)
     assert "good.yml" not in str(raised.value)
 
 
-def test_all_that_the_parser_refuses_is_named(installed: Path, write_workflows: Write) -> None:
+def test_all_that_the_parser_refuses_is_named(parser: Path, write_workflows: Write) -> None:
     bad = GOOD.replace("runs-on", "runs_on")
     root = write_workflows({"one": bad, "two": bad})
     with pytest.raises(UsageError, match=r"(?s)one\.yml.*two\.yml"):
-        evaluate(root, [PUSH], folder=installed)
+        evaluate(root, [PUSH], folder=parser.parent)
 
 
-def test_cases_do_not_know_of_each_other(installed: Path, write_workflows: Write) -> None:
+def test_cases_do_not_know_of_each_other(parser: Path, write_workflows: Write) -> None:
     root = write_workflows({"one": GOOD})
     other = PUSH.model_copy(update={"name": "other", "event_name": "issues"})
-    first, second, third = evaluate(root, [PUSH, other, PUSH], folder=installed)
+    first, second, third = evaluate(root, [PUSH, other, PUSH], folder=parser.parent)
     assert (len(first.jobs), len(second.jobs)) == (1, 0)
     assert first == third
 

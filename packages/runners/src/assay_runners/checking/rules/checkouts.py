@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from assay_runners.checking.context import Context, expressions_of, found
+from assay_runners.checking.context import Context, expressions_of, make_finding
 from assay_runners.checking.findings import Finding
 from assay_runners.checking.workflow_files.documents import Step
 from assay_runners.checking.workflow_files.expressions import expressions_in, mentions
@@ -32,13 +32,15 @@ def exact_commits(context: Context) -> Iterator[Finding]:
                 exact = _exact(ref)
                 if exact is None:
                     message = f"{ref!r} is no exact commit; write one of {', '.join(_EXACT)}"
-                    yield found(rule, document, line, message)
+                    yield make_finding(rule, document, line, message)
                 elif labelled and not exact:
                     message = f"a label starts this, and {ref!r} is not what it was given to; write {_HEAD}"
-                    yield found(rule, document, line, message)
+                    yield make_finding(rule, document, line, message)
         for step in document.steps:
             if step.is_checkout and step.given.get("repository") is not None:
-                yield found(rule, document, step.line, "another repository's code is checked out")
+                yield make_finding(
+                    rule, document, step.line, "another repository's code is checked out"
+                )
 
 
 def compared_commits(context: Context) -> Iterator[Finding]:
@@ -51,12 +53,12 @@ def compared_commits(context: Context) -> Iterator[Finding]:
                 after = job.steps[number + 1] if number + 1 < len(job.steps) else None
                 if number and step.is_checkout:
                     message = "something runs before the commit is there"
-                    yield found("commit-compared", document, step.line, message)
+                    yield make_finding("commit-compared", document, step.line, message)
                 if step.is_checkout and not _compares(after, step, job.env):
                     message = (
                         f"the next step has to be `{_COMPARED}`, with SHA as the checkout's ref"
                     )
-                    yield found("commit-compared", document, step.line, message)
+                    yield make_finding("commit-compared", document, step.line, message)
 
 
 def no_branch_names(context: Context) -> Iterator[Finding]:
@@ -70,7 +72,7 @@ def no_branch_names(context: Context) -> Iterator[Finding]:
             for name in names:
                 if mentions(expression, name):
                     message = f"{name} is a name, chosen by others; write {_HEAD}"
-                    yield found("branch-name", document, leaf.line, message)
+                    yield make_finding("branch-name", document, leaf.line, message)
 
 
 def no_kept_credentials(context: Context) -> Iterator[Finding]:
@@ -79,7 +81,7 @@ def no_kept_credentials(context: Context) -> Iterator[Finding]:
         for step in document.steps:
             if step.is_checkout and step.given.get("persist-credentials") is not False:
                 message = "the token stays on the machine; write `persist-credentials: false`"
-                yield found("credentials", document, step.line, message)
+                yield make_finding("credentials", document, step.line, message)
 
 
 def _exact(ref: object) -> bool | None:

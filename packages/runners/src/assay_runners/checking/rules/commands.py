@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from assay_runners.checking.context import Context, found
+from assay_runners.checking.context import Context, make_finding
 from assay_runners.checking.findings import Finding
 from assay_runners.fleet.reading import RUNNERS_FILE
 from assay_runners.planning.choices import BEFORE_MACHINES, FIRST_TIERS, NIGHTLY
@@ -23,7 +23,7 @@ def no_expressions_in_commands(context: Context) -> Iterator[Finding]:
                     message = (
                         f"an expression stands in `{key}`; set a variable in env, and quote it"
                     )
-                    yield found("expression-in-shell", document, step.line_of(key), message)
+                    yield make_finding("expression-in-shell", document, step.line_of(key), message)
 
 
 def known_sessions(context: Context) -> Iterator[Finding]:
@@ -35,7 +35,7 @@ def known_sessions(context: Context) -> Iterator[Finding]:
                 for name in _sessions_of(line):
                     if name not in context.sessions:
                         message = f"nox has no session {name!r}"
-                        yield found(rule, document, step.line_of("run"), message)
+                        yield make_finding(rule, document, step.line_of("run"), message)
     planned = {*FIRST_TIERS, *NIGHTLY, *BEFORE_MACHINES, "bench", "recapture"}
     planned |= {name for names in TIER_SESSIONS.values() for name in names}
     for name in sorted(planned - set(context.sessions)):

@@ -9,7 +9,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from assay_runners.checking.context import Context, found
+from assay_runners.checking.context import Context, make_finding
 from assay_runners.checking.findings import Finding
 from assay_runners.checking.rules.placeholders import fill, names_of
 from assay_runners.checking.workflow_files.documents import Document
@@ -33,7 +33,7 @@ def kept_jobs(context: Context) -> Iterator[Finding]:
             else:
                 for line, problem in _differences(document, job, kept, context):
                     message = f"{problem}; if it is meant, edit {SHOWN_FILE} as well"
-                    yield found(rule, document, line, message)
+                    yield make_finding(rule, document, line, message)
 
 
 def is_kept(file: str, place: str) -> bool:

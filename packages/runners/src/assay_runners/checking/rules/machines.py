@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from assay_runners.checking.context import Context, found
+from assay_runners.checking.context import Context, make_finding
 from assay_runners.checking.findings import Finding
 from assay_runners.checking.rules.vocabulary import MOST_MINUTES
 from assay_runners.checking.workflow_files.documents import Document, Job
@@ -34,7 +34,7 @@ def known_machines(context: Context) -> Iterator[Finding]:
             if runs_on != github.hosted:
                 known = [one.label for one in context.fleet.runners()]
                 message = f"{_shown(runs_on)} is not {github.hosted}; machines with accelerators ({known[0]}, …) take jobs of {_ACCELERATOR} alone"
-                yield found(rule, document, line, message)
+                yield make_finding(rule, document, line, message)
 
 
 def guarded_machines(context: Context) -> Iterator[Finding]:
@@ -45,10 +45,10 @@ def guarded_machines(context: Context) -> Iterator[Finding]:
             calls = called_file(job.uses) == _ACCELERATOR
             if calls and job.uses != context.accelerator:
                 message = f"{job.uses} is not {context.accelerator}: a pull request could edit it"
-                yield found(rule, document, job.line_of("uses"), message)
+                yield make_finding(rule, document, job.line_of("uses"), message)
             if calls and "workflow_call" in document.events:
                 message = f"{document.name} is called itself: who approves depends on its callers"
-                yield found(rule, document, job.line_of("uses"), message)
+                yield make_finding(rule, document, job.line_of("uses"), message)
             if calls and "workflow_dispatch" in document.events:
                 yield from _unapproved(document, job)
 
@@ -62,7 +62,7 @@ def known_needs(context: Context) -> Iterator[Finding]:
                     near = get_close_matches(name, document.jobs, n=1)
                     nearest = f"; nearest is {near[0]}" if near else ""
                     message = f"{job.id} needs the job {name!r}, and there is none{nearest}"
-                    yield found("needs", document, job.line_of("needs"), message)
+                    yield make_finding("needs", document, job.line_of("needs"), message)
 
 
 def tests_first(context: Context) -> Iterator[Finding]:
@@ -75,7 +75,7 @@ def tests_first(context: Context) -> Iterator[Finding]:
         for job in document.jobs.values():
             if job.id not in free and "tests" not in _before(document, job):
                 message = f"{job.id} does not wait for the job `tests`"
-                yield found("tests-first", document, job.line_of("needs"), message)
+                yield make_finding("tests-first", document, job.line_of("needs"), message)
 
 
 def timeouts(context: Context) -> Iterator[Finding]:
@@ -88,7 +88,7 @@ def timeouts(context: Context) -> Iterator[Finding]:
             if not job.uses and not given and not counted:
                 has = "none" if minutes is None else repr(minutes)
                 message = f"timeout-minutes of {job.id}: {has}; write a number up to {MOST_MINUTES}, such as 45"
-                yield found("timeout", document, job.line, message)
+                yield make_finding("timeout", document, job.line, message)
 
 
 def concurrency(context: Context) -> Iterator[Finding]:
@@ -98,15 +98,15 @@ def concurrency(context: Context) -> Iterator[Finding]:
         labelled = context.reach.is_reached_by_label(document)
         if "concurrency" in document.raw and (labelled or document.name != _SUPERSEDED):
             message = "of a workflow it cancels before any `if` is read; write it at each job"
-            yield found(rule, document, document.line_of("concurrency"), message)
+            yield make_finding(rule, document, document.line_of("concurrency"), message)
         for job in document.jobs.values():
             group = job.raw.get("concurrency")
             line = job.line_of("concurrency")
             if group is None and not job.uses:
-                yield found(rule, document, job.line, f"{job.id} has no group")
+                yield make_finding(rule, document, job.line, f"{job.id} has no group")
             elif labelled and group is not None:
                 yield from (
-                    found(rule, document, line, f"{job.id} {problem}")
+                    make_finding(rule, document, line, f"{job.id} {problem}")
                     for problem in _problems(group)
                 )
 
@@ -145,7 +145,7 @@ def _unapproved(document: Document, job: Job) -> Iterator[Finding]:
         message = (
             f"{job.id} comes after no job with the environment {environment}, which has reviewers"
         )
-        yield found("machine-guard", document, job.line, message)
+        yield make_finding("machine-guard", document, job.line, message)
 
 
 def _shown(runs_on: object) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from assay_runners.checking.context import Context, expressions_of, found
+from assay_runners.checking.context import Context, expressions_of, make_finding
 from assay_runners.checking.findings import Finding
 from assay_runners.checking.rules.vocabulary import read_vocabulary
 from assay_runners.checking.workflow_files.documents import Job
@@ -15,19 +15,19 @@ def permissions_of_workflows(context: Context) -> Iterator[Finding]:
     rule = "permissions"
     for document in context.workflows:
         top = document.raw.get("permissions")
-        if top != {} or isinstance(top, str):
+        if top != {}:
             line = document.line_of("permissions")
-            yield found(
+            yield make_finding(
                 rule, document, line, f"the workflow has {top!r}; write `permissions: {{}}`"
             )
         for job in document.jobs.values():
             own = job.raw.get("permissions")
             if isinstance(own, str):
                 message = f"{job.id} has {own!r}; name each permission that it needs"
-                yield found(rule, document, job.line_of("permissions"), message)
+                yield make_finding(rule, document, job.line_of("permissions"), message)
             elif own is None:
                 message = f"{job.id} states none; write those that it needs, or {{}}"
-                yield found(rule, document, job.line, message)
+                yield make_finding(rule, document, job.line, message)
 
 
 def no_write_but_listed(context: Context) -> Iterator[Finding]:
@@ -40,7 +40,7 @@ def no_write_but_listed(context: Context) -> Iterator[Finding]:
             for name in (str(name) for name, level in writes if level == "write"):
                 if name not in may:
                     message = f"{job.id} may write {name}, and no list of ours says so"
-                    yield found("write", document, job.line_of("permissions"), message)
+                    yield make_finding("write", document, job.line_of("permissions"), message)
 
 
 def no_secret_for_others(context: Context) -> Iterator[Finding]:
@@ -55,18 +55,18 @@ def no_secret_for_others(context: Context) -> Iterator[Finding]:
                 if reached or job is None or not job.environment:
                     where = "a pull request reaches it" if reached else "no environment guards it"
                     message = f"a secret stands here and {where}; give the job an identity by OIDC"
-                    yield found(rule, document, leaf.line, message)
+                    yield make_finding(rule, document, leaf.line, message)
             elif (
                 reached
                 and mentions(expression, "github.token")
                 and (job is None or _runs_code(job))
             ):
                 message = "the token stands beside code of a pull request; move it to a job without"
-                yield found(rule, document, leaf.line, message)
+                yield make_finding(rule, document, leaf.line, message)
         for job in document.jobs.values():
             if "secrets" in job.raw:
-                message = f"{job.id} hands secrets to the workflow that it calls"
-                yield found(rule, document, job.line_of("secrets"), message)
+                message = f"{job.id} passes secrets to the workflow that it calls"
+                yield make_finding(rule, document, job.line_of("secrets"), message)
 
 
 def no_caches(context: Context) -> Iterator[Finding]:
@@ -84,7 +84,7 @@ def no_caches(context: Context) -> Iterator[Finding]:
                 message = (
                     f"{what}: a cache that a pull request writes is read by main; leave it out"
                 )
-                yield found("cache", document, step.line, message)
+                yield make_finding("cache", document, step.line, message)
 
 
 def _runs_code(job: Job) -> bool:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from assay_runners.checking.context import Context, found
+from assay_runners.checking.context import Context, make_finding
 from assay_runners.checking.findings import Finding
 from assay_runners.checking.workflow_files.reach import called_file
 
@@ -23,10 +23,10 @@ def pinned_actions(context: Context) -> Iterator[Finding]:
                 continue  # `machine-guard` says at which branch that is called
             if uses.startswith("./"):
                 message = f"{uses} is the checkout's; write $/ for the file of the running workflow"
-                yield found(rule, document, line, message)
+                yield make_finding(rule, document, line, message)
             elif not _PINNED.fullmatch(uses):
                 message = f"{uses} can become other code; name its commit, 40 digits"
-                yield found(rule, document, line, message)
+                yield make_finding(rule, document, line, message)
             elif not _VERSION.search(document.lines[line - 1]):
                 message = f"{uses} does not say its version; write it behind: # v1.2.3"
-                yield found(rule, document, line, message)
+                yield make_finding(rule, document, line, message)

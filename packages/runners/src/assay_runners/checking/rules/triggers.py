@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from assay_runners.checking.context import Context, expressions_of, found
+from assay_runners.checking.context import Context, expressions_of, make_finding
 from assay_runners.checking.findings import Finding
 from assay_runners.checking.workflow_files.documents import Document
 from assay_runners.checking.workflow_files.expressions import mentions
@@ -22,11 +22,11 @@ def known_events(context: Context) -> Iterator[Finding]:
                 message = (
                     f"{event} starts this; the planner has rules for {', '.join(sorted(_PLANNED))}"
                 )
-                yield found("event", document, document.line_of("on"), message)
+                yield make_finding("event", document, document.line_of("on"), message)
         push = document.events.get("push")
         if push is not None and push.get("branches") != [context.fleet.github.protected_ref]:
             message = f"a push starts this anywhere; write branches: [{context.fleet.github.protected_ref}]"
-            yield found("event", document, document.line_of("on"), message)
+            yield make_finding("event", document, document.line_of("on"), message)
 
 
 def schedules(context: Context) -> Iterator[Finding]:
@@ -40,7 +40,7 @@ def schedules(context: Context) -> Iterator[Finding]:
                 message = (
                     f"its crons are {crons}; runners/github.toml has {known.get(document.name)!r}"
                 )
-                yield found("schedule", document, document.line_of("on"), message)
+                yield make_finding("schedule", document, document.line_of("on"), message)
 
 
 def called_alone(context: Context) -> Iterator[Finding]:
@@ -49,7 +49,7 @@ def called_alone(context: Context) -> Iterator[Finding]:
         others = document.events.keys() - {"workflow_call"}
         if "workflow_call" in document.events and others:
             message = f"{', '.join(sorted(others))} would start it without a caller's commit"
-            yield found("called-alone", document, document.line_of("on"), message)
+            yield make_finding("called-alone", document, document.line_of("on"), message)
 
 
 def labels_without_new_commits(context: Context) -> Iterator[Finding]:
@@ -59,11 +59,11 @@ def labels_without_new_commits(context: Context) -> Iterator[Finding]:
         others = types - {"labeled"}
         if "labeled" in types and others:
             message = f"labeled and {', '.join(sorted(others))}: a push would run on an older label"
-            yield found("label-and-push", document, document.line_of("on"), message)
+            yield make_finding("label-and-push", document, document.line_of("on"), message)
         elif others:
             for asking in _asking_for_labels(document, context):
                 message = f"{asking} asks for a label, and a push starts it: the label is an older commit's"
-                yield found("label-and-push", document, document.line_of("on"), message)
+                yield make_finding("label-and-push", document, document.line_of("on"), message)
 
 
 def nothing_of_others_with_write_access(context: Context) -> Iterator[Finding]:
@@ -77,12 +77,14 @@ def nothing_of_others_with_write_access(context: Context) -> Iterator[Finding]:
             ]:
                 if uses:
                     message = f"{uses} could bring code of the pull request, beside a token that may write"
-                    yield found("pull-request-target", document, line, message)
+                    yield make_finding("pull-request-target", document, line, message)
             for step in job.steps:
                 fetching = [word for word in _BRINGING if word in step.run.lower()]
                 if fetching:
                     message = f"`{fetching[0].strip()}` brings or runs code, beside a token that may write"
-                    yield found("pull-request-target", document, step.line_of("run"), message)
+                    yield make_finding(
+                        "pull-request-target", document, step.line_of("run"), message
+                    )
 
 
 _BRINGING = (

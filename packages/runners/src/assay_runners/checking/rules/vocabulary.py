@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import UsageError
-from assay_runners.checking.context import Context, found
+from assay_runners.checking.context import Context, make_finding
 from assay_runners.checking.findings import Finding
 from assay_runners.checking.rules.kept_jobs import is_kept
 from assay_runners.checking.rules.placeholders import fill, names_of
@@ -35,7 +35,7 @@ def known_words(context: Context) -> Iterator[Finding]:
             problem = words.problem(leaf)
             if problem:
                 message = f"{leaf.shown}: {problem}. If it is meant, write into {SHOWN_FILE}, for a reviewer to see: {_line_for(leaf)}"
-                yield found("vocabulary", document, leaf.line, message)
+                yield make_finding("vocabulary", document, leaf.line, message)
 
 
 @cache
