@@ -97,7 +97,8 @@ def test_a_proposal_is_pushed_to_a_branch_of_its_own(
     git("-C", root, "push", "-q", "origin", "main")
     before = (origin / "refs/heads/main").read_text()
     run = {"GITHUB_RUN_ID": "5", "GITHUB_RUN_ATTEMPT": "2"}
-    open_pull_request(gather(tmp_path / "captured", root, "x"), root, run)
+    open_pull_request(gather(tmp_path / "captured", root, "x"), root, "main", run)
     assert (origin / "refs/heads/main").read_text() == before
     assert [path.name for path in (origin / "refs/heads/recapture").iterdir()] == ["5-2"]
-    assert "\npr create --head recapture/5-2 --title expectations: 1 captured" in heard.read_text()
+    told = "\npr create --base main --head recapture/5-2 --title expectations: 1 captured"
+    assert told in heard.read_text()
