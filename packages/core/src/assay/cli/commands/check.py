@@ -47,7 +47,8 @@ def generate(  # noqa: PLR0913 - one for each option
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="threads=N, attention=NAME, experts=NAME, batch-size=1, compile=1; repeatable.",
+            help="threads=N, attention=NAME, experts=NAME, batch-size=1, compile=1, padding=left;"
+            " repeatable.",
         ),
     ] = None,
     mesh: Annotated[
