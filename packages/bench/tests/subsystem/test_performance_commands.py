@@ -247,6 +247,7 @@ def test_what_cannot_be_done_exits_with_2_and_one_message(
 def test_planning_imports_no_torch() -> None:
     code = (
         "import sys; from assay_bench.commands import app;"
+        " from assay_bench.evaluating import command_line, running as _;"
         " from assay_bench.performance.paired import running, records;"
         " from assay_bench.performance.history import checking, database;"
         " from assay_bench.performance import running, faces;"

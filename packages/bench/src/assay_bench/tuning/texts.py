@@ -61,7 +61,7 @@ def read_text(source: str, folder: Path) -> Text:
 
 def _standard_library() -> Text:
     """The source of the running Python's standard library, split by files."""
-    from assay.models.micro_training.building import standard_library_text
+    from assay.models.micro_training.standard_library import standard_library_text
 
     training, held_out = standard_library_text()
     return Text(training.decode(errors="replace"), held_out.decode(errors="replace"))

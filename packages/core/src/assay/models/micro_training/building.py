@@ -6,9 +6,7 @@ Shapes: B rows of a batch, T tokens of a row.
 import hashlib
 import json
 import platform
-import sysconfig
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from assay.models.loading.loaded_model import load_model
 from assay.models.micro.recipes import BOS_ID, MASK_ID, PROVENANCE, Recipe, find_recipe
 from assay.models.micro.untrained import new_model, save_model
 from assay.models.micro_training.encoder_init import attend_to_neighbours
+from assay.models.micro_training.standard_library import standard_library_text
 
 Progress = Callable[[int, int, float], None]
 
@@ -180,21 +179,3 @@ def _write_provenance(report: BuildReport, recipe: Recipe, *, seed: int, num_thr
     }
     text = json.dumps(record, indent=1) + "\n"
     (report.folder / PROVENANCE).write_text(text, encoding="utf-8")
-
-
-# Left out: tests are repetitive; the others are not on every machine, or are data rather than text.
-_EXCLUDED = {"test", "tests", "site-packages", "idlelib", "__pycache__", "lib2to3", "turtledemo"}
-_HELD_OUT_SHARE = 20
-
-
-def standard_library_text() -> tuple[bytes, bytes]:
-    """The text to train on and the text of whole files held out from it (one file in 20)."""
-    root = Path(sysconfig.get_path("stdlib"))
-    training: list[bytes] = []
-    held_out: list[bytes] = []
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root)
-        if not _EXCLUDED.intersection(name.parts):
-            is_held_out = zlib.crc32(name.as_posix().encode()) % _HELD_OUT_SHARE == 0
-            (held_out if is_held_out else training).append(path.read_bytes())
-    return b"\n".join(training), b"\n".join(held_out)

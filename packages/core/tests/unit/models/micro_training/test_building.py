@@ -11,7 +11,7 @@ import torch
 from assay.errors import UsageError
 from assay.models import RECIPES, build_model, load_model
 from assay.models.micro.untrained import new_model
-from assay.models.micro_training.building import _windows, standard_library_text
+from assay.models.micro_training.building import _windows
 from assay.models.micro_training.encoder_init import attend_to_neighbours
 
 
@@ -63,12 +63,6 @@ def test_windows_are_the_begin_token_and_the_bytes_after_each_start() -> None:
     text = torch.arange(10, dtype=torch.uint8)
     windows = _windows(text, torch.tensor([0, 7]), 4)
     assert windows.tolist() == [[256, 0, 1, 2], [256, 7, 8, 9]]
-
-
-def test_held_out_text_is_of_other_files() -> None:
-    training, held_out = standard_library_text()
-    assert len(training) > 5 * len(held_out) > 500_000
-    assert held_out[1000:1400] not in training
 
 
 def test_heads_of_an_untrained_encoder_find_their_neighbours() -> None:
