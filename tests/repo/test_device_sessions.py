@@ -56,6 +56,7 @@ def noxfile() -> Any:
 @pytest.fixture(autouse=True)
 def promised_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ASSAY_REQUIRE_HARDWARE", raising=False)
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
 
 
 def run_session(
@@ -148,11 +149,20 @@ def test_a_promise_that_is_kept_is_no_error(
     assert {"card", "card/bfloat16", "card/float32"} & set(first)
 
 
-@pytest.mark.parametrize(("promise", "codes"), [("1", [0]), ("0", [0, 3])])
-def test_a_missing_expectation_is_red_only_where_the_hardware_was_promised(
-    noxfile: Any, monkeypatch: pytest.MonkeyPatch, promise: str, codes: list[int]
+@pytest.mark.parametrize(
+    ("variables", "codes"),
+    [
+        ({}, [0, 3]),
+        ({"ASSAY_REQUIRE_HARDWARE": "0"}, [0, 3]),
+        ({"ASSAY_REQUIRE_HARDWARE": "1"}, [0]),
+        ({"ASSAY_REQUIRE_HARDWARE": "0", "GITHUB_ACTIONS": "true"}, [0]),
+    ],
+)
+def test_a_missing_expectation_is_red_where_hardware_was_promised_or_github_asks(
+    noxfile: Any, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], codes: list[int]
 ) -> None:
-    monkeypatch.setenv("ASSAY_REQUIRE_HARDWARE", promise)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     machine = run_session(noxfile, monkeypatch, "expectations", ACCELERATED)
     assert machine.success_codes == [codes]
 
