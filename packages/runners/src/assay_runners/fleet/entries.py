@@ -27,10 +27,9 @@ def _sets_none_of_ours(names: dict[str, str]) -> dict[str, str]:
     return names
 
 
-Word = Annotated[str, Field(min_length=1)]
-# "all" is a target already.
+NonEmpty = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*$", max_length=20), AfterValidator(_is_free)]
-Below = Annotated[str, Field(pattern=r"^[^/]")]
+RelativePattern = Annotated[str, Field(pattern=r"^[^/]")]
 Pattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles)]
 Hexadecimal = Annotated[str, Field(pattern=r"^0x[0-9a-f]+$")]
 Absolute = Annotated[str, Field(pattern=r"^(/.+)?$")]
@@ -53,8 +52,8 @@ class Shown(Entry):
     pci_vendor, pci_classes: for nodes that several vendors share.
     """
 
-    by: tuple[Below, ...]
-    made_by: tuple[Word, ...] = ()
+    by: tuple[RelativePattern, ...]
+    made_by: tuple[NonEmpty, ...] = ()
     pci_vendor: Hexadecimal | None = None
     pci_classes: tuple[Hexadecimal, ...] = ()
 
@@ -79,7 +78,7 @@ class Image(Entry):
     """
 
     base: str
-    python: Word = "python3"
+    python: NonEmpty = "python3"
 
 
 class Health(Entry):
@@ -90,7 +89,7 @@ class Health(Entry):
         what it prints.
     """
 
-    command: tuple[Word, ...] = Field(min_length=1)
+    command: tuple[NonEmpty, ...] = Field(min_length=1)
     card_pattern: Pattern
 
 
@@ -105,7 +104,7 @@ class RunnerKind(Entry):
     """
 
     cards: int = Field(ge=0, le=1024, strict=True)
-    sessions: tuple[Word, ...] = Field(min_length=1)
+    sessions: tuple[NonEmpty, ...] = Field(min_length=1)
     timeout_minutes: int = Field(ge=5, le=360, strict=True)
     budget_minutes: int = Field(ge=1, le=300, strict=True)
     max_runners: int = Field(ge=1, le=1000, strict=True)
@@ -130,9 +129,9 @@ class Vendor(Entry):
     """
 
     name: Name
-    title: Word
+    title: NonEmpty
     also_called: tuple[Name, ...] = ()
-    resources: tuple[Word, ...]
+    resources: tuple[NonEmpty, ...]
     scheduler: str = ""
     shown: Shown
     torch: Torch
@@ -141,7 +140,7 @@ class Vendor(Entry):
     variables: Variables = {}
     model_cache: Absolute = ""
     runners: tuple[RunnerKind, ...] = Field(min_length=1)
-    unverified: tuple[Word, ...] = ()
+    unverified: tuple[NonEmpty, ...] = ()
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Vendor":
@@ -201,15 +200,15 @@ class GitHub(Entry):
     """
 
     repository: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
-    protected_ref: Word
-    runner_group: Word
-    hosted: Word
-    pythons: tuple[Word, ...] = Field(min_length=1)
-    bench_python: Word
+    protected_ref: NonEmpty
+    runner_group: NonEmpty
+    hosted: NonEmpty
+    pythons: tuple[NonEmpty, ...] = Field(min_length=1)
+    bench_python: NonEmpty
     runner_version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
     runner_digest: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-    nightly: Word
-    reaper: Word
+    nightly: NonEmpty
+    reaper: NonEmpty
 
 
 class Fleet(BaseModel):
