@@ -283,7 +283,7 @@ def propose(session: nox.Session) -> None:
 
 @nox.session(name="report-nightly", default=False)
 def report_nightly(session: nox.Session) -> None:
-    """Keep the one issue that says how the nightly run stands."""
+    """Keep the issues that say how the nightly run stands, and whether the machines need a newer runner."""
     words = ["runners", "report-nightly", *session.posargs]
     tools_environment(session).run(session, "assay.cli", *words)
 

@@ -33,6 +33,7 @@ settings=$1 archive=$2 checksum=$3
 [ -f "$settings" ] || fail "$settings is no file"
 target=$(sed -n 's/^ASSAY_TARGET=//p' "$settings")
 [[ $target =~ ^[a-z0-9-]+$ ]] || fail "$settings names no ASSAY_TARGET"
+[[ -z $root || $root == /* ]] || fail "DESTDIR has to begin with a slash"
 [ -n "$root" ] || (($(id -u) == 0)) || fail "only root can do this: sudo $0 ..."
 for other in "$root/etc/assay-runner"/*.env; do
     [ ! -e "$other" ] || [ "${other##*/}" = "$target.env" ] ||
@@ -86,12 +87,21 @@ chmod 600 "$etc/token"
 install -m 644 "$settings" "$etc/$target.env"
 
 if [ "$(uname -s)" = Darwin ]; then
+    service=system/org.assay.runner.$target
     daemon=/Library/LaunchDaemons/org.assay.runner.$target.plist
     mkdir -p "$root/Library/LaunchDaemons" "$root/var/assay-runner/$target"
-    sed "s/@TARGET@/$target/g" "$here/assay-runner.plist" >"$root$daemon"
-    if [ -z "$root" ]; then
-        # Where it runs already, launchctl would refuse it.
-        launchctl bootout "system/org.assay.runner.$target" 2>/dev/null || true
+    sed "s/@TARGET@/$target/g" "$here/assay-runner.plist" >"$fetched/plist"
+    # One that runs takes the new runner before its next job: it ends only for another plist.
+    if [ -n "$root" ]; then
+        install -m 644 "$fetched/plist" "$root$daemon"
+    elif ! cmp -s "$fetched/plist" "$daemon" || ! launchctl print "$service" >/dev/null 2>&1; then
+        install -m 644 "$fetched/plist" "$daemon"
+        launchctl bootout "$service" 2>/dev/null || true
+        # It goes on for seconds, and launchctl would refuse a second one.
+        for _ in {1..60}; do
+            launchctl print "$service" >/dev/null 2>&1 || break
+            sleep 2
+        done
         launchctl bootstrap system "$daemon"
     fi
 else
@@ -101,7 +111,8 @@ else
         systemctl daemon-reload
         systemctl enable --now "assay-runner@$target.service"
     else
-        systemctl --root "$root" enable "assay-runner@$target.service"
+        mkdir -p "$root/etc/systemd/system/multi-user.target.wants"
+        ln -sf ../assay-runner@.service "$root/etc/systemd/system/multi-user.target.wants/assay-runner@$target.service"
     fi
 fi
 echo "assay-runner@$target is installed; GitHub lists it as soon as it has registered"

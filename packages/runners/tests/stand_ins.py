@@ -45,14 +45,16 @@ def verdict(outcome: str) -> str:
     return json.dumps(whole)
 
 
-# Notes its words; prints what the file ANSWER holds; exits with 4 where the file REFUSE exists.
+# Notes its words; prints what the file `answer` holds; exits with 4 where one of its words is what the
+# file `refuse` holds, or that is empty.
 PROGRAM = f"""#!{sys.executable}
 import json, sys
 from pathlib import Path
 here = Path(__file__).parent
 with open(here / "heard.jsonl", "a") as file:
     print(json.dumps(sys.argv[1:]), file=file)
-if (here / "refuse").exists():
+refuse = here / "refuse"
+if refuse.exists() and refuse.read_text() in ("", *sys.argv):
     print("HTTP 403: not allowed", file=sys.stderr)
     sys.exit(4)
 answer = here / "answer"
@@ -70,8 +72,8 @@ class Programs:
     def answers(self, value: object) -> None:
         (self.folder / "answer").write_text(json.dumps(value))
 
-    def refuse(self) -> None:
-        (self.folder / "refuse").touch()
+    def refuse(self, word: str = "") -> None:
+        (self.folder / "refuse").write_text(word)
 
     @property
     def heard(self) -> list[list[str]]:

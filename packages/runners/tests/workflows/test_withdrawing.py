@@ -1,7 +1,8 @@
-"""The step of labels.yml, run as GitHub runs it, with a program in the place of `gh`."""
+"""The step of labels.yml, run as GitHub runs it, with programs in the places of `gh` and `jq`."""
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,19 @@ case "$*" in
 *) test ! -e "$here/silent" && cat "$here/labels" ;;
 esac
 """
+# Prints the variable LABEL as the filter of the step does; GitHub's machines have jq, others may not.
+JQ = f"""#!{sys.executable}
+import os, sys, urllib.parse
+assert sys.argv[1:] == ["--null-input", "--raw-output", "$ENV.LABEL | @uri"]
+print(urllib.parse.quote(os.environ["LABEL"], safe=""))
+"""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "gh").write_text(GH)
-    (tmp_path / "gh").chmod(0o755)
+    for name, text in (("gh", GH), ("jq", JQ)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
     return tmp_path
 
 
@@ -61,3 +69,4 @@ def test_a_label_of_which_github_says_nothing_is_red(folder: Path) -> None:
     (folder / "refuses").touch()
     (folder / "silent").touch()
     assert withdraw(folder, "smoke:nvidia") != 0
+    assert len((folder / "heard").read_text().split()) == 2  # deletes, then lists

@@ -15,19 +15,19 @@ def plan_bench(event: Event, fleet: Fleet) -> Plan:
         return plan_refusal(event, Refusal(asked=target, why=why))
     if refusal := _refuse_target(target, "bench", fleet) or _refuse_options(event.inputs):
         return plan_refusal(event, refusal)
-    for name in ("suite", "baseline"):
-        if name in event.inputs and "model" not in event.inputs:
-            why = f"a {name} is for a model, and none is named"
-            return plan_refusal(event, Refusal(asked=event.inputs[name], why=why))
+    if "model" not in event.inputs:
+        why = (
+            f"name a model: the shipped baselines are of Python {fleet.github.bench_python}, and"
+            " machines have their vendor's"
+        )
+        return plan_refusal(event, Refusal(asked="bench", why=why))
     (runner,) = find_able_runners(target, "bench", fleet)
     job = machine_job(runner, "bench", _bench_calls(event.inputs), "a dispatch of bench")
     return Plan(event=event.name, sha=event.sha, machines=(job,))
 
 
 def _bench_calls(inputs: dict[str, str]) -> list[SessionCall]:
-    """The session as it is, unless a model is named: its evaluation, compared with the baseline."""
-    if "model" not in inputs:
-        return [SessionCall(session="bench")]
+    """The model's evaluation, compared with the baseline where one is named."""
     suite = ("--suite", inputs["suite"]) if "suite" in inputs else ()
     results = "runs/bench"
     asked = ("run", "--model", inputs["model"], *suite, "--output", results)

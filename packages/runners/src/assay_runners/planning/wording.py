@@ -1,6 +1,7 @@
 """A plan in words: for a terminal, and for the summary of a job."""
 
 import shlex
+from itertools import groupby
 
 from assay_runners.planning.plan import Plan, SessionCall
 
@@ -9,11 +10,13 @@ def explain_plan(plan: Plan) -> str:
     """Every job with why it was chosen, everything refused with why, or why nothing runs."""
     lines = [f"{plan.event}, commit {plan.sha or 'not known'}"]
     if plan.tiers:
-        sessions = dict.fromkeys(job.session for job in plan.tiers)
-        pythons = dict.fromkeys(job.python for job in plan.tiers)
-        lines.append(
-            f"  without an accelerator, Python {', '.join(pythons)}: {', '.join(sessions)}"
-        )
+        pythons: dict[str, list[str]] = {}
+        for job in plan.tiers:
+            pythons.setdefault(job.session, []).append(job.python)
+        for alike, sessions in groupby(pythons, lambda session: pythons[session]):
+            lines.append(
+                f"  without an accelerator, Python {', '.join(alike)}: {', '.join(sessions)}"
+            )
     if plan.afterwards:
         lines.append("  then, on the CPU")
         lines += [f"    {nox_command(call)}" for call in plan.afterwards]

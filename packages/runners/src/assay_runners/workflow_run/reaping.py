@@ -4,6 +4,7 @@ One call for each: a call that names one instance which cannot be ended ends non
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_TerminateInstances.html
 """
 
+import http.client
 import json
 import os
 import subprocess
@@ -101,7 +102,7 @@ def _identity(folder: Path) -> dict[str, str]:
         with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310
             token: Any = json.load(answer)
         value = str(token["value"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
         raise MachineError(f"GitHub gives the run no identity: {error!r}") from None
     file = folder / "token"
     file.write_text(value, encoding="utf-8")

@@ -90,6 +90,12 @@ def test_every_rule_says_what_it_is_for_and_is_seen_failing() -> None:
         assert names <= seen, "no mutation is found by it"
 
 
+def test_the_documents_say_how_many_there_are() -> None:
+    assert (
+        f"- {len(MUTATIONS)} edits of the committed files" in (ROOT / "docs/runners.md").read_text()
+    )
+
+
 def test_no_workflow_is_no_pass(root: Path) -> None:
     shutil.rmtree(root / ".github/workflows")
     with pytest.raises(UsageError, match="has no workflow"):

@@ -133,6 +133,18 @@ def test_a_night_after_no_change_runs_nothing_and_in_doubt_everything(
     assert words[6:8] == ["--status", "success"]
 
 
+def test_sessions_are_told_with_the_pythons_that_run_them(
+    tmp_path: Path, outputs: tuple[Path, Path]
+) -> None:
+    _, stdout, _ = plan(tmp_path, recorded(schedule(NIGHT)), "--explain")
+    told = [line.strip() for line in stdout.splitlines() if "Python" in line]
+    most = "faults, false-alarms, perf, bench-rates, smoke-faults, suites"
+    assert told == [
+        f"without an accelerator, Python 3.11: {most}",
+        "without an accelerator, Python 3.11.7: bench",
+    ]
+
+
 def test_a_named_commit_counts_more_than_recorded_files(
     tmp_path: Path, outputs: tuple[Path, Path]
 ) -> None:

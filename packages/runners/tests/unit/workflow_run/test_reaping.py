@@ -41,6 +41,9 @@ def test_a_cloud_that_refuses_is_no_success(programs: Programs) -> None:
     assert [words[-1] for words in programs.heard] == ["i", "j"]  # one refusal saves no other
 
 
+CUT_OFF = b'{"value": "to'
+
+
 @pytest.fixture
 def identities() -> Iterator[tuple[str, list[bytes]]]:
     """GitHub's identity service on loopback: its address, and the answers that it still gives."""
@@ -50,6 +53,8 @@ def identities() -> Iterator[tuple[str, list[bytes]]]:
         def do_GET(self) -> None:
             answer = answers.pop(0)
             self.send_response(200 if answer else 500)
+            if answer.endswith(CUT_OFF):
+                self.send_header("Content-Length", "999")
             self.end_headers()
             self.wfile.write(answer)
 
@@ -65,7 +70,7 @@ def identities() -> Iterator[tuple[str, list[bytes]]]:
     server.server_close()
 
 
-@pytest.mark.parametrize("wrong", [b"", b"{}", b"[]", b"no JSON"])
+@pytest.mark.parametrize("wrong", [b"", b"{}", b"[]", b"no JSON", CUT_OFF])
 def test_an_identity_that_is_refused_once_saves_no_other_instance(
     programs: Programs,
     identities: tuple[str, list[bytes]],

@@ -1,8 +1,11 @@
 import json
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from assay.errors import MachineError, UsageError
+from assay_runners.commands import app
 from assay_runners.workflow_run.rolling_issue import (
     NIGHT_FAILS,
     RUNNER_IS_OLD,
@@ -11,6 +14,7 @@ from assay_runners.workflow_run.rolling_issue import (
 )
 from packages.runners.tests.stand_ins import Programs
 
+ROOT = Path(__file__).resolve().parents[5]
 RUN = {
     "GITHUB_SERVER_URL": "https://github.example", "GITHUB_REPOSITORY": "o/r",
     "GITHUB_RUN_ID": "5", "GITHUB_SHA": "d" * 40,
@@ -85,3 +89,16 @@ def test_outside_of_a_workflow_run_nothing_is_told(programs: Programs) -> None:
     with pytest.raises(UsageError, match=r"^GITHUB_SERVER_URL is not set: this command belongs to"):
         update_issue(NIGHT_FAILS, ["x"], {})
     assert programs.heard == []
+
+
+def test_releases_that_cannot_be_read_leave_the_night_as_it_is(programs: Programs) -> None:
+    programs.answers([])
+    programs.refuse("api")
+    results = json.dumps({"plan": {"result": "success"}})
+    words = ["report-nightly", "--results", results, "--root", str(ROOT)]
+    done = CliRunner().invoke(app, words, env=RUN)
+    assert done.exit_code == 0
+    night, warning = done.stdout.splitlines()
+    assert night == f"{NIGHT_FAILS}: no"
+    assert warning.startswith("::warning::how old runner ")
+    assert [words[0] for words in programs.heard] == ["issue", "api"]
