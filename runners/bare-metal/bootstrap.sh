@@ -91,10 +91,12 @@ if [ "$(uname -s)" = Darwin ]; then
     daemon=/Library/LaunchDaemons/org.assay.runner.$target.plist
     mkdir -p "$root/Library/LaunchDaemons" "$root/var/assay-runner/$target"
     sed "s/@TARGET@/$target/g" "$here/assay-runner.plist" >"$fetched/plist"
-    # One that runs takes the new runner before its next job: it ends only for another plist.
     if [ -n "$root" ]; then
         install -m 644 "$fetched/plist" "$root$daemon"
-    elif ! cmp -s "$fetched/plist" "$daemon" || ! launchctl print "$service" >/dev/null 2>&1; then
+    elif cmp -s "$fetched/plist" "$daemon" && launchctl print "$service" >/dev/null 2>&1; then
+        # One that stayed down starts; one that runs goes on, and takes the new runner for its next job.
+        launchctl kickstart "$service"
+    else
         install -m 644 "$fetched/plist" "$daemon"
         launchctl bootout "$service" 2>/dev/null || true
         # It goes on for seconds, and launchctl would refuse a second one.

@@ -166,6 +166,62 @@ def test_a_mac_gets_a_daemon_of_launchd_in_place_of_the_unit(metal: Metal) -> No
     assert not (metal.root / "etc/systemd").exists()
 
 
+# As launchd: a daemon that ends is there for three more looks, and as long no other is taken.
+LAUNCHCTL = """
+echo "$1" >>"$STATE/heard"
+case $1 in
+print)
+    [ -e "$STATE/loaded" ] || exit 113
+    if [ -e "$STATE/ending" ]; then
+        echo x >>"$STATE/ending"
+        [ "$(wc -l <"$STATE/ending")" -lt 3 ] || rm "$STATE/ending" "$STATE/loaded"
+    fi ;;
+bootout) [ -e "$STATE/loaded" ] && touch "$STATE/ending" ;;
+bootstrap) [ ! -e "$STATE/loaded" ] && touch "$STATE/loaded" ;;
+esac
+"""
+
+
+@pytest.fixture
+def bootstrap_mac(
+    metal: Metal, call: Call, put_program: Callable[[str, str], Path], tmp_path: Path
+) -> Callable[[], list[str]]:
+    """Runs the script on a Mac whose root is `metal.root`; what it asked launchctl for."""
+    state = tmp_path / "launchd"
+    state.mkdir()
+    put_program("launchctl", LAUNCHCTL)
+    put_program("id", "echo 0")
+    put_program("sleep", "true")
+    folder = metal.settings.parents[1] / "bare-metal"
+    text = (folder / "bootstrap.sh").read_text()
+    text = text.replace("$root/", f"{metal.root}/").replace("=/Library", f"={metal.root}/Library")
+    (folder / "on_a_mac.sh").write_text(text)
+    (folder / "on_a_mac.sh").chmod(0o755)
+
+    def bootstrap() -> list[str]:
+        (state / "heard").write_text("")
+        words = (str(metal.settings), str(metal.archive), metal.checksum)
+        done = call(folder / "on_a_mac.sh", *words, SYSTEM="Darwin", STATE=str(state))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (state / "loaded").exists()
+        return (state / "heard").read_text().split()
+
+    return bootstrap
+
+
+def test_a_daemon_that_is_loaded_goes_on_or_starts(bootstrap_mac: Callable[[], list[str]]) -> None:
+    assert bootstrap_mac() == ["bootout", "print", "bootstrap"]
+    assert bootstrap_mac() == ["print", "kickstart"]
+
+
+def test_a_daemon_of_another_plist_ends_before_the_new_one(
+    metal: Metal, bootstrap_mac: Callable[[], list[str]]
+) -> None:
+    bootstrap_mac()
+    (metal.root / "Library/LaunchDaemons/org.assay.runner.acme-8.plist").write_text("old")
+    assert bootstrap_mac() == ["bootout", "print", "print", "print", "print", "bootstrap"]
+
+
 def test_the_root_of_an_image_is_no_relative_path(metal: Metal) -> None:
     done = metal.bootstrap(str(metal.settings), str(metal.archive), metal.checksum, DESTDIR="image")
     assert done.returncode == 2
