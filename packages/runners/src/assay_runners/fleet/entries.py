@@ -57,6 +57,11 @@ class Shown(Entry):
     pci_vendor: Hexadecimal | None = None
     pci_classes: tuple[Hexadecimal, ...] = ()
 
+    @property
+    def is_of_macos(self) -> bool:
+        """Whether drivers lie where macOS alone has them: launchd starts the runner there."""
+        return any(pattern.startswith(("Library/", "System/")) for pattern in self.by)
+
 
 class Torch(Entry):
     """Which torch uses the devices.

@@ -27,8 +27,8 @@ def summarise_job(result: JobResult, sha: str, enter: str = "") -> str:
     reports, unreadable = _read_reports(result.sessions)
     if result.sessions:
         blocks.append(_table(result.sessions))
-    if environment := next((report.verdict.environment for report in reports), None):
-        blocks.append(f"Environment: `{_describe(environment)}`.")
+    if reports:
+        blocks.append(f"Environment: `{_describe(reports[0].verdict.environment)}`.")
     if result.sick_after:
         blocks.append(
             f"The machine is sick after the job, which may be why: `{result.sick_after}`."

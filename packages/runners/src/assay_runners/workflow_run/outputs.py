@@ -13,8 +13,8 @@ def run_variable(name: str, variables: Mapping[str, str]) -> str:
     return variables[name]
 
 
-def run_address(variables: Mapping[str, str]) -> str:
-    """Where people see the workflow run, and its commit. Raises: UsageError outside of one."""
+def describe_run(variables: Mapping[str, str]) -> str:
+    """The address of the workflow run, and its commit. Raises: UsageError outside of one."""
     server, repository, run, sha = (
         run_variable(f"GITHUB_{name}", variables)
         for name in ("SERVER_URL", "REPOSITORY", "RUN_ID", "SHA")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from assay.errors import UsageError
 from assay_runners.workflow_run.github import gh, read_gh
-from assay_runners.workflow_run.outputs import run_address
+from assay_runners.workflow_run.outputs import describe_run
 
 LABEL = "nightly"
 NIGHT_FAILS = "The nightly run fails"
@@ -38,7 +38,7 @@ def update_issue(title: str, reasons: list[str], variables: Mapping[str, str]) -
     Returns: what was done, in a sentence.
     Raises: UsageError outside of a workflow run; MachineError if GitHub refuses.
     """
-    run = run_address(variables)
+    run = describe_run(variables)
     listed = read_gh("issue", "list", "--label", LABEL, "--state", "open", "--json", "number,title")
     numbers = [str(issue["number"]) for issue in listed if issue["title"] == title]
     if reasons:
