@@ -3,6 +3,8 @@
 import json
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -54,6 +56,7 @@ def add_lora(model: nn.Module, dropout: float) -> nn.Module:
     with warnings.catch_warnings():
         # peft 0.21 asks transformers 5.23 for an attribute under its old name.
         warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # peft corrects it
         wrapped: nn.Module = _import_peft().get_peft_model(model, lora_config(model, dropout))
     return wrapped
 
@@ -70,17 +73,28 @@ def lora_config(model: nn.Module, dropout: float) -> Any:  # noqa: ANN401 - peft
 
 
 def _adapted(model: nn.Module) -> list[str]:
-    """Paths of the linear layers.
+    """Paths of the linear layers, without those that peft takes for fused experts.
+
+    Raises: UsageError where there are none.
 
     Named one by one: "all-linear" of peft 0.21 takes in the parameters of experts, for which it
-    has no dropout.
+    has no dropout. So does the name of a shared expert's `gate_proj` where the experts are fused.
     """
+    from transformers.pytorch_utils import Conv1D
+
     head = cast("PreTrainedModel", model).get_output_embeddings()
-    return [
+    paths = [
         path
         for path, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module is not head
+        if isinstance(module, nn.Linear | Conv1D) and module is not head
     ]
+    if not paths:
+        raise UsageError(f"LoRA: {type(model).__name__} has no linear layers to adapt")
+    probe = _import_peft().LoraConfig(target_modules=paths)
+    with suppress(ImportError):  # versions of peft that rename no targets
+        renaming = import_module("peft.utils.transformers_weight_conversion")
+        renaming.convert_peft_config_for_transformers(probe, model, None)
+    return [path for path in paths if path in probe.target_modules]
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:

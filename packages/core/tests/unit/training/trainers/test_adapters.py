@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from transformers import DeepseekV3Config, GPT2Config, GPT2LMHeadModel
 
 from assay.errors import UsageError
 from assay.training.trainers.adapters import ADAPTER_FILE, AdapterError, add_lora, read_adapter
@@ -55,3 +56,39 @@ def test_adapters_are_on_linear_layers_and_neither_on_experts_nor_the_head() -> 
         "projection.lora_A.default.weight",
         "projection.lora_B.default.weight",
     ]
+
+
+class _WithSharedExpert(_WithExperts):
+    """A layer of a shared expert, whose name peft reads as that of the fused experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = DeepseekV3Config()
+        self.gate_proj, self.up_proj = nn.Linear(4, 4), nn.Linear(4, 4)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_layers_whose_names_peft_reads_as_experts_have_no_adapter() -> None:
+    adapted = add_lora(_WithSharedExpert(), dropout=0.1)
+
+    trained = {
+        name.split(".")[2] for name, value in adapted.named_parameters() if value.requires_grad
+    }
+    assert trained == {"projection"}
+
+
+def test_transposed_linear_layers_have_adapters() -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+    adapted = add_lora(model, dropout=0.1)
+
+    trained = [name for name, value in adapted.named_parameters() if value.requires_grad]
+    assert {name.split(".lora")[0].rpartition("h.0.")[2] for name in trained} == {
+        "attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj",
+    }  # fmt: skip
+
+
+def test_model_without_linear_layers_is_refused_in_one_sentence() -> None:
+    model = _WithExperts()
+    del model.projection
+    with pytest.raises(UsageError, match=r"^LoRA: _WithExperts has no linear layers to adapt$"):
+        add_lora(model, dropout=0.0)
