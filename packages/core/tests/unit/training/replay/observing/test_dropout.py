@@ -96,6 +96,22 @@ def test_attention_with_dropout_is_alike_in_all_dtypes_and_without_it_the_kernel
     assert not torch.allclose(outputs[0], plain, atol=1e-2)
 
 
+def test_query_without_a_key_gets_zeros_and_a_finite_gradient() -> None:
+    query, key, value = torch.randn(3, 1, 1, 4, 8).unbind(0)
+    query.requires_grad_()
+    allowed = torch.ones(4, 4, dtype=torch.bool).tril()
+    allowed[1] = False
+    with comparable_dropout():
+        output = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=allowed, dropout_p=0.5
+        )
+    output.sum().backward()
+
+    assert torch.equal(output[..., 1, :], torch.zeros(1, 1, 8))
+    assert query.grad is not None
+    assert bool(query.grad.isfinite().all())
+
+
 @pytest.mark.parametrize(
     ("preserve", "same"), [(True, True), (False, False)], ids=["restored", "lost"]
 )
