@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from assay.hooks.in_place_changes import InPlaceChanges
 from assay.hooks.module_tracer import ActiveCall, TraceHandler
 from assay.hooks.suspension import suspended
 from assay.hooks.values.memory_layout import copy_of
@@ -108,11 +109,14 @@ class GradientTaps:
     _anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
     _tapped: list[Tensor] = field(default_factory=list)
     _places: set[tuple[CallSite, str]] = field(default_factory=set)
+    # By running call the changes of the copies that it has of its caller's tensors.
+    _copies: dict[CallSite, tuple[dict[str, Tensor], InPlaceChanges]] = field(default_factory=dict)
 
     def enter(self, active: ActiveCall) -> None:
         """As `inner` does, with taps at the arguments."""
         if active.call.caller is None and not active.is_recompute:
             self._places.clear()
+            self._copies.clear()
         made = _tensors_of(active.arguments)
         self.inner.enter(active)
         if active.state is None:
@@ -121,6 +125,7 @@ class GradientTaps:
             active.arguments[name] = map_tensors(
                 value, f"input.{name}", lambda port, tensor: self._tap(active, port, made, tensor)
             )
+        self._copies[active.call.site] = made, InPlaceChanges(active.arguments)
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
         """As `inner` does, with taps at the results."""
@@ -128,6 +133,7 @@ class GradientTaps:
         output = self.inner.leave(active, output)
         if active.state is None:
             return output
+        self._change_callers_tensors(active)
         tap = self._pass_through if _holds_own_loss(active, made) else self._tap
         return map_tensors(output, "output", lambda port, tensor: tap(active, port, made, tensor))
 
@@ -139,6 +145,14 @@ class GradientTaps:
         """`loss`, such that its backward reaches every tap made since the last one."""
         tapped, self._tapped = self._tapped, []
         return cast("Tensor", _Join.apply(loss, self.handler.begin_backward, *tapped))  # type: ignore[no-untyped-call]
+
+    def _change_callers_tensors(self, active: ActiveCall) -> None:
+        """Change the tensors of the caller as the call changed its copies of them."""
+        made, changes = self._copies.pop(active.call.site)
+        for port, copy in changes.changed():
+            original = made[f"input.{port}"]
+            if original is not copy:
+                original.copy_(copy)
 
     def _tap(
         self, active: ActiveCall, port: str, made: dict[str, Tensor], injected: Tensor

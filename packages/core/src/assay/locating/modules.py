@@ -13,7 +13,7 @@ from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
 from assay.hooks.caches import CacheTracker
-from assay.hooks.in_place_changes import InPlaceChanges
+from assay.hooks.in_place_changes import InPlaceChanges, write_injected
 from assay.hooks.module_tracer import ActiveCall
 from assay.hooks.timeline import RowIndex
 from assay.hooks.values.boundary import Boundary
@@ -154,7 +154,7 @@ class Replayer:
             added = addition.tensor.clone()
             injected = self._measure_and_replace(active, addition.port, added)
             if injected is not added:
-                addition.tensor.copy_(injected)
+                write_injected(addition.tensor, injected)
             result = self._result(active, addition.port, addition.tensor)
             result.exact.add(1, int(addition.history_changed))
         for port in missing_ports(matched.call.ports, matched.seen, active.arguments, output):
@@ -316,7 +316,7 @@ class Replayer:
                 continue
             injected = self._measure_and_replace(active, name, value)
             if injected is not value:
-                tensor.copy_(injected)
+                write_injected(tensor, injected)
 
     def _replace_mask(
         self, result: PortResult, matched: _Matched, actual: Tensor, expected: Tensor

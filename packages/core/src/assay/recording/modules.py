@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from assay.hooks.caches import CacheTracker
-from assay.hooks.in_place_changes import InPlaceChanges
+from assay.hooks.in_place_changes import InPlaceChanges, write_injected
 from assay.hooks.module_tracer import ActiveCall
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.nested import constants, iterate_tensors, map_tensors
@@ -86,12 +86,12 @@ class Recorder:
             self._known.forget(tensor)
             injected = self._record_and_inject(pending.tensors, f"changed.{port}", tensor)
             if injected is not tensor:
-                tensor.copy_(injected)
+                write_injected(tensor, injected)
         output = map_tensors(output, "output", pass_result)
         for addition in self._caches.additions(active.arguments, pending.caches, length):
             injected = self._record_and_inject(pending.tensors, addition.port, addition.tensor)
             if injected is not addition.tensor:
-                addition.tensor.copy_(injected)
+                write_injected(addition.tensor, injected)
         call = replace(active.call, ports=tuple(pending.tensors), constants=pending.constants)
         self.writer.add(call, pending.tensors)
         return output

@@ -61,8 +61,10 @@ def scale_gradient(value: Tensor, factor: float | Tensor) -> Tensor:
 class Rig:
     """Records forward and backward of a model, and replays them with changed copies."""
 
-    def __init__(self, model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
-        self.model, self.dtype = model, dtype
+    def __init__(
+        self, model: nn.Module, folder: Path, dtype: torch.dtype, use_cache: object = False
+    ) -> None:
+        self.model, self.dtype, self.use_cache = model, dtype, use_cache
         self.boundary = Boundary.exact_inputs_for(dtype)
         yardstick = self.copy().double()
         with TraceWriter(folder, {}) as writer:
@@ -83,7 +85,7 @@ class Rig:
         tracer = ModuleTracer(taps)
         tracer.begin_batch(0, None)
         with tracer.attached(model), ExactDouble() if exact else nullcontext():
-            logits = model(input_ids=IDS, attention_mask=MASK, use_cache=False).logits
+            logits = self.logits(model)
             if not exact:
                 logits = logits.float()
             loss = nn.functional.cross_entropy(
@@ -92,6 +94,10 @@ class Rig:
             tracer.recomputing = True
             (taps.join(loss) * loss_scale).backward()
             taps.handler.finish_backward()
+
+    def logits(self, model: Any) -> Tensor:
+        logits: Tensor = model(input_ids=IDS, attention_mask=MASK, use_cache=self.use_cache).logits
+        return logits
 
     def replay(self, plant: Plant) -> tuple[ReplayResults, ReplayResults]:
         """Measurements of forward and of backward."""
@@ -156,9 +162,12 @@ def test_same_code_passes_with_gradients_at_every_boundary(rig: Rig) -> None:
 
 
 def test_gradients_are_those_of_plain_backward(rigs: dict[str, Rig]) -> None:
-    rig = rigs["float32"]
+    assert_gradients_are_plain(rigs["float32"])
+
+
+def assert_gradients_are_plain(rig: Rig) -> None:
     plain = rig.copy()
-    logits = plain(input_ids=IDS, attention_mask=MASK, use_cache=False).logits
+    logits = rig.logits(plain)
     nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), LABELS[:, 1:].flatten()).backward()
     rig.replay(do_nothing)
 

@@ -326,9 +326,9 @@ def _read_back(
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         loaded = load_model(str(folder), dtype=dtype, remote_code=request.options.remote_code)
         actual = loaded.model.state_dict()
-        run.settings = _other_settings(model.config, loaded.config)
+        read_back = cast("PreTrainedModel", loaded.model)
+        run.settings = _other_settings(model.config, read_back.config)
         if (folder / "generation_config.json").is_file():
-            read_back = cast("PreTrainedModel", loaded.model)
             run.settings += _other_settings(model.generation_config, read_back.generation_config)
         if (declared := _declared_dtype(folder)) and torch.promote_types(
             declared, getattr(torch, dtype)
@@ -351,12 +351,18 @@ def _declared_dtype(folder: Path) -> torch.dtype | None:
 
 def _other_settings(own: _Configuration, loaded: _Configuration) -> list[str]:
     """Settings of a model's configuration that are not those of the folder it was saved to."""
-    pairs = [
-        {k: v for k, v in one.to_dict().items() if k not in _OF_LOADING} for one in (own, loaded)
-    ]
+    pairs = [_without_loading(one.to_dict()) for one in (own, loaded)]
     return sorted(
         name for name in pairs[0].keys() & pairs[1].keys() if pairs[0][name] != pairs[1][name]
     )
+
+
+def _without_loading(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _without_loading(value) if isinstance(value, Mapping) else value
+        for name, value in settings.items()
+        if name not in _OF_LOADING
+    }
 
 
 def _wrong(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> list[str]:

@@ -23,7 +23,11 @@ def comparable(dtype: str, device: Device) -> Iterator[None]:
 
 
 def keep_no_cache(model: nn.Module) -> None:
-    """Switch the cache of generation off, which a training step would fill and throw away."""
-    config: Any = getattr(model, "config", None)
-    if getattr(config, "use_cache", None):
-        config.use_cache = False
+    """Switch the cache of generation off, which a training step would fill and throw away.
+
+    The parts of a model read configurations of their own, such as the one of the text.
+    """
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "use_cache", None):
+            config.use_cache = False
