@@ -93,8 +93,8 @@ def test_core_imports_only_downward(root: Path, architecture: str) -> None:
 def test_the_floors_are_read_from_the_document(architecture: str) -> None:
     floors = read_floors(architecture)
     assert floors.floor_of["errors"] == 0
-    assert floors.floor_of["trace"] == 1
-    assert floors.floor_of["cli"] == 5
+    assert floors.floor_of["trace"] == 2
+    assert floors.floor_of["cli"] == 6
     assert floors.orders[0][:3] == ("errors", "dtypes", "sites")
 
 

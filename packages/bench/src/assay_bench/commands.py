@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from assay.output.streams import print_text
 from assay_bench.performance.commands import ab, history, perf
 from assay_bench.tuning.command import tune
 
@@ -180,7 +181,7 @@ def compare(  # noqa: PLR0913 - one for each option
     text = compare_folders(base, candidate, terms, _pairs(cluster or []), folder)
     verdict = CheckedVerdict.publish(folder)
     if as_markdown:
-        typer.echo(text, nl=False)
+        print_text(text, end="")
         raise typer.Exit(verdict.verdict.exit_code)
     end_with(verdict, as_json=as_json)
 
@@ -219,7 +220,7 @@ def accept(
     found = read_evaluation(evaluation)
     if name is not None:
         found = replace(found, name=name)
-    typer.echo(accept_evaluation(found, baseline, terms, by=approved_by, reason=reason))
+    print_text(accept_evaluation(found, baseline, terms, by=approved_by, reason=reason))
 
 
 _TERMS = {"margin": "accuracy", "margin-nats": "log_probability", "movement": "movement"}
@@ -261,7 +262,7 @@ def page(
 
     if not (compared or tuned or history):
         raise UsageError("nothing to show: give --compared, --tuned or --history")
-    typer.echo(write_page(PageSources(compared or (), tuned or (), history), output))
+    print_text(write_page(PageSources(compared or (), tuned or (), history), output))
 
 
 def _pairs(texts: list[str]) -> dict[str, str]:

@@ -145,6 +145,7 @@ class Verdict(Record):
     """Schema 1 of verdict.json.
 
     headline: what to say first, where the words for tensors of two runs do not fit; None where they do.
+    files: digests of the files of the run that belong to the verdict, by name.
     """
 
     schema_: int = Field(default=SCHEMA, alias="schema")
@@ -167,6 +168,7 @@ class Verdict(Record):
     compared: int = 0
     unmatched: Unmatched = Field(default_factory=Unmatched)
     headline: str | None = None
+    files: dict[str, str] = Field(default_factory=dict)
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
@@ -211,3 +213,23 @@ def overall_outcome(outcomes: list[Outcome]) -> Outcome:
     if not outcomes or Outcome.NOT_COMPARED in outcomes:
         return Outcome.NOT_COMPARED
     return Outcome.PASS
+
+
+def find_contradiction(verdict: Verdict) -> str | None:
+    """Recompute the outcome of a verdict from its parts.
+
+    Returns: how the two differ; None if they agree.
+    """
+    outcome = verdict.verdict
+    judged = [level.verdict for level in verdict.levels.values() if level.verdict is not None]
+    of_levels = overall_outcome(judged)
+    # What has no partner is not compared, although every level passes.
+    has_gaps = outcome is Outcome.NOT_COMPARED and of_levels is Outcome.PASS
+    if verdict.levels and outcome is not of_levels and not has_gaps:
+        return f"the verdict is {outcome}, and its levels amount to {of_levels}"
+    if outcome is Outcome.PASS and verdict.unmatched.expected:
+        return f"the verdict is PASS, and {verdict.unmatched.expected[0]} has no partner"
+    ratio, limit = verdict.noise_ratio, verdict.limit
+    if outcome is Outcome.PASS and ratio is not None and limit is not None and not ratio <= limit:
+        return f"the verdict is PASS, and its noise ratio {ratio:.3g} is over the limit {limit:.3g}"
+    return None

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from assay.output.streams import print_text
+
 app = typer.Typer(
     no_args_is_help=True, help="Capture what a model gives on a device, and verify it later."
 )
@@ -81,7 +83,7 @@ def capture(
         model=model, run=run, num_captures=captures or 3, approved_by=approved_by, reason=reason
     )
     with open_progress() as progress:
-        typer.echo(capture_expectation(options, output, progress))
+        print_text(capture_expectation(options, output, progress))
 
 
 def _capture_metrics(model: str, run: str, shapes: str, seeds: int, output: Path) -> None:
@@ -92,7 +94,7 @@ def _capture_metrics(model: str, run: str, shapes: str, seeds: int, output: Path
     parsed = [Shape.parse(text.strip()) for text in shapes.split(",")]
     with open_progress() as progress:
         for file in capture_metrics(MetricsCapture(model, run, parsed, seeds), output, progress):
-            typer.echo(file)
+            print_text(file)
 
 
 @app.command()
@@ -161,7 +163,7 @@ def diff(
     text = diff_expectations(expected, actual, folder.path)
     verdict = CheckedVerdict.publish(folder.path)
     if as_markdown:
-        typer.echo(text, nl=False)
+        print_text(text, end="")
         raise typer.Exit(verdict.verdict.exit_code)
     end_with(verdict, as_json=as_json)
 
@@ -190,7 +192,7 @@ def page(
 
     now = datetime.now(UTC)
     cells = collect_cells(expectations or [SHIPPED], runs, output, now)
-    typer.echo(write_page(cells, f"{now:%Y-%m-%d}", output))
+    print_text(write_page(cells, f"{now:%Y-%m-%d}", output))
 
 
 @app.command()
@@ -205,7 +207,7 @@ def statement(
 
     from assay_expectations.records import statement_of
 
-    typer.echo(json.dumps(statement_of(expectation), indent=1))
+    print_text(json.dumps(statement_of(expectation), indent=1))
 
 
 @app.command()
@@ -218,4 +220,4 @@ def schema() -> None:
 
     from assay_expectations.records import Expectation
 
-    typer.echo(json.dumps(Expectation.model_json_schema(), indent=1))
+    print_text(json.dumps(Expectation.model_json_schema(), indent=1))

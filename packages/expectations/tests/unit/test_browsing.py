@@ -1,7 +1,7 @@
 """The page of all expectations: what was last seen of each, and its history."""
 
+import json
 import os
-import re
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
+from assay.files import seal
 from assay.runs.results import write_verdict
 from assay.verdicts import Level, Outcome, Verdict
 from assay_expectations.browsing.cells import Cell, collect_cells
@@ -42,6 +43,12 @@ def verdict_about(
     folder.mkdir(parents=True)
     level = Level(verdict=outcome, compared=4, expectation=one.hash, **details)
     write_verdict(Verdict(verdict=outcome, levels={one.name: level}, compared=4), folder)
+
+
+def set_date(file: Path, date: str) -> None:
+    content = json.loads(file.read_text())
+    content["environment"]["date"] = date
+    file.write_text(seal(content))
 
 
 def cells_of(tmp_path: Path) -> dict[tuple[str, str], Cell]:
@@ -81,10 +88,8 @@ def test_newest_verdict_counts_and_none_about_another_capture(tmp_path: Path) ->
     assert cells_of(tmp_path)["one", "bfloat16"].state == "unseen"
 
     verdict_about(one, tmp_path / "runs", "b", Outcome.FAIL, reason="9x")
-    file = tmp_path / "runs" / "b" / "verdict.json"
     verdict_about(one, tmp_path / "runs", "a", Outcome.PASS)
-    year = f'"date": "{datetime.now(UTC):%Y}'
-    file.write_text(file.read_text().replace(year, '"date": "2001'))
+    set_date(tmp_path / "runs" / "b" / "verdict.json", "2001-01-01T00:00:00")
     assert cells_of(tmp_path)["one", "bfloat16"].state == "pass"
 
 
@@ -92,10 +97,7 @@ def test_of_two_runs_at_one_time_the_one_that_fails_is_shown(tmp_path: Path) -> 
     one = captured(tmp_path / "kept", "one")
     for name, outcome in (("a", Outcome.PASS), ("b", Outcome.FAIL), ("c", Outcome.PASS)):
         verdict_about(one, tmp_path / "runs", name, outcome, reason="9x")
-        file = tmp_path / "runs" / name / "verdict.json"
-        file.write_text(
-            re.sub(r'"date": "[^"]*"', '"date": "2026-07-10T08:00:00"', file.read_text())
-        )
+        set_date(tmp_path / "runs" / name / "verdict.json", "2026-07-10T08:00:00")
     assert cells_of(tmp_path)["one", "bfloat16"].state == "fail"
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from assay.errors import UsageError
-from assay.runs import Answer, DiskError, SilentProgress
+from assay.files import DiskError
+from assay.runs import Answer, SilentProgress
 from assay_expectations import capturing
 from assay_expectations.capturing import CaptureOptions, UnrepeatableError, capture_expectation
 from assay_expectations.processes.requests import AllSeen, Captured, Seen

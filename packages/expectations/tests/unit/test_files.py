@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from assay.errors import UsageError
-from assay.runs.errors import DiskError
+from assay.files import DiskError
 from assay_expectations.records import (
     Expectation,
     ExpectationError,

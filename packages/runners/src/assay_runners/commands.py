@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from assay.output.streams import print_error, print_text, print_warning_command
+
 app = typer.Typer(
     no_args_is_help=True,
     help="Which machines run what for an event of GitHub, and how a machine becomes a runner.",
@@ -72,11 +74,11 @@ def plan(
     chosen = make_plan(planned_event, fleet)
     publish_plan(chosen, os.environ)
     if explain:
-        typer.echo(explain_plan(chosen))
+        print_text(explain_plan(chosen))
     else:
-        typer.echo(chosen.model_dump_json(indent=2))
+        print_text(chosen.model_dump_json(indent=2))
         for refusal in chosen.refused:
-            typer.echo(f"assay: {refusal.asked}: {refusal.why}", err=True)
+            print_error(f"assay: {refusal.asked}: {refusal.why}")
     if chosen.refused:
         raise typer.Exit(2)
 
@@ -118,7 +120,7 @@ def run(
         raise UsageError(f"this is no job of a plan: {where}: {first['msg']}") from None
     result = run_machine_job(asked, read_fleet(root), Checkout(root, (nox, "-m", "nox")))
     summary = summarise_job(result, commit_of(root))
-    typer.echo(summary)
+    print_text(summary)
     add_to_summary(summary, os.environ)
     raise typer.Exit(result.exit_code)
 
@@ -162,10 +164,10 @@ def rehearse(
     folder = RunFolder.create("runners rehearse", output).path
     with open_progress() as progress:
         rehearsal = rehearse(asked, root.resolve(), folder.resolve(), (nox, "-m", "nox"), progress)
-    typer.echo(rehearsal.summary)
-    typer.echo(f"The summary: {folder / SUMMARY_FILE}", err=True)
+    print_text(rehearsal.summary)
+    print_error(f"The summary: {folder / SUMMARY_FILE}")
     if rehearsal.exit_code:
-        typer.echo(f"What failed can be repeated in its clone; then remove {folder}", err=True)
+        print_error(f"What failed can be repeated in its clone; then remove {folder}")
     raise typer.Exit(rehearsal.exit_code)
 
 
@@ -192,7 +194,7 @@ def propose(
     from assay_runners.workflow_run.proposing import gather, open_pull_request
 
     proposal = gather(captured, root, reason)
-    typer.echo(proposal.body)
+    print_text(proposal.body)
     add_to_summary(proposal.body, os.environ)
     if not dry_run:
         base = read_fleet(root).github.protected_ref
@@ -226,15 +228,15 @@ def report_nightly(
         update_issue,
     )
 
-    typer.echo(update_issue(NIGHT_FAILS, read_failures(results), os.environ))
+    print_text(update_issue(NIGHT_FAILS, read_failures(results), os.environ))
     pinned = read_fleet(root).github.runner_version
     try:
         outdated = find_outdated_runner(pinned, datetime.now(UTC))
     except MachineError as error:
         # Of another repository's releases: no reason to repeat the night, and asked again in the next.
-        typer.echo(f"::warning::how old runner {pinned} is was not answered: {error}")
+        print_warning_command(f"how old runner {pinned} is was not answered: {error}")
         return
-    typer.echo(update_issue(RUNNER_IS_OLD, [outdated] if outdated else [], os.environ))
+    print_text(update_issue(RUNNER_IS_OLD, [outdated] if outdated else [], os.environ))
 
 
 @app.command()
@@ -254,10 +256,10 @@ def reap(
 
     expired = find_expired(datetime.now(UTC))
     for instance in expired:
-        typer.echo(f"{instance.id} expired {instance.expired}")
+        print_text(f"{instance.id} expired {instance.expired}")
     if expired and not dry_run:
         end_instances(expired)
-    typer.echo(f"{len(expired)} {'would end' if dry_run else 'ended'}")
+    print_text(f"{len(expired)} {'would end' if dry_run else 'ended'}")
 
 
 @app.command()
@@ -283,9 +285,9 @@ def check(*, root: _Root = Path(), as_json: _AsJson = False) -> None:
         for path, problem in find_outdated(root, fleet).items()
     ]
     if as_json:
-        typer.echo(json.dumps([asdict(one) for one in found], indent=2))
+        print_text(json.dumps([asdict(one) for one in found], indent=2))
     else:
-        typer.echo(
+        print_text(
             "\n".join(map(str, found))
             or "the workflows keep the rules; all rendered files are up to date"
         )
@@ -304,4 +306,4 @@ def render(*, root: _Root = Path()) -> None:
     from assay_runners.rendering import write_rendered
 
     changed = write_rendered(root, read_fleet(root))
-    typer.echo("\n".join(map(str, changed)) or "everything is up to date")
+    print_text("\n".join(map(str, changed)) or "everything is up to date")

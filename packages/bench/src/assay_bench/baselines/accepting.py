@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from assay.errors import UsageError
-from assay.runs import provenance, write_whole
+from assay.files import write_whole
+from assay.runs import provenance
 from assay.verdicts import Outcome
 from assay_bench.baselines.records import Acceptance, Baseline, read_baseline
 from assay_bench.comparing.judging import Comparison, Judged, compare

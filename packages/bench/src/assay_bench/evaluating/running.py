@@ -8,10 +8,11 @@ from pathlib import Path
 import xxhash
 
 from assay.devices.run_string import parse_run
+from assay.files import write_whole
 from assay.models.folders import local_folder
 from assay.models.remote_code import RemoteCode
 from assay.models.sources import ModelSource, resolve_model
-from assay.runs import Progress, run_process, write_whole
+from assay.runs import Progress, run_process
 from assay.watchdog import temporary_folder
 from assay_bench.battery.suites import Suite
 from assay_bench.evaluating.command_line import Backend, run_command_line

@@ -14,6 +14,7 @@ import torch
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError, UsageError
+from assay.files import write_whole
 from assay.models import LoadedModel, load_model
 from assay.models.candidate_setup import apply_setup
 from assay.models.folders import local_folder
@@ -23,7 +24,6 @@ from assay.models.micro.recipes import BOS_ID
 from assay.models.size_policy import choose_threads
 from assay.plugins import load_object
 from assay.runs import Progress
-from assay.runs.folders import write_whole
 from assay.runs.worker import serve
 from assay_bench.battery.task_files import TaskError, load_task
 from assay_bench.evaluating.requests import DONE_FILE, EvaluationRequest, task_folder

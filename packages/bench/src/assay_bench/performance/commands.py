@@ -1,9 +1,12 @@
 """`assay bench perf`, `ab` and `history`: how fast is this machine, and did that change?"""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from assay.output.streams import print_text
 
 history = typer.Typer(
     no_args_is_help=True,
@@ -41,8 +44,7 @@ def perf(
 
     Exit code: 0 measured, 2 usage or environment error, or a suite that failed.
     """
-    from rich.console import Console
-
+    from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
     from assay_bench.performance.faces import performance_table
     from assay_bench.performance.requests import SuiteRequest
@@ -55,11 +57,11 @@ def perf(
         result = run_suites(
             SuiteRequest(run=run, model=model), chosen, folder.path.resolve(), progress
         )
-    Console(stderr=as_json).print(performance_table(result))
+    open_console(sys.stderr if as_json else None).print(performance_table(result))
     if as_json:
-        typer.echo(result.to_json())
+        print_text(result.to_json())
     else:
-        typer.echo(f"{result.machine}; samples: {folder.path}")
+        print_text(f"{result.machine}; samples: {folder.path}")
 
 
 def ab(
@@ -89,8 +91,7 @@ def ab(
     Exit code: 0 PASS, 1 FAIL (slower by more than the margin), 2 usage or environment error, 3 the
     interval is too wide to tell, or a suite ran on one side alone.
     """
-    from rich.console import Console
-
+    from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
     from assay_bench.performance.environments import Environment
     from assay_bench.performance.faces import comparison_line, comparison_table
@@ -113,8 +114,8 @@ def ab(
             folder=folder.path.resolve(),
             progress=progress,
         )
-    Console(stderr=as_json).print(comparison_table(result))
-    typer.echo(result.to_json() if as_json else comparison_line(result))
+    open_console(sys.stderr if as_json else None).print(comparison_table(result))
+    print_text(result.to_json() if as_json else comparison_line(result))
     raise typer.Exit(EXIT_CODES[result.verdict])
 
 
@@ -136,7 +137,7 @@ def history_add(
 
     read = {path: read_performance(path) for path in results}
     add_results(file, read)
-    typer.echo(f"{file}: {len(read)} added")
+    print_text(f"{file}: {len(read)} added")
 
 
 @history.command("show")
@@ -149,17 +150,16 @@ def history_show(file: _History, *, as_json: _AsJson = False) -> None:
     from dataclasses import asdict
     from itertools import groupby
 
-    from rich.console import Console
-
+    from assay.output.console import open_console
     from assay_bench.performance.faces import series_table
     from assay_bench.performance.history.database import read_series
 
     series = read_series(file)
     if as_json:
-        typer.echo(json.dumps({"schema": 1, "series": [asdict(one) for one in series]}, indent=1))
+        print_text(json.dumps({"schema": 1, "series": [asdict(one) for one in series]}, indent=1))
     else:
         for place, of_one_kind in groupby(series, key=lambda one: one.key.place):
-            Console().print(place, series_table(list(of_one_kind)), "", sep="\n")
+            open_console().print(place, series_table(list(of_one_kind)), "", sep="\n")
 
 
 @history.command("check")
@@ -174,10 +174,10 @@ def history_check(file: _History, *, as_json: _AsJson = False) -> None:
 
     checked = check_history(read_series(file))
     if as_json:
-        typer.echo(checked.to_json())
+        print_text(checked.to_json())
     else:
         for one in checked.series:
             place = f"{one.suite} of {one.model} on {one.run}, {one.machine}"
-            typer.echo(f"{one.verdict}  {place}: {one.reason}")
-        typer.echo(checked.verdict)
+            print_text(f"{one.verdict}  {place}: {one.reason}")
+        print_text(checked.verdict)
     raise typer.Exit(checked.verdict.exit_code)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError
+from assay.files import write_whole
 from assay.models.sources import resolve_model
 from assay.runs import Progress, provenance
-from assay.runs.folders import write_whole
 from assay_bench.performance.environments import Environment
 from assay_bench.performance.requests import SuiteRequest
 from assay_bench.performance.results import RESULT_FILE, PerformanceResult, machine_kind

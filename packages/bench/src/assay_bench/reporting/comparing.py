@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from assay.runs import write_whole
+from assay.files import write_whole
 from assay.runs.results import write_results
 from assay_bench.baselines.records import is_baseline, read_baseline
 from assay_bench.comparing.judging import compare

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from assay.foreign_text import escape_markdown, markdown_code
 from assay_bench.comparing.judging import Comparison, TaskComparison
 from assay_bench.comparing.pairing import Pair
 from assay_bench.comparing.verdicts import measure_in_words
@@ -16,28 +17,31 @@ def comparison_as_markdown(comparison: Comparison) -> str:
 
 
 def _lines(comparison: Comparison) -> Iterator[str]:
-    yield f"### {comparison.judged}: {comparison.candidate.name} beside {comparison.base.name}"
+    sides = escape_markdown(f"{comparison.candidate.name} beside {comparison.base.name}")
+    yield f"### {comparison.judged}: {sides}"
     yield ""
     if comparison.refused:
         yield "The two were not asked the same:"
         yield ""
-        yield from (f"- {what}" for what in comparison.refused)
+        yield from (f"- {escape_markdown(what)}" for what in comparison.refused)
         return
     yield "| task | measure | base | candidate | difference | bounds | margin | items | |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for task in comparison.tasks:
+        name = escape_markdown(task.name)
         if task.problem:
-            yield f"| {task.name} | {task.problem} | | | | | | | {task.judged} |"
+            yield f"| {name} | {escape_markdown(task.problem)} | | | | | | | {task.judged} |"
         for one in task.measures:
             yield (
-                f"| {task.name} | {one.name} | {one.base:.4g} | {one.candidate:.4g} |"
+                f"| {name} | {escape_markdown(one.name)} | {one.base:.4g} | {one.candidate:.4g} |"
                 f" {one.difference:+.3g} | {one.low:+.3g} to {one.high:+.3g} | {one.margin:g} |"
                 f" {one.num_items:,} | {one.judged} |"
             )
     yield ""
-    yield from (f"- {note}" for note in comparison.notes)
+    yield from (f"- {escape_markdown(note)}" for note in comparison.notes)
     for task in comparison.tasks:
-        yield from (f"- {task.name}: {measure_in_words(measure)}" for measure in task.measures)
+        measures = (f"{task.name}: {measure_in_words(measure)}" for measure in task.measures)
+        yield from (f"- {escape_markdown(measure)}" for measure in measures)
     for task in comparison.tasks:
         yield from _flips(task)
 
@@ -47,7 +51,7 @@ def _flips(task: TaskComparison) -> Iterator[str]:
         if not pairs:
             continue
         yield ""
-        yield f"<details><summary>{task.name}: {len(pairs)} {what}</summary>"
+        yield f"<details><summary>{escape_markdown(task.name)}: {len(pairs)} {what}</summary>"
         yield ""
         yield from map(_flip, pairs[:_FLIPS_SHOWN])
         if (more := len(pairs) - _FLIPS_SHOWN) > 0:
@@ -67,4 +71,4 @@ def _flip(pair: Pair) -> str:
 def _shown(text: str) -> str:
     """The end of a question is what is asked."""
     short = text if len(text) <= _MOST_CHARACTERS else f"…{text[-_MOST_CHARACTERS:]}"
-    return f"`{short.replace('`', chr(39)).replace(chr(10), '⏎')}`"
+    return markdown_code(short.replace("\n", "⏎"))

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from assay.errors import UsageError
-from assay.runs.folders import write_whole
+from assay.files import write_whole
+from assay.output.pages import page_environment
 from assay_bench.performance.history.database import read_series
 from assay_bench.reporting.comparing import JSON_FILE
 from assay_bench.reporting.pictures import HEIGHT, WIDTH, Curve, Interval
@@ -32,9 +31,7 @@ def write_page(sources: PageSources, file: Path) -> Path:
 
     Raises: UsageError for a folder that holds no such thing.
     """
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined
-    )
+    environment = page_environment(_TEMPLATES)
     comparisons = [_read_comparison(folder) for folder in sources.compared]
     page = environment.get_template("bench.html.j2").render(
         comparisons=[(one, _intervals(one)) for one in comparisons],

@@ -12,8 +12,9 @@ from typing import Any
 from assay.devices.detection.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
+from assay.files import write_whole
 from assay.launch import Rank, TimeLimits, World, launch_world
-from assay.runs import Progress, RunFolder, Task, provenance, write_whole
+from assay.runs import Progress, RunFolder, Task, provenance
 from assay.runs.caches import locked
 from assay.runs.results import write_results
 from assay.training.check import PRELOAD

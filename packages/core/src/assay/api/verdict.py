@@ -6,11 +6,12 @@ from pathlib import Path
 from pydantic import PrivateAttr
 from rich.console import Console
 
+from assay.files import DiskError
+from assay.output.console import open_text_console
 from assay.report.page.html import render_first_screen
 from assay.report.publish import publish_one
 from assay.report.run_report import Report, read_report
 from assay.report.terminal import print_report
-from assay.runs import DiskError
 from assay.verdicts import Verdict
 
 
@@ -29,7 +30,7 @@ class CheckedVerdict(Verdict):
         """Write the report's page beside the files of the run in `folder`.
 
         Returns: the verdict of that run, also where the page cannot be written: see `unwritten`.
-        Raises: UnreadableRunError if there is none.
+        Raises: UnreadableFileError if there is none.
         """
         report = read_report(folder)
         verdict = cls.model_construct(**dict(report.verdict))
@@ -60,7 +61,7 @@ class CheckedVerdict(Verdict):
     def __str__(self) -> str:
         text = io.StringIO()
         # In a notebook rich would display what it prints, and leave the stream empty.
-        self.print_to(Console(file=text, color_system=None, force_jupyter=False))
+        self.print_to(open_text_console(text))
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from assay.cli.commands import calibrate, capture, check, devices, explain, models, report
+from assay.output.streams import print_text
 
 app = typer.Typer(
     name="assay",
@@ -25,7 +26,7 @@ app.command("explain")(explain.explain)
 
 def _print_version(asked: bool) -> None:  # noqa: FBT001 - typer's callback
     if asked:
-        typer.echo(f"assay {version('assay-core')}")
+        print_text(f"assay {version('assay-core')}")
         raise typer.Exit
 
 

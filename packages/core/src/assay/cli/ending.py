@@ -1,5 +1,6 @@
 """How a command ends that has no verdict to show: one message, and an exit code."""
 
+import errno
 import json
 import os
 import signal
@@ -14,12 +15,16 @@ from types import FrameType
 from typing import Literal, NoReturn, Protocol, runtime_checkable
 
 from assay.errors import AssayError, UsageError
+from assay.output.streams import guard_standard_streams, print_error, print_text
 
 _BUG = "this is a bug in assay, and no verdict: please report it with the lines above"
 
 # Longer imports are taken to hang. Torch takes a second or two, on a busy machine tens of them.
 _IMPORT_SECONDS = 30.0
 _AGAIN_SECONDS = 0.05
+
+# What a full disk, a closed pipe and a lost terminal answer.
+_OUTPUT_REFUSED = (errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EDQUOT)
 
 Kind = Literal["usage", "machine", "bug", "interrupted"]
 
@@ -38,9 +43,11 @@ class _WrongUsage(Protocol):
 @contextmanager
 def exceptions_ended() -> Iterator[None]:
     """Turn what the command inside raises into one message and `sys.exit`."""
+    guard_standard_streams()
     try:
         with _signals_raise():
             yield
+            sys.stdout.flush()
     except SystemExit as end:
         _end_as_typer(end)
     except (AssayError, KeyboardInterrupt, OSError) as error:
@@ -60,8 +67,12 @@ def _end_as_typer(end: SystemExit) -> NoReturn:
             _print_json("usage", cause.format_message())  # its words are on standard error
         if isinstance(cause, OSError):
             # Nobody reads the output any more: typer ends with 1, which is a verdict.
-            sys.exit(2)
+            _end_without_output()
         cause = cause.__context__
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _end_with(error)
     sys.exit(end.code)
 
 
@@ -76,21 +87,33 @@ def _end_with(error: BaseException) -> NoReturn:
             _end(kind, str(error), error.exit_code)
         case OSError(filename=str() | Path() as file):
             _end("machine", f"{file}: {error.strerror}", 2)
+        case OSError(errno=number) if number in _OUTPUT_REFUSED:
+            _end_without_output(f"standard output cannot be written: {error.strerror}")
         case _:
             traceback.print_exception(error)
             _end("bug", _BUG, 2)
 
 
 def _end(kind: Kind, message: str, code: int) -> NoReturn:
-    print(f"assay: {message}", file=sys.stderr)  # noqa: T201 - the one message
+    with suppress(OSError):
+        print_error(f"assay: {message}")
     _print_json(kind, message)
     sys.exit(code)
+
+
+def _end_without_output(message: str = "") -> NoReturn:
+    """Exit with 2, and keep the interpreter from writing what is left to standard output."""
+    if message:
+        with suppress(OSError):
+            print_error(f"assay: {message}")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(2)
 
 
 def _print_json(kind: Kind, message: str) -> None:
     if "--json" in sys.argv[1:]:
         with suppress(OSError):
-            print(json.dumps({"error": {"kind": kind, "message": message}}))  # noqa: T201 - as asked
+            print_text(json.dumps({"error": {"kind": kind, "message": message}}))
 
 
 def _files_so_far() -> str:

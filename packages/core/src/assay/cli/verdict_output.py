@@ -1,11 +1,13 @@
 """The end of every command that returns a verdict: its faces and its exit code."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from assay.errors import MachineError
+from assay.output.streams import print_error, print_text
 
 if TYPE_CHECKING:
     from assay.api.verdict import CheckedVerdict
@@ -20,12 +22,13 @@ def finish(folder: Path, *, as_json: bool) -> None:
 
 def end_with(verdict: "CheckedVerdict", *, as_json: bool) -> None:
     """Show `verdict` and exit with its code."""
-    from rich.console import Console
+    from assay.output.console import open_console
+    from assay.runs.results import format_verdict
 
-    verdict.print_to(Console(stderr=as_json))
+    verdict.print_to(open_console(sys.stderr if as_json else None))
     if as_json:
-        typer.echo(verdict.to_json())
+        print_text(format_verdict(verdict), end="")
     if verdict.unwritten:
-        typer.echo(f"assay: {verdict.unwritten}", err=True)
+        print_error(f"assay: {verdict.unwritten}")
         raise typer.Exit(MachineError.exit_code)
     raise typer.Exit(verdict.verdict.exit_code)

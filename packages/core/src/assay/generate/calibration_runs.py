@@ -40,7 +40,9 @@ def run_clean(
             verdict = check_generate(check, part, progress)
             if not _is_clean(verdict):
                 raise UsageError(f"{model} on {run} is no clean run: see {part / VERDICT_FILE}")
-            rows, _ = read_measurements(part)
+            rows, complaints = read_measurements(part)
+            if complaints:
+                raise UsageError(f"{part}: {complaints[0]}")
             clean.append(CleanRun(f"{model} {run}", largest_ratios(rows)))
     return clean
 

@@ -1,6 +1,5 @@
 """The Markdown format of a report, for job summaries of GitHub."""
 
-import re
 import shlex
 
 from assay.comparing.wording.phrases import (
@@ -11,6 +10,7 @@ from assay.comparing.wording.phrases import (
     describe_resolution,
     describe_statistic,
 )
+from assay.foreign_text import escape_markdown, markdown_block
 from assay.report.run_report import Report
 from assay.verdicts import Outcome
 
@@ -19,18 +19,18 @@ def render_markdown(report: Report) -> str:
     """A short summary of `report`."""
     verdict, words = report.verdict, report.explanation
     blocks = [
-        f"## {OUTCOME_SIGNS[verdict.verdict]} {_escaped(words.title)}",
-        _code_block(words.message),
+        f"## {OUTCOME_SIGNS[verdict.verdict]} {escape_markdown(words.title)}",
+        markdown_block(words.message),
         _ladder(report),
     ]
     if len(verdict.suspects) > 1:
         blocks.append(_suspects(report))
-    blocks += ["\n".join(f"- {_escaped(note)}" for note in report.notes)]
+    blocks += ["\n".join(f"- {escape_markdown(note)}" for note in report.notes)]
     resolution = describe_resolution(verdict)
     if resolution and verdict.verdict is Outcome.FAIL:
-        blocks.append(_escaped(resolution))
+        blocks.append(escape_markdown(resolution))
     if verdict.command:
-        blocks.append("To repeat it:\n\n" + _code_block(shlex.join(verdict.command)))
+        blocks.append("To repeat it:\n\n" + markdown_block(shlex.join(verdict.command)))
     if report.facts and verdict.verdict is not Outcome.PASS:
         blocks.append(_facts(report))
     return "\n\n".join(block for block in blocks if block) + "\n"
@@ -49,7 +49,7 @@ def _ladder(report: Report) -> str:
             judged,
             level.reason or worst,
         ]
-        lines.append(f"| {' | '.join(_escaped(cell) for cell in cells)} |")
+        lines.append(f"| {' | '.join(escape_markdown(cell) for cell in cells)} |")
     return "\n".join(lines) if report.ladder else ""
 
 
@@ -61,7 +61,7 @@ def _suspects(report: Report) -> str:
             describe_statistic(suspect.statistic),
             describe_judged(suspect.noise_ratio, suspect.limit),
         ]
-        lines.append(f"| {' | '.join(_escaped(cell) for cell in cells)} |")
+        lines.append(f"| {' | '.join(escape_markdown(cell) for cell in cells)} |")
     left_out = len(report.verdict.suspects) - len(report.top_suspects)
     return "\n".join(lines) + (f"\n\n{left_out:,} more are in verdict.json." if left_out else "")
 
@@ -71,19 +71,7 @@ def _facts(report: Report) -> str:
     lines = ["<details><summary>Where it ran, and with what</summary>", "", "| | |", "|---|---|"]
     for group, facts in report.facts.items():
         lines += [
-            f"| {_escaped(f'{group}: {name}')} | {_escaped(value)} |" for name, value in facts
+            f"| {escape_markdown(f'{group}: {name}')} | {escape_markdown(value)} |"
+            for name, value in facts
         ]
     return "\n".join([*lines, "", "</details>"])
-
-
-def _escaped(text: str) -> str:
-    """`text` on one line, escaped for Markdown and HTML."""
-    one_line = " ".join(text.split())
-    escaped = re.sub(r"([\\`*_{}\[\]#|~@])", r"\\\1", one_line)
-    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _code_block(text: str) -> str:
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{text}\n{fence}"

@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
+from assay.files import DiskError, write_whole
 from assay.report.page.html import INDEX_FILE, REPORT_FILE, render_html, render_index
 from assay.report.run_report import Report
-from assay.runs.errors import DiskError
-from assay.runs.folders import RunFolder, write_whole
+from assay.runs.folders import RunFolder
 from assay.verdicts import Outcome
 
 _WORST_FIRST = (Outcome.FAIL, Outcome.NOT_COMPARED, Outcome.PASS)

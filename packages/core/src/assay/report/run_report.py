@@ -121,7 +121,7 @@ def read_report(folder: Path) -> Report:
     """Read the run in `folder`.
 
     Absent measurements and a truncated last one are listed among the notes.
-    Raises: UnreadableRunError if there is no verdict, or a file violates the schema.
+    Raises: UnreadableFileError if there is no verdict, or a file violates the schema.
     """
     verdict = read_verdict(folder)
     measurements, complaints = read_measurements(folder)

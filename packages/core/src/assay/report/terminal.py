@@ -17,8 +17,8 @@ from assay.comparing.wording.phrases import (
     describe_resolution,
     describe_sides,
     describe_statistic,
-    one_line,
 )
+from assay.foreign_text import one_line
 from assay.report.run_report import LadderRung, Report
 from assay.verdicts import Outcome
 

@@ -3,8 +3,8 @@
 Imports neither torch nor transformers.
 """
 
-from assay.runs.errors import DiskError, FolderError, ProcessError
-from assay.runs.folders import RunFolder, write_whole
+from assay.runs.errors import FolderError, ProcessError
+from assay.runs.folders import RunFolder
 from assay.runs.processes import Answer, run_process
 from assay.runs.progress import Progress, SilentProgress, Task
 from assay.runs.progress_display import LineProgress, open_progress
@@ -12,7 +12,6 @@ from assay.runs.provenance import provenance
 
 __all__ = [
     "Answer",
-    "DiskError",
     "FolderError",
     "LineProgress",
     "ProcessError",
@@ -23,5 +22,4 @@ __all__ = [
     "open_progress",
     "provenance",
     "run_process",
-    "write_whole",
 ]

@@ -7,6 +7,7 @@ from assay.errors import MachineError, UsageError, exit_in_words
 
 # Enough for the end of a traceback; the whole text is in the log.
 _TAIL_LINES = 20
+_TAIL_BYTES = 1 << 16
 
 
 class FolderError(UsageError):
@@ -27,17 +28,8 @@ class FolderError(UsageError):
 
     @classmethod
     def in_use(cls, folder: Path) -> "FolderError":
-        """Another run started in the folder at the same time."""
-        return cls(f"{folder} was just taken by another run: name a new folder with --output")
-
-
-class DiskError(MachineError):
-    """The file system refused a file of the run."""
-
-    @classmethod
-    def refused(cls, path: Path, error: OSError) -> "DiskError":
-        """Writing `path` failed with `error`."""
-        return cls(f"cannot write {path}: {error.strerror or error}")
+        """Another run is writing into the folder."""
+        return cls(f"{folder} is in use by another run: name a new folder with --output")
 
 
 class ProcessError(MachineError):
@@ -57,7 +49,9 @@ class ProcessError(MachineError):
 
 def _last_words(log: Path) -> str:
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
     if not lines:

@@ -1,11 +1,14 @@
 """The folder of a run: each run writes into a new one."""
 
+import fcntl
 import json
 import os
+import weakref
 from datetime import datetime
 from pathlib import Path
 
-from assay.runs.errors import DiskError, FolderError
+from assay.files import DiskError, UnreadableFileError, read_json_object, refuse_link, write_whole
+from assay.runs.errors import FolderError
 from assay.runs.provenance import provenance
 
 MARK = "run.json"
@@ -54,26 +57,41 @@ class RunFolder:
             raise FolderError.in_use(path) from None
         except OSError as error:
             raise DiskError.refused(path / MARK, error) from error
-        _begun.append(path)
-        return cls(path)
+        return cls._take(path)
 
     @classmethod
     def resume(cls, command: str, output: str | Path | None = None) -> "RunFolder":
-        """The folder of an earlier run of `command`, whose files may be used again; else as `create`.
+        """Continue in the folder of an earlier run of `command`; else as `create`.
 
-        Raises: as `create`, for a folder of anything else.
+        Raises: FolderError if that run still writes into it; as `create` for any other folder.
         """
-        mark = None if output is None else Path(output) / MARK
         try:
-            earlier = None if mark is None else json.loads(mark.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            earlier = None
-        if not isinstance(earlier, dict) or earlier.get("run") != command:
+            earlier = {} if output is None else read_json_object(refuse_link(Path(output) / MARK))
+        except UnreadableFileError:
+            earlier = {}
+        if earlier.get("run") != command:
             return cls.create(command, output)
-        path = Path(str(output))
-        (path / _VERDICT).unlink(missing_ok=True)
+        folder = cls._take(Path(str(output)))
+        (folder.path / _VERDICT).unlink(missing_ok=True)
+        return folder
+
+    @classmethod
+    def _take(cls, path: Path) -> "RunFolder":
+        """Lock the folder for as long as the returned object lives.
+
+        Raises: FolderError if another run has it.
+        """
+        folder = cls(path)
+        lock = os.open(path / MARK, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(folder, os.close, lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderError.in_use(path) from None
+        except OSError:  # a file system without locks
+            pass
         _begun.append(path)
-        return cls(path)
+        return folder
 
     def write_text(self, name: str, text: str) -> Path:
         """Write a file of this folder, whole or not at all. Returns its path.
@@ -81,21 +99,6 @@ class RunFolder:
         Raises: DiskError if it cannot be written.
         """
         return write_whole(self.path / name, text)
-
-
-def write_whole(path: Path, text: str) -> Path:
-    """Write `path` under another name and rename it, so that readers get the old or the new text.
-
-    Raises: DiskError if it cannot be written.
-    """
-    temporary = path.with_name(path.name + ".part")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise DiskError.refused(path, error) from error
-    return path
 
 
 def _default_path(command: str) -> Path:

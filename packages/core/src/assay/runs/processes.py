@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from assay.errors import MachineError, UsageError
-from assay.runs.errors import DiskError, ProcessError
-from assay.runs.folders import write_whole
+from assay.files import DiskError, UnreadableFileError, read_json_object, write_whole
+from assay.runs.errors import ProcessError
 from assay.runs.hashing import SAME_HASHES
 from assay.runs.progress import Progress, WireReader
 from assay.watchdog import GRACE_SECONDS, watched
@@ -157,8 +157,8 @@ def _signal_group(process: "_Process", number: signal.Signals) -> None:
 
 def _read_answer(file: Path, name: str, exit_code: int, log: Path, seconds: float) -> Answer:
     try:
-        answer = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        answer = read_json_object(file)
+    except UnreadableFileError:
         raise ProcessError.died(name, exit_code, log) from None
     if "error" in answer:
         raise (UsageError if answer["usage"] else MachineError)(answer["error"])

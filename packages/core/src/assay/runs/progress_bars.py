@@ -6,9 +6,9 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from rich import progress as rich_progress
-from rich.console import Console
 from rich.text import Text
 
+from assay.output.console import open_console
 from assay.runs.progress import Progress
 
 
@@ -29,7 +29,7 @@ class BarProgress(Progress):
             rich_progress.BarColumn(),
             rich_progress.MofNCompleteColumn(),
             rich_progress.TimeElapsedColumn(),
-            console=Console(file=stream),
+            console=open_console(stream),
         )
 
     def __enter__(self) -> Self:

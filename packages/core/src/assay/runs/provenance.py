@@ -1,14 +1,17 @@
 """Provenance of a run: versions, machine, command, settings. Imports no torch."""
 
-import fnmatch
 import os
 import platform
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from assay.files import read_toml
 
 _DISTRIBUTIONS = ("assay-core", "torch", "transformers", "safetensors", "numpy")
 # Listed where they are installed.
@@ -16,11 +19,19 @@ _OPTIONAL = (
     "accelerate", "assay-bench", "assay-expectations", "assay-smoke", "deepspeed", "lm-eval", "peft", "trl",
 )  # fmt: skip
 
-# Variables that change numbers or the visible devices. No others, which may be secrets.
-_VARIABLES = (
-    "ASSAY_*", "OMP_*", "MKL_*", "KMP_*", "ATEN_*", "TORCH_*", "PYTORCH_*", "*_VISIBLE_DEVICES",
-    "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "PYTHONHASHSEED",
-)  # fmt: skip
+_VARIABLES = Path(__file__).with_name("recorded_variables.toml")
+
+# Names that mark a secret, as in `api_key=...` and `--hub-token ...`; and values that are one by
+# their form. Sources: the prefixes that GitHub, Hugging Face, OpenAI, Slack, AWS and Google document.
+_SECRET_NAME = re.compile(
+    r"(?i)(^|[^a-z])(api[-_]?key|access[-_]?key|private[-_]?key|auth(?:orization)?|bearer"
+    r"|credentials?|passw(?:or)?d|passphrase|secret|token)([^a-z]|$)"
+)
+_SECRET_VALUE = re.compile(
+    r"(gh[opsur]_\w{16,}|github_pat_\w{16,}|hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|xox[abprs]-[\w-]{10,}"
+    r"|AKIA[A-Z0-9]{12,}|AIza[\w-]{20,}|(?<=://)[^/@\s]+:[^/@\s]+(?=@)|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
+)
+_HIDDEN = "***"
 
 _GIT_TIMEOUT_SECONDS = 5
 
@@ -29,7 +40,7 @@ def provenance() -> dict[str, Any]:
     """The provenance of this process as JSON values; None for what is unknown."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": redact([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": _cpu_model(),
@@ -39,11 +50,37 @@ def provenance() -> dict[str, Any]:
         | {name: version for name in _OPTIONAL if (version := _version(name))},
         "git": _git_state(),
         "variables": {
-            name: value
-            for name, value in sorted(os.environ.items())
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in _VARIABLES)
+            name: redact([os.environ[name]])[0]
+            for names in read_toml(_VARIABLES).values()
+            for name in names
+            if name in os.environ
         },
     }
+
+
+def redact(words: Sequence[str]) -> list[str]:
+    """Hide secrets in the words of a command, by their names and by their form.
+
+    >>> redact(["--model-args", "model=m,api_key=x", "--token", "y"])
+    ['--model-args', 'model=m,api_key=***', '--token', '***']
+    """
+    shown: list[str] = []
+    for word in words:
+        is_value = bool(shown) and shown[-1].startswith("--") and "=" not in shown[-1]
+        if is_value and _SECRET_NAME.search(shown[-1]):
+            shown.append(_HIDDEN)
+        else:
+            shown.append(_SECRET_VALUE.sub(_HIDDEN, _ASSIGNMENT.sub(_hide_value, word)))
+    return shown
+
+
+# NAME=VALUE up to the next comma or space; a value may hold `=`.
+_ASSIGNMENT = re.compile(r"([\w.-]+)([=:])([^,\s]+)")
+
+
+def _hide_value(found: re.Match[str]) -> str:
+    name, separator, _ = found.groups()
+    return f"{name}{separator}{_HIDDEN}" if _SECRET_NAME.search(name) else found[0]
 
 
 def _version(distribution: str) -> str | None:

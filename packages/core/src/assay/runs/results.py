@@ -1,46 +1,38 @@
 """What lies in the folder of a finished run: verdict and measurements, written and read."""
 
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Self
 
-from pydantic import ValidationError
-
-from assay.errors import UsageError
-from assay.runs.errors import DiskError
-from assay.runs.folders import write_whole
-from assay.runs.provenance import provenance
-from assay.verdicts import Measurement, Verdict
+from assay.files import (
+    DIGEST,
+    DiskError,
+    UnreadableFileError,
+    check_seal,
+    file_digest,
+    parse_record,
+    read_json_object,
+    read_record_lines,
+    refuse_link,
+    seal,
+    write_whole,
+)
+from assay.runs.provenance import provenance, redact
+from assay.verdicts import Measurement, Verdict, find_contradiction
 
 VERDICT_FILE = "verdict.json"
 MEASUREMENTS_FILE = "measurements.jsonl"
-# Beside both: what the reference recorded, and what the candidate measured against it.
+# In the same folder: what the reference recorded, and what the candidate measured against it.
 GOLDEN_FOLDER = "golden"
 CANDIDATE_FOLDER = "candidate"
+
+_UNSEALED = "{} has no digest: a change of it cannot be seen"
 
 
 def rank_folder(folder: Path, number: int) -> Path:
     """Where a rank of several writes what it measured; `folder`: the candidate's."""
     return folder / f"rank-{number}"
-
-
-class UnreadableRunError(UsageError):
-    """A folder does not hold the files of a finished run."""
-
-    @classmethod
-    def absent(cls, folder: Path) -> Self:
-        """There is no verdict in `folder`."""
-        return cls(f"{folder} holds no {VERDICT_FILE}: it is not the folder of a finished run")
-
-    @classmethod
-    def damaged(cls, path: Path, line: int | None, cause: ValidationError) -> Self:
-        """`path` does not follow the schema."""
-        where = f"{path}, line {line}" if line else str(path)
-        first = cause.errors()[0]
-        field_path = ".".join(map(str, first["loc"]))
-        why = f"{field_path}: {first['msg']}".removeprefix(": ")
-        return cls(f"{where} cannot be read: {why}")
 
 
 def write_results(
@@ -60,17 +52,20 @@ def write_results(
     try:
         write_whole(folder / MEASUREMENTS_FILE, text)
     except DiskError as error:
-        notes = [*verdict.notes, f"{error}: tables and pictures are empty"]
-        verdict = verdict.model_copy(update={"notes": notes})
+        verdict = _with_note(verdict, f"{error}: tables and pictures are empty")
     return write_verdict(verdict, folder, command)
 
 
 def write_verdict(verdict: Verdict, folder: Path, command: Sequence[str] | None = None) -> Verdict:
     """As `write_results`, where the measurements are written already."""
     words = ["assay", *sys.argv[1:]] if command is None else list(command)
-    verdict = verdict.model_copy(update={"command": words, "environment": provenance()})
+    measurements = folder / MEASUREMENTS_FILE
+    files = {MEASUREMENTS_FILE: file_digest(measurements)} if measurements.is_file() else {}
+    verdict = verdict.model_copy(
+        update={"command": redact(words), "environment": provenance(), "files": files}
+    )
     try:
-        write_whole(folder / VERDICT_FILE, verdict.to_json())
+        write_whole(folder / VERDICT_FILE, format_verdict(verdict))
     except DiskError as error:
         at = verdict.location
         where = f", at {at.module or at.phase} (step {at.step})" if at is not None else ""
@@ -78,35 +73,47 @@ def write_verdict(verdict: Verdict, folder: Path, command: Sequence[str] | None 
     return verdict
 
 
-def read_verdict(folder: Path) -> Verdict:
-    """The verdict in `folder`.
+def format_verdict(verdict: Verdict) -> str:
+    """Format the text of verdict.json, with its digest."""
+    return seal(json.loads(verdict.to_json()))
 
-    Raises: UnreadableRunError if there is none, or it does not follow the schema.
+
+def read_verdict(folder: Path) -> Verdict:
+    """Read the verdict in `folder`.
+
+    A verdict that assay did not write may lack a digest; a note then says so.
+    Raises: UnreadableFileError if there is none, if it was changed after assay wrote it, or if its
+        outcome contradicts its levels.
     """
-    path = folder / VERDICT_FILE
-    try:
-        return Verdict.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        raise UnreadableRunError.absent(folder) from None
-    except ValidationError as error:
-        raise UnreadableRunError.damaged(path, None, error) from None
+    path = refuse_link(folder / VERDICT_FILE)
+    if not path.exists():
+        problem = "it is not the folder of a finished run"
+        raise UnreadableFileError(f"{folder} holds no {VERDICT_FILE}: {problem}")
+    content = read_json_object(path)
+    is_sealed = DIGEST in content
+    verdict = parse_record(
+        Verdict, json.dumps(check_seal(content, path) if is_sealed else content), path
+    )
+    if contradiction := find_contradiction(verdict):
+        raise UnreadableFileError.of(path, f"it contradicts itself: {contradiction}")
+    return verdict if is_sealed else _with_note(verdict, _UNSEALED.format(path.name))
+
+
+def _with_note(verdict: Verdict, note: str) -> Verdict:
+    return verdict.model_copy(update={"notes": [*verdict.notes, note]})
 
 
 def read_measurements(folder: Path) -> tuple[list[Measurement], list[str]]:
-    """The measurements in `folder`, and complaints where the last was cut short, or all are absent.
+    """Read the measurements in `folder`, and complaints if they are absent or were changed.
 
-    Raises: UnreadableRunError if a line does not follow the schema.
+    Raises: UnreadableFileError as `read_verdict`, which has their digest.
     """
-    path = folder / MEASUREMENTS_FILE
+    path = refuse_link(folder / MEASUREMENTS_FILE)
+    digest = read_verdict(folder).files.get(path.name)
+    empty = "tables and pictures that are drawn from it are empty"
     if not path.is_file():
-        return [], [f"{path.name} is absent: tables and pictures that are drawn from it are empty"]
-    rows: list[Measurement] = []
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                rows.append(Measurement.model_validate_json(line))
-            except ValidationError as error:
-                if not line.endswith(b"\n"):
-                    return rows, [f"{path.name} was cut short after {len(rows):,} measurements"]
-                raise UnreadableRunError.damaged(path, number, error) from None
-    return rows, []
+        return [], [f"{path.name} is absent: {empty}"]
+    if digest is not None and file_digest(path) != digest:
+        return [], [f"{path.name} was changed after the run: {empty}"]
+    complaints = [] if digest else [_UNSEALED.format(path.name)]
+    return list(read_record_lines(Measurement, path)), complaints

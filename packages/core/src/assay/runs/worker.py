@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from assay.errors import AssayError, UsageError
-from assay.runs.folders import write_whole
+from assay.files import write_whole
 from assay.runs.progress import Progress, WireProgress
 from assay.watchdog import GRACE_SECONDS
 

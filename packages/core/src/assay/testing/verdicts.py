@@ -27,7 +27,7 @@ def assert_run_passed(folder: Path) -> Verdict:
     The message ends with the command that opens the run's report.
     Returns: the verdict of the run.
 
-    Raises: UnreadableRunError if `folder` holds no finished run.
+    Raises: UnreadableFileError if `folder` holds no finished run.
     """
     __tracebackhide__ = True
     report = read_report(folder)

@@ -13,12 +13,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from assay.files import create_temporary
 from assay.trace.errors import StorageError, TraceError
 
 if TYPE_CHECKING:
     import torch
-
-_TEMPORARY = ".part"
 
 
 @contextmanager
@@ -34,12 +33,9 @@ class OutStream:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._temporary = path.with_name(path.name + _TEMPORARY)
         with _refusals(path, "create"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(
-                self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666
-            )
+            self._descriptor, self._temporary = create_temporary(path)
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
         """Write `data` at byte `offset`; its memory may be changed afterwards."""

@@ -10,9 +10,9 @@ from assay.comparing.limits import Limits, load_limits
 from assay.devices.detection.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
+from assay.files import read_sealed, write_sealed
 from assay.models.sources import resolve_model
 from assay.runs import Answer, Progress, run_process
-from assay.runs.folders import write_whole
 from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER, rank_folder, write_results
 from assay.training.processes.ranks import run_ranks
 from assay.training.processes.requests import (
@@ -106,8 +106,7 @@ def record_report(
         options=check.options, reference=check.reference, dtype=check.dtype, folder=str(golden)
     )
     answer = ask(kind, request, golden.parent, progress)
-    text = report.model_validate(answer.result).model_dump_json()
-    write_whole(golden / REPORT_FILE, text)
+    write_sealed(golden / REPORT_FILE, report.model_validate(answer.result))
 
 
 def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Progress) -> Verdict:
@@ -279,7 +278,7 @@ def _judge(
     evidence = TrainEvidence(
         check.options,
         check.dtype,
-        ReferenceReport.model_validate_json((golden / REPORT_FILE).read_text(encoding="utf-8")),
+        read_sealed(ReferenceReport, golden / REPORT_FILE),
         reports,
         load_training_limits(check.limits),
         noise=Trace.open(golden / "noise"),

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from assay.api.verdict import CheckedVerdict
 from assay.cli.verdict_output import end_with
+from assay.files import DiskError
 from assay.report import publish
 from assay.report.run_report import read_report
 from assay.report.terminal import print_report
-from assay.runs import DiskError
 from packages.core.tests.unit.report.sample_runs import Sample, write_hostile_sample, write_sample
 
 FAILED = Sample(1, 2, 18, 2, "model.layers.0.mlp.down_proj")

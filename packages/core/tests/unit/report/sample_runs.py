@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from assay.runs.results import MEASUREMENTS_FILE, VERDICT_FILE
+from assay.files import file_digest
+from assay.runs.results import MEASUREMENTS_FILE, VERDICT_FILE, format_verdict
 from assay.verdicts import (
     Level,
     Location,
@@ -78,8 +79,15 @@ def write_sample(folder: Path, sample: Sample) -> Path:
     rows = sample_measurements(sample)
     text = "".join(row.model_dump_json() + "\n" for row in rows)
     (folder / MEASUREMENTS_FILE).write_text(text, encoding="utf-8")
-    (folder / VERDICT_FILE).write_text(sample_verdict(sample).to_json(), encoding="utf-8")
+    write_sample_verdict(sample_verdict(sample), folder)
     return folder
+
+
+def write_sample_verdict(verdict: Verdict, folder: Path) -> None:
+    """Writes verdict.json beside the measurements in `folder`, with the digests of both."""
+    files = {MEASUREMENTS_FILE: file_digest(folder / MEASUREMENTS_FILE)}
+    text = format_verdict(verdict.model_copy(update={"files": files}))
+    (folder / VERDICT_FILE).write_text(text, encoding="utf-8")
 
 
 def sample_measurements(sample: Sample) -> list[Measurement]:
@@ -271,4 +279,7 @@ def write_hostile_sample(folder: Path, text: str) -> Path:
         for known in ("model.layers.0.mlp.down_proj", "micro:llama", "a laptop", "logits-kl"):
             replaced = replaced.replace(json.dumps(known), json.dumps(text))
         path.write_text(replaced, encoding="utf-8")
+    verdict = json.loads((folder / VERDICT_FILE).read_text(encoding="utf-8"))
+    del verdict["digest"]
+    write_sample_verdict(Verdict.model_validate(verdict), folder)
     return folder

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from assay.files import DiskError
 from assay.report.publish import append_summary, publish_one, publish_several
 from assay.report.run_report import Report, read_report
-from assay.runs import DiskError, FolderError
+from assay.runs import FolderError
 from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 
 SMALL = Sample(1, 2, 18, 2, None)

@@ -1,13 +1,14 @@
 """Reading the files of a finished run."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from assay.files import UnreadableFileError, seal
 from assay.report.run_report import Report, read_report
-from assay.runs.results import UnreadableRunError
 from assay.verdicts import Level, Measurement, Outcome, Suspect, Verdict
 from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 
@@ -41,7 +42,7 @@ def test_run_is_read_with_its_measurements(folder: Path) -> None:
 
 
 def test_folder_without_a_verdict_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableRunError) as caught:
+    with pytest.raises(UnreadableFileError) as caught:
         read_report(tmp_path)
     assert str(caught.value) == (
         f"{tmp_path} holds no verdict.json: it is not the folder of a finished run"
@@ -49,37 +50,85 @@ def test_folder_without_a_verdict_is_refused(tmp_path: Path) -> None:
 
 
 def test_file_in_place_of_a_folder_is_refused(folder: Path) -> None:
-    with pytest.raises(UnreadableRunError, match=r"holds no verdict\.json"):
+    with pytest.raises(UnreadableFileError, match=r"holds no verdict\.json"):
         read_report(folder / "verdict.json")
 
 
 def test_verdict_that_breaks_the_schema_is_refused_by_field(folder: Path) -> None:
     path = folder / "verdict.json"
     data = json.loads(path.read_text())
-    path.write_text(json.dumps({**data, "verdict": "MAYBE"}))
-    with pytest.raises(UnreadableRunError) as caught:
+    path.write_text(seal({**data, "verdict": "MAYBE"}))
+    with pytest.raises(UnreadableFileError) as caught:
         read_report(folder)
     assert str(caught.value) == (
         f"{path} cannot be read: verdict: Input should be 'PASS', 'FAIL' or 'NOT_COMPARED'"
     )
 
 
-def test_damaged_measurement_is_refused_by_line(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text[:-20],
+        lambda text: text.replace("0.00", "0.01", 1),
+        lambda text: text + text.splitlines(keepends=True)[0],
+        lambda _: "",
+    ],
+    ids=["cut-short", "one-digit", "one-row-more", "emptied"],
+)
+def test_changed_measurements_are_not_shown(folder: Path, change: Callable[[str], str]) -> None:
     path = folder / "measurements.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([lines[0], "{}\n", *lines[1:]]))
-    with pytest.raises(UnreadableRunError) as caught:
-        read_report(folder)
-    assert str(caught.value) == f"{path}, line 2 cannot be read: level: Field required"
-
-
-def test_truncated_last_line_is_reported_and_the_rest_is_used(folder: Path) -> None:
-    path = folder / "measurements.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:3]) + lines[3][:20])
+    text = path.read_text()
+    assert change(text) != text
+    path.write_text(change(text))
     report = read_report(folder)
-    assert len(report.measurements) == 3
-    assert report.notes == ["measurements.jsonl was cut short after 3 measurements"]
+    assert report.measurements == []
+    (note,) = report.notes
+    assert note == (
+        "measurements.jsonl was changed after the run:"
+        " tables and pictures that are drawn from it are empty"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"verdict": "PASS"}, "it was changed after assay wrote it: its digest differs"),
+        ({"digest": None}, "it was changed after assay wrote it: its digest differs"),
+    ],
+    ids=["outcome", "digest"],
+)
+def test_changed_verdict_is_refused(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
+    path = write_sample(tmp_path, Sample(num_layers=3)) / "verdict.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(UnreadableFileError) as caught:
+        read_report(tmp_path)
+    assert str(caught.value) == f"{path} cannot be read: {problem}"
+
+
+def test_verdict_without_a_digest_says_so(folder: Path) -> None:
+    path = folder / "verdict.json"
+    content = json.loads(path.read_text())
+    del content["digest"]
+    path.write_text(json.dumps(content))
+    (note,) = read_report(folder).notes
+    assert note == "verdict.json has no digest: a change of it cannot be seen"
+
+
+def test_verdict_that_contradicts_its_levels_is_refused(tmp_path: Path) -> None:
+    path = write_sample(tmp_path, Sample(num_layers=3)) / "verdict.json"
+    path.write_text(seal({**json.loads(path.read_text()), "verdict": "PASS"}))
+    with pytest.raises(
+        UnreadableFileError, match="the verdict is PASS, and its levels amount to FAIL"
+    ):
+        read_report(tmp_path)
+
+
+def test_links_in_the_folder_of_a_run_are_refused(folder: Path, tmp_path: Path) -> None:
+    path = folder / "verdict.json"
+    path.rename(tmp_path / "elsewhere.json")
+    path.symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(UnreadableFileError, match="it is a symbolic link"):
+        read_report(folder)
 
 
 def test_absent_measurements_are_reported(folder: Path) -> None:

@@ -115,7 +115,7 @@ def test_commands_are_not_broken_into_lines() -> None:
 def test_names_are_neither_markup_nor_control_sequences() -> None:
     folder = write_hostile_sample(Path("runs/0412"), "[red]x[/red]\x1b[2J")
     text = printed(read_report(folder))
-    assert r"[red]x[/red]\x1b[2J (forward, step 0) differs from the reference." in text
+    assert r"[red]x[/red]\u001b[2J (forward, step 0) differs from the reference." in text
     assert "\x1b" not in text
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from assay.errors import MachineError, UsageError
-from assay.runs import DiskError, FolderError, RunFolder
+from assay.files import DiskError
+from assay.runs import FolderError, RunFolder
 
 
 def test_default_folder_names_time_and_command(
@@ -72,7 +73,7 @@ def test_one_of_two_runs_gets_the_folder(tmp_path: Path, monkeypatch: pytest.Mon
 
     assert len(won) == 1
     assert len(lost) == 5
-    assert str(lost[0]).endswith("was just taken by another run: name a new folder with --output")
+    assert str(lost[0]).endswith("is in use by another run: name a new folder with --output")
 
 
 def test_folder_below_a_file_is_one_clear_error(tmp_path: Path) -> None:
@@ -100,13 +101,11 @@ def test_read_only_folder_is_one_clear_error(
 def test_files_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder.create("compare", tmp_path / "run")
     assert folder.write_text("verdict.json", "whole").read_text() == "whole"
-    real_write = Path.write_text
 
-    def half_then_full(path: Path, text: str, encoding: str) -> int:
-        real_write(path, text[:3], encoding)
+    def refuse(_path: Path, _target: Path) -> Path:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_text", half_then_full)
+    monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(DiskError, match=r"cannot write .*verdict\.json: No space left on device"):
         folder.write_text("verdict.json", "other")
     assert (folder.path / "verdict.json").read_text() == "whole"
@@ -124,7 +123,7 @@ def test_folder_of_a_run_without_a_verdict_says_so(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_in_the_folder_of_its_own_command_alone(tmp_path: Path) -> None:
-    folder = RunFolder.create("bench run", tmp_path / "run").path
+    folder = RunFolder.create("bench run", tmp_path / "run").path  # which nobody holds any more
     (folder / "verdict.json").write_text("{}")
     (folder / "kept").write_text("work")
 
@@ -133,3 +132,11 @@ def test_a_run_goes_on_in_the_folder_of_its_own_command_alone(tmp_path: Path) ->
     with pytest.raises(FolderError):
         RunFolder.resume("bench tune", folder)
     assert RunFolder.resume("bench run", tmp_path / "new").path == tmp_path / "new"
+
+
+def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
+    first = RunFolder.create("bench run", tmp_path / "run")
+    with pytest.raises(FolderError, match=r"is in use by another run: name a new folder"):
+        RunFolder.resume("bench run", first.path)
+    del first
+    assert RunFolder.resume("bench run", tmp_path / "run").path == tmp_path / "run"

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from assay.errors import MachineError, UsageError
+from assay.files import DiskError
 from assay.runs import (
     Answer,
-    DiskError,
     LineProgress,
     ProcessError,
     SilentProgress,

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from assay.runs import provenance
+from assay.runs.provenance import redact
 
 
 def test_provenance_is_json_with_command_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,14 +28,35 @@ def test_provenance_is_json_with_command_and_versions(monkeypatch: pytest.Monkey
 def test_settings_are_recorded_and_secrets_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASSAY_TORCH", "cpu")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("ANY_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("ASSAY_TOKEN", "secret")
+    monkeypatch.setenv("TORCH_API_KEY", "secret")
+    monkeypatch.setenv("NEURON_CC_FLAGS", "--upload-token=secret")
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("PASSWORD", "secret")
     variables = provenance()["variables"]
     assert variables["ASSAY_TORCH"] == "cpu"
     assert variables["OMP_NUM_THREADS"] == "1"
-    assert variables["ANY_VISIBLE_DEVICES"] == "0"
+    assert variables["CUDA_VISIBLE_DEVICES"] == "0"
+    assert variables["NEURON_CC_FLAGS"] == "--upload-token=***"
     assert "secret" not in variables.values()
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--model-args", "model=m,api_key=abc,tp=2"], ["--model-args", "model=m,api_key=***,tp=2"]),
+        (["--hub-token", "abc", "x"], ["--hub-token", "***", "x"]),
+        (["--password=abc"], ["--password=***"]),
+        (["https://me:abc@host/x"], ["https://***@host/x"]),
+        (["hf_" + "a" * 20], ["***"]),
+        (["Authorization:abc"], ["Authorization:***"]),
+        (["--max-new-tokens", "16"], ["--max-new-tokens", "16"]),
+        (["--tokenizer", "t", "author=me"], ["--tokenizer", "t", "author=me"]),
+    ],
+)  # fmt: skip
+def test_secrets_of_a_command_are_hidden(words: list[str], shown: list[str]) -> None:
+    assert redact(words) == shown
 
 
 def test_commit_of_the_working_directory_is_recorded(

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from assay.runs import DiskError, results, write_whole
-from assay.runs.results import UnreadableRunError, read_measurements, read_verdict, write_results
+from assay.files import DiskError, UnreadableFileError, write_whole
+from assay.runs import results
+from assay.runs.results import read_measurements, read_verdict, write_results
 from assay.verdicts import Location, Measurement, Outcome, Verdict
 
 ROW = Measurement(
@@ -35,7 +36,7 @@ def test_verdict_carries_the_command_and_the_machine(
 
 
 def test_folder_without_a_verdict_is_no_finished_run(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableRunError, match=r"holds no verdict\.json"):
+    with pytest.raises(UnreadableFileError, match=r"holds no verdict\.json"):
         read_verdict(tmp_path)
 
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.runs.results import UnreadableRunError
+from assay.files import UnreadableFileError
 from assay.testing.verdicts import assert_passed, assert_run_passed
 from assay.verdicts import Level, Outcome, Verdict
 from packages.core.tests.unit.report.sample_runs import Sample, write_sample
@@ -52,5 +52,5 @@ def test_not_compared_is_no_pass() -> None:
 
 
 def test_folder_without_a_verdict_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableRunError):
+    with pytest.raises(UnreadableFileError):
         assert_run_passed(tmp_path)

@@ -4,9 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from assay.runs.folders import write_whole
+from assay.files import write_whole
+from assay.output.pages import page_environment
 from assay_expectations.browsing.cells import Cell, State
 
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -17,9 +16,7 @@ _STATES: tuple[State, ...] = ("fail", "stale", "missing", "unseen", "pass")
 
 def write_page(cells: Sequence[Cell], date: str, file: Path) -> Path:
     """Write the page of `cells`, which come row by row. Returns: the file."""
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined
-    )
+    environment = page_environment(_TEMPLATES)
     rows: dict[str, list[Cell]] = {}
     for cell in cells:
         rows.setdefault(cell.model, []).append(cell)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from assay.comparing.token_thresholds import PUBLISHED_METRICS
 from assay.errors import UsageError
+from assay.files import write_whole
 from assay.inputs import built_in_texts
-from assay.runs import Progress, write_whole
+from assay.runs import Progress
 from assay.runs.results import MEASUREMENTS_FILE
 from assay.verdicts import Outcome
 from assay.watchdog import temporary_folder

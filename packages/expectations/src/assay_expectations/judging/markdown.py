@@ -1,7 +1,12 @@
-"""A change from one capture to another, as a person reads it in a pull request."""
+"""A change from one capture to another, as a person reads it in a pull request.
 
+Its text becomes the body of a pull request, so whatever a record holds is escaped.
+"""
+
+import shlex
 from collections.abc import Iterable, Iterator
 
+from assay.foreign_text import escape_markdown, markdown_code
 from assay_expectations.judging.changes import Change
 from assay_expectations.records import Expectation
 
@@ -14,20 +19,21 @@ def change_as_markdown(expected: Expectation, actual: Expectation, change: Chang
 
 
 def _lines(expected: Expectation, actual: Expectation, change: Change) -> Iterator[str]:
-    yield f"### {actual.model} on {actual.provenance.run}: {change.kind}"
+    yield f"### {escape_markdown(f'{actual.model} on {actual.provenance.run}: {change.kind}')}"
     yield ""
-    yield f"{change.summary[:1].upper()}{change.summary[1:]}."
+    yield f"{escape_markdown(change.summary[:1].upper() + change.summary[1:])}."
     if change.judged is not None:
         yield from ("", "| statistic | ratio to the noise before | limit |", "|---|---|---|")
         for one in change.judged.judged:
             mark = " **over**" if one.failed else ""
-            yield f"| {one.ratio.statistic} | {one.ratio.value:.3g}x{mark} | {one.limit:g}x |"
+            statistic = escape_markdown(one.ratio.statistic)
+            yield f"| {statistic} | {one.ratio.value:.3g}x{mark} | {one.limit:g}x |"
     if change.moved:
         yield from ("", "Tokens that moved furthest (in units of the noise before):", "")
         yield "| batch, row, token | units | id | log-probability before | now |"
         yield "|---|---|---|---|---|"
         for token in change.moved:
-            name = "all others" if token.id is None else token.id
+            name = "all others" if token.id is None else escape_markdown(str(token.id))
             yield (
                 f"| {token.batch}, {token.row}, {token.position} | {token.units:.3g} | {name} |"
                 f" {token.expected:.6g} | {token.actual:.6g} |"
@@ -44,7 +50,7 @@ def _layers(expected: Expectation, actual: Expectation, change: Change) -> Itera
         yield "Modules that are further from the yardstick than before, first the one that begins it:"
         yield from ("", "| module | relative error before | now |", "|---|---|---|")
         for layer in change.grown[:_LAYERS_SHOWN]:
-            yield f"| {layer.module or '(model)'} | {layer.before:.3g} | {layer.now:.3g} |"
+            yield f"| {escape_markdown(layer.module or '(model)')} | {layer.before:.3g} | {layer.now:.3g} |"
         if (more := len(change.grown) - _LAYERS_SHOWN) > 0:
             yield f"| and {more} more | | |"
     elif expected.layers and actual.layers:
@@ -52,16 +58,15 @@ def _layers(expected: Expectation, actual: Expectation, change: Change) -> Itera
     else:
         yield "One of the two was captured before errors of modules were kept."
     yield ""
-    yield (
-        f"To see the operation: `assay check generate {actual.model} --reference cpu/float32 --candidate"
-        f" {actual.provenance.run}`."
-    )
+    words = ["assay", "check", "generate", actual.model, "--reference", "cpu/float32"]
+    command = shlex.join([*words, "--candidate", actual.provenance.run])
+    yield f"To see the operation: {markdown_code(command)}."
 
 
 def _listed(title: str, items: Iterable[str]) -> Iterator[str]:
     found = list(items)
     if found:
-        yield from ("", f"{title}:", "", *(f"- {item}" for item in found))
+        yield from ("", f"{title}:", "", *(f"- {escape_markdown(item)}" for item in found))
 
 
 def _provenance(expected: Expectation, actual: Expectation) -> Iterator[str]:

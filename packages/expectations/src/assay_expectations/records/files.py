@@ -8,8 +8,7 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from assay.errors import UsageError
-from assay.runs.errors import DiskError
-from assay.runs.folders import write_whole
+from assay.files import DiskError, write_whole
 from assay_expectations.records.expectation import SCHEMA, Expectation
 
 _WIDTH = 100

@@ -3,6 +3,7 @@
 import shlex
 from itertools import groupby
 
+from assay.foreign_text import markdown_block
 from assay_runners.planning.plan import Plan, SessionCall
 
 
@@ -31,7 +32,7 @@ def explain_plan(plan: Plan) -> str:
 
 def summarise_plan(plan: Plan) -> str:
     """The same as Markdown. Labels and inputs are others' words: they stand in code only."""
-    blocks = [f"### {_heading(plan)}", f"```text\n{_unfenced(explain_plan(plan))}\n```"]
+    blocks = [f"### {_heading(plan)}", markdown_block(explain_plan(plan))]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -48,7 +49,3 @@ def _heading(plan: Plan) -> str:
         return "Nothing to do"
     num_jobs = len(plan.tiers) + bool(plan.afterwards) + len(plan.machines)
     return f"{num_jobs} job{'s' if num_jobs > 1 else ''}"
-
-
-def _unfenced(text: str) -> str:
-    return text.replace("```", "'''")

@@ -4,6 +4,7 @@ from itertools import chain
 from typing import Any
 
 from assay.errors import AssayError
+from assay.foreign_text import escape_markdown, markdown_code
 from assay.report.markdown import render_markdown
 from assay.report.run_report import Report, read_report
 from assay.verdicts import Outcome
@@ -21,17 +22,23 @@ def summarise_job(result: JobResult, sha: str, enter: str = "") -> str:
     """
     job = result.job
     state = {0: "passes", 1: "FAILS"}.get(result.exit_code, "the machine is sick")
-    blocks = [f"# {job.tier} on assay-{job.target}: {state}", f"Commit `{sha}`, {job.why}."]
+    blocks = [
+        f"# {job.tier} on assay-{job.target}: {state}",
+        f"Commit {markdown_code(sha)}, {escape_markdown(job.why)}.",
+    ]
     if result.sick_before:
-        blocks.append(f"Nothing ran: `{result.sick_before}`. Another machine may succeed.")
+        blocks.append(
+            f"Nothing ran: {markdown_code(result.sick_before)}. Another machine may succeed."
+        )
     reports, unreadable = _read_reports(result.sessions)
     if result.sessions:
         blocks.append(_table(result.sessions))
     if reports:
-        blocks.append(f"Environment: `{_describe(reports[0].verdict.environment)}`.")
+        blocks.append(f"Environment: {markdown_code(_describe(reports[0].verdict.environment))}.")
     if result.sick_after:
         blocks.append(
-            f"The machine is sick after the job, which may be why: `{result.sick_after}`."
+            "The machine is sick after the job, which may be why:"
+            f" {markdown_code(result.sick_after)}."
         )
     if failed := [session for session in result.sessions if session.failure]:
         commands = "\n".join(nox_command(session.call) for session in failed)
@@ -45,23 +52,22 @@ def summarise_job(result: JobResult, sha: str, enter: str = "") -> str:
 
 
 def _describe(environment: dict[str, Any]) -> str:
-    """The versions and the image of a verdict's environment, on one line of Markdown's code."""
+    """Name the versions and the image of a verdict's environment."""
     facts = {
         "Python": environment.get("python"),
         **environment.get("versions", {}),
         "image": environment.get("variables", {}).get("ASSAY_CONTAINER"),
     }
     shown = [name for name in ("Python", "torch", "transformers", "image") if facts.get(name)]
-    line = ", ".join(f"{name} {facts[name]}" for name in shown) or "not known"
-    return " ".join(line.replace("`", "'").split())
+    return ", ".join(f"{name} {facts[name]}" for name in shown) or "not known"
 
 
 def _table(sessions: tuple[SessionResult, ...]) -> str:
     lines = ["| session | result | left | time |", "|---|---|--:|--:|"]
     for session in sessions:
         cells = (
-            f"`{session.call.session}`",
-            session.failure or "passes",
+            markdown_code(session.call.session),
+            escape_markdown(session.failure or "passes"),
             str(len(session.left)),
             f"{session.seconds:.0f} s",
         )
@@ -76,6 +82,6 @@ def _read_reports(sessions: tuple[SessionResult, ...]) -> tuple[list[Report], li
         try:
             reports.append(read_report(folder))
         except AssayError as error:
-            unreadable.append(f"`{folder.name}` cannot be read: `{str(error).splitlines()[0]}`")
+            unreadable.append(f"{markdown_code(folder.name)}: {markdown_code(str(error))}")
     reports.sort(key=lambda report: _WORST_FIRST.index(report.verdict.verdict))
     return reports, unreadable

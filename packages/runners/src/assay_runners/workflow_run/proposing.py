@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.errors import UsageError
+from assay.foreign_text import escape_markdown, markdown_code
 from assay_runners.workflow_run.git import run_git
 from assay_runners.workflow_run.github import gh
 from assay_runners.workflow_run.outputs import run_variable
@@ -47,7 +48,7 @@ def gather(captured: Path, root: Path, reason: str) -> Proposal:
     if not files:
         raise UsageError(f"{captured}: no machine captured anything (*/captured/*.json)")
     parts = [_describe(file, target) for file, target in files.items()]
-    body = f"Captured anew: {_quoted(reason)}\n\n" + "\n\n".join(parts)
+    body = f"Captured anew: {markdown_code(reason)}\n\n" + "\n\n".join(parts)
     if len(body) > _MOST_CHARACTERS:
         body = body[:_MOST_CHARACTERS] + "\n\n… the rest is in the run's summary.\n"
     return Proposal(f"expectations: {len(files)} captured anew", body, files)
@@ -111,10 +112,5 @@ def _describe(file: Path, target: Path) -> str:
     if done.returncode not in (0, 1, 3):
         raise UsageError(f"{file.name}: {''.join(done.stderr.strip().splitlines()[-1:])}")
     if is_new:
-        return f"### {file.name}\n\nNew: nothing was captured on such a machine before."
-    return f"### {file.name}\n\n{done.stdout.strip()}"
-
-
-def _quoted(text: str) -> str:
-    one_line = " ".join(text.split())
-    return f"`{one_line.replace('`', chr(39))}`"
+        return f"### {escape_markdown(file.name)}\n\nNew: nothing was captured on such a machine before."
+    return f"### {escape_markdown(file.name)}\n\n{done.stdout.strip()}"

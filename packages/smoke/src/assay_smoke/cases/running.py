@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from assay.files import write_whole
 from assay.launch import Rank, TimeLimits, World, WorldError, launch_world
 from assay.runs import Progress
 from assay.runs.caches import locked
-from assay.runs.folders import write_whole
 from assay.runs.results import write_results
 from assay.training.check import load_training_limits
 from assay.training.processes.requests import ReferenceRequest

@@ -1,9 +1,12 @@
 """`assay smoke data`: do messages, batches, samplers and accumulation keep what training relies on?"""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
+from assay.output.streams import print_text
 
 _OWN = "FILE.py:NAME"
 
@@ -78,11 +81,10 @@ def data(  # noqa: PLR0913 - one for each option
 
     Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 not everything could be tried.
     """
-    from rich.console import Console
-
     from assay.models.remote_code import remote_code_of
+    from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
-    from assay.runs.results import VERDICT_FILE
+    from assay.runs.results import VERDICT_FILE, format_verdict
     from assay_smoke.data.command.check import check_data
     from assay_smoke.data.command.requests import DataRequest
     from assay_smoke.data.command.table import print_data_verdict
@@ -105,7 +107,9 @@ def data(  # noqa: PLR0913 - one for each option
     folder = RunFolder.create("smoke data", output)
     with open_progress() as progress:
         verdict = check_data(request, folder.path, progress)
-    print_data_verdict(verdict, Console(stderr=as_json), folder.path / VERDICT_FILE)
+    print_data_verdict(
+        verdict, open_console(sys.stderr if as_json else None), folder.path / VERDICT_FILE
+    )
     if as_json:
-        typer.echo(verdict.to_json())
+        print_text(format_verdict(verdict), end="")
     raise typer.Exit(verdict.verdict.exit_code)

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from assay.output.streams import print_text
+
 
 def plan(  # noqa: PLR0913 - one for each option
     *,
@@ -96,7 +98,7 @@ def plan(  # noqa: PLR0913 - one for each option
         )
     )
     if as_json:
-        typer.echo(planned.model_dump_json(by_alias=True, indent=1))
+        print_text(planned.model_dump_json(by_alias=True, indent=1))
         return
     from assay_smoke.commands.plan_tables import print_plan, print_refused
 

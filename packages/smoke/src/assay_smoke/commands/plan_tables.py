@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from assay.errors import name_some
+from assay.output.console import open_console
 
 if TYPE_CHECKING:
     from assay_smoke.matrix.plans import LeftOutCase, PlannedCase, SmokePlan
@@ -23,7 +24,7 @@ _MINUTE = 60
 
 def print_plan(plan: "SmokePlan") -> None:
     """What is run and why, what is left out, and what all of it covers and takes."""
-    console = Console()
+    console = open_console()
     shards = plan.shards > 1 and plan.shard is None
     table = _new_table("SECONDS", "PAIRS", "CASE", *(["SHARD"] if shards else []), "WHY")
     for case in plan.cases[:_CASES_SHOWN]:
@@ -42,7 +43,7 @@ def print_plan(plan: "SmokePlan") -> None:
 
 def print_refused(plan: "SmokePlan") -> None:
     """What cannot be combined, and why; pairs that several rules rule out together."""
-    console = Console()
+    console = open_console()
     table = _new_table("REFUSED", "WHY")
     for refused in plan.refused:
         table.add_row(*map(Text, (refused.combination, refused.reason)))
@@ -71,7 +72,7 @@ def _print_left_out(console: Console, plan: "SmokePlan") -> None:
 def _print_whole(console: Console, table: Table) -> None:
     """Print with lines as long as they need to be: an id that is broken cannot be copied."""
     needed = Measurement.get(console, console.options.update(max_width=_LONGEST), table).maximum
-    Console(width=max(needed, console.width)).print(table)
+    open_console(width=max(needed, console.width)).print(table)
 
 
 def _print_line(console: Console, line: str) -> None:

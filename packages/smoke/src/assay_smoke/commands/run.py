@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from assay.output.streams import print_error, print_text
+
 if TYPE_CHECKING:
     from assay_smoke.session.results import CaseResult
 
@@ -104,10 +106,10 @@ def run(  # noqa: PLR0913 - one for each option
     )
     report, page = run_session(options, output, _tell)
     if as_json:
-        typer.echo(report.model_dump_json(by_alias=True, indent=1))
+        print_text(report.model_dump_json(by_alias=True, indent=1))
     else:
-        typer.echo(f"{outcomes_in_words(report)}: {extent_in_words(report)}")
-        typer.echo(f"report: {page}")
+        print_text(f"{outcomes_in_words(report)}: {extent_in_words(report)}")
+        print_text(f"report: {page}")
     raise typer.Exit(report.exit_code)
 
 
@@ -115,6 +117,6 @@ def _tell(result: "CaseResult", number: int, total: int) -> None:
     """One line for each result, on standard error, as soon as it is there."""
     word = typer.style(result.word, fg="blue" if result.word == "PASS" else "red")
     again = f", run {result.tries} times: {result.tried_again_for}" if result.tries > 1 else ""
-    typer.echo(f"[{number}/{total}] {word} {result.name} ({result.seconds:.1f} s{again})", err=True)
+    print_error(f"[{number}/{total}] {word} {result.name} ({result.seconds:.1f} s{again})")
     if reason := result.error or result.reason:
-        typer.echo(f"    {reason}\n    {result.command}", err=True)
+        print_error(f"    {reason}\n    {result.command}")

@@ -16,9 +16,8 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
+from assay.files import DiskError, write_whole
 from assay.runs.caches import cache_folder, locked
-from assay.runs.errors import DiskError
-from assay.runs.folders import write_whole
 from assay.verdicts import SCHEMA, Outcome, Record
 from assay_smoke.matrix.cases import Case, CaseIdError, case_of
 from assay_smoke.matrix.vendors import HOST

@@ -14,8 +14,8 @@ from assay.devices.detection.isolation import require_run
 from assay.devices.registry import open_device
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
+from assay.files import DiskError
 from assay.runs import RunFolder, open_progress
-from assay.runs.errors import DiskError
 from assay.training.trainers.registry import require_trainer
 from assay_smoke.cases.running import prepare
 from assay_smoke.cases.settings import needs_deepspeed

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import get_args
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from assay.runs.folders import write_whole
+from assay.files import write_whole
+from assay.output.pages import page_environment
 from assay_smoke.cases.timeline import CyclePhase
 from assay_smoke.session.results import SessionReport
 from assay_smoke.session.summary import duration, extent_in_words, outcomes_in_words
@@ -17,9 +16,7 @@ _TEMPLATES = Path(__file__).with_name("templates")
 
 def write_page(report: SessionReport, folder: Path) -> Path:
     """Write the page of `report` into the session's folder."""
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined
-    )
+    environment = page_environment(_TEMPLATES)
     environment.filters["duration"] = duration
     page = environment.get_template("session.html.j2").render(
         report=report,

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from assay.files import write_whole
 from assay.runs import Progress
-from assay.runs.folders import write_whole
 from assay_smoke.session.items import SessionItem
 from assay_smoke.session.results import CaseResult, SessionReport
 from assay_smoke.session.side_by_side import Devices, run_side_by_side

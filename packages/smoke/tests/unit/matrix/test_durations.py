@@ -5,7 +5,7 @@ from threading import Thread
 
 import pytest
 
-from assay.runs.errors import DiskError
+from assay.files import DiskError
 from assay.verdicts import Outcome
 from assay_smoke.matrix.cases import Case, case_of
 from assay_smoke.matrix.durations import (

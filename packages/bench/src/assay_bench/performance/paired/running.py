@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from assay.devices.run_string import parse_run
+from assay.files import write_whole
 from assay.runs import Progress, provenance
-from assay.runs.folders import write_whole
 from assay_bench.performance.environments import Environment
 from assay_bench.performance.paired.judging import FEWEST_BLOCKS, TooFewBlocksError
 from assay_bench.performance.paired.records import (

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from assay.output.streams import print_text
+
 _METRICS = ".jsonl"
 
 
@@ -63,8 +65,9 @@ def _calibrate_ratios(
 ) -> None:
     from assay.comparing.calibration import limits_file
     from assay.devices.run_string import parse_run
+    from assay.files import write_whole
     from assay.generate.calibration_runs import MODELS, run_clean
-    from assay.runs import RunFolder, open_progress, write_whole
+    from assay.runs import RunFolder, open_progress
 
     for text in (reference, *runs):
         parse_run(text)
@@ -72,7 +75,7 @@ def _calibrate_ratios(
     with open_progress() as progress:
         clean = run_clean(runs, models or MODELS, reference, folder.path, progress)
     write_whole(output, limits_file(clean, _command()))
-    typer.echo(output)
+    print_text(output)
 
 
 def _calibrate_thresholds(files: Sequence[Path], output: Path) -> None:
@@ -82,12 +85,12 @@ def _calibrate_thresholds(files: Sequence[Path], output: Path) -> None:
         read_clean_tokens,
         thresholds_file,
     )
-    from assay.runs import write_whole
+    from assay.files import write_whole
 
     runs = [read_clean_tokens(file) for file in files]
     write_whole(output, thresholds_file(runs, _command()))
-    typer.echo(output)
-    typer.echo(published_pair(calibrate_thresholds(runs)))
+    print_text(output)
+    print_text(published_pair(calibrate_thresholds(runs)))
 
 
 def _refuse_twice(names: Sequence[str]) -> None:

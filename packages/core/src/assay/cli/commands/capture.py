@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from assay.cli import generation_options as options
+from assay.output.streams import print_text
 from assay.sites import RecordedLevel
 
 
@@ -67,7 +68,7 @@ def capture(  # noqa: PLR0913 - one for each option
     )
     with open_progress() as progress:
         capture_golden(request, folder.path, progress)
-    typer.echo(folder.path)
+    print_text(folder.path)
 
 
 def _dtypes(text: str) -> list[str]:

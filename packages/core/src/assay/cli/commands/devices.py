@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from assay.output.streams import print_text
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -37,14 +39,15 @@ def devices(
     lines = list_devices(timeout)
     if as_json:
         text = json.dumps({"schema": 1, "devices": [line.to_json() for line in lines]}, indent=1)
-        typer.echo(text)
+        print_text(text)
     else:
         _print_table(lines)
 
 
 def _print_table(lines: "tuple[ListedDevice, ...]") -> None:
-    from rich.console import Console
     from rich.text import Text
+
+    from assay.output.console import open_console
 
     overview = _new_table(
         "DEVICE", "VENDOR", "STATUS", "VERIFIED", "DISTRIBUTED", "COMPILE", "RUNNER LABELS"
@@ -62,7 +65,7 @@ def _print_table(lines: "tuple[ListedDevice, ...]") -> None:
             ", ".join(vendor.runner_labels) if vendor else "?",
         )
         details.add_row(vendor.title if vendor else line.device, Text(_found_or_missing(line)))
-    Console().print(overview, "", details, sep="\n")
+    open_console().print(overview, "", details, sep="\n")
 
 
 def _new_table(*headings: str) -> "Table":

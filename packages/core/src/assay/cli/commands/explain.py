@@ -11,13 +11,13 @@ def explain(
     ] = None,
 ) -> None:
     """Say what a diagnosis means, what usually causes it, and what to do next."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from assay.comparing.wording.diagnoses import describe_diagnosis, list_diagnoses
+    from assay.output.console import open_console
 
-    console = Console()
+    console = open_console()
     if diagnosis is not None:
         console.print(Text(describe_diagnosis(diagnosis)))
         return

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from assay.output.streams import print_text
+
 app = typer.Typer(no_args_is_help=True, help="List the micro models, or train one anew.")
 
 _STEPS_BETWEEN_NOTES = 100
@@ -19,22 +21,22 @@ def list_models(
     ] = False,
 ) -> None:
     """Show the recipes: what each is for, its size and its loss on held-out text."""
-    from rich.console import Console
     from rich.table import Table
 
     from assay.models import RECIPES
     from assay.models.micro.recipes import read_provenance
+    from assay.output.console import open_console
 
     records = {name: read_provenance(recipe) for name, recipe in RECIPES.items()}
     if as_json:
-        typer.echo(json.dumps({"schema": 1, "models": records}, indent=1))
+        print_text(json.dumps({"schema": 1, "models": records}, indent=1))
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("MODEL", "PARAMETERS", "HELD-OUT LOSS", "WHAT IT HAS"):
         table.add_column(heading, overflow="fold")
     for name, recipe in RECIPES.items():
         table.add_row(f"micro:{name}", *_size_and_loss(records[name]), recipe.summary)
-    Console().print(table)
+    open_console().print(table)
 
 
 @app.command("build")
@@ -66,7 +68,7 @@ def build(
         report = build_model(
             recipe, output or Path(f"micro-{recipe}"), show, seed=seed, num_threads=threads
         )
-    typer.echo(
+    print_text(
         f"{report.folder}: {report.num_parameters:,} parameters, held-out loss"
         f" {report.held_out_loss:.3f} {report.loss_unit} ({report.held_out_loss_long:.3f} at 1,088"
         f" tokens), {report.seconds:.0f} s"

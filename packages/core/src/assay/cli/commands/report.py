@@ -1,9 +1,12 @@
 """`assay report`: the faces of finished runs, drawn again from their files."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from assay.output.streams import print_text
 
 
 def report(
@@ -30,16 +33,16 @@ def report(
 
     The exit code is that of the worst verdict.
     """
-    from rich.console import Console
-
+    from assay.output.console import open_console
     from assay.report.markdown import render_markdown
     from assay.report.publish import append_summary, publish_one, publish_several
     from assay.report.run_report import read_report
     from assay.report.terminal import print_index, print_report
+    from assay.runs.results import format_verdict
     from assay.verdicts import overall_outcome
 
     reports = [read_report(folder) for folder in folders]
-    console = Console(stderr=as_json)
+    console = open_console(sys.stderr if as_json else None)
     if len(reports) == 1:
         print_report(reports[0], console, publish_one(reports[0], output))
     else:
@@ -47,6 +50,6 @@ def report(
     if markdown is not None:
         append_summary(markdown, "\n".join(render_markdown(each) for each in reports))
     if as_json:
-        texts = [each.verdict.to_json() for each in reports]
-        typer.echo(texts[0] if len(texts) == 1 else f"[{','.join(texts)}]")
+        texts = [format_verdict(each.verdict).rstrip() for each in reports]
+        print_text(texts[0] if len(texts) == 1 else f"[{','.join(texts)}]")
     raise typer.Exit(overall_outcome([each.verdict.verdict for each in reports]).exit_code)

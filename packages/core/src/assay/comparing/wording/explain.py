@@ -15,9 +15,9 @@ from assay.comparing.wording.phrases import (
     describe_sides,
     describe_statistic,
     is_against_target,
-    one_line,
 )
 from assay.errors import name_some
+from assay.foreign_text import one_line
 from assay.sites import Phase
 from assay.verdicts import Location, Measurement, Outcome, Verdict
 

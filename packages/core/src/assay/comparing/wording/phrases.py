@@ -4,6 +4,7 @@ import math
 from collections import Counter
 
 from assay.comparing.wording.numerals import format_against, format_number
+from assay.foreign_text import one_line
 from assay.sites import Phase
 from assay.verdicts import Level, Location, Outcome, Verdict
 
@@ -89,20 +90,6 @@ LOSSES_MEANING = (
     "noise run still have in the second half of their steps; the median of the candidate's last fifth "
     "has to reach it."
 )
-
-
-def one_line(text: str) -> str:
-    """`text` with whatever would move the cursor or the writing direction made visible.
-
-    Names come from models and files of other people.
-
-    >>> one_line("a" + chr(10) + "b") == "a" + chr(92) + "nb"
-    True
-    """
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
-        for letter in text
-    )
 
 
 def describe_sides(verdict: Verdict) -> str:

@@ -11,6 +11,7 @@ from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError, name_some
+from assay.files import write_whole
 from assay.generate.passes.batch_attachments import attach_batch, attached_batches
 from assay.generate.passes.choices import (
     RecordedChoices,
@@ -108,9 +109,7 @@ def capture_golden(request: CaptureRequest, progress: Progress) -> GoldenManifes
         environment=provenance(),
     )
     manifest = manifest.model_copy(update={"digest": manifest.content_hash()})
-    partial = folder / f"{MANIFEST}.partial"
-    partial.write_text(manifest.model_dump_json(by_alias=True, indent=1))
-    partial.replace(folder / MANIFEST)
+    write_whole(folder / MANIFEST, manifest.model_dump_json(by_alias=True, indent=1))
     return manifest
 
 

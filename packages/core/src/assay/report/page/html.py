@@ -6,10 +6,11 @@ import shlex
 from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 
 from assay.comparing.wording import phrases
 from assay.comparing.wording.numerals import format_number
+from assay.output.pages import page_environment
 from assay.report.page.curves import draw_depth, draw_kl, draw_losses
 from assay.report.page.heatmap import MAX_CELLS, draw_heat_map
 from assay.report.page.table import MAX_ROWS, draw_table
@@ -87,13 +88,7 @@ def describe_worst(rung: LadderRung) -> str:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = page_environment(_TEMPLATES)
     environment.globals["phrases"] = phrases
     environment.globals["describe_worst"] = describe_worst
     environment.filters["number"] = format_number

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.comparing.wording.numerals import DIGITS
+from assay.foreign_text import one_line
 
 ZERO, TINY, HUGE, INFINITE, NOT_A_NUMBER, ABSENT = 0, 1, 65532, 65533, 65534, 65535
 SMALLEST_EXPONENT = -30
@@ -69,11 +70,12 @@ def number_codes(values: NDArray[np.float64]) -> NDArray[np.uint16]:
 def pack_labels(values: Sequence[str | int | None]) -> dict[str, object]:
     """Values as the list of distinct ones and 16-bit indices into it."""
     labels = list(dict.fromkeys(values))
+    shown = [one_line(label) if isinstance(label, str) else label for label in labels]
     if len(labels) > MAX_LABELS:
         raise ValueError(f"{len(labels)} different labels do not fit into 16 bits")
     index = {label: number for number, label in enumerate(labels)}
     codes = np.fromiter((index[value] for value in values), dtype=np.uint16, count=len(values))
-    return {"labels": labels, "codes": _base64(codes)}
+    return {"labels": shown, "codes": _base64(codes)}
 
 
 def _base64(codes: NDArray[np.uint16]) -> str:

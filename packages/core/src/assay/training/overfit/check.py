@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.errors import UsageError
+from assay.files import read_sealed
 from assay.runs import Progress, SilentProgress
 from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER, write_results
 from assay.training.check import (
@@ -127,8 +128,7 @@ def _require_sense(check: TrainCheck, tracker: str | None) -> None:
 def _evidence(check: TrainCheck, golden: Path) -> "OverfitEvidence":
     from assay.training.overfit.evidence import OverfitEvidence  # torch is not needed for --help
 
-    text = (golden / REPORT_FILE).read_text(encoding="utf-8")
-    reference = OverfitReference.model_validate_json(text)
+    reference = read_sealed(OverfitReference, golden / REPORT_FILE)
     limits = load_training_limits(check.limits)
     return OverfitEvidence(check.dtype, check.options.lora, reference, limits)
 

@@ -1,6 +1,5 @@
 """Nested states on disk without pickle: one safetensors file, and one JSON file for the rest."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -11,40 +10,46 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from assay.errors import MachineError
+from assay.files import (
+    UnreadableFileError,
+    file_digest,
+    read_sealed_json,
+    seal,
+    write_whole,
+)
 from assay.models.weight_files.hashing import hash_values
-from assay.runs.folders import write_whole
 
-
-class StateFileError(MachineError):
-    """A state that cannot be read back."""
-
-    @classmethod
-    def damaged(cls, path: Path, problem: object) -> "StateFileError":
-        """The file at `path` does not hold what was written."""
-        return cls(f"the state in {path} cannot be read: {problem}")
+_TENSORS = "tensors_digest"
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write `state` as PATH.safetensors and PATH.json.
+    """Write `state` as PATH.safetensors and PATH.json, which has the digests of both.
 
     state: dictionaries, lists and tuples of tensors and of what JSON knows.
     """
     tensors: dict[str, Tensor] = {}
     structure = _to_json(state, tensors)
-    save_file(tensors, path.with_suffix(".safetensors"))
-    write_whole(path.with_suffix(".json"), json.dumps(structure))
+    file = path.with_suffix(".safetensors")
+    save_file(tensors, file)
+    text = seal({"state": structure, _TENSORS: file_digest(file)})
+    write_whole(path.with_suffix(".json"), text)
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What `write_state` was given, with every tensor on the CPU. Raises: StateFileError."""
+    """Read what `write_state` wrote, with every tensor on the CPU.
+
+    Raises: UnreadableFileError if either file is damaged or was changed.
+    """
+    content = read_sealed_json(path.with_suffix(".json"))
+    file = path.with_suffix(".safetensors")
+    if file_digest(file) != content.get(_TENSORS):
+        raise UnreadableFileError.of(
+            file, "it was changed after assay wrote it: its digest differs"
+        )
     try:
-        structure = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        tensors = load_file(path.with_suffix(".safetensors"))
-        state = cast("dict[str, Any]", _from_json(structure, tensors))
+        return cast("dict[str, Any]", _from_json(content["state"], load_file(file)))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise StateFileError.damaged(path, error) from error
-    return state
+        raise UnreadableFileError.of(file, error) from error
 
 
 def fingerprint(state: Mapping[str, Any]) -> dict[str, str]:

@@ -268,7 +268,7 @@ class ReferenceTrainer:
     def load(self, folder: Path) -> None:
         """Go on where `save` was called; `setup` comes first.
 
-        Raises: AdapterError, StateFileError or UsageError if the checkpoint is not whole.
+        Raises: AdapterError, UnreadableFileError or UsageError if the checkpoint is not whole.
         """
         self.load_model(folder / MODEL_FOLDER)
         self.load_progress(folder / TRAINER_STATE)

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from assay.cli.commands.report import report
-from assay.runs.results import UnreadableRunError
+from assay.files import UnreadableFileError
 from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 
 FAILED = Sample(1, 2, 18, 2, "model.layers.0.mlp.down_proj")
@@ -71,5 +71,5 @@ def test_a_job_summary_holds_every_run(app: typer.Typer) -> None:
 def test_a_folder_without_a_run_writes_nothing(app: typer.Typer) -> None:
     Path("empty").mkdir()
     result = CliRunner().invoke(app, ["clean", "empty", "--output", "all"])
-    assert isinstance(result.exception, UnreadableRunError)
+    assert isinstance(result.exception, UnreadableFileError)
     assert not Path("all").exists()

@@ -7,7 +7,8 @@ import pytest
 
 from assay.comparing.wording.deciding_rows import DecidingRows, find_deciding_rows
 from assay.comparing.wording.explain import explain_verdict
-from assay.comparing.wording.phrases import describe_judged, one_line
+from assay.comparing.wording.phrases import describe_judged
+from assay.foreign_text import one_line
 from assay.sites import Phase
 from assay.verdicts import (
     Level,
@@ -259,7 +260,7 @@ def test_names_cannot_forge_a_line_of_the_message() -> None:
         location=Location(phase="forward", module="a\nPASS\x1b[2J"), diagnosis=None
     )
     assert message(verdict).splitlines()[0] == (
-        r"a\nPASS\x1b[2J (forward, step 0) differs from the reference."
+        r"a\nPASS\u001b[2J (forward, step 0) differs from the reference."
     )
     assert one_line("a\u202eb") == r"a\u202eb"
 

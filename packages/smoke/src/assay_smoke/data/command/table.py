@@ -7,7 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from assay.comparing.wording.phrases import OUTCOME_SIGNS, one_line
+from assay.comparing.wording.phrases import OUTCOME_SIGNS
+from assay.foreign_text import one_line
 from assay.verdicts import Level, Outcome, Verdict
 from assay_smoke.data.command.requests import NOT_ASKED_FOR
 from assay_smoke.data.properties import SubjectReport

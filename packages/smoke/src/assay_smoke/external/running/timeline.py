@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from assay.runs.folders import write_whole
+from assay.files import write_whole
 from assay_smoke.cases.timeline import CyclePhase, PhaseTime
 from assay_smoke.external.running.launches import RunEvidence
 

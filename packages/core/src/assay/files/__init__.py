@@ -1,0 +1,61 @@
+"""Reading files that others may have written or changed, and writing files whole.
+
+Readers limit size and nesting, refuse FIFOs and devices, and raise `UnreadableFileError` alone.
+Imports neither torch nor transformers.
+"""
+
+from assay.files.errors import DiskError, UnreadableFileError
+from assay.files.reading import (
+    open_file,
+    parse_json,
+    parse_record,
+    read_bytes,
+    read_json,
+    read_json_lines,
+    read_json_object,
+    read_lines,
+    read_record,
+    read_record_lines,
+    read_text,
+    read_toml,
+    refuse_link,
+)
+from assay.files.sealing import (
+    DIGEST,
+    check_seal,
+    content_digest,
+    file_digest,
+    read_sealed,
+    read_sealed_json,
+    seal,
+    write_sealed,
+)
+from assay.files.writing import create_temporary, write_whole
+
+__all__ = [
+    "DIGEST",
+    "DiskError",
+    "UnreadableFileError",
+    "check_seal",
+    "content_digest",
+    "create_temporary",
+    "file_digest",
+    "open_file",
+    "parse_json",
+    "parse_record",
+    "read_bytes",
+    "read_json",
+    "read_json_lines",
+    "read_json_object",
+    "read_lines",
+    "read_record",
+    "read_record_lines",
+    "read_sealed",
+    "read_sealed_json",
+    "read_text",
+    "read_toml",
+    "refuse_link",
+    "seal",
+    "write_sealed",
+    "write_whole",
+]

@@ -1,0 +1,188 @@
+"""Readers of foreign files. Each limits what it reads and raises `UnreadableFileError` alone."""
+
+import json
+import os
+import stat
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from assay.files.errors import UnreadableFileError
+
+# JSON takes up to ten times its size as Python objects: a file at the limit stays below 1 GB.
+MAX_TEXT_BYTES = 64 << 20
+# tomllib reads about 1 MB/s.
+MAX_TOML_BYTES = 4 << 20
+MAX_LINE_BYTES = 16 << 20
+
+# Python's own limit of recursion is 1,000 frames; code that walks through a value needs several a level.
+MAX_DEPTH = 100
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def open_file(path: Path) -> IO[bytes]:
+    """Open a regular file for reading bytes. Opening never blocks.
+
+    Raises: UnreadableFileError for an absent file, a folder, a FIFO and a device.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
+        raise UnreadableFileError.of(path, error) from None
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        kind = "a folder" if stat.S_ISDIR(mode) else "a FIFO, a socket or a device"
+        raise UnreadableFileError.of(path, f"it is {kind}, not a file")
+    return os.fdopen(descriptor, "rb")
+
+
+def refuse_link(path: Path) -> Path:
+    """Return `path`, a file of a run's folder.
+
+    Raises: UnreadableFileError if it is a symbolic link: assay never writes one there.
+    """
+    if path.is_symlink():
+        raise UnreadableFileError.of(
+            path, "it is a symbolic link, which assay does not follow here"
+        )
+    return path
+
+
+def read_bytes(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
+    """Read a whole file. Raises: UnreadableFileError if it is larger than `max_bytes`."""
+    with open_file(path) as file:
+        try:
+            data = file.read(max_bytes + 1)
+        except OSError as error:
+            raise UnreadableFileError.of(path, error) from None
+    if len(data) > max_bytes:
+        raise UnreadableFileError.of(path, f"it is larger than {max_bytes >> 20} MiB")
+    return data
+
+
+def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
+    """Read a whole file of UTF-8."""
+    return _decoded(path, read_bytes(path, max_bytes))
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    r"""Read lines of UTF-8 with their numbers from 1, blank ones left out.
+
+    Lines end at `\n` alone: U+2028, U+0085 and the like are content. The file may have any size.
+    """
+    with open_file(path) as file:
+        number = 0
+        while True:
+            number += 1
+            try:
+                line = file.readline(MAX_LINE_BYTES + 1)
+            except OSError as error:
+                raise UnreadableFileError.of(path, error, number) from None
+            if not line:
+                return
+            if len(line) > MAX_LINE_BYTES:
+                problem = f"the line is longer than {MAX_LINE_BYTES >> 20} MiB"
+                raise UnreadableFileError.of(path, problem, number)
+            if line.strip():
+                yield number, _decoded(path, line, number)
+
+
+def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value
+    """Read a JSON file."""
+    return parse_json(read_text(path), path)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object."""
+    return _require_object(read_json(path), path)
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Read a JSON Lines file of objects, each with the number of its line."""
+    for number, line in read_lines(path):
+        yield number, _require_object(parse_json(line, path, number), path, number)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file."""
+    text = read_text(path, MAX_TOML_BYTES)
+    try:
+        value = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableFileError.of(path, _nested_or(error)) from None
+    _require_depth(text, value, path)
+    return value
+
+
+def read_record(kind: type[_Model], path: Path) -> _Model:
+    """Read a JSON file that follows the schema of `kind`."""
+    return parse_record(kind, read_bytes(path), path)
+
+
+def read_record_lines(kind: type[_Model], path: Path) -> Iterator[_Model]:
+    """Read a JSON Lines file whose lines follow the schema of `kind`."""
+    for number, line in read_lines(path):
+        yield parse_record(kind, line, path, number)
+
+
+def parse_json(text: str, path: Path | str, line: int | None = None) -> Any:  # noqa: ANN401 - any JSON value
+    """Parse JSON. `path` and `line` name its place in the error."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableFileError.of(path, f"not JSON: {_nested_or(error)}", line) from None
+    _require_depth(text, value, path, line)
+    return value
+
+
+def parse_record(
+    kind: type[_Model], text: str | bytes, path: Path | str, line: int | None = None
+) -> _Model:
+    """Parse JSON that follows the schema of `kind`. `path` and `line` name its place in the error."""
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        raise UnreadableFileError.of(path, error, line) from None
+
+
+def _decoded(path: Path, data: bytes, line: int | None = None) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UnreadableFileError.of(path, f"not UTF-8 at byte {error.start:,}", line) from None
+
+
+def _require_object(value: object, path: Path, line: int | None = None) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UnreadableFileError.of(path, "not a JSON object", line)
+    return value
+
+
+def _require_depth(text: str, value: object, path: Path | str, line: int | None = None) -> None:
+    """Raise UnreadableFileError for a value that is nested deeper than MAX_DEPTH."""
+    if text.count("[") + text.count("{") + text.count(".") <= MAX_DEPTH:
+        return
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [item for parent in level for item in _items_of(parent)]
+        if not level:
+            return
+    raise UnreadableFileError.of(path, _TOO_DEEP, line)
+
+
+def _items_of(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+_TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
+
+
+def _nested_or(error: Exception) -> object:
+    return _TOO_DEEP if isinstance(error, RecursionError) else error

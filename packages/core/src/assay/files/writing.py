@@ -1,0 +1,42 @@
+"""Writing a file whole: readers see the old content or the new."""
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from assay.files.errors import DiskError
+
+
+def create_temporary(path: Path) -> tuple[int, Path]:
+    """Create a new file in the folder of `path`, to be renamed to it.
+
+    Its name cannot be predicted and it must not exist, so that no link can redirect what is written.
+
+    Returns: the descriptor, open for writing, and the file.
+    Raises: OSError.
+    """
+    temporary = path.with_name(f".{secrets.token_hex(8)}.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    return os.open(temporary, flags, 0o666), temporary
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Write `text` to `path` under another name, then rename it.
+
+    A symbolic link at `path` is replaced, not followed.
+    Raises: DiskError if it cannot be written; `path` is then as it was.
+    """
+    try:
+        descriptor, temporary = create_temporary(path)
+    except OSError as error:
+        raise DiskError.refused(path, error) from error
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise DiskError.refused(path, error) from error
+    return path

@@ -1,0 +1,37 @@
+"""Consoles of `rich` for tables and progress bars."""
+
+from collections.abc import Iterable
+from typing import IO
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from assay.foreign_text import escape_output
+
+
+class _EscapingConsole(Console):
+    """A console that escapes the text of all it prints, and none of its own styles."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(escape_output(segment.text), segment.style)
+
+
+def open_console(stream: IO[str] | None = None, *, width: int | None = None) -> Console:
+    """Open a console on `stream`, by default standard output.
+
+    width: in columns; None for the terminal's.
+    """
+    return _EscapingConsole(file=stream, width=width, markup=False, highlight=False)
+
+
+def open_text_console(stream: IO[str]) -> Console:
+    """Open a console that writes plain text to `stream`, in a notebook too."""
+    return _EscapingConsole(
+        file=stream, color_system=None, force_jupyter=False, markup=False, highlight=False
+    )

@@ -1,0 +1,31 @@
+"""HTML pages from templates."""
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from assay.foreign_text import escape_controls
+
+
+def page_environment(templates: Path) -> Environment:
+    """Make the environment of the templates in a folder.
+
+    Every value is escaped: as HTML, and its control characters as visible text.
+    """
+    return Environment(
+        loader=FileSystemLoader(templates),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_escape_value,
+    )
+
+
+def _escape_value(value: object) -> object:
+    return (
+        escape_controls(value)
+        if isinstance(value, str) and not isinstance(value, Markup)
+        else value
+    )

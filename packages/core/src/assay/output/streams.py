@@ -1,0 +1,75 @@
+"""Standard output and standard error, guarded against the text of others."""
+
+import codecs
+import io
+import sys
+
+from assay.foreign_text import escape_characters, escape_output, one_line
+
+_ERRORS = "assay-escapes"
+
+
+class GuardedStream(io.TextIOWrapper):
+    """A text stream that escapes what a log would obey, and what its encoding lacks.
+
+    On a terminal it passes escape sequences on: colors and progress bars need them. There each
+    writer escapes: `print_text` and `open_console`.
+    """
+
+    def write(self, text: str) -> int:
+        """Write `text`, escaped unless this is a terminal. Returns: its length."""
+        super().write(text if self.isatty() else escape_output(text))
+        return len(text)
+
+    def write_command(self, text: str) -> None:
+        """Write a line of our own that a CI system obeys."""
+        super().write(text + "\n")
+
+
+def guard_standard_streams() -> None:
+    """Replace standard output and standard error by guarded streams; streams of tests stay."""
+    codecs.register_error(_ERRORS, _escape_unencodable)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if type(stream) is io.TextIOWrapper:
+            guarded = GuardedStream(
+                stream.buffer,
+                encoding=stream.encoding,
+                errors=_ERRORS,
+                line_buffering=stream.line_buffering,
+                write_through=stream.write_through,
+            )
+            stream.detach()  # or its end would close what the guarded one writes to
+            setattr(sys, name, guarded)
+            setattr(sys, f"__{name}__", guarded)
+
+
+def print_text(text: object, *, end: str = "\n") -> None:
+    """Print `str(text)` to standard output. JSON stays the same JSON."""
+    sys.stdout.write(escape_output(str(text)) + end)
+    sys.stdout.flush()
+
+
+def print_error(text: str) -> None:
+    """Print text to standard error."""
+    sys.stderr.write(escape_output(text) + "\n")
+    sys.stderr.flush()
+
+
+def print_warning_command(text: str) -> None:
+    """Print a warning that GitHub shows with the run.
+
+    Source: GitHub Docs, "Workflow commands for GitHub Actions".
+    """
+    command = f"::warning::{one_line(text.replace('%', '%25'))}"
+    stream = sys.stdout
+    if isinstance(stream, GuardedStream):
+        stream.write_command(command)
+    else:
+        stream.write(command + "\n")
+
+
+def _escape_unencodable(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return escape_characters(error.object[error.start : error.end]), error.end

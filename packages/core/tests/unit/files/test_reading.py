@@ -1,0 +1,157 @@
+"""Readers of foreign files: every hostile file is one error of one line."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from assay.files import (
+    UnreadableFileError,
+    read_bytes,
+    read_json,
+    read_json_lines,
+    read_json_object,
+    read_lines,
+    read_record,
+    read_text,
+    read_toml,
+    refuse_link,
+)
+from assay.files import reading as reading_module
+
+
+class Point(BaseModel):
+    x: int
+
+
+READERS: list[Callable[[Path], Any]] = [
+    read_bytes,
+    read_text,
+    read_json,
+    read_json_object,
+    read_toml,
+    lambda path: list(read_lines(path)),
+    lambda path: list(read_json_lines(path)),
+    lambda path: read_record(Point, path),
+]
+NAMES = ["bytes", "text", "json", "object", "toml", "lines", "json-lines", "record"]
+
+
+def refusal(read: Callable[[Path], Any], path: Path) -> str:
+    with pytest.raises(UnreadableFileError) as caught:
+        read(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}")
+    assert "\n" not in message
+    assert len(message) < len(str(path)) + 400
+    return message
+
+
+@pytest.mark.parametrize("read", READERS, ids=NAMES)
+class TestEveryReader:
+    def test_refuses_an_absent_file(self, read: Callable[[Path], Any], tmp_path: Path) -> None:
+        assert refusal(read, tmp_path / "x").endswith("No such file or directory")
+
+    def test_refuses_a_fifo_at_once(self, read: Callable[[Path], Any], tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "x")
+        assert refusal(read, tmp_path / "x").endswith("a FIFO, a socket or a device, not a file")
+
+    def test_refuses_a_device(self, read: Callable[[Path], Any], tmp_path: Path) -> None:
+        (tmp_path / "x").symlink_to("/dev/zero")
+        assert refusal(read, tmp_path / "x").endswith("a FIFO, a socket or a device, not a file")
+
+    def test_refuses_a_folder(self, read: Callable[[Path], Any], tmp_path: Path) -> None:
+        assert refusal(read, tmp_path).endswith("it is a folder, not a file")
+
+    def test_refuses_a_path_that_no_file_can_have(
+        self, read: Callable[[Path], Any], tmp_path: Path
+    ) -> None:
+        assert "cannot be read" in refusal(read, tmp_path / "a\0b")
+        assert "File name too long" in refusal(read, tmp_path / ("a" * 300))
+
+
+@pytest.mark.parametrize("read", READERS[:5], ids=NAMES[:5])
+def test_a_large_file_is_refused_before_it_is_parsed(
+    read: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading_module, "MAX_TOML_BYTES", 1 << 20)
+    path = tmp_path / "x"
+    with path.open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    assert "it is larger than" in refusal(read, path)
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (read_json, "[" * 200 + "]" * 200),
+        (read_json, '{"a":' * 200 + "1" + "}" * 200),
+        (read_json, "[" * 200_000),
+        (read_toml, "a = " + "[" * 200 + "]" * 200),
+        (read_toml, "a = " + "[" * 100_000),
+        (read_toml, ".".join("a" * 200) + " = 1"),
+        (lambda path: list(read_json_lines(path)), '{"a":' + "[" * 150 + "]" * 150 + "}"),
+    ],
+    ids=["lists", "objects", "unclosed", "toml", "toml-unclosed", "toml-keys", "line"],
+)
+def test_deep_nesting_is_refused(read: Callable[[Path], Any], text: str, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text(text)
+    assert "nested deeper than 100 levels" in refusal(read, tmp_path / "x")
+
+
+def test_nesting_within_the_limit_is_read(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("[" * 100 + "]" * 100 + " " * 200)
+    assert read_json(tmp_path / "x") is not None
+
+
+@pytest.mark.parametrize(
+    ("read", "data", "problem"),
+    [
+        (read_json, b"{", "not JSON: Expecting property name"),
+        (read_json, b"1" * 5000, "not JSON: Exceeds the limit"),
+        (read_json, b"\xff", "not UTF-8 at byte 0"),
+        (read_json_object, b"[]", "not a JSON object"),
+        (read_toml, b"a = ", "Invalid value"),
+        (
+            lambda path: read_record(Point, path),
+            b'{"x": "y"}',
+            "x: Input should be a valid integer",
+        ),
+        (lambda path: read_record(Point, path), b"[" * 5000, "Invalid JSON"),
+    ],
+    ids=["cut", "digits", "utf8", "list", "toml", "field", "record"],
+)
+def test_broken_content_is_named(
+    read: Callable[[Path], Any], data: bytes, problem: str, tmp_path: Path
+) -> None:
+    (tmp_path / "x").write_bytes(data)
+    assert problem in refusal(read, tmp_path / "x")
+
+
+def test_lines_end_at_newlines_alone(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes("a\u2028b\u0085c\x0bd\x0ce\rf\n\n \ng".encode())
+    assert list(read_lines(path)) == [(1, "a\u2028b\u0085c\x0bd\x0ce\rf\n"), (4, "g")]
+
+
+def test_a_broken_line_is_named_by_its_number(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text('{"a": 1}\n\n{"a": \n')
+    assert refusal(lambda path: list(read_json_lines(path)), tmp_path / "x").startswith(
+        f"{tmp_path / 'x'}, line 3 cannot be read: not JSON"
+    )
+
+
+def test_a_long_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading_module, "MAX_LINE_BYTES", 1 << 20)
+    (tmp_path / "x").write_bytes(b"a" * ((1 << 20) + 1))
+    assert "the line is longer than 1 MiB" in refusal(lambda p: list(read_lines(p)), tmp_path / "x")
+
+
+def test_a_link_in_the_folder_of_a_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").symlink_to(tmp_path / "y")
+    with pytest.raises(UnreadableFileError, match="it is a symbolic link"):
+        refuse_link(tmp_path / "x")
+    assert refuse_link(tmp_path / "z") == tmp_path / "z"
