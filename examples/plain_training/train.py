@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-ROWS, TOKENS = 2, 64
+TOKENS = 64
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -26,6 +26,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--save-every", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=2, help="of each micro-batch")
     parser.add_argument("--micro-batches", type=int, default=2, help="of each step")
     parser.add_argument("--resume-from", type=Path, help="a checkpoint of an earlier run")
     parser.add_argument("--seed", type=int, default=0)
@@ -40,9 +41,9 @@ def load_text() -> Tensor:
     return torch.tensor(list(text.encode()))
 
 
-def draw_batch(text: Tensor) -> Tensor:
-    """A micro-batch: rows from anywhere in the text, (ROWS, TOKENS)."""
-    starts = torch.randint(len(text) - TOKENS, (ROWS,))
+def draw_batch(text: Tensor, num_rows: int) -> Tensor:
+    """A micro-batch: rows from anywhere in the text, (num_rows, TOKENS)."""
+    starts = torch.randint(len(text) - TOKENS, (num_rows,))
     return torch.stack([text[start : start + TOKENS] for start in starts])
 
 
@@ -92,7 +93,7 @@ def main() -> None:
         optimizer.zero_grad()
         total = 0.0
         for _ in range(arguments.micro_batches):
-            ids = draw_batch(text)
+            ids = draw_batch(text, arguments.rows)
             # All have as many tokens: the mean of their means is that of the step.
             loss = model(input_ids=ids, labels=ids).loss / arguments.micro_batches
             loss.backward()

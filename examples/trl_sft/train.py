@@ -26,6 +26,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--save-every", type=int, default=2)
     parser.add_argument("--keep", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=2, help="of each process")
+    parser.add_argument("--accumulation", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume-from", help="a checkpoint of an earlier run")
     parser.add_argument("--lora", action="store_true")
@@ -70,8 +72,8 @@ def main() -> None:
             save_steps=arguments.save_every,
             save_total_limit=arguments.keep,
             logging_steps=1,
-            per_device_train_batch_size=2,
-            gradient_accumulation_steps=2,
+            per_device_train_batch_size=arguments.batch_size,
+            gradient_accumulation_steps=arguments.accumulation,
             learning_rate=1e-3,
             bf16=False,
             report_to="none",

@@ -67,6 +67,24 @@ PLANTS = (
         "of step 1 of the uninterrupted run is 0.0008, 0.001 is due",
     ),
     Plant(
+        "gradients lost but those of the last micro-batch",
+        "            loss.backward()\n",
+        "            optimizer.zero_grad()\n            loss.backward()\n",
+        "equivalent",
+        "the loss of step 1 agrees: accumulation",
+    ),
+    Plant(
+        "learning rate stepped once a micro-batch, and not logged",
+        "            loss.backward()\n",
+        "            loss.backward(), schedule.step()\n",
+        "equivalent",
+        "the loss of step 1 agrees: accumulation",
+        (
+            "learning_rates = [1e-3, 9e-4, 8e-4, 7e-4, 6e-4, 5e-4, 4e-4, 3e-4, 2e-4]\n",
+            "",
+        ),
+    ),
+    Plant(
         "no checkpoint on SIGTERM",
         "if step % arguments.save_every == 0 or interrupted:",
         "if step % arguments.save_every == 0:",

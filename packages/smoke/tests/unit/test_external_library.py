@@ -85,7 +85,7 @@ def test_checkpoints_may_count_epochs_or_samples(
          "`learning_rates` need a group `lr` in losses.pattern"),
         (("launch =", "launch = []\nname ="), "`launch` is []: list should have at least 1 item"),
         (('"python train.py', '3 # "'), "`launch` is 3: input should be a valid list; expected:"),
-        (("{model}", "{modle}"), "`launch` has the placeholder {modle}; there are: {cards}, {data}"),
+        (("{model}", "{modle}"), "`launch` has the placeholder {modle}; there are: {accumulation}, {"),
         (("{model}", "{data}"), "`launch` has {data}, but there is no key `data`"),
         (('"{resume_from}"', '"last"'), "`resume` has no {resume_from} in it; a library that"),
         (("losses.pattern", "losses.patern"), "there is no key `losses.patern`; there are: pattern"),
@@ -112,6 +112,33 @@ def test_a_file_that_describes_no_library_is_told_by_its_key(
         read(tmp_path, text)
     assert str(raised.value).startswith(str(tmp_path / "library.toml"))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "keys", "split"),
+    [
+        ("{batch_size} {accumulation}", "", {"batch_size": 4, "accumulation": 1}),
+        ("{batch_size} {accumulation}", "accumulation = 1", {"batch_size": 1, "accumulation": 2}),
+        ("{batch_size} {ranks}", "ranks = 3", {"batch_size": 6, "ranks": 1}),
+        ("{accumulation} {ranks}", "ranks = 2", {"accumulation": 4, "ranks": 1}),
+        ("{batch_size} {accumulation} {ranks}", "ranks = 2",
+         {"batch_size": 8, "accumulation": 1, "ranks": 1}),
+        ("{batch_size} {ranks}", "", None),
+        ("{batch_size} {accumulation}", "batch_size = 1\naccumulation = 1", None),
+        ("{batch_size}", "", None),
+        ("{ranks}", "ranks = 2", None),
+        ("", "", None),
+    ],
+)  # fmt: skip
+def test_the_rows_of_a_step_are_split_otherwise_where_the_launch_line_can(
+    tmp_path: Path, words: str, keys: str, split: dict[str, int] | None
+) -> None:
+    text = f"{keys}\n{WHOLE}".replace("{steps}", f"{{steps}} {words}")
+    (tmp_path / "library.toml").write_text(text, encoding="utf-8")
+
+    other = read_library(tmp_path / "library.toml").split_otherwise()
+
+    assert (None if other is None else other.split) == split
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from assay_smoke.external.spread import measure_spread
+from assay_smoke.external.spread import measure_apart, measure_spread
 
 END = {"a": torch.tensor([3.0, 4.0])}
 NEAR = {"a": torch.tensor([3.0, 4.001])}
@@ -28,3 +28,15 @@ def test_losses_are_held_to_no_more_than_they_are_logged_to() -> None:
         losses, {"uninterrupted": END, "repeated": NEAR, "resumed": END}, MIDDLE
     )
     assert spread.losses.value < 2
+
+
+def test_two_ends_are_apart_by_the_median_share_of_what_training_changed() -> None:
+    base = {name: torch.zeros(2) for name in "abcd"}
+    end = {name: torch.tensor([3.0, 4.0]) for name in "abc"} | {"d": torch.zeros(2)}
+    other = end | {"a": torch.tensor([3.0, 4.5]), "b": torch.tensor([3.0, 5.0])}
+
+    # Shares of 0.1, 0.2 and 0; the frozen tensor does not count.
+    assert measure_apart(other, end, base) == pytest.approx(0.1)
+    assert measure_apart(end, end, base) == 0
+    assert measure_apart(end | {"d": torch.ones(2)}, end, base) == 0
+    assert measure_apart({"a": end["a"]}, end, base) == float("inf")

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from assay.dtypes import FORMATS
 from assay.errors import AssayError, UsageError, name_some
 from assay.models import load_model
 from assay.models.loading.loaded_model import stored_dtype
@@ -21,6 +22,9 @@ from assay_smoke.external.running.launches import Launch
 
 # Of one that stands in a folder name in place of {step}.
 _STEP = r"(?P<step>\d+)"
+
+# Of an HF or peft configuration: attention_dropout, resid_pdrop, lora_dropout, layerdrop, above zero.
+_DROPOUT = re.compile(r'"(\w*drop\w*)":\s*((?:0?\.0*[1-9]|1)[\d.e-]*)')
 
 
 class CheckpointError(UsageError):
@@ -132,10 +136,30 @@ def read_tensors(library: ExternalLibrary, start: Path, folder: Path) -> dict[st
     return _load(model, stored_dtype(str(model), "refuse"))
 
 
+def find_dropout(model: Path) -> str | None:
+    """The first dropout that the configuration in a folder names, such as "lora_dropout 0.1"."""
+    for file in (model / "adapter_config.json", model / "config.json"):
+        if file.is_file() and (found := _DROPOUT.search(file.read_text(encoding="utf-8"))):
+            return f"{found[1]} {found[2]}"
+    return None
+
+
 def read_start(library: ExternalLibrary, start: Path, checkpoint: Path) -> SavedModel:
     """The model that training begins with, in the dtype of a checkpoint."""
     dtype = stored_dtype(str(checkpoint / library.checkpoints.model), "refuse")
     return _saved(0, _load(start, dtype))
+
+
+def read_base(library: ExternalLibrary, start: Path, first: Path, dtype: str) -> dict[str, Tensor]:
+    """The tensors that training began with. An adapter begins at random: its `first` checkpoint's."""
+    is_adapter = library.checkpoints.kind == "adapter"
+    return read_tensors(library, start, first) if is_adapter else _load(start, dtype)
+
+
+def narrowest_dtype(tensors: Mapping[str, Tensor]) -> str:
+    """The floating dtype with the fewest digits."""
+    names = {str(one.dtype).removeprefix("torch.") for one in tensors.values()} & FORMATS.keys()
+    return max(names, key=lambda name: FORMATS[name].unit_roundoff, default="float32")
 
 
 def _load(model: Path, dtype: str) -> dict[str, Tensor]:

@@ -1,12 +1,14 @@
 """One training library from the outside: its runs, one verdict, files in a folder."""
 
 import shutil
+from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.devices.registry import open_device
-from assay.errors import MachineError
+from assay.errors import AssayError, MachineError
 from assay.models.folders import local_folder
 from assay.models.sources import resolve_model
 from assay.runs import Progress
@@ -109,6 +111,7 @@ class _Cycle:
             evidence.resumption = self._resume("resumed", first, self._library.resume_at, evidence)
         if self._library.on_sigterm == "checkpoint":
             self._interrupt(evidence)
+        self._split_otherwise(evidence)
         after = _listing(self._model)
         evidence.changed_files = sorted(
             name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
@@ -215,6 +218,31 @@ class _Cycle:
             middle = read_tensors(self._library, self._model, begin)
             if middle.keys() == ends["resumed"].keys():
                 resumption.spread = measure_spread(losses, ends, middle)
+
+    def _split_otherwise(self, evidence: "Evidence") -> None:
+        """Train on the same rows split otherwise, and measure how far that ends from the first run."""
+        from assay_smoke.external import checkpoints
+        from assay_smoke.external.spread import measure_apart
+
+        library = self._library.split_otherwise()
+        last = evidence.saved.get(self._library.steps)
+        if library is None or last is None or last.problem is not None:
+            return
+        found = self._checkpoints(evidence.uninterrupted)
+        evidence.dropout = checkpoints.find_dropout(found[last.step] / library.checkpoints.model)
+        if evidence.dropout is not None:
+            return
+        one = run(replace(self._launch("equivalent"), library=library), self._progress)
+        evidence.equivalent, end = one, self._checkpoints(one).get(last.step)
+        is_whole = len(one.losses) == len(evidence.uninterrupted.losses)
+        if end is None or not _ended_well(one) or not is_whole:
+            return
+        expected = checkpoints.read_tensors(library, self._model, found[last.step])
+        evidence.dtype = checkpoints.narrowest_dtype(expected)
+        base = checkpoints.read_base(library, self._model, found[min(found)], evidence.dtype)
+        with suppress(AssayError):  # one that cannot be read is not compared
+            actual = checkpoints.read_tensors(library, self._model, end)
+            evidence.apart = measure_apart(actual, expected, base)
 
     def _interrupt(self, evidence: "Evidence") -> None:
         """Send SIGTERM once training runs, and resume from what was saved then."""

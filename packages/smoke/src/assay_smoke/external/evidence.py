@@ -40,6 +40,11 @@ class Evidence:
     saved: the checkpoints of the uninterrupted run by step.
     changed_files: of the folder of the model that training begins with.
     repeated: a second uninterrupted run, made only where a resumed one differs from the first.
+    dtype: of the tensors of the last checkpoint; dropout: the probability that its configuration
+        names, as in "lora_dropout 0.1"; None for none.
+    equivalent: the run with the same rows split otherwise; None where the library has none.
+    apart: how far its last checkpoint is from the uninterrupted run's, as `measure_apart` says; None
+        where it left none.
     interrupted: the run that was sent SIGTERM; interrupted_at: the step of its newest checkpoint,
         None for none; after_sigterm: the run that went on from that.
     """
@@ -51,6 +56,10 @@ class Evidence:
     changed_files: list[str] = field(default_factory=list)
     repeated: RunEvidence | None = None
     resumption: Resumption | None = None
+    dtype: str = "float32"
+    dropout: str | None = None
+    equivalent: RunEvidence | None = None
+    apart: float | None = None
     interrupted: RunEvidence | None = None
     interrupted_at: int | None = None
     after_sigterm: Resumption | None = None
@@ -59,5 +68,6 @@ class Evidence:
     def runs(self) -> list[RunEvidence]:
         """All that were made, in their order."""
         resumptions = [one.run for one in (self.resumption, self.after_sigterm) if one is not None]
-        others = [one for one in (self.repeated, self.interrupted) if one is not None]
-        return [self.uninterrupted, *resumptions[:1], *others, *resumptions[1:]]
+        others = (self.repeated, self.interrupted, self.equivalent)
+        made = [one for one in others if one is not None]
+        return [self.uninterrupted, *resumptions[:1], *made, *resumptions[1:]]

@@ -3,6 +3,7 @@
 docs/smoke-commands.md has every key in a table, and an example.
 """
 
+import math
 import re
 import shlex
 import tomllib
@@ -19,9 +20,11 @@ from assay.verdicts import Record
 PLACEHOLDERS = frozenset(
     {
         "python", "model", "data", "output", "steps", "save_every", "saves", "keep", "seed", "ranks",
-        "cards", "port",
+        "cards", "port", "batch_size", "accumulation",
     }
 )  # fmt: skip
+# Those of them that say how the rows of a step are split.
+_SPLIT = ("ranks", "accumulation", "batch_size")
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 
 # Fewer could not be told apart: one is resumed from, one is the end.
@@ -119,6 +122,10 @@ class ExternalLibrary(Record):
         "new-folder",
         description="new-folder, or copy: the output as it was when the checkpoint was written",
     )
+    equivalent: Words | None = Field(
+        None,
+        description="a launch line that splits the same rows of a step otherwise; [] for none",
+    )
     losses: Losses = Field(description="a table with `pattern` or `file`")
     checkpoints: Checkpoints = Field(description="a table with `folder`")
     model: str = Field("micro:llama", description="a Hugging Face folder, hub name or micro:RECIPE")
@@ -142,6 +149,11 @@ class ExternalLibrary(Record):
     )
     seed: int = 0
     ranks: int = Field(1, description="a number of processes", ge=1)
+    batch_size: int = Field(2, description="rows of a micro-batch on one rank", ge=1)
+    accumulation: int = Field(2, description="micro-batches of a step on one rank", ge=1)
+    precision: Literal["float32", "tf32", "float16", "bfloat16"] | None = Field(
+        None, description="the narrowest format in which the library computes"
+    )
     device: str = Field("cpu", description="a device as `assay devices` lists them")
     cards: int = Field(0, description="how many cards of `device` are needed", ge=0)
     ports: list[int] = Field(default_factory=list, description="ports that the launch line fixes")
@@ -160,14 +172,16 @@ class ExternalLibrary(Record):
     @model_validator(mode="after")
     def _check(self) -> Self:
         _require_known(self.launch, PLACEHOLDERS, "launch")
+        _require_known(self.equivalent or [], PLACEHOLDERS, "equivalent")
         _require_known(self.resume, PLACEHOLDERS | {"resume_from"}, "resume")
         if not any("{resume_from}" in word for word in self.resume) and self.resume_in != "copy":
             raise ValueError(
                 "`resume` has no {resume_from} in it; a library that looks for checkpoints in its"
                 ' output itself has resume_in = "copy"'
             )
-        if self.data is None and any("{data}" in word for word in self.launch):
-            raise ValueError("`launch` has {data}, but there is no key `data`")
+        for key, words in (("launch", self.launch), ("equivalent", self.equivalent or [])):
+            if self.data is None and any("{data}" in word for word in words):
+                raise ValueError(f"`{key}` has {{data}}, but there is no key `data`")
         self._check_steps()
         return self
 
@@ -198,6 +212,27 @@ class ExternalLibrary(Record):
                     "`learning_rates` need a group `lr` in losses.pattern: write (?P<lr>...) around"
                     " what is logged"
                 )
+
+    @property
+    def split(self) -> dict[str, int]:
+        """How the launch line splits the rows of a step, by the placeholders in it."""
+        line = " ".join(self.launch)
+        return {name: getattr(self, name) for name in _SPLIT if f"{{{name}}}" in line}
+
+    def split_otherwise(self) -> "ExternalLibrary | None":
+        """Return the library launched with the same rows in each step, split another way.
+
+        By default all rows of a step are one micro-batch on one rank. Where they already are, each
+        row becomes a micro-batch. None where no launch line is declared and none can be derived.
+        """
+        if self.equivalent is not None:
+            return self.model_copy(update={"launch": self.equivalent}) if self.equivalent else None
+        num_parts = math.prod(self.split.values())
+        for name in ("batch_size", "accumulation"):
+            other = dict.fromkeys(self.split, 1) | {name: num_parts}
+            if other != self.split and other.keys() == self.split.keys():
+                return self.model_copy(update=other)
+        return None
 
     @property
     def saved_steps(self) -> list[int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from torch import Tensor
 
@@ -60,6 +61,28 @@ def measure_spread(
         ),
         _relative_error(middle, end),
     )
+
+
+def measure_apart(
+    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], base: Mapping[str, Tensor]
+) -> float:
+    """Distance of two ends of training, as a share of what training changed; the median over tensors.
+
+    The median, since the gradient of some tensors is zero but for rounding, as that of a key's bias:
+    their updates are chance in every run.
+
+    base: the tensors that training began with, or those of an early checkpoint.
+    Returns: inf where the two ends do not hold the same tensors.
+    """
+    if not actual.keys() == expected.keys() == base.keys():
+        return float("inf")
+    shares = []
+    for name, one in expected.items():
+        moved = float((one.double() - base[name].double()).norm())
+        error = float((actual[name].double() - one.double()).norm())
+        if error or moved:
+            shares.append(error / moved if moved else float("inf"))
+    return median(shares) if shares else 0.0
 
 
 def _relative_error(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:

@@ -28,7 +28,8 @@ class CaseResult(Record):
     """One case of a session.
 
     name: id of a case, or of another item.
-    reason: of the first level that failed or was not compared, in words.
+    reason: of the first level that failed or was not compared, in words; of a PASS, of a level that
+        nothing was there to check by.
     error: why there was nothing to judge: of a library that does not do what its file says, or for
         which something is not installed.
     infrastructure: what of the machine failed in the last try, which says nothing of the case.
@@ -86,12 +87,15 @@ class SessionReport(Record):
 
 
 def reason_of(verdict: Verdict) -> str | None:
-    """Why a verdict is no PASS: the first level that is to blame, and its reason."""
+    """The first level that failed or was not compared, or of a PASS the one left unchecked, and why."""
     for outcome in (Outcome.FAIL, Outcome.NOT_COMPARED):
         for name, level in verdict.levels.items():
             if level.verdict is outcome:
                 worst = (level.model_extra or {}).get("worst")
                 return f"{name}: {level.reason or worst or 'over its limit'}"
+    for name, level in verdict.levels.items():
+        if (level.model_extra or {}).get("unchecked"):
+            return f"{name}: {level.reason}"
     return None
 
 

@@ -1,13 +1,14 @@
 """The verdict over all runs of an external training library."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from assay.comparing.levels import outcome_of_levels
-from assay.verdicts import Location, Measurement, Verdict
+from assay.verdicts import Level, Location, Measurement, Verdict
 from assay_smoke.external.evidence import Evidence
 from assay_smoke.external.judging.endings import describe_bad_end, is_out_of_disk, steps_made
+from assay_smoke.external.judging.equivalents import judge_equivalent, measure_equivalent
 from assay_smoke.external.judging.outcomes import JudgedLevel, failed, not_compared, not_run, passed
 from assay_smoke.external.judging.resumptions import (
     judge_interruption,
@@ -32,6 +33,7 @@ def judge(evidence: Evidence, toml: Path) -> tuple[Verdict, list[Measurement]]:
         "learning-rate": _judge_learning_rates,
         "checkpoint": judge_checkpoints,
         "updates": judge_updates,
+        "equivalent": judge_equivalent,
         "resume": judge_resumption,
         "sigterm": judge_interruption,
         "leftovers": _judge_leftovers,
@@ -41,7 +43,7 @@ def judge(evidence: Evidence, toml: Path) -> tuple[Verdict, list[Measurement]]:
     levels = {name: one.level for name, one in judged.items()}
     cause = next((one for one in judged.values() if one.failed), None)
     library = evidence.library
-    measurements = measure_resumption(evidence)
+    measurements = measure_resumption(evidence) + measure_equivalent(evidence)
     ratios = [row for row in measurements if row.statistic != "exact"]
     worst = max(ratios, key=lambda row: row.ratio / (row.limit or 1.0), default=None)
     verdict = Verdict(
@@ -57,7 +59,7 @@ def judge(evidence: Evidence, toml: Path) -> tuple[Verdict, list[Measurement]]:
         levels=levels,
         location=cause.location if cause else None,
         diagnosis=cause.diagnosis if cause else None,
-        notes=_notes(evidence),
+        notes=_notes(evidence, levels),
         statistic=worst.statistic if worst else "exact",
         noise_ratio=worst.ratio if worst else None,
         limit=worst.limit if worst else 0.0,
@@ -165,7 +167,7 @@ def _peak(uses: Iterable[MemoryUse]) -> int:
     return max((use.peak_bytes - use.start_bytes for use in uses), default=0)
 
 
-def _notes(evidence: Evidence) -> list[str]:
+def _notes(evidence: Evidence, levels: Mapping[str, Level]) -> list[str]:
     """What a reader has to know beside the levels."""
     most = max(evidence.runs, key=lambda run: run.host.peak_bytes)
     notes = [f"host memory of the {most.launch.name} run: {most.host}"]
@@ -176,4 +178,7 @@ def _notes(evidence: Evidence) -> list[str]:
         notes.append(
             "two uninterrupted runs of one seed differ: resumed runs are held to that difference"
         )
-    return notes
+    unchecked = [
+        name for name, level in levels.items() if (level.model_extra or {}).get("unchecked")
+    ]
+    return [f"{name}: {levels[name].reason}" for name in unchecked] + notes

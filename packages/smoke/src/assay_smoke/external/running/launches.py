@@ -60,6 +60,7 @@ class Launch:
             "python": sys.executable, "model": self.model, "output": self.output.resolve(),
             "steps": library.steps, "save_every": library.save_every, "seed": library.seed,
             "ranks": library.ranks, "cards": library.cards,
+            "batch_size": library.batch_size, "accumulation": library.accumulation,
             "saves": len(library.saved_steps),
             "keep": len(library.saved_steps) if library.keep is None else library.keep,
         }  # fmt: skip

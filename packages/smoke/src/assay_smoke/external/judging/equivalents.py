@@ -1,0 +1,183 @@
+"""The same rows of each step, split otherwise: losses and last checkpoint have to stay the same."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from math import floor, isfinite, log10, sqrt
+
+from assay.comparing.limits import load_limits
+from assay.dtypes import FORMATS
+from assay.noise import Ratio
+from assay.verdicts import Diagnosis, Location, Measurement
+from assay_smoke.external.evidence import Evidence
+from assay_smoke.external.judging.endings import describe_bad_end
+from assay_smoke.external.judging.outcomes import JudgedLevel, failed, not_compared, not_run, passed
+from assay_smoke.external.running.launches import RunEvidence
+
+# Adam moves an element by its whole learning rate in a random direction where rounding decides the
+# sign of its gradient. The share of such elements is proportional to the unit roundoff u, and the
+# norm of their updates to its root. Over 144 clean pairs of 6 micro models (float32, bfloat16 under
+# autocast, bfloat16; learning rates of 1e-5 to 5e-3, 9 and 20 steps) the largest median was
+# 0.12 sqrt(u) in float32 and 1.23 sqrt(u) in bfloat16. Weight decay of 0.01 that is applied once a
+# micro-batch gives 8.6 sqrt(u) in float32, a lost micro-batch 3,000.
+_ENDS = 2.0
+# Of losses: at most 0.0066 sqrt(u) in float32 and 0.071 sqrt(u) in bfloat16 in those runs.
+_LOSSES = 1 / 8
+
+_FIRST = (
+    "the runs take other rows, or normalize the loss otherwise, as by a mean over micro-batches of"
+    " unequal token counts, or update within a step"
+)
+_LATER = (
+    "accumulation, reduction over ranks, clipping, optimizer or schedule depend on how the rows are"
+    " split"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """What differs first by more than rounding explains, in words, and in which step."""
+
+    step: int
+    words: str
+
+
+def judge_equivalent(evidence: Evidence) -> JudgedLevel:
+    """Compare the uninterrupted run with the one that splits the same rows otherwise."""
+    one = evidence.equivalent
+    if evidence.library.split_otherwise() is None:
+        return not_run(
+            "the launch line has no {batch_size} and {accumulation} to split the rows of a step"
+            " otherwise, and no `equivalent` is declared: that accumulation, reduction over ranks,"
+            " clipping and schedule do not depend on the split was not checked",
+            unchecked=True,
+        )
+    if evidence.dropout is not None:
+        return not_compared(
+            f"the checkpoint's configuration has {evidence.dropout}, and another split draws other"
+            " masks: train without dropout, or write equivalent = [] to leave this out"
+        )
+    if one is None:
+        return not_run("there is no whole last checkpoint")
+    if evidence.apart is None:
+        problem = describe_bad_end(one) or "it left no loss of each step, or no last checkpoint"
+        return not_compared(f"the equivalent launch: {problem} ({_describe_split(evidence)})")
+    return _judge(one, evidence.apart, evidence)
+
+
+def measure_equivalent(evidence: Evidence) -> list[Measurement]:
+    """The errors of the equivalent run beside what rounding explains."""
+    one = evidence.equivalent
+    if one is None or evidence.apart is None:
+        return []
+    ratios = list(enumerate(_ratios_of_losses(one, evidence, _dtype(evidence)), 1))
+    ratios.append((evidence.library.steps, _ratio_of_ends(evidence.apart, _dtype(evidence))))
+    return [
+        Measurement(
+            level="equivalent", module="", port="loss" if ratio.statistic == "loss-error" else "end",
+            phase="optimizer", step=step, statistic=ratio.statistic, actual=ratio.actual,
+            expected=ratio.expected, ratio=ratio.value, limit=1.0,
+        )
+        for step, ratio in ratios
+    ]  # fmt: skip
+
+
+def _judge(one: RunEvidence, apart: float, evidence: Evidence) -> JudgedLevel:
+    difference = _find_difference(one, apart, evidence, _dtype(evidence))
+    if difference is None:
+        return passed(len(one.losses) + 1, apart=apart)
+    reason = f"{difference.words} ({_describe_split(evidence)})"
+    spread = evidence.resumption.spread if evidence.resumption is not None else None
+    if spread is not None:
+        repeated = spread.ends.expected / (spread.moved or 1.0)
+        noise = load_limits("training").of("trajectory-error") * repeated
+        if noise > _ratio_of_ends(apart, _dtype(evidence)).expected and not apart > noise:
+            return not_compared(
+                f"{reason}; but two uninterrupted runs of one seed end {repeated:.2g} of it apart. Are"
+                " data, their order and what is drawn all from {seed}?"
+            )
+    undeclared = evidence.library.precision is None
+    if undeclared and _find_difference(one, apart, evidence, "bfloat16") is None:
+        return not_compared(
+            f"{reason}; rounding in bfloat16 would explain it: write `precision`, the narrowest"
+            " format in which the library computes"
+        )
+    is_first = difference.step == 1
+    location = Location(phase="forward" if is_first else "optimizer", step=difference.step)
+    diagnosis: Diagnosis = "loss-scale" if is_first else "optimizer-update"
+    return failed(len(one.losses) + 1, reason, diagnosis, location)
+
+
+def _find_difference(
+    one: RunEvidence, apart: float, evidence: Evidence, dtype: str
+) -> _Difference | None:
+    """Find the first loss, or else the last checkpoint, that rounding in `dtype` does not explain."""
+    pairs = zip(evidence.uninterrupted.losses, one.losses, strict=True)
+    ratios = _ratios_of_losses(one, evidence, dtype)
+    for step, ((expected, actual), ratio) in enumerate(zip(pairs, ratios, strict=True), 1):
+        if not ratio.value <= 1:
+            cause = _FIRST if step == 1 else f"the loss of step {step - 1} agrees: {_LATER}"
+            words = (
+                f"the loss of step {step} is {expected.value!r}, and {actual.value!r} where the rows"
+                f" are split otherwise; {cause}. Relative error {ratio.actual:.2g}, limit"
+                f" {ratio.expected:.2g} from rounding in {dtype}"
+            )
+            return _Difference(step, words)
+    ends = _ratio_of_ends(apart, dtype)
+    if ends.value <= 1:
+        return None
+    words = (
+        f"the losses agree, and the last checkpoints differ by {ends.actual:.2g} of what training"
+        f" changed (median over tensors; limit {ends.expected:.2g} from rounding in {dtype}):"
+        f" {_LATER}"
+    )
+    return _Difference(evidence.library.steps, words)
+
+
+def _ratios_of_losses(one: RunEvidence, evidence: Evidence, dtype: str) -> list[Ratio]:
+    """Each loss's relative error beside what rounding and the logged digits explain."""
+    expected = [loss.value for loss in evidence.uninterrupted.losses]
+    actual = [loss.value for loss in one.losses]
+    units = [unit_in_log(value, [*expected, *actual]) for value in expected]
+    rounding = _LOSSES * _root_of_roundoff(dtype)
+    return [
+        Ratio("loss-error", abs(a - e) / (abs(e) or 1.0), rounding + unit / (abs(e) or 1.0))
+        for a, e, unit in zip(actual, expected, units, strict=True)
+    ]
+
+
+def _ratio_of_ends(apart: float, dtype: str) -> Ratio:
+    return Ratio("trajectory-error", apart, _ENDS * _root_of_roundoff(dtype))
+
+
+def _root_of_roundoff(dtype: str) -> float:
+    return sqrt(FORMATS[dtype].unit_roundoff)
+
+
+def _dtype(evidence: Evidence) -> str:
+    """The coarser format of the one that is declared and that of the checkpoints."""
+    named = {evidence.dtype, evidence.library.precision or evidence.dtype}
+    return max(named, key=lambda name: FORMATS[name].unit_roundoff)
+
+
+def unit_in_log(value: float, logged: Sequence[float]) -> float:
+    """One unit of the last digit with which a library logs `value`, as all that it `logged` show it.
+
+    Some log so many decimals, others so many significant digits: the coarser of both.
+    """
+    digits = [Decimal(repr(one)).as_tuple() for one in logged if isfinite(one)]
+    decimals = max((-int(one.exponent) for one in digits), default=0)
+    significant = max((len(one.digits) for one in digits), default=1)
+    leading = floor(log10(abs(value))) if value and isfinite(value) else -decimals
+    return 10.0 ** max(-decimals, leading - significant + 1)
+
+
+def _describe_split(evidence: Evidence) -> str:
+    other = evidence.library.split_otherwise()
+    if other is None or evidence.library.equivalent is not None:
+        return "split by `launch` and by `equivalent`"
+    return f"split by {_in_words(evidence.library.split)}, and by {_in_words(other.split)}"
+
+
+def _in_words(split: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in split.items())

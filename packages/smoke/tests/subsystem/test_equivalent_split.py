@@ -1,0 +1,141 @@
+"""Scripts whose training depends on how the rows of a step are split: each fault by its name."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay.runs import SilentProgress
+from assay.verdicts import Outcome, Verdict
+from assay_smoke.external import run_external
+from assay_smoke.session.results import reason_of
+
+SCRIPT = Path(__file__).parents[1] / "split_training.py"
+SPLIT = "--batch-size {batch_size} --accumulation {accumulation} --ranks {ranks}"
+
+
+def run(folder: Path, fault: str = "", *, split: str = SPLIT, keys: str = "") -> Verdict:
+    """The verdict on the script with a fault; split: how its launch line says it; keys: more lines."""
+    toml = folder / "split.toml"
+    toml.write_text(
+        f'launch = "{sys.executable} {SCRIPT} --model {{model}} --output {{output}} --steps {{steps}}'
+        f' --save-every {{save_every}} {split}"\n'
+        'resume = "--resume-from {resume_from}"\n'
+        "steps = 4\nsave_every = 2\nranks = 2\ntime_limit_seconds = 100\n"
+        f"environment.FAULT = {json.dumps(fault)}\n"
+        "losses.pattern = 'step (?P<step>\\d+) loss (?P<loss>\\S+)'\n"
+        'checkpoints.folder = "{output}/step-{step}"\n'
+        f"{keys}\n",
+        encoding="utf-8",
+    )
+    results = folder / "results"
+    results.mkdir()
+    return run_external(toml, results, SilentProgress())
+
+
+@pytest.mark.parametrize("clip", ["", " --clip 20"])
+def test_a_clean_script_passes_with_every_loss_and_the_last_checkpoint_compared(
+    tmp_path: Path, clip: str
+) -> None:
+    verdict = run(tmp_path, split=SPLIT + clip, keys='precision = "float32"')
+
+    level = verdict.levels["equivalent"]
+    assert verdict.verdict is Outcome.PASS, level.reason
+    assert level.compared == 4 + 1
+    # Summation in another order differs in the last digit: two equal runs would show nothing.
+    assert 0 < (level.model_extra or {})["apart"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("schedule stepped once a micro-batch", "agrees: accumulation"),
+        ("schedule stepped once a rank", "agrees: accumulation"),
+        ("only the last micro-batch", "agrees: accumulation"),
+        ("only the first micro-batch", "agrees: accumulation"),
+        ("last micro-batch skipped", "agrees: accumulation"),
+        ("clipped once a micro-batch", "agrees: accumulation"),
+        ("decayed once a micro-batch", "of step 1 is"),
+        ("optimizer stepped once a micro-batch", "the loss of step 1 is"),
+        ("gradient scaled by micro-batches", "agrees: accumulation"),
+        ("loss not divided", "the loss of step 1 is"),
+        ("mean of means", "a mean over micro-batches of unequal token counts"),
+        ("ranks not reduced", "agrees: accumulation"),
+        ("ranks averaged", "agrees: accumulation"),
+        ("last row of a rank dropped", "the runs take other rows"),
+        ("rows depend on the split", "the runs take other rows"),
+    ],
+)
+def test_training_that_depends_on_the_split_fails(tmp_path: Path, fault: str, words: str) -> None:
+    split = f"{SPLIT} --clip 20" if "clipped" in fault else SPLIT
+    verdict = run(tmp_path, fault, split=split, keys='precision = "float32"')
+
+    failed = [name for name, one in verdict.levels.items() if one.verdict is Outcome.FAIL]
+    reason = str(verdict.levels["equivalent"].reason)
+    assert failed == ["equivalent"], reason
+    assert words in reason
+    assert "limit" in reason
+    assert reason.endswith(
+        "(split by ranks 2, accumulation 2, batch_size 2, and by ranks 1, accumulation 1, batch_size 8)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "keys", "words"),
+    [
+        ("ends early", "", "the equivalent run ended with exit code 1 before its first loss"),
+        ("dropout", "", "has attention_dropout 0.1, and another split draws other masks"),
+        ("not seeded", "", "what is drawn all from {seed}?"),
+        (
+            "decayed once a micro-batch",
+            "",
+            "rounding in bfloat16 would explain it: write `precision`",
+        ),
+        ("", 'equivalent = "python -c 0"', "it left no loss of each step, or no last checkpoint"),
+    ],
+)
+def test_what_cannot_be_compared_is_no_pass(
+    tmp_path: Path, fault: str, keys: str, words: str
+) -> None:
+    verdict = run(tmp_path, fault, keys=keys)
+
+    assert verdict.levels["equivalent"].verdict is Outcome.NOT_COMPARED
+    assert words in str(verdict.levels["equivalent"].reason)
+    assert verdict.verdict is not Outcome.PASS
+
+
+@pytest.mark.parametrize(
+    ("split", "keys"),
+    [
+        ("--batch-size 2 --accumulation 2", ""),
+        ("--batch-size {batch_size} --accumulation 2", ""),
+        (SPLIT, "equivalent = []"),
+    ],
+)
+def test_a_pass_without_another_split_names_what_was_not_checked(
+    tmp_path: Path, split: str, keys: str
+) -> None:
+    verdict = run(tmp_path, "schedule stepped once a micro-batch", split=split, keys=keys)
+
+    assert verdict.verdict is Outcome.PASS
+    assert verdict.levels["equivalent"].verdict is None
+    unchecked = "clipping and schedule do not depend on the split was not checked"
+    assert unchecked in verdict.notes[0]
+    assert unchecked in str(reason_of(verdict))
+
+
+def test_a_declared_launch_line_is_the_equivalent(tmp_path: Path) -> None:
+    line = "--batch-size 2 --accumulation 2"
+    whole = line.replace("2", "4", 1).replace("2", "1")
+    equivalent = (
+        f"{sys.executable} {SCRIPT} --model {{model}} --output {{output}} --steps {{steps}}"
+        f" --save-every {{save_every}} {whole}"
+    )
+    keys = f"equivalent = {json.dumps(equivalent)}"
+
+    verdict = run(tmp_path, "only the last micro-batch", split=line, keys=keys)
+
+    reason = str(verdict.levels["equivalent"].reason)
+    assert verdict.verdict is Outcome.FAIL, reason
+    assert reason.endswith("(split by `launch` and by `equivalent`)")

@@ -1,0 +1,23 @@
+"""How finely losses are logged, by which two runs may differ."""
+
+import pytest
+
+from assay_smoke.external.judging.equivalents import unit_in_log
+
+
+@pytest.mark.parametrize(
+    ("value", "logged", "unit"),
+    [
+        (2.114, [2.114, 1.442, 10.23], 1e-3),  # four significant digits
+        (10.23, [2.114, 0.5123, 10.23], 1e-2),
+        (10.2345, [10.2345, 2.1145], 1e-4),  # four decimals
+        (2.1145, [10.2345, 2.1145], 1e-4),
+        (2.5e-5, [2.5e-5, 1.25e-5], 1e-7),
+        (0.0, [0.0, 0.25], 1e-2),
+        (2.0, [float("nan"), 2.5], 1e-1),
+    ],
+)
+def test_the_unit_is_that_of_the_last_digit_that_is_logged(
+    value: float, logged: list[float], unit: float
+) -> None:
+    assert unit_in_log(value, logged) == pytest.approx(unit)
