@@ -78,7 +78,8 @@ def _find_in(report: LoadReport) -> list[Finding]:
         if key.problem != "unread"
     ]
     found += [
-        _without_place("checkpoint-mismatch", "checkpoint", text) for text in report.generation
+        _without_place("checkpoint-mismatch", "checkpoint", text)
+        for text in [*report.settings, *report.generation]
     ]
     return found + [_without_place("inputs-differ", "inputs", text) for text in report.tokenizer]
 
@@ -102,6 +103,11 @@ def describe_weight(weight: WeightDifference, expected: str) -> str:
         return (
             f"{weight.name} is in no file, and a second load gives other values in {where}: it depends"
             " on the seed, or was never written"
+        )
+    if weight.problem == "not-built":
+        return (
+            f"{weight.name} is in no file, and its class gives it other values in {where} where it is"
+            f" built from config.json alone: relative error {format_number(weight.error)}"
         )
     text = (
         f"{weight.name} is not {expected} in {where}: relative error {format_number(weight.error)}"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.models.folders import local_folder
+from assay.models.loaded.config_build import build_from_config, compare_with_built
 from assay.models.loaded.config_keys import KeyReader
 from assay.models.loaded.config_reads import trace_reads
 from assay.models.loaded.differences import measure_difference
@@ -23,6 +24,7 @@ from assay.models.loaded.weights import (
     all_tensors,
     coarser_dtype,
     compare_with_files,
+    quantisation_of,
     value_in_form,
 )
 from assay.models.loading.configs import first_line, load_config
@@ -81,7 +83,7 @@ def _inspect_second_load(
     remote_code: RemoteCode,
 ) -> None:
     """Load once more without the files: what code has made, and which keys it has read to do so."""
-    dtype = DTYPES[loaded.dtype]
+    dtype = _computed_dtype(loaded)
     raw = read_json(folder / "config.json")
     with trace_reads() as reads:
         config = load_config(folder, remote_code)
@@ -103,6 +105,41 @@ def _inspect_second_load(
     report.weights += differences
     report.not_compared += missing
     report.compared += len(weights.made) - len(missing)
+    _inspect_built(report, loaded, folder, weights, remote_code)
+
+
+def _inspect_built(
+    report: LoadReport,
+    loaded: LoadedModel,
+    folder: Path,
+    weights: ComparedWeights,
+    remote_code: RemoteCode,
+) -> None:
+    """Compare what no file holds with the class of the model, built from config.json alone."""
+
+    def build(dtype: torch.dtype) -> nn.Module:
+        return build_from_config(loaded.model, load_config(folder, remote_code), dtype)
+
+    try:
+        found = compare_with_built(loaded.model, weights.made, build, _computed_dtype(loaded))
+    except Exception as error:  # noqa: BLE001 - the code of any model
+        reason = f"building it raised {type(error).__name__}: {first_line(error)}"
+        report.not_compared.append(f"what its class makes of config.json alone ({reason})")
+        return
+    known = {weight.name for weight in report.weights}
+    report.weights += [weight for weight in found.weights if weight.name not in known]
+    report.not_compared += found.not_compared
+    if quantisation_of(loaded.model):
+        # Loading replaces modules.
+        report.not_compared += found.settings
+    else:
+        report.settings = found.settings
+
+
+def _computed_dtype(loaded: LoadedModel) -> torch.dtype:
+    """The dtype that a model's code made its buffers in; `load_model` widens them to float64."""
+    widened = loaded.dtype == "float64" and loaded.checkpoint_dtype != "float64"
+    return torch.float32 if widened else DTYPES[loaded.dtype]
 
 
 def _run_few_tokens(model: nn.Module) -> None:

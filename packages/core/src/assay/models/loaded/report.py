@@ -8,8 +8,9 @@ from assay.verdicts import Number, Record
 
 # Why a parameter or buffer is wrong; `assay.comparing.loaded` has the words.
 # differs: not the values of the files; not-stored: no tensor of the files makes it up, and nothing
-# else does; varies: a second load gives it other values.
-WeightProblem = Literal["differs", "not-stored", "varies"]
+# else does; varies: a second load gives it other values; not-built: its class gives it other values
+# where it is built from config.json alone.
+WeightProblem = Literal["differs", "not-stored", "varies", "not-built"]
 
 # Of a key of config.json that nothing reads. misspelt: a key that is read has nearly its name, and
 # is absent from the file, so that its default was used; overridden: the model has another value for
@@ -61,6 +62,7 @@ class LoadReport(Record):
     num_keys: keys of config.json that were looked for among those that were read.
     unused: tensors of the files that the model does not use, and does not declare to ignore.
     not_compared: parameters and buffers that could not be compared, each with the reason.
+    settings: modules and their attributes that are not those of the class built from config.json.
     tokenizer, generation: what is wrong with the tokenizer, and with the generation
         configuration; tokenizer_notes: what is right in itself and easily used wrongly.
     """
@@ -71,6 +73,7 @@ class LoadReport(Record):
     unused: list[str] = Field(default_factory=list)
     not_compared: list[str] = Field(default_factory=list)
     keys: list[UnreadKey] = Field(default_factory=list)
+    settings: list[str] = Field(default_factory=list)
     tokenizer: list[str] = Field(default_factory=list)
     generation: list[str] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)

@@ -59,7 +59,7 @@ def compare_with_files(
             result.compared += 1
         else:
             result.made[name] = tensor.detach().cpu().clone()
-    if method := _quantisation(model):
+    if method := quantisation_of(model):
         # Loading computes with stored scales: what it made of them is known to its own code only.
         result.not_compared += [f"{one.name} (stored by {method})" for one in result.differences]
         result.compared -= len(result.differences)
@@ -67,7 +67,7 @@ def compare_with_files(
     return result
 
 
-def _quantisation(model: Any) -> str | None:  # noqa: ANN401 - transformers
+def quantisation_of(model: Any) -> str | None:  # noqa: ANN401 - transformers
     """How the files of `model` are quantised; None if they are not."""
     settings = getattr(model.config, "quantization_config", None)
     if settings is None:

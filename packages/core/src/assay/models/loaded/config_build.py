@@ -1,0 +1,187 @@
+"""A model built once more from its configuration alone, and a loaded one compared with it.
+
+No loader has touched it: what a loader, or a patch of one, does to the buffers, settings and modules
+of every model that it loads is the same in a second load, and differs here.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.models.loaded.differences import measure_difference, same_bits
+from assay.models.loaded.report import WeightDifference
+from assay.models.loaded.second_load import other_random_numbers
+from assay.models.loaded.weights import all_tensors
+
+BuildModel = Callable[[torch.dtype], nn.Module]
+
+_CONSTANTS = (bool, int, float, complex, str, type(None), torch.dtype)
+# Of a configuration: where it comes from, not what it computes. `dtype` is the run's.
+_OF_LOADING = frozenset({"_name_or_path", "transformers_version", "architectures", "dtype"})
+# Of a module: where it comes from, and whether it trains, which the check sets itself.
+_NOT_COMPUTED_WITH = frozenset({"name_or_path", "training"})
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+
+
+@dataclass(slots=True)
+class BuiltComparison:
+    """What a loaded model has that its class, built from its configuration alone, does not.
+
+    not_compared: tensors that the built model lacks; settings: sentences.
+    """
+
+    weights: list[WeightDifference] = field(default_factory=list)
+    not_compared: list[str] = field(default_factory=list)
+    settings: list[str] = field(default_factory=list)
+
+
+def build_from_config(
+    model: Any,  # noqa: ANN401 - transformers
+    config: Any,  # noqa: ANN401 - transformers
+    dtype: torch.dtype,
+) -> nn.Module:
+    """Another model of the class of `model`: buffers are real, parameters take no memory.
+
+    config: a new one from the same config.json.
+    Raises: whatever the class raises.
+    """
+    from transformers.initialization import no_init_weights
+
+    attention = getattr(model.config, "_attn_implementation", None)
+    with other_random_numbers(), no_init_weights(), _parameters_without_memory():
+        built: nn.Module = type(model)._from_config(  # noqa: SLF001 - from_config of auto classes
+            config, dtype=dtype, attn_implementation=attention
+        )
+    return built.eval()
+
+
+def compare_with_built(
+    model: nn.Module, made: Mapping[str, Tensor], build: BuildModel, dtype: torch.dtype
+) -> BuiltComparison:
+    """Compare buffers that no file holds, settings and modules of `model` with a built model's.
+
+    made: the tensors of `model` that no file holds. dtype: the one that it was loaded in.
+    """
+    built = build(dtype)
+    result = BuiltComparison(settings=list(_other_settings(model, built)))
+    expected = {name: tensor.detach() for name, tensor in all_tensors(built)}
+    different = []
+    for name, tensor in made.items():
+        other = expected.get(name)
+        if other is None or other.shape != tensor.shape:
+            result.not_compared.append(f"{name} (its class does not make it from config.json)")
+        elif not other.is_meta and not same_bits(tensor, other):
+            different.append(name)
+    wide = _made_in_float32(different, build, dtype)
+    for name in different:
+        actual, other = made[name], expected[name]
+        rounded = wide[name].to(other.dtype) if name in wide else other
+        if same_bits(actual, rounded):
+            continue
+        found = measure_difference(name, actual, other, dtype, "not-built")
+        result.weights += [found] if found is not None else []
+    return result
+
+
+def _made_in_float32(
+    names: list[str], build: BuildModel, dtype: torch.dtype
+) -> Mapping[str, Tensor]:
+    """Tensors as a class makes them whose `__init__` computes in the dtype of the model.
+
+    Loading computes some of them once more, in float32 (GPT-J's sinusoids).
+    """
+    if not names or dtype is torch.float32:
+        return {}
+    return {name: tensor for name, tensor in all_tensors(build(torch.float32)) if name in names}
+
+
+def _other_settings(model: nn.Module, built: nn.Module) -> Iterator[str]:
+    """Sentences on modules, their plain attributes and configurations that differ."""
+    expected = dict(built.named_modules())
+    configs: set[tuple[int, int]] = set()
+    for path, module in model.named_modules():
+        name = path or "(model)"
+        other = expected.pop(path, None)
+        if other is None:
+            yield f"{name} is a module that its class does not make from config.json"
+            continue
+        if type(module) is not type(other):
+            yield f"{name} is a {type(module).__name__}, not a {type(other).__name__}"
+            continue
+        for key, sides in _pairs(_settings(module), _settings(other)):
+            yield _sentence(f"{name}.{key}" if path else key, *sides)
+        own: Any = getattr(module, "config", None)
+        theirs: Any = getattr(other, "config", None)
+        if (id(own), id(theirs)) in configs or not hasattr(own, "to_dict"):
+            continue
+        configs.add((id(own), id(theirs)))
+        for key, sides in _pairs(_keys(own.to_dict()), _keys(theirs.to_dict())):
+            yield _sentence(f"{name}.config.{key}", *sides)
+    yield from (f"{path} is missing, a module of its class" for path in expected)
+
+
+def _sentence(name: str, own: object, theirs: object) -> str:
+    return f"{name} is {own}, {theirs} where its class is built from config.json alone"
+
+
+def _pairs(
+    own: Mapping[str, object], theirs: Mapping[str, object]
+) -> Iterator[tuple[str, tuple[object, object]]]:
+    for key in sorted(own.keys() | theirs.keys()):
+        sides = own.get(key, "absent"), theirs.get(key, "absent")
+        # As text: NaN equals itself, and True is not 1.
+        if repr(sides[0]) != repr(sides[1]):
+            yield key, sides
+
+
+def _settings(module: nn.Module) -> dict[str, object]:
+    """What a module computes with besides its tensors and children, and its number of hooks."""
+    found: dict[str, object] = {
+        key: getattr(value, "__qualname__", value)
+        for key, value in vars(module).items()
+        if not key.startswith("_")
+        and key not in _NOT_COMPUTED_WITH
+        and (_is_plain(value) or (callable(value) and not isinstance(value, nn.Module)))
+    }
+    return found | {key: len(vars(module)[key]) for key in _HOOKS}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(_is_plain(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return isinstance(value, _CONSTANTS)
+
+
+def _keys(settings: Mapping[str, Any]) -> dict[str, object]:
+    """The keys of a configuration, those of nested ones dotted."""
+    found: dict[str, object] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}.{inner}": item for inner, item in _keys(value).items()}
+        elif key not in _OF_LOADING:
+            found[key] = value
+    return found
+
+
+@contextmanager
+def _parameters_without_memory() -> Iterator[None]:
+    """Inside, a parameter is moved to the meta device when a module gets it."""
+    module_class: Any = nn.Module
+    register = module_class.register_parameter
+
+    def register_on_meta(module: Any, name: str, parameter: nn.Parameter | None) -> None:  # noqa: ANN401
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+        register(module, name, parameter)
+
+    module_class.register_parameter = register_on_meta
+    try:
+        yield
+    finally:
+        module_class.register_parameter = register
