@@ -2,6 +2,7 @@
 
 import math
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -141,11 +142,71 @@ class Unmatched(Record):
     actual: list[str] = Field(default_factory=list)
 
 
+class Coverage(Record):
+    """How much of the model a verdict rests on. Modules count that have parameters of their own."""
+
+    modules: int
+    """Modules of the reference's model."""
+    modules_run: int
+    """Those of them that ran there, and of whose work the candidate's was compared."""
+    candidate_modules: int | None = None
+    """Modules of the candidate's model; null where it could not be watched."""
+    candidate_modules_run: int | None = None
+    """Those of them that ran; modules that other code replaces are not among them."""
+    not_run: list[str] = Field(default_factory=list)
+    """Paths of modules of either model that took part in no compared value."""
+    not_run_parts: dict[str, int] = Field(default_factory=dict)
+    """The same by the topmost module of which nothing ran, with the number of modules in it."""
+    unused_parameters: list[str] = Field(default_factory=list)
+    """Parameters of modules that ran, whose values no operation read (training: no gradient)."""
+    unrouted_experts: list[str] = Field(default_factory=list)
+    """Experts that computed no token: path of their group and number, `mlp.experts.3`."""
+    equal_rows: list[str] = Field(default_factory=list)
+    """Position ids in several rows that never differed: nothing tells how they are combined."""
+    cache_slots: int = 0
+    """Positions that were written to caches, padding included."""
+    cache_slots_read: int = 0
+    """Those of them that a later call could read."""
+    allowed: list[str] = Field(default_factory=list)
+    """The GLOBs of --allow-unused: what they match, or lies in it, need not be compared."""
+
+    @property
+    def gaps(self) -> list[str]:
+        """All that was not compared."""
+        return [*self.not_run, *self.unused_parameters, *self.unrouted_experts]
+
+    @property
+    def forbidden_gaps(self) -> list[str]:
+        """What was not compared and no GLOB allows."""
+        return [name for name in self.gaps if not any(is_part_of(name, g) for g in self.allowed)]
+
+    @property
+    def unmatched_globs(self) -> list[str]:
+        """GLOBs that allow nothing: all that they match was compared, or they match nothing."""
+        return [g for g in self.allowed if not any(is_part_of(name, g) for name in self.gaps)]
+
+    @property
+    def outcome(self) -> Outcome:
+        """NOT_COMPARED where something was not compared that had to be."""
+        return Outcome.NOT_COMPARED if self.forbidden_gaps else Outcome.PASS
+
+
+def is_part_of(name: str, glob: str) -> bool:
+    """Whether `glob` matches the path `name`, or that of a module around it.
+
+    >>> is_part_of("model.visual.blocks.1.mlp.fc1", "model.vis*")
+    True
+    """
+    parts = name.split(".")
+    return any(fnmatchcase(".".join(parts[:count]), glob) for count in range(1, len(parts) + 1))
+
+
 class Verdict(Record):
     """Schema 1 of verdict.json.
 
     headline: what to say first, where the words for tensors of two runs do not fit; None where they do.
     files: digests of the files of the run that belong to the verdict, by name.
+    coverage: how much of the model was compared; null where a command runs no model.
     """
 
     schema_: int = Field(default=SCHEMA, alias="schema")
@@ -169,6 +230,7 @@ class Verdict(Record):
     unmatched: Unmatched = Field(default_factory=Unmatched)
     headline: str | None = None
     files: dict[str, str] = Field(default_factory=dict)
+    coverage: Coverage | None = None
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
@@ -229,6 +291,8 @@ def find_contradiction(verdict: Verdict) -> str | None:
         return f"the verdict is {outcome}, and its levels amount to {of_levels}"
     if outcome is Outcome.PASS and verdict.unmatched.expected:
         return f"the verdict is PASS, and {verdict.unmatched.expected[0]} has no partner"
+    if outcome is Outcome.PASS and verdict.coverage and verdict.coverage.forbidden_gaps:
+        return f"the verdict is PASS, and {verdict.coverage.forbidden_gaps[0]} was not compared"
     ratio, limit = verdict.noise_ratio, verdict.limit
     if outcome is Outcome.PASS and ratio is not None and limit is not None and not ratio <= limit:
         return f"the verdict is PASS, and its noise ratio {ratio:.3g} is over the limit {limit:.3g}"

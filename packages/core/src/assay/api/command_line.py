@@ -18,6 +18,8 @@ def command_line(function: Callable[..., object], arguments: Mapping[str, Any]) 
         option = f"--{name.replace('_', '-')}"
         if isinstance(value, Mapping):
             words += [word for pair in value.items() for word in (option, "=".join(pair))]
+        elif isinstance(value, (list, tuple)):
+            words += [word for item in value for word in (option, item)]
         else:
             words += [option] if value is True else [option, str(value)]
     return tuple(words)

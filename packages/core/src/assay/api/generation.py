@@ -1,11 +1,11 @@
 """`assay.check_generate`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.api.command_line import command_line
-from assay.api.inputs import input_options
+from assay.api.inputs import globs, input_options
 from assay.errors import UsageError
 from assay.sites import CheckLevel
 
@@ -37,6 +37,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
     generation_config: str | Path | None = None,
     level: CheckLevel = "auto",
     limits: str = "noise",
+    allow_unused: str | Sequence[str] | None = None,
     seed: int | None = None,
     trust_remote_code: bool = False,
     output: str | Path | None = None,
@@ -59,6 +60,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
     candidate_option: by name, such as {"attention": "eager"}.
     mesh: ranks over which the candidate's model is divided, such as "tp=2": heads, features and
         vocabulary.
+    allow_unused: GLOBs of modules, parameters and experts that may stay uncompared.
 
     Returns: the verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
     Raises: UsageError for what cannot be checked, MachineError for what this machine lacks.
@@ -105,6 +107,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
         options=options,
         mesh=ranks,
         limits=limits,
+        allow_unused=globs(allow_unused),
         remote_code=remote_code_of(trusted=trust_remote_code),
         command=command_line(check_generate, arguments),
     )

@@ -1,5 +1,6 @@
 """Which prompts are run, and how tokens are chosen, from options that may be left out."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,8 @@ def input_options(  # noqa: PLR0913 - one for each option
         first = error.errors()[0]
         option = f"--{str(first['loc'][0]).replace('_', '-')}"
         raise UsageError(f"{option} {first['input']}: {first['msg']}") from None
+
+
+def globs(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The GLOBs of an option that takes one or several."""
+    return (given,) if isinstance(given, str) else tuple(given or ())

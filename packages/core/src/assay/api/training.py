@@ -9,7 +9,7 @@ from assay.api.train_mode import TrainMode
 from assay.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
@@ -42,6 +42,7 @@ def check_train(  # noqa: PLR0913 - one for each option
     lora: bool = False,
     seed: int = 0,
     limits: str = "training",
+    allow_unused: "str | Sequence[str] | None" = None,
     trust_remote_code: bool = False,
     output: str | Path | None = None,
 ) -> "CheckedVerdict":
@@ -57,6 +58,7 @@ def check_train(  # noqa: PLR0913 - one for each option
     Raises: UsageError for what cannot be checked, MachineError for what this machine lacks.
     """
     arguments = dict(locals())
+    from assay.api.inputs import globs
     from assay.launch.mesh_string import parse_mesh
     from assay.models.given import candidate_code
     from assay.models.remote_code import remote_code_of
@@ -95,6 +97,7 @@ def check_train(  # noqa: PLR0913 - one for each option
         trainer=candidate_trainer,
         setup=setup,
         limits=limits,
+        allow_unused=globs(allow_unused),
         mesh=ranks,
         features=tuple(name for name, wanted in features.items() if wanted),
         command=command_line(check_train, arguments),

@@ -25,6 +25,13 @@ TopK = Annotated[int | None, typer.Option(help="Sample from so many tokens.")]
 GenerationConfigFile = Annotated[
     str | None, typer.Option(metavar="FILE", help="Options of a generation_config.json.")
 ]
+AllowUnused = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="GLOB",
+        help="Modules, parameters or experts that may stay uncompared: model.visual; repeatable.",
+    ),
+]
 Seed = Annotated[int | None, typer.Option(help="Chooses prompts and their lengths; default: 0.")]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from assay.errors import name_some
 from assay.verdicts import (
+    Coverage,
     Diagnosis,
     Level,
     Location,
@@ -110,9 +111,12 @@ def level_of(num_compared: int, num_failed: int, facts: Mapping[str, Any]) -> Le
     return Level(verdict=outcome, compared=num_compared, **facts)
 
 
-def outcome_of_levels(levels: Mapping[str, Level]) -> Outcome:
-    """The outcome of a verdict: of all its levels that were run."""
-    return overall_outcome([level.verdict for level in levels.values() if level.verdict])
+def outcome_of_levels(levels: Mapping[str, Level], coverage: Coverage | None = None) -> Outcome:
+    """The outcome of a verdict: of all its levels that were run, and of what they covered."""
+    outcomes = [level.verdict for level in levels.values() if level.verdict]
+    if outcomes and coverage is not None:
+        outcomes.append(coverage.outcome)
+    return overall_outcome(outcomes)
 
 
 def find_worst(judged: Iterable[Item]) -> Item:

@@ -176,6 +176,7 @@ def judge(
         CandidateReport.model_validate(report),
         load_limits(check.limits),
         check.level,
+        check.allow_unused,
     )
     with chosen_threads(evidence.golden.model.num_parameters):
         return judge_generation(evidence)

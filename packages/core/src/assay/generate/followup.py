@@ -92,7 +92,7 @@ def _pass_if_representation(
         if levels[name].verdict is Outcome.FAIL:
             update = {"verdict": Outcome.PASS, "reason": "only the representation differs"}
             levels[name] = levels[name].model_copy(update=update)
-    outcome = outcome_of_levels(levels)
+    outcome = outcome_of_levels(levels, judgement.verdict.coverage)
     changed = judgement.verdict.model_copy(
         update={
             "verdict": outcome,

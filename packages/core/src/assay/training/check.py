@@ -47,7 +47,11 @@ FEWEST_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class TrainCheck:
-    """What is checked. command: what to type for the same check."""
+    """What is checked.
+
+    allow_unused: GLOBs of modules, parameters and experts that need not be compared.
+    command: what to type for the same check.
+    """
 
     options: TrainOptions
     reference: str
@@ -57,6 +61,7 @@ class TrainCheck:
     limits: str = TRAINING_LIMITS
     mesh: Mapping[str, int] = field(default_factory=dict)
     features: tuple[str, ...] = ()
+    allow_unused: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
 
     @property
@@ -284,6 +289,7 @@ def _judge(
         noise=Trace.open(golden / "noise"),
         candidates=traces,
         scaled=scaled,
+        allow_unused=check.allow_unused,
     )
     _refuse_other_masks(evidence)
     return judge_training(evidence)

@@ -72,6 +72,7 @@ def generate(  # noqa: PLR0913 - one for each option
     limits: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="Limits of the noise ratios.")
     ] = "noise",
+    allow_unused: options.AllowUnused = None,
     seed: options.Seed = None,
     trust_remote_code: options.TrustRemoteCode = False,
     output: Annotated[
@@ -110,6 +111,7 @@ def generate(  # noqa: PLR0913 - one for each option
         generation_config=generation_config,
         level=level,
         limits=limits,
+        allow_unused=allow_unused,
         seed=seed,
         trust_remote_code=trust_remote_code,
         output=output,

@@ -93,6 +93,7 @@ def train(  # noqa: PLR0913 - one for each option
     limits: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="Limits of the noise ratios.")
     ] = "training",
+    allow_unused: options.AllowUnused = None,
     trust_remote_code: options.TrustRemoteCode = False,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-check-train.")
@@ -140,6 +141,7 @@ def train(  # noqa: PLR0913 - one for each option
         lora=lora,
         seed=seed,
         limits=limits,
+        allow_unused=allow_unused,
         trust_remote_code=trust_remote_code,
         output=output,
     )

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from assay.comparing.wording.coverage import describe_coverage, list_gaps, suggest_globs
 from assay.comparing.wording.deciding_rows import DecidingRows
 from assay.comparing.wording.diagnoses import load_diagnoses
 from assay.comparing.wording.numerals import format_against, format_number
@@ -19,7 +20,7 @@ from assay.comparing.wording.phrases import (
 from assay.errors import name_some
 from assay.foreign_text import one_line
 from assay.sites import Phase
-from assay.verdicts import Location, Measurement, Outcome, Verdict
+from assay.verdicts import Coverage, Location, Measurement, Outcome, Verdict
 
 MAX_LISTED = 5  # names of a longer list that a message prints
 
@@ -92,12 +93,14 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
         )
     elif verdict.verdict is Outcome.PASS:
         headline, details = (
-            "The candidate agrees with the reference.",
+            _headline_of_pass(verdict.coverage),
             _explain_pass(verdict, evidence),
         )
     else:
         headline = "Not everything that was promised could be compared: this is not a pass."
         details = _explain_not_compared(verdict)
+    if verdict.coverage is not None:
+        details = [*details, *_explain_coverage(verdict.coverage)]
     return Explanation(
         verdict.verdict,
         f"{verdict.verdict.value}: {describe_sides(verdict)}",
@@ -107,6 +110,19 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
         if verdict.verdict is Outcome.FAIL and not verdict.headline
         else None,
     )
+
+
+def _headline_of_pass(coverage: Coverage | None) -> str:
+    if coverage is None or not coverage.gaps:
+        return "The candidate agrees with the reference."
+    return f"What ran of the model agrees with the reference; {'; '.join(list_gaps(coverage))}."
+
+
+def _explain_coverage(coverage: Coverage) -> list[str]:
+    lines = [describe_coverage(coverage)]
+    if coverage.forbidden_gaps:
+        lines.append(f"to pass without comparing it: {suggest_globs(coverage)}")
+    return lines
 
 
 def _reasons(verdict: Verdict) -> list[str]:

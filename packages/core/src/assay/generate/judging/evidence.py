@@ -4,14 +4,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from assay.comparing.coverage import ComparedStages, CoverageParts, Usage, judge_coverage
 from assay.comparing.limits import Limits
+from assay.comparing.stored_results import read_results
 from assay.dtypes import float_format
 from assay.generate.passes.batch_attachments import attached_batches
 from assay.generate.processes.golden_folder import GoldenSection
-from assay.generate.processes.requests import CandidateReport, GoldenManifest
+from assay.generate.processes.requests import REPLAY, USAGE, CandidateReport, GoldenManifest
 from assay.sites import JudgedLevel
 from assay.trace import Trace
-from assay.verdicts import TokenPosition
+from assay.verdicts import Coverage, TokenPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,25 @@ class GenerateEvidence:
     report: CandidateReport
     limits: Limits
     depth: JudgedLevel = "modules"
+    allow_unused: tuple[str, ...] = ()
 
     @property
     def dtype(self) -> str:
         """The dtype of candidate and noise run."""
         return str(self.section.trace.manifest["dtype"])
+
+    @property
+    def coverage(self) -> Coverage:
+        """How much of the model was compared."""
+        candidate, stages = None, ComparedStages()
+        if USAGE in self.candidate.attachments:
+            candidate = Usage.model_validate(self.candidate.attachment_json(USAGE))
+        if self.depth == "modules":
+            results = read_results(self.candidate, REPLAY)
+            stages = ComparedStages.of(self.section.noise(), [results])
+        return judge_coverage(
+            CoverageParts(self.section.usage(), candidate, stages, allowed=self.allow_unused)
+        )
 
     @property
     def unit_roundoff(self) -> float:

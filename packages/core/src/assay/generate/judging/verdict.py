@@ -17,6 +17,7 @@ from assay.comparing.levels import (
     pool_resolutions,
 )
 from assay.comparing.loaded import JudgedLoad, judge_load
+from assay.comparing.wording.coverage import notes_on_coverage
 from assay.generate.judging.evidence import GenerateEvidence
 from assay.generate.judging.module_levels import ModuleLevels, judge_module_levels, location_of
 from assay.generate.judging.text_levels import (
@@ -70,9 +71,11 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
     origin = replay.origin
     if origin is None and _is_not_finite(results["logits"]):
         origin = replay.nonfinite_padding
-    outcome = outcome_of_levels(levels)
+    coverage = evidence.coverage
+    outcome = outcome_of_levels(levels, coverage)
     notes = list(dict.fromkeys([*evidence.golden.notes, *evidence.report.notes]))
     notes += [note for result in results.values() for note in result.notes]
+    notes += notes_on_coverage(coverage)
     found = _find_in_load(load, origin)
     if load.loading:
         origin = None  # whatever fails later, this was wrong before
@@ -105,6 +108,7 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
         notes=notes,
         compared=sum(level.compared for level in levels.values()),
         unmatched=replay.unmatched,
+        coverage=coverage,
         **({} if found else _decide_numbers(results, origin)),
     )
     measurements = [row for result in results.values() for row in result.measurements]

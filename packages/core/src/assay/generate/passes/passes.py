@@ -11,6 +11,7 @@ from assay.comparing.results import ReplayResults
 from assay.devices.base import Device
 from assay.generate.passes.generation_loop import Generated, generate, generate_forced, timeline_of
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
+from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.exact_double import ExactDouble
 from assay.inputs import Batch
@@ -38,12 +39,14 @@ class Side:
     choices: entered in runs whose values are the model's own, and not while it is recorded or
         replayed; None where nothing is to be done about choices of experts.
     layout: how this rank's tensors are parts of whole ones; None where they are whole.
+    compiled: whether torch.compile runs it.
     """
 
     loaded: LoadedModel
     device: Device
     choices: ChoicesOfBatch | None = None
     layout: RankLayout | None = None
+    compiled: bool = False
 
     def choosing(self, work: "Work") -> AbstractContextManager[None]:
         """The context of one run of `work`."""
@@ -98,6 +101,17 @@ def run_free(side: Side, work: Work, sampling: dict[str, Any]) -> Generated:
         return generate(side.loaded, work.batch, sampling)
 
 
+def run_all_free(
+    side: Side, works: Sequence[Work], sampling: dict[str, Any], watch: UsageWatch | None
+) -> Iterator[Generated]:
+    """`run_free` for all work; `watch` sees what the runs use of the model."""
+    with nullcontext() if watch is None else watched(side, watch) as tracer:
+        for work in works:
+            if tracer is not None:
+                tracer.begin_batch(work.batch.number, timeline_of(work.batch))
+            yield run_free(side, work, sampling)
+
+
 def run_forced(
     side: Side, work: Work, tokens_BN: Tensor, inside: AbstractContextManager[Any] | None = None
 ) -> Generated:
@@ -109,20 +123,35 @@ def run_forced(
         return generate_forced(side.loaded, work.batch, tokens_BN)
 
 
+@contextmanager
+def watched(side: Side, watch: UsageWatch) -> Iterator[ModuleTracer]:
+    """Inside, `watch` sees what runs of a side use of its model."""
+    model, tracer = side.loaded.model, ModuleTracer(watch)
+    watch.add_modules_of(model)
+    # A compiled graph would be another one with a mode around it.
+    reading = nullcontext() if side.compiled else watch.reading(model)
+    with tracer.attached(model), reading:
+        yield tracer
+
+
 def record(
     side: Side,
     works: Sequence[Work],
     tokens: Sequence[Tensor],
     writer: TraceWriter,
     boundary: Boundary,
-) -> None:
-    """Record every call of a teacher-forced run; `tokens` has (B, N) for each work."""
+) -> UsageWatch:
+    """Record every call of a teacher-forced run; `tokens` has (B, N) for each work.
+
+    Returns: what it used of the model.
+    """
     side = replace(side, choices=None)
-    tracer = ModuleTracer(Recorder(writer, boundary))
-    with tracer.attached(side.loaded.model):
+    watch = UsageWatch(Recorder(writer, boundary))
+    with watched(side, watch) as tracer:
         for work, tokens_BN in zip(works, tokens, strict=True):
             tracer.begin_batch(work.batch.number, timeline_of(work.batch))
             run_forced(side, work, tokens_BN)
+    return watch
 
 
 def run_all_forced(
@@ -155,13 +184,19 @@ def find_pointwise(side: Side, work: Work) -> frozenset[str]:
 
 
 def replay(
-    side: Side, works: Sequence[Work], tokens: Sequence[Tensor], replayer: Replayer
+    side: Side,
+    works: Sequence[Work],
+    tokens: Sequence[Tensor],
+    replayer: Replayer,
+    watch: UsageWatch | None = None,
 ) -> ReplayResults:
-    """Measure every stage of a model against a recorded run, with the recorded values injected."""
+    """Measure every stage of a model against a recorded run, with the recorded values injected.
+
+    watch: a watch around `replayer`, where it is asked what the run uses of the model.
+    """
     side = replace(side, choices=None)
     replayer.layout = side.layout
-    tracer = ModuleTracer(replayer)
-    with tracer.attached(side.loaded.model):
+    with watched(side, watch or UsageWatch(replayer)) as tracer:
         for work, tokens_BN in zip(works, tokens, strict=True):
             replayer.source = work.source
             tracer.begin_batch(work.batch.number, timeline_of(work.batch))

@@ -26,7 +26,7 @@ from assay.generate.passes.passes import (
     Side,
     replay,
     run_all_forced,
-    run_free,
+    run_all_free,
     single_rows,
     whole_batches,
 )
@@ -37,10 +37,13 @@ from assay.generate.processes.golden_folder import GoldenSection, read_golden
 from assay.generate.processes.options import CandidateOptions
 from assay.generate.processes.requests import (
     REPLAY,
+    USAGE,
     CandidateReport,
     CandidateRequest,
     GoldenManifest,
 )
+from assay.hooks.module_tracer import NullHandler
+from assay.hooks.usage import UsageWatch
 from assay.launch import Rank
 from assay.locating.accumulated_error import DriftMeter
 from assay.locating.matching.expert_routing import NearTieChoices
@@ -108,7 +111,8 @@ def _divided(side: Side, rank: Rank) -> Side:
 def _compiled(request: CandidateRequest, side: Side) -> Side:
     """The same, compiled where that is asked for."""
     options = CandidateOptions.parse(request.options)
-    return replace(side, loaded=options.compiled(side.loaded, side.device))
+    loaded = options.compiled(side.loaded, side.device)
+    return replace(side, loaded=loaded, compiled=options.compile)
 
 
 def run_candidate(
@@ -266,13 +270,17 @@ class _Candidate:
 
     def _generate(self, writer: TraceWriter, repeated: RepeatedWorks) -> list[Tensor]:
         sampling = self._golden.inputs.sampling
+        # Where modules are measured, that run is watched; hooks would cut a compiled model.
+        unwatched = self._level == "modules" or self._side.compiled
+        watch = None if unwatched else UsageWatch(NullHandler())
         tokens = []
-        for number, work in enumerate(self._works):
-            free = run_free(self._side, work, sampling)
+        for number, free in enumerate(run_all_free(self._side, self._works, sampling, watch)):
             tokens.append(free.tokens)
             if self._level == "tokens":
                 repeated.offer(number, free.logits)
         self._attach(writer, "tokens", tokens)
+        if watch is not None:
+            writer.attach_json(USAGE, watch.to_json())
         return tokens
 
     def _new_meter(self) -> DriftMeter | None:
@@ -311,8 +319,10 @@ class _Candidate:
         replayer = Replayer(
             section.trace, section.boundary, attention, section.pointwise(), section.score_noise()
         )
-        results = replay(self._side, self._works, tokens, replayer)
+        watch = UsageWatch(replayer)
+        results = replay(self._side, self._works, tokens, replayer, watch)
         attach_results(writer, REPLAY, results)
+        writer.attach_json(USAGE, watch.to_json())
 
     def _expected(self, name: str) -> list[Tensor]:
         """The golden's tensors, cut as the work is cut."""

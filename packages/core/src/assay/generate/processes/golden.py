@@ -27,7 +27,7 @@ from assay.generate.passes.passes import (
     record,
     replay,
     run_all_forced,
-    run_free,
+    run_all_free,
     whole_batches,
 )
 from assay.generate.passes.repeatability import RepeatedWorks
@@ -36,12 +36,15 @@ from assay.generate.processes.golden_folder import MANIFEST
 from assay.generate.processes.requests import (
     LOAD,
     NOISE,
+    USAGE,
     CaptureRequest,
     GoldenManifest,
     InputOptions,
     ModelIdentity,
     Section,
 )
+from assay.hooks.module_tracer import NullHandler
+from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
 from assay.inputs import (
     InputPlan,
@@ -209,19 +212,21 @@ class _Capture:
         """Free generation, and the replayable pass with its tokens forced."""
         sampling = self.request.inputs.sampling
         self.writer.attach_json("inputs", self.plan.to_json())
+        watch = None if self.request.level == "module" else UsageWatch(NullHandler())
         with self.progress.step("reference: generates"):
-            for work in self.works:
+            generated = run_all_free(side, self.works, sampling, watch)
+            for work, free in zip(self.works, generated, strict=True):
                 # Its logits are those of teacher forcing: the same calls with the same tokens.
-                free = run_free(side, work, sampling)
                 self.tokens.append(free.tokens)
                 self._attach("tokens", work, free.tokens)
                 self._attach("logits", work, free.logits)
-                del free
         if side.loaded.can_generate:
             self._attach_scores(side)
         if self.request.level == "module":
             with self.progress.step("reference: every module is recorded"):
-                record(side, self.works, self.tokens, self.writer, self.boundary)
+                watch = record(side, self.works, self.tokens, self.writer, self.boundary)
+        if watch is not None:
+            self.writer.attach_json(USAGE, watch.to_json())
 
     def run_noise(self, wide: str) -> Section:
         """The same work in the candidate's dtype, measured against the yardstick."""

@@ -16,6 +16,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from assay.comparing.coverage import Usage
 from assay.comparing.results import ReplayResults
 from assay.comparing.stored_results import read_results
 from assay.errors import UsageError
@@ -24,6 +25,7 @@ from assay.generate.processes.requests import (
     GOLDEN_SCHEMA,
     LOAD,
     NOISE,
+    USAGE,
     GoldenManifest,
 )
 from assay.hooks.values.boundary import Boundary
@@ -104,6 +106,10 @@ class GoldenSection:
         if LOAD not in self.trace.attachments:
             return []
         return [LoadReport.model_validate(self.trace.attachment_json(LOAD))]
+
+    def usage(self) -> Usage:
+        """What the yardstick used of its model."""
+        return Usage.model_validate(self.trace.attachment_json(USAGE))
 
     def weights(self) -> dict[str, str]:
         """Hashes of the noise run's weights."""

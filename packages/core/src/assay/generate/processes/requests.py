@@ -16,9 +16,11 @@ from assay.verdicts import Record
 
 # Names of measurements: of the noise run beside a golden, of the candidate in its own trace.
 NOISE, REPLAY = "noise", "replay"
-GOLDEN_SCHEMA = 2
+GOLDEN_SCHEMA = 3
 # What the trusted process found when it had loaded the model, attached to a golden.
 LOAD = "load"
+# What a process used of its model, attached to a golden and to a candidate's trace.
+USAGE = "usage"
 
 
 class InputOptions(Record):
@@ -164,6 +166,7 @@ class GenerateCheck:
     verify_golden: whether the bytes of `golden` are compared with the hashes that were captured.
     given: those options of `inputs` that were asked for; a golden must have been captured with them.
     mesh: ranks of the candidate by axis, over which its model is divided; empty for one process.
+    allow_unused: GLOBs of modules, parameters and experts that need not be compared.
     command: what to type for the same check.
     """
 
@@ -179,6 +182,7 @@ class GenerateCheck:
     options: dict[str, str] = field(default_factory=dict)
     mesh: Mapping[str, int] = field(default_factory=dict)
     limits: str = "noise"
+    allow_unused: tuple[str, ...] = ()
     remote_code: RemoteCode = "refuse"
     command: tuple[str, ...] = ()
 

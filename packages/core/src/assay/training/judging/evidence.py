@@ -3,7 +3,10 @@
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from assay.comparing.coverage import ComparedStages, CoverageParts, judge_coverage
 from assay.comparing.limits import Limits
+from assay.comparing.stored_results import read_results
+from assay.comparing.wording.coverage import notes_on_coverage
 from assay.dtypes import float_format
 from assay.trace import Trace
 from assay.training.judging.rank_reports import merge_reports
@@ -14,6 +17,7 @@ from assay.training.processes.requests import (
     TrainOptions,
 )
 from assay.training.replay.run_rows import RunRows
+from assay.verdicts import Coverage
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class TrainEvidence(FreeEvidence):
     """Both sides of a check: the free run, and every stage of its steps by itself.
 
     noise: what the noise run measured; candidates: each rank of the candidate.
+    allow_unused: GLOBs of what need not be compared.
     scaled: what its ranks measured in a second replay, with their loss scale divided out; empty
         where there was none, or where `candidates` are these.
     """
@@ -57,6 +62,22 @@ class TrainEvidence(FreeEvidence):
     noise: Trace
     candidates: list[Trace]
     scaled: list[Trace] = field(default_factory=list)
+    allow_unused: tuple[str, ...] = ()
+
+    @cached_property
+    def coverage(self) -> Coverage:
+        """How much of the model was compared, on all ranks together."""
+        measured = [read_results(trace, "modules") for trace in self.candidates]
+        stages = ComparedStages.of(read_results(self.noise, "modules"), measured)
+        used = self.reference.usage, self.report.usage
+        return judge_coverage(
+            CoverageParts(*used, stages, self.reference.untouched, self.allow_unused)
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """What the reference notes, and what was not compared."""
+        return [*self.reference.notes, *notes_on_coverage(self.coverage)]
 
     @cached_property
     def rows(self) -> RunRows:

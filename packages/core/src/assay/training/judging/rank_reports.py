@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from assay.comparing.coverage import Usage
 from assay.training.processes.requests import CandidateReport, FreeRun, KeptPrecision
 
 # What goes wrong on one rank has gone wrong.
@@ -34,6 +35,7 @@ def merge_reports(reports: Sequence[CandidateReport]) -> CandidateReport:
         ],
         "seen": [phase for phase in first.seen if all(phase in one.seen for one in reports)],
         "invisible": {k: v for report in reports for k, v in report.invisible.items()},
+        "usage": Usage.of_ranks([report.usage for report in reports]),
         "drew_in_backward": any(report.drew_in_backward for report in reports),
     }
     return first.model_copy(update=update)

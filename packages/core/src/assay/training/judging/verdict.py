@@ -127,7 +127,7 @@ def _judge(
             update = {"verdict": Outcome.NOT_COMPARED, "reason": _STEPS_ELSEWHERE}
             result.level = result.level.model_copy(update=update)
     levels = {name: result.level for name, result in results.items()}
-    outcome = outcome_of_levels(levels)
+    outcome = outcome_of_levels(levels, evidence.coverage)
     free = [item for item in (*trajectory, *([loss] if loss else [])) if item.failed]
     decision = _decide_with_load(
         load, _decide(evidence, groups, ranked, divergence or broken, free)
@@ -135,9 +135,8 @@ def _judge(
     finding = decision.finding if outcome is Outcome.FAIL else None
     diagnosis: Diagnosis | None = finding.diagnosis if finding else None
     report = evidence.report
-    notes = [*evidence.reference.notes, *report.trainer_notes, *first_notes]
-    notes += _notes_on_steps(report)
-    notes += _unmeasured_notes(report)
+    notes = [*evidence.notes, *report.trainer_notes, *first_notes]
+    notes += [*_notes_on_steps(report), *_unmeasured_notes(report)]
     notes += [note for result in results.values() for note in result.notes]
     if outcome is Outcome.PASS and report.weights_different:
         diagnosis = "below-resolution"
@@ -155,6 +154,7 @@ def _judge(
         notes=list(dict.fromkeys(notes)),
         compared=sum(level.compared for level in levels.values()),
         unmatched=_unmatched(groups, evidence.report.invisible),
+        coverage=evidence.coverage,
         **_decide_numbers(decision, all_judged, load),
     )
     return verdict, [row for result in results.values() for row in result.measurements]

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from assay.comparing.coverage import Usage
 from assay.devices.registry import describe_run
 from assay.dtypes import float_format
 from assay.hooks.values.boundary import Boundary
@@ -154,6 +155,7 @@ class _Candidate:
                 num_scaled=is_scaled + num_skipped,
             ),
             trainer_notes=list(opened.traits.notes),
+            usage=Usage.model_validate(steps.watch.to_json()),
             logit_gradients=[
                 LogitGradientScale.model_validate(asdict(row)) for row in steps.scales
             ],

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from assay.comparing.coverage import Usage
 from assay.comparing.stored_results import attach_results
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
@@ -13,6 +14,7 @@ from assay.devices.run_string import parse_run
 from assay.dtypes import float_format
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
+from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
 from assay.models import estimate_size
 from assay.models.loading.configs import attention_of
@@ -102,8 +104,9 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
                 [step.grad_norm for step in recorded], yardstick.trainer.plan.max_grad_norm
             ),
             *([_EQUAL_SHAPES] if options.shapes in EQUAL_IN_A_STEP else []),
-            *yardstick.untouched.notes,
         ],
+        usage=yardstick.usage,
+        untouched=yardstick.untouched.names,
     )
 
 
@@ -118,12 +121,13 @@ def _notes_on_clipping(norms: Sequence[float], max_norm: float) -> list[str]:
 class _RecordedSide(TrustedSide):
     """A side whose stages are recorded, or measured against what was.
 
-    untouched: what had no gradient in any of the steps that `record` made.
+    untouched: what had no gradient in any of the steps that `record` made; usage: what these used.
     """
 
     def __init__(self, request: ReferenceRequest, device: Device, wide: str | None) -> None:
         super().__init__(request, device, wide)
         self.untouched = Untouched()
+        self.usage = Usage()
 
     @property
     def boundary(self) -> Boundary:
@@ -140,15 +144,19 @@ class _RecordedSide(TrustedSide):
             opened = OpenedTrainer.of(self.trainer, "reference")
             updates = UpdateWatch(self.trainer, handler)
             rows = RunRows.of_batches(batches)
-            tracer = ModuleTracer(gradients)
+            watch = UsageWatch(gradients)
+            watch.add_modules_of(self.trainer.model)
+            tracer = ModuleTracer(watch)
             observer = StepObserver(opened, handler, updates, tracer, gradients, rows)
-            with observer.attached(), comparable(self.dtype, self.device):
+            reading = watch.reading(self.trainer.model)
+            with observer.attached(), comparable(self.dtype, self.device), reading:
                 for step, batch in enumerate(batches):
                     inject_state(self.trainer, state, self.device.torch_device)
                     reports.append(observer.run_step(step, batch))
                     self.untouched.add(self.trainer.model)
                     state = self.rounded_state()
                     write_state(state_file(folder, step + 1), state)
+        self.usage = Usage.model_validate(watch.to_json())
         return reports
 
     def replay(self, batches: Batches, folder: Path) -> None:

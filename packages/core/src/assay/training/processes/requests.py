@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from assay.comparing.coverage import Usage
 from assay.models.loaded.report import LoadReport, SetupChanges
 from assay.models.remote_code import RemoteCode
 from assay.sites import Phase
@@ -184,6 +185,7 @@ class ReferenceReport(Record):
     num_rows: rows of each micro-batch of each step.
     draws: whether training draws random numbers, as dropout does.
     load: what it found when it had loaded the model.
+    usage: what the yardstick used of its model; untouched: what it trains that had no gradient.
     """
 
     model: dict[str, Any]
@@ -197,6 +199,8 @@ class ReferenceReport(Record):
     shared: list[list[str]]
     draws: bool = False
     load: LoadReport | None = None
+    usage: Usage = Field(default_factory=Usage)
+    untouched: list[str] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
 
 
@@ -234,6 +238,7 @@ class CandidateReport(Record):
     trainer_notes: what the trainer has the verdict say of it.
     scaled_steps: the steps of the second replay, which a trainer is given that scales its loss by
         one factor; empty where there was none.
+    usage: what this process used of its model.
     """
 
     run: dict[str, Any]
@@ -269,6 +274,7 @@ class CandidateReport(Record):
     unapplied: list[str] = Field(default_factory=list)
     trainer_notes: list[str] = Field(default_factory=list)
     scaled_steps: list["ScaledStepRecord"] = Field(default_factory=list)
+    usage: Usage = Field(default_factory=Usage)
 
 
 class LogitGradientScale(Record):

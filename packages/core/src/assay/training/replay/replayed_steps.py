@@ -9,6 +9,7 @@ from assay.comparing.results import ReplayResults
 from assay.comparing.stored_results import attach_results
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
+from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
 from assay.locating.gradients import GradientReplayer
 from assay.locating.loss_scale import GradientScale, LossScale, ScaledStep
@@ -74,7 +75,7 @@ class ReplayedSteps:
 
     Inside of `attached()`, `run_step` makes one step; `write` comes after the last one.
 
-    sums: how gradients were added up.
+    sums: how gradients were added up; watch: what the steps use of the model.
     """
 
     def __init__(
@@ -101,13 +102,15 @@ class ReplayedSteps:
         over_ranks = None if rank_view is None else rank_view.summed_by_backward
         self.sums = GradientSums(boundary.rounded, over_ranks)
         taps = GradientTaps(self._replayer, self._gradients)
+        self.watch = UsageWatch(taps)
+        self.watch.add_modules_of(opened.trainer.model)
         updates = UpdateWatch(opened.trainer, self._handler, model.untrained)
         self._updates = updates
         self._observer = StepObserver(
             opened,
             self._handler,
             updates,
-            ModuleTracer(taps),
+            ModuleTracer(self.watch),
             taps,
             rows,
             self._replayer,

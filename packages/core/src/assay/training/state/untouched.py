@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from assay.errors import name_some
 from assay.training.state.parameters import named_parameters
 
 # Parameters of so many dims are stacked: the first dim counts experts.
@@ -26,24 +25,12 @@ class Untouched:
 
     @property
     def names(self) -> list[str]:
-        """Parameters without any gradient, of stacked ones each expert: `experts.down_proj[3]`."""
+        """Parameters without any gradient, of stacked ones each expert: `experts.down_proj.3`."""
         return [
-            name if reached.ndim == 0 else f"{name}[{index}]"
+            name if reached.ndim == 0 else f"{name}.{index}"
             for name, reached in self._reached.items()
             for index in (~reached.reshape(-1)).nonzero()[:, 0].tolist()
         ]
-
-    @property
-    def notes(self) -> list[str]:
-        """One note on them, if there are any."""
-        names = self.names
-        if not names:
-            return []
-        note = (
-            f"{len(names)} parameters had no gradient in any step, as experts have that no token"
-            f" chose: zeros agree whatever computes them: {name_some(names)}"
-        )
-        return [note]
 
 
 def _reached(parameter: Tensor) -> Tensor:

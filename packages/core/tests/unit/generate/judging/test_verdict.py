@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.comparing.coverage import Usage
 from assay.comparing.limits import load_limits
 from assay.generate.judging.evidence import GenerateEvidence
 from assay.generate.judging.verdict import judge_generation
@@ -50,9 +51,11 @@ def verdict_of(
         tensors=lambda name: [golden[name]],
         trace=SimpleNamespace(manifest={"dtype": "bfloat16"}),
         load=lambda: [LoadReport(compared=1)],
+        usage=Usage,
     )
     candidate: Any = SimpleNamespace(
-        attachment=lambda name: {"values": actual[name.rpartition(".")[0]]}
+        attachments=(),
+        attachment=lambda name: {"values": actual[name.rpartition(".")[0]]},
     )
     report: Any = SimpleNamespace(
         notes=[],

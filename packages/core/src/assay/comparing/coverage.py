@@ -1,0 +1,189 @@
+"""How much of a model was compared: what each side used of it, judged."""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from pydantic import Field
+
+from assay.verdicts import Coverage, Record
+
+if TYPE_CHECKING:
+    from assay.comparing.results import PortResult, ReplayResults
+
+
+class Usage(Record):
+    """What one process used of its model, as `assay.hooks.usage.UsageWatch` saw it."""
+
+    parameters: dict[str, list[str]] = Field(default_factory=dict)
+    """Parameters by the path of the module that owns them."""
+    called: list[str] = Field(default_factory=list)
+    """Modules that were called."""
+    read: list[str] | None = None
+    """Parameters that operations read; null where that was not watched."""
+    experts: dict[str, list[int]] = Field(default_factory=dict)
+    """Tokens of each expert, by the path of their group."""
+    equal_rows: list[str] = Field(default_factory=list)
+    """Position ids in several rows, which never differed."""
+    cache_slots: int = 0
+    """Positions that were written to caches."""
+    cache_slots_read: int = 0
+    """Those of them that a later call could read."""
+
+    @classmethod
+    def of_ranks(cls, usages: Sequence[Self]) -> "Usage":
+        """What all ranks of one model used."""
+        parameters: dict[str, list[str]] = {}
+        for usage in usages:
+            for module, names in usage.parameters.items():
+                known = parameters.setdefault(module, [])
+                known += [name for name in names if name not in known]
+        reads = [usage.read for usage in usages if usage.read is not None]
+        return Usage(
+            parameters=parameters,
+            called=sorted({path for usage in usages for path in usage.called}),
+            read=sorted({name for read in reads for name in read}) if reads else None,
+        )
+
+    def runs(self, module: str) -> bool:
+        """Whether a module was called, or other code computed with its parameters."""
+        return module in self._called or any(
+            name in self._read for name in self.parameters.get(module, ())
+        )
+
+    def model_post_init(self, context: object) -> None:
+        """Index the names."""
+        del context
+        self._called, self._read = frozenset(self.called), frozenset(self.read or ())
+
+    _called: frozenset[str] = frozenset()
+    _read: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedStages:
+    """Which modules' work was compared at module boundaries.
+
+    recorded: modules of which the reference has values there; compared: those of which values of
+        the candidate were compared; replaced: those that other code of the candidate replaces.
+    """
+
+    recorded: frozenset[str] = frozenset()
+    compared: frozenset[str] = frozenset()
+    replaced: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, noise: "ReplayResults", candidates: Sequence["ReplayResults"]) -> Self:
+        """Those of a noise run and of all ranks of a candidate."""
+        return cls(
+            frozenset(port.stage.module for port in noise.ports.values()),
+            frozenset(
+                port.stage.module
+                for results in candidates
+                for port in results.ports.values()
+                if _num_compared(port)
+            ),
+            frozenset(name for results in candidates for name in results.replaced_by_ancestor),
+        )
+
+    def includes(self, module: str) -> bool:
+        """Whether the work of `module` was compared: where it is recorded, or as part of a module around it."""
+        for path in _around(module):
+            if path in self.compared:
+                return True
+            if path in self.recorded and path not in self.replaced:
+                return False
+        return not self.recorded  # a level that compares outputs only
+
+
+@dataclass(slots=True)
+class CoverageParts:
+    """What coverage is judged by.
+
+    reference, candidate: what each side used; candidate is None where it could not be watched.
+    stages: which modules' work was compared.
+    untouched: trained parameters without any gradient.
+    allowed: GLOBs of what need not be compared.
+    """
+
+    reference: Usage
+    candidate: Usage | None
+    stages: ComparedStages = field(default_factory=ComparedStages)
+    untouched: Sequence[str] = ()
+    allowed: Sequence[str] = ()
+
+
+def judge_coverage(parts: CoverageParts) -> Coverage:
+    """Judge how much of both models took part in what was compared."""
+    reference, candidate = parts.reference, parts.candidate
+    unrouted = [
+        f"{group}.{number}"
+        for group, counts in reference.experts.items()
+        for number, count in enumerate(counts)
+        if not count
+    ]
+    run = {
+        module
+        for module in reference.parameters
+        if reference.runs(module) and parts.stages.includes(module)
+    }
+    owners = set(reference.parameters)
+    missing = owners - run
+    unused = set(_unread(reference, run))
+    if candidate is not None:
+        only_here = candidate.parameters.keys() - owners
+        owners |= only_here
+        missing |= {module for module in only_here if not candidate.runs(module)}
+        unused |= set(_unread(candidate, only_here - missing))
+    missing = {name for name in missing if not set(_around(name)) & set(unrouted)}
+    known = {*missing, *reference.experts}
+    unused |= {name for name in parts.untouched if not known & set(_around(name))}
+    return Coverage(
+        modules=len(reference.parameters),
+        modules_run=len(run),
+        candidate_modules=candidate and len(candidate.parameters),
+        candidate_modules_run=candidate and sum(map(candidate.runs, candidate.parameters)),
+        not_run=sorted(missing),
+        not_run_parts=_topmost(missing, owners),
+        unused_parameters=sorted(unused),
+        unrouted_experts=unrouted,
+        equal_rows=reference.equal_rows,
+        cache_slots=reference.cache_slots,
+        cache_slots_read=reference.cache_slots_read,
+        allowed=list(parts.allowed),
+    )
+
+
+def _unread(usage: Usage, modules: Collection[str]) -> Iterator[str]:
+    """Parameters of `modules` that no operation read."""
+    if usage.read is None:
+        return
+    read = set(usage.read)
+    for module in modules:
+        yield from (name for name in usage.parameters[module] if name not in read)
+
+
+def _topmost(missing: Collection[str], owners: Collection[str]) -> dict[str, int]:
+    """The topmost modules all of whose parts are missing, with the number of these."""
+    total = Counter(path for name in owners for path in _around(name))
+    absent = Counter(path for name in missing for path in _around(name))
+    found: Counter[str] = Counter()
+    for name in sorted(missing):
+        top = next(
+            path
+            for path in reversed(_around(name))
+            if absent[path] == total[path] and (path or name == path)
+        )
+        found[top] += 1
+    return dict(found)
+
+
+def _around(module: str) -> list[str]:
+    """A module's own path and those of the modules around it, innermost first."""
+    parts = module.split(".") if module else []
+    return [".".join(parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def _num_compared(port: "PortResult") -> int:
+    return int(port.sums.num_elements) + port.exact.num_compared

@@ -1,0 +1,196 @@
+"""What of a model takes part in its runs: modules, parameters, experts, slots of its caches.
+
+Shape legend: R tokens, k experts for each, E experts.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from assay.hooks.expert_choices import find_choice_arguments
+from assay.hooks.module_tracer import ActiveCall, TraceHandler
+from assay.hooks.suspension import is_suspended
+from assay.hooks.values.nested import iterate_tensors
+from assay.sites import RowMap, unwrapped_path
+
+# Rows of position ids that a model keeps apart: time, height and width, at most a text row more.
+_MOST_POSITION_ROWS = 4
+
+# Functions that take only dtype, device or shape from an argument.
+_READ_NO_VALUE = ("new_", "size", "stride", "dim", "numel", "element_size", "is_", "requires_grad")
+_READ_FIRST_VALUE = frozenset({"to", "type_as", "view_as", "expand_as", "reshape_as"})
+
+
+@dataclass
+class UsageWatch:
+    """A handler that notes what each call uses, and passes the call on to `handler`.
+
+    called: modules that were called with values to compute with.
+    read: parameters whose values an operation got; None where that is not watched.
+    routed: tokens that each expert of a group computed, without padding, (E,).
+    varied: by position port, whether its rows ever differed.
+    slots: of each cache, in order of its first use, the positions that calls wrote and read.
+    """
+
+    handler: TraceHandler
+    called: set[str] = field(default_factory=set)
+    read: set[str] | None = None
+    routed: dict[str, Tensor] = field(default_factory=dict)
+    varied: dict[str, bool] = field(default_factory=dict)
+    slots: list[tuple[int, int]] = field(default_factory=list)
+    _owners: dict[str, list[str]] = field(default_factory=dict)
+    _names: dict[int, list[str]] = field(default_factory=dict)
+
+    @contextmanager
+    def reading(self, model: nn.Module) -> Iterator[None]:
+        """Watch inside this context which parameters of `model` operations read."""
+        self.read = set()
+        for path, parameter in model.named_parameters(remove_duplicate=False):
+            self._names.setdefault(id(parameter), []).append(_parameter_name(path))
+        with _ParameterReads(self._names, self.read):
+            yield
+
+    def add_modules_of(self, model: nn.Module) -> None:
+        """Note the modules of `model` that have parameters of their own."""
+        for path, _ in model.named_parameters(remove_duplicate=False):
+            name = _parameter_name(path)
+            names = self._owners.setdefault(name.rpartition(".")[0], [])
+            names += [name] if name not in names else []
+
+    def enter(self, active: ActiveCall) -> None:
+        """Note what the call uses."""
+        path, arguments = active.call.site.module, active.arguments
+        tensors = list(iterate_tensors(arguments, path))
+        if not tensors or any(tensor.numel() for _, tensor in tensors):
+            self.called.add(path)
+        counts = count_expert_tokens(active.module, arguments, active.call.rows)
+        if counts is not None:
+            self.routed[path] = counts + self.routed.get(path, torch.zeros_like(counts))
+        for port, tensor in tensors:
+            if self.read is not None:  # its copies at the boundary are compared there
+                self.read.update(self._names.get(id(tensor), ()))
+            if _has_rows_of_positions(tensor):
+                differ = bool((tensor != tensor[:1]).any())
+                self.varied[port] = self.varied.get(port, False) or differ
+        if active.call.caller is None:
+            self._note_slots(active)
+        self.handler.enter(active)
+
+    def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
+        """Pass the call on."""
+        return self.handler.leave(active, output)
+
+    def finish_root(self, active: ActiveCall) -> None:
+        """Pass the call on."""
+        self.handler.finish_root(active)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of `assay.comparing.coverage.Usage`."""
+        return {
+            "parameters": self._owners,
+            "called": sorted(self.called),
+            "read": None if self.read is None else sorted(self.read),
+            "experts": {path: counts.tolist() for path, counts in self.routed.items()},
+            "equal_rows": sorted(port for port, varied in self.varied.items() if not varied),
+            "cache_slots": sum(written for written, _ in self.slots),
+            "cache_slots_read": sum(read for _, read in self.slots),
+        }
+
+    def _note_slots(self, active: ActiveCall) -> None:
+        caches = [value for value in active.arguments.values() if hasattr(value, "get_seq_length")]
+        rows = active.call.rows
+        if not caches or rows is None:
+            return
+        try:
+            past = int(caches[0].get_seq_length())
+        except ValueError:  # linear layers only: there are no slots
+            return
+        if past == 0 or not self.slots:
+            self.slots.append((0, 0))
+        self.slots[-1] = (past + rows.length) * rows.num_rows, past * rows.num_rows
+
+
+def count_expert_tokens(
+    module: nn.Module, arguments: dict[str, Any], rows: RowMap | None
+) -> Tensor | None:
+    """Tokens that each expert computes in a call, (E,), without padding; None for other modules.
+
+    A group of experts gets indices (R, k), or a list of E counts, or tokens of all experts one
+    after the other, (E * R, C), with zeros where an expert does not compute a token.
+    """
+    fused = {len(item) for item in module.parameters(recurse=False) if item.ndim == 3}
+    numbered = sum(name.isdecimal() for name, _ in module.named_children())
+    named = getattr(module, "num_experts", None)
+    num_experts = next(iter(fused), numbered) or (named if isinstance(named, int) else 0)
+    of_tokens = None if rows is None else torch.tensor(rows.positions).flatten() >= 0
+    keys = find_choice_arguments(arguments) if num_experts else None
+    if keys is not None:
+        indices = arguments[keys[0]].detach().cpu()
+        if of_tokens is not None and len(indices) == len(of_tokens):
+            indices = indices[of_tokens]
+        inside: Tensor = indices[(indices >= 0) & (indices < num_experts)]
+        return inside.long().bincount(minlength=num_experts)
+    for value in arguments.values() if fused else ():
+        if isinstance(value, list) and len(value) == num_experts:
+            return torch.tensor([int(count) for count in value])
+    if fused and len(arguments) == 1:
+        (tokens,) = arguments.values()
+        if isinstance(tokens, Tensor) and tokens.ndim == 2 and len(tokens) % num_experts == 0:
+            computed = tokens.detach().cpu().unflatten(0, (num_experts, -1)).ne(0).any(2)
+            if of_tokens is not None and computed.shape[1] == len(of_tokens):
+                computed = computed & of_tokens
+            counts: Tensor = computed.sum(1)
+            return counts
+    return None
+
+
+def _parameter_name(path: str) -> str:
+    module, _, name = path.rpartition(".")
+    module = unwrapped_path(module)
+    return f"{module}.{name}" if module else name
+
+
+def _has_rows_of_positions(tensor: Tensor) -> bool:
+    """Whether a value may be position ids of several rows, (rows, B, T)."""
+    is_index = not tensor.is_floating_point() and tensor.dtype is not torch.bool
+    return is_index and tensor.ndim == 3 and 1 < len(tensor) <= _MOST_POSITION_ROWS
+
+
+class _ParameterReads(TorchFunctionMode):
+    """Adds the names of parameters to `read` when a function gets their values."""
+
+    def __init__(self, names: dict[int, list[str]], read: set[str]) -> None:
+        super().__init__()
+        self._names, self._read = names, read
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever func returns
+        del types
+        result = func(*args, **(kwargs or {}))
+        if not is_suspended():
+            for number, value in enumerate((*args, *(kwargs or {}).values())):
+                for item in value if isinstance(value, (list, tuple)) else (value,):
+                    names = self._names.get(id(item))
+                    if names and _reads_value(func, result, number):
+                        self._read.update(names)
+        return result
+
+
+def _reads_value(func: Callable[..., Any], result: object, number: int) -> bool:
+    """Whether `func` takes more from its argument than dtype, device and shape."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":  # of an attribute: `.T` is a view, `.dtype` is not
+        return isinstance(result, Tensor)
+    if name.endswith("_like") or name.startswith(_READ_NO_VALUE):
+        return False
+    return number == 0 or name not in _READ_FIRST_VALUE
