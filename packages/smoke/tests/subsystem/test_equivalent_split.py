@@ -85,7 +85,7 @@ def test_training_that_depends_on_the_split_fails(tmp_path: Path, fault: str, wo
     ("fault", "keys", "words"),
     [
         ("ends early", "", "the equivalent run ended with exit code 1 before its first loss"),
-        ("dropout", "", "has attention_dropout 0.1, and another split draws other masks"),
+        ("dropout", "", "has attention_dropout 0.1, by which training depends on the split"),
         ("not seeded", "", "what is drawn all from {seed}?"),
         (
             "decayed once a micro-batch",

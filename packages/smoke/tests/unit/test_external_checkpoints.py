@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from assay_smoke.external.checkpoints import find_checkpoints
+from assay_smoke.external.checkpoints import find_checkpoints, find_split_dependence
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,23 @@ def test_checkpoints_are_found_by_their_step(
         (tmp_path / name).mkdir(parents=True)
 
     assert list(find_checkpoints(f"{tmp_path}/{pattern}")) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("config.json", '{"attention_dropout": 0.0, "resid_pdrop": 0.1}', "resid_pdrop 0.1"),
+        ("config.json", '{"attention_dropout": 0, "hidden_dropout_prob": null}', None),
+        ("config.json", '{"text_config": {"dropout": 5e-2}}', "dropout 5e-2"),
+        ("config.json", '{"output_router_logits": true}', "output_router_logits true"),
+        ("config.json", '{"output_router_logits": false, "num_layers": 2}', None),
+        ("adapter_config.json", '{"lora_dropout": 0.1}', "lora_dropout 0.1"),
+        ("other.json", '{"lora_dropout": 0.1}', None),
+    ],
+)
+def test_what_depends_on_the_split_by_design_is_read_from_the_configuration(
+    tmp_path: Path, name: str, text: str, found: str | None
+) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+
+    assert find_split_dependence(tmp_path) == found

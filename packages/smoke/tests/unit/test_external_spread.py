@@ -30,13 +30,14 @@ def test_losses_are_held_to_no_more_than_they_are_logged_to() -> None:
     assert spread.losses.value < 2
 
 
-def test_two_ends_are_apart_by_the_median_share_of_what_training_changed() -> None:
-    base = {name: torch.zeros(2) for name in "abcd"}
-    end = {name: torch.tensor([3.0, 4.0]) for name in "abc"} | {"d": torch.zeros(2)}
-    other = end | {"a": torch.tensor([3.0, 4.5]), "b": torch.tensor([3.0, 5.0])}
+def test_two_ends_are_apart_by_a_share_of_what_training_changed() -> None:
+    names = [str(number) for number in range(12)]
+    base = dict.fromkeys(["frozen", *names], torch.zeros(2))
+    end = dict.fromkeys(names, torch.tensor([3.0, 4.0])) | {"frozen": torch.zeros(2)}
+    one = end | {"0": torch.tensor([0.0, 9.0])}
+    several = one | {"1": torch.tensor([3.0, 4.5]), "2": torch.tensor([3.0, 4.5])}
 
-    # Shares of 0.1, 0.2 and 0; the frozen tensor does not count.
-    assert measure_apart(other, end, base) == pytest.approx(0.1)
     assert measure_apart(end, end, base) == 0
-    assert measure_apart(end | {"d": torch.ones(2)}, end, base) == 0
-    assert measure_apart({"a": end["a"]}, end, base) == float("inf")
+    assert measure_apart(one, end, base) == 0
+    assert measure_apart(several, end, base) == pytest.approx(0.1)
+    assert measure_apart({"0": end["0"]}, end, base) == float("inf")

@@ -23,8 +23,11 @@ from assay_smoke.external.running.launches import Launch
 # Of one that stands in a folder name in place of {step}.
 _STEP = r"(?P<step>\d+)"
 
-# Of an HF or peft configuration: attention_dropout, resid_pdrop, lora_dropout, layerdrop, above zero.
-_DROPOUT = re.compile(r'"(\w*drop\w*)":\s*((?:0?\.0*[1-9]|1)[\d.e-]*)')
+# Of an HF or peft configuration: a dropout above zero, whose masks another split draws otherwise
+# (attention_dropout, resid_pdrop, lora_dropout), or a loss that balances experts over a micro-batch.
+_SPLIT_DEPENDENCE = re.compile(
+    r'"(\w*drop\w*)":\s*(\d*\.?\d*[1-9][\d.e-]*)|"(output_router_logits)":\s*(true)'
+)
 
 
 class CheckpointError(UsageError):
@@ -136,11 +139,11 @@ def read_tensors(library: ExternalLibrary, start: Path, folder: Path) -> dict[st
     return _load(model, stored_dtype(str(model), "refuse"))
 
 
-def find_dropout(model: Path) -> str | None:
-    """The first dropout that the configuration in a folder names, such as "lora_dropout 0.1"."""
+def find_split_dependence(model: Path) -> str | None:
+    """What in a folder's configuration makes training depend on the split, such as "lora_dropout 0.1"."""
     for file in (model / "adapter_config.json", model / "config.json"):
-        if file.is_file() and (found := _DROPOUT.search(file.read_text(encoding="utf-8"))):
-            return f"{found[1]} {found[2]}"
+        if file.is_file() and (found := _SPLIT_DEPENDENCE.search(file.read_text(encoding="utf-8"))):
+            return " ".join(filter(None, found.groups()))
     return None
 
 

@@ -229,8 +229,10 @@ class _Cycle:
         if library is None or last is None or last.problem is not None:
             return
         found = self._checkpoints(evidence.uninterrupted)
-        evidence.dropout = checkpoints.find_dropout(found[last.step] / library.checkpoints.model)
-        if evidence.dropout is not None:
+        evidence.split_dependence = checkpoints.find_split_dependence(
+            found[last.step] / library.checkpoints.model
+        )
+        if evidence.split_dependence is not None:
             return
         one = run(replace(self._launch("equivalent"), library=library), self._progress)
         evidence.equivalent, end = one, self._checkpoints(one).get(last.step)

@@ -40,8 +40,8 @@ class Evidence:
     saved: the checkpoints of the uninterrupted run by step.
     changed_files: of the folder of the model that training begins with.
     repeated: a second uninterrupted run, made only where a resumed one differs from the first.
-    dtype: of the tensors of the last checkpoint; dropout: the probability that its configuration
-        names, as in "lora_dropout 0.1"; None for none.
+    dtype: of the tensors of the last checkpoint; split_dependence: what in its configuration makes
+        training depend on the split by design, as "lora_dropout 0.1"; None for nothing.
     equivalent: the run with the same rows split otherwise; None where the library has none.
     apart: how far its last checkpoint is from the uninterrupted run's, as `measure_apart` says; None
         where it left none.
@@ -57,7 +57,7 @@ class Evidence:
     repeated: RunEvidence | None = None
     resumption: Resumption | None = None
     dtype: str = "float32"
-    dropout: str | None = None
+    split_dependence: str | None = None
     equivalent: RunEvidence | None = None
     apart: float | None = None
     interrupted: RunEvidence | None = None
