@@ -131,7 +131,8 @@ def run(  # noqa: PLR0913 - one for each option
         remote_code=remote_code_of(trusted=trust_remote_code),
         backend=parse_backend(model_backend, model_args or [], processes),
     )
-    folder = RunFolder.resume("bench run", output).path
+    run_folder = RunFolder.resume("bench run", output)
+    folder = run_folder.path
     with open_progress() as progress:
         evaluate(options, folder, progress)
     write_results(judge_scores(read_evaluation(folder)), [], folder)

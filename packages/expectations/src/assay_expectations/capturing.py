@@ -6,6 +6,7 @@ from pathlib import Path
 
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError, UsageError
+from assay.files import UnreadableFileError
 from assay.models.sources import resolve_model
 from assay.runs import Progress, provenance, run_process
 from assay.watchdog import temporary_folder
@@ -19,7 +20,6 @@ from assay_expectations.processes.requests import (
 )
 from assay_expectations.records import (
     Expectation,
-    ExpectationError,
     Observed,
     Provenance,
     file_for,
@@ -102,7 +102,7 @@ def _refuse_hidden_change(expectation: Expectation, path: Path, reason: str | No
         return
     try:
         before = read_expectation(path)
-    except ExpectationError as error:
+    except UnreadableFileError as error:
         raise UsageError(f"{error}. To replace it: --reason TEXT") from None
     change = find_change(before, expectation)
     if change.kind != "noise":

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from assay.errors import UsageError
-from assay.files import DiskError
+from assay.files import DiskError, UnreadableFileError
 from assay_expectations.records import (
     Expectation,
-    ExpectationError,
     read_expectation,
     statement_of,
     write_expectation,
@@ -52,9 +51,9 @@ def edited(path: Path, edit: dict[str, Any]) -> Path:
 
 
 def problem_of(path: Path) -> str:
-    with pytest.raises(ExpectationError) as raised:
+    with pytest.raises(UnreadableFileError) as raised:
         read_expectation(path)
-    return str(raised.value).removeprefix(f"expectation {path} cannot be read: ")
+    return str(raised.value).removeprefix(f"{path}: ")
 
 
 def test_a_limit_that_was_changed_by_hand_is_seen(tmp_path: Path) -> None:
@@ -73,10 +72,10 @@ def test_provenance_is_no_part_of_the_hash(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (None, "No such file or directory"),
-        (b"{", "it is no JSON: "),
-        (b"\xff\xfe", "it is no JSON: "),
-        (b"[]", "its schema is None, this assay reads 2: capture it again"),
+        (None, "cannot be read: No such file or directory"),
+        (b"{", "not JSON: "),
+        (b"\xff\xfe", "not UTF-8 at byte 0"),
+        (b"[]", "not a JSON object"),
         (b'{"schema": 1}', "its schema is 1, this assay reads 2: capture it again"),
         (b'{"schema": 2}', "model: Field required"),
     ],
@@ -93,7 +92,7 @@ def test_a_file_that_is_no_expectation_is_an_error_that_names_it(
 def test_a_truncated_file_is_no_json(tmp_path: Path) -> None:
     path = write_expectation(expectation(), tmp_path / "x.json")
     path.write_bytes(path.read_bytes()[:-40])
-    assert problem_of(path).startswith("it is no JSON: ")
+    assert problem_of(path).startswith("not JSON: ")
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -123,5 +122,5 @@ def test_statement_is_about_the_bytes_of_the_file(tmp_path: Path) -> None:
     assert configuration["annotations"]["provenance"]["product"] == "Acme 1"
 
     file.write_text(file.read_text().replace("-1.0", "-1.5", 1))
-    with pytest.raises(ExpectationError, match="its hash is not that of its content"):
+    with pytest.raises(UnreadableFileError, match="its hash is not that of its content"):
         statement_of(file)

@@ -102,9 +102,7 @@ def run(
     Exit code: 0; 1 a session failed, or judged nothing; 2 usage; 75 the machine itself is at fault:
     its cards do not answer, and another machine may succeed.
     """
-    from pydantic import ValidationError
-
-    from assay.errors import UsageError
+    from assay.files import parse_record
     from assay_runners.fleet.reading import read_fleet
     from assay_runners.planning.plan import MachineJob
     from assay_runners.running.machine_job import Checkout, run_machine_job
@@ -112,12 +110,7 @@ def run(
     from assay_runners.workflow_run.git import commit_of
     from assay_runners.workflow_run.outputs import add_to_summary
 
-    try:
-        asked = MachineJob.model_validate_json(job)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UsageError(f"this is no job of a plan: {where}: {first['msg']}") from None
+    asked = parse_record(MachineJob, job, "--job")
     result = run_machine_job(asked, read_fleet(root), Checkout(root, (nox, "-m", "nox")))
     summary = summarise_job(result, commit_of(root))
     print_text(summary)

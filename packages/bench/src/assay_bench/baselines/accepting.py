@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from assay.errors import UsageError
-from assay.files import write_whole
+from assay.files import write_sealed
 from assay.runs import provenance
 from assay.verdicts import Outcome
 from assay_bench.baselines.records import Acceptance, Baseline, read_baseline
@@ -34,7 +34,7 @@ def accept(
         _refuse_surprises(read_baseline(path).evaluation(), evaluation, path, terms)
     run = provenance()
     acceptance = Acceptance(by=by, date=run["date"], reason=reason, command=run["command"])
-    return write_whole(path, Baseline.of(evaluation, acceptance).model_dump_json(indent=1) + "\n")
+    return write_sealed(path, Baseline.of(evaluation, acceptance))
 
 
 def _refuse_surprises(before: Evaluation, now: Evaluation, path: Path, terms: Terms) -> None:

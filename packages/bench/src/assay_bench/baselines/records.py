@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from assay.errors import UsageError
+from assay.files import open_file, read_sealed
 from assay.verdicts import Number, Record
 from assay_bench.evaluations.items import Evaluation, Item, TaskResult
 
 SCHEMA = 1
 
-# Characters within which a file says what it is.
+# Bytes within which a file says what it is.
 _BEGINNING = 64
 
 # Of what was said nothing is kept: the same question is asked on the other side.
@@ -75,20 +75,16 @@ class Baseline(Record):
 
 
 def is_baseline(path: Path) -> bool:
-    """Whether it is a file that says of itself that it is one."""
-    return path.is_file() and '"baseline"' in path.read_text(encoding="utf-8")[:_BEGINNING]
+    """Tell whether a file says of itself that it is a baseline."""
+    if not path.is_file():
+        return False
+    with open_file(path) as file:
+        return b'"baseline"' in file.read(_BEGINNING)
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Raises: UsageError naming the file and what is wrong with it."""
-    try:
-        return Baseline.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"baseline {path}: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise UsageError(f"baseline {path}: {place}: {first['msg']}") from None
+    """Read a baseline. Raises: UnreadableFileError if it is none, or was changed."""
+    return read_sealed(Baseline, path)
 
 
 def _kept(task: TaskResult) -> KeptTask:

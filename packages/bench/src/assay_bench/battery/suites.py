@@ -1,26 +1,17 @@
 """Suites: which tasks are asked, and what a candidate is held to."""
 
-import tomllib
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from assay.errors import UsageError
+from assay.files import read_toml_record
 from assay.verdicts import Record
 from assay_bench.comparing.terms import Terms
 
 _SUITES = Path(str(files("assay_bench") / "battery" / "suites"))
-
-
-class SuiteError(UsageError):
-    """A suite that cannot be read."""
-
-    @classmethod
-    def of(cls, name: str, problem: object) -> Self:
-        """What is wrong with it."""
-        return cls(f"suite {name}: {problem}")
 
 
 class Suite(Record):
@@ -43,22 +34,15 @@ def shipped_suites() -> list[str]:
 
 
 def read_suite(name: str) -> Suite:
-    """A shipped suite by its name, or FILE.toml; its YAML files are found beside it.
+    """Read a shipped suite by its name, or FILE.toml; its YAML files lie in the same folder.
 
-    Raises: SuiteError naming the file, the key, and what was expected there.
+    Raises: UsageError naming the file, the key, and what was expected there.
     """
     path = Path(name) if name.endswith(".toml") else _SUITES / f"{name}.toml"
-    try:
-        suite = Suite.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    if not path.exists():
         shipped = ", ".join(shipped_suites())
-        raise SuiteError.of(name, f"there is no such file; shipped are {shipped}") from None
-    except (OSError, ValueError) as error:
-        if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise SuiteError.of(name, f"{place}: {first['msg']}") from None
-        raise SuiteError.of(name, f"cannot be read: {error}") from None
+        raise UsageError(f"suite {name}: there is no such file; shipped are {shipped}")
+    suite = read_toml_record(Suite, path)
     found = [_beside(path, task) for task in suite.tasks]
     return suite.model_copy(update={"tasks": found})
 

@@ -8,7 +8,12 @@ from typing import Any
 import yaml
 
 from assay.errors import UsageError
+from assay.files import UnreadableFileError, open_file, read_text
 from assay_bench.battery.documents import TASKS, documents_of
+
+# yaml reads about 100 KB/s.
+_MOST_BYTES = 1 << 19
+_BEGINNING = 1 << 10
 
 _FOLDER = Path(str(files("assay_bench") / "battery" / "tasks"))
 
@@ -46,26 +51,28 @@ def load_task(task: str, folder: Path) -> str | dict[str, Any]:
 
 
 def _parse(path: Path) -> dict[str, Any]:
+    text = read_text(path, _MOST_BYTES)
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TaskError.of(str(path), str(error.strerror)) from None
-    except yaml.YAMLError as error:
-        raise TaskError.of(str(path), f"not YAML without tags: {error}") from None
+        config = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UnreadableFileError.of(path, f"not YAML without tags: {error}") from None
     if not isinstance(config, dict) or not isinstance(config.get("task"), str):
         raise TaskError.of(str(path), "needs a name under the key task")
+    if Path(config["task"]).name != config["task"]:
+        raise TaskError.of(str(path), "the name under the key task becomes a file name: no /")
     return config
 
 
 def _data_files(path: Path, config: dict[str, Any]) -> dict[str, Path]:
     """The documents that the file names, found beside it."""
-    named = (config.get("dataset_kwargs") or {}).get("data_files")
+    settings = config.get("dataset_kwargs")
+    named = settings.get("data_files") if isinstance(settings, dict) else None
     if not isinstance(named, dict) or not named:
         raise TaskError.of(str(path), "needs dataset_kwargs: data_files: {test: FILE.jsonl}")
     found = {str(split): path.parent / str(file) for split, file in named.items()}
     for file in found.values():
-        if not file.is_file():
-            raise TaskError.of(str(path), f"there is no file {file}")
-        if not file.read_text(encoding="utf-8").strip(" []\n"):
+        with open_file(file) as documents:
+            beginning = documents.read(_BEGINNING)
+        if not beginning.strip(b" []\n"):
             raise TaskError.of(str(path), f"there are no documents in {file}")
     return found

@@ -63,7 +63,9 @@ def run_command_line(
     with progress.step(f"lm-eval asks {backend.name}"), log.open("w", encoding="utf-8") as output:
         done = subprocess.run(words, stdout=output, stderr=output, check=False, cwd=folder)
     if done.returncode:
-        tail = "\n".join(log.read_text(encoding="utf-8").splitlines()[-_TAIL_LINES:])
+        tail = "\n".join(
+            log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
+        )
         raise MachineError(f"lm-eval ended with {done.returncode}; the end of {log}:\n{tail}")
 
 

@@ -1,6 +1,5 @@
 """Evaluations from the outside: what is asked, what is there already, and the process that asks."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import xxhash
 
 from assay.devices.run_string import parse_run
-from assay.files import write_whole
+from assay.files import open_file, read_sealed_json, refuse_link
 from assay.models.folders import local_folder
 from assay.models.remote_code import RemoteCode
 from assay.models.sources import ModelSource, resolve_model
@@ -17,7 +16,7 @@ from assay.watchdog import temporary_folder
 from assay_bench.battery.suites import Suite
 from assay_bench.evaluating.command_line import Backend, run_command_line
 from assay_bench.evaluating.requests import DONE_FILE, EvaluationRequest, task_folder
-from assay_bench.evaluations.reading import MANIFEST
+from assay_bench.evaluations.reading import newest_results, write_manifest
 
 WORKER = "assay_bench.evaluating.worker"
 _CHUNK_BYTES = 1 << 22
@@ -50,6 +49,7 @@ def evaluate(options: EvaluationOptions, folder: Path, progress: Progress) -> Pa
     suite = options.suite
     if options.backend is not None:
         run_command_line(options.backend, suite, options.limit, folder, progress)
+        write_manifest(folder, {options.backend.name: newest_results(folder)})
         return folder
     parse_run(options.run)
     source = resolve_model(options.model)
@@ -79,8 +79,8 @@ def evaluate(options: EvaluationOptions, folder: Path, progress: Progress) -> Pa
                 progress=progress,
                 environment=environment,
             )
-    found = {task: str(_results_in(task_folder(folder, task), folder)) for task in suite.tasks}
-    write_whole(folder / MANIFEST, json.dumps({"results": found}, indent=1) + "\n")
+    found = {task: max(task_folder(folder, task).glob("results_*.json")) for task in suite.tasks}
+    write_manifest(folder, found)
     return folder
 
 
@@ -93,15 +93,11 @@ def _are_local(tasks: list[str]) -> bool:
 def _is_done(folder: Path, request: EvaluationRequest) -> bool:
     """Whether the task was asked before in the same way; what is there otherwise is put away."""
     done = folder / DONE_FILE
-    if done.is_file() and json.loads(done.read_text(encoding="utf-8")) == request.key():
+    if done.is_file() and read_sealed_json(refuse_link(done)) == request.key():
         return True
     for file in (*folder.glob("results_*.json"), *folder.glob("samples_*.jsonl"), done):
         file.unlink(missing_ok=True)
     return False
-
-
-def _results_in(folder: Path, root: Path) -> Path:
-    return max(folder.glob("results_*.json")).relative_to(root)
 
 
 def _content_of(source: ModelSource, remote_code: RemoteCode) -> str:
@@ -112,7 +108,7 @@ def _content_of(source: ModelSource, remote_code: RemoteCode) -> str:
     with local_folder(source, remote_code) as folder:
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
             digest.update(str(file.relative_to(folder)).encode())
-            with file.open("rb") as stream:
+            with open_file(file) as stream:
                 while chunk := stream.read(_CHUNK_BYTES):
                     digest.update(chunk)
     return digest.hexdigest()

@@ -1,6 +1,5 @@
 """The process that loads a model and has lm-eval ask it, task by task."""
 
-import json
 import logging
 import warnings
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import torch
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError, UsageError
-from assay.files import write_whole
+from assay.files import seal, write_whole
 from assay.models import LoadedModel, load_model
 from assay.models.candidate_setup import apply_setup
 from assay.models.folders import local_folder
@@ -126,7 +125,7 @@ def _ask(
     if not any(folder.glob("results_*.json")):
         # Whatever keeps lm-eval from writing, it goes on.
         raise MachineError(f"lm-eval could not write its results into {folder}")
-    write_whole(folder / DONE_FILE, json.dumps(asked.key()))
+    write_whole(folder / DONE_FILE, seal(asked.key()))
 
 
 @contextmanager

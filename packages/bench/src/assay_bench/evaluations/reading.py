@@ -1,13 +1,26 @@
 """Reads what lm-eval writes with `--output_path DIR --log_samples`, its own command line's or ours."""
 
-import json
+import glob
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from assay.errors import UsageError
+from assay.files import (
+    UnreadableFileError,
+    file_digest,
+    read_json_lines,
+    read_record,
+    read_sealed,
+    refuse_link,
+    write_sealed,
+)
+from assay.verdicts import Record
 from assay_bench.evaluations.items import Evaluation, Item, TaskResult
 
 # Of a task's configuration: what the model is asked, and how its answer is read.
@@ -41,58 +54,103 @@ class EvaluationError(UsageError):
         return cls(f"{place}: {problem}")
 
 
+class _Results(BaseModel):
+    """What is used of a results_*.json of lm-eval. ours: what `assay bench run` adds."""
+
+    model_config = ConfigDict(extra="allow")
+
+    results: dict[str, dict[str, Any]]
+    configs: dict[str, dict[str, Any]] = Field(min_length=1)
+    versions: dict[str, Any] = Field(default_factory=dict)
+    fewshot: dict[str, Any] = Field(default_factory=dict, alias="n-shot")
+    config: dict[str, Any] = Field(default_factory=dict)
+    model_name: str | None = None
+    ours: dict[str, Any] = Field(default_factory=dict, alias="assay")
+
+
+class Manifest(Record):
+    """evaluation.json of `assay bench run`.
+
+    results: by task, the results_*.json. files: by name in the folder, the digest of each file.
+    """
+
+    results: dict[str, str] = Field(min_length=1)
+    files: dict[str, str]
+
+
+def write_manifest(folder: Path, results: Mapping[str, Path]) -> None:
+    """Write the manifest of results that lie below `folder`, with the samples that they name."""
+    files = [file for result in results.values() for file in (result, *_sample_files(result))]
+    write_sealed(
+        folder / MANIFEST,
+        Manifest(
+            results={task: str(file.relative_to(folder)) for task, file in results.items()},
+            files={str(file.relative_to(folder)): file_digest(file) for file in files},
+        ),
+    )
+
+
+def _sample_files(results: Path) -> list[Path]:
+    stamp = results.stem.removeprefix("results")
+    return sorted(results.parent.glob(f"samples_*{glob.escape(stamp)}.jsonl"))
+
+
 def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Evaluation:
-    """The evaluation in a folder, the newest of several; or of a results_*.json.
+    """Read the evaluation in a folder, the newest of several; or of a results_*.json.
 
     clusters: by task, the field of its documents that says what belongs together.
-    Raises: EvaluationError for no results, no samples, or files that cannot be read.
+    Raises: EvaluationError for no results or no samples; UnreadableFileError for files that cannot be
+        read, were changed, or contradict each other.
     """
-    if (path / MANIFEST).is_file():
-        return _merged(path, _read_object(path / MANIFEST), clusters)
-    results_file = path if path.is_file() else _newest(path)
-    results = _read_object(results_file)
-    ours = results.get("assay") or {}
-    clusters = {**ours.get("clusters", {}), **(clusters or {})}
-    named = results.get("results")
-    if not isinstance(named, dict) or not isinstance(results.get("configs"), dict):
-        raise EvaluationError.of(
-            results_file, "no results of lm-eval: it has no `results`, `configs`"
-        )
+    if (path / MANIFEST).exists():
+        return _merged(path, read_sealed(Manifest, refuse_link(path / MANIFEST)), clusters)
+    results_file = path if path.is_file() else newest_results(path)
+    results = read_record(_Results, results_file)
+    ours = results.ours
+    kept = ours.get("clusters")
+    clusters = {**(kept if isinstance(kept, dict) else {}), **(clusters or {})}
     stamp = results_file.stem.removeprefix("results")
     tasks: dict[str, TaskResult] = {}
-    for name in results["configs"]:
-        file = results_file.with_name(f"samples_{name}{stamp}.jsonl")
-        if not file.is_file():
+    for name in results.configs:
+        file = results_file.parent / f"samples_{name}{stamp}.jsonl"
+        if Path(name).name != name or not file.is_file():
             raise EvaluationError.of(
                 results_file, f"no samples of {name} ({file.name}): evaluate with --log_samples"
             )
         for result in _results_of_task(name, results, file, clusters.get(name)):
             tasks[result.name] = result
-    if not tasks:
-        raise EvaluationError.of(results_file, "it has no tasks")
+    extra = results.model_extra or {}
     return Evaluation(
-        name=str(ours.get("name") or results.get("model_name") or _model_of(results)),
+        name=str(ours.get("name") or results.model_name or _model_of(results.config)),
         tasks=tasks,
-        asked={key: results.get(key) for key in _ASKED_OF_ALL},
-        facts=ours | {key: results[key] for key in _FACTS if key in results},
+        asked={key: extra.get(key) for key in _ASKED_OF_ALL},
+        facts=ours | {key: extra[key] for key in _FACTS if key in extra},
     )
 
 
-def _merged(
-    folder: Path, manifest: Mapping[str, Any], clusters: Mapping[str, str] | None
-) -> Evaluation:
-    """The evaluation of a run that keeps the results of each task in a file."""
-    parts = [read_evaluation(folder / file, clusters) for file in manifest["results"].values()]
+def _merged(folder: Path, manifest: Manifest, clusters: Mapping[str, str] | None) -> Evaluation:
+    """Read a run that keeps the results of each task in a file, each as it was written."""
+    for name, digest in manifest.files.items():
+        if file_digest(_within(folder, name)) != digest:
+            raise UnreadableFileError.of(folder / name, "it was changed after the run")
+    parts = [read_evaluation(_within(folder, file), clusters) for file in manifest.results.values()]
     tasks = {name: task for part in parts for name, task in part.tasks.items()}
     return replace(parts[0], tasks=tasks)
 
 
-def _model_of(results: Mapping[str, Any]) -> str:
-    config = results.get("config") or {}
+def _within(folder: Path, name: str) -> Path:
+    file = folder / name
+    if not file.resolve().is_relative_to(folder.resolve()):
+        raise UnreadableFileError.of(folder / MANIFEST, f"it names {name}, outside of its folder")
+    return refuse_link(file)
+
+
+def _model_of(config: Mapping[str, Any]) -> str:
     return str(config.get("model_args") or config.get("model") or "a model without a name")
 
 
-def _newest(folder: Path) -> Path:
+def newest_results(folder: Path) -> Path:
+    """Find the newest results_*.json below a folder. Raises: EvaluationError if there is none."""
     if not folder.is_dir():
         raise EvaluationError.of(folder, "there is no such folder, and no such file")
     found = sorted(folder.rglob("results*.json"), key=lambda file: (file.stem, str(file)))
@@ -105,44 +163,71 @@ def _newest(folder: Path) -> Path:
 
 
 def _results_of_task(
-    name: str, results: Mapping[str, Any], file: Path, cluster: str | None
+    name: str, results: _Results, file: Path, cluster: str | None
 ) -> Iterator[TaskResult]:
     """One for each filter of the task's answers."""
     by_filter: dict[str, list[Sample]] = {}
-    for sample in _read_lines(file):
+    for _, sample in read_json_lines(file):
         by_filter.setdefault(str(sample.get("filter", _NO_FILTER)), []).append(sample)
     if not by_filter:
         raise EvaluationError.of(file, "it is empty: the task has no documents")
-    config = results["configs"][name]
+    config = results.configs[name]
     asked = {key: config.get(key) for key in _ASKED}
-    asked |= {
-        "version": (results.get("versions") or {}).get(name),
-        "fewshot": (results.get("n-shot") or {}).get(name),
-    }
+    asked |= {"version": results.versions.get(name), "fewshot": results.fewshot.get(name)}
     for filter_, samples in by_filter.items():
-        metric = _metric_of(samples)
-        yield TaskResult(
+        metric = _metric_of(samples, file)
+        result = TaskResult(
             name=name if len(by_filter) == 1 else f"{name} ({filter_})",
             metric=metric,
-            chance=_chance(samples, str(config.get("output_type"))),
+            chance=_chance(samples, str(config.get("output_type")), file),
             items=tuple(_items(samples, str(config.get("output_type")), metric, cluster, file)),
             asked=asked,
         )
+        _require_agreement(result, results.results.get(name, {}), f"{metric},{filter_}", file)
+        yield result
 
 
-def _metric_of(samples: list[Sample]) -> str | None:
+# Of the rounding of a mean.
+_EQUAL = 1e-9
+
+
+def _require_agreement(
+    result: TaskResult, aggregated: Mapping[str, Any], key: str, file: Path
+) -> None:
+    """Recompute the accuracy that lm-eval wrote, which is a mean over the samples.
+
+    Raises: UnreadableFileError if one of the two files was changed.
+    """
+    stated = aggregated.get(key)
+    if result.accuracy is None or not isinstance(stated, int | float):
+        return
+    if not math.isclose(result.accuracy, stated, rel_tol=_EQUAL, abs_tol=_EQUAL):
+        raise UnreadableFileError.of(
+            file, f"its samples give {key} {result.accuracy:.6g}, the results say {stated:.6g}"
+        )
+
+
+def _metric_of(samples: list[Sample], file: Path) -> str | None:
     """The first metric that is yes or no for every item."""
-    for metric in samples[0].get("metrics", ()):
+    metrics = samples[0].get("metrics", [])
+    if not isinstance(metrics, list):
+        raise EvaluationError.of(file, "sample 1 is no sample of lm-eval: metrics is no list")
+    for metric in map(str, metrics):
         if all(_truth(sample.get(metric)) is not None for sample in samples):
-            return str(metric)
+            return metric
     return None
 
 
-def _chance(samples: Sequence[Sample], kind: str) -> float | None:
+def _chance(samples: Sequence[Sample], kind: str, file: Path) -> float | None:
     """What guessing gets right where there is a choice."""
     if kind != "multiple_choice":
         return None
-    return sum(1 / len(sample["arguments"]) for sample in samples) / len(samples)
+    try:
+        return sum(1 / len(sample["arguments"]) for sample in samples) / len(samples)
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise EvaluationError.of(
+            file, f"a sample is no sample of lm-eval: {type(error).__name__}: {error}"
+        ) from None
 
 
 def _items(
@@ -166,7 +251,7 @@ def _items(
                 log_probability=asked.log_probability,
                 cluster=None if cluster is None else str(sample["doc"][cluster]),
             )
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise EvaluationError.of(
                 file, f"sample {number} is no sample of lm-eval: {type(error).__name__}: {error}"
             ) from None
@@ -247,26 +332,3 @@ class _Asked:
     def _log_likelihood(self, place: int) -> float:
         response = self.responses[place]
         return float(response[0] if isinstance(response, list) else response)
-
-
-def _read_object(file: Path) -> dict[str, Any]:
-    try:
-        read = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise EvaluationError.of(file, f"cannot be read: {error}") from None
-    if not isinstance(read, dict):
-        raise EvaluationError.of(file, "no JSON object")
-    return read
-
-
-def _read_lines(file: Path) -> Iterator[Sample]:
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            sample = json.loads(line)
-        except ValueError as error:
-            raise EvaluationError.of(
-                f"{file}:{number}", f"no JSON, as of a file that was cut off: {error}"
-            ) from None
-        if not isinstance(sample, dict):
-            raise EvaluationError.of(f"{file}:{number}", "no JSON object")
-        yield sample

@@ -1,25 +1,25 @@
 """What a run of the suites gave: raw samples, and the numbers that follow from them."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from assay.errors import UsageError
+from assay.files import (
+    DIGEST,
+    check_seal,
+    parse_json,
+    read_sealed,
+    refuse_link,
+    seal,
+    validate_record,
+)
 from assay.verdicts import SCHEMA, Record
 from assay_bench.performance.suite_table import SUITES, Control
 
 RESULT_FILE = "performance.json"
-
-
-class PerformanceFileError(UsageError):
-    """A file or folder without measurements."""
-
-    @classmethod
-    def of(cls, path: Path, problem: object) -> Self:
-        """What is wrong with it."""
-        return cls(f"{path} is no result of `assay bench perf`: {problem}")
 
 
 class SuiteResult(Record):
@@ -111,8 +111,8 @@ class PerformanceResult(Record):
     provenance: dict[str, Any] = Field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The text of performance.json."""
-        return self.model_dump_json(by_alias=True, indent=1) + "\n"
+        """Format the text of performance.json, with its digest."""
+        return seal(json.loads(self.model_dump_json(by_alias=True)))
 
 
 def machine_kind(device: dict[str, Any], num_processors: int | None) -> str:
@@ -125,13 +125,17 @@ def machine_kind(device: dict[str, Any], num_processors: int | None) -> str:
 
 
 def read_performance(path: Path) -> PerformanceResult:
-    """The result in a file, or in the folder of a run. Raises: PerformanceFileError."""
-    file = path / RESULT_FILE if path.is_dir() else path
-    try:
-        return PerformanceResult.model_validate_json(file.read_bytes())
-    except OSError as error:
-        raise PerformanceFileError.of(file, error.strerror) from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise PerformanceFileError.of(file, f"{where}: {first['msg']}".lstrip(": ")) from None
+    """Read the result in a file, or in the folder of a run.
+
+    Raises: UnreadableFileError if it is none, or was changed.
+    """
+    file = refuse_link(path / RESULT_FILE) if path.is_dir() else path
+    return read_sealed(PerformanceResult, file)
+
+
+def parse_performance(text: str, place: str) -> PerformanceResult:
+    """Parse the text of performance.json; a digest is optional. Raises: UnreadableFileError at `place`."""
+    content = parse_json(text, place)
+    if isinstance(content, dict) and DIGEST in content:
+        content = check_seal(content, place)
+    return validate_record(PerformanceResult, content, place)

@@ -1,9 +1,9 @@
 """A comparison as JSON, for programs: every measure, and every item that only one side got right."""
 
-import json
 from dataclasses import asdict
 from typing import Any
 
+from assay.files import seal
 from assay_bench.comparing.judging import Comparison, TaskComparison
 from assay_bench.comparing.pairing import Pair
 
@@ -20,7 +20,7 @@ def comparison_as_json(comparison: Comparison) -> str:
         "notes": list(comparison.notes),
         "tasks": [_task(task) for task in comparison.tasks],
     }
-    return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    return seal(record)
 
 
 def _task(task: TaskComparison) -> dict[str, Any]:

@@ -1,13 +1,11 @@
 """One page of comparisons, tunings and speeds, for people."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.errors import UsageError
-from assay.files import write_whole
+from assay.files import read_sealed_json, refuse_link, write_whole
 from assay.output.pages import page_environment
 from assay_bench.performance.history.database import read_series
 from assay_bench.reporting.comparing import JSON_FILE
@@ -48,12 +46,7 @@ def write_page(sources: PageSources, file: Path) -> Path:
 
 
 def _read_comparison(folder: Path) -> dict[str, Any]:
-    file = folder / JSON_FILE
-    try:
-        read: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{folder} is no folder of `assay bench compare`: {error}") from None
-    return read
+    return read_sealed_json(refuse_link(folder / JSON_FILE))
 
 
 def _intervals(comparison: dict[str, Any]) -> list[Interval]:

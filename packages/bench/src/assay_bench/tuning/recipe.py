@@ -1,7 +1,6 @@
 """The recipe of a tuning: which models are trained on what, and in which ways. Imports no torch."""
 
 import json
-import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -14,12 +13,12 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
     model_validator,
 )
 
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
+from assay.files import read_toml, validate_record
 from assay.models.sources import resolve_model
 from assay.verdicts import Record
 from assay_bench.tuning.texts import BUILT_IN
@@ -123,24 +122,16 @@ def read_recipe(name: str, run: str | None = None) -> RecipeFile:
     path = Path(name)
     if path.suffix != _SUFFIX:
         path = Path(str(files("assay_bench") / "recipes" / f"{name}{_SUFFIX}"))
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise RecipeError.of(name, f"no such file; recipes that ship: {_shipped()}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError.of(path, str(error)) from None
+    if not path.exists():
+        raise UsageError(f"recipe {name}: there is no such file; shipped are {_shipped()}")
+    document = read_toml(path)
     if run is not None:
         document["run"] = run
     return RecipeFile(_validate(path, document), path.parent.resolve())
 
 
 def _validate(path: Path, document: dict[str, Any]) -> Recipe:
-    try:
-        recipe = Recipe.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        problem = first["msg"].removeprefix("Value error, ")
-        raise RecipeError.of(path, problem, ".".join(map(str, first["loc"]))) from None
+    recipe = validate_record(Recipe, document, path)
     for number, one in enumerate(recipe.data):
         if one.source not in BUILT_IN and not (path.parent / one.source).is_file():
             problem = f"no file {path.parent / one.source}, and none of {', '.join(BUILT_IN)}"

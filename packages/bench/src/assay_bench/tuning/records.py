@@ -3,11 +3,18 @@
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from assay.errors import UsageError
+from assay.files import (
+    UnreadableFileError,
+    file_digest,
+    read_record_lines,
+    read_sealed,
+    refuse_link,
+)
 from assay.verdicts import SCHEMA, Number, Record
 from assay_bench.tuning.recipe import Permutation, Recipe
 
@@ -16,18 +23,6 @@ MODEL_FOLDER, ADAPTER_FOLDER = "model", "adapter"
 _CHECKPOINTS = "checkpoints"
 # Not whole: still being written, or left by a run that was killed while it wrote.
 PART = "part"
-
-
-_R = TypeVar("_R", bound=Record)
-
-
-class TuningError(UsageError):
-    """A folder that holds no tunings, or damaged ones."""
-
-    @classmethod
-    def damaged(cls, path: Path, problem: object) -> Self:
-        """The file at `path` cannot be used."""
-        return cls(f"{path} is no file of `assay bench tune`: {problem}")
 
 
 class StepLoss(Record):
@@ -103,7 +98,7 @@ class Tuned(Record):
 class TuningRecord(Record):
     """tuning.json: written last, so that a tuning is finished where it lies.
 
-    candidate: as rank 0 described it, see Trained.
+    candidate: as rank 0 described it, see Trained. losses_digest: of losses.jsonl.
     """
 
     schema_: int = Field(default=SCHEMA, alias="schema")
@@ -115,6 +110,7 @@ class TuningRecord(Record):
     start: ModelStart
     end: Tuned
     candidate: dict[str, Any]
+    losses_digest: str
     provenance: dict[str, Any]
 
     @property
@@ -171,47 +167,37 @@ def keep_only_checkpoint(tuning: Path, step: int) -> None:
 def go_back_to_checkpoint(tuning: Path) -> int:
     """Leave of `tuning` what was there at its newest checkpoint; the number of steps behind it."""
     folder, losses = tuning / _CHECKPOINTS, tuning / LOSSES_FILE
-    lines = losses.read_bytes().splitlines(keepends=True) if losses.is_file() else []
+    lines = losses.read_bytes().split(b"\n")[:-1] if losses.is_file() else []
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     done = max((int(name) for name in names if name.isdecimal()), default=0)
     if done > len(lines):
         done = 0  # the machine went down before the losses were on its disk
     keep_only_checkpoint(tuning, done)
-    losses.write_bytes(b"".join(lines[:done]))
+    losses.write_bytes(b"".join(line + b"\n" for line in lines[:done]))
     return done
 
 
-def read_record(kind: type[_R], path: Path) -> _R:
-    """The record in the file `path`. Raises: TuningError."""
-    try:
-        return kind.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
-        raise TuningError.damaged(path, problem) from None
-    except OSError as error:
-        raise TuningError.damaged(path, error.strerror) from None
-
-
 def read_tuning(folder: Path) -> Tuning:
-    """A finished tuning. Raises: TuningError."""
-    record, path = read_record(TuningRecord, folder / RECORD_FILE), folder / LOSSES_FILE
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        losses = [StepLoss.model_validate_json(line) for line in lines]
-    except (OSError, ValueError) as error:
-        raise TuningError.damaged(path, error) from None
+    """Read a finished tuning. Raises: UnreadableFileError if a file is damaged or was changed."""
+    record = read_sealed(TuningRecord, refuse_link(folder / RECORD_FILE))
+    path = refuse_link(folder / LOSSES_FILE)
+    if file_digest(path) != record.losses_digest:
+        raise UnreadableFileError.of(path, "it was changed after the tuning")
+    losses = list(read_record_lines(StepLoss, path))
     if [one.step for one in losses] != list(range(record.recipe.steps)):
         problem = f"it has {len(losses)} steps of {record.recipe.steps}"
-        raise TuningError.damaged(path, problem)
+        raise UnreadableFileError.of(path, problem)
     return Tuning(record=record, losses=losses)
 
 
 def read_tunings(output: Path) -> list[Tuning]:
-    """All finished tunings in the output of `assay bench tune`. Raises: TuningError if there are none."""
+    """Read all finished tunings in the output of `assay bench tune`.
+
+    Raises: UsageError if there is none, UnreadableFileError as `read_tuning`.
+    """
     records = sorted(output.glob(f"*/*/seed-*/{RECORD_FILE}"))
     if not records:
-        raise TuningError(f"{output} holds no finished tuning of `assay bench tune`")
+        raise UsageError(f"{output} holds no finished tuning of `assay bench tune`")
     return [read_tuning(record.parent) for record in records]
 
 

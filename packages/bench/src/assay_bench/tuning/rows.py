@@ -12,7 +12,7 @@ import torch
 
 from assay.training.batches import IGNORED, MicroBatch, TextCoder
 from assay_bench.tuning.recipe import Recipe
-from assay_bench.tuning.texts import Text, read_text
+from assay_bench.tuning.texts import Text, read_training_text
 
 # A token of the tokenizers in use has about 4 characters of English; of spaces it may have more.
 _CHARACTERS_PER_TOKEN = 8
@@ -31,7 +31,8 @@ def read_sources(recipe: Recipe, folder: Path) -> list[Source]:
     """The texts of a recipe; `folder`: at which its relative paths begin. Raises: TextError."""
     total = sum(one.share for one in recipe.data)
     return [
-        Source(one.source, read_text(one.source, folder), one.share / total) for one in recipe.data
+        Source(one.source, read_training_text(one.source, folder), one.share / total)
+        for one in recipe.data
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from assay.devices.detection.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
-from assay.files import write_whole
+from assay.files import file_digest, read_sealed, write_sealed
 from assay.launch import Rank, TimeLimits, World, launch_world
 from assay.runs import Progress, RunFolder, Task, provenance
 from assay.runs.caches import locked
@@ -32,7 +32,6 @@ from assay_bench.tuning.records import (
     checkpoint_folder,
     go_back_to_checkpoint,
     model_folder,
-    read_record,
     read_tuning,
     read_tunings,
     tuning_folder,
@@ -54,7 +53,7 @@ def open_folder(asked: RecipeFile, output: Path | None) -> Path:
     Raises: UsageError for a folder of something else.
     """
     if output is not None and (output / _RECIPE_FILE).is_file():
-        kept = read_record(Recipe, output / _RECIPE_FILE)
+        kept = read_sealed(Recipe, output / _RECIPE_FILE)
         if kept.hash != asked.recipe.hash:
             raise UsageError(
                 f"{output} holds tunings of another recipe (hash {kept.hash}, not"
@@ -62,7 +61,7 @@ def open_folder(asked: RecipeFile, output: Path | None) -> Path:
             )
         return output
     folder = RunFolder.create("bench tune", output)
-    folder.write_text(_RECIPE_FILE, asked.recipe.model_dump_json(indent=1) + "\n")
+    write_sealed(folder.path / _RECIPE_FILE, asked.recipe)
     return folder.path
 
 
@@ -111,13 +110,13 @@ def _look_at(asked: RecipeFile, model: str, output: Path, progress: Progress) ->
         start = ModelStart.model_validate(_launch("look at", task, 1))
     kept = folder / _START_FILE
     if kept.is_file():
-        before = read_record(ModelStart, kept)
+        before = read_sealed(ModelStart, kept)
         if (before.data_hash, before.weights_hash) != (start.data_hash, start.weights_hash):
             raise UsageError(
                 f"{output}: data or weights of {model} have changed since its tunings began: name a"
                 " new folder with --output"
             )
-    write_whole(kept, start.model_dump_json() + "\n")
+    write_sealed(kept, start)
     return start
 
 
@@ -140,9 +139,10 @@ def _tune(task: TuneTask, start: ModelStart, progress: Progress) -> None:
         start=start,
         end=end,
         candidate=trained.candidate,
+        losses_digest=file_digest(folder / LOSSES_FILE),
         provenance=provenance(),
     )
-    write_whole(folder / RECORD_FILE, record.model_dump_json(by_alias=True, indent=1) + "\n")
+    write_sealed(folder / RECORD_FILE, record)
     shutil.rmtree(checkpoint_folder(folder, recipe.steps).parent)
 
 

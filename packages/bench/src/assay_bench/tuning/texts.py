@@ -1,6 +1,5 @@
 """Texts to train on, each with a part that is held out. Importing it imports no torch."""
 
-import json
 import random
 import re
 import zlib
@@ -9,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
+from pydantic import BaseModel
 
 from assay.errors import UsageError
+from assay.files import read_record_lines, read_text
 
 # One document in so many is held out, chosen by its content: the same ones wherever they are read,
 # and equal documents are on the same side.
@@ -18,6 +19,8 @@ HELD_OUT_SHARE = 20
 
 # Sums of numbers below it: 10,000 of them.
 _LARGEST = 100
+
+_MOST_BYTES = 1 << 30
 
 
 class TextError(UsageError):
@@ -40,7 +43,7 @@ class Text:
         return digest.hexdigest()
 
 
-def read_text(source: str, folder: Path) -> Text:
+def read_training_text(source: str, folder: Path) -> Text:
     """The text `source`: one of BUILT_IN, or a file. The rule for files: DataSource of a recipe.
 
     folder: at which a relative path begins.
@@ -82,25 +85,17 @@ BUILT_IN: Mapping[str, Callable[[], Text]] = {
 
 
 def _read_documents(path: Path) -> list[str]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TextError(f"{path} cannot be read: {error}") from None
     if path.suffix == ".jsonl":
-        lines = enumerate(text.splitlines(), 1)
-        return [_document(path, number, line) for number, line in lines if line.strip()]
+        return [line.text for line in read_record_lines(_Document, path)]
+    # A text may be far larger than a record.
+    text = read_text(path, _MOST_BYTES)
     return [part for part in re.split(r"\n\s*\n", text) if part.strip()]
 
 
-def _document(path: Path, number: int, line: str) -> str:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise TextError(f"{path}, line {number}: {error}") from None
-    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-        raise TextError(f'{path}, line {number}: not an object with a string under the key "text"')
-    text: str = record["text"]
-    return text
+class _Document(BaseModel):
+    """A line of a JSONL file."""
+
+    text: str
 
 
 def _split(documents: Sequence[str], separator: str) -> Text:

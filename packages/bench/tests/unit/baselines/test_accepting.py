@@ -1,12 +1,14 @@
 """What becomes a baseline, and what asks for a reason."""
 
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from assay.errors import UsageError
+from assay.files import seal
 from assay_bench.baselines.accepting import accept
 from assay_bench.baselines.records import is_baseline, read_baseline
 from assay_bench.comparing.terms import Terms
@@ -75,13 +77,25 @@ def test_no_reason_makes_a_baseline_of_what_is_no_number(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("{", "EOF while parsing"),
-        ('{"baseline": 1}', "name: Field required"),
-        ('{"baseline": 7}', "baseline: Input"),
+        ("{", "not JSON"),
+        (seal({"baseline": 1}), "name: Field required"),
+        (seal({"baseline": 7}), "baseline: Input"),
+        ('{"baseline": 1}', "it has no digest"),
     ],
 )
 def test_a_damaged_baseline_is_one_message(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "b.json"
     path.write_text(text)
     with pytest.raises(UsageError, match=told):
+        read_baseline(path)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_changed_digit_of_a_baseline_is_refused(tmp_path: Path, seed: int) -> None:
+    path = write(evaluation(answered(390, 400)), tmp_path / "b.json")
+    text = path.read_text()
+    places = [place for place, letter in enumerate(text) if letter.isdigit()]
+    place = random.Random(seed).choice(places)  # noqa: S311 - a reproducible choice, no secret
+    path.write_text(f"{text[:place]}{(int(text[place]) + 1) % 10}{text[place + 1 :]}")
+    with pytest.raises(UsageError):
         read_baseline(path)

@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from assay.errors import UsageError
 from assay_bench.battery.documents import TASKS, documents_of
-from assay_bench.battery.suites import SuiteError, read_suite, shipped_suites
-from assay_bench.battery.task_files import TaskError, load_task
+from assay_bench.battery.suites import read_suite, shipped_suites
+from assay_bench.battery.task_files import load_task
 
 
 @pytest.mark.parametrize("name", shipped_suites())
@@ -48,16 +49,16 @@ def test_sums_are_right() -> None:
         ("tasks = []", "tasks: List should have at least 1 item"),
         ("tasks = ['a']\nterms = {accuracy = 0}", "terms.accuracy: Input should be greater than 0"),
         ("tasks = ['a']\nmargin = 1", "margin: Extra inputs are not permitted"),
-        ("tasks = [", "cannot be read"),
+        ("tasks = [", "Invalid value"),
     ],
 )
 def test_a_suite_that_cannot_be_read_names_the_key(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "s.toml"
     path.write_text(text)
-    with pytest.raises(SuiteError, match=told):
+    with pytest.raises(UsageError, match=told):
         read_suite(str(path))
     with pytest.raises(
-        SuiteError, match="suite x: there is no such file; shipped are core, leader"
+        UsageError, match="suite x: there is no such file; shipped are core, leader"
     ):
         read_suite("x")
 
@@ -69,15 +70,18 @@ def test_a_suite_that_cannot_be_read_names_the_key(tmp_path: Path, text: str, to
         ("task: a\ndataset_path: json", "needs dataset_kwargs"),
         (
             "task: a\ndataset_path: json\ndataset_kwargs: {data_files: {test: d}}",
-            "there is no file",
+            "cannot be read: No such file",
         ),
         ("task: a\ndataset_path: json\ndataset_kwargs: {data_files: {test: e}}", "no documents in"),
         ("task: !function a.b", "not YAML without tags"),
+        ("task: a/b", "becomes a file name"),
+        ("task: a\ndataset_path: json\ndataset_kwargs: [1]", "needs dataset_kwargs"),
+        ("task: " + "[" * 5000, "not YAML without tags"),
     ],
 )
 def test_a_task_that_cannot_be_run_says_why(tmp_path: Path, text: str, told: str) -> None:
     (tmp_path / "e").write_text("[]\n")
     path = tmp_path / "t.yaml"
     path.write_text(text)
-    with pytest.raises(TaskError, match=told):
+    with pytest.raises(UsageError, match=told):
         load_task(str(path), tmp_path)

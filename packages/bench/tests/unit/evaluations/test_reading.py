@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from assay_bench.evaluations.reading import EvaluationError, read_evaluation
+from assay.errors import UsageError
+from assay.files import write_sealed
+from assay_bench.evaluations.reading import Manifest, read_evaluation, write_manifest
 
 STAMP = "2026-01-02T03-04-05.678901"
 KINDS = {
@@ -158,17 +160,110 @@ def without_hash(folder: Path) -> None:
     [
         (lambda folder: next(folder.glob("samples_*")).unlink(), "evaluate with --log_samples"),
         (lambda folder: next(folder.glob("samples_*")).write_text(""), "it is empty"),
-        (cut_off, "no JSON, as of a file that was cut off"),
+        (cut_off, ", line 1: not JSON: Expecting"),
         (without_hash, "sample 1 is no sample of lm-eval: KeyError: 'prompt_hash'"),
         (lambda folder: next(folder.glob("results_*")).unlink(), "no results_*.json"),
-        (lambda folder: next(folder.glob("results_*")).write_text("{}"), "no results of lm-eval"),
-        (lambda folder: next(folder.glob("results_*")).write_text("["), "cannot be read"),
+        (lambda folder: next(folder.glob("results_*")).write_text("{}"), "results: Field required"),
+        (lambda folder: next(folder.glob("results_*")).write_text("["), "Invalid JSON"),
     ],
 )
 def test_what_cannot_be_read_says_where_and_why(tmp_path: Path, damage: Any, told: str) -> None:
     write(tmp_path, {"sums": [sample("sums", 0)]})
     damage(tmp_path)
-    with pytest.raises(EvaluationError) as raised:
+    with pytest.raises(UsageError) as raised:
         read_evaluation(tmp_path)
     assert told in str(raised.value)
     assert str(tmp_path) in str(raised.value)
+
+
+def test_samples_that_contradict_the_results_are_refused(tmp_path: Path) -> None:
+    lines = [sample("sums", 0), sample("sums", 1, exact_match=1.0)]
+    stated = {"sums": {"exact_match,none": 0.5, "exact_match_stderr,none": "N/A"}}
+    assert read_evaluation(write(tmp_path / "right", {"sums": lines}, results=stated)).tasks
+    stated["sums"]["exact_match,none"] = 0.51
+    folder = write(tmp_path / "wrong", {"sums": lines}, results=stated)
+    with pytest.raises(
+        UsageError, match=r"its samples give exact_match,none 0\.5, the results say"
+    ):
+        read_evaluation(folder)
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """The folder of a run of `assay bench run`."""
+    task = write(tmp_path / "tasks" / "sums", {"sums": [sample("sums", 0), sample("sums", 1)]})
+    write_manifest(tmp_path, {"sums": task / f"results_{STAMP}.json"})
+    return tmp_path
+
+
+def test_a_finished_run_is_read_by_its_manifest(finished: Path) -> None:
+    assert len(read_evaluation(finished).tasks["sums"].items) == 2
+
+
+@pytest.mark.parametrize("pattern", ["tasks/*/results_*", "tasks/*/samples_*", "evaluation.json"])
+def test_one_changed_character_of_a_finished_run_is_refused(finished: Path, pattern: str) -> None:
+    (file,) = finished.glob(pattern)
+    text = file.read_text()
+    place = text.index("sums" if "results" in text else "naïve" if "naïve" in text else "2+2")
+    file.write_text(text[:place] + "x" + text[place + 1 :])
+    with pytest.raises(UsageError, match="was changed"):
+        read_evaluation(finished)
+
+
+def test_links_out_of_a_finished_run_are_refused(finished: Path, tmp_path: Path) -> None:
+    (file,) = finished.glob("tasks/*/samples_*")
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="symbolic link"):
+        read_evaluation(finished)
+    outside = Manifest(results={"sums": "../x/results_1.json"}, files={"../x": "0"})
+    write_sealed(finished / "evaluation.json", outside)
+    with pytest.raises(UsageError, match=r"it names \.\./x, outside of its folder"):
+        read_evaluation(finished)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        {"results": 1},
+        {"configs": []},
+        {"configs": {}},
+        {"configs": {"sums": 1}},
+        {"configs": {"a/../b": {"output_type": "generate_until"}}},
+        {"versions": 1},
+        {"n-shot": "x"},
+        {"assay": []},
+        {"assay": {"clusters": 1}, "configs": {"absent": {}}},
+    ],
+)
+def test_results_of_another_shape_are_one_message(tmp_path: Path, update: Any) -> None:
+    folder = write(tmp_path, {"sums": [sample("sums", 0)]}, **update)
+    with pytest.raises(UsageError) as raised:
+        read_evaluation(folder)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        {"metrics": 1},
+        {"arguments": 1},
+        {"arguments": []},
+        {"arguments": {"a": 1}},
+        {"resps": 1},
+        {"resps": [1]},
+        {"target": []},
+        {"doc_hash": None, "prompt_hash": None},
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_of_another_shape_are_one_message_or_read(
+    tmp_path: Path, kind: str, update: Any
+) -> None:
+    folder = write(tmp_path, {kind: [sample(kind, 0, **update)]})
+    try:
+        found = read_evaluation(folder)
+    except UsageError as error:
+        assert "\n" not in str(error)  # noqa: PT017 - either is right
+    else:
+        assert len(found.tasks[kind].items) == 1

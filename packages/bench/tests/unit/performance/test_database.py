@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import MachineError
+from assay_bench.performance.history import database
 from assay_bench.performance.history.database import HistoryError, add_results, read_series
 from packages.bench.tests.unit.performance.measured import performance_result
 
@@ -65,3 +66,26 @@ def test_what_is_no_history_is_named(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_an_error_of_the_machine(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match=r"cannot write .*unable to open database file"):
         add_results(tmp_path / "absent" / "h.db", {Path("run"): performance_result()})
+
+
+@pytest.mark.parametrize("column", ["document", "digest"])
+def test_a_changed_run_is_refused(tmp_path: Path, column: str) -> None:
+    file = tmp_path / "history.db"
+    add_results(file, {Path("run"): performance_result()})
+    with sqlite3.connect(file) as connection:
+        connection.execute(f"UPDATE runs SET {column} = replace({column}, '0', '1')")  # noqa: S608
+    with pytest.raises(HistoryError, match=r"history\.db: run 1 was changed after it was added"):
+        read_series(file)
+
+
+def test_a_full_disk_leaves_no_history_that_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "history.db"
+    monkeypatch.setattr(database, "_SCHEMA", "CREATE TABLE runs (id INTEGER); no statement")
+    with pytest.raises(MachineError, match=r"cannot write .*history\.db"):
+        add_results(file, {Path("run"): performance_result()})
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    add_results(file, {Path("run"): performance_result()})
+    assert len(read_series(file)) == 1

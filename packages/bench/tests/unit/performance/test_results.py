@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from assay.files import UnreadableFileError, seal
 from assay_bench.performance.results import (
-    PerformanceFileError,
     machine_kind,
     read_performance,
 )
@@ -54,15 +54,17 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         (None, "No such file"),
-        ("{", "Invalid JSON"),
-        ("{}", "machine: Field required"),
-        ('{"machine": "x", "run": "r", "model": "m", "suites": [], "more": 1}', "more: Extra"),
+        ("{", "not JSON"),
+        ("{}", "it has no digest"),
+        (seal({}), "machine: Field required"),
+        (seal({"machine": "x", "run": "r", "model": "m", "suites": [], "more": 1}), "more: Extra"),
+        (performance_result().to_json().replace("2.", "3.", 1), "its digest differs"),
     ],
 )
 def test_what_is_no_result_is_named(tmp_path: Path, text: str | None, problem: str) -> None:
     if text is not None:
         (tmp_path / "performance.json").write_text(text)
-    with pytest.raises(PerformanceFileError, match=problem):
+    with pytest.raises(UnreadableFileError, match=problem):
         read_performance(tmp_path)
 
 

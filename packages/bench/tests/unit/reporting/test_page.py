@@ -1,11 +1,13 @@
 """The page of comparisons: what is on it, and where."""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from assay.errors import UsageError
+from assay.files import seal
 from assay_bench.comparing.judging import compare
 from assay_bench.comparing.terms import Terms
 from assay_bench.reporting.comparing import JSON_FILE
@@ -17,7 +19,8 @@ from packages.bench.tests.unit.made import answered, evaluation
 
 def test_a_comparison_is_shown_with_its_flips_escaped(tmp_path: Path) -> None:
     found = compare(evaluation(answered(400, 400)), evaluation(answered(390, 400)), Terms())
-    (tmp_path / JSON_FILE).write_text(comparison_as_json(found).replace("391", "<script>"))
+    text = comparison_as_json(found).replace("391", "<script>")
+    (tmp_path / JSON_FILE).write_text(seal(json.loads(text)))
     page = write_page(PageSources(compared=[tmp_path]), tmp_path / "page.html").read_text()
     assert "<title>Benchmarks: FAIL</title>" in page
     assert "sums: 10 lost" in page
@@ -36,5 +39,5 @@ def test_an_interval_lies_between_its_bounds_and_stays_in_the_picture() -> None:
 
 
 def test_a_folder_of_something_else_is_one_message(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no folder of `assay bench compare`"):
+    with pytest.raises(UsageError, match=r"comparison\.json: cannot be read: No such file"):
         write_page(PageSources(compared=[tmp_path]), tmp_path / "page.html")

@@ -44,6 +44,7 @@ def tuning(
         start=began.model_copy(update=start or {}),
         end=Tuned(weights_hash="t", held_out=dict(after)),
         candidate={},
+        losses_digest="d",
         provenance={},
     )
     lines = [

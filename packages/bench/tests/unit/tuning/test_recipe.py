@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from assay.errors import UsageError
 from assay_bench.tuning.recipe import Recipe, RecipeError, read_recipe
 
 TEXT = """
@@ -86,7 +87,7 @@ def test_error_names_file_and_key_in_one_line(
     tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     path = write(tmp_path, TEXT.replace(old, new))
-    with pytest.raises(RecipeError) as raised:
+    with pytest.raises(UsageError) as raised:
         read_recipe(path)
     assert str(raised.value).startswith(f"{path}: {message}")
     assert "\n" not in str(raised.value)
@@ -94,6 +95,6 @@ def test_error_names_file_and_key_in_one_line(
 
 @pytest.mark.parametrize("name", ["absent", "absent.toml"])
 def test_recipe_that_is_not_there_is_answered_with_those_that_are(name: str) -> None:
-    with pytest.raises(RecipeError) as raised:
+    with pytest.raises(UsageError) as raised:
         read_recipe(name)
-    assert str(raised.value) == f"{name}: no such file; recipes that ship: micro"
+    assert str(raised.value) == f"recipe {name}: there is no such file; shipped are micro"

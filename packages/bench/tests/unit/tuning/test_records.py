@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from assay.errors import UsageError
+from assay.files import seal
 from assay_bench.tuning.records import (
     LOSSES_FILE,
-    TuningError,
     checkpoint_folder,
     go_back_to_checkpoint,
     model_folder,
@@ -56,7 +57,7 @@ def test_folder_of_a_model_bears_its_name(tmp_path: Path, model: str, name: str)
 
 
 def test_folder_without_a_finished_tuning_is_no_baseline(tmp_path: Path) -> None:
-    with pytest.raises(TuningError) as raised:
+    with pytest.raises(UsageError) as raised:
         read_tunings(tmp_path)
     assert str(raised.value) == f"{tmp_path} holds no finished tuning of `assay bench tune`"
 
@@ -64,9 +65,7 @@ def test_folder_without_a_finished_tuning_is_no_baseline(tmp_path: Path) -> None
 def test_damaged_record_is_named(tmp_path: Path) -> None:
     path = tmp_path / "micro-llama/full/seed-0/tuning.json"
     path.parent.mkdir(parents=True)
-    path.write_text('{"schema": 1}')
-    with pytest.raises(TuningError) as raised:
+    path.write_text(seal({"schema": 1}))
+    with pytest.raises(UsageError) as raised:
         read_tunings(tmp_path)
-    assert str(raised.value) == (
-        f"{path} is no file of `assay bench tune`: recipe_hash: Field required"
-    )
+    assert str(raised.value) == f"{path}: recipe_hash: Field required"

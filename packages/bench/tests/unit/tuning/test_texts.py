@@ -3,11 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from assay_bench.tuning.texts import TextError, read_text
+from assay.errors import UsageError
+from assay_bench.tuning.texts import read_training_text
 
 
 def test_sums_are_right_and_no_sum_is_on_both_sides() -> None:
-    text = read_text("sums", Path())
+    text = read_training_text("sums", Path())
     training, held_out = text.training.splitlines(), text.held_out.splitlines()
     assert len(training) + len(held_out) == 10_000
     assert set(training).isdisjoint(held_out)
@@ -19,7 +20,7 @@ def test_sums_are_right_and_no_sum_is_on_both_sides() -> None:
 
 
 def test_standard_library_is_split_by_files() -> None:
-    text = read_text("standard-library", Path())
+    text = read_training_text("standard-library", Path())
     assert "def namedtuple" in text.training + text.held_out
     assert len(text.training) > 10 * len(text.held_out) > 10_000
 
@@ -28,8 +29,8 @@ def test_both_parts_are_in_the_hash(tmp_path: Path) -> None:
     documents = [f"document {number}" for number in range(100)]
     (tmp_path / "one.txt").write_text("\n\n".join(documents))
     (tmp_path / "other.txt").write_text("\n\n".join([*documents, "one more"]))
-    one, other = read_text("one.txt", tmp_path), read_text("other.txt", tmp_path)
-    assert one.hash == read_text("one.txt", tmp_path).hash
+    one, other = read_training_text("one.txt", tmp_path), read_training_text("other.txt", tmp_path)
+    assert one.hash == read_training_text("one.txt", tmp_path).hash
     assert one.hash != other.hash
 
 
@@ -39,19 +40,19 @@ def test_jsonl_and_text_of_the_same_documents_are_the_same(tmp_path: Path) -> No
     (tmp_path / "own.jsonl").write_text(
         "".join(json.dumps({"text": document, "id": 1}) + "\n" for document in documents)
     )
-    text = read_text("own.txt", tmp_path)
-    assert text == read_text("own.jsonl", tmp_path)
+    text = read_training_text("own.txt", tmp_path)
+    assert text == read_training_text("own.jsonl", tmp_path)
     assert set((text.training + "\n\n" + text.held_out).split("\n\n")) == set(documents)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("own.jsonl", '{"text": "a"}\n{"txt": "b"}', ", line 2: not an object with a string"),
+        ("own.jsonl", '{"text": "a"}\n{"txt": "b"}', ", line 2: text: Field required"),
         ("own.jsonl", '{"text": "a"}\n{"text"', ", line 2: "),
         ("own.txt", "one document", ": of 1 documents, one in 20 is held out by its content"),
         ("own.txt", "", ": of 0 documents, one in 20 is held out by its content"),
-        ("absent.txt", None, " cannot be read"),
+        ("absent.txt", None, ": cannot be read"),
     ],
 )
 def test_file_without_documents_is_refused(
@@ -59,6 +60,6 @@ def test_file_without_documents_is_refused(
 ) -> None:
     if content is not None:
         (tmp_path / name).write_text(content)
-    with pytest.raises(TextError) as raised:
-        read_text(name, tmp_path)
+    with pytest.raises(UsageError) as raised:
+        read_training_text(name, tmp_path)
     assert str(raised.value).startswith(f"{tmp_path / name}{problem}")

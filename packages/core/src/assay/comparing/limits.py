@@ -1,19 +1,17 @@
 """Limits of the noise ratios, by statistic: data with the runs that they come from."""
 
 import math
-import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import Any, get_args
 
 from assay.errors import UsageError
+from assay.files import read_toml
 from assay.stages import Statistic
 
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
-
 CALIBRATED = "noise"
+_SHIPPED = Path(__file__).with_name("named_limits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +41,18 @@ def load_limits(name: str = CALIBRATED) -> Limits:
     Raises: UsageError if there are none, or the file has not the form of `assay calibrate`.
     """
     if name.endswith(".toml"):
-        file: Traversable = Path(name)
-        if not file.is_file():
-            raise UsageError(f"no limits file {name}")
+        file = Path(name)
     else:
-        file = files("assay.comparing") / "named_limits" / f"{name}.toml"
-        if not file.is_file():
+        file = _SHIPPED / f"{name}.toml"
+        if name not in shipped_limits():
             raise UsageError(f"no limits called {name!r}; shipped: {', '.join(shipped_limits())}")
     try:
-        return _parse(name, file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return _parse(name, read_toml(file))
+    except ValueError as error:
         raise UsageError(f"limits {name}: {error}") from None
 
 
-def _parse(name: str, text: str) -> Limits:
-    data = tomllib.loads(text)
+def _parse(name: str, data: Mapping[str, Any]) -> Limits:
     origin, table = data.get("origin"), data.get("limits")
     if not isinstance(origin, str) or not isinstance(table, dict):
         raise ValueError("needs a text `origin` and a table `limits`")  # noqa: TRY004 - of a file
@@ -72,5 +67,4 @@ def _parse(name: str, text: str) -> Limits:
 
 def shipped_limits() -> list[str]:
     """Names of the limits that come with the package."""
-    folder = files("assay.comparing") / "named_limits"
-    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir())
+    return sorted(file.stem for file in _SHIPPED.glob("*.toml"))

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from assay.comparing.calibration import MARGIN, false_alarm_bound
 from assay.errors import UsageError
+from assay.files import read_record_lines
 from assay.verdicts import Measurement
 
 PUBLISHED_METRICS = ("cross_entropy", "prob_mean", "prob_std", "diff_mean")
@@ -40,13 +39,9 @@ def read_clean_tokens(file: Path) -> CleanTokens:
     Raises: UsageError if it cannot be read, has none, or one that is not finite.
     """
     values: dict[str, list[float]] = {name: [] for name in PUBLISHED_METRICS}
-    try:
-        for line in file.read_text(encoding="utf-8").splitlines():
-            row = Measurement.model_validate(json.loads(line))
-            if row.statistic in values:
-                values[row.statistic].append(row.actual)
-    except (OSError, ValueError, ValidationError) as error:
-        raise UsageError(f"metrics {file} cannot be read: {error}") from None
+    for row in read_record_lines(Measurement, file):
+        if row.statistic in values:
+            values[row.statistic].append(row.actual)
     for name, found in values.items():
         if not found:
             raise UsageError(f"metrics {file}: there is no token with {name}")

@@ -18,7 +18,9 @@ from assay.files.reading import (
     read_record_lines,
     read_text,
     read_toml,
+    read_toml_record,
     refuse_link,
+    validate_record,
 )
 from assay.files.sealing import (
     DIGEST,
@@ -54,8 +56,10 @@ __all__ = [
     "read_sealed_json",
     "read_text",
     "read_toml",
+    "read_toml_record",
     "refuse_link",
     "seal",
+    "validate_record",
     "write_sealed",
     "write_whole",
 ]

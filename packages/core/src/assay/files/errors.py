@@ -21,14 +21,14 @@ class UnreadableFileError(UsageError):
         line: counts from 1; None for the whole file.
         """
         if isinstance(problem, OSError):
-            problem = problem.strerror or problem
+            problem = f"cannot be read: {problem.strerror or problem}"
         elif isinstance(problem, ValidationError):
             problem = describe_invalid(problem)
         text = " ".join(str(problem).split())
         if len(text) > _LONGEST_PROBLEM:
             text = f"{text[:_LONGEST_PROBLEM]}..."
         place = f"{path}, line {line}" if line else f"{path}"
-        return cls(f"{place} cannot be read: {text}")
+        return cls(f"{place}: {text}")
 
 
 class DiskError(MachineError):

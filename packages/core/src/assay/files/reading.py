@@ -124,6 +124,19 @@ def read_record(kind: type[_Model], path: Path) -> _Model:
     return parse_record(kind, read_bytes(path), path)
 
 
+def read_toml_record(kind: type[_Model], path: Path) -> _Model:
+    """Read a TOML file that follows the schema of `kind`."""
+    return validate_record(kind, read_toml(path), path)
+
+
+def validate_record(kind: type[_Model], value: object, path: Path | str) -> _Model:
+    """Make a record of what was read from `path`."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise UnreadableFileError.of(path, error) from None
+
+
 def read_record_lines(kind: type[_Model], path: Path) -> Iterator[_Model]:
     """Read a JSON Lines file whose lines follow the schema of `kind`."""
     for number, line in read_lines(path):

@@ -66,8 +66,8 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
     return check_seal(content, path)
 
 
-def check_seal(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the content of the file `path` without its digest.
+def check_seal(content: Mapping[str, Any], path: Path | str) -> dict[str, Any]:
+    """Return the content of `path` without its digest.
 
     Raises: UnreadableFileError if that is the digest of other content.
     """

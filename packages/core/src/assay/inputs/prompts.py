@@ -1,6 +1,5 @@
 """Prompts: the built-in set, and those of a JSONL file."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import UsageError
+from assay.files import read_json_lines
 from assay.inputs.model_limits import ModelLimits
 
 Encode = Callable[[str], list[int]]
@@ -28,8 +28,7 @@ class Prompt:
 @cache
 def built_in_texts() -> tuple[str, ...]:
     """The built-in prompts: prose, code, other languages and scripts, digits, emoji."""
-    lines = _BUILT_IN.read_text(encoding="utf-8").splitlines()
-    return tuple(json.loads(line)["text"] for line in lines)
+    return tuple(line["text"] for _, line in read_json_lines(_BUILT_IN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +46,7 @@ def read_prompts(path: Path) -> list[PromptLine]:
     `prompt` and `text` are strings, `ids` token ids, `messages` a chat. Needs no model.
     Raises: UsageError naming file and line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"prompts {path} cannot be read: {error}") from None
-    found = [
-        _read_line(line, f"{path}:{number}")
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
+    found = [_read_line(line, f"{path}, line {number}") for number, line in read_json_lines(path)]
     if not found:
         raise UsageError(f"prompts {path}: the file is empty")
     return found
@@ -82,12 +73,8 @@ def load_prompts(
     return prompts
 
 
-def _read_line(line: str, where: str) -> PromptLine:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
-    keys = [key for key in _KEYS if isinstance(record, dict) and key in record]
+def _read_line(record: Mapping[str, Any], where: str) -> PromptLine:
+    keys = [key for key in _KEYS if key in record]
     if len(keys) != 1:
         raise UsageError(f"{where}: needs an object with one of the keys {', '.join(_KEYS)}")
     kind, value = keys[0], record[keys[0]]

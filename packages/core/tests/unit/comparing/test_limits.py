@@ -57,7 +57,7 @@ def test_unknown_name_lists_those_that_are_shipped() -> None:
 
 
 def test_absent_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no limits file .*absent\.toml"):
+    with pytest.raises(UsageError, match=r"absent\.toml: cannot be read: No such file"):
         load_limits(str(tmp_path / "absent.toml"))
 
 
@@ -81,12 +81,12 @@ def test_absent_file_is_named(tmp_path: Path) -> None:
 def test_file_by_which_nothing_could_be_judged_is_refused(limits_file: Path, text: str) -> None:
     limits_file.write_text(text)
 
-    with pytest.raises(UsageError, match=r"limits .*mine\.toml: "):
+    with pytest.raises(UsageError, match=r"mine\.toml: "):
         load_limits(str(limits_file))
 
 
 def test_file_that_is_no_text_is_refused(limits_file: Path) -> None:
     limits_file.write_bytes(b"\xff\xfe\x00")
 
-    with pytest.raises(UsageError, match=r"limits .*mine\.toml"):
+    with pytest.raises(UsageError, match=r"mine\.toml: not UTF-8"):
         load_limits(str(limits_file))

@@ -98,7 +98,7 @@ def test_file_states_thresholds_and_what_each_run_needs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("{", "cannot be read"), ("", "there is no token with cross_entropy")],
+    [("{", "Invalid JSON"), ("", "there is no token with cross_entropy")],
 )
 def test_file_without_metrics_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "metrics.jsonl"

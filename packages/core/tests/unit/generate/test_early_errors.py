@@ -22,8 +22,11 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "message"),
     [
         ("", "the file is empty"),
-        ("{", "prompts.jsonl:1: not JSON"),
-        ('{"prompt": "a"}\n{"question": "b"}', "prompts.jsonl:2: needs an object with one of"),
+        ("{", "prompts.jsonl, line 1: not JSON"),
+        (
+            '{"prompt": "a"}\n{"question": "b"}',
+            "prompts.jsonl, line 2: needs an object with one of",
+        ),
         ('{"ids": ["a"]}', "ids must be a list of whole numbers"),
     ],
 )

@@ -61,7 +61,7 @@ def test_verdict_that_breaks_the_schema_is_refused_by_field(folder: Path) -> Non
     with pytest.raises(UnreadableFileError) as caught:
         read_report(folder)
     assert str(caught.value) == (
-        f"{path} cannot be read: verdict: Input should be 'PASS', 'FAIL' or 'NOT_COMPARED'"
+        f"{path}: verdict: Input should be 'PASS', 'FAIL' or 'NOT_COMPARED'"
     )
 
 
@@ -102,7 +102,7 @@ def test_changed_verdict_is_refused(tmp_path: Path, change: dict[str, Any], prob
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(UnreadableFileError) as caught:
         read_report(tmp_path)
-    assert str(caught.value) == f"{path} cannot be read: {problem}"
+    assert str(caught.value) == f"{path}: {problem}"
 
 
 def test_verdict_without_a_digest_says_so(folder: Path) -> None:

@@ -1,6 +1,5 @@
 """References and metrics of a trusted device, over shapes and prompts: what thresholds come from."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -11,7 +10,7 @@ from assay.errors import UsageError
 from assay.files import write_whole
 from assay.inputs import built_in_texts
 from assay.runs import Progress
-from assay.runs.results import MEASUREMENTS_FILE
+from assay.runs.results import read_measurements
 from assay.verdicts import Outcome
 from assay.watchdog import temporary_folder
 from assay_expectations.decoders.checking import DecoderCheck
@@ -71,8 +70,8 @@ def capture_metrics(capture: MetricsCapture, output: Path, progress: Progress) -
 
 def _keep_metrics(check: DecoderCheck, name: str, folder: Path) -> Path:
     """The published metrics among the measurements of a check, as a file of their own."""
-    lines = (check.results / MEASUREMENTS_FILE).read_text("utf-8").splitlines()
-    kept = [line for line in lines if json.loads(line)["statistic"] in PUBLISHED_METRICS]
+    rows, _ = read_measurements(check.results)
+    kept = [row.model_dump_json() for row in rows if row.statistic in PUBLISHED_METRICS]
     owner = "-".join(f"{check.model}-{check.candidate}".replace(":", "/").split("/"))
     folder.mkdir(parents=True, exist_ok=True)
     return write_whole(folder / f"{owner}-{name}.jsonl", "\n".join(kept) + "\n")

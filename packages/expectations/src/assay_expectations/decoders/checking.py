@@ -1,6 +1,5 @@
 """One model and shape: its reference, captured or used again, and the candidate against it."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -16,7 +15,7 @@ from assay.generate.processes.requests import CaptureRequest, GenerateCheck, Inp
 from assay.models.folders import local_folder
 from assay.models.sources import resolve_model
 from assay.runs import Progress
-from assay.runs.results import MEASUREMENTS_FILE
+from assay.runs.results import read_measurements
 from assay.verdicts import Verdict
 from assay_expectations.decoders.options import DecoderOptions
 from assay_expectations.decoders.prompts import prompt_lines, read_texts
@@ -100,10 +99,12 @@ class DecoderCheck:
     def failure_rates(self) -> dict[str, float]:
         """Of each published metric with a threshold the share of tokens at or over it; NaN is over."""
         values: dict[str, list[float]] = {name: [] for name in self.thresholds.metrics}
-        for line in (self.results / MEASUREMENTS_FILE).read_text("utf-8").splitlines():
-            row = json.loads(line)
-            if row["statistic"] in values:
-                values[row["statistic"]].append(float(row["actual"]))
+        rows, complaints = read_measurements(self.results)
+        if complaints:
+            raise UsageError(f"{self.results}: {complaints[0]}")
+        for row in rows:
+            if row.statistic in values:
+                values[row.statistic].append(row.actual)
         if empty := [name for name, found in values.items() if not found]:
             raise UsageError(f"no token has {', '.join(empty)}: {self.results}")
         return {

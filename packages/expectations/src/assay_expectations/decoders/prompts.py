@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from assay.errors import UsageError
+from assay.files import read_json
 from assay.inputs import built_in_texts
 
 # Of the longest tokens that are common, so that a text has as many tokens as are asked for.
@@ -35,10 +36,7 @@ def read_texts(file: Path | None) -> Sequence[str]:
     """
     if file is None:
         return built_in_texts()
-    try:
-        conversations = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"prompts {file} cannot be read: {error}") from None
+    conversations = read_json(file)
     if not isinstance(conversations, list) or not conversations:
         raise UsageError(f"prompts {file}: needs a list of conversations, as ShareGPT has it")
     texts = [

@@ -1,15 +1,14 @@
 """What is asked of the published metrics of tokens: for all shapes, or for some their own."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from assay.comparing.token_thresholds import FAILURE_RATE, PUBLISHED_METRICS
-from assay.errors import UsageError
+from assay.files import read_toml_record
 from assay_expectations.decoders.shapes import Shape
 
 _Metric = Annotated[str, Field(pattern=f"^({'|'.join(PUBLISHED_METRICS)})$")]
@@ -55,14 +54,7 @@ def read_thresholds(path: Path) -> tuple[Thresholds, dict[Shape, Thresholds]]:
     where it is another.
     Raises: UsageError.
     """
-    try:
-        read = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"thresholds {path} cannot be read: {error}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UsageError(f"thresholds {path}: {where}: {first['msg']}") from None
+    read = read_toml_record(_File, path)
     by_shape = {
         Shape.parse(name): Thresholds(
             read.thresholds | own.thresholds, own.failure_rate or read.failure_rate

@@ -2,7 +2,6 @@
 
 from assay_expectations.records.expectation import Expectation
 from assay_expectations.records.files import (
-    ExpectationError,
     file_for,
     read_expectation,
     require_writable,
@@ -33,7 +32,6 @@ __all__ = [
     "Content",
     "Distributions",
     "Expectation",
-    "ExpectationError",
     "Key",
     "LogProbabilities",
     "Machine",

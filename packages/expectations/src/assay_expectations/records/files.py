@@ -3,24 +3,18 @@
 import json
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Self
+from typing import Any
 
-from pydantic import ValidationError
-
-from assay.errors import UsageError
-from assay.files import DiskError, write_whole
+from assay.files import (
+    DiskError,
+    UnreadableFileError,
+    read_json_object,
+    validate_record,
+    write_whole,
+)
 from assay_expectations.records.expectation import SCHEMA, Expectation
 
 _WIDTH = 100
-
-
-class ExpectationError(UsageError):
-    """A file that is no expectation, or was changed by hand."""
-
-    @classmethod
-    def unreadable(cls, path: Path, problem: object) -> Self:
-        """What is wrong with the file."""
-        return cls(f"expectation {path} cannot be read: {problem}")
 
 
 def file_for(expectation: Expectation, output: Path) -> Path:
@@ -59,25 +53,14 @@ def write_expectation(expectation: Expectation, output: Path) -> Path:
 
 
 def read_expectation(path: Path) -> Expectation:
-    """The expectation in `path`. Raises: ExpectationError."""
-    try:
-        record = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ExpectationError.unreadable(path, error.strerror) from None
-    except ValueError as error:
-        raise ExpectationError.unreadable(path, f"it is no JSON: {error}") from None
-    schema = record.get("schema") if isinstance(record, dict) else None
-    if schema != SCHEMA:
-        problem = f"its schema is {schema}, this assay reads {SCHEMA}: capture it again"
-        raise ExpectationError.unreadable(path, problem)
-    try:
-        expectation = Expectation.model_validate(record)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ExpectationError.unreadable(path, f"{where}: {first['msg']}") from None
+    """Read the expectation in `path`. Raises: UnreadableFileError."""
+    record = read_json_object(path)
+    if (schema := record.get("schema")) != SCHEMA:
+        problem = f"its schema is {schema!r}, this assay reads {SCHEMA}: capture it again"
+        raise UnreadableFileError.of(path, problem)
+    expectation = validate_record(Expectation, record, path)
     if expectation.hash != expectation.content_hash():
-        raise ExpectationError.unreadable(path, "its hash is not that of its content")
+        raise UnreadableFileError.of(path, "its hash is not that of its content")
     return expectation
 
 

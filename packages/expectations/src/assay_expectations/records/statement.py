@@ -15,7 +15,7 @@ from assay_expectations.records.files import read_expectation
 def statement_of(file: Path) -> dict[str, Any]:
     """That `file` was captured, and that its captures agree; a hand-edited file gives none.
 
-    Raises: ExpectationError; UsageError if it was captured once: nothing agrees with anything.
+    Raises: UnreadableFileError; UsageError if it was captured once: nothing agrees with anything.
     """
     expectation = read_expectation(file)
     if len(expectation.captures) < 2:

@@ -52,5 +52,5 @@ def test_a_file_of_another_form_is_named(
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"absent\.json cannot be read"):
+    with pytest.raises(UsageError, match=r"absent\.json: cannot be read"):
         read_texts(tmp_path / "absent.json")

@@ -38,7 +38,7 @@ def test_a_shape_has_its_own_thresholds_and_those_of_all_beside_them(tmp_path: P
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[thresholds", "cannot be read"),
+        ("[thresholds", "Expected"),
         ("", "thresholds: Field required"),
         ("failure_rate = 1.5\n[thresholds]", "failure_rate: "),
         ("failure_rte = 0.5\n[thresholds]", "failure_rte: "),

@@ -1,6 +1,5 @@
 """Reads the files that say which machines there are."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from assay.errors import UsageError
+from assay.files import read_toml
 from assay_runners.fleet.entries import Fleet, GitHub, Vendor
 
 RUNNERS_FILE = Path("runners/runners.toml")
@@ -49,12 +49,9 @@ def _require_own_names(vendors: Sequence[Vendor], file: Path) -> None:
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{file}: no such file; name a checkout of assay with --root") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
+    if not file.exists():
+        raise UsageError(f"{file}: no such file; name a checkout of assay with --root")
+    return read_toml(file)
 
 
 def _validated(model: type[_Table], table: dict[str, Any], file: Path, name: str = "") -> _Table:

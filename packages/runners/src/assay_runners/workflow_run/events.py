@@ -1,12 +1,12 @@
 """Reads the event that started a workflow run, or one that was recorded."""
 
-import json
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from assay.errors import UsageError
+from assay.files import read_json_object
 from assay_runners.planning.events import Event
 
 
@@ -21,7 +21,7 @@ def read_event(file: Path | None, name: str | None, variables: Mapping[str, str]
     """
     if file is None:
         return _of_run(variables)
-    read = _read_object(file)
+    read = read_json_object(file)
     if "event_name" in read:
         return _checked(_recorded(read, file), file)
     if not name:
@@ -36,7 +36,7 @@ def _of_run(variables: Mapping[str, str]) -> Event:
         raise UsageError("no event: name a file that has one, or run inside of a workflow")
     return Event(
         name=variables.get("GITHUB_EVENT_NAME", ""),
-        payload=_read_object(Path(path)),
+        payload=read_json_object(Path(path)),
         sha=variables.get("GITHUB_SHA", ""),
         ref=variables.get("GITHUB_REF", ""),
     )
@@ -95,13 +95,3 @@ def _recorded(read: dict[str, Any], path: Path) -> Event:
         ref=str(read.get("ref", "")),
         changed=None if changed is None else tuple(map(str, changed)),
     )
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read as an event: {error}") from error
-    if not isinstance(read, dict):
-        raise UsageError(f"{path} is no event: it holds no object")
-    return read

@@ -108,19 +108,19 @@ def test_no_workflow_is_no_pass(root: Path) -> None:
         (b"on: push\njobs: {a: [}", "is no YAML"),
         (b"- a\n- b\n", "is no workflow"),
         (b"", "is no workflow"),
-        (b"\xff\xfe\x00", "cannot be read"),
+        (b"\xff\xfe\x00", "not UTF-8"),
         (b"a: " + b"[" * 3000, "is no YAML"),
     ],
 )
 def test_a_file_that_is_no_workflow_is_no_pass(root: Path, content: bytes, message: str) -> None:
     (root / ".github/workflows/new.yml").write_bytes(content)
-    with pytest.raises(UsageError, match=rf"new\.yml {message}"):
+    with pytest.raises(UsageError, match=rf"new\.yml:? {message}"):
         findings(root)
 
 
 def test_what_is_no_file_is_no_pass(root: Path) -> None:
     (root / ".github/workflows/new.yml").mkdir()
-    with pytest.raises(UsageError, match=r"new\.yml is no file"):
+    with pytest.raises(UsageError, match=r"new\.yml: it is a folder, not a file"):
         findings(root)
 
 

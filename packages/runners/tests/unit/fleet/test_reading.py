@@ -96,7 +96,7 @@ def test_labels_fit_what_the_chart_of_the_runners_takes() -> None:
             "[acme]: runners[2].sessions: Tuple should have",
         ),
         ("[acme]", "acme = 1\n[other]", "acme stands outside of a vendor's table"),
-        ("[acme]", "[acme", "cannot be read"),
+        ("[acme]", "[acme", "Expected ']'"),
         (ENTRY, "", "has no vendor"),
     ],
 )

@@ -221,8 +221,8 @@ def test_a_model_full_of_shell_is_one_argument(tmp_path: Path, outputs: tuple[Pa
 @pytest.mark.parametrize(
     ("text", "words", "message"),
     [
-        ("{", (), "cannot be read as an event"),
-        ("[]", (), "is no event: it holds no object"),
+        ("{", (), "not JSON"),
+        ("[]", (), "not a JSON object"),
         ('{"action": "opened"}', (), "is a payload alone: name its event with --event"),
         ('{"event_name": "push", "event": 3}', (), "has its payload in `event`, an object"),
         (

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from assay.files import write_whole
+from assay.files import read_sealed, write_sealed
 from assay.launch import Rank, TimeLimits, World, WorldError, launch_world
 from assay.runs import Progress
 from assay.runs.caches import locked
@@ -74,12 +74,12 @@ class References:
         kept = golden / _ANSWER
         with locked(golden / "lock"):
             if kept.is_file():
-                return golden, ReferenceAnswer.model_validate_json(kept.read_text("utf-8"))
+                return golden, read_sealed(ReferenceAnswer, kept)
             asked = request.model_copy(update={"folder": str(golden)})
             world = World({"dp": 1}, "cpu", limits=limits, preload=(EVERY_CASE,), log_folder=golden)
             (answer,) = launch_world(worlds.reference, world, asked.model_dump())
             made = ReferenceAnswer.model_validate(answer)
-            write_whole(kept, made.model_dump_json(by_alias=True))
+            write_sealed(kept, made)
         return golden, made
 
 

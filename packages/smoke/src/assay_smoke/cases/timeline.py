@@ -1,6 +1,5 @@
 """When each phase of a process began and ended, written at once: a killed process leaves it too."""
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pydantic import Field
 
 from assay.devices.adapter_parts.host_memory import peak_resident_bytes
 from assay.devices.base import Device
+from assay.files import parse_record, read_lines
 from assay.verdicts import Record
 
 CyclePhase = Literal["set-up", "step", "checkpoint", "resume", "read", "tear-down"]
@@ -73,12 +73,10 @@ def read_timeline(path: Path) -> list[PhaseTime]:
     if not path.is_file():
         return []
     phases: dict[float, PhaseTime] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            phase = PhaseTime.model_validate(json.loads(line))
-        except ValueError:  # the last line of a process that was killed while it wrote it
-            continue
-        phases[phase.begin] = phase
+    for number, line in read_lines(path):
+        if line.endswith("\n"):  # else its process was killed while it wrote it
+            phase = parse_record(PhaseTime, line, path, number)
+            phases[phase.begin] = phase
     return [phases[begin] for begin in sorted(phases)]
 
 

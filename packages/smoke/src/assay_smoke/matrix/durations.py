@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from assay.files import DiskError, write_whole
+from assay.files import DiskError, UnreadableFileError, read_record, write_whole
 from assay.runs.caches import cache_folder, locked
 from assay.verdicts import SCHEMA, Outcome, Record
 from assay_smoke.matrix.cases import Case, CaseIdError, case_of
@@ -117,13 +117,12 @@ def history_file() -> Path:
 
 def read_history(path: Path) -> History:
     """What is recorded in `path`; a file that cannot be read is a history with a `problem`."""
-    try:
-        return History.model_validate_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return History(schema=SCHEMA)
-    except (OSError, UnicodeDecodeError, ValidationError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no history of cases"
-        return History(schema=SCHEMA, problem=f"{path} cannot be used: {reason}")
+    try:
+        return read_record(History, path)
+    except UnreadableFileError as error:
+        return History(schema=SCHEMA, problem=f"not used: {error}")
 
 
 def record_runs(path: Path, machine: str, runs: Iterable[tuple[Case, RecordedRun]]) -> None:

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from assay.devices.detection.isolation import require_run
 from assay.devices.registry import open_device
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
-from assay.files import DiskError
+from assay.files import DiskError, read_record
 from assay.runs import RunFolder, open_progress
 from assay.training.trainers.registry import require_trainer
 from assay_smoke.cases.running import prepare
@@ -199,13 +197,8 @@ def _devices(name: str) -> Devices | None:
 
 
 def _read_plan(path: Path) -> SmokePlan:
-    """What `assay smoke plan --json` printed. Raises: UsageError for anything else."""
-    try:
-        return SmokePlan.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as error:
-        raise UsageError(
-            f"--plan {path}: not what `assay smoke plan --json` prints: {error}"
-        ) from error
+    """Read what `assay smoke plan --json` printed. Raises: UnreadableFileError for anything else."""
+    return read_record(SmokePlan, path)
 
 
 def _matches(expression: str | None, name: str) -> bool:

@@ -1,16 +1,16 @@
-"""Results in one SQLite file: the documents as they are, and of each suite its ratio."""
+"""Results in one SQLite file: the documents as they are, with what a query may look for."""
 
 import hashlib
+import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from itertools import groupby
 from pathlib import Path
 from typing import Self
 
 from assay.errors import MachineError, UsageError
 from assay_bench.performance.history.series import Point, Series, SeriesKey
-from assay_bench.performance.results import PerformanceResult
+from assay_bench.performance.results import PerformanceResult, parse_performance
 
 # In the header of the file, so that no other database is taken for one of these. "ASSY" in ASCII.
 _APPLICATION_ID = 0x41535359
@@ -21,15 +21,6 @@ CREATE TABLE runs (
     id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE, date TEXT NOT NULL, machine TEXT NOT NULL,
     run TEXT NOT NULL, model TEXT NOT NULL, software TEXT NOT NULL, document TEXT NOT NULL
 );
-CREATE TABLE ratios (
-    run_id INTEGER NOT NULL REFERENCES runs, suite TEXT NOT NULL, ratio REAL NOT NULL,
-    PRIMARY KEY (run_id, suite)
-);
-"""
-
-_SERIES = """
-SELECT machine, run, model, suite, date, ratio, software
-FROM ratios JOIN runs ON run_id = id ORDER BY machine, run, model, suite, date, id
 """
 
 
@@ -50,7 +41,7 @@ class HistoryError(UsageError):
 def add_results(path: Path, results: dict[Path, PerformanceResult]) -> None:
     """Add all of `results`, by the files that they were read from, or none; `path` is made if absent.
 
-    Raises: HistoryError if it is no history or has one of them.
+    Raises: HistoryError if it is no history or has one of them, MachineError if it cannot be written.
     """
     if not path.exists():
         _create(path)
@@ -63,20 +54,39 @@ def add_results(path: Path, results: dict[Path, PerformanceResult]) -> None:
 
 
 def read_series(path: Path) -> list[Series]:
-    """All series of the history in `path`. Raises: HistoryError if it is none."""
+    """Read all series of the history in `path`; each ratio is computed from its document.
+
+    Raises: HistoryError if it is none, or if a document was changed.
+    """
+    points: dict[SeriesKey, list[Point]] = {}
     with _opened(path) as connection:
-        rows = connection.execute(_SERIES).fetchall()
+        for number, digest, document in connection.execute("SELECT id, digest, document FROM runs"):
+            result = _read_document(path, number, digest, document)
+            for suite in result.suites:
+                key = SeriesKey(result.machine, result.run, result.model, suite.suite)
+                point = Point(_date(result), suite.ratio, _software(result))
+                points.setdefault(key, []).append(point)
     return [
-        Series(SeriesKey(*key), tuple(Point(*row[4:]) for row in of_key))
-        for key, of_key in groupby(rows, key=lambda row: row[:4])
+        Series(key, tuple(sorted(points[key], key=lambda point: point.date)))
+        for key in sorted(points)
     ]
 
 
+def _read_document(path: Path, number: int, digest: str, document: object) -> PerformanceResult:
+    if not isinstance(document, str) or _hash(document) != digest:
+        raise HistoryError(f"{path}: run {number} was changed after it was added")
+    return parse_performance(document, f"{path}: run {number}")
+
+
 def _create(path: Path) -> None:
+    """Make an empty history under another name first: a full disk leaves nothing at `path`."""
+    temporary = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        with closing(sqlite3.connect(path)) as connection:
+        with closing(sqlite3.connect(temporary)) as connection:
             connection.executescript(_SCHEMA)
-    except sqlite3.Error as error:
+        temporary.replace(path)
+    except (sqlite3.Error, OSError) as error:
+        temporary.unlink(missing_ok=True)
         raise MachineError(f"cannot write {path}: {error}") from error
 
 
@@ -92,18 +102,20 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
             yield connection
         except sqlite3.IntegrityError:
             raise
+        except sqlite3.OperationalError as error:  # locked, or the disk is full
+            raise MachineError(f"{path}: {error}") from error
         except sqlite3.DatabaseError as error:
             raise HistoryError.of(path, error) from error
 
 
 def _insert(connection: sqlite3.Connection, result: PerformanceResult) -> None:
     document = result.to_json()
-    cursor = connection.execute(
+    connection.execute(
         "INSERT INTO runs (digest, date, machine, run, model, software, document)"
         " VALUES (?, ?, ?, ?, ?, ?, ?)",
         (
-            hashlib.sha256(document.encode()).hexdigest(),
-            str(result.provenance.get("date", "")),
+            _hash(document),
+            _date(result),
             result.machine,
             result.run,
             result.model,
@@ -111,10 +123,14 @@ def _insert(connection: sqlite3.Connection, result: PerformanceResult) -> None:
             document,
         ),
     )
-    connection.executemany(
-        "INSERT INTO ratios (run_id, suite, ratio) VALUES (?, ?, ?)",
-        [(cursor.lastrowid, suite.suite, suite.ratio) for suite in result.suites],
-    )
+
+
+def _hash(document: str) -> str:
+    return hashlib.sha256(document.encode()).hexdigest()
+
+
+def _date(result: PerformanceResult) -> str:
+    return str(result.provenance.get("date", ""))
 
 
 def _software(result: PerformanceResult) -> str:

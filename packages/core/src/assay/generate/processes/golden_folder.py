@@ -5,7 +5,6 @@ trace holds the yardstick's calls; attached to it are the inputs, the yardstick'
 logits, and what the noise run in this dtype measured.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +12,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from assay.comparing.coverage import Usage
 from assay.comparing.results import ReplayResults
 from assay.comparing.stored_results import read_results
 from assay.errors import UsageError
+from assay.files import read_json_object, refuse_link, validate_record
 from assay.generate.passes.batch_attachments import attached_batches
 from assay.generate.processes.requests import (
     GOLDEN_SCHEMA,
@@ -126,29 +125,13 @@ def read_golden(folder: Path) -> GoldenManifest:
         begun = any(folder.glob("*/manifest.json")) if folder.is_dir() else False
         why = "its capture did not finish" if begun else f"it has no {MANIFEST}"
         raise GoldenError(f"{folder} is no golden: {why}")
-    try:
-        text = path.read_bytes()
-        if (schema := _schema_of(text)) != GOLDEN_SCHEMA:
-            raise GoldenError(
-                f"{path}: schema {schema}, this version of assay reads {GOLDEN_SCHEMA}: capture"
-                " the golden anew, or use the version that captured it"
-            )
-        return GoldenManifest.model_validate_json(text)
-    except OSError as error:
-        raise GoldenError(f"{path} cannot be read: {error.strerror or error}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise GoldenError(f"{path} is damaged: {where}: {first['msg']}") from None
-
-
-def _schema_of(text: bytes) -> object:
-    """The schema of a manifest; ours where it has none, so that its fields are read and named."""
-    try:
-        content = json.loads(text)
-    except ValueError:
-        return GOLDEN_SCHEMA
-    return content.get("schema", GOLDEN_SCHEMA) if isinstance(content, dict) else GOLDEN_SCHEMA
+    content = read_json_object(refuse_link(path))
+    if (schema := content.get("schema", GOLDEN_SCHEMA)) != GOLDEN_SCHEMA:
+        raise GoldenError(
+            f"{path}: schema {schema}, this version of assay reads {GOLDEN_SCHEMA}: capture"
+            " the golden anew, or use the version that captured it"
+        )
+    return validate_record(GoldenManifest, content, path)
 
 
 def verify_golden(folder: Path, dtype: str) -> None:

@@ -11,6 +11,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import YAMLError
 
 from assay.errors import UsageError
+from assay.files import read_text
 
 WORKFLOWS, ACTIONS = ".github/workflows", ".github/actions"
 
@@ -162,15 +163,11 @@ def read_documents(root: Path) -> tuple[list[Document], list[Document]]:
 
 
 def _read(file: Path, root: Path) -> Document:
-    if not file.is_file():
-        raise UsageError(f"{file} is no file")
+    text = read_text(file)
     try:
-        text = file.read_text(encoding="utf-8")
         unplain = tuple(_find_unplain(text))
         # An alias of an alias of an alias takes for ever to follow, and none is allowed.
         raw = CommentedMap() if unplain else YAML(typ="rt").load(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from None
     except (YAMLError, RecursionError) as error:
         raise UsageError(f"{file} is no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, CommentedMap):
