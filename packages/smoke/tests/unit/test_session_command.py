@@ -38,7 +38,7 @@ def test_a_file_that_is_not_there_is_refused_also_where_k_leaves_its_name_out(
     ran: list[object] = []
     options = SessionOptions(beside=(f"command:{missing}",), keyword="one-process-1")
 
-    with pytest.raises(UsageError, match=f"^there is no file {missing}$"):
+    with pytest.raises(UsageError, match=f"^{missing}: cannot be read: No such file"):
         run_session(options, tmp_path / "run", lambda result, *_: ran.append(result))
 
     assert ran == []

@@ -6,7 +6,6 @@ docs/smoke-commands.md has every key in a table, and an example.
 import math
 import re
 import shlex
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from assay.errors import UsageError
+from assay.files import read_toml
 from assay.verdicts import Record
 
 # What a launch line can name in braces; `resume` has `resume_from` too, and `checkpoints.folder` `step`.
@@ -263,14 +263,9 @@ class ExternalLibrary(Record):
 def read_library(path: Path) -> ExternalLibrary:
     """The library that a TOML file describes.
 
-    Raises: LibraryFileError, with the key that is wrong and what was expected there.
+    Raises: UnreadableFileError; LibraryFileError, with the key that is wrong and what was expected there.
     """
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, IsADirectoryError):
-        raise LibraryFileError(f"there is no file {path}") from None
-    except (OSError, ValueError) as error:
-        raise LibraryFileError(f"{path} is no TOML file: {error}") from None
+    data = read_toml(path)
     try:
         library = ExternalLibrary.model_validate(data)
     except ValidationError as error:
