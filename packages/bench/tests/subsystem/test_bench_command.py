@@ -139,7 +139,7 @@ def test_a_run_of_lm_evals_own_command_line_is_read_and_another_few_shot_refused
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "--task", "absent.yaml"], "task absent.yaml: No such file"),
+        (["run", "--task", "absent.yaml"], "absent.yaml: cannot be read: No such file"),
         (["run", "--model", "micro:lama"], "no recipe 'lama'"),
         (["run", "--suite", "absent"], "suite absent: there is no such file; shipped are"),
         (["compare", "absent", "absent"], "absent: there is no such folder"),

@@ -230,7 +230,7 @@ def add(database: Path, folder: Path, result: PerformanceResult, days: range) ->
         (["history", "check", "absent.db"], "absent.db is no history of"),
         (
             ["history", "add", "h.db", "absent"],
-            "absent is no result of `assay bench perf`: No such",
+            "absent: cannot be read: No such",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """lm-eval's own command line: any of its backends, and data-parallel by accelerate."""
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +9,9 @@ from pathlib import Path
 import yaml
 
 from assay.errors import MachineError, UsageError
+from assay.files import read_json_object, write_whole
 from assay.runs import Progress
+from assay.runs.provenance import redact
 from assay_bench.battery.suites import Suite
 from assay_bench.battery.task_files import load_task
 
@@ -67,6 +70,27 @@ def run_command_line(
             log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
         )
         raise MachineError(f"lm-eval ended with {done.returncode}; the end of {log}:\n{tail}")
+    for results in folder.rglob("results_*.json"):
+        _hide_secrets(results)
+
+
+def _hide_secrets(results: Path) -> None:
+    """Hide secrets among the arguments of the model, which lm-eval writes with its results."""
+    content = read_json_object(results)
+    config = content.get("config")
+    if isinstance(config, dict) and "model_args" in config:
+        config["model_args"] = _hidden(config["model_args"])
+        write_whole(results, json.dumps(content, indent=2, ensure_ascii=False))
+
+
+def _hidden(arguments: object) -> object:
+    if isinstance(arguments, dict):
+        pairs = redact([f"{name}={value}" for name, value in arguments.items()])
+        return {
+            name: value if pair.endswith(f"={value}") else pair.partition("=")[2]
+            for (name, value), pair in zip(arguments.items(), pairs, strict=True)
+        }
+    return redact([arguments])[0] if isinstance(arguments, str) else arguments
 
 
 def _task_files(folder: Path) -> Path:

@@ -20,6 +20,7 @@ from assay.files import (
     refuse_link,
     write_sealed,
 )
+from assay.runs.provenance import redact
 from assay.verdicts import Record
 from assay_bench.evaluations.items import Evaluation, Item, TaskResult
 
@@ -146,7 +147,8 @@ def _within(folder: Path, name: str) -> Path:
 
 
 def _model_of(config: Mapping[str, Any]) -> str:
-    return str(config.get("model_args") or config.get("model") or "a model without a name")
+    named = config.get("model_args") or config.get("model") or "a model without a name"
+    return redact([str(named)])[0]
 
 
 def newest_results(folder: Path) -> Path:
