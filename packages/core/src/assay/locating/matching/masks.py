@@ -15,7 +15,7 @@ def is_attention_mask(port: str, expected: Tensor) -> bool:
 
     An additive one holds zeros and lowest numbers only; biases by distance are values.
     """
-    if not port.rpartition(".")[2].endswith("mask") or expected.ndim != 4:
+    if not _is_named_mask(port) or expected.ndim != 4:
         return False
     return not expected.is_floating_point() or bool(((expected == 0) | ~allowed(expected)).all())
 
@@ -26,8 +26,12 @@ def is_mask_of_pairs_for_padding(port: str, actual: Tensor, expected: tuple[int,
     expected: the shape of what the reference has there.
     What a trainer says is judged at attention, by its own mask or by what it returns.
     """
-    named = port.rpartition(".")[2].endswith("mask")
-    return named and len(expected) == 2 and actual.ndim == 4
+    return _is_named_mask(port) and len(expected) == 2 and actual.ndim == 4
+
+
+def _is_named_mask(port: str) -> bool:
+    """Whether a port is called a mask, or lies in a dict of masks by kind of attention."""
+    return any(part.endswith("mask") for part in port.split(".")[-2:])
 
 
 def allowed(mask: Tensor) -> Tensor:

@@ -112,6 +112,7 @@ def test_replacement_has_the_form_of_what_it_replaces(actual: Tensor) -> None:
     [
         ("input.attention_mask", (2, 1, 3, 3), True),
         ("input.causal_mask", (2, 1, 3, 3), True),
+        ("input.attention_mask.full_attention", (2, 1, 3, 3), True),
         ("input.attention_mask", (2, 3), False),
         ("input.hidden_states", (2, 1, 3, 3), False),
         ("input.masked_states", (2, 1, 3, 3), False),
