@@ -11,6 +11,8 @@ from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.usage import UsageWatch, count_expert_tokens
 from assay.sites import RowMap
 
+LINEAR = nn.Linear(4, 4, bias=False)
+
 
 def usage_of(model: nn.Module, *calls: Callable[[nn.Module], object]) -> dict[str, Any]:
     watch = UsageWatch(NullHandler())
@@ -65,7 +67,7 @@ def test_what_is_called_and_what_is_read() -> None:
     ],
 )
 def test_a_value_that_is_taken_is_read(read: Callable[[Tensor], object]) -> None:
-    assert usage_of(nn.Linear(4, 4, bias=False), lambda one: read(one.weight))["read"] == ["weight"]
+    assert usage_of(LINEAR, lambda _: read(LINEAR.weight))["read"] == ["weight"]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_a_value_that_is_taken_is_read(read: Callable[[Tensor], object]) -> None
     ],
 )
 def test_dtype_device_and_shape_are_no_value(look: Callable[[Tensor], object]) -> None:
-    assert usage_of(nn.Linear(4, 4, bias=False), lambda one: look(one.weight))["read"] == []
+    assert usage_of(LINEAR, lambda _: look(LINEAR.weight))["read"] == []
 
 
 def test_a_parameter_that_is_passed_to_a_module_is_read() -> None:
