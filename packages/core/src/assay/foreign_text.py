@@ -65,7 +65,7 @@ def markdown_block(text: str) -> str:
     """Show text as a block of code in Markdown."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{escape_controls(text)}\n{fence}"
+    return f"{fence}text\n{escape_output(text)}\n{fence}"
 
 
 def escape_characters(text: str) -> str:

@@ -1,6 +1,5 @@
 """A pytest process that runs suites, one round whenever it is given the turn."""
 
-import json
 import os
 import select
 import signal
@@ -13,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from assay.errors import MachineError, UsageError
+from assay.files import read_json_object
 from assay.runs import ProcessError
 from assay.runs.hashing import SAME_HASHES
 from assay.watchdog import GRACE_SECONDS, watched
@@ -77,7 +77,7 @@ class SuiteProcess:
             return [], {}
         if code or not file.is_file():
             raise ProcessError.died("suite", code, self._folder / "suites.log")
-        benchmarks = json.loads(file.read_text(encoding="utf-8"))["benchmarks"]
+        benchmarks = read_json_object(file)["benchmarks"]
         device: dict[str, Any] = {}
         found = []
         for benchmark in benchmarks:

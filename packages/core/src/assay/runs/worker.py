@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from assay.errors import AssayError, UsageError
-from assay.files import write_whole
+from assay.files import read_json_object, write_whole
 from assay.runs.progress import Progress, WireProgress
 from assay.watchdog import GRACE_SECONDS
 
@@ -31,7 +31,7 @@ def serve(work: Work) -> None:
     An AssayError of `work` is raised in the parent; any other exception is printed and ends this
     process, for which the parent raises a ProcessError.
     """
-    envelope = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    envelope = read_json_object(Path(sys.argv[1]))
     signal.signal(signal.SIGTERM, _interrupt)
     # Not if it is started by hand from its request file: its process group is then the shell's.
     if os.getppid() == envelope["parent"] and os.getpgrp() == os.getpid():

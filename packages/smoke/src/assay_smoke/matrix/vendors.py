@@ -1,11 +1,11 @@
 """Which vendors a matrix can be planned for, and what their cards lack."""
 
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from assay.errors import UsageError
+from assay.files import read_toml
 from assay_smoke.matrix.rules import RULES, Rule, refusing
 
 # The vendor of machines without an accelerator: cases there share the host's cores.
@@ -25,7 +25,7 @@ class UnknownVendorError(UsageError):
 
 @cache
 def _tables() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    return read_toml(_FILE)
 
 
 def vendor_names() -> tuple[str, ...]:

@@ -1,11 +1,11 @@
 """What each diagnosis means: `diagnoses.toml`, read and worded."""
 
 import difflib
-import tomllib
 from functools import cache
 from pathlib import Path
 
 from assay.errors import UsageError
+from assay.files import read_toml
 from assay.verdicts import Outcome, Record
 
 
@@ -26,10 +26,8 @@ class DiagnosisEntry(Record):
 @cache
 def load_diagnoses() -> dict[str, DiagnosisEntry]:
     """Every diagnosis that a verdict can have, by name."""
-    text = Path(__file__).with_name("diagnoses.toml").read_text(encoding="utf-8")
-    return {
-        name: DiagnosisEntry.model_validate(entry) for name, entry in tomllib.loads(text).items()
-    }
+    entries = read_toml(Path(__file__).with_name("diagnoses.toml"))
+    return {name: DiagnosisEntry.model_validate(entry) for name, entry in entries.items()}
 
 
 def find_diagnosis(name: str) -> DiagnosisEntry:

@@ -1,13 +1,13 @@
 """Keys of config.json that no code read, and what their effect may have been meant to be."""
 
 import difflib
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from assay.files import read_toml
 from assay.models.loaded.config_reads import ROPE_KEYS, ConfigReads
 from assay.models.loaded.config_sources import is_named_by
 from assay.models.loaded.report import UnreadKey
@@ -24,8 +24,8 @@ NEAREST = 0.6
 @cache
 def inert_keys() -> Mapping[str, str]:
     """Keys that change nothing that is computed here, with the reason."""
-    text = Path(__file__).with_name("inert_keys.toml").read_text(encoding="utf-8")
-    return {key: reason for group in tomllib.loads(text).values() for key, reason in group.items()}
+    groups = read_toml(Path(__file__).with_name("inert_keys.toml"))
+    return {key: reason for group in groups.values() for key, reason in group.items()}
 
 
 @dataclass(frozen=True, slots=True)

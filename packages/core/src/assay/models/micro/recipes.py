@@ -5,13 +5,13 @@ within seconds, trained so that their distributions are peaked like those of rea
 tokens are the bytes of UTF-8. `assay models build` trains one anew.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from assay.errors import UsageError
+from assay.files import read_json_object
 
 WEIGHTS = Path(__file__).parent / "weights"
 PROVENANCE = "provenance.json"
@@ -206,7 +206,4 @@ def find_recipe(name: str) -> Recipe:
 def read_provenance(recipe: Recipe) -> dict[str, Any] | None:
     """The record of how the weights of `recipe` were made; None if they are not installed."""
     path = recipe.folder / PROVENANCE
-    if not path.is_file():
-        return None
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return record
+    return read_json_object(path) if path.is_file() else None

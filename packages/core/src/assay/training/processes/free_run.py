@@ -1,7 +1,6 @@
 """A run of which nothing is replaced: its losses, its checkpoint, and its resumption from that."""
 
 import hashlib
-import json
 import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from assay.devices.run_string import parse_run
 from assay.dtypes import float_format
 from assay.errors import AssayError
+from assay.files import read_json_object
 from assay.models import load_model
 from assay.sites import unwrapped_path
 from assay.training.batches import MicroBatch, copied
@@ -344,7 +344,7 @@ def _read_back(
 
 def _declared_dtype(folder: Path) -> torch.dtype | None:
     """In which dtype those who ask for none load the model in `folder`."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json_object(folder / "config.json")
     declared = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), None)
     return declared if isinstance(declared, torch.dtype) else None
 

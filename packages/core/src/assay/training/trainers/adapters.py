@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from assay.errors import MachineError, UsageError
+from assay.files import UnreadableFileError, read_json_object
 from assay.training.state.sharding import put
 
 if TYPE_CHECKING:
@@ -127,8 +128,8 @@ def other_adapter_settings(model: nn.Module, folder: Path) -> list[str]:
     """
     path = folder / _CONFIG_FILE
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        saved = read_json_object(path)
+    except UnreadableFileError as error:
         raise AdapterError.damaged(path, error) from error
     own = cast("_PeftModel", model).peft_config["default"]
     wrong = sorted(

@@ -2,13 +2,13 @@
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from assay.errors import UsageError
+from assay.files import read_toml
 from assay_runners.checking.context import Context, make_finding
 from assay_runners.checking.findings import Finding
 from assay_runners.checking.rules.kept_jobs import is_kept
@@ -41,10 +41,7 @@ def known_words(context: Context) -> Iterator[Finding]:
 @cache
 def read_vocabulary() -> dict[str, Any]:
     """The tables of the file. Raises: UsageError if it is none, or says what nothing can be."""
-    try:
-        read = tomllib.loads(FILE.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{SHOWN_FILE} cannot be read: {error}") from None
+    read = read_toml(FILE)
     for place, allowed in (read["workflow"] | read["action"]).items():
         if not isinstance(allowed, list) and allowed not in _KINDS:
             kinds = ", ".join(map(repr, _KINDS))

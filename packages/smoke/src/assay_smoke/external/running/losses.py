@@ -1,12 +1,13 @@
 """The losses that a library logs, in its output or in a file of JSON lines."""
 
-import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from assay.errors import UsageError
+from assay.files import UnreadableFileError, parse_json
 from assay_smoke.external.library import Losses
 
 
@@ -78,7 +79,7 @@ class LossReader:
 
     def _add(self, loss: object, step: object, rate: object, where: str) -> None:
         one = LoggedLoss(
-            None if step is None else int(_number(step, f"`step` of {where}")),
+            None if step is None else _step(step, f"`step` of {where}"),
             _number(loss, f"`loss` of {where}"),
             None if rate is None else _number(rate, f"the learning rate of {where}"),
         )
@@ -96,8 +97,8 @@ def _whole_lines(file: Path | None) -> list[str]:
 
 def _objects_in(line: str) -> Iterator[Mapping[str, object]]:
     try:
-        values = json.loads(line)
-    except ValueError:
+        values = parse_json(line, "a line of a log")
+    except UnreadableFileError:
         return
     if isinstance(values, dict):
         yield values
@@ -108,3 +109,10 @@ def _number(value: object, where: str) -> float:
         return float(str(value))
     except ValueError:
         raise LossesError.no_number(value, where) from None
+
+
+def _step(value: object, where: str) -> int:
+    number = _number(value, where)
+    if not math.isfinite(number):
+        raise LossesError.no_number(value, where)
+    return int(number)

@@ -1,0 +1,85 @@
+"""Hostile text in baselines, evaluations and results of speed reaches no output format."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from assay.files import seal, write_whole
+from assay.foreign_text import escape_output
+from assay.output.console import open_text_console
+from assay_bench.baselines.records import Acceptance, Baseline
+from assay_bench.comparing.judging import compare
+from assay_bench.comparing.terms import Terms
+from assay_bench.comparing.verdicts import verdict_of
+from assay_bench.performance.faces import performance_table, series_table
+from assay_bench.performance.history.database import add_results, read_series
+from assay_bench.reporting.comparing import JSON_FILE
+from assay_bench.reporting.json_file import comparison_as_json
+from assay_bench.reporting.markdown import comparison_as_markdown
+from assay_bench.reporting.page import PageSources, write_page
+from packages.bench.tests.unit.made import answered, evaluation, item, task
+from packages.bench.tests.unit.performance.measured import performance_result
+from packages.core.tests.poison import (
+    POISON,
+    assert_harmless_html,
+    assert_harmless_markdown,
+    assert_harmless_text,
+    poisoned,
+)
+
+BASE = evaluation(answered(3, 4), task([item(n, log_probability=-n) for n in (1, 2)], name="texts"))
+ACCEPTED = Baseline.of(
+    BASE, Acceptance(by="a", date="2026-01-01", reason="r", command=["assay", "bench"])
+)
+BASELINES = dict(poisoned(ACCEPTED))
+RESULTS = dict(poisoned(performance_result()))
+
+
+def test_every_free_text_is_poisoned() -> None:
+    assert len(BASELINES) > 20
+    assert len(RESULTS) > 5
+
+
+@pytest.mark.parametrize("path", BASELINES)
+def test_no_text_of_a_baseline_does_anything(path: str, tmp_path: Path) -> None:
+    base = BASELINES[path].evaluation()
+    for pair in ((base, BASE), (BASE, base)):
+        found = compare(*pair, Terms())
+        assert_harmless_markdown(comparison_as_markdown(found))
+        text = comparison_as_json(found)
+        assert json.loads(escape_output(text)) == json.loads(text)
+        write_whole(tmp_path / JSON_FILE, text)
+        page = write_page(PageSources(compared=[tmp_path]), tmp_path / "page.html")
+        assert_harmless_html(page.read_text())
+        verdict, _ = verdict_of(found)
+        assert verdict.model_dump_json()
+
+
+@pytest.mark.parametrize("field", ["key", "question", "target", "answer", "prompt_hash", "cluster"])
+def test_no_text_of_a_sample_does_anything(field: str, tmp_path: Path) -> None:
+    right, wrong = item(0, right=True), item(0, right=False)
+    sides = [
+        evaluation(task([replace(one, **{field: POISON})], name=f"t {POISON}"))  # type: ignore[arg-type]
+        for one in (right, wrong)
+    ]
+    found = compare(sides[0], sides[1], Terms())
+    assert_harmless_markdown(comparison_as_markdown(found))
+    write_whole(tmp_path / JSON_FILE, seal(json.loads(comparison_as_json(found))))
+    page = write_page(PageSources(compared=[tmp_path]), tmp_path / "page.html")
+    assert_harmless_html(page.read_text())
+
+
+@pytest.mark.parametrize("path", RESULTS)
+def test_no_text_of_a_result_of_speed_does_anything(path: str, tmp_path: Path) -> None:
+    result = RESULTS[path]
+    stream = io.StringIO()
+    console = open_text_console(stream)
+    console.print(performance_table(result))
+    add_results(tmp_path / "h.db", {Path("run"): result})
+    console.print(series_table(read_series(tmp_path / "h.db")))
+    assert_harmless_text(stream.getvalue())
+    page = write_page(PageSources(history=tmp_path / "h.db"), tmp_path / "page.html")
+    assert_harmless_html(page.read_text())

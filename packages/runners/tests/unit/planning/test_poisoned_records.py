@@ -1,0 +1,30 @@
+"""Hostile text in a plan reaches neither a log nor a job's summary."""
+
+import pytest
+
+from assay.foreign_text import escape_output
+from assay_runners.planning.plan import MachineJob, Plan, Refusal, SessionCall, TierJob
+from assay_runners.planning.wording import explain_plan, summarise_plan
+from packages.core.tests.poison import assert_harmless_markdown, assert_harmless_text, poisoned
+
+CALL = SessionCall(session="s", arguments=("a",))
+PLAN = Plan(
+    event="e", sha="0", nothing="nothing",
+    tiers=(TierJob(session="s", python="3.11"),),
+    afterwards=(CALL,),
+    machines=(
+        MachineJob(
+            target="cpu", tier="smoke", cards=0, calls=(CALL,), timeout_minutes=1,
+            variables={"A": "b"}, why="w",
+        ),
+    ),
+    refused=(Refusal(asked="a", why="w"),),
+)  # fmt: skip
+PLANS = dict(poisoned(PLAN))
+
+
+@pytest.mark.parametrize("path", PLANS)
+def test_no_text_of_a_plan_does_anything(path: str) -> None:
+    assert len(PLANS) >= 10
+    assert_harmless_text(escape_output(explain_plan(PLANS[path])))
+    assert_harmless_markdown(summarise_plan(PLANS[path]))
