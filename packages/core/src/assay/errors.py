@@ -4,12 +4,14 @@ A numerical mismatch is never an exception: it is an `assay.verdicts.Verdict`.
 Each package derives its own errors from these two, with their messages.
 """
 
+import re
 import signal
 import sysconfig
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _NAMES_SHOWN = 3
+_PATTERNS_SHOWN = 8
 
 
 class AssayError(Exception):
@@ -31,6 +33,22 @@ def name_some(names: Sequence[str], num_shown: int = _NAMES_SHOWN) -> str:
     rest = len(names) - num_shown
     shown = ", ".join(names[:num_shown])
     return f"{shown} and {rest:,} more" if rest > 0 else shown
+
+
+def name_alike(names: Iterable[str]) -> str:
+    """Names with one entry for those that differ in numbers alone, as those of layers do.
+
+    >>> name_alike(["h.0.w", "h.1.w", "norm.w"])
+    'h.*.w (2), norm.w'
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(re.sub(r"\d+", "*", name), []).append(name)
+    patterns = [
+        alike[0] if len(alike) == 1 else f"{pattern} ({len(alike)})"
+        for pattern, alike in groups.items()
+    ]
+    return name_some(patterns, _PATTERNS_SHOWN)
 
 
 def raised_in_words(error: BaseException) -> str:

@@ -184,7 +184,7 @@ class PairSums:
     # (4,): number of rows, sums of their slopes, of the squares of these, of their variances
     row_slopes: Tensor = field(default_factory=lambda: _zeros(4))
     rows: list[RowErrors] = field(default_factory=list)
-    worst: WorstElement = field(default_factory=WorstElement)
+    worst: WorstElement = field(default_factory=WorstElement)  # at (prompt, position, channel)
     _waiting: "_Waiting | None" = None
 
     def add_later(
@@ -234,7 +234,9 @@ class PairSums:
             self.channel += sums.channels
             self.channel_rows += num_rows
         if sums.worst.difference > self.worst.difference:
-            self.worst = sums.worst
+            row, channel = sums.worst.index
+            address = int(prompt[row]), int(position[row]), channel
+            self.worst = replace(sums.worst, index=address)
         row_ee, row_dd = sums.rows
         self.ee += float(row_ee.sum())
         self.dd += float(row_dd.nansum())

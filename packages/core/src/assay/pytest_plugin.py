@@ -161,7 +161,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     try:
         _set_up(item, item.config.stash[SESSION])
     except AssayError as error:
-        pytest.fail(str(error), pytrace=False)
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 def _set_up(item: pytest.Item, session: Session) -> None:
@@ -303,7 +303,7 @@ def device(assay_run: Run) -> "Device":
     try:
         return open_run(assay_run)
     except AssayError as error:
-        pytest.fail(str(error), pytrace=False)
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 @pytest.fixture

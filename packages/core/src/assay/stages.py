@@ -27,6 +27,11 @@ SYSTEMATIC: frozenset[Statistic] = frozenset({
 })  # fmt: skip
 
 
+# How the labels of a training step can be wrong: a prompt's tokens or padding are trained on, tokens
+# are masked that should be trained on, another token is the label, all are shifted by one.
+LabelFault = Literal["not-shifted", "shifted-twice", "prompt", "padding", "masked", "other"]
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Stage:
     """The code of `module` in `phase`, outside of its children."""

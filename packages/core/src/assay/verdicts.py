@@ -102,6 +102,8 @@ class Suspect(Record):
 
     location: Location
     statistic: str
+    # The candidate's error, of which `noise_ratio` is the ratio; None in older files.
+    error: Number | None = None
     noise_ratio: Number
     limit: Number
 

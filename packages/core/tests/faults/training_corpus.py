@@ -88,14 +88,18 @@ def training_corpus() -> Iterator[TrainingFault]:
 def _losses() -> Iterator[TrainingFault]:
     for name in ("MeanOfMeans", "NotDividedByMicroBatches", "BackwardOfScaledLoss"):
         yield from _trainer(name, "backward", "loss-scale", "")
-    yield from _trainer("LabelsShiftedTwice", "forward", "module-error", "")
-    yield from _trainer("PaddingLearned", "backward", "module-error", "")
+    for name in ("LabelsShiftedTwice", "PaddingLearned"):
+        yield from _trainer(name, "inputs", "inputs-differ", "")
+    for name in ("LabelsNotShifted", "PromptsLearned"):
+        yield from _trainer(name, "inputs", "inputs-differ", "", file="parts")
     yield from _trainer("LossIsNaN", "forward", "non-finite", "")
     yield from _trainer("MicroBatchesReordered", "inputs", "inputs-differ", "")
 
 
 def _reductions() -> Iterator[TrainingFault]:
     yield from _trainer("OnlyTheLastMicroBatch", "backward", "missing-reduction")
+    yield from _trainer("LastBackwardSkipped", "backward", "missing-reduction", file="parts")
+    yield from _trainer("FirstMicroBatchTwice", "backward", "loss-scale", "", file="parts")
     yield from _trainer("LossScaleNotTakenOut", "reduce", "loss-scale")
     yield from _trainer("ReducedAsMeanOfSums", "reduce", "loss-scale")
     yield from _trainer(
@@ -111,6 +115,7 @@ def _clips() -> Iterator[TrainingFault]:
 def _optimizers() -> Iterator[TrainingFault]:
     yield from _trainer("OptimizerOverClones", "optimizer", "frozen-parameters")
     yield from _trainer("OneParameterLeftOut", "optimizer", "frozen-parameters", "model.norm")
+    yield from _trainer("NormsLeftOut", "optimizer", "frozen-parameters", file="parts")
     for name in (
         "DecayNotDecoupled",
         "OtherBeta",

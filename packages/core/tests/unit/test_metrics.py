@@ -41,7 +41,7 @@ def test_worst_element_gives_both_values_and_its_place() -> None:
 
     assert sums.worst.difference == 9.0
     assert (sums.worst.actual, sums.worst.expected) == (-5.0, 4.0)
-    assert sums.worst.index == (1, 1)
+    assert sums.worst.index == (0, 1, 1)
 
 
 def test_identical_tensors_have_no_error_of_any_kind() -> None:
@@ -168,7 +168,7 @@ def test_sums_do_not_depend_on_chunks(rows: int) -> None:
     sums = sums_of(actual, expected)
 
     assert (sums.ee, sums.dd, sums.de) == (rows * width, 9.0, 3.0)
-    assert sums.worst.index == (rows - 1, width - 1)
+    assert sums.worst.index == (0, rows - 1, width - 1)
     assert sums.channel is not None
     assert sums.channel[3].tolist() == [0.0] * (width - 1) + [9.0]
     assert sums.worst_row()[2] == rows - 1

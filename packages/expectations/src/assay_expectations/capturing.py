@@ -86,8 +86,8 @@ def _refuse_wrong_device(options: CaptureOptions, captured: Captured) -> None:
     if not judged.passed:
         worst = judged.worst
         raise UsageError(
-            f"{options.run} is no device to trust: {worst.ratio.statistic} is {worst.ratio.value:.3g}x"
-            f" that of cpu/{dtype} (limit {worst.limit:g}x); nothing was written. To find out why: assay"
+            f"{options.run} is no device to trust: {worst.ratio.statistic} is"
+            f" {worst.ratio.actual:.3g} = {worst.ratio.value:.3g}x that of cpu/{dtype} (limit {worst.limit:g}x); nothing was written. To find out why: assay"
             f" check generate {options.model} --reference cpu/float32 --candidate {options.run}. If it"
             " is meant: --reason TEXT"
         )
@@ -171,6 +171,6 @@ def _with_capture(expectation: Expectation, observed: Observed, number: int) -> 
         worst = judged.worst
         raise UnrepeatableError(
             f"captures 1 and {number} do not agree: {worst.ratio.statistic} is"
-            f" {worst.ratio.value:.3g}x that of the first (limit {worst.limit:g}x); nothing was written"
+            f" {worst.ratio.actual:.3g} = {worst.ratio.value:.3g}x that of the first (limit {worst.limit:g}x); nothing was written"
         )
     return expectation.model_copy(update={"captures": [*expectation.captures, judged.ratios]})

@@ -91,7 +91,7 @@ def test_captures_that_do_not_agree_are_not_written(
     with pytest.raises(UnrepeatableError) as raised:
         capture_expectation(OPTIONS, tmp_path, SilentProgress())
     assert str(raised.value) == (
-        "captures 1 and 3 do not agree: logits-error is 4x that of the first (limit 2x);"
+        "captures 1 and 3 do not agree: logits-error is 0.04 = 4x that of the first (limit 2x);"
         " nothing was written"
     )
     assert not list(tmp_path.iterdir())
@@ -106,7 +106,7 @@ def test_a_device_that_is_further_off_than_the_host_is_not_captured(
     with pytest.raises(UsageError) as raised:
         capture_expectation(options, tmp_path, SilentProgress())
     assert str(raised.value).startswith(
-        "acme/bfloat16 is no device to trust: logits-error is 5x that of cpu/bfloat16 (limit 2x);"
+        "acme/bfloat16 is no device to trust: logits-error is 0.05 = 5x that of cpu/bfloat16 (limit 2x);"
     )
 
     answer(monkeypatch, expectation().signature, on_host=distributions(off(NOISE)))
@@ -125,7 +125,8 @@ def test_a_recapture_that_hides_a_break_asks_for_a_reason(
     with pytest.raises(UsageError) as raised:
         capture_expectation(options, tmp_path, SilentProgress())
     assert str(raised.value) == (
-        f"{path} is there, and this would hide a change (over a limit: logits-error is 5x (limit 2x));"
+        f"{path} is there, and this would hide a change (over a limit: logits-error 0.05 is 5x"
+        " the noise before (limit 2x));"
         " nothing was written. If it is meant: --reason TEXT"
     )
     assert path.read_bytes() == before

@@ -96,13 +96,13 @@ def test_a_pull_request_shows_what_changed_and_around_it() -> None:
         text
         == """### micro:llama on acme/bfloat16: break
 
-Over a limit: logits-error is 3.61x (limit 2x).
+Over a limit: logits-error 0.0361 is 3.61x the noise before (limit 2x).
 
-| statistic | ratio to the noise before | limit |
-|---|---|---|
-| logits-error | 3.61x **over** | 2x |
-| logits-worst | 5x **over** | 3x |
-| logits-whole | 3.61x **over** | 2x |
+| statistic | error | ratio to the noise before | limit |
+|---|---|---|---|
+| logits-error | 0.0361 | 3.61x **over** | 2x |
+| logits-worst | 0.05 | 5x **over** | 3x |
+| logits-whole | 0.0361 | 3.61x **over** | 2x |
 
 Tokens that moved furthest (in units of the noise before):
 

@@ -121,7 +121,7 @@ def test_what_another_machine_would_say_is_shown_and_decides_nothing() -> None:
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.levels["expectations"].reason == (
         "a is of another machine: architecture is a1, expected a2; it decides nothing here, where"
-        " logits-error would be 1x (limit 2x)"
+        " logits-error 0.01 would be 1x (limit 2x)"
     )
     assert (verdict.compared, rows) == (0, [])
 

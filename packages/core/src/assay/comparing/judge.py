@@ -279,18 +279,48 @@ def _of_any_layer(stage: Stage) -> Stage:
 
 
 def list_suspects(
-    ranked: Sequence[FailedStage], location_of: Callable[[FailedStage], Location]
+    ranked: Sequence[FailedStage],
+    location_of: Callable[[FailedStage], Location],
+    named: tuple[Location, Judged | None] | None = None,
 ) -> list[Suspect]:
-    """The worst of `ranked`, as a verdict lists them."""
-    return [
-        Suspect(
-            location=location_of(item),
-            statistic=item.reported.ratio.statistic,
-            noise_ratio=item.reported.ratio.value,
-            limit=item.reported.limit,
-        )
-        for item in ranked[:MOST_LISTED]
-    ]
+    """List failed stages by ratio / limit of the statistic that each is reported by, worst first.
+
+    named: the place that the verdict names, always listed once, with its statistic; None for a fact
+        that is no matter of noise.
+    """
+    found: list[tuple[Location, Judged | None]] = []
+    for item in sorted(ranked, key=lambda item: item.order):
+        place = location_of(item)
+        is_named = named and (item.reported is named[1] or _key_of(place) == _key_of(named[0]))
+        if not is_named:
+            found.append((place, item.reported))
+    own = [_suspect(*named)] if named is not None else []
+    listed = [*own, *(_suspect(*pair) for pair in found)]
+    listed.sort(key=lambda one: -_severity(one))
+    kept = listed[:MOST_LISTED]
+    return kept if not own or own[0] in kept else [*kept[:-1], *own]
+
+
+def _suspect(location: Location, item: Judged | None) -> Suspect:
+    if item is None:
+        return Suspect(location=location, statistic="exact", noise_ratio=math.inf, limit=0.0)
+    ratio = item.ratio
+    return Suspect(
+        location=location,
+        statistic=ratio.statistic,
+        error=ratio.actual,
+        noise_ratio=ratio.value,
+        limit=item.limit,
+    )
+
+
+def _severity(suspect: Suspect) -> float:
+    return suspect.noise_ratio / suspect.limit if suspect.limit else math.inf
+
+
+def _key_of(location: Location) -> tuple[object, ...]:
+    """What two locations of one place have in common: all but the step and the operation."""
+    return location.phase, location.rank, location.module, location.parameter
 
 
 def describe_stages_level(judged: Sequence[Judged]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from assay.errors import name_some
+from assay.sites import Phase
 from assay.verdicts import (
     Coverage,
     Diagnosis,
@@ -23,6 +24,12 @@ from assay.verdicts import (
 
 if TYPE_CHECKING:
     from assay.noise import Ratio
+
+# The level that a place in each phase of a training step belongs to.
+LEVEL_OF_PHASE: dict[Phase, str] = {
+    "inputs": "inputs", "forward": "activations", "backward": "gradients", "reduce": "gradients",
+    "clip": "gradients", "optimizer": "updates", "checkpoint": "checkpoint", "sampler": "sampler",
+}  # fmt: skip
 
 # Names and suspects that a verdict lists; the rest is in the measurements.
 MOST_LISTED = 50
@@ -69,8 +76,7 @@ Item = TypeVar("Item", bound=JudgedRatio)
 class LevelResult:
     """One level as it is judged: its entry in the verdict, and the rows behind it.
 
-    judged: the ratios that decided it; first_bad: the token where a generated text goes wrong;
-    num_near_ties: generated texts that differ only from where two tokens are nearly tied.
+    judged: the ratios that decided it; first_bad: the token where a generated text goes wrong.
     """
 
     level: Level
@@ -78,7 +84,6 @@ class LevelResult:
     notes: list[str] = field(default_factory=list)
     judged: Sequence[JudgedRatio] = ()
     first_bad: TokenPosition | None = None
-    num_near_ties: int = 0
 
     @classmethod
     def not_run(cls, reason: str) -> "LevelResult":

@@ -60,8 +60,14 @@ def follow_up(
         return _with_note(judgement, f"no operation is named: {error}")
     if operation is None or judgement.verdict.location is None:
         return judgement
-    location = judgement.verdict.location.model_copy(update={"op": operation})
-    return replace(judgement, verdict=judgement.verdict.model_copy(update={"location": location}))
+    known = judgement.verdict.location
+    location = known.model_copy(update={"op": operation})
+    suspects = [
+        one.model_copy(update={"location": location}) if one.location == known else one
+        for one in judgement.verdict.suspects
+    ]
+    update = {"location": location, "suspects": suspects}
+    return replace(judgement, verdict=judgement.verdict.model_copy(update=update))
 
 
 def _with_note(judgement: Judgement, note: str) -> Judgement:

@@ -8,6 +8,7 @@ from assay.comparing.results import PortResult, ReplayResults
 from assay.hooks.timeline import RowIndex
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.memory_layout import laid_out_as
+from assay.locating.label_gradients import LabelDifference, find_label_differences
 from assay.locating.loss_scale import GradientScale, LossScale
 from assay.locating.matching.packed_trace import ReplayedTrace
 from assay.locating.matching.rank_layout import RankLayout, layout_of
@@ -19,7 +20,8 @@ from assay.stages import Stage, stage_that_made
 class GradientReplayer:
     """A handler that measures gradients against those of `GradientRecorder`, and injects these.
 
-    scales: of the first gradient that the loss made in each backward.
+    scales: of the first gradient that the loss made in each backward; labels: those that this
+        gradient shows to be wrong.
     layout: how a rank's tensors are parts of whole ones; None where they are whole.
     unmeasured: modules and ports where nothing is expected.
     loss_scale: of a trainer that scales its loss: all is measured without its factor, and injected
@@ -33,6 +35,7 @@ class GradientReplayer:
     loss_scale: LossScale | None = None
     results: ReplayResults = field(default_factory=ReplayResults)
     scales: list[GradientScale] = field(default_factory=list)
+    labels: list[LabelDifference] = field(default_factory=list)
     _index: RowIndex = field(default_factory=lambda: RowIndex(None))
     _expected: set[tuple[CallSite, str]] = field(default_factory=set)
     _loss_gradient: float = 1.0
@@ -81,7 +84,7 @@ class GradientReplayer:
         actual = actual.cpu()
         (actual_RC, expected_RC), prompt, position = self._index.flatten(actual, expected)
         result = self._result(partner, port, gradient)
-        self._find_scale(partner.site, result.stage, actual_RC, expected_RC)
+        self._find_scale(partner, result.stage, actual, expected)
         if partner.caller is None and port.startswith("output"):
             # Elsewhere padding may hold anything, but nothing of it goes into the loss.
             padding, expected_padding = self._index.padding(actual, expected)
@@ -103,6 +106,10 @@ class GradientReplayer:
             injected = layout.part_of_gradient(*place, injected)
         return laid_out_as(injected, gradient)
 
+    def micro_batches_begun(self) -> list[int]:
+        """Those of which a gradient has arrived since the last `finish_backward`."""
+        return sorted({micro_batch for _, micro_batch, _ in self._begun})
+
     def finish_backward(self) -> None:
         """Note what was announced and did not arrive."""
         for site, port in sorted(self._expected):
@@ -114,16 +121,19 @@ class GradientReplayer:
         self._begun.clear()
         self._loss_gradient = 1.0
 
-    def _find_scale(self, site: CallSite, stage: Stage, actual: Tensor, expected: Tensor) -> None:
+    def _find_scale(self, call: Call, stage: Stage, actual: Tensor, expected: Tensor) -> None:
         """Of the first gradient of a micro-batch: none that comes later is known before it."""
+        site = call.site
         key = site.step, site.micro_batch, stage.module
         is_first = all(begun[:2] != key[:2] for begun in self._begun)
         if key in self._begun or (stage.module and not is_first):
             return
         self._begun.add(key)
-        found = GradientScale.of(site, actual, expected, self._loss_gradient)
+        (actual_RC, expected_RC), *_ = self._index.flatten(actual, expected)
+        found = GradientScale.of(site, actual_RC, expected_RC, self._loss_gradient)
         if not stage.module:  # others were made by a stage of a pipeline, or by a second loss
             self.scales.append(found)
+            self.labels += find_label_differences(site, actual, expected, call.rows)
         if self.loss_scale is not None and is_first:
             self.loss_scale.learn(found)
 

@@ -53,6 +53,11 @@ class GradientScale:
         """By which the reference's gradient was multiplied."""
         return 1 + self.slope
 
+    @property
+    def length(self) -> float:
+        """The factor, where it is all that differs; else 1: the direction is wrong, not the share."""
+        return self.factor if self.rest <= PARALLEL * max(1.0, self.factor) else 1.0
+
     def is_parallel(self, unit: float) -> bool:
         """Whether the gradient is the reference's but for its length, in a dtype of this unit."""
         allowed = max(PARALLEL, UNITS_OF_NOISE * unit)

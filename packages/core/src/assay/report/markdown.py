@@ -4,11 +4,11 @@ import shlex
 
 from assay.comparing.wording.phrases import (
     OUTCOME_SIGNS,
+    describe_error,
     describe_judged,
     describe_level,
-    describe_place,
     describe_resolution,
-    describe_statistic,
+    describe_suspect,
 )
 from assay.foreign_text import escape_markdown, markdown_block
 from assay.report.run_report import Report
@@ -41,7 +41,7 @@ def _ladder(report: Report) -> str:
     for rung in report.ladder:
         level, row = rung.level, rung.worst
         judged = describe_judged(row.ratio, row.limit) if row and row.limit is not None else ""
-        worst = describe_statistic(row.statistic) if row else ""
+        worst = describe_error(row.statistic, row.actual) if row else ""
         cells = [
             rung.name,
             describe_level(level),
@@ -57,8 +57,8 @@ def _suspects(report: Report) -> str:
     lines = ["| suspect | what | ratio / limit |", "|---|---|--:|"]
     for suspect in report.top_suspects:
         cells = [
-            describe_place(suspect.location),
-            describe_statistic(suspect.statistic),
+            describe_suspect(suspect, report.verdict.location),
+            describe_error(suspect.statistic, suspect.error),
             describe_judged(suspect.noise_ratio, suspect.limit),
         ]
         lines.append(f"| {' | '.join(escape_markdown(cell) for cell in cells)} |")

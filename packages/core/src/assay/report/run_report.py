@@ -6,10 +6,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from assay.comparing.wording.deciding_rows import find_deciding_rows, over_limit
+from assay.comparing.wording.deciding_rows import DecidingRows, find_deciding_rows, over_limit
 from assay.comparing.wording.explain import Explanation, explain_verdict
 from assay.comparing.wording.numerals import format_number
-from assay.comparing.wording.phrases import LEVEL_QUESTIONS, describe_stage
+from assay.comparing.wording.phrases import LEVEL_QUESTIONS, describe_error, describe_stage
 from assay.runs.results import read_measurements, read_verdict
 from assay.sites import Phase
 from assay.verdicts import Level, Measurement, Suspect, Verdict
@@ -36,7 +36,7 @@ class StageKey:
 
 @dataclass(frozen=True, slots=True)
 class LadderRung:
-    """One level of the ladder and its worst judged measurement."""
+    """One level of the ladder and its worst judged measurement; of a failure, the one that decided."""
 
     name: str
     level: Level
@@ -59,10 +59,22 @@ class Report:
     complaints: tuple[str, ...] = ()
 
     @cached_property
+    def decided(self) -> DecidingRows:
+        """The measurements that the verdict rests on."""
+        return find_deciding_rows(self.verdict, self.measurements)
+
+    @cached_property
     def explanation(self) -> Explanation:
         """The verdict in words."""
-        evidence = find_deciding_rows(self.verdict, self.measurements)
-        return explain_verdict(self.verdict, evidence)
+        return explain_verdict(self.verdict, self.decided)
+
+    @property
+    def what_decided(self) -> str:
+        """The error whose ratio decided; empty where no ratio did."""
+        verdict = self.verdict
+        if verdict.noise_ratio is None or verdict.statistic is None:
+            return ""
+        return describe_error(verdict.statistic, self.decided.error)
 
     @cached_property
     def ladder(self) -> list[LadderRung]:
@@ -74,6 +86,9 @@ class Report:
             known = worst.get(row.level)
             if known is None or over_limit(row) > over_limit(known):
                 worst[row.level] = row
+        if self.decided.deciding is not None:
+            # One fault is reported by one number: the headline's.
+            worst[self.decided.deciding.level] = self.decided.deciding
         known_order = list(LEVEL_QUESTIONS)
         levels = sorted(
             self.verdict.levels.items(),
@@ -83,8 +98,9 @@ class Report:
 
     @property
     def top_suspects(self) -> list[Suspect]:
-        """The worst suspects, worst first."""
-        return self.verdict.suspects[:TOP_SUSPECTS]
+        """The worst suspects, worst first, and the one that the verdict names."""
+        shown, others = self.verdict.suspects[:TOP_SUSPECTS], self.verdict.suspects[TOP_SUSPECTS:]
+        return shown + [one for one in others if one.location == self.verdict.location]
 
     @property
     def notes(self) -> list[str]:

@@ -11,12 +11,13 @@ from rich.text import Text
 from assay.comparing.wording.phrases import (
     OUTCOME_SIGNS,
     describe_counts,
+    describe_error,
     describe_judged,
     describe_level,
     describe_place,
     describe_resolution,
     describe_sides,
-    describe_statistic,
+    describe_suspect,
 )
 from assay.foreign_text import one_line
 from assay.report.run_report import LadderRung, Report
@@ -48,7 +49,7 @@ def print_report(report: Report, console: Console, html: Path | None = None) -> 
 def print_index(reports: list[Report], console: Console, html: Path) -> None:
     """Print one line for each of several runs, and `html`, the page of all of them."""
     console.print(Text(describe_counts([report.verdict.verdict for report in reports])))
-    table = _plain_table("verdict", "run", "where", "ratio / limit")
+    table = _plain_table("verdict", "run", "where", "what", "ratio / limit")
     for report in reports:
         verdict = report.verdict
         ratio, limit = verdict.noise_ratio, verdict.limit
@@ -56,6 +57,7 @@ def print_index(reports: list[Report], console: Console, html: Path) -> None:
             Text(verdict.verdict.value, style=_STYLES[verdict.verdict]),
             Text(describe_sides(verdict)),
             Text(describe_place(verdict.location) if verdict.location else ""),
+            Text(report.what_decided),
             describe_judged(ratio, limit) if ratio is not None and limit is not None else "",
         )
     console.print(table)
@@ -113,7 +115,9 @@ def _ladder(rungs: list[LadderRung]) -> Table:
             Text(describe_level(level), style=_STYLES[level.verdict] if level.verdict else "dim"),
             f"{level.compared:,}" if level.compared else "",
             judged,
-            Text(one_line(level.reason or (describe_statistic(row.statistic) if row else ""))),
+            Text(
+                one_line(level.reason or (describe_error(row.statistic, row.actual) if row else ""))
+            ),
         )
     return table
 
@@ -122,8 +126,8 @@ def _suspects(report: Report) -> Table:
     table = _plain_table("where", "what", "ratio / limit")
     for suspect in report.top_suspects:
         table.add_row(
-            Text(describe_place(suspect.location)),
-            Text(one_line(describe_statistic(suspect.statistic))),
+            Text(describe_suspect(suspect, report.verdict.location)),
+            Text(describe_error(suspect.statistic, suspect.error)),
             describe_judged(suspect.noise_ratio, suspect.limit),
         )
     return table

@@ -85,7 +85,7 @@ class Golden:
             self._check(model, setup, asked)
         except AssayError as error:
             # Our own traceback would not help the reader of the test.
-            pytest.fail(str(error), pytrace=False)
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
         return assert_run_passed(self.scratch)
 
     def _check(self, model: str, setup: str | None, inputs: "InputOptions") -> None:

@@ -45,6 +45,7 @@ def test_a_golden_is_asked_for_captured_and_held_to(project: pytest.Pytester) ->
     absent = run(project)
     absent.assert_outcomes(failed=1)
     absent.stdout.fnmatch_lines([f"there is no golden in {folder}; capture it *"])
+    assert absent.stdout.str().count("capture it on a trusted device") == 1
 
     capturing = run(project, "--capture-expectation")
     capturing.assert_outcomes(failed=1)

@@ -149,6 +149,7 @@ def _suspects(location: Location | None) -> list[Suspect]:
         Suspect(
             location=Location(phase="forward", module=module),
             statistic=statistic,
+            error=ratio * NOISE,
             noise_ratio=ratio,
             limit=limit,
         )

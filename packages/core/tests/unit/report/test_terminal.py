@@ -33,7 +33,7 @@ def test_failure_is_printed_whole() -> None:
         "model.layers.0.mlp.down_proj (forward, step 0) differs from the reference.\n"
         "  relative error 4.09e-2 = 14.6x the bfloat16 noise of the same module "
         "(limit 3.0x, calibrated on 312 clean runs)\n"
-        "  worst row: prompt 1, token 17, 91.0x its noise\n"
+        "  worst row: prompt 1, token 17, error 0.139 = 91.0x its noise\n"
         "  first bad token: prompt 0, position 3 (prefill)\n"
         "  its inputs agree (they are the reference's own): the error is made here\n"
         "  diagnosis module-error: one module computes something else from the same inputs\n"
@@ -41,16 +41,19 @@ def test_failure_is_printed_whole() -> None:
         "\n"
         "  level    verdict  compared  ratio / limit  worst\n"
         "  inputs   PASS            9\n"
-        "  tokens   PASS            2    0.5x / 6.0x  logit gap where the tokens first differ\n"
-        "  logits   PASS           40   1.2x / 10.0x  mean KL divergence\n"
-        "  modules  FAIL           38   14.6x / 3.0x  relative error\n"
+        "  tokens   PASS            2    0.5x / 6.0x  logit gap where the tokens first differ 0.25\n"
+        "  logits   PASS           40   1.2x / 10.0x  mean KL divergence 1.2e-4\n"
+        "  modules  FAIL           38   14.6x / 3.0x  relative error 4.09e-2\n"
         "  sampler  not run                           greedy decoding has no sampler\n"
         "\n"
         "Suspects, worst first (3 of 3):\n"
-        "  where                         what                                   ratio / limit\n"
-        "  model.layers.0.mlp.down_proj  relative error                          14.6x / 3.0x\n"
-        "  model.layers.0.mlp            systematic scale error                   9.0x / 7.0x\n"
-        "  lm_head                       systematic error by size of the value    5.2x / 5.0x\n"
+        f"  where{'':38}what{'':38}ratio / limit\n"
+        f"  model.layers.0.mlp.down_proj (forward,     relative error 4.09e-2{'':21}14.6x / 3.0x\n"
+        "  step 0) (named above)\n"
+        f"  model.layers.0.mlp (forward, step 0)       systematic scale error 2.52e-2{'':14}9.0x / 7.0x\n"
+        "  lm_head (forward, step 0)                  systematic error by size of the value"
+        "       5.2x / 5.0x\n"
+        f"{'':45}1.46e-2\n"
         "resolution 8.4e-3: a smaller relative error may not have been seen\n"
         "report: runs/0412/report.html\n"
     )
@@ -132,14 +135,14 @@ def test_several_runs_are_listed_in_one_table() -> None:
     failed = read_report(write_sample(Path("runs/1"), FAILED))
     passed = Report(Path("runs/2"), Verdict(verdict=Outcome.PASS, compared=1))
     stream = io.StringIO()
-    console = Console(file=stream, width=120)
+    console = Console(file=stream, width=160)
     sides = "micro:llama on cpu/bfloat16 against cpu/float32"
     print_index([failed, passed], console, Path("runs/3/index.html"))
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]
     assert lines == [
         "1 FAIL, 1 PASS",
-        f"verdict  run{'':47}where{'':25}ratio / limit",
-        f"FAIL     {sides:<48}  model.layers.0.mlp.down_proj   14.6x / 3.0x",
+        f"verdict  run{'':47}where{'':25}what{'':20}ratio / limit",
+        f"FAIL     {sides:<48}  model.layers.0.mlp.down_proj  relative error 4.09e-2   14.6x / 3.0x",
         "PASS     the model on the candidate against the reference",
         "report: runs/3/index.html",
     ]

@@ -85,7 +85,10 @@ class Change:
         if self.judged is None:
             return f"nothing can be compared: {'; '.join(self.content)}"
         worst = self.judged.worst
-        size = f"{worst.ratio.statistic} is {worst.ratio.value:.3g}x (limit {worst.limit:g}x)"
+        size = (
+            f"{worst.ratio.statistic} {worst.ratio.actual:.3g} is {worst.ratio.value:.3g}x the noise before"
+            f" (limit {worst.limit:g}x)"
+        )
         if self.kind == "noise":
             return f"no more than noise: {size}"
         if self.kind == "drift":

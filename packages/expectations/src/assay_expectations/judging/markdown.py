@@ -23,11 +23,16 @@ def _lines(expected: Expectation, actual: Expectation, change: Change) -> Iterat
     yield ""
     yield f"{escape_markdown(change.summary[:1].upper() + change.summary[1:])}."
     if change.judged is not None:
-        yield from ("", "| statistic | ratio to the noise before | limit |", "|---|---|---|")
+        yield from (
+            "",
+            "| statistic | error | ratio to the noise before | limit |",
+            "|---|---|---|---|",
+        )
         for one in change.judged.judged:
             mark = " **over**" if one.failed else ""
             statistic = escape_markdown(one.ratio.statistic)
-            yield f"| {statistic} | {one.ratio.value:.3g}x{mark} | {one.limit:g}x |"
+            ratio = f"{one.ratio.actual:.3g} | {one.ratio.value:.3g}x{mark}"
+            yield f"| {statistic} | {ratio} | {one.limit:g}x |"
     if change.moved:
         yield from ("", "Tokens that moved furthest (in units of the noise before):", "")
         yield "| batch, row, token | units | id | log-probability before | now |"

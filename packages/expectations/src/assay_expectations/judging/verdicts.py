@@ -12,7 +12,7 @@ from assay.comparing.levels import (
     outcome_of_levels,
 )
 from assay.comparing.wording.numerals import format_against
-from assay.comparing.wording.phrases import describe_statistic
+from assay.comparing.wording.phrases import describe_error
 from assay.verdicts import (
     Diagnosis,
     Level,
@@ -187,7 +187,7 @@ def _level_of(
         worst = judged.worst
         ratio, limit = format_against(worst.ratio.value, worst.limit)
         reason = (
-            f"{describe_statistic(worst.ratio.statistic)} is {ratio}x what the captured run had"
+            f"{describe_error(worst.ratio.statistic, worst.ratio.actual)} is {ratio}x what the captured run had"
             f" (limit {limit}x)"
         )
         dtype = expectation.key.machine.dtype
@@ -211,7 +211,7 @@ def _describe_elsewhere(name: str, expectation: Expectation, seen: Seen, here: A
         return told
     worst = _judge(expectation, seen.observed).worst
     return (
-        f"{told}; it decides nothing here, where {worst.ratio.statistic} would be"
+        f"{told}; it decides nothing here, where {worst.ratio.statistic} {worst.ratio.actual:.3g} would be"
         f" {worst.ratio.value:.3g}x (limit {worst.limit:g}x)"
     )
 

@@ -38,7 +38,7 @@ def test_decoders(
     try:
         failures = on_first_rank(lambda: _failures(check))
     except AssayError as error:
-        pytest.fail(str(error), pytrace=False)
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
     assert failures == [], "\n".join(failures)
 
 

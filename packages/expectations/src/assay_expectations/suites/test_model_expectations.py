@@ -49,7 +49,7 @@ def told_in_words() -> Iterator[None]:
     try:
         yield
     except AssayError as error:
-        pytest.fail(str(error), pytrace=False)
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 def test_model_output(expected: ExpectedModel, pytestconfig: pytest.Config) -> None:

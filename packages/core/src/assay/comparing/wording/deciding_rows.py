@@ -12,9 +12,14 @@ TOKEN_STATISTIC = "token"  # noqa: S105 - a statistic, no password
 
 
 class ShownElement(Record):
-    """The element with the largest difference at the place that decided."""
+    """The element with the largest difference at the place that decided.
 
-    index: list[int]
+    prompt, position: of its token; -1 where it belongs to none.
+    """
+
+    prompt: int
+    position: int
+    channel: int
     actual: Number
     expected: Number
 
@@ -26,12 +31,14 @@ class DecidingRows:
     deciding: the row whose ratio decided; None where no row holds exactly that ratio.
     worst_token: the worst single token at the place of the error.
     limits_origin: where the limit comes from, as in "calibrated on 312 clean runs".
+    error: the candidate's error, of which the verdict's ratio is the ratio; None if no file holds it.
     """
 
     deciding: Measurement | None = None
     worst_token: Measurement | None = None
     worst_element: ShownElement | None = None
     limits_origin: str | None = None
+    error: float | None = None
 
 
 def severity(value: float) -> float:
@@ -74,12 +81,21 @@ def find_deciding_rows(verdict: Verdict, measurements: Iterable[Measurement]) ->
         elif deciding is None and _decided(row, verdict):
             deciding = row
     extras = _extras(verdict, deciding)
-    element = extras.get("worst_element")
+    element = extras.get("worst_element", {})  # of older runs with an index alone
     return DecidingRows(
         deciding=deciding,
         worst_token=worst_token if verdict.location else None,
-        worst_element=ShownElement.model_validate(element) if element else None,
+        worst_element=ShownElement.model_validate(element) if "channel" in element else None,
         limits_origin=extras.get("limits_origin"),
+        error=deciding.actual if deciding else _error_of_suspect(verdict),
+    )
+
+
+def _error_of_suspect(verdict: Verdict) -> float | None:
+    """The error that decided, where the measurements are not at hand."""
+    decided = (verdict.noise_ratio, verdict.statistic)
+    return next(
+        (one.error for one in verdict.suspects if (one.noise_ratio, one.statistic) == decided), None
     )
 
 

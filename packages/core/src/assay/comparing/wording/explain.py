@@ -4,17 +4,19 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from assay.comparing.levels import LEVEL_OF_PHASE
 from assay.comparing.wording.coverage import describe_coverage, list_gaps, suggest_globs
 from assay.comparing.wording.deciding_rows import DecidingRows
 from assay.comparing.wording.diagnoses import load_diagnoses
 from assay.comparing.wording.numerals import format_against, format_number
 from assay.comparing.wording.phrases import (
+    describe_error,
     describe_first_bad_token,
+    describe_location,
     describe_place,
     describe_ratio,
     describe_resolution,
     describe_sides,
-    describe_statistic,
     is_against_target,
 )
 from assay.errors import name_some
@@ -33,7 +35,7 @@ _ABSOLUTE = {
 # What the noise was measured over, by level.
 _SAME = {"logits": "of the same tokens", "tokens": "of the same token"}
 
-_PLURAL_SUBJECTS: frozenset[Phase] = frozenset({"inputs"})
+_PLURAL_SUBJECTS = ("The inputs of the model", "The gradients of all parameters")
 
 _MADE_HERE: dict[Phase, str] = {
     "inputs": "no module has run yet: the error is made by the loop around the model",
@@ -149,8 +151,7 @@ def _explain_pass(verdict: Verdict, evidence: DecidingRows) -> list[str]:
     details.append(
         describe_resolution(verdict) or "no resolution is known: how small an error it saw is open"
     )
-    # A near tie is no finding; it has a note.
-    if verdict.diagnosis and verdict.diagnosis != "near-tie":
+    if verdict.diagnosis:
         details.append(_describe_diagnosis(verdict.diagnosis, verdict.location))
     return details
 
@@ -169,17 +170,27 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
         return _explain_training_run(verdict, evidence)
     if _is_decided_by_load(verdict):
         return _explain_load(verdict, location)
-    details: list[str | None] = []
-    if verdict.noise_ratio is not None:
+    reason = _reason_at(verdict, location)
+    details: list[str | None] = [reason]
+    if verdict.noise_ratio is not None and not (reason and verdict.statistic in _ABSOLUTE):
         details.append(_describe_ratio(verdict, evidence))
     details += [_describe_worst(evidence), describe_first_bad_token(verdict)]
     tokens = verdict.levels.get("tokens")
     if tokens is not None and tokens.verdict is Outcome.FAIL:
         details.append(tokens.reason)
-    details += [_MADE_HERE[location.phase]] if location else _explain_no_place(verdict)
+    if location is None:
+        details += _explain_no_place(verdict)
+    elif location.phase != "inputs" or reason is None:
+        details.append(_MADE_HERE[location.phase])
     if verdict.diagnosis:
         details.append(_describe_diagnosis(verdict.diagnosis, location))
     return _failure_headline(verdict, location), [detail for detail in details if detail]
+
+
+def _reason_at(verdict: Verdict, location: Location | None) -> str | None:
+    """What the level of the named place says in words."""
+    level = verdict.levels.get(LEVEL_OF_PHASE[location.phase]) if location else None
+    return level.reason if level is not None and level.verdict is Outcome.FAIL else None
 
 
 def _explain_training_run(verdict: Verdict, evidence: DecidingRows) -> tuple[str, list[str]]:
@@ -256,12 +267,9 @@ def _failure_headline(verdict: Verdict, location: Location | None) -> str:
         failed = [name for name, level in verdict.levels.items() if level.verdict is Outcome.FAIL]
         at = f" in {_joined(failed)}" if failed else ""
         return f"The candidate differs from the reference{at}; no single place explains it."
-    where = f"{location.phase}, step {location.step}"
-    if location.rank:
-        where += f", rank {location.rank}"
-    plural = not location.module and location.phase in _PLURAL_SUBJECTS
+    plural = describe_place(location) in _PLURAL_SUBJECTS
     verb: Literal["differ", "differs"] = "differ" if plural else "differs"
-    return f"{describe_place(location)} ({where}) {verb} from the reference."
+    return f"{describe_location(location)} {verb} from the reference."
 
 
 def _describe_ratio(verdict: Verdict, evidence: DecidingRows) -> str:
@@ -271,9 +279,7 @@ def _describe_ratio(verdict: Verdict, evidence: DecidingRows) -> str:
     row = evidence.deciding
     if verdict.statistic in _ABSOLUTE:
         return _ABSOLUTE[verdict.statistic]
-    what = describe_statistic(verdict.statistic or "error")
-    if row:
-        what += f" {format_number(row.actual)}"
+    what = describe_error(verdict.statistic or "error", evidence.error)
     if is_against_target(verdict.statistic):
         target = f" of {format_number(row.expected)}" if row else ""
         return f"{what} = {format_number(ratio)}x the target{target}"
@@ -317,14 +323,16 @@ def _describe_worst(evidence: DecidingRows) -> str | None:
     parts: list[str] = []
     row, element = evidence.worst_token, evidence.worst_element
     if row:
-        beside = f"{describe_ratio(row.ratio)} its noise"
-        if not math.isfinite(row.ratio):
-            beside = f"error {format_number(row.actual)}"
-        parts.append(f"worst row: prompt {row.prompt}, token {row.position}, {beside}")
+        error = f"error {format_number(row.actual)}"
+        if math.isfinite(row.ratio):
+            error += f" = {describe_ratio(row.ratio)} its noise"
+        parts.append(f"worst row: prompt {row.prompt}, token {row.position}, {error}")
     if element:
-        index = ", ".join(map(str, element.index))
+        # A row that belongs to no prompt, as of a rotary table, has no number.
+        of_token = f"prompt {element.prompt}, token {element.position}, "
+        where = f"{of_token if element.prompt >= 0 else ''}channel {element.channel}"
         actual, expected = format_against(element.actual, element.expected)
-        parts.append(f"worst element ({index}): actual {actual}, expected {expected}")
+        parts.append(f"worst element ({where}): actual {actual}, expected {expected}")
     return "; ".join(parts) or None
 
 

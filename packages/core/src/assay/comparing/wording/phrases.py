@@ -6,7 +6,7 @@ from collections import Counter
 from assay.comparing.wording.numerals import format_against, format_number
 from assay.foreign_text import one_line
 from assay.sites import Phase
-from assay.verdicts import Level, Location, Outcome, Verdict
+from assay.verdicts import Level, Location, Outcome, Suspect, Verdict
 
 # A sign beside the word, for those who do not see the colour.
 OUTCOME_SIGNS = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.NOT_COMPARED: "?"}
@@ -33,7 +33,7 @@ _STATISTICS = {
     "replay-row": "relative error of the worst row",
     "replay-slope": "systematic scale error",
     "replay-channel": "systematic error of the worst channel",
-    "replay-row-slope": "wrong scale of single tokens",
+    "replay-row-slope": "wrong scale of single rows",
     "replay-bins": "systematic error by size of the value",
     "replay-share": "share of wrongly rounded elements",
     "accumulated": "accumulated relative error",
@@ -62,6 +62,7 @@ _STATISTICS = {
 _SUBJECTS: dict[Phase, str] = {
     "inputs": "The inputs of the model",
     "sampler": "The sampler",
+    "backward": "The gradients of all parameters",
     "reduce": "The reduction of gradients",
     "clip": "The clipping of gradients",
     "optimizer": "The optimizer step",
@@ -103,6 +104,8 @@ def describe_sides(verdict: Verdict) -> str:
 def describe_place(location: Location) -> str:
     """The module, operation or parameter of `location`."""
     place = location.module or _SUBJECTS.get(location.phase, "(model)")
+    if location.module == "" and location.phase == "backward":
+        place = "(model)"
     if location.op == "loss" and not location.module:
         return "The loss"
     if location.op:
@@ -112,6 +115,20 @@ def describe_place(location: Location) -> str:
         own = location.parameter.removeprefix(f"{location.module}.")
         place += f", parameter {own}"
     return one_line(place)
+
+
+def describe_location(location: Location) -> str:
+    """The place with its phase, step and rank."""
+    where = f"{location.phase}, step {location.step}"
+    if location.rank:
+        where += f", rank {location.rank}"
+    return f"{describe_place(location)} ({where})"
+
+
+def describe_suspect(suspect: Suspect, named: Location | None) -> str:
+    """The place of a suspect, marked if it is the one that the verdict names."""
+    mark = " (named above)" if suspect.location == named else ""
+    return f"{describe_location(suspect.location)}{mark}"
 
 
 def describe_stage(module: str, phase: Phase) -> str:
@@ -140,6 +157,12 @@ def name_ratio(statistic: str | None) -> str:
 def describe_statistic(statistic: str) -> str:
     """What the value of `statistic` is."""
     return _STATISTICS.get(statistic, statistic)
+
+
+def describe_error(statistic: str, error: float | None) -> str:
+    """What the value of `statistic` is, and the value where it is known."""
+    what = one_line(describe_statistic(statistic))
+    return what if error is None else f"{what} {format_number(error)}"
 
 
 def describe_resolution(verdict: Verdict) -> str | None:

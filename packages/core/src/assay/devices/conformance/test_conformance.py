@@ -18,7 +18,7 @@ def device(request: pytest.FixtureRequest) -> Device:
         require_run(run)
         return open_run(run)
     except AssayError as error:
-        pytest.fail(str(error), pytrace=False)
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 @pytest.mark.parametrize("point", CHECKS)

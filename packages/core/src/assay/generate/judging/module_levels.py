@@ -21,7 +21,7 @@ from assay.generate.judging.heads import describe_wrong_head
 from assay.generate.judging.replay_rows import drift_rows, replay_rows
 from assay.generate.processes.requests import REPLAY
 from assay.metrics import RowErrors
-from assay.stages import SYSTEMATIC
+from assay.stages import SYSTEMATIC, Stage
 from assay.verdicts import Level, Location, Outcome, TokenPosition, Unmatched
 
 
@@ -33,6 +33,7 @@ class ModuleLevels:
     failed: every statistic that is over its limit.
     nonfinite_padding: the first stage that writes NaN or infinity into padding, which no level
         compares.
+    steps: of each failed stage the step in which its error is seen first.
     """
 
     inputs: LevelResult
@@ -42,6 +43,7 @@ class ModuleLevels:
     origin: FailedStage | None = None
     nonfinite_padding: FailedStage | None = None
     unmatched: Unmatched = field(default_factory=Unmatched)
+    steps: dict[Stage, int] = field(default_factory=dict)
 
 
 def judge_module_levels(evidence: GenerateEvidence) -> ModuleLevels:
@@ -72,6 +74,7 @@ def judge_module_levels(evidence: GenerateEvidence) -> ModuleLevels:
         origin,
         find_nonfinite_padding(replay),
         unmatched,
+        {item.stage: _first_step(item.reported, noise, evidence) for item in ranked},
     )
     if origin is not None:
         head = describe_wrong_head(origin, replay, noise)
@@ -96,7 +99,7 @@ def _level(
     worst = origin.reported.port.sums.worst if origin is not None else None
     if worst is not None and worst.index:
         facts["worst_element"] = {
-            "index": list(worst.index),
+            **dict(zip(("prompt", "position", "channel"), worst.index, strict=True)),
             "actual": worst.actual,
             "expected": worst.expected,
         }
@@ -120,6 +123,11 @@ def _notes(replay: ReplayResults, bias: DeviceBias | None) -> list[str]:
             " out"
         )
     return notes
+
+
+def _first_step(reported: Judged, noise: ReplayResults, evidence: GenerateEvidence) -> int:
+    token = _first_bad_token(reported, noise, evidence)
+    return evidence.call_of(token)[1] if token is not None else 0
 
 
 def _first_bad_token(

@@ -123,10 +123,10 @@ def judge_tokens_level(evidence: GenerateEvidence) -> LevelResult:
                 wrong.append((batch, difference))
     facts: dict[str, Any] = {"equal": equal, "near_ties": len(ties)}
     level = level_of(compared, len(wrong), facts)
-    result = LevelResult(level, rows, num_near_ties=len(ties))
+    result = LevelResult(level, rows)
     if ties:
         result.notes.append(
-            f"{len(ties)} of the generated texts leave the reference's where two tokens are nearly"
+            f"near-tie: {len(ties)} of the generated texts leave the reference's where two tokens are nearly"
             " tied: the gap is within the noise"
         )
     if wrong:

@@ -94,6 +94,8 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
     failed = outcome is Outcome.FAIL
     first_bad = _first_bad_token(results, replay) if failed else None
     call = evidence.call_of(first_bad) if first_bad is not None and origin is not None else None
+    location = found.location if found else _location(evidence, results, origin, call, outcome)
+    named = None if found or origin is None or location is None else (location, origin.reported)
     verdict = Verdict(
         verdict=outcome,
         model=evidence.golden.model.model_dump(),
@@ -102,8 +104,12 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
         candidate=evidence.report.run | {"deterministic": evidence.report.deterministic},
         levels=levels,
         first_bad_token=first_bad,
-        location=found.location if found else _location(evidence, results, origin, call, outcome),
-        suspects=list_suspects(replay.ranked, location_of),
+        location=location,
+        suspects=list_suspects(
+            replay.ranked,
+            lambda stage: location_of(stage).model_copy(update={"step": replay.steps[stage.stage]}),
+            named,
+        ),
         diagnosis=diagnosis,
         notes=notes,
         compared=sum(level.compared for level in levels.values()),
@@ -176,11 +182,9 @@ def _diagnose(
 ) -> Diagnosis | None:
     if outcome is Outcome.FAIL:
         return _diagnose_failure(evidence, results, origin)
-    if outcome is not Outcome.PASS:
-        return None
-    if evidence.report.weights_different:
-        return "below-resolution"
-    return "near-tie" if results["tokens"].num_near_ties else None
+    # A near tie is a note: nothing is wrong, and nothing is to be done about it.
+    is_different = outcome is Outcome.PASS and evidence.report.weights_different
+    return "below-resolution" if is_different else None
 
 
 def _diagnose_failure(

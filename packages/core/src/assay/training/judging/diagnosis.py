@@ -1,15 +1,18 @@
 """What is wrong, by its signature: which stages fail together, and how."""
 
 import math
+from dataclasses import replace
 
 from assay.comparing.judge import FailedStage, Judged
 from assay.comparing.levels import Finding
 from assay.comparing.results import PortResult
+from assay.errors import name_alike
 from assay.sites import Phase
 from assay.training.judging.early_clipping import is_clipped_in_backward, is_clipped_in_reduce
 from assay.training.judging.evidence import FreeEvidence, TrainEvidence
 from assay.training.judging.free_run import RESUMED_TRAJECTORY
 from assay.training.judging.groups import JudgedGroup
+from assay.training.judging.labels import find_wrong_labels
 from assay.training.judging.loss_scale import (
     is_divided_by_another_factor,
     is_taken_off_by_another_factor,
@@ -21,6 +24,7 @@ from assay.training.judging.places import (
     location_of,
     parameter_of,
 )
+from assay.training.judging.shares import find_wrong_rank_shares, find_wrong_shares
 from assay.verdicts import Diagnosis, Location
 
 # A gradient of the right direction and another length: what is left after scaling, relative to
@@ -56,6 +60,9 @@ def diagnose_replay(
     location = location_of(origin, failed, evidence.rows)
     if origin.reported.ratio.statistic == "non-finite":
         return Finding("non-finite", location)
+    labels = find_wrong_labels(evidence.report.labels)
+    if labels is not None:
+        return labels
     phase = origin.stage.phase
     if phase == "inputs":
         return Finding("inputs-differ", location)
@@ -120,18 +127,34 @@ def _weight_mismatch(parameter: str) -> Finding:
 def _find_frozen(evidence: TrainEvidence, groups: dict[str, JudgedGroup]) -> Finding | None:
     """Parameters that do not move at all, where the noise run's do."""
     group = groups["stage-optimizer"]
+    if left_out := find_left_out(evidence, group):
+        return left_out
     frozen = sorted(
         {
             parameter_of(item)
             for item in group.judged
             if item.port.port.startswith("update.") and stands_still(item)
         }
-        | set(evidence.report.not_in_optimizer)
     )
-    if not frozen:
-        return None
-    whole = len(frozen) == evidence.reference.num_trainable
-    return Finding("frozen-parameters", _optimizer_location(None if whole else frozen[0]))
+    return _frozen(evidence, frozen, "do not move") if frozen else None
+
+
+def _frozen(evidence: TrainEvidence, names: list[str], how: str) -> Finding:
+    num_trained = evidence.reference.num_trainable
+    reason = f"{len(names)} of {num_trained} trained parameters {how}: {name_alike(names)}"
+    location = _optimizer_location(names[0] if len(names) == 1 else None)
+    return Finding("frozen-parameters", location, reason)
+
+
+def find_left_out(evidence: TrainEvidence, updates: JudgedGroup) -> Finding | None:
+    """Parameters that the reference trains, and that the optimizer neither holds nor moves."""
+    moved = {
+        parameter_of(item)
+        for item in updates.judged
+        if item.port.port.startswith("update.") and _moves(item)
+    }
+    names = [name for name in evidence.report.not_in_optimizer if name not in moved]
+    return _frozen(evidence, names, "are not in the optimizer") if names else None
 
 
 def find_unexpectedly_trained(evidence: FreeEvidence) -> Finding | None:
@@ -149,6 +172,12 @@ def _optimizer_location(parameter: str | None) -> Location:
     return Location(phase="optimizer", module=module, parameter=parameter)
 
 
+def _moves(item: Judged) -> bool:
+    """Whether any of the candidate's values is not zero."""
+    sums = item.port.sums
+    return sums.ee + 2 * sums.de + sums.dd > _SAME_SUM * (sums.ee + sums.dd)
+
+
 def stands_still(item: Judged) -> bool:
     """Whether the candidate's values are all zero and the reference's are not."""
     sums = item.port.sums
@@ -161,6 +190,12 @@ def _diagnose_phase(
     evidence: TrainEvidence, groups: dict[str, JudgedGroup], origin: FailedStage, location: Location
 ) -> Finding:
     port = origin.reported.port
+    of_loss = port.port == "loss" or origin.stage.phase == "backward"
+    if of_loss and (shares := find_wrong_shares(evidence)):
+        at_loss = port.port == "loss" or is_root_gradient(port.module, port.port, "backward")
+        if shares.diagnosis == "loss-scale" and at_loss:
+            return replace(shares, location=location.model_copy(update={"phase": "backward"}))
+        return shares
     match origin.stage.phase:
         case "forward":
             return _diagnose_forward(evidence, groups, port, location)
@@ -214,8 +249,9 @@ def _diagnose_group(
             return Finding("clip-norm", _of_no_module(location))
         if _all_scaled_alike(group) or is_divided_by_another_factor(evidence):
             return Finding("loss-scale", _of_no_module(location))
-        if not _is_part_missing(group):
-            return Finding("module-error", location)
+        found = find_wrong_rank_shares(evidence)
+        if found or not _is_part_missing(group):
+            return found or Finding("module-error", location)
     if phase == "clip" and is_taken_off_by_another_factor(evidence):
         return Finding("loss-scale", _of_no_module(location))
     if phase == "clip" or (phase == "optimizer" and _most_fail(group)):

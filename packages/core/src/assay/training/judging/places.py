@@ -1,5 +1,7 @@
 """Where in a training step something was measured: step, module and parameter of a port."""
 
+from collections.abc import Iterable
+
 import torch
 
 from assay.comparing.judge import FailedStage, Judged
@@ -34,6 +36,12 @@ def measurement_of(level: str, item: Judged, rows: RunRows) -> Measurement:
         ratio=item.ratio.value,
         limit=item.limit,
     )
+
+
+def describe_steps(steps: Iterable[int]) -> str:
+    """The first of `steps`, and the number of later ones."""
+    first, *later = sorted(set(steps))
+    return f"step {first}, and {len(later)} later" if later else f"step {first}"
 
 
 def first_bad_step(item: Judged, run_rows: RunRows) -> int:

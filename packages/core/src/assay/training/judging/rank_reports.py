@@ -10,7 +10,7 @@ from assay.training.processes.requests import CandidateReport, FreeRun, KeptPrec
 _UNITED = (
     "weights_different", "not_in_optimizer", "unexpectedly_trained", "adapter_start", "not_loaded",
     "logit_gradients", "partial_modules", "unmeasured",
-    "scaled_steps", "changed_by_skipping", "packed", "trainer_notes",
+    "labels", "scaled_steps", "changed_by_skipping", "packed", "trainer_notes",
 )  # fmt: skip
 
 _COUNTS = ("sharded_gradients", "narrow_gradients", "updates_expected", "updates_made")

@@ -14,6 +14,7 @@ from assay.comparing.judge import (
 )
 from assay.comparing.levels import (
     EXACT_NUMBERS,
+    LEVEL_OF_PHASE,
     DecidingNumbers,
     Finding,
     LevelResult,
@@ -29,6 +30,7 @@ from assay.sites import Phase
 from assay.training.judging.diagnosis import (
     diagnose_free_run,
     diagnose_replay,
+    find_left_out,
     find_unexpectedly_trained,
     stands_still,
 )
@@ -41,8 +43,10 @@ from assay.training.judging.free_run import (
     trajectory_gap,
 )
 from assay.training.judging.groups import JudgedGroup, judge_groups
+from assay.training.judging.labels import find_wrong_labels
 from assay.training.judging.loss_scale import is_taken_off, notes_on_scale
-from assay.training.judging.places import location_of, measurement_of
+from assay.training.judging.notes import notes_on_steps, notes_on_unmeasured
+from assay.training.judging.places import location_of, measurement_of, parameter_of
 from assay.training.judging.precision import (
     find_broken_promise,
     is_explained_by,
@@ -55,7 +59,6 @@ from assay.training.judging.replicas import (
     notes_on_masks,
 )
 from assay.training.processes.requests import CandidateReport
-from assay.training.processes.skipped_steps import MOST_SKIPPED
 from assay.training.processes.unapplied_features import describe_unapplied
 from assay.training.protocol import PHASE_METHODS
 from assay.verdicts import (
@@ -81,7 +84,6 @@ _GROUPS_OF_LEVEL = {
     "gradients": ("recomputed", "gradients", "stage-backward", "stage-reduce", "stage-clip"),
     "updates": ("stage-optimizer",),
 }
-_LEVEL_OF_PROMISE: dict[Phase, str] = {"backward": "gradients", "optimizer": "updates"}
 _PHASES_OF_LEVEL: dict[str, tuple[Phase, ...]] = {
     "gradients": ("backward", "reduce", "clip"),
     "updates": ("optimizer",),
@@ -134,9 +136,13 @@ def _judge(
     )
     finding = decision.finding if outcome is Outcome.FAIL else None
     diagnosis: Diagnosis | None = finding.diagnosis if finding else None
+    if finding and finding.reason:
+        level = LEVEL_OF_PHASE[finding.location.phase]
+        update = {"verdict": Outcome.FAIL, "reason": finding.reason}
+        levels[level] = levels[level].model_copy(update=update)
     report = evidence.report
     notes = [*evidence.notes, *report.trainer_notes, *first_notes]
-    notes += [*_notes_on_steps(report), *_unmeasured_notes(report)]
+    notes += [*notes_on_steps(report), *notes_on_unmeasured(report)]
     notes += [note for result in results.values() for note in result.notes]
     if outcome is Outcome.PASS and report.weights_different:
         diagnosis = "below-resolution"
@@ -149,7 +155,11 @@ def _judge(
         candidate=evidence.report.run,
         levels=levels,
         location=finding.location if finding else None,
-        suspects=list_suspects(ranked, lambda stage: location_of(stage, all_judged, evidence.rows)),
+        suspects=list_suspects(
+            ranked,
+            lambda stage: location_of(stage, all_judged, evidence.rows),
+            (finding.location, decision.reported) if finding else None,
+        ),
         diagnosis=diagnosis,
         notes=list(dict.fromkeys(notes)),
         compared=sum(level.compared for level in levels.values()),
@@ -189,42 +199,6 @@ def _steps_elsewhere(evidence: TrainEvidence, updates: JudgedGroup) -> bool:
     )
 
 
-def _notes_on_steps(report: CandidateReport) -> list[str]:
-    """Steps that the trainer skipped, of which those it made were compared, and what it runs as one."""
-    notes = [
-        f"micro-batches {', '.join(map(str, numbers))} of a step are run as one: what the reference has"
-        " of each is put together row by row"
-        for numbers in report.packed
-        if len(numbers) > 1
-    ]
-    for number, step in enumerate(report.free.steps):
-        if step.num_skipped > MOST_SKIPPED:
-            notes.append(
-                f"step {number} was never made: the trainer skipped it {MOST_SKIPPED} times"
-            )
-        elif step.num_skipped:
-            notes.append(
-                f"step {number} was skipped {step.num_skipped} times before it was made, as the"
-                " trainer reports: its batch was given again"
-            )
-    return notes
-
-
-def _unmeasured_notes(report: CandidateReport) -> list[str]:
-    """What the trainer declares that cannot be measured: nothing is left out in silence."""
-    notes = []
-    if report.partial_modules:
-        names = ", ".join(name or "(model)" for name in report.partial_modules)
-        notes = [
-            f"no rank has all of {names}: their own code is not measured, what is inside of them is",
-            "losses of single micro-batches are not visible",
-        ]
-    if report.unmeasured:
-        declared = ", ".join(report.unmeasured)
-        notes.append(f"declared absent, or of no effect; not measured: {declared}")
-    return notes
-
-
 def _judge_level(
     name: str, groups: dict[str, JudgedGroup], evidence: TrainEvidence, extra: list[Judged]
 ) -> LevelResult:
@@ -246,7 +220,7 @@ def _outcome_of(
     name: str, chosen: list[JudgedGroup], judged: list[Judged], evidence: TrainEvidence
 ) -> tuple[Outcome, str | None]:
     """The outcome of level `name`, and the reason where it is not a ratio over its limit."""
-    if wrong := _reported_problem(name, evidence):
+    if wrong := _reported_problem(name, chosen, evidence):
         return Outcome.FAIL, wrong
     if any(item.failed for item in judged):
         return Outcome.FAIL, None
@@ -291,28 +265,30 @@ def _hidden_phases(level: str, report: CandidateReport) -> list[str]:
     ]
 
 
-def _reported_problem(level: str, evidence: TrainEvidence) -> str | None:
+def _reported_problem(level: str, chosen: list[JudgedGroup], evidence: TrainEvidence) -> str | None:
     """What the reports of the ranks show to be wrong at `level`, which no ratio shows; else None."""
     report = evidence.report
     if level == "inputs":
-        return find_unshared(evidence)
+        labels = find_wrong_labels(report.labels)
+        return find_unshared(evidence) or (labels.reason if labels else None)
     if level == "activations" and (masks := find_wrong_masks(evidence)):
         return masks.reason
     promise = find_broken_promise(evidence)
-    if promise and level == _LEVEL_OF_PROMISE[promise.location.phase]:
+    if promise and level == LEVEL_OF_PHASE[promise.location.phase]:
         return promise.reason
-    if level == "updates" and (report.unexpectedly_trained or report.changed_by_skipping):
-        return _changed_unexpectedly(report)
+    if level == "updates":
+        left_out = find_left_out(evidence, chosen[0])
+        return left_out.reason if left_out else _changed_unexpectedly(report)
     if level == "activations" and report.adapter_start:
         return f"the adapter does not start as an adapter does: {name_some(report.adapter_start)}"
     return None
 
 
-def _changed_unexpectedly(report: CandidateReport) -> str:
+def _changed_unexpectedly(report: CandidateReport) -> str | None:
     if report.unexpectedly_trained:
         return f"trained, and should not be: {name_some(report.unexpectedly_trained)}"
     names = name_some([value.path for value in report.changed_by_skipping])
-    return f"changed by a step that was skipped: {names}"
+    return f"changed by a step that was skipped: {names}" if names else None
 
 
 def _belongs(level: str, item: Judged) -> bool:
@@ -336,16 +312,20 @@ def _decide(
         return _Decision(promise, reported)
     if origin is not None:
         finding = diagnose_replay(evidence, groups, origin)
-        return _Decision(finding, _reported_at(finding.location, groups, origin))
-    if found := _find_in_reports(evidence) or broken:
+        reported = _reported_at(finding.location, groups, origin)
+        is_there = reported.port.stage.phase == finding.location.phase
+        return _Decision(finding, reported if is_there or not finding.reason else None)
+    if found := _find_in_reports(evidence, groups) or broken:
         return _Decision(found, None)
     if not free:
         return _Decision(None, None)
     return _Decision(diagnose_free_run(evidence, free), free[0])
 
 
-def _find_in_reports(evidence: TrainEvidence) -> Finding | None:
+def _find_in_reports(evidence: TrainEvidence, groups: dict[str, JudgedGroup]) -> Finding | None:
     """What the reports show, where no measurement of the replayed steps failed."""
+    if left_out := find_left_out(evidence, groups["stage-optimizer"]):
+        return left_out
     if masks := find_wrong_masks(evidence):
         return masks
     if evidence.report.adapter_start and not evidence.report.unexpectedly_trained:
@@ -359,16 +339,17 @@ def _find_in_reports(evidence: TrainEvidence) -> Finding | None:
 
 
 def _reported_at(location: Location, groups: dict[str, JudgedGroup], origin: FailedStage) -> Judged:
-    """The failed statistic that a finding is reported by: the origin's, unless it is elsewhere."""
-    if origin.stage.phase == location.phase:
-        return origin.reported
-    there = [
+    """The failed statistic that a finding is reported by: the worst at its place, if any is there."""
+    there = rank_stages(
         item
-        for stage in rank_stages(item for group in groups.values() for item in group.failed)
-        if stage.stage.phase == location.phase and location.module in (None, stage.stage.module)
-        for item in (stage.reported,)
-    ]
-    return there[0] if there else origin.reported
+        for group in groups.values()
+        for item in group.failed
+        if item.port.stage.phase == location.phase
+        and location.module in (None, item.port.stage.module)
+        and location.parameter in (None, parameter_of(item))
+    )
+    stages = {item.stage: item.reported for item in there}
+    return stages.get(origin.stage) or (there[0] if there else origin).reported
 
 
 def _decide_numbers(decision: _Decision, judged: list[Judged], load: JudgedLoad) -> DecidingNumbers:

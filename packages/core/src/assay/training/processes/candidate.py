@@ -36,6 +36,8 @@ from assay.training.processes.requests import (
     CandidateReport,
     CandidateRequest,
     GradientNormRecord,
+    GradientShareRecord,
+    LabelRecord,
     LogitGradientScale,
     ScaledStepRecord,
     scaled_folder,
@@ -146,6 +148,11 @@ class _Candidate:
             dropout_masks=opened.traits.dropout_masks,
             inexact_resume=opened.traits.inexact_resume,
             update_rounding=opened.traits.update_rounding,
+            labels=[LabelRecord.model_validate(asdict(one)) for one in steps.labels],
+            shares=[GradientShareRecord.model_validate(asdict(one)) for one in steps.shares],
+            rank_shares=[
+                GradientShareRecord.model_validate(asdict(one)) for one in steps.rank_shares
+            ],
             norms=[GradientNormRecord.model_validate(asdict(norm)) for norm in steps.norms],
             packed=sorted({packing.micro_batches for packing in steps.packings}),
             unapplied=find_unapplied(

@@ -10,6 +10,7 @@ from assay.comparing.coverage import Usage
 from assay.models.loaded.report import LoadReport, SetupChanges
 from assay.models.remote_code import RemoteCode
 from assay.sites import Phase
+from assay.stages import LabelFault
 from assay.training.protocol import TrainingPlan
 from assay.training.shapes import Shapes
 from assay.training.state.records import HeldPart, StateValue, TrajectoryRecord
@@ -230,6 +231,9 @@ class CandidateReport(Record):
         updates here change too.
     dropout_masks: what the trainer declares of masks on ranks of dp, see TrainerTraits.
     inexact_resume: what it declares of resumed runs, see there; update_rounding: of its optimizer.
+    labels: those that its losses used and that are not the reference's.
+    shares: how often each micro-batch that it ran is in the gradients of its step.
+    rank_shares: how often each rank's part is in the reduced gradients.
     norms: of the gradients after each phase of every step.
     packed: numbers of micro-batches that were run as one.
     changed_by_skipping: parts of the state that are not as they were before a skipped step.
@@ -268,6 +272,9 @@ class CandidateReport(Record):
     dropout_masks: Literal["own", "shared"] | None = None
     inexact_resume: str | None = None
     update_rounding: float = 0.0
+    labels: list["LabelRecord"] = Field(default_factory=list)
+    shares: list["GradientShareRecord"] = Field(default_factory=list)
+    rank_shares: list["GradientShareRecord"] = Field(default_factory=list)
     norms: list["GradientNormRecord"] = Field(default_factory=list)
     packed: list[tuple[int, ...]] = Field(default_factory=list)
     changed_by_skipping: list[StateValue] = Field(default_factory=list)
@@ -301,6 +308,24 @@ class ScaledStepRecord(Record):
     norm: Number | None = None
     left: Number | None = None
     averaged: Phase | None = None
+
+
+class LabelRecord(Record):
+    """Wrong labels: the fields of `assay.locating.label_gradients.LabelDifference`."""
+
+    step: int
+    micro_batch: int
+    row: int
+    fault: LabelFault
+    count: int
+
+
+class GradientShareRecord(Record):
+    """The fields of `assay.training.replay.observing.gradient_sums.GradientShare`."""
+
+    step: int
+    source: int
+    share: Number
 
 
 class GradientNormRecord(Record):

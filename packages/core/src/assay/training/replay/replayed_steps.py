@@ -12,6 +12,7 @@ from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
 from assay.locating.gradients import GradientReplayer
+from assay.locating.label_gradients import LabelDifference
 from assay.locating.loss_scale import GradientScale, LossScale, ScaledStep
 from assay.locating.matching.packed_trace import PackedTrace, Packing
 from assay.locating.modules import Replayer
@@ -19,7 +20,7 @@ from assay.sites import Phase
 from assay.trace import Trace, TraceWriter
 from assay.training.batches import MicroBatch
 from assay.training.protocol import StepReport
-from assay.training.replay.observing.gradient_sums import GradientSums
+from assay.training.replay.observing.gradient_sums import GradientShare, GradientSums
 from assay.training.replay.observing.observed_gradients import GradientNorm
 from assay.training.replay.observing.step_observer import StepObserver
 from assay.training.replay.observing.update_watch import MovedElements, UpdateWatch
@@ -51,7 +52,7 @@ class Measured:
     """All that a replay has measured, so that a step that was skipped can be forgotten.
 
     modules, recomputed, gradients: at module boundaries; stages: between phases.
-    scales, scaled_steps: of gradients of the loss.
+    scales, scaled_steps, labels: of gradients of the loss; shares: of micro-batches.
     micro_batches_run, norms: as the observer has them.
     errors_of_sums, moved: of gradients and updates; num_sharded, num_narrow: as GradientSums has them.
     """
@@ -61,6 +62,8 @@ class Measured:
     gradients: ReplayResults
     stages: dict[Phase, ReplayResults]
     scales: list[GradientScale]
+    labels: list[LabelDifference]
+    shares: list[GradientShare]
     micro_batches_run: list[tuple[int, int]]
     norms: list[GradientNorm]
     scaled_steps: list[ScaledStep]
@@ -100,7 +103,9 @@ class ReplayedSteps:
             self._replayer.partial_modules = rank_view.partial_modules
             self._handler.is_own = rank_view.is_own_value
         over_ranks = None if rank_view is None else rank_view.summed_by_backward
-        self.sums = GradientSums(boundary.rounded, over_ranks)
+        self.sums = GradientSums(boundary.rounded, over_ranks, self._gradients.micro_batches_begun)
+        self.shares: list[GradientShare] = []
+        self._rows = rows
         taps = GradientTaps(self._replayer, self._gradients)
         self.watch = UsageWatch(taps)
         self.watch.add_modules_of(opened.trainer.model)
@@ -124,7 +129,23 @@ class ReplayedSteps:
 
     def run_step(self, step: int, batch: Sequence[MicroBatch]) -> StepReport:
         """Make one step, and measure it."""
-        return self._observer.run_step(step, batch)
+        report = self._observer.run_step(step, batch)
+        self.shares += self._shares_of(step)
+        return report
+
+    def _shares_of(self, step: int) -> list[GradientShare]:
+        """How often each micro-batch is in the step's gradients; empty where no loss shows it."""
+        scales = {one.micro_batch: one for one in self.scales if one.step == step}
+        if not scales or self.packings:
+            return []
+        found = []
+        for at, number in dict.fromkeys(self.micro_batches_run):
+            if at == step and (step, number) in self._rows.numbers:
+                of_loss = scales[number].length if number in scales else 0.0
+                found.append(
+                    GradientShare(step, number, of_loss * self.sums.in_sum.get(number, 1.0))
+                )
+        return found
 
     def measured(self) -> Measured:
         """A copy of all that was measured so far."""
@@ -135,6 +156,8 @@ class ReplayedSteps:
                 self._gradients.results,
                 self._handler.results,
                 self._gradients.scales,
+                self._gradients.labels,
+                self.shares,
                 self._observer.micro_batches_run,
                 self._observer.of_parameters.norms,
                 [] if self._loss_scale is None else self._loss_scale.steps,
@@ -149,6 +172,7 @@ class ReplayedSteps:
         """Forget what was measured since `measured` was made; it is used up."""
         self._replayer.results, self._replayer.recomputed = measured.modules, measured.recomputed
         self._gradients.results, self._gradients.scales = measured.gradients, measured.scales
+        self._gradients.labels, self.shares = measured.labels, measured.shares
         self._handler.results = measured.stages
         self._observer.micro_batches_run = measured.micro_batches_run
         self._observer.of_parameters.norms = measured.norms
@@ -192,6 +216,16 @@ class ReplayedSteps:
     def scales(self) -> list[GradientScale]:
         """Of the gradient that the loss made in each backward."""
         return self._gradients.scales
+
+    @property
+    def rank_shares(self) -> list[GradientShare]:
+        """How often each rank's part is in the reduced gradients."""
+        return self._observer.of_parameters.rank_shares
+
+    @property
+    def labels(self) -> list[LabelDifference]:
+        """Labels that are not the reference's, as the loss used them."""
+        return self._gradients.labels
 
     def write(self, writer: TraceWriter) -> None:
         """Attach all measurements."""

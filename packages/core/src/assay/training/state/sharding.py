@@ -71,6 +71,16 @@ class PartialSums:
         dist.all_reduce(total, group=self._group)
         return total
 
+    def products_by_owner(self, actual: Tensor, expected: Tensor) -> Tensor:
+        """By rank, the sums of actual * expected and of expected**2 over what it alone has, (2, ranks).
+
+        That is where `share` gave the whole element to it.
+        """
+        products = torch.stack([actual * expected, expected * expected]).flatten(1)
+        turn = torch.arange(products.shape[1], device=products.device) % (2 * self.num_ranks)
+        sums = products.new_zeros(2, 2 * self.num_ranks).index_add_(1, turn, products)
+        return sums[:, : self.num_ranks]
+
     def share(self, total: Tensor, dtype: torch.dtype) -> Tensor:
         """This rank's part of a sum, which is exact in `dtype`.
 

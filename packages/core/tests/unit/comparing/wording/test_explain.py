@@ -15,6 +15,7 @@ from assay.verdicts import (
     Location,
     Measurement,
     Outcome,
+    Suspect,
     TokenPosition,
     Unmatched,
     Verdict,
@@ -34,7 +35,9 @@ def failed_verdict(**changes: Any) -> Verdict:
                 "verdict": "FAIL",
                 "compared": 60,
                 "limits_origin": "calibrated on 312 clean runs",
-                "worst_element": {"index": [1, 17, 902], "actual": 3.14, "expected": 2.97},
+                "worst_element": {
+                    "prompt": 1, "position": 17, "channel": 902, "actual": 3.14, "expected": 2.97,
+                },
             })
         },
         "location": Location(phase="forward", module=DOWN_PROJ),
@@ -77,8 +80,8 @@ def test_a_module_error_is_reported_whole() -> None:
         "model.layers.3.mlp.down_proj (forward, step 0, rank 2) differs from the reference.\n"
         "  relative error 4.1e-2 = 14.6x the bfloat16 noise of the same module "
         "(limit 3.0x, calibrated on 312 clean runs)\n"
-        "  worst row: prompt 1, token 17, 21.3x its noise; "
-        "worst element (1, 17, 902): actual 3.14, expected 2.97\n"
+        "  worst row: prompt 1, token 17, error 4.1e-2 = 21.3x its noise; "
+        "worst element (prompt 1, token 17, channel 902): actual 3.14, expected 2.97\n"
         "  first bad token: prompt 0, position 3 (decode)\n"
         "  its inputs agree (they are the reference's own): the error is made here\n"
         "  diagnosis module-error: one module computes something else from the same inputs\n"
@@ -120,7 +123,7 @@ def test_wrong_inputs_are_not_attributed_to_a_module() -> None:
         "The inputs of the model (inputs, step 3) differ from the reference.\n"
         "  values that must be equal (integers, indices, masks) differ\n"
         "  no module has run yet: the error is made by the loop around the model\n"
-        "  diagnosis inputs-differ: the model is called with other inputs than in the reference\n"
+        "  diagnosis inputs-differ: inputs or labels are not those of the reference\n"
         "Next: assay explain inputs-differ"
     )
 
@@ -149,10 +152,10 @@ def test_non_finite_values_are_named_without_a_ratio() -> None:
 
 
 def test_values_of_the_worst_element_are_distinguished() -> None:
-    element = {"index": [0], "actual": 1.00001, "expected": 1.0}
+    element = {"prompt": -1, "position": -1, "channel": 0, "actual": 1.00001, "expected": 1.0}
     level = Level.model_validate({"verdict": "FAIL", "worst_element": element})
     assert message(failed_verdict(levels={"modules": level})).splitlines()[2] == (
-        "  worst element (0): actual 1.00001, expected 1.0"
+        "  worst element (channel 0): actual 1.00001, expected 1.0"
     )
 
 
@@ -246,13 +249,46 @@ def test_a_systematic_statistic_is_called_what_it_is() -> None:
         ("optimizer", "The optimizer step"),
         ("checkpoint", "The checkpoint"),
         ("forward", "(model)"),
-        ("backward", "(model)"),
     ],
 )
 def test_every_phase_has_a_subject(phase: Phase, subject: str) -> None:
     verdict = failed_verdict(location=Location(phase=phase, step=1), diagnosis=None)
     headline = explain_verdict(verdict, DecidingRows()).headline
     assert headline == f"{subject} ({phase}, step 1) differs from the reference."
+
+
+def test_an_error_of_all_gradients_is_not_the_model_s() -> None:
+    of_all = failed_verdict(location=Location(phase="backward"), diagnosis=None)
+    of_model = failed_verdict(location=Location(phase="backward", module=""), diagnosis=None)
+    assert explain_verdict(of_all, DecidingRows()).headline == (
+        "The gradients of all parameters (backward, step 0) differ from the reference."
+    )
+    assert explain_verdict(of_model, DecidingRows()).headline == (
+        "(model) (backward, step 0) differs from the reference."
+    )
+
+
+def test_what_is_known_in_words_takes_the_place_of_an_inequality() -> None:
+    level = Level(verdict=Outcome.FAIL, reason="labels: prompts are trained on")
+    verdict = failed_verdict(
+        levels={"inputs": level}, location=Location(phase="inputs", module=""),
+        diagnosis="inputs-differ", statistic="exact", noise_ratio=math.inf, limit=0.0,
+    )  # fmt: skip
+    assert message(verdict) == (
+        "The inputs of the model (inputs, step 0) differ from the reference.\n"
+        "  labels: prompts are trained on\n"
+        "  diagnosis inputs-differ: inputs or labels are not those of the reference\n"
+        "Next: assay explain inputs-differ"
+    )
+
+
+def test_a_ratio_has_its_value_without_measurements() -> None:
+    suspect = Suspect(
+        location=Location(phase="forward", module=DOWN_PROJ), statistic="replay-tensor",
+        error=0.041, noise_ratio=14.6, limit=3.0,
+    )  # fmt: skip
+    verdict = failed_verdict(levels={}, suspects=[suspect])
+    assert "relative error 4.1e-2 = 14.6x" in message(verdict)
 
 
 def test_names_cannot_forge_a_line_of_the_message() -> None:

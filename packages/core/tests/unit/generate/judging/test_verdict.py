@@ -27,15 +27,21 @@ EXPECTED = 3 * random(0)
 
 
 def verdict_of(
-    logits: Tensor, tokens: Tensor, *, spread: float = 0.0, deterministic: bool = True
+    logits: Tensor,
+    tokens: Tensor,
+    *,
+    expected: Tensor | None = None,
+    spread: float = 0.0,
+    deterministic: bool = True,
 ) -> Verdict:
+    expected = EXPECTED if expected is None else expected
     golden = {
-        "logits": EXPECTED,
-        "tokens": EXPECTED.argmax(-1),
-        "scores": EXPECTED,
-        "noise-logits": EXPECTED + NOISE * random(1),
+        "logits": expected,
+        "tokens": expected.argmax(-1),
+        "scores": expected,
+        "noise-logits": expected + NOISE * random(1),
     }
-    actual = {"logits": logits, "tokens": tokens, "scores": EXPECTED}
+    actual = {"logits": logits, "tokens": tokens, "scores": expected}
     model = SimpleNamespace(can_generate=True, model_dump=dict)
     manifest: Any = SimpleNamespace(
         model=model,
@@ -100,3 +106,20 @@ def test_other_number_of_tokens_is_made_where_generation_ends(length: int) -> No
     position = 2 + min(length, 4)
     assert verdict.first_bad_token == TokenPosition(prompt=0, position=position, phase="decode")
     assert verdict.levels["tokens"].reason == f"batch 0: (2, {length}) tokens instead of (2, 4)"
+
+
+def test_pass_with_a_near_tie_has_a_note_and_no_diagnosis() -> None:
+    tokens = EXPECTED.argmax(-1)
+    best = EXPECTED[0, 3].topk(2)
+    tied = EXPECTED.clone()
+    tied[0, 3, best.indices[1]] = best.values[0] - NOISE / 10
+    tokens[0, 3] = best.indices[1]
+
+    verdict = verdict_of(tied, tokens, expected=tied)
+
+    assert (verdict.verdict, verdict.diagnosis) == (Outcome.PASS, None)
+    (note,) = verdict.notes
+    assert note == (
+        "near-tie: 1 of the generated texts leave the reference's where two tokens are nearly tied:"
+        " the gap is within the noise"
+    )

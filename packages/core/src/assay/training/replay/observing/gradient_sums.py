@@ -1,6 +1,6 @@
 """Whether `.grad` is the sum of what the backward passes of a step gave each parameter."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,22 +12,44 @@ from assay.training.state.parameters import NamedParameter
 from assay.training.state.precision import fits
 from assay.training.state.sharding import PartialSums, local_part, whole
 
+# Elements of each parameter by which the shares of a step's backward passes are told apart.
+_NUM_SAMPLED = 512
+
+# What the shares leave of a gradient, relative to it: more, and it is no sum of shares.
+_LARGEST_REST = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class GradientShare:
+    """How often a part of a step's gradients is in their sum; 1 is right.
+
+    source: number of the micro-batch, or of the rank, whose part it is.
+    """
+
+    step: int
+    source: int
+    share: float
+
 
 @dataclass(slots=True)
 class _Sum:
-    """What was given to one parameter so far: added up, and the sum of its squares."""
+    """What was given to one parameter so far: added up, the sum of its squares, samples by pass."""
 
     total: Tensor
     squares: float
+    samples: dict[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass
 class GradientSums:
     """Adds up, beside the trainer, what each backward pass gives each parameter.
 
-    `begin_step` comes before the first backward pass of a step, `compare` after the last one,
-    before anything else changes the gradients.
+    `begin_step` comes before the first backward pass of a step, `end_pass` after each of them,
+    `compare` after the last one, before anything else changes the gradients.
 
+    micro_batches_begun: returns those whose gradients have arrived in the running backward pass.
+    in_sum: of the last step, how often what backward gave for each micro-batch is in its gradients,
+        by least squares; empty where they are no such sum, or other ranks' parts are in them.
     narrow: the dtype that the run computes in; None where it is not known.
     over_ranks: where `.grad` is a sum over ranks when it is compared, or their mean; None where it is
         this process's own.
@@ -40,9 +62,12 @@ class GradientSums:
 
     narrow: torch.dtype | None = None
     over_ranks: PartialSums | None = None
+    micro_batches_begun: Callable[[], Sequence[int]] = tuple
     errors: dict[str, float] = field(default_factory=dict)
     num_sharded: int = 0
     num_narrow: int = 0
+    in_sum: dict[int, float] = field(default_factory=dict)
+    _passes: list[tuple[int, ...]] = field(default_factory=list)
     _given: dict[str, _Sum] = field(default_factory=dict)
     _handles: list[Callable[[], None]] = field(default_factory=list)
 
@@ -54,8 +79,40 @@ class GradientSums:
                 handle = item.tensor.register_hook(self._listener(item.name))
                 self._handles.append(handle.remove)
 
+    def end_pass(self) -> None:
+        """Note which micro-batches a backward pass was of, as it ends."""
+        self._passes.append(tuple(self.micro_batches_begun()))
+
+    def _solve(self, parameters: list[NamedParameter]) -> dict[int, float]:
+        given = [
+            (one.tensor, self._given[one.name]) for one in parameters if one.name in self._given
+        ]
+        if self.over_ranks is not None or not given or not self._passes:
+            return {}
+        zero = torch.zeros((), dtype=torch.float64)
+        passes = [
+            torch.cat([one.samples.get(number, zero).expand(_num_sampled(p)) for p, one in given])
+            for number in range(len(self._passes))
+        ]
+        sums = [
+            zero.expand(_num_sampled(p)) if p.grad is None else _sample(p.grad) for p, _ in given
+        ]
+        matrix, total = torch.stack(passes, 1), torch.cat(sums)
+        if not bool((matrix.isfinite().all(1) & total.isfinite()).all()):
+            return {}
+        found = torch.linalg.lstsq(matrix, total[:, None], driver="gelsd").solution[:, 0]
+        if float((matrix @ found - total).norm()) > _LARGEST_REST * float(matrix.norm()):
+            return {}
+        return {
+            micro_batch: float(found[number])
+            for number, column in enumerate(passes)
+            if bool(column.any())
+            for micro_batch in self._passes[number]
+        }
+
     def compare(self, parameters: list[NamedParameter]) -> None:
         """Compare the `.grad` of each of `parameters` with what it was given in this step."""
+        self.in_sum = self._solve(parameters)
         for item in parameters:
             if isinstance(item.tensor, DTensor):
                 self._count_sharded(item.tensor.grad)
@@ -72,12 +129,10 @@ class GradientSums:
             with suspended_modes():
                 value = gradient.detach().to(torch.promote_types(gradient.dtype, torch.float32))
                 square = float(value.double().square().sum())
-                known = self._given.get(name)
-                if known is None:
-                    self._given[name] = _Sum(value.clone(), square)
-                else:
-                    known.total += value
-                    known.squares += square
+                known = self._given.setdefault(name, _Sum(torch.zeros_like(value), 0.0))
+                known.total += value
+                known.squares += square
+                known.samples[len(self._passes)] = _sample(value)
 
         return add
 
@@ -110,3 +165,17 @@ class GradientSums:
             remove()
         self._handles.clear()
         self._given.clear()
+        self._passes.clear()
+
+
+def _sample(value: Tensor) -> Tensor:
+    """Some elements of `value`, the same of each tensor of its shape, in double precision."""
+    return value.detach().flatten()[:: _stride(value)].cpu().double()
+
+
+def _num_sampled(value: Tensor) -> int:
+    return -(-value.numel() // _stride(value))
+
+
+def _stride(value: Tensor) -> int:
+    return max(1, -(-value.numel() // _NUM_SAMPLED))

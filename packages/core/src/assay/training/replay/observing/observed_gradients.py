@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from assay.locating.loss_scale import LossScale
 from assay.sites import Phase
 from assay.training.protocol import PHASE_METHODS
+from assay.training.replay.observing.gradient_sums import GradientShare
 from assay.training.replay.rank_view import RankView
 from assay.training.replay.stage_values import StepValueHandler, ValueAddress, address_of
 from assay.training.state.parameters import named_parameters
@@ -40,6 +41,7 @@ class ObservedGradients:
 
     late: phases whose work is not done yet when their method ends.
     norms: of every phase of every step that was observed.
+    rank_shares: how often each rank's part is in what a reduction adds up.
     """
 
     handler: StepValueHandler
@@ -47,6 +49,7 @@ class ObservedGradients:
     loss_scale: LossScale | None
     late: frozenset[str]
     norms: list[GradientNorm] = field(default_factory=list)
+    rank_shares: list[GradientShare] = field(default_factory=list)
     _step: int = 0
     _last: Phase = "forward"
     _first_norm: float = math.nan
@@ -74,11 +77,17 @@ class ObservedGradients:
         self._last = phase
         factor = self._find_factor(model, phase)
         found = injected = 0.0
+        parts = self.rank_view.partial if self.rank_view and phase == "reduce" else None
+        by_owner = torch.zeros(2, parts.num_ranks if parts else 0, dtype=torch.float64)
         for address, parameter, gradient in self._gradients(model, phase):
             sums = self._sums_of(phase)
             value = whole(gradient.detach())
             found += _square(value)
             value = value if sums is None else sums.total(value)
+            expected = self.handler.find(address) if parts is not None else None
+            if parts is not None and expected is not None and expected.shape == value.shape:
+                pair = value.cpu().double() / factor, expected.double()
+                by_owner += parts.products_by_owner(*pair)
             new = self.handler.observe(address, value if factor == 1 else value.double() / factor)
             if self.loss_scale is not None and self.loss_scale.has_overflown(value):
                 continue
@@ -89,6 +98,8 @@ class ObservedGradients:
             if parameter.grad is None:
                 parameter.grad = gradient
             put(parameter.grad, new)
+        shares = (by_owner[0] / by_owner[1]).nan_to_num(1.0).tolist()
+        self.rank_shares += [GradientShare(self._step, *one) for one in enumerate(shares)]
         norms = math.sqrt(found), math.sqrt(injected)
         self.norms.append(GradientNorm(self._step, phase, self._first_norm, *norms))
 

@@ -220,6 +220,8 @@ class StepObserver:
         with suspended_modes():
             self.drew_in_backward |= not torch.equal(before, torch.get_rng_state())
             self._observe_losses()
+            if self.sums is not None:
+                self.sums.end_pass()
             self.gradients.handler.finish_backward()
             self.of_parameters.end_micro_batch(self.opened.trainer.model)
         return result

@@ -129,3 +129,40 @@ def test_mean_that_lacks_a_part_is_no_mean() -> None:
 
     # The sum is 4 g and the mean 2 g, of which g is half: as far off as the root of 4 squares of g.
     assert sums.errors["first"] == pytest.approx(1.0, rel=1e-6)
+
+
+def shares_after(factors: tuple[float, ...], zeroed_before: int | None = None) -> dict[int, float]:
+    """What is found of passes of micro-batches 0, 1, ...; one may begin with gradients of zero."""
+    parameters, numbers = weights(), iter(range(len(factors)))
+    sums = GradientSums(micro_batches_begun=lambda: [next(numbers)])
+    sums.begin_step(parameters)
+    for number, factor in enumerate(factors):
+        if number == zeroed_before:
+            for item in parameters:
+                item.tensor.grad = None
+        give(parameters, factor)
+        sums.end_pass()
+    sums.compare(parameters)
+    return sums.in_sum
+
+
+def test_every_pass_is_once_in_its_sum() -> None:
+    assert shares_after((0.5, 1.0, 0.25)) == pytest.approx({0: 1.0, 1: 1.0, 2: 1.0})
+
+
+def test_passes_before_gradients_are_set_to_zero_are_not_in_the_sum() -> None:
+    assert shares_after((0.5, 1.0, 0.25), zeroed_before=2) == pytest.approx(
+        {0: 0.0, 1: 0.0, 2: 1.0}, abs=1e-6
+    )
+
+
+def test_gradients_that_are_no_sum_of_passes_have_no_shares() -> None:
+    parameters, sums = weights(), GradientSums(micro_batches_begun=lambda: [0])
+    sums.begin_step(parameters)
+    give(parameters, 1.0)
+    sums.end_pass()
+    for item in parameters:
+        item.tensor.grad = torch.ones(64)
+    sums.compare(parameters)
+
+    assert sums.in_sum == {}

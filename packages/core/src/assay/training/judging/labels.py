@@ -1,0 +1,48 @@
+"""The labels that a candidate's losses used, where they are not the reference's."""
+
+from collections.abc import Sequence
+
+from assay.comparing.levels import Finding
+from assay.training.judging.places import describe_steps
+from assay.training.processes.requests import LabelRecord
+from assay.verdicts import Location
+
+_FAULTS = {
+    "not-shifted": "{count} labels are not shifted: each position is trained on its own token, not on"
+    " the next one",
+    "shifted-twice": "{count} labels are shifted twice: each position is trained on the token after the"
+    " next one",
+    "prompt": "prompts are trained on: {count} of their tokens are labels, which the reference masks",
+    "padding": "padding is trained on: {count} labels, which the reference masks",
+    "masked": "{count} labels are masked that the reference trains on",
+    "other": "{count} labels are other tokens than the reference's",
+}
+
+
+def find_wrong_labels(labels: Sequence[LabelRecord]) -> Finding | None:
+    """What is wrong with the labels, and in which rows; None if nothing is."""
+    if not labels:
+        return None
+    facts = []
+    for fault, words in _FAULTS.items():
+        records = [one for one in labels if one.fault == fault]
+        if records:
+            count = sum(one.count for one in records)
+            facts.append(f"{words.format(count=f'{count:,}')} ({_describe_rows(records)})")
+    step = min(one.step for one in labels)
+    location = Location(phase="inputs", step=step, module="")
+    return Finding("inputs-differ", location, f"labels: {'; '.join(facts)}")
+
+
+def _describe_rows(records: Sequence[LabelRecord]) -> str:
+    """The rows of the first step of `records`, and the number of later steps."""
+    first = min(one.step for one in records)
+    rows: dict[int, list[str]] = {}
+    for one in sorted(records, key=lambda one: (one.micro_batch, one.row)):
+        if one.step == first and str(one.row) not in rows.setdefault(one.micro_batch, []):
+            rows[one.micro_batch].append(str(one.row))
+    places = ", ".join(
+        f"micro-batch {number} row{'s' if len(found) > 1 else ''} {' and '.join(found)}"
+        for number, found in rows.items()
+    )
+    return f"{places} of {describe_steps(one.step for one in records)}"

@@ -1,0 +1,69 @@
+"""Micro-batches and ranks whose part is not in the gradients of a step, or not once."""
+
+from collections.abc import Sequence
+
+from assay.comparing.levels import Finding
+from assay.sites import Phase
+from assay.training.judging.evidence import TrainEvidence
+from assay.training.judging.places import describe_steps
+from assay.training.processes.requests import GradientShareRecord
+from assay.verdicts import Location
+
+# Far above what any dtype rounds, and below a part that is left out of many.
+_LEAST = 0.05
+
+
+def find_wrong_shares(evidence: TrainEvidence) -> Finding | None:
+    """Name micro-batches whose part of the gradients is missing, or not whole; None if none is.
+
+    A factor that all of them have is not meant: it is the loss's.
+    """
+    factors = {one.step: one.factor for one in evidence.report.scaled_steps}
+    ranks: dict[tuple[int, int], int] = {}
+    shares: dict[tuple[int, int], GradientShareRecord] = {}
+    for rank, report in enumerate(evidence.reports):
+        for one in report.shares:
+            own = one.model_copy(update={"share": one.share / factors.get(one.step, 1.0)})
+            if shares.setdefault((one.step, one.source), own) is own:
+                ranks[one.step, one.source] = rank
+    finding = _find(list(shares.values()), "micro-batch", "backward")
+    if finding is None or not evidence.on_ranks:
+        return finding
+    first = min(key for key, one in shares.items() if _is_wrong(one))
+    location = finding.location.model_copy(update={"rank": ranks[first]})
+    return Finding(finding.diagnosis, location, finding.reason)
+
+
+def find_wrong_rank_shares(evidence: TrainEvidence) -> Finding | None:
+    """The same of ranks, whose parts a reduction adds up."""
+    return _find(evidence.reports[0].rank_shares, "rank", "reduce")
+
+
+def _find(shares: Sequence[GradientShareRecord], source: str, phase: Phase) -> Finding | None:
+    unlike: list[GradientShareRecord] = []
+    for step in {one.step for one in shares}:
+        of_step = [one for one in shares if one.step == step]
+        sizes = [one.share for one in of_step]
+        if max(sizes) - min(sizes) > _LEAST * max(1.0, *sizes):
+            unlike += filter(_is_wrong, of_step)
+    if not unlike:
+        return None
+    first = min(one.step for one in unlike)
+    facts = [
+        f"{'lack' if _is_missing(one) else f'have {one.share:.2g} times'} the share of {source}"
+        f" {one.source}"
+        for one in unlike
+        if one.step == first
+    ]
+    reason = f"the gradients {', '.join(facts)} ({describe_steps(one.step for one in unlike)})"
+    location = Location(phase=phase, step=first)
+    is_missing = all(map(_is_missing, unlike))
+    return Finding("missing-reduction" if is_missing else "loss-scale", location, reason)
+
+
+def _is_missing(one: GradientShareRecord) -> bool:
+    return abs(one.share) <= _LEAST
+
+
+def _is_wrong(one: GradientShareRecord) -> bool:
+    return abs(one.share - 1) > _LEAST
