@@ -92,6 +92,8 @@ def test_checkpoints_may_count_epochs_or_samples(
         (("losses.pattern", "losses.patern"), "there is no key `losses.patern`; there are: pattern"),
         (("(?P<loss>", "("), "losses: `pattern` has no group `loss`"),
         (("(?P<loss>", "(?P<loss"), "losses: `pattern` is no regular expression: "),
+        (("(?P<loss>\\S+)", "(?P<loss>a{99999999999})"), "losses: `pattern` is no regular expression: "),
+        (("resume =", "steps = 1000000000000\nresume ="), "`steps` is 1000000000000: input should be less"),
         (("losses.pattern", 'losses.file = "a"\nlosses.pattern'), "losses: either `pattern` or `f"),
         (("/step-{step}", ""), "checkpoints: `folder` has no {step} in it"),
         (("checkpoints.folder", 'checkpoints.kind = "zip"\ncheckpoints.folder'),

@@ -53,6 +53,22 @@ def test_what_is_no_number_is_an_error() -> None:
         LossReader(STEP_AND_LOSS, None).take("step 1 loss 2,5")
 
 
+@pytest.mark.parametrize("step", ["nan", "inf", "1e999"])
+def test_a_step_that_is_no_whole_number_is_an_error(step: str) -> None:
+    reader = LossReader(Losses(pattern=r"step (?P<step>\S+) loss (?P<loss>\S+)"), None)
+    with pytest.raises(LossesError, match=f"`step` of losses.pattern gives '{step}', which is no"):
+        reader.take(f"step {step} loss 2.5")
+
+
+def test_a_line_nested_beyond_the_parser_is_not_a_loss(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    reader = LossReader(Losses(file="log.jsonl"), log)
+    log.write_text("[" * 100_000 + '\n{"step": 1, "loss": 2.5}\n', encoding="utf-8")
+    reader.poll()
+
+    assert reader.found == [LoggedLoss(1, 2.5)]
+
+
 def test_losses_are_read_from_lines_of_json_as_they_are_written(tmp_path: Path) -> None:
     file = tmp_path / "log.jsonl"
     reader = LossReader(Losses(file="log.jsonl", step="n", loss="train/loss"), file)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from assay.dtypes import FORMATS
 from assay.errors import AssayError, UsageError, name_some
+from assay.files.reading import read_text
 from assay.models import load_model
 from assay.models.loading.loaded_model import stored_dtype
 from assay.training.state.files import hash_value
@@ -142,7 +143,7 @@ def read_tensors(library: ExternalLibrary, start: Path, folder: Path) -> dict[st
 def find_split_dependence(model: Path) -> str | None:
     """What in a folder's configuration makes training depend on the split, such as "lora_dropout 0.1"."""
     for file in (model / "adapter_config.json", model / "config.json"):
-        if file.is_file() and (found := _SPLIT_DEPENDENCE.search(file.read_text(encoding="utf-8"))):
+        if file.is_file() and (found := _SPLIT_DEPENDENCE.search(read_text(file))):
             return " ".join(filter(None, found.groups()))
     return None
 

@@ -30,6 +30,9 @@ _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 # Fewer could not be told apart: one is resumed from, one is the end.
 _FEWEST_CHECKPOINTS = 2
 
+# Each step has a line in the log that is read and compared.
+_MOST_STEPS = 1_000_000
+
 
 def _split(value: object) -> object:
     return shlex.split(value) if isinstance(value, str) else value
@@ -62,7 +65,7 @@ class Losses(Record):
         if self.pattern is not None:
             try:
                 groups = re.compile(self.pattern).groupindex
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise ValueError(f"`pattern` is no regular expression: {error}") from None
             if "loss" not in groups:
                 raise ValueError("`pattern` has no group `loss`: write (?P<loss>...) around it")
@@ -130,7 +133,7 @@ class ExternalLibrary(Record):
     checkpoints: Checkpoints = Field(description="a table with `folder`")
     model: str = Field("micro:llama", description="a Hugging Face folder, hub name or micro:RECIPE")
     data: str | None = Field(None, description="a path, for {data}")
-    steps: int = Field(9, description="how many optimizer steps are trained", ge=2)
+    steps: int = Field(9, description="how many optimizer steps are trained", ge=2, le=_MOST_STEPS)
     save_every: int = Field(3, description="after how many steps a checkpoint is written", ge=1)
     learning_rates: list[float] | None = Field(
         None, description="what is logged as the learning rate of each step, from the first one on"
