@@ -1,10 +1,13 @@
 """`assay smoke run`: cases of the matrix, and external training libraries, one after the other."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.text import Text
 
+from assay.output.console import open_console
 from assay.output.streams import print_error, print_text
 
 if TYPE_CHECKING:
@@ -115,8 +118,10 @@ def run(  # noqa: PLR0913 - one for each option
 
 def _tell(result: "CaseResult", number: int, total: int) -> None:
     """One line for each result, on standard error, as soon as it is there."""
-    word = typer.style(result.word, fg="blue" if result.word == "PASS" else "red")
     again = f", run {result.tries} times: {result.tried_again_for}" if result.tries > 1 else ""
-    print_error(f"[{number}/{total}] {word} {result.name} ({result.seconds:.1f} s{again})")
+    color = "blue" if result.word == "PASS" else "red"
+    rest = f" {result.name} ({result.seconds:.1f} s{again})"
+    line = Text.assemble(f"[{number}/{total}] ", (result.word, color), rest)
+    open_console(sys.stderr).print(line, soft_wrap=True)
     if reason := result.error or result.reason:
         print_error(f"    {reason}\n    {result.command}")
