@@ -95,7 +95,7 @@ def test_the_floors_are_read_from_the_document(architecture: str) -> None:
     assert floors.floor_of["errors"] == 0
     assert floors.floor_of["trace"] == 2
     assert floors.floor_of["cli"] == 6
-    assert floors.orders[0][:3] == ("errors", "dtypes", "sites")
+    assert floors.orders[0][:3] == ("errors", "counts", "dtypes")
 
 
 @pytest.mark.parametrize(

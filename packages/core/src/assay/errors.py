@@ -9,6 +9,7 @@ import signal
 import sysconfig
 import traceback
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 _NAMES_SHOWN = 3
 _PATTERNS_SHOWN = 8
@@ -53,10 +54,11 @@ def name_alike(names: Iterable[str]) -> str:
 
 def raised_in_words(error: BaseException) -> str:
     """What the code of a user raised, and its innermost line that is of no installed package."""
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}".removesuffix(": ")
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is the caller's
     installed = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))
-    own = [frame for frame in frames if not frame.filename.startswith((*installed, "<frozen"))]
+    others = (*installed, str(Path(__file__).parent), "<frozen")
+    own = [frame for frame in frames if not frame.filename.startswith(others)]
     if not own:
         return text
     return f"{text}\n  {own[-1].filename}:{own[-1].lineno}, in {own[-1].name}: {own[-1].line}"

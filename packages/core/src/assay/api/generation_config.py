@@ -1,6 +1,7 @@
 """A generation_config.json as options of `generate`: what is passed on, left out and refused."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -106,4 +107,4 @@ def _is_outside(value: object, low: float, high: float | None) -> bool:
     """Whether it is no number of the kind of `low`, or not within the bounds."""
     if isinstance(value, bool) or not isinstance(value, int | type(low)):
         return True
-    return not low <= value or (high is not None and value > high)
+    return not low <= value < math.inf or (high is not None and value > high)

@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from assay.counts import parse_count
 from assay.errors import UsageError
 from assay.inputs.batches import Batch, InputPlan
 from assay.inputs.model_limits import ModelLimits
@@ -52,7 +53,8 @@ def parse_lengths(text: str) -> LengthRange:
     low, separator, high = text.partition(":")
     if not low.isdecimal() or (separator and not high.isdecimal()):
         raise UsageError(f"prompt length {text!r} is neither a number nor a range such as 32:96")
-    lengths = LengthRange(int(low), int(high or low))
+    first, last = (parse_count("prompt length", part, 0) for part in (low, high or low))
+    lengths = LengthRange(first, last)
     if not 1 <= lengths.low <= lengths.high:
         raise UsageError(f"prompt length {text!r}: needs 1 <= first <= last")
     return lengths

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import parse_qsl
 
+from assay.counts import LARGEST_SEED, parse_count
 from assay.errors import UsageError, name_some
 from assay.models.micro.recipes import RECIPES, Recipe, find_recipe
 
@@ -106,7 +107,8 @@ def _resolve_recipe(reference: str) -> ModelSource:
         raise UsageError(f"model {reference!r}: options are trained=0|1 and seed=N")
     if _TRUTH[trained] and "seed" in options:
         raise UsageError(f"model {reference!r}: a seed needs trained=0, trained weights are fixed")
-    return ModelSource(reference, "micro", recipe=recipe, trained=_TRUTH[trained], seed=int(seed))
+    number = parse_count(f"model micro:{name}: seed", seed, 0, LARGEST_SEED)
+    return ModelSource(reference, "micro", recipe=recipe, trained=_TRUTH[trained], seed=number)
 
 
 def _recipe_list() -> str:

@@ -1,5 +1,6 @@
 """Runs both sides of `assay check train` in processes, judges, and writes the verdict."""
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.comparing.limits import Limits, load_limits
+from assay.counts import LARGEST_SEED, require_count
 from assay.devices.detection.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
@@ -186,15 +188,16 @@ def check_consistency(check: TrainCheck) -> None:
         raise UsageError(
             f"--steps {options.steps}: a run that is resumed needs at least {FEWEST_STEPS}"
         )
-    if not options.learning_rate > 0:
+    require_count("--steps", options.steps)
+    require_count("--micro-batches", options.micro_batches)
+    require_count("--seed", options.seed, -LARGEST_SEED, LARGEST_SEED)
+    if not 0 < options.learning_rate < math.inf:
         raise UsageError(f"--learning-rate {options.learning_rate}: nothing would be learned")
     if not 1 <= options.resume_at < options.steps:
         raise UsageError(
             f"--resume-at {options.resume_at}: a run of {options.steps} steps can be resumed after"
             f" 1 to {options.steps - 1} of them"
         )
-    if options.micro_batches < 1:
-        raise UsageError(f"--micro-batches {options.micro_batches}: a step needs at least one")
     num_ranks, num_stages = check.mesh.get("dp", 1), check.mesh.get("pp", 1)
     if options.micro_batches < num_ranks * num_stages:
         stages = f"{num_stages} stages on each of " if num_stages > 1 else ""

@@ -44,7 +44,11 @@ def error_of(run: object, code: int = 2) -> str:
         (("--steps", "0"), "--steps 0: a run that is resumed needs at least 2"),
         (("--resume-at", "3"), "--resume-at 3: a run of 3 steps can be resumed after 1 to 2"),
         (("--resume-at", "0"), "--resume-at 0: a run of 3 steps can be resumed after 1 to 2"),
-        (("--micro-batches", "0"), "--micro-batches 0: a step needs at least one"),
+        (("--micro-batches", "0"), "--micro-batches=0: must be a whole number from 1 to 1,000,000"),
+        (("--steps", "99999999999"), "--steps=99999999999: must be a whole number from 1 to"),
+        (("--seed", str(2**63)), f"--seed={2**63}: must be a whole number from -"),
+        (("--learning-rate", "inf"), "--learning-rate inf: "),
+        (("--mesh", f"dp={'9' * 5000}"), "must be a whole number from 1 to 1,000,000"),
         (("--limits", "no-such"), "no limits called 'no-such'"),
         (("--candidate-trainer", "no-such"), "no trainer called 'no-such'; there are: reference"),
     ],
@@ -66,7 +70,7 @@ def test_unknown_device_is_refused_before_anything_runs(train: RunTrain) -> None
     [
         ("Absent", "has no function Absent"),
         ("NoTrainer", "is no trainer: it has no setup, step"),
-        ("Raises", "raised RuntimeError in being made: no such fabric"),
+        ("Raises", "in being made, raised RuntimeError: no such fabric"),
     ],
 )
 def test_trainer_that_cannot_be_used_is_refused_before_the_reference_runs(
@@ -91,7 +95,7 @@ def test_setup_function_that_is_not_there_is_refused_before_the_reference_runs(
 def test_trainer_that_raises_in_a_step(train: RunTrain, trainers: Path) -> None:
     run = train(*CPU, "--candidate-trainer", f"{trainers}:TwoNumbers")
 
-    assert "TwoNumbers raised RuntimeError in step: " in error_of(run)
+    assert "TwoNumbers, in step, raised RuntimeError: " in error_of(run)
 
 
 def test_trainer_that_forgets_the_setup_function(train: RunTrain, trainers: Path) -> None:

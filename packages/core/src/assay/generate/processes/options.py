@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from assay.counts import parse_count
 from assay.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class CandidateOptions:
     def parse(cls, options: dict[str, str]) -> Self:
         """From NAME=VALUE pairs. Raises: UsageError for an unknown name or value."""
         known: dict[str, Callable[[str], dict[str, Any]]] = {
-            "threads": lambda text: {"threads": _positive(text)},
+            "threads": lambda text: {"threads": parse_count("candidate option threads", text)},
             "attention": lambda text: {"attention": text},
             "experts": lambda text: {"experts": text},
             "batch-size": lambda text: {"batch_size": _one(text)},
@@ -65,13 +66,6 @@ class CandidateOptions:
             loaded.model.forward, backend=device.vendor.compile_backend, dynamic=True
         )
         return replace(loaded)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError("must be at least 1")
-    return value
 
 
 def _one(text: str) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import xxhash
 from pydantic import Field, PositiveInt
 
+from assay.counts import LARGEST_SEED, MOST
 from assay.models.loaded.report import LoadReport, SetupChanges
 from assay.models.remote_code import RemoteCode
 from assay.sites import JudgedLevel, RecordedLevel
@@ -28,10 +29,10 @@ class InputOptions(Record):
 
     prompts: str | None = None
     prompt_length: str | None = None
-    batch_size: PositiveInt = 4
-    max_new_tokens: PositiveInt = 32
+    batch_size: PositiveInt = Field(4, le=MOST)
+    max_new_tokens: PositiveInt = Field(32, le=MOST)
     chat: bool = False
-    seed: int = 0
+    seed: int = Field(0, ge=-LARGEST_SEED, le=LARGEST_SEED)
     sampling: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from assay.errors import AssayError, UsageError
+from assay.errors import AssayError, UsageError, raised_in_words
 from assay.models.candidate_setup import SetupError
 from assay.models.loading.configs import attention_of
 from assay.plugins import PluginError, load_object
@@ -215,5 +215,5 @@ def _errors_of(trainer: str, doing: str) -> Iterator[None]:
         if dist.is_initialized():
             raise
         raise TrainerError(
-            f"trainer {trainer} raised {type(error).__name__} in {doing}: {error}"
+            f"trainer {trainer}, in {doing}, raised {raised_in_words(error)}"
         ) from error

@@ -42,8 +42,8 @@ def test_options_are_read(options: dict[str, str], expected: CandidateOptions) -
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("threads", "0", "must be at least 1"),
-        ("threads", "many", "invalid literal"),
+        ("threads", "0", "must be a whole number from 1 to 1,000,000"),
+        ("threads", "two", "must be a whole number from 1 to 1,000,000"),
         ("batch-size", "2", "only 1 is possible"),
         ("compile", "yes", "must be 0 or 1"),
         ("padding", "right", "padded on the left"),

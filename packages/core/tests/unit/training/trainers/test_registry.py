@@ -56,6 +56,10 @@ class TakesAnything(Good):
 class Exits(Good):
     def setup(self, plan):
         raise SystemExit(0)
+
+class Asserts(Good):
+    def setup(self, plan):
+        assert plan is None
 """
 
 
@@ -117,7 +121,8 @@ def test_reference_trainer_is_an_observable_trainer() -> None:
     [
         ("NoOptimizer", r"has no optimizer after setup\(plan\)$"),
         ("NoMethods", "is no trainer: it has no setup, step, save"),
-        ("Exits", "raised SystemExit in setup: 0$"),
+        ("Exits", "in setup, raised SystemExit: 0\\n"),
+        ("Asserts", r"in setup, raised AssertionError\n  .*:\d+, in setup: assert plan is None$"),
         ("Absent", "has no function Absent"),
         ("TraitsOfAnotherKind", "are of dict, no TrainerTraits$"),
         ("NoSuchPhase", "declare phases that do not exist: reduction; there are: forward, "),
