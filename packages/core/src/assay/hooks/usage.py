@@ -3,8 +3,8 @@
 Shape legend: R tokens, k experts for each, E experts.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,25 +45,31 @@ class UsageWatch:
     slots: list[tuple[int, int]] = field(default_factory=list)
     _owners: dict[str, list[str]] = field(default_factory=dict)
     _names: dict[int, list[str]] = field(default_factory=dict)
+    _is_running: bool = False
 
-    @contextmanager
-    def reading(self, model: nn.Module) -> Iterator[None]:
-        """Watch inside this context which parameters of `model` operations read."""
-        self.read = set()
+    def add_parameters_of(self, model: nn.Module) -> None:
+        """Note which modules of `model` have which parameters of their own."""
         for path, parameter in model.named_parameters(remove_duplicate=False):
-            self._names.setdefault(id(parameter), []).append(_parameter_name(path))
-        with _ParameterReads(self._names, self.read):
-            yield
-
-    def add_modules_of(self, model: nn.Module) -> None:
-        """Note the modules of `model` that have parameters of their own."""
-        for path, _ in model.named_parameters(remove_duplicate=False):
-            name = _parameter_name(path)
-            names = self._owners.setdefault(name.rpartition(".")[0], [])
+            owner, _, last = path.rpartition(".")
+            owner = unwrapped_path(owner)
+            name = f"{owner}.{last}" if owner else last
+            names = self._owners.setdefault(owner, [])
             names += [name] if name not in names else []
+            self._names.setdefault(id(parameter), []).append(name)
+
+    def reading(self) -> AbstractContextManager[object]:
+        """Watch inside this context which of the parameters operations of a forward pass read."""
+        self.read = set()
+        return _ParameterReads(self)
+
+    def note_read(self, value: object) -> None:
+        """Note that an operation got the values of a parameter; any other value is passed over."""
+        if self.read is not None and self._is_running:
+            self.read.update(self._names.get(id(value), ()))
 
     def enter(self, active: ActiveCall) -> None:
         """Note what the call uses."""
+        self._is_running |= active.call.caller is None
         path, arguments = active.call.site.module, active.arguments
         tensors = list(iterate_tensors(arguments, path))
         if not tensors or any(tensor.numel() for _, tensor in tensors):
@@ -72,8 +78,7 @@ class UsageWatch:
         if counts is not None:
             self.routed[path] = counts + self.routed.get(path, torch.zeros_like(counts))
         for port, tensor in tensors:
-            if self.read is not None:  # its copies at the boundary are compared there
-                self.read.update(self._names.get(id(tensor), ()))
+            self.note_read(tensor)  # what the module gets is a copy
             if _has_rows_of_positions(tensor):
                 differ = bool((tensor != tensor[:1]).any())
                 self.varied[port] = self.varied.get(port, False) or differ
@@ -87,6 +92,7 @@ class UsageWatch:
 
     def finish_root(self, active: ActiveCall) -> None:
         """Pass the call on."""
+        self._is_running = False
         self.handler.finish_root(active)
 
     def to_json(self) -> dict[str, Any]:
@@ -149,12 +155,6 @@ def count_expert_tokens(
     return None
 
 
-def _parameter_name(path: str) -> str:
-    module, _, name = path.rpartition(".")
-    module = unwrapped_path(module)
-    return f"{module}.{name}" if module else name
-
-
 def _has_rows_of_positions(tensor: Tensor) -> bool:
     """Whether a value may be position ids of several rows, (rows, B, T)."""
     is_index = not tensor.is_floating_point() and tensor.dtype is not torch.bool
@@ -162,11 +162,11 @@ def _has_rows_of_positions(tensor: Tensor) -> bool:
 
 
 class _ParameterReads(TorchFunctionMode):
-    """Adds the names of parameters to `read` when a function gets their values."""
+    """Shows `watch` what functions get the values of."""
 
-    def __init__(self, names: dict[int, list[str]], read: set[str]) -> None:
+    def __init__(self, watch: UsageWatch) -> None:
         super().__init__()
-        self._names, self._read = names, read
+        self._watch = watch
 
     def __torch_function__(
         self,
@@ -179,10 +179,9 @@ class _ParameterReads(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if not is_suspended():
             for number, value in enumerate((*args, *(kwargs or {}).values())):
-                for item in value if isinstance(value, (list, tuple)) else (value,):
-                    names = self._names.get(id(item))
-                    if names and _reads_value(func, result, number):
-                        self._read.update(names)
+                if _reads_value(func, result, number):
+                    for item in value if isinstance(value, (list, tuple)) else (value,):
+                        self._watch.note_read(item)
         return result
 
 

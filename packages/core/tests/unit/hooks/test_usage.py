@@ -11,13 +11,22 @@ from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.usage import UsageWatch, count_expert_tokens
 from assay.sites import RowMap
 
-LINEAR = nn.Linear(4, 4, bias=False)
+
+class Looking(nn.Module):
+    """Does `look` with its weight."""
+
+    def __init__(self, look: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.weight, self.look = nn.Parameter(torch.ones(4, 4)), look
+
+    def forward(self, input_ids: Tensor) -> None:
+        self.look(self.weight)
 
 
 def usage_of(model: nn.Module, *calls: Callable[[nn.Module], object]) -> dict[str, Any]:
     watch = UsageWatch(NullHandler())
-    watch.add_modules_of(model)
-    with ModuleTracer(watch).attached(model), watch.reading(model), torch.no_grad():
+    watch.add_parameters_of(model)
+    with ModuleTracer(watch).attached(model), watch.reading(), torch.no_grad():
         for call in calls:
             call(model)
     return watch.to_json()
@@ -67,7 +76,7 @@ def test_what_is_called_and_what_is_read() -> None:
     ],
 )
 def test_a_value_that_is_taken_is_read(read: Callable[[Tensor], object]) -> None:
-    assert usage_of(LINEAR, lambda _: read(LINEAR.weight))["read"] == ["weight"]
+    assert usage_of(Looking(read), lambda model: model(torch.ones(1, 4)))["read"] == ["weight"]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +96,17 @@ def test_a_value_that_is_taken_is_read(read: Callable[[Tensor], object]) -> None
     ],
 )
 def test_dtype_device_and_shape_are_no_value(look: Callable[[Tensor], object]) -> None:
-    assert usage_of(LINEAR, lambda _: look(LINEAR.weight))["read"] == []
+    assert usage_of(Looking(look), lambda model: model(torch.ones(1, 4)))["read"] == []
+
+
+def test_what_reads_a_parameter_outside_of_a_forward_pass_does_not_count() -> None:
+    used = usage_of(
+        Looking(lambda weight: weight.dtype),
+        lambda model: model(torch.ones(1, 4)),
+        lambda model: torch.stack(list(model.parameters())),
+    )
+
+    assert used["read"] == []
 
 
 def test_a_parameter_that_is_passed_to_a_module_is_read() -> None:

@@ -127,9 +127,9 @@ def run_forced(
 def watched(side: Side, watch: UsageWatch) -> Iterator[ModuleTracer]:
     """Inside, `watch` sees what runs of a side use of its model."""
     model, tracer = side.loaded.model, ModuleTracer(watch)
-    watch.add_modules_of(model)
+    watch.add_parameters_of(model)
     # A compiled graph would be another one with a mode around it.
-    reading = nullcontext() if side.compiled else watch.reading(model)
+    reading = nullcontext() if side.compiled else watch.reading()
     with tracer.attached(model), reading:
         yield tracer
 

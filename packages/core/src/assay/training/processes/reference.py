@@ -145,11 +145,10 @@ class _RecordedSide(TrustedSide):
             updates = UpdateWatch(self.trainer, handler)
             rows = RunRows.of_batches(batches)
             watch = UsageWatch(gradients)
-            watch.add_modules_of(self.trainer.model)
+            watch.add_parameters_of(self.trainer.model)
             tracer = ModuleTracer(watch)
             observer = StepObserver(opened, handler, updates, tracer, gradients, rows)
-            reading = watch.reading(self.trainer.model)
-            with observer.attached(), comparable(self.dtype, self.device), reading:
+            with observer.attached(), comparable(self.dtype, self.device), watch.reading():
                 for step, batch in enumerate(batches):
                     inject_state(self.trainer, state, self.device.torch_device)
                     reports.append(observer.run_step(step, batch))

@@ -108,7 +108,7 @@ class ReplayedSteps:
         self._rows = rows
         taps = GradientTaps(self._replayer, self._gradients)
         self.watch = UsageWatch(taps)
-        self.watch.add_modules_of(opened.trainer.model)
+        self.watch.add_parameters_of(opened.trainer.model)
         updates = UpdateWatch(opened.trainer, self._handler, model.untrained)
         self._updates = updates
         self._observer = StepObserver(

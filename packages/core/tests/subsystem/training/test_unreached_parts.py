@@ -1,0 +1,56 @@
+"""What training does not reach: NOT_COMPARED with its name."""
+
+from pathlib import Path
+
+import pytest
+
+from packages.core.tests.subsystem.commands import Finished, run_in_process
+from packages.core.tests.subsystem.generate.unreached_models import (
+    UNREACHED,
+    save_llama,
+    save_model_with_heads,
+)
+
+RUNS = ("--reference", "cpu/float32", "--candidate", "cpu/float32", "--steps", "2")
+
+
+def check_train(folder: Path, *arguments: str | Path) -> Finished:
+    return run_in_process(folder, "check", "train", *arguments, *RUNS)
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen2_vl", "mllama", "deepseek_v3 with an expert that is never chosen"]
+)
+def test_parts_and_experts_without_input_are_named(name: str, tmp_path: Path) -> None:
+    model = UNREACHED[name].save(tmp_path / "model")
+
+    run = check_train(tmp_path / "run", model)
+
+    assert run.code == 3, run.stderr
+    coverage = run.verdict["coverage"]
+    named = (*coverage["not_run_parts"], *coverage["unrouted_experts"])
+    assert named == UNREACHED[name].parts
+    assert coverage["unused_parameters"] == []
+
+
+def test_unused_heads_are_allowed_by_name(tmp_path: Path) -> None:
+    model = save_model_with_heads(tmp_path / "model")
+    trusted = ("--trust-remote-code", "--allow-unused", "mtp", "--allow-unused", "value_head")
+
+    unsure = check_train(tmp_path / "unsure", model, *trusted)
+    passed = check_train(tmp_path / "passed", model, *trusted, "--allow-unused", "logit_scale")
+
+    assert (unsure.code, passed.code) == (3, 0)
+    assert unsure.verdict["coverage"]["unused_parameters"] == ["logit_scale"]
+    assert passed.stdout.splitlines()[1].startswith("What ran of the model agrees")
+
+
+@pytest.mark.parametrize("options", [(), ("--lora",), ("--mesh", "pp=2")])
+def test_a_plain_model_is_covered_whole(options: tuple[str, ...], tmp_path: Path) -> None:
+    run = check_train(tmp_path / "run", save_llama(tmp_path / "model"), *options)
+
+    coverage = run.verdict["coverage"]
+    assert run.code == 0, run.stdout
+    assert coverage["modules_run"] == coverage["modules"]
+    assert coverage["candidate_modules_run"] == coverage["candidate_modules"]
+    assert (coverage["unused_parameters"], coverage["unrouted_experts"]) == ([], [])
