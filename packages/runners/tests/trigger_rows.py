@@ -5,8 +5,8 @@ from pathlib import Path
 
 from assay_runners.fleet.reading import read_fleet
 from assay_runners.planning.events import Event
-from assay_runners.planning.jobs import StartedJob
 from packages.runners.tests.recorded import HEAD, MAIN, pull_request
+from packages.runners.tests.started_jobs import StartedJob
 
 FORK = "author/assay"
 BRANCH = "refs/heads/faster"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from assay_runners.evaluating.installing import FOLDER, install
+from packages.runners.tests.github_parser.installing import FOLDER, install
 
 ROOT = Path(__file__).resolve().parents[4]
 

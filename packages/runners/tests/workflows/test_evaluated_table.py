@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from assay_runners.evaluating.workflows import EvaluatedCase, EvaluatedJob, EventCase, evaluate
 from assay_runners.fleet.reading import read_fleet
 from assay_runners.planning.events import Event
-from assay_runners.planning.jobs import started_jobs
 from assay_runners.planning.plan import Plan
 from assay_runners.planning.rules import make_plan
 from assay_runners.planning.wording import nox_command
+from packages.runners.tests.github_parser.workflows import (
+    EvaluatedCase,
+    EvaluatedJob,
+    EventCase,
+    evaluate,
+)
 from packages.runners.tests.recorded import (
     AUTHOR,
     BOT,
@@ -25,6 +29,7 @@ from packages.runners.tests.recorded import (
     labeled,
     pull_request,
 )
+from packages.runners.tests.started_jobs import started_jobs
 from packages.runners.tests.trigger_rows import FORK, Case, Row, row_of_plan
 from packages.runners.tests.trigger_table import CASES
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from assay_runners.evaluating.workflows import EvaluatedCase, EventCase, evaluate
+from packages.runners.tests.github_parser.workflows import EvaluatedCase, EventCase, evaluate
 from packages.runners.tests.recorded import HEAD, labeled, pull_request
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -51,11 +51,6 @@ def p_worse(answers: PairedAnswers) -> float:
     return _tail(int(answers.lost), int(answers.lost + answers.gained))
 
 
-def p_better(answers: PairedAnswers) -> float:
-    """Probability of gaining at least so many items if both are equally good; exact."""
-    return _tail(int(answers.gained), int(answers.lost + answers.gained))
-
-
 def p_not_inferior(answers: PairedAnswers, margin: float) -> float:
     """Probability of a difference at least as good if the candidate is worse by `margin`.
 

@@ -28,11 +28,6 @@ class JudgedLoad:
     loading: list[Finding] = field(default_factory=list)
     changed: list[Finding] = field(default_factory=list)
 
-    @property
-    def changed_parameters(self) -> list[str]:
-        """The names of the weights that were changed."""
-        return [str(finding.location.parameter) for finding in self.changed]
-
 
 def judge_load(reports: Sequence[LoadReport], changes: Sequence[SetupChanges] = ()) -> JudgedLoad:
     """Judge what the processes of a check found when each had loaded the model.

@@ -4,8 +4,8 @@ import pytest
 
 from assay_runners.fleet.entries import Fleet
 from assay_runners.fleet.reading import read_fleet
-from assay_runners.planning.jobs import started_jobs
 from assay_runners.planning.rules import RULES, make_plan
+from packages.runners.tests.started_jobs import started_jobs
 from packages.runners.tests.trigger_rows import Case, row_of_plan
 from packages.runners.tests.trigger_table import CASES
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from assay_runners.evaluating.workflows import EvaluatedCase, EventCase, evaluate
+from packages.runners.tests.github_parser.workflows import EvaluatedCase, EventCase, evaluate
 
 SHA = "1" * 40
 HEAD = "2" * 40

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from assay.errors import UsageError
-from assay_runners.evaluating.workflows import EvaluatedCase
+from packages.runners.tests.github_parser.workflows import EvaluatedCase
 
 Evaluate = Callable[..., EvaluatedCase]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from assay_runners.evaluating.workflows import EvaluatedCase
+from packages.runners.tests.github_parser.workflows import EvaluatedCase
 
 Evaluate = Callable[..., EvaluatedCase]
 

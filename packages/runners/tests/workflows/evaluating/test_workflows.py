@@ -10,9 +10,15 @@ import pytest
 from pydantic import ValidationError
 
 from assay.errors import MachineError, UsageError
-from assay_runners.evaluating import workflows as workflows_module
-from assay_runners.evaluating.installing import BUNDLE, SOURCES, STAMP, hash_sources, install
-from assay_runners.evaluating.workflows import EventCase, evaluate
+from packages.runners.tests.github_parser import workflows as workflows_module
+from packages.runners.tests.github_parser.installing import (
+    BUNDLE,
+    SOURCES,
+    STAMP,
+    hash_sources,
+    install,
+)
+from packages.runners.tests.github_parser.workflows import EventCase, evaluate
 
 Write = Callable[[dict[str, str]], Path]
 

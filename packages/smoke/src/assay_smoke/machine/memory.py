@@ -60,13 +60,6 @@ def resident_bytes(processes: "Iterable[psutil.Process]") -> int:
     return total
 
 
-def bytes_in_use(device: "Device") -> int:
-    """What this process's tensors take on `device` now; of the host, the whole process."""
-    device.synchronize()
-    device.reset_peak_memory()
-    return device.peak_memory_bytes()
-
-
 class MemoryWatch:
     """Samples the memory of a process tree, and of a device, while its block runs.
 

@@ -30,6 +30,7 @@ def message(changed: dict[Any, Any], **facts: Any) -> list[str]:
     made = evidence(step_results(changed), reports=report(**facts))
     verdict, rows = judge_training(made)
     assert verdict.verdict is Outcome.FAIL
+    assert verdict.location is not None
     assert [one.location for one in verdict.suspects].count(verdict.location) == 1
     return explain_verdict(verdict, find_deciding_rows(verdict, rows)).message.splitlines()
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from assay.errors import MachineError, UsageError, exit_in_words
-from assay_runners.evaluating.installing import BUNDLE, FOLDER, is_installed
+from packages.runners.tests.github_parser.installing import BUNDLE, FOLDER, is_installed
 
 WORKFLOWS = Path(".github/workflows")
 
@@ -151,7 +151,7 @@ def evaluate(
     node: the program; None takes the first of the path.
     reusable: texts of called workflows that are not below `root`, by what `uses` says. Those of the
         repository itself are found there, whichever commit `uses` names.
-    folder: where evaluating.installing put the packages; None is where `nox -s runners` does.
+    folder: where `installing` put the packages; None is where `nox -s runners` does.
     Returns: one for each case, in this order.
     Raises: UsageError if a workflow cannot be parsed, or a case names what no workflow has;
         MachineError if node or the packages are missing.
