@@ -5,7 +5,7 @@ are aligned by name, and compared as the ports of stages are.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
 from torch import Tensor
@@ -15,7 +15,7 @@ from assay.dtypes import FORMATS
 from assay.hooks.timeline import RowIndex
 from assay.metrics import PairSums
 from assay.noise import Ratio, error_ratios
-from assay.recording.operation_names import MOVING
+from assay.recording.operation_names import ATTENTION, MOVING
 from assay.recording.operations import Operation
 from assay.sites import RowMap
 
@@ -46,6 +46,8 @@ def find_wrong_operation(
     Returns: None if all operations have partners within the limits.
     """
     actual, expected, noise = (_computing(side) for side in (actual, expected, noise))
+    if [one.name for one in actual] != [one.name for one in expected]:
+        actual, expected, noise = (_with_attention(side) for side in (actual, expected, noise))
     partners = _align(actual, expected)
     noise_partners = {j: i for i, j in _align(noise, expected).items()}
     for number, operation in enumerate(actual):
@@ -69,6 +71,28 @@ def _computing(operations: Sequence[Operation]) -> list[Operation]:
     return [operation for operation in operations if operation.name not in MOVING]
 
 
+def _with_attention(operations: Sequence[Operation]) -> list[Operation]:
+    """The operations with attention as one, where it is written out as products around a softmax.
+
+    One implementation scales queries and keys, another one their product: between its first operation
+    and its result, attention has no values that all implementations share.
+    """
+    names = [operation.name for operation in operations]
+    found: list[Operation] = []
+    done = 0
+    for softmax in (number for number, name in enumerate(names) if name == "softmax"):
+        first = max((n for n in range(done, softmax) if names[n] == "matmul"), default=-1)
+        last = next((n for n in range(softmax, len(names)) if names[n] == "matmul"), -1)
+        if first < 0 or last < 0:
+            continue
+        while first > done and names[first - 1] == "mul":
+            first -= 1
+        found += operations[done:first]
+        found.append(replace(operations[last], name=ATTENTION))
+        done = last + 1
+    return [*found, *operations[done:]]
+
+
 def _align(actual: Sequence[Operation], expected: Sequence[Operation]) -> dict[int, int]:
     """Number of each operation -> number of its partner, in order."""
     matcher = SequenceMatcher(
@@ -79,17 +103,19 @@ def _align(actual: Sequence[Operation], expected: Sequence[Operation]) -> dict[i
         for block in matcher.get_matching_blocks()
         for offset in range(block.size)
     }
-    partners = {i: j for i, j in partners.items() if _sizes(actual[i]) == _sizes(expected[j])}
+    partners = {i: j for i, j in partners.items() if _have_one_size(actual[i], expected[j])}
     # A fused operation has the result of the last one that it stands for.
     if actual and expected and len(actual) - 1 not in partners:
         last = len(expected) - 1
-        if last not in partners.values() and _sizes(actual[-1])[:1] == _sizes(expected[last])[:1]:
+        if last not in partners.values() and _have_one_size(actual[-1], expected[last]):
             partners[len(actual) - 1] = last
     return partners
 
 
-def _sizes(operation: Operation) -> list[int]:
-    return [tensor.numel() for tensor in operation.outputs]
+def _have_one_size(actual: Operation, expected: Operation) -> bool:
+    """Whether what both return is as large; a fused operation may return more than its result."""
+    pairs = zip(actual.outputs, expected.outputs, strict=False)
+    return all(ours.numel() == theirs.numel() for ours, theirs in pairs)
 
 
 def _worst_ratio(

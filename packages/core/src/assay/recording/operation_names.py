@@ -15,18 +15,20 @@ MOVING = frozenset(
     """.split()  # noqa: SIM905
 )
 
+ATTENTION = "scaled_dot_product_attention"
+
 # Names under which one computation arrives, by the name that a reader would look for.
 _CANONICAL = {
     "mm": "linear",
     "addmm": "linear",
     "linear": "linear",
     "mkldnn_linear": "linear",
-    "_scaled_dot_product_flash_attention_for_cpu": "scaled_dot_product_attention",
-    "_scaled_dot_product_flash_attention": "scaled_dot_product_attention",
-    "_scaled_dot_product_efficient_attention": "scaled_dot_product_attention",
-    "_scaled_dot_product_cudnn_attention": "scaled_dot_product_attention",
-    "_scaled_dot_product_attention_math": "scaled_dot_product_attention",
-    "_fused_sdp_choice": "scaled_dot_product_attention",
+    "_scaled_dot_product_flash_attention_for_cpu": ATTENTION,
+    "_scaled_dot_product_flash_attention": ATTENTION,
+    "_scaled_dot_product_efficient_attention": ATTENTION,
+    "_scaled_dot_product_cudnn_attention": ATTENTION,
+    "_scaled_dot_product_attention_math": ATTENTION,
+    "_fused_sdp_choice": ATTENTION,
     "bmm": "matmul",
     "baddbmm": "matmul",
     "_softmax": "softmax",

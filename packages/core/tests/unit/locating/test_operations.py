@@ -153,3 +153,65 @@ def test_garbage_in_padding_is_no_error(values: dict[str, Tensor]) -> None:
 def test_no_operations_are_all_right(values: dict[str, Tensor]) -> None:
     assert find([], values) is None
     assert find_wrong_operation([], [], [], LIMITS, UNIT) is None
+
+
+def attend(scale: float, *, inside: bool, dtype: torch.dtype = torch.float64) -> list[Operation]:
+    """Attention as single operations, which scales its queries and keys, or (inside) their product."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(4, 64, 32, generator=generator, dtype=torch.float64).to(dtype) for _ in "qkv"
+    )
+    rotated = operation("add", query)
+    if inside:
+        product = query @ key.mT
+        scores = product * scale
+        before = [operation("matmul", product), operation("mul", scores)]
+    else:
+        query, key_t = query * scale**0.5, key.mT * scale**0.5
+        scores = query @ key_t
+        before = [
+            operation("mul", query),
+            operation("mul", key_t),
+            operation("matmul", scores),
+        ]
+    shares = scores.softmax(-1)
+    after = [operation("softmax", shares), operation("matmul", shares @ value)]
+    return [rotated, *before, operation("add", scores + 0.0), *after]
+
+
+def find_in_attention(actual: list[Operation]) -> WrongOperation | None:
+    expected = attend(0.2, inside=True)
+    noise = attend(0.2, inside=True, dtype=torch.bfloat16)
+    return find_wrong_operation(actual, expected, noise, LIMITS, UNIT)
+
+
+def test_wrong_scale_of_attention_that_scales_elsewhere_is_attention_s() -> None:
+    wrong = find_in_attention(attend(0.3, inside=False, dtype=torch.bfloat16))
+
+    assert wrong is not None
+    assert (wrong.name, wrong.number) == ("scaled_dot_product_attention", 1)
+    assert find_in_attention(attend(0.2, inside=False, dtype=torch.bfloat16)) is None
+
+
+def test_wrong_scale_of_attention_written_out_alike_is_its_product_s() -> None:
+    wrong = find_in_attention(attend(0.202, inside=True, dtype=torch.bfloat16))
+
+    assert wrong is not None
+    assert wrong.name == "mul"
+
+
+def test_fused_attention_that_returns_more_than_its_result_is_compared() -> None:
+    wrong_scale, right = (
+        [all_of[0], all_of[-1]]
+        for all_of in (attend(scale, inside=True, dtype=torch.bfloat16) for scale in (0.3, 0.2))
+    )
+    for side in (wrong_scale, right):
+        result = side[1].outputs[0].reshape(2, 2, 64, 32)
+        side[1] = Operation(
+            "scaled_dot_product_attention", "aten.flash", (result, torch.zeros(2, 2, 64))
+        )
+    wrong = find_in_attention(wrong_scale)
+
+    assert wrong is not None
+    assert wrong.name == "scaled_dot_product_attention"
+    assert find_in_attention(right) is None
