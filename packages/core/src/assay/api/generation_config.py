@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import UsageError
+from assay.files import read_json_object
 
 # Numbers by their range. What only sampling reads:
 _SAMPLING = {
@@ -47,15 +48,10 @@ class GenerationConfigError(UsageError):
 def read_generation_config(path: str | Path) -> dict[str, Any]:
     """The options of the file that decide which tokens are chosen.
 
-    Raises: GenerationConfigError for what is no JSON object, and for keys and values that would
-        have to be left out silently.
+    Raises: UnreadableFileError, and GenerationConfigError for keys and values that would have to be
+        left out silently.
     """
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise GenerationConfigError.of(path, error) from None
-    if not isinstance(data, dict):
-        raise GenerationConfigError.of(path, "no JSON object")
+    data = read_json_object(Path(path))
     given = {name: value for name, value in data.items() if value is not None}
     refused = [f"{name}={json.dumps(value)}" for name, value in given.items() if _odd(name, value)]
     if refused:

@@ -8,11 +8,12 @@ from urllib.parse import parse_qsl
 
 from assay.counts import LARGEST_SEED, parse_count
 from assay.errors import UsageError, name_some
+from assay.files import open_file
 from assay.models.micro.recipes import RECIPES, Recipe, find_recipe
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 # Files that loading a model reads.
-_FILE_NAME = re.compile(r".*\.(json|safetensors|jinja|model)|pytorch_model.*\.bin")
+_FILE_NAME = re.compile(r".*\.(json|safetensors|jinja|model|txt)|pytorch_model.*\.bin")
 _TRUTH = {"0": False, "1": True}
 # Number of folders that a message lists.
 _NUM_NAMED = 5
@@ -74,10 +75,21 @@ def _require_readable(folder: Path) -> None:
     if folder / "config.json" not in files:
         raise UsageError(f"model folder {folder} has no config.json")
     for file in files:
-        try:
-            file.open("rb").close()
-        except OSError as error:
-            raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+        open_file(file).close()
+
+
+def require_inside(file: Path) -> Path:
+    """Return `file`, a weight file of a model folder.
+
+    Raises: UsageError for a link out of the folder, but one into the blobs of a hub cache.
+    """
+    folder, target = file.parent.resolve(), file.resolve()
+    allowed = [folder]
+    if folder.parent.name == "snapshots":
+        allowed.append(folder.parent.parent / "blobs")
+    if not any(target.is_relative_to(one) for one in allowed):
+        raise UsageError(f"{file} is a symbolic link out of its folder, to {target}; copy the file")
+    return file
 
 
 def _list_folders(parent: Path) -> str:

@@ -121,11 +121,14 @@ def test_what_would_vanish_silently_is_refused_by_name(
     )
 
 
-@pytest.mark.parametrize(("text", "problem"), [("[1]", "no JSON object"), ("{", "Expecting")])
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("[1]", "not a JSON object"), ("{", "not JSON"), ("[" * 100_000, "not JSON: nested deeper")],
+)
 def test_a_file_that_is_no_configuration_is_refused(
     tmp_path: Path, text: str, problem: str
 ) -> None:
     file = tmp_path / "generation_config.json"
     file.write_text(text)
-    with pytest.raises(UsageError, match=f"generation config {file}: {problem}"):
+    with pytest.raises(UsageError, match=f"{file}: {problem}"):
         sampling_options(None, None, None, str(file))

@@ -1,5 +1,6 @@
 """What a MODEL argument names."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -110,13 +111,13 @@ def test_resolving_loads_no_torch() -> None:
 def test_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").symlink_to(tmp_path / "absent")
-    with pytest.raises(UsageError, match=r"model\.safetensors cannot be read: No such file"):
+    with pytest.raises(UsageError, match=r"model\.safetensors: cannot be read: No such file"):
         resolve_model(str(tmp_path))
 
 
 def test_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
-    with pytest.raises(UsageError, match=r"config\.json cannot be read: Is a directory"):
+    with pytest.raises(UsageError, match=r"config\.json: it is a folder, not a file"):
         resolve_model(str(tmp_path))
 
 
@@ -127,13 +128,28 @@ def test_file_without_permission_is_named(
     for name in ("config.json", "model.safetensors", "tokenizer.json", "notes.txt"):
         (tmp_path / name).write_text("{}")
     assert resolve_model(str(tmp_path)).folder == tmp_path.resolve()
-    really_open = Path.open
+    really_open = os.open
 
     def open_unless_denied(path: Path, *arguments: Any) -> Any:  # root may open every file
         if path.name == denied:
             raise PermissionError(13, "Permission denied", str(path))
         return really_open(path, *arguments)
 
-    monkeypatch.setattr(Path, "open", open_unless_denied)
-    with pytest.raises(UsageError, match=f"{denied} cannot be read: Permission denied"):
+    monkeypatch.setattr(os, "open", open_unless_denied)
+    with pytest.raises(UsageError, match=f"{denied}: cannot be read: Permission denied"):
+        resolve_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "merges.txt", "model.safetensors"]
+)
+def test_file_that_never_ends_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UsageError, match=f"{name}: it is a FIFO, a socket or a device"):
+        resolve_model(str(tmp_path))
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match=f"{name}: it is a FIFO, a socket or a device"):
         resolve_model(str(tmp_path))

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from assay.files import read_json_object
 from assay.models.folders import local_folder
 from assay.models.loaded.config_build import build_from_config, compare_with_built
 from assay.models.loaded.config_keys import KeyReader
@@ -32,7 +33,6 @@ from assay.models.loading.loaded_model import DTYPES, LoadedModel
 from assay.models.loading.tokenizing import load_tokenizer
 from assay.models.remote_code import RemoteCode
 from assay.models.transformers_logging import quiet_transformers
-from assay.models.weight_files.reading import read_json
 from assay.sites import unwrapped_path
 
 _FEW_TOKENS = 4
@@ -84,7 +84,7 @@ def _inspect_second_load(
 ) -> None:
     """Load once more without the files: what code has made, and which keys it has read to do so."""
     dtype = _computed_dtype(loaded)
-    raw = read_json(folder / "config.json")
+    raw = read_json_object(folder / "config.json")
     with trace_reads() as reads:
         config = load_config(folder, remote_code)
         try:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from assay.models.weight_files.reading import read_json
+from assay.files import read_json_object
 
 _TEXT = "What is it?"
 _MESSAGES = [{"role": "user", "content": _TEXT}]
@@ -83,7 +83,7 @@ def check_generation_config(folder: Path, model: Any) -> list[str]:  # noqa: ANN
         return []
     return [
         f"{key} is {getattr(own, key, None)!r}, generation_config.json says {value!r}"
-        for key, value in read_json(path).items()
+        for key, value in read_json_object(path).items()
         if not key.startswith("_")
         and key != "transformers_version"
         and value is not None

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.errors import UsageError
+from assay.files import read_json_object
 from assay.models.remote_code import RemoteCode, transformers_option
-from assay.models.weight_files import reading
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -18,7 +18,7 @@ def load_config(folder: Path, remote_code: RemoteCode) -> "PretrainedConfig":
     path = folder / "config.json"
     if not path.is_file():
         raise UsageError(f"model folder {folder} has no config.json")
-    raw = reading.read_json(path)
+    raw = read_json_object(path)
     model_type = raw.get("model_type")
     if "auto_map" in raw and remote_code == "refuse" and model_type not in CONFIG_MAPPING:
         raise UsageError(

@@ -96,6 +96,10 @@ def load_model(
         experts = "eager"
     with local_folder(source, remote_code) as folder, quiet_transformers():
         tensors = reading.read_tensors(folder)
+        # Pickled files are refused before transformers reads them.
+        checkpoint_dtype = (
+            pickled_dtype(folder) if tensors is None else reading.checkpoint_dtype(tensors)
+        )
         config = load_config(folder, remote_code)
         load_dtype = DTYPES[rounded_to or dtype]
         if load_dtype is torch.float64 and not (tensors and reading.holds_float64(tensors)):
@@ -116,7 +120,6 @@ def load_model(
         )
         if tokenizing.kind == "bytes" and source.kind != "micro":
             notes.append("no tokenizer files: text is encoded as the bytes of UTF-8")
-        checkpoint_dtype = reading.checkpoint_dtype(tensors) if tensors else pickled_dtype(folder)
         weights = reading.stored_weights(tensors) if tensors else pickled_weights(folder)
     eos_token_ids = _eos_token_ids(module, text_config)
     return LoadedModel(

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import xxhash
 
 from assay.errors import UsageError
+from assay.models.loading.configs import first_line
 from assay.models.micro.recipes import BOS_ID
 from assay.models.remote_code import RemoteCode, transformers_option
 from assay.models.weight_files.reading import files_hash
@@ -87,7 +88,7 @@ def load_tokenizer(folder: Path, remote_code: RemoteCode) -> Any:  # noqa: ANN40
     except Exception as error:  # any: each tokenizer class has its own ways to fail
         files = [name for name in _TOKENIZER_FILES if (folder / name).is_file()]
         raise UsageError(
-            f"the tokenizer in {folder} ({', '.join(files)}) cannot be loaded: {error}"
+            f"the tokenizer in {folder} ({', '.join(files)}) cannot be loaded: {first_line(error)}"
         ) from error
 
 

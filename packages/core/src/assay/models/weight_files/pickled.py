@@ -2,11 +2,12 @@
 
 import pickle
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
-from assay.errors import UsageError
+from assay.files import UnreadableFileError, open_file
 from assay.models.weight_files.hashing import StoredWeight, hash_values
 from assay.models.weight_files.reading import weight_files
 
@@ -28,11 +29,24 @@ _SAFETENSORS_NAMES = {
 
 
 def _load_file(file: Path) -> dict[str, torch.Tensor]:
+    open_file(file).close()
     try:
         state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise UsageError(f"{file} cannot be read as a file of tensors: {error}") from error
-    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    except pickle.UnpicklingError:
+        # torch's own message advises to unpickle whatever the file holds.
+        problem = "it holds objects other than tensors, which assay does not unpickle"
+        raise UnreadableFileError.of(file, problem) from None
+    except Exception as error:  # noqa: BLE001 - any: damaged pickles and archives
+        raise UnreadableFileError.of(file, f"no file of tensors: {error}") from None
+    if not isinstance(state, Mapping):
+        raise UnreadableFileError.of(file, f"it holds a {type(state).__name__}, no tensors by name")
+    tensors = {str(key): one for key, one in state.items() if isinstance(one, torch.Tensor)}
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided or tensor.dtype not in _SAFETENSORS_NAMES:
+            raise UnreadableFileError.of(file, f"{name} is a {tensor.layout} of {tensor.dtype}")
+        if tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise UnreadableFileError.of(file, f"{name} has more elements than are stored")
+    return tensors
 
 
 def read_pickled(folder: Path) -> dict[str, torch.Tensor]:

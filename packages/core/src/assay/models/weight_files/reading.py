@@ -4,7 +4,6 @@ The safetensors layout (8 bytes of header length, little endian; a JSON header; 
 described in the README of the safetensors project.
 """
 
-import json
 import mmap
 from collections import Counter
 from collections.abc import Mapping
@@ -12,11 +11,12 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import mul
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
 from assay.errors import UsageError
+from assay.files import UnreadableFileError, open_file, parse_json, read_json_object
+from assay.models.sources import require_inside
 from assay.models.weight_files.hashing import StoredWeight, combine_hashes, hash_values
 
 _SINGLE = "model.safetensors"
@@ -52,17 +52,6 @@ class StoredTensor:
         return self.end - self.start
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of a model folder. Raises: UsageError naming the file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read as JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise UsageError(f"{path} holds no JSON object")
-    return value
-
-
 def weight_files(folder: Path) -> list[Path]:
     """The weight files of a folder, safetensors before pickled ones, checked to exist.
 
@@ -70,15 +59,19 @@ def weight_files(folder: Path) -> list[Path]:
     """
     for single, index in ((_SINGLE, _INDEX), (_TORCH_SINGLE, _TORCH_INDEX)):
         if (folder / single).is_file():
-            return [folder / single]
+            return [require_inside(folder / single)]
         if (folder / index).is_file():
-            shards = read_json(folder / index).get("weight_map")
-            if not isinstance(shards, dict) or not shards:
+            shards = read_json_object(folder / index).get("weight_map")
+            if not isinstance(shards, dict) or not all(isinstance(v, str) for v in shards.values()):
                 raise UsageError(f"{folder / index} has no weight_map")
-            files = [folder / name for name in sorted({str(name) for name in shards.values()})]
+            files = [folder / name for name in sorted(set(shards.values()))]
+            if not files:
+                raise UsageError(f"{folder / index} has no weight_map")
+            names = {path.name for path in folder.iterdir() if path.is_file()}
             for file in files:
-                if not file.is_file() or file.parent != folder:
+                if file.parent != folder or file.name not in names:
                     raise UsageError(f"{folder / index} names {file.name}, which is not there")
+                require_inside(file)
             return files
     raise UsageError(f"model folder {folder} has no weights: neither {_SINGLE} nor {_INDEX}")
 
@@ -94,7 +87,7 @@ def read_tensors(folder: Path) -> list[StoredTensor] | None:
     tensors = [tensor for file in files for tensor in _read_header(file)]
     if (folder / _INDEX).is_file() and files != [folder / _SINGLE]:
         held = {(tensor.name, tensor.file.name) for tensor in tensors}
-        for name, file_name in read_json(folder / _INDEX)["weight_map"].items():
+        for name, file_name in read_json_object(folder / _INDEX)["weight_map"].items():
             if (name, file_name) not in held:
                 raise UsageError(f"{folder / file_name} lacks {name}, which {_INDEX} promises")
     return tensors
@@ -102,27 +95,29 @@ def read_tensors(folder: Path) -> list[StoredTensor] | None:
 
 def _read_header(file: Path) -> list[StoredTensor]:
     size = file.stat().st_size
-    with file.open("rb") as stream:
+    with open_file(file) as stream:
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
         if length > min(size - _LENGTH_BYTES, _MAX_HEADER_BYTES):
             raise UsageError(f"{file} is truncated or no safetensors file: its header is cut off")
         try:
-            header = json.loads(stream.read(length))
+            header = parse_json(stream.read(length).decode(), f"{file}, safetensors header")
             data_start = _LENGTH_BYTES + length
             entries = [
                 StoredTensor(
                     name,
                     file,
                     str(entry["dtype"]),
-                    tuple(int(dim) for dim in entry["shape"]),
-                    data_start + int(entry["data_offsets"][0]),
-                    data_start + int(entry["data_offsets"][1]),
+                    tuple(_count(dim) for dim in entry["shape"]),
+                    data_start + _count(entry["data_offsets"][0]),
+                    data_start + _count(entry["data_offsets"][1]),
                 )
                 for name, entry in header.items()
                 if name != "__metadata__"
             ]
+        except UnreadableFileError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise UsageError(f"{file} has a broken safetensors header: {error!r}") from None
+            raise UnreadableFileError.of(file, f"broken safetensors header: {error!r}") from None
     for tensor in sorted(entries, key=lambda tensor: tensor.end):
         if tensor.end > size or tensor.start > tensor.end or tensor.start < data_start:
             raise UsageError(
@@ -130,6 +125,12 @@ def _read_header(file: Path) -> list[StoredTensor]:
                 f" the file has {size:,}"
             )
     return entries
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is neither a size nor an offset")
+    return value
 
 
 def checkpoint_dtype(tensors: list[StoredTensor]) -> str:

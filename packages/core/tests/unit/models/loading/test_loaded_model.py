@@ -178,7 +178,7 @@ def test_tensor_that_the_model_does_not_use_is_noted(
 
 def test_configuration_that_is_no_json_is_named(llama_folder: Path) -> None:
     (llama_folder / "config.json").write_text("{")
-    assert_refused(llama_folder, f"{llama_folder / 'config.json'} cannot be read as JSON")
+    assert_refused(llama_folder, f"{llama_folder / 'config.json'}: not JSON: Expecting")
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,11 @@ def test_cut_file_is_refused_by_the_first_tensor_that_is_cut(tmp_path: Path) -> 
         read_tensors(tmp_path)
 
 
+def header_of(shape: str) -> bytes:
+    text = f'{{"a": {{"dtype": "F32", {shape}, "data_offsets": [0, 4]}}}}'.encode()
+    return struct.pack("<Q", len(text)) + text + bytes(4)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -67,7 +72,16 @@ def test_cut_file_is_refused_by_the_first_tensor_that_is_cut(tmp_path: Path) -> 
         (b"\x07", "truncated"),
         (struct.pack("<Q", 2**62), "truncated"),
         (struct.pack("<Q", 9) + b"{}", "truncated"),
-        (struct.pack("<Q", 2) + b"{[", "broken safetensors header"),
+        (struct.pack("<Q", 2) + b"{[", "safetensors header: not JSON"),
+        (
+            struct.pack("<Q", 4002) + b"[" * 2001 + b"]" * 2001,
+            "header: not JSON: nested deeper than 100",
+        ),
+        (struct.pack("<Q", 100_000) + b"[" * 100_000, "header: not JSON: nested deeper than 100"),
+        (header_of('"shape": [Infinity]'), "broken safetensors header.*inf is neither a size"),
+        (header_of('"shape": [1.5]'), "broken safetensors header"),
+        (header_of('"shape": [true]'), "broken safetensors header"),
+        (header_of(f'"shape": [{"9" * 5000}]'), "header: not JSON: Exceeds the limit"),
         (struct.pack("<Q", 2) + b"[]", "broken safetensors header"),
         (struct.pack("<Q", 9) + b'{"a": {}}', "broken safetensors header"),
     ],
@@ -85,7 +99,7 @@ def test_tensor_that_overlaps_the_header_is_refused(tmp_path: Path) -> None:
     header = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}).encode()
     content = struct.pack("<Q", len(header)) + header
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(UsageError, match="truncated: a"):
+    with pytest.raises(UsageError, match="-4 is neither a size nor an offset"):
         read_tensors(tmp_path)
 
 
@@ -110,6 +124,37 @@ def test_shard_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"a": "../model-0.safetensors"}}))
     with pytest.raises(UsageError, match="which is not there"):
         read_tensors(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model-0.safetensors"])
+def test_link_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model"
+    write_sharded(folder, [{"a": torch.zeros(1)}])
+    (folder / "model-0.safetensors").rename(tmp_path / "outside")
+    (folder / name).symlink_to("../outside")
+    with pytest.raises(UsageError, match=rf"{name} is a symbolic link out of its folder, to"):
+        read_tensors(folder)
+
+
+def test_links_within_a_folder_and_a_hub_cache_are_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "snapshots" / "1234"
+    folder.parent.mkdir()
+    write_sharded(folder, [{"a": torch.zeros(1)}, {"b": torch.zeros(1)}])
+    (tmp_path / "blobs").mkdir()
+    (folder / "model-0.safetensors").rename(tmp_path / "blobs" / "5678")
+    (folder / "model-0.safetensors").symlink_to("../../blobs/5678")
+    (folder / "model-1.safetensors").rename(folder / "kept")
+    (folder / "model-1.safetensors").symlink_to("kept")
+    assert [one.name for one in read_tensors(folder) or []] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "shards", ["[]", "{}", '{"a": 1}', '{"a": ["x"]}', '{"a": null}', f'{{"a": "{"x" * 5000}"}}']
+)
+def test_index_of_another_form_is_refused(tmp_path: Path, shards: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(f'{{"weight_map": {shards}}}')
+    with pytest.raises(UsageError, match=r"has no weight_map|which is not there"):
+        read_tensors(tmp_path)
 
 
 def test_tensor_that_the_index_promises_and_no_shard_holds_is_named(tmp_path: Path) -> None:

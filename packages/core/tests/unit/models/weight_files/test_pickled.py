@@ -1,0 +1,57 @@
+"""Files that are unpickled without running what they hold, or refused in one sentence."""
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from assay.files import UnreadableFileError
+from assay.models.weight_files.pickled import read_pickled
+
+
+class _Hostile:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch hostile",)
+
+
+def one_number(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.zeros(1).expand(shape)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"a": _Hostile()}, "objects other than tensors, which assay does not unpickle"),
+        (nn.Linear(1, 1), "objects other than tensors, which assay does not unpickle"),
+        ([1, 2], "it holds a list, no tensors by name"),
+        (torch.zeros(1), "it holds a Tensor, no tensors by name"),
+        ({"a": one_number((1 << 20, 1 << 20))}, "a has more elements than are stored"),
+        ({"a": torch.zeros(1, dtype=torch.complex64)}, "a is a torch.strided of torch.complex64"),
+        ({"a": torch.eye(2).to_sparse()}, "a is a torch.sparse_coo of torch.float32"),
+    ],
+)
+def test_other_content_is_refused(tmp_path: Path, content: object, problem: str) -> None:
+    torch.save(content, tmp_path / "pytorch_model.bin")
+    with pytest.raises(UnreadableFileError) as raised:
+        read_pickled(tmp_path)
+    message = str(raised.value)
+    assert message.endswith(problem)
+    assert "weights_only" not in message
+    assert not Path("hostile").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps({"a": 1}), b"PK\x03\x04"])
+def test_damaged_file_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises(UnreadableFileError, match=r"pytorch_model\.bin: ") as raised:
+        read_pickled(tmp_path)
+    assert "\n" not in str(raised.value)
+    assert "weights_only" not in str(raised.value)
+
+
+def test_tensors_are_read(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2), "step": 3}, tmp_path / "pytorch_model.bin")
+    assert list(read_pickled(tmp_path)) == ["a"]
