@@ -139,3 +139,45 @@ def test_a_test_without_assertion_is_found() -> None:
         "def test_a():\n    run()\n\ndef test_b():\n    with pytest.raises(E):\n        run()\n"
     )
     assert find_idle_tests(source) == ["1: test_a"]
+
+
+# Calls that one room of core makes for everybody, by what they would do elsewhere.
+FILE_READS = re.compile(
+    r"tomllib|json\.loads?\([^\n]*\.read_(text|bytes)\(|model_validate_json\([^\n]*\.read_(text|bytes)\("
+)
+PRINTS = re.compile(
+    r"typer\.echo\(|\bConsole\((?!Console)|[^.\w]Environment\(|^ *print\(", re.MULTILINE
+)
+CALLS_OF = {"files": FILE_READS, "output": PRINTS}
+# Other programs read what these print, over a pipe of their own.
+PRINTS_ALLOWED = {
+    "packages/bench/src/assay_bench/performance/environments.py",
+    "packages/core/src/assay/devices/detection/probe.py",
+}
+
+
+@pytest.mark.parametrize("room", CALLS_OF)
+def test_one_room_reads_and_one_prints(root: Path, find_files: Find, room: str) -> None:
+    found = {
+        str(path.relative_to(root))
+        for path in find_files("packages/*/src/*.py")
+        if CALLS_OF[room].search(path.read_text(encoding="utf-8"))
+        and root / "packages/core/src/assay" / room not in path.parents
+    }
+    assert found - (PRINTS_ALLOWED if room == "output" else set()) == set()
+
+
+@pytest.mark.parametrize(
+    ("room", "line"),
+    [
+        ("files", "import tomllib"),
+        ("files", "data = json.loads(path.read_text(encoding='utf-8'))"),
+        ("files", "Record.model_validate_json(path.read_bytes())"),
+        ("output", "typer.echo(text)"),
+        ("output", "    print(text)"),
+        ("output", "Console(stderr=True).print(table)"),
+        ("output", "pages = Environment(autoescape=True)"),
+    ],
+)
+def test_a_planted_read_or_print_is_found(room: str, line: str) -> None:
+    assert CALLS_OF[room].search(line)
