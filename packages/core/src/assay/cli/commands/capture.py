@@ -38,7 +38,10 @@ def capture(  # noqa: PLR0913 - one for each option
     Example: assay capture micro:llama --run cpu/float32 --output golden --noise-for bfloat16
     """
     from assay.api.inputs import input_options
+    from assay.comparing.coverage import CoverageParts, judge_coverage
+    from assay.comparing.wording.coverage import describe_coverage
     from assay.generate.check import capture as capture_golden
+    from assay.generate.processes.golden_folder import GoldenSection
     from assay.generate.processes.requests import CaptureRequest
     from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder, open_progress
@@ -68,6 +71,8 @@ def capture(  # noqa: PLR0913 - one for each option
     )
     with open_progress() as progress:
         capture_golden(request, folder.path, progress)
+        usage = GoldenSection.open(folder.path, dtypes[0]).usage()
+        progress.note(describe_coverage(judge_coverage(CoverageParts(usage, usage))))
     print_text(folder.path)
 
 

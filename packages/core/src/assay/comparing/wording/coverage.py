@@ -1,9 +1,7 @@
 """Coverage in words: one line for the first screen, and notes."""
 
-from collections.abc import Iterable
-
 from assay.errors import name_some
-from assay.verdicts import Coverage, is_part_of
+from assay.verdicts import Coverage
 
 
 def describe_coverage(coverage: Coverage) -> str:
@@ -17,6 +15,7 @@ def describe_coverage(coverage: Coverage) -> str:
     elif on_candidate != (ran, total):
         text += f" (on the candidate {on_candidate[0]:,} of {on_candidate[1]:,})"
     gaps = list_gaps(coverage)
+    gaps += ["--allow-unused GLOB passes without them"] if coverage.forbidden_gaps else []
     return "; ".join([text, *gaps, *_list_minor_gaps(coverage)])
 
 
@@ -37,24 +36,14 @@ def list_gaps(coverage: Coverage) -> list[str]:
 def notes_on_coverage(coverage: Coverage) -> list[str]:
     """What --allow-unused excuses, and what it does not need to."""
     notes = []
-    excused = sorted(set(coverage.gaps) - set(coverage.forbidden_gaps))
-    if excused:
-        shown = _in_parts(excused, coverage.not_run_parts)
-        notes.append(f"not compared, as --allow-unused allows: {name_some(shown)}")
+    if coverage.gaps and not coverage.forbidden_gaps:
+        notes.append(f"not compared, as --allow-unused allows: {'; '.join(list_gaps(coverage))}")
     notes += [
         f"--allow-unused {glob} covers nothing: all modules, parameters and experts of such a name"
         " were compared, or the model has no such name"
         for glob in coverage.unmatched_globs
     ]
     return notes
-
-
-def suggest_globs(coverage: Coverage) -> str:
-    """The options that would allow what was not compared."""
-    shown = _in_parts(coverage.forbidden_gaps, coverage.not_run_parts)
-    return " ".join(f"--allow-unused '{name}'" for name in shown[:3]) + (
-        " ..." if len(shown) > 3 else ""
-    )
 
 
 def _list_minor_gaps(coverage: Coverage) -> list[str]:
@@ -67,9 +56,3 @@ def _list_minor_gaps(coverage: Coverage) -> list[str]:
     if unread:
         gaps.append(f"cache slots never read: {unread:,} of {coverage.cache_slots:,}")
     return gaps
-
-
-def _in_parts(names: Iterable[str], parts: Iterable[str]) -> list[str]:
-    """`names`, with those inside of one of `parts` put together."""
-    known = list(parts)
-    return list(dict.fromkeys(next((p for p in known if is_part_of(n, p)), n) for n in names))

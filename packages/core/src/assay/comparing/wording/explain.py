@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from assay.comparing.levels import LEVEL_OF_PHASE
-from assay.comparing.wording.coverage import describe_coverage, list_gaps, suggest_globs
+from assay.comparing.wording.coverage import describe_coverage, list_gaps
 from assay.comparing.wording.deciding_rows import DecidingRows
 from assay.comparing.wording.diagnoses import load_diagnoses
 from assay.comparing.wording.numerals import format_against, format_number
@@ -102,7 +102,7 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
         headline = "Not everything that was promised could be compared: this is not a pass."
         details = _explain_not_compared(verdict)
     if verdict.coverage is not None:
-        details = [*details, *_explain_coverage(verdict.coverage)]
+        details = [*details, describe_coverage(verdict.coverage)]
     return Explanation(
         verdict.verdict,
         f"{verdict.verdict.value}: {describe_sides(verdict)}",
@@ -118,13 +118,6 @@ def _headline_of_pass(coverage: Coverage | None) -> str:
     if coverage is None or not coverage.gaps:
         return "The candidate agrees with the reference."
     return f"What ran of the model agrees with the reference; {'; '.join(list_gaps(coverage))}."
-
-
-def _explain_coverage(coverage: Coverage) -> list[str]:
-    lines = [describe_coverage(coverage)]
-    if coverage.forbidden_gaps:
-        lines.append(f"to pass without comparing it: {suggest_globs(coverage)}")
-    return lines
 
 
 def _reasons(verdict: Verdict) -> list[str]:
