@@ -237,7 +237,7 @@ def test_setup_file_that_cannot_be_imported(check: Run, tmp_path: Path) -> None:
         (("--batch-size", "99999999"), "less than or equal to 1000000"),
         (("--seed", "99999999999999999999"), "less than or equal to 9223372036854775807"),
         (("--limits", "strict"), "no limits called 'strict'"),
-        (("--limits", "absent.toml"), "no limits file absent.toml"),
+        (("--limits", "absent.toml"), "absent.toml: cannot be read: No such file"),
     ],
 )
 def test_option_that_cannot_be(check: Run, options: tuple[str, ...], why: str) -> None:
