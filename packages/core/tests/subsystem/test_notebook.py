@@ -41,7 +41,7 @@ def test_the_planted_fault_is_found_and_printed(outputs: list[list[Any]]) -> Non
     assert lines[1].startswith("model.layers.1.mlp.down_proj, operation linear")
     assert lines[-1].startswith("report: runs/")
     progress = [output.text for output in outputs[0] if output.get("name") == "stderr"]
-    assert "candidate: loads micro:llama on cpu/bfloat16" in "".join(progress)
+    assert "\x1b" not in "".join(progress)
 
 
 def test_the_verdict_is_shown_as_the_first_screen(outputs: list[list[Any]]) -> None:

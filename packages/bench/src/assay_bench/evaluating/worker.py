@@ -22,6 +22,7 @@ from assay.models.loading.tokenizing import load_tokenizer
 from assay.models.micro.recipes import BOS_ID
 from assay.models.size_policy import choose_threads
 from assay.plugins import load_object
+from assay.progress import subtask
 from assay.runs import Progress
 from assay.runs.worker import serve
 from assay_bench.battery.task_files import TaskError, load_task
@@ -38,6 +39,7 @@ _BATCH_SIZE = 32
 def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Answer an EvaluationRequest: results and samples of every task lie in its folder."""
     asked = EvaluationRequest.model_validate(request)
+    progress.number_phases(3)
     with progress.step("loads lm-eval"):
         import lm_eval
 
@@ -64,9 +66,10 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         "clusters": asked.clusters,
     }
     language_model = _language_model(loaded, asked)
-    with progress.task(f"{asked.model} is asked", len(asked.tasks)) as bar:
+    with progress.task(f"asks {asked.model}", len(asked.tasks), "tasks") as bar:
         for task in asked.tasks:
-            _ask(task, asked, language_model, device, facts)
+            with subtask(task):
+                _ask(task, asked, language_model, device, facts)
             bar.advance()
     return {"facts": facts}
 

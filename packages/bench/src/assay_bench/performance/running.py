@@ -29,7 +29,7 @@ def run_suites(
         with progress.step(f"loads {asked.model} on {asked.run}"):
             process.wait_until_ready()
         while (suite := process.waiting_for) is not None:
-            with progress.task(f"measures {suite}", asked.num_turns) as task:
+            with progress.task(f"measures {suite}", asked.num_turns, "rounds") as task:
                 while process.waiting_for == suite:
                     process.run_round()
                     task.advance()

@@ -124,7 +124,7 @@ def _tune(task: TuneTask, start: ModelStart, progress: Progress) -> None:
     """Train from the newest checkpoint on, write the model, and last its record."""
     folder, recipe = task.folder, task.recipe
     task = task.model_copy(update={"done": go_back_to_checkpoint(folder)})
-    with progress.task(f"tunes {task.title}", recipe.steps) as bar:
+    with progress.task(f"tunes {task.title}", recipe.steps, "steps") as bar:
         bar.advance(task.done)
         with _counted(folder / LOSSES_FILE, bar):
             trained = Trained.model_validate(_launch("train", task, task.way.ranks))

@@ -113,6 +113,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
     )
     with open_progress() as progress:
         run_check(check, folder, progress)
-    from assay.api.verdict import CheckedVerdict  # imported while the check ran
+        with progress.step("writes the report"):
+            from assay.api.verdict import CheckedVerdict  # imported while the check ran
 
-    return CheckedVerdict.publish(folder)
+            return CheckedVerdict.publish(folder)

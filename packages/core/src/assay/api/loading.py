@@ -43,6 +43,7 @@ def check_load(
     check = LoadCheck(request, command_line(check_load, arguments))
     with open_progress() as progress:
         run_check(check, folder, progress)
-    from assay.api.verdict import CheckedVerdict  # jinja2 and rich are not needed before
+        with progress.step("writes the report"):
+            from assay.api.verdict import CheckedVerdict  # jinja2 and rich are not needed before
 
-    return CheckedVerdict.publish(folder)
+            return CheckedVerdict.publish(folder)

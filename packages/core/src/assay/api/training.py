@@ -104,9 +104,10 @@ def check_train(  # noqa: PLR0913 - one for each option
     )
     with open_progress() as progress:
         mode.run(check, folder, progress)
-    from assay.api.verdict import CheckedVerdict  # jinja2 and rich are not needed before
+        with progress.step("writes the report"):
+            from assay.api.verdict import CheckedVerdict  # jinja2 and rich are not needed before
 
-    return CheckedVerdict.publish(folder)
+            return CheckedVerdict.publish(folder)
 
 
 def _default_micro_batches(ranks: dict[str, int]) -> int:

@@ -64,9 +64,10 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
     if check.golden is not None and not check.golden.is_dir():
         raise UsageError(f"there is no folder {check.golden}")
     begin_preload(PRELOAD)
-    for run in (check.reference, check.candidate):
-        if run is not None:  # before anything is computed
-            require_run(parse_run(run))
+    with progress.step("looks for the devices"):  # before anything is computed
+        for run in (check.reference, check.candidate):
+            if run is not None:
+                require_run(parse_run(run))
     _import_meanwhile("assay.generate.judging.verdict", "assay.report.publish")
     workers = Workers(folder, progress)
     if check.setup is not None and check.golden is None:
@@ -75,7 +76,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
     if check.golden is not None and check.verify_golden:
         from assay.generate.processes.golden_folder import verify_golden  # torch
 
-        with progress.step("golden: content hashes"):
+        with progress.step("verifies the golden"):
             verify_golden(check.golden, check.dtype)
     golden = check.golden or _capture_golden(check, workers)
     candidate = CandidateRequest(
@@ -144,18 +145,20 @@ def _run_and_judge(
     folder = Path(candidate.folder)
     if check.num_ranks == 1:
         answer = workers.ask("candidate", candidate.model_dump(), "candidate")
-        return judge(golden, check, folder, answer.result)
+        with workers.progress.step("judges"):
+            return judge(golden, check, folder, answer.result)
     axes = ", ".join(f"{axis}={size}" for axis, size in check.mesh.items())
-    with workers.progress.step(f"candidate: runs on ranks of {axes}"):
-        reports = run_ranks(candidate, PRELOAD)
+    with workers.progress.step(f"candidate on ranks of {axes}"):
+        reports = run_ranks(candidate, PRELOAD, workers.progress)
     from assay.generate.judging.ranks import with_facts_of_all, worst_of_ranks  # torch
 
-    return worst_of_ranks(
-        [
-            judge(golden, check, rank_folder(folder, number), report)
-            for number, report in enumerate(with_facts_of_all(reports))
-        ]
-    )
+    with workers.progress.step("judges"):
+        return worst_of_ranks(
+            [
+                judge(golden, check, rank_folder(folder, number), report)
+                for number, report in enumerate(with_facts_of_all(reports))
+            ]
+        )
 
 
 def judge(

@@ -15,6 +15,7 @@ from assay.launch.processes.rank_process import in_world
 from assay.launch.rank import Rank
 from assay.launch.supervising import supervised
 from assay.launch.world import World, outer_world_size
+from assay.progress import SilentProgress
 from assay.watchdog import WATCHDOG, temporary_folder
 
 P = ParamSpec("P")
@@ -64,6 +65,9 @@ def launch_world(
             values = supervisor.wait()
             if world.at_end is not None:
                 world.at_end(supervisor.group)
+        logs = sorted(world.log_folder.glob("rank*.log")) if world.log_folder else []
+        if any(log.stat().st_size for log in logs):
+            world.progress.note(f"ranks print to {world.log_folder}/rank*.log")
         return [_loaded(value, rank) for rank, value in enumerate(values)]
 
 
@@ -95,7 +99,7 @@ def _pickled_call(
 def _setup(world: World) -> dict[str, Any]:
     """The settings of this process that a rank applies before it opens its device."""
     return {
-        "world": replace(world, at_end=None),
+        "world": replace(world, at_end=None, progress=SilentProgress()),
         "environment": dict(os.environ),
         "working_directory": str(Path.cwd()),
         "arguments": sys.argv,

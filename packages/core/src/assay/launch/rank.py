@@ -1,8 +1,10 @@
 """The first argument of a body: its rank in the world."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from assay.progress import Progress, SilentProgress
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -18,6 +20,7 @@ class Rank:
     axes: sizes of the mesh axes by name.
     device: opened; of several accelerators the one of this rank.
     mesh: over all ranks, with `axes`.
+    progress: shown, for the first rank, where that of the world is.
     """
 
     number: int
@@ -26,3 +29,4 @@ class Rank:
     axes: Mapping[str, int]
     device: "Device"
     mesh: "DeviceMesh"
+    progress: Progress = field(default_factory=SilentProgress)

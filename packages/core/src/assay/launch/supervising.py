@@ -5,7 +5,7 @@ import pickle
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from assay.errors import AssayError
@@ -16,6 +16,7 @@ from assay.launch.processes.fork_server_client import FORK_SERVER
 from assay.launch.processes.pipes import LinePipe, Pipe, opened, wait_for_any
 from assay.launch.processes.rank_process import STACK_SIGNAL
 from assay.launch.world import World
+from assay.runs.progress.wire import WireReader
 from assay.watchdog import watched
 
 # How long to wait after a failure for one that shows the cause more directly. A rank may see its
@@ -57,8 +58,8 @@ def supervised(world: World, folder: Path) -> Iterator["WorldSupervisor"]:
         reports.close_writer()
         try:
             # The leader kills its ranks and then itself, unless somebody killed it.
-            with watched("group", leader):
-                yield WorldSupervisor(world, folder, leader, gate, exits, reports)
+            with watched("group", leader), closing(WireReader(world.progress)) as tasks:
+                yield WorldSupervisor(world, folder, leader, gate, exits, reports, tasks)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(leader, signal.SIGKILL)
@@ -74,14 +75,16 @@ class WorldSupervisor:
     """
 
     def __init__(
-        self, world: World, folder: Path, group: int, gate: Pipe, exits: LinePipe, reports: LinePipe
-    ) -> None:
+        self, world: World, folder: Path, group: int, gate: Pipe, exits: LinePipe, reports: LinePipe,
+        tasks: WireReader,
+    ) -> None:  # fmt: skip
         self.group = group
         self._world = world
         self._folder = folder
         self._gate = gate
         self._exits = exits
         self._reports = reports
+        self._tasks = tasks
         self._states = {rank: RankState() for rank in range(world.size)}
         self._pids: dict[int, int] = {}
         self._ready: set[int] = set()
@@ -169,7 +172,10 @@ class WorldSupervisor:
         exits = self._exits.read_lines()
         # Read after the exits but handled before them: a rank reports before it ends.
         for line in self._reports.read_lines():
-            self._take_report(line["rank"], line["event"])
+            if line["event"] == "progress":
+                self._tasks.show(line["shown"])
+            else:
+                self._take_report(line["rank"], line["event"])
         for line in exits:
             if "pids" in line:
                 self._pids = {int(rank): pid for rank, pid in line["pids"].items()}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from assay.errors import UsageError
+from assay.progress import Progress, SilentProgress
 
 # Shares of the time after which a world is ended from outside: for its start, one collective and
 # its body. The rest is for collecting stacks and logs and for ending the processes.
@@ -60,6 +61,7 @@ class World:
         returned, before what they left in it is killed.
     log_folder: an existing folder where `rankN.log` with all that rank N printed is kept. By
         default the logs are deleted with the world, and an error quotes their last lines.
+    progress: shows the tasks of rank 0.
     """
 
     axes: Mapping[str, int]
@@ -69,6 +71,7 @@ class World:
     preload: tuple[str, ...] = ()
     log_folder: Path | None = None
     at_end: Callable[[int], None] | None = None
+    progress: Progress = field(default_factory=SilentProgress)
 
     def __post_init__(self) -> None:
         if not self.axes or any(size < 1 for size in self.axes.values()):

@@ -26,7 +26,8 @@ class LoadCheck:
 def check_load(check: LoadCheck, folder: Path, progress: Progress) -> Verdict:
     """Load, judge, and write verdict.json and measurements.jsonl into `folder`."""
     if check.request.run is not None:
-        require_run(parse_run(check.request.run))
+        with progress.step("looks for the devices"):
+            require_run(parse_run(check.request.run))
     answer = LoadAnswer.model_validate(
         run_process(
             _WORKER, check.request.model_dump(), folder, name="load", progress=progress

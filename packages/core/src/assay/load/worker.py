@@ -18,6 +18,7 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     asked = LoadRequest.model_validate(request)
     run = parse_run(asked.run or f"cpu/{stored_dtype(asked.model, asked.remote_code)}")
     device = open_run(run)
+    progress.number_phases(2)
     with progress.step(f"loads {asked.model} on {run}"):
         loaded = load_model(
             asked.model,

@@ -1,13 +1,15 @@
-"""transformers without its progress bars and load reports, which our own errors replace."""
+"""transformers without its progress bars and load reports, which our own replace."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from assay.progress import counted
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Inside, transformers logs only errors and draws no progress bar."""
+    """Inside, transformers logs only errors; what it would draw a bar for is a task of ours."""
     from transformers.utils import logging as untyped_logging
 
     logging: Any = untyped_logging
@@ -15,9 +17,20 @@ def quiet_transformers() -> Iterator[None]:
     had_bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    hook = logging.set_tqdm_hook(_count)
     try:
         yield
     finally:
+        logging.set_tqdm_hook(hook)
         logging.set_verbosity(verbosity)
         if had_bars:
             logging.enable_progress_bar()
+
+
+def _count(
+    make_bar: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
+) -> Any:  # noqa: ANN401 - what stands in for a bar of tqdm
+    items = next(iter(arguments), None)
+    if isinstance(items, Collection):
+        return counted(str(options.get("desc", "loads")).lower(), items, "tensors")
+    return make_bar(*arguments, **options)

@@ -3,11 +3,11 @@
 Imports neither torch nor transformers.
 """
 
+from assay.progress import Progress, SilentProgress, Task
 from assay.runs.errors import FolderError, ProcessError
 from assay.runs.folders import RunFolder
 from assay.runs.processes import Answer, run_process
-from assay.runs.progress import Progress, SilentProgress, Task
-from assay.runs.progress_display import LineProgress, open_progress
+from assay.runs.progress.display import LineProgress, open_progress
 from assay.runs.provenance import provenance
 
 __all__ = [

@@ -9,15 +9,17 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from assay.errors import MachineError, UsageError
 from assay.files import DiskError, UnreadableFileError, read_json_object, write_whole
+from assay.progress import Progress
 from assay.runs.errors import ProcessError
 from assay.runs.hashing import SAME_HASHES
-from assay.runs.progress import Progress, WireReader
+from assay.runs.progress.wire import WireReader
 from assay.watchdog import GRACE_SECONDS, watched
 
 if TYPE_CHECKING:
@@ -51,8 +53,8 @@ def run_process(
     """Run `python -m module`, which calls `assay.runs.worker.serve`, and wait for its answer.
 
     Writes NAME.request.json, NAME.answer.json and NAME.log into `folder`; the log has all that the
-    process and its children wrote to standard output and standard error. Its progress and its
-    lines are shown on `progress`; nothing goes to this process's standard output.
+    process and its children wrote to standard output and standard error. `progress` shows its
+    tasks, within one called `name`, and names the log if anything is written there.
 
     The process and its children end with this call, even on Ctrl-C, an exception or a kill of this
     process. They get SIGTERM (a KeyboardInterrupt in `work`), and SIGKILL a few seconds later.
@@ -80,10 +82,12 @@ def run_process(
     except OSError as error:
         raise DiskError.refused(log_file, error) from error
     started = time.monotonic()
-    with log:
+    with log, progress.step(name):
         process = _start(module, request_file, environment or {}, preload)
         listener = threading.Thread(
-            target=_listen, args=(process, log, name, progress), daemon=True
+            target=copy_context().run,  # or its tasks would not be within the one called `name`
+            args=(_listen, process, log, name, progress),
+            daemon=True,
         )
         listener.start()
         with watched("group", process.pid):
@@ -118,17 +122,18 @@ def _start(
 
 
 def _listen(process: "_Process", log: IO[bytes], name: str, progress: Progress) -> None:
-    def take_text(text: str) -> None:
-        with suppress(OSError):  # a full disk must not block the process that writes to the pipe
-            log.write(text.encode() + b"\n")
-        # Of a progress bar that another library redraws in one line, only the last state.
-        progress.note(f"{name}: {text.rpartition(chr(13))[2]}")
-
-    reader = WireReader(progress, take_text)
+    is_log_named = False
+    reader = WireReader(progress)
     stream = cast("IO[bytes]", process.stdout)
     try:
         while line := stream.readline(_LONGEST_LINE_BYTES):
-            reader.read_line(line.decode(errors="replace").rstrip("\r\n"))
+            if not (text := reader.read_line(line.decode(errors="replace").rstrip("\r\n"))):
+                continue
+            with suppress(OSError):  # a full disk must not block the process that prints
+                log.write(text.encode() + b"\n")
+            if not is_log_named:
+                is_log_named = True
+                progress.note(f"{name}: prints to {log.name}")
     except ValueError:  # the log was closed while a process that left the group held the pipe open
         pass
     finally:

@@ -13,13 +13,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from assay.errors import AssayError, UsageError
 from assay.files import read_json_object, write_whole
-from assay.runs.progress import Progress, WireProgress
+from assay.progress import Progress
+from assay.runs.progress.wire import WireProgress, write_event
 from assay.watchdog import GRACE_SECONDS
 
 Work = Callable[[dict[str, Any], Progress], dict[str, Any]]
@@ -38,7 +40,8 @@ def serve(work: Work) -> None:
         threading.Thread(target=end_with_parent, daemon=True).start()
     answer: dict[str, Any]
     try:
-        answer = {"result": work(envelope["request"], WireProgress(os.dup(sys.stderr.fileno())))}
+        progress = WireProgress(partial(write_event, os.dup(sys.stderr.fileno())))
+        answer = {"result": work(envelope["request"], progress)}
     except AssayError as error:
         answer = {"error": str(error), "usage": isinstance(error, UsageError)}
     except KeyboardInterrupt:

@@ -75,7 +75,8 @@ class TrainCheck:
 def check_train(check: TrainCheck, folder: Path, progress: Progress) -> Verdict:
     """Run both sides, judge, and write verdict.json and measurements.jsonl into `folder`."""
     load_training_limits(check.limits)
-    check_consistency(check)
+    with progress.step("looks for the devices"):
+        check_consistency(check)
     golden = folder / GOLDEN_FOLDER
     shapes = load_user_code(check, folder, progress).pipeline_shapes
     check = replace(check, options=options_for(check.options, check.mesh, check.features, shapes))
@@ -121,7 +122,8 @@ def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Pro
     request = candidate_request(check, golden, folder)
     answers = ask_ranks("candidate", request, folder, progress)
     reports = [CandidateReport.model_validate(answer) for answer in answers]
-    verdict, measurements = _judge(check, golden, folder, reports)
+    with progress.step("judges"):
+        verdict, measurements = _judge(check, golden, folder, reports)
     return write_results(verdict, measurements, folder, check.command)
 
 
@@ -260,8 +262,8 @@ def ask_ranks(
     if num_ranks == 1:
         return [ask(kind, request, folder, progress).result]
     mesh = ", ".join(f"{axis}={size}" for axis, size in request.mesh.items())
-    with progress.step(f"candidate: trains on {num_ranks} ranks ({mesh})"):
-        return run_ranks(request, PRELOAD, body)
+    with progress.step(f"candidate on {num_ranks} ranks ({mesh})"):
+        return run_ranks(request, PRELOAD, progress, body)
 
 
 def _judge(

@@ -34,8 +34,42 @@ def test_json_is_all_that_goes_to_standard_output(golden: Path, tmp_path: Path) 
     assert verdict == json.loads((tmp_path / "run" / "verdict.json").read_text())
     assert verdict["command"][:3] == ["assay", "check", "generate"]
     assert "Traceback" not in result.stderr
-    assert "candidate: loads micro:llama" in result.stderr  # plain lines, no bars
-    assert "\r" not in result.stderr
+    assert not {"\r", "\x1b"} & set(result.stderr)  # plain lines, no bars
+
+
+def test_what_the_candidate_prints_is_in_its_log_alone(golden: Path, tmp_path: Path) -> None:
+    setup = tmp_path / "loud.py"
+    setup.write_text(
+        "import os, sys, warnings\n"
+        "def loud(model):\n"
+        "    print('printed')\n"
+        "    print('to stderr', file=sys.stderr)\n"
+        "    warnings.warn('warned')\n"
+        "    os.write(1, b'from C\\n')\n"
+        "    return model\n"
+    )
+    run = tmp_path / "run"
+    result = subprocess.run(
+        [
+            *CHECK,
+            "--golden",
+            str(golden),
+            "--candidate-setup",
+            f"{setup}:loud",
+            "--output",
+            str(run),
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+    assert result.returncode == 0
+    log = (run / "candidate.log").read_text()
+    for text in ("printed\n", "to stderr\n", "UserWarning: warned\n", "from C\n"):
+        assert text in log
+        assert text not in result.stderr + result.stdout
+    assert result.stderr.count(str(run / "candidate.log")) == 1
 
 
 @pytest.mark.parametrize("command", HELPS)

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 from assay.errors import MachineError, UsageError
-from assay.runs.progress import Progress
+from assay.progress import Progress, advance_task, counted
 from assay.runs.worker import serve
 
 Result = dict[str, Any]
@@ -62,11 +63,24 @@ def talk(__: dict[str, Any], progress: Progress) -> Result:
     sys.stderr.write("10%\r20%\r")
     sys.stderr.flush()
     with progress.task("work", 3) as task:
-        for _ in range(3):
-            task.advance()
-    with progress.step("more"):
-        pass
+        task.advance()
+        warnings.warn("a warning", stacklevel=1)
+        os.write(1, b"from C\n")
+        subprocess.run(["echo", "of a child"], check=True)
+    progress.note("a note")
     sys.stderr.write("no newline at the end")
+    return {}
+
+
+def take_long(__: dict[str, Any], progress: Progress) -> Result:
+    progress.number_phases(2)
+    with progress.step("loads"):
+        for _ in counted("reads files", range(3), "files"):
+            time.sleep(0.2)
+    with progress.task("runs", 4, "steps"):
+        for _ in range(4):
+            time.sleep(0.2)
+            advance_task("steps")
     return {}
 
 

@@ -20,8 +20,10 @@ from assay.runs import (
     LineProgress,
     ProcessError,
     SilentProgress,
+    open_progress,
     run_process,
 )
+from assay.runs.progress import display, shown_tasks
 
 HERE = Path(__file__).parent
 
@@ -149,26 +151,56 @@ def test_file_in_the_working_directory_replaces_no_module(
     assert run(tmp_path, act="echo").result["echo"] == {"act": "echo"}
 
 
-def test_progress_and_lines_of_the_child_are_shown_and_logged(
+def test_what_the_child_prints_goes_to_its_log_whose_name_is_told_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stream = io.StringIO()
     run_process(
         "child_work", {"act": "talk"}, tmp_path, name="candidate", progress=LineProgress(stream)
     )
-    assert re.sub(r"\d+\.\d s", "T s", stream.getvalue()).splitlines() == [
-        "candidate: to stdout",
-        "candidate: 20%",
-        "work ...",
-        "work: 3 of 3 in T s",
-        "more ...",
-        "more: T s",
-        "candidate: no newline at the end",
-    ]
-    assert (tmp_path / "candidate.log").read_bytes() == (
-        b"to stdout\n10%\r20%\nno newline at the end\n"
-    )
+    log = tmp_path / "candidate.log"
+    assert stream.getvalue().splitlines() == [f"candidate: prints to {log}", "a note"]
+    printed = log.read_text()
+    assert printed.startswith("to stdout\n10%\n20%\n")
+    assert printed.endswith("from C\nof a child\nno newline at the end\n")
+    assert "UserWarning: a warning" in printed
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_slow_child_shows_its_phase_its_count_and_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shown_tasks, "SHORT_SECONDS", 0.05)
+    monkeypatch.setattr(display, "_LINE_SECONDS", 0.3)
+    monkeypatch.setattr(display, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(shown_tasks, "_duration", lambda seconds: f"{seconds:.0e} s")
+    stream = io.StringIO()
+    with open_progress(stream) as progress:
+        run_process("child_work", {"act": "take_long"}, tmp_path, name="trusted", progress=progress)
+    lines = stream.getvalue().splitlines()
+    begin = "trusted: [1 of 2] loads: reads files, "
+    assert f"{begin}0 of 3 files ..." in lines
+    seconds = r"\de[+-]\d+ s"
+    assert any(
+        re.fullmatch(
+            rf"{re.escape(begin)}[12] of 3 files: {seconds} so far, about {seconds} left", one
+        )
+        for one in lines
+    )
+    assert any(
+        re.fullmatch(
+            rf"trusted: \[2 of 2\] runs, [123] of 4 steps: {seconds} so far, about {seconds} left",
+            one,
+        )
+        for one in lines
+    )
+    ends = [one for one in lines if re.fullmatch(rf".*[^.]: {seconds}", one)]
+    assert [one.rpartition(":")[0] for one in ends] == [
+        "trusted: [1 of 2] loads: reads files, 3 of 3 files",
+        "trusted: [1 of 2] loads",
+        "trusted: [2 of 2] runs, 4 of 4 steps",
+        "trusted",
+    ]
 
 
 def test_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
+import contextvars
 import io
 import os
+import threading
 import time
 
 import pytest
 
+from assay.progress import advance_task, counted, subtask
 from assay.runs import LineProgress, Progress, SilentProgress, open_progress
-from assay.runs.progress import WireProgress, WireReader
+from assay.runs.progress import display, shown_tasks
+from assay.runs.progress.wire import WireProgress, WireReader, write_event
 
 
 class Terminal(io.StringIO):
@@ -14,70 +18,209 @@ class Terminal(io.StringIO):
 
 
 class Clock:
-    """A clock that the test advances."""
+    """A clock that the test advances, in steps after each of which a display is ticked."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
+        self.ticked: list[LineProgress] = []
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
+    def advance(self, seconds: float) -> None:
+        for _ in range(round(2 * seconds)):
+            self.now += 0.5
+            for progress in self.ticked:
+                progress.tick()
 
-def test_plain_lines_come_at_begin_and_end_and_every_five_seconds(
-    monkeypatch: pytest.MonkeyPatch,
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+def stream() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def lines(clock: Clock, stream: io.StringIO) -> LineProgress:
+    progress = LineProgress(stream)
+    clock.ticked.append(progress)
+    return progress
+
+
+def test_a_line_at_the_begin_every_ten_seconds_and_at_the_end(
+    clock: Clock, lines: LineProgress, stream: io.StringIO
 ) -> None:
-    clock, stream = Clock(monkeypatch), io.StringIO()
-    with LineProgress(stream).task("prompts", 4) as task:
-        for _ in range(4):
-            clock.now += 2.0
+    with lines.task("generates", 8, "steps") as task:
+        for _ in range(8):
+            clock.advance(3)
             task.advance()
     assert stream.getvalue().splitlines() == [
-        "prompts ...",
-        "prompts: 3 of 4",
-        "prompts: 4 of 4 in 8.0 s",
+        "generates, 0 of 8 steps ...",
+        "generates, 3 of 8 steps: 12 s so far, about 20 s left",
+        "generates, 7 of 8 steps: 22 s so far, about 3 s left",
+        "generates, 8 of 8 steps: 24 s",
     ]
 
 
-def test_interrupted_task_reports_how_much_was_done() -> None:
-    stream = io.StringIO()
+def test_no_end_is_expected_before_a_part_is_done(
+    clock: Clock, lines: LineProgress, stream: io.StringIO
+) -> None:
+    with lines.task("generates", 8, "steps"), subtask("hashes"):
+        clock.advance(12)
+    assert stream.getvalue().splitlines()[0] == "generates, 0 of 8 steps: hashes: 10 s so far"
 
+
+def test_minutes(clock: Clock, lines: LineProgress, stream: io.StringIO) -> None:
+    with lines.task("trains", 3) as task:
+        clock.advance(130)
+        task.advance()
+        clock.advance(10)
+    assert stream.getvalue().splitlines()[-2:] == [
+        "trains, 1 of 3: 2 min 12 s so far, about 4 min 24 s left",
+        "trains, 1 of 3: 2 min 20 s",
+    ]
+
+
+def test_short_tasks_print_nothing_until_ten_seconds_passed_without_a_line(
+    clock: Clock, lines: LineProgress, stream: io.StringIO
+) -> None:
+    with lines.step("candidate"):
+        clock.advance(2)
+        for number in range(10):
+            with subtask(f"part {number}"):
+                clock.advance(1.5)
+    assert stream.getvalue().splitlines() == [
+        "candidate ...",
+        "candidate: part 6: 1 s so far",
+        "candidate: 17 s",
+    ]
+
+
+def test_a_display_that_was_idle_prints_nothing_when_a_task_begins(
+    clock: Clock, lines: LineProgress, stream: io.StringIO
+) -> None:
+    clock.advance(30)
+    with lines.step("loads"):
+        clock.advance(1)
+    assert stream.getvalue() == ""
+
+
+def test_phases_are_numbered_and_their_parts_are_not(
+    clock: Clock, lines: LineProgress, stream: io.StringIO
+) -> None:
+    lines.number_phases(2)
+    with lines.step("loads"):
+        for _ in counted("hashes", range(3), "tensors"):
+            clock.advance(1)
+    with lines.step("generates"):
+        clock.advance(2)
+    with lines.step("is one too many"):
+        clock.advance(2)
+    assert stream.getvalue().splitlines() == [
+        "[1 of 2] loads: hashes, 1 of 3 tensors ...",
+        "[1 of 2] loads: hashes, 3 of 3 tensors: 3 s",
+        "[1 of 2] loads: 3 s",
+        "[2 of 2] generates ...",
+        "[2 of 2] generates: 2 s",
+        "[3 of 3] is one too many ...",
+        "[3 of 3] is one too many: 2 s",
+    ]
+
+
+def test_the_end_is_that_of_the_outermost_task_that_counts(
+    clock: Clock, lines: LineProgress, stream: io.StringIO
+) -> None:
+    with lines.task("trains", 4, "steps") as task:
+        clock.advance(9)
+        task.advance()
+        with subtask("computes gradients", 2, "parts") as inner:
+            inner.advance()
+            clock.advance(3)
+    assert stream.getvalue().splitlines() == [
+        "trains, 0 of 4 steps ...",
+        "trains, 1 of 4 steps: computes gradients, 1 of 2 parts: 12 s so far, about 36 s left",
+        "trains, 1 of 4 steps: 12 s",
+    ]
+
+
+def test_only_the_innermost_task_of_the_same_unit_is_advanced(
+    lines: LineProgress, clock: Clock, stream: io.StringIO
+) -> None:
+    with lines.task("observes", 3, "expectations"):
+        advance_task("steps")
+        advance_task("expectations")
+        clock.advance(2)
+    assert stream.getvalue().splitlines()[0] == "observes, 1 of 3 expectations ..."
+
+
+def test_two_threads_have_tasks_of_their_own_and_take_turns(
+    lines: LineProgress, clock: Clock, stream: io.StringIO
+) -> None:
+    with lines.step("first"):
+        thread = threading.Thread(
+            target=contextvars.Context().run, args=(_advance_in, lines, "second", clock)
+        )
+        thread.start()
+        thread.join()
+    assert stream.getvalue().splitlines() == [
+        "first ...",
+        "second ...",
+        "first: 12 s so far",
+        "second: 22 s so far",
+        "second: 24 s",
+        "first: 24 s",
+    ]
+
+
+def _advance_in(progress: Progress, description: str, clock: Clock) -> None:
+    with progress.step(description):
+        clock.advance(24)
+
+
+def test_interrupted_task_reports_how_much_was_done(
+    clock: Clock, lines: LineProgress, stream: io.StringIO
+) -> None:
     def work() -> None:
-        with LineProgress(stream).task("prompts", 4) as task:
+        with lines.task("prompts", 4) as task:
             task.advance(0.5)
+            clock.advance(3)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         work()
-    assert stream.getvalue().splitlines()[-1] == "prompts: 0.5 of 4 in 0.0 s"
+    assert stream.getvalue().splitlines()[-1] == "prompts, 0.5 of 4: 3 s"
 
 
-def test_step_reports_only_its_time() -> None:
-    stream = io.StringIO()
-    with LineProgress(stream).step("loads"):
-        pass
-    assert stream.getvalue().splitlines() == ["loads ...", "loads: 0.0 s"]
+def test_lines_come_while_the_task_is_in_one_call(
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO
+) -> None:
+    monkeypatch.setattr(display, "_LINE_SECONDS", 0.1)
+    monkeypatch.setattr(display, "_TICK_SECONDS", 0.01)
+    with open_progress(stream) as progress, progress.step("loads"):
+        time.sleep(0.5)
+    assert stream.getvalue().splitlines()[:2] == ["loads: 0 s so far", "loads: 0 s so far"]
 
 
-def test_log_gets_lines_and_a_terminal_gets_bars() -> None:
-    log, terminal = io.StringIO(), Terminal()
-    for stream in (log, terminal):
-        with open_progress(stream) as progress, progress.task("prompts [x]", 2) as task:
-            task.advance(2)
-            progress.note("a [note]")
-    assert log.getvalue().splitlines() == [
-        "prompts [x] ...",
-        "a [note]",
-        "prompts [x]: 2 of 2 in 0.0 s",
-    ]
-    assert "\x1b[" in terminal.getvalue()
-    assert "prompts [x]" in terminal.getvalue()
-    assert "2/2" in terminal.getvalue()
-    assert "a [note]" in terminal.getvalue()
-
-
-def test_bar_of_a_step_ends_full() -> None:
+def test_a_terminal_gets_bars_and_a_line_for_each_long_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shown_tasks, "SHORT_SECONDS", 0.0)
     terminal = Terminal()
-    with open_progress(terminal) as progress, progress.step("loads"):
-        pass
-    assert terminal.getvalue().rstrip().rpartition("loads")[2].count("1/1") == 1
+    with (
+        open_progress(terminal) as progress,
+        progress.step("candidate"),
+        subtask("prompts [x]", 2, "prompts") as task,
+    ):
+        task.advance(2)
+        progress.note("a [note]")
+        time.sleep(0.2)
+    shown = terminal.getvalue()
+    assert "\x1b[" in shown
+    assert "2/2" in shown
+    assert "a [note]" in shown
+    assert "candidate: prompts [x], 2 of 2 prompts: 0 s" in shown
 
 
 def test_progress_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,40 +233,43 @@ def test_silent_progress_prints_nothing(capsys: pytest.CaptureFixture[str]) -> N
     progress: Progress = SilentProgress()
     with progress.task("prompts", 4) as task:
         task.advance()
+        assert list(counted("hashes", [1, 2], "tensors")) == [1, 2]
     progress.note("text")
+    assert list(counted("hashes", [1, 2], "tensors")) == [1, 2]
     assert capsys.readouterr() == ("", "")
 
 
-def lines_of(descriptor: int) -> list[str]:
-    return os.read(descriptor, 1 << 16).decode().split("\n")[:-1]
-
-
-def test_progress_is_sent_through_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, stream = Clock(monkeypatch), io.StringIO()
+def test_progress_is_sent_through_a_pipe(
+    clock: Clock, lines: LineProgress, stream: io.StringIO
+) -> None:
     source, sink = os.pipe()
-    with WireProgress(sink).task("prompts", 300) as task:
+    sender = WireProgress(lambda event: write_event(sink, event))
+    with sender.task("prompts", 300) as task:
         for _ in range(300):
             clock.now += 0.03
             task.advance()
-    lines = lines_of(source)
+    sender.note("a note")
+    sent = os.read(source, 1 << 16).decode().split("\n")[:-1]
     os.close(source)
     os.close(sink)
 
-    texts: list[str] = []
-    reader = WireReader(LineProgress(stream), texts.append)
-    for line in lines:
-        reader.read_line(line)
-    assert texts == []
-    assert 50 < len(lines) < 100  # at most ten a second of the nine seconds
-    assert stream.getvalue().splitlines()[-1].startswith("prompts: 300 of 300 in ")
+    reader = WireReader(lines)
+    assert [reader.read_line(line) for line in sent] == [""] * len(sent)
+    assert 50 < len(sent) < 100  # at most ten a second of the nine seconds
+    assert stream.getvalue() == "a note\n"
 
 
-def test_text_before_progress_in_one_line_is_kept() -> None:
-    shown: list[str] = []
-    reader = WireReader(LineProgress(stream := io.StringIO()), shown.append)
-    reader.read_line('10%|##\r\x1eassay {"task": "1.1", "begin": "x", "total": null}')
-    assert shown == ["10%|##"]
-    assert stream.getvalue() == "x ...\n"
+BEGIN = '\x1eassay {"task": "1", "begin": "prompts", "total": 4, "unit": ""}'
+
+
+def test_text_before_progress_in_one_line_is_returned(
+    clock: Clock, lines: LineProgress, stream: io.StringIO
+) -> None:
+    reader = WireReader(lines)
+    assert reader.read_line(f"10%|##\r{BEGIN}") == "10%|##"
+    clock.advance(2)
+    reader.close()
+    assert stream.getvalue().splitlines()[0] == "prompts, 0 of 4 ..."
 
 
 @pytest.mark.parametrize(
@@ -136,18 +282,28 @@ def test_text_before_progress_in_one_line_is_kept() -> None:
         '\x1eassay {"task": "unknown", "end": true}',
         '\x1eassay {"begin": "x"}',
         '\x1eassay {"task": "1", "begin": "x"}',
+        BEGIN.replace("4", '"four"'),
+        BEGIN.replace('"prompts"', "7"),
+        '\x1eassay {"note": 7}',
     ],
 )
-def test_malformed_progress_is_shown_as_text(line: str) -> None:
-    shown: list[str] = []
-    WireReader(SilentProgress(), shown.append).read_line(line)
-    assert shown == [line]
+def test_malformed_progress_is_text(line: str) -> None:
+    assert WireReader(SilentProgress()).read_line(line) == line
 
 
-def test_tasks_that_a_dead_child_left_open_are_ended() -> None:
-    stream = io.StringIO()
-    reader = WireReader(LineProgress(stream), print)
-    reader.read_line('\x1eassay {"task": "1", "begin": "prompts", "total": 4}')
+def test_a_child_cannot_forge_lines(stream: io.StringIO) -> None:
+    reader = WireReader(LineProgress(stream))
+    reader.read_line(r'\x1eassay {"note": "one\ntwo"}'.replace(r"\x1e", "\x1e"))
+    assert stream.getvalue() == "one\\ntwo\n"
+
+
+def test_tasks_that_a_dead_child_left_open_are_ended(
+    clock: Clock, lines: LineProgress, stream: io.StringIO
+) -> None:
+    reader = WireReader(lines)
+    reader.read_line(BEGIN)
+    reader.read_line(BEGIN.replace('"1"', '"2"').replace("prompts", "inner"))
     reader.read_line('\x1eassay {"task": "1", "done": 3}')
+    clock.advance(3)
     reader.close()
-    assert stream.getvalue().splitlines()[-1] == "prompts: 3 of 4 in 0.0 s"
+    assert stream.getvalue().splitlines()[-1] == "prompts, 3 of 4: 3 s"

@@ -6,6 +6,8 @@ from typing import Any
 from assay.devices.registry import open_run
 from assay.devices.run_string import Run, parse_run
 from assay.errors import UsageError
+from assay.generate.passes.generation_loop import count_steps
+from assay.progress import subtask
 from assay.runs import Progress
 from assay.runs.worker import serve
 from assay_expectations.observing.candidates import (
@@ -39,15 +41,19 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 def _capture(request: CaptureRequest, progress: Progress) -> Captured:
-    candidate = open_candidate(request.model, parse_run(request.run), request.settings)
+    progress.number_phases(5)
+    with progress.step(f"loads {request.model} on {request.run}"):
+        candidate = open_candidate(request.model, parse_run(request.run), request.settings)
     device = candidate.side.device
     observed = capture_signature(request.model, candidate, progress)
     signature = observed.signature
+    with progress.step("compares it with the host"):
+        on_host = captured_on_host(request.model, candidate, signature)
     return Captured(
         key=candidate.key,
         signature=signature,
         layers=observed.layers,
-        on_host=captured_on_host(request.model, candidate, signature),
+        on_host=on_host,
         product=device.product(),
         versions=versions_of(device),
         torch_settings=dict(torch_settings()),
@@ -60,7 +66,7 @@ def _look(request: VerifyRequest, progress: Progress) -> AllSeen:
     machine = machine_of(run, device)
     expectations = {file: read_expectation(Path(file)) for file in request.files}
     seen = []
-    with progress.task(f"expectations on {run}", len(expectations)) as task:
+    with progress.task(f"observes on {run}", len(expectations), "expectations") as task:
         for file, expectation in expectations.items():
             looked_at = _can_inform(expectation, machine, [*expectations.values()])
             seen.append(
@@ -83,14 +89,17 @@ def _can_inform(expectation: Expectation, here: Machine, others: list[Expectatio
 def _look_at(file: str, expectation: Expectation, run: Run, setup: str | None) -> Seen:
     expected = expectation.key.content
     try:
-        candidate = open_candidate(expectation.model, run, expected.settings)
+        with subtask(f"loads {expectation.model}"):
+            candidate = open_candidate(expectation.model, run, expected.settings)
     except UsageError as error:
         return Seen(file=file, problem=str(error))
     if stale := content_differences(expected, candidate.key.content):
         return Seen(file=file, stale=stale)
     if setup is not None:
         candidate = after_setup(candidate, setup)
-    observed = observe(candidate.side, candidate.plan.batches, expectation.signature)
+    batches = candidate.plan.batches
+    with subtask(f"runs {expectation.model}", count_steps(batches), "steps"):
+        observed = observe(candidate.side, batches, expectation.signature)
     return Seen(file=file, observed=observed)
 
 

@@ -71,7 +71,7 @@ def compare_environments(
     rng = random.Random(seed)  # noqa: S311 - as above
     of_block = asked.model_copy(update={"num_rounds": 2 * NUM_QUADS})
     blocks = []
-    with progress.task("measures blocks of A and B", num_blocks) as task:
+    with progress.task("measures A and B", num_blocks, "blocks") as task:
         for number in range(num_blocks):
             block_folder = folder / f"block{number}"
             blocks.append(_measure_block(environments, suites, of_block, block_folder, rng))

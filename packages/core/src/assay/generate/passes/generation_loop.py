@@ -4,6 +4,7 @@ Teacher forcing goes through the generation loop as well, so that the loop itsel
 masks, cache) is part of what is tested.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from assay.hooks.timeline import Timeline
 from assay.inputs import Batch, ModelLimits, limits_of
 from assay.models import LoadedModel
 from assay.models.loading.configs import first_line
+from assay.progress import advance_task
 
 GREEDY: dict[str, Any] = {"do_sample": False}
 
@@ -43,6 +45,19 @@ class _Force(LogitsProcessor):
         step = input_ids.shape[1] - self._prompt_length
         token_B1 = self._tokens_BN[:, step : step + 1].to(scores.device)
         return torch.full_like(scores, -torch.inf).scatter(1, token_B1, 0.0)
+
+
+class _Count(LogitsProcessor):
+    """Counts a step as a part of the innermost task, and changes nothing."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # noqa: ARG002
+        advance_task("steps")
+        return scores
+
+
+def count_steps(batches: Iterable[Batch]) -> int:
+    """The number of parts that running `batches` once adds to the innermost task."""
+    return sum(max(1, batch.max_new_tokens) for batch in batches)
 
 
 def timeline_of(batch: Batch) -> Timeline:
@@ -107,6 +122,7 @@ def _run(
     attention_mask = batch.attention_mask.to(device)
     if not loaded.can_generate:
         output = model(input_ids=input_ids, attention_mask=attention_mask)
+        advance_task("steps")
         logits = output["logits"] if isinstance(output, dict) else output[0]
         return Generated(torch.zeros(len(batch.prompts), 0, dtype=torch.long), logits.cpu())
     config = generation_options(loaded, batch, sampling)
@@ -114,7 +130,7 @@ def _run(
         input_ids,
         attention_mask=attention_mask,
         generation_config=config,
-        logits_processor=processors,
+        logits_processor=LogitsProcessorList([*processors, _Count()]),
     )
     tokens = result.sequences[:, input_ids.shape[1] :].cpu()
     steps = list(result.logits)

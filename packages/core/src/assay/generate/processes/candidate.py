@@ -22,6 +22,7 @@ from assay.generate.passes.choices import (
     ReplacedChoices,
     read_choice_noise,
 )
+from assay.generate.passes.generation_loop import count_steps
 from assay.generate.passes.passes import (
     Side,
     replay,
@@ -61,6 +62,8 @@ from assay.runs.results import rank_folder
 from assay.trace import TraceWriter
 
 _NAMES_SHOWN = 200
+# Without that of a setup function.
+_NUM_PHASES = {"tokens": 5, "logits": 7, "modules": 8}
 
 
 def load_candidate(request: CandidateRequest, golden: GoldenManifest) -> Side:
@@ -125,11 +128,16 @@ def run_candidate(
     golden = read_golden(Path(request.golden))
     run = parse_run(request.candidate)
     section = GoldenSection.open(Path(request.golden), run.dtype)
-    with progress.step(f"candidate: loads {request.model} on {run}"):
+    progress.number_phases(_NUM_PHASES[request.level] + bool(request.setup))
+    with progress.step(f"loads {request.model} on {run}"):
         plain = _load(request, golden, rank)
-    with progress.step("candidate: is what is loaded what the files say?"):
+    with progress.step("compares what is loaded with the files"):
         inspection = inspect_load(plain.loaded, request.remote_code)
-        side = _set_up(request, plain)
+        side = plain
+    if request.setup is not None:
+        with progress.step(f"is set up by {request.setup}"):
+            side = _set_up(request, plain)
+    with progress.step("compares the weights with the reference's"):
         different = _different_weights(section, side.loaded.model)
         dtype = getattr(torch, run.dtype)
         changes = inspect_changes(side.loaded.model, dtype, inspection, different)
@@ -251,20 +259,22 @@ class _Candidate:
     def write(self, writer: TraceWriter, progress: Progress) -> Repeatability:
         """Make all passes. Returns: whether the candidate gives the same numbers again."""
         repeated = RepeatedWorks(self._works)
-        with progress.step("candidate: generates"):
+        num_steps = count_steps(work.batch for work in self._works)
+        with progress.task("generates", num_steps, "steps"):
             own = self._generate(writer, repeated)
         tokens = own
         if self._level != "tokens":
             tokens = self._expected("tokens")
-            with progress.step("candidate: reference's tokens are forced"):
+            with progress.task("is given the reference's tokens", num_steps, "steps"):
                 before = self._choices.num_replaced
                 self._force(writer, tokens, repeated)
                 self._num_replaced = self._choices.num_replaced - before
-            self._score(writer, tokens)
-        with progress.step("candidate: runs again, for the same numbers"):
+            with progress.step("computes scores"):
+                self._score(writer, tokens)
+        with progress.task("runs again", repeated.num_steps, "steps"):
             repeatability = repeated.run_again(self._side, tokens, self._new_meter())
         if self._level == "modules":
-            with progress.step("candidate: every module is measured"):
+            with progress.task("measures every module", num_steps, "steps"):
                 self._replay(writer, tokens)
         return repeatability
 

@@ -14,6 +14,7 @@ from typing import Any
 from assay.comparing.judge import Judged
 from assay.comparing.results import ReplayResults
 from assay.devices.registry import open_device
+from assay.generate.passes.generation_loop import count_steps
 from assay.generate.passes.passes import Side, replay, run_forced, whole_batches
 from assay.generate.processes.candidate import check_same_model
 from assay.generate.processes.golden_folder import GoldenSection, read_golden
@@ -44,7 +45,9 @@ def run_equivalence(request: EquivalenceRequest, progress: Progress) -> dict[str
     section = GoldenSection.open(Path(request.golden), request.dtype)
     options = CandidateOptions.parse(request.options)
     choose_threads(golden.model.num_parameters)
-    with progress.step("candidate's code in float64: is it the same model?"):
+    num_steps = count_steps(section.batches)
+    # Two runs; the second one only where the first agrees.
+    with progress.task("runs the candidate's code in float64", 2 * num_steps, "steps"):
         loaded = load_model(
             request.model,
             dtype="float64",

@@ -19,7 +19,7 @@ from assay.generate.passes.choices import (
     ReplacedChoices,
     attach_choice_noise,
 )
-from assay.generate.passes.generation_loop import limits_of_generation
+from assay.generate.passes.generation_loop import count_steps, limits_of_generation
 from assay.generate.passes.passes import (
     Side,
     Work,
@@ -63,8 +63,12 @@ from assay.models.loaded.inspection import inspect_load
 from assay.models.loading.configs import attention_of
 from assay.models.remote_code import RemoteCode
 from assay.models.size_policy import FLOAT64_PARAMETERS, choose_threads, yardstick_dtype
+from assay.progress import advance_task
 from assay.runs import Progress, provenance
 from assay.trace import Trace, TraceWriter, read_digest
+
+# Of each dtype; the same where modules are recorded.
+_PHASES, _MODULE_PHASES = 7, 9
 
 
 def capture_golden(request: CaptureRequest, progress: Progress) -> GoldenManifest:
@@ -85,13 +89,15 @@ def capture_golden(request: CaptureRequest, progress: Progress) -> GoldenManifes
     sections = {}
     identity: ModelIdentity | None = None
     notes: list[str] = []
+    num_phases = _MODULE_PHASES if request.level == "module" else _PHASES
+    progress.number_phases(num_phases * len(request.noise_for))
     for dtype in request.noise_for:
-        with progress.step(f"reference: yardstick in {wide} for {dtype}"):
+        with progress.step(f"loads {request.model} in {wide}, for {dtype}"):
             yardstick = load_reference(request.model, device, wide, dtype, request.remote_code)
-        if plan is None or identity is None:
-            identity = identify(yardstick)
-            plan = plan_inputs(request.inputs, yardstick)
-            notes = [*plan.notes, *yardstick.notes]
+            if plan is None or identity is None:
+                identity = identify(yardstick)
+                plan = plan_inputs(request.inputs, yardstick)
+                notes = [*plan.notes, *yardstick.notes]
         with TraceWriter(folder / dtype, {"model": identity.name, "dtype": dtype}) as writer:
             section = _Capture(request, device, writer, plan, dtype, progress)
             section.run_yardstick(Side(yardstick, device, RecordingChoices(writer)))
@@ -205,6 +211,7 @@ class _Capture:
 
     def __post_init__(self) -> None:
         self.works: list[Work] = whole_batches(self.plan.batches)
+        self.num_steps = count_steps(self.plan.batches)
         self.boundary = Boundary.exact_inputs_for(getattr(torch, self.dtype))
         self.tokens: list[Tensor] = []
 
@@ -213,24 +220,25 @@ class _Capture:
         sampling = self.request.inputs.sampling
         self.writer.attach_json("inputs", self.plan.to_json())
         watch = None if self.request.level == "module" else UsageWatch(NullHandler())
-        with self.progress.step("reference: generates"):
+        with self.progress.task("generates", self.num_steps, "steps"):
             generated = run_all_free(side, self.works, sampling, watch)
             for work, free in zip(self.works, generated, strict=True):
                 # Its logits are those of teacher forcing: the same calls with the same tokens.
                 self.tokens.append(free.tokens)
                 self._attach("tokens", work, free.tokens)
                 self._attach("logits", work, free.logits)
-        if side.loaded.can_generate:
-            self._attach_scores(side)
+        with self.progress.task("computes scores", len(self.works), "batches"):
+            if side.loaded.can_generate:
+                self._attach_scores(side)
         if self.request.level == "module":
-            with self.progress.step("reference: every module is recorded"):
+            with self.progress.task("records every module", self.num_steps, "steps"):
                 watch = record(side, self.works, self.tokens, self.writer, self.boundary)
         if watch is not None:
             self.writer.attach_json(USAGE, watch.to_json())
 
     def run_noise(self, wide: str) -> Section:
         """The same work in the candidate's dtype, measured against the yardstick."""
-        with self.progress.step(f"noise run in {self.dtype}"):
+        with self.progress.step(f"noise run: loads {self.request.model} in {self.dtype}"):
             loaded = load_reference(
                 self.request.model,
                 self.device,
@@ -238,20 +246,24 @@ class _Capture:
                 None,
                 self.request.remote_code,
             )
+        with self.progress.step("noise run: compares what is loaded with the files"):
             inspection = inspect_load(loaded, self.request.remote_code)
             self.writer.attach_json(LOAD, inspection.report.model_dump(mode="json"))
-            add_biases_last(loaded.model)
-            trace = Trace.open(self.writer.folder)
-            choices = RecordedChoices.read(trace, self.plan.batches)
-            noise_of_choices = NoiseOfChoices()
-            side = Side(loaded, self.device)
-            if choices.modules:
-                side = replace(side, choices=ReplacedChoices(choices, noise_of_choices))
-            deterministic = self._attach_noise_logits(side, trace)
-            attach_choice_noise(self.writer, noise_of_choices.noise())
-        self.writer.attach_json("weights", weight_hashes(side.loaded.model))
+            self.writer.attach_json("weights", weight_hashes(loaded.model))
+        add_biases_last(loaded.model)
+        trace = Trace.open(self.writer.folder)
+        choices = RecordedChoices.read(trace, self.plan.batches)
+        noise_of_choices = NoiseOfChoices()
+        side = Side(loaded, self.device)
+        if choices.modules:
+            side = replace(side, choices=ReplacedChoices(choices, noise_of_choices))
+        deterministic = self._attach_noise_logits(side, trace)
+        attach_choice_noise(self.writer, noise_of_choices.noise())
         if self.request.level == "module":
-            with self.progress.step("noise run: every module is measured"):
+            # One step more than the replay has: it finds out which modules only round.
+            with self.progress.task(
+                "noise run: measures every module", self.num_steps + 1, "steps"
+            ):
                 pointwise = find_pointwise(side, self.works[0])
                 attention = attention_of(side.loaded)
                 replayer = Replayer(trace, self.boundary, attention, pointwise)
@@ -270,18 +282,21 @@ class _Capture:
         for work, tokens, expected in zip(self.works, self.tokens, logits, strict=True):
             scores = processed_scores(side, work, tokens, expected, sampling)
             self._attach("scores", work, scores)
+            advance_task("batches")
 
     def _attach_noise_logits(self, side: Side, trace: Trace) -> bool:
         """Returns: whether two runs are bitwise equal."""
         meter = DriftMeter(trace) if self.request.level == "module" else None
         forced = run_all_forced(side, self.works, self.tokens, meter)
         repeated = RepeatedWorks(self.works)
-        for number, (work, generated) in enumerate(zip(self.works, forced, strict=True)):
-            self._attach("noise-logits", work, generated.logits)
-            repeated.offer(number, generated.logits)
+        with self.progress.task("noise run: forces the same tokens", self.num_steps, "steps"):
+            for number, (work, generated) in enumerate(zip(self.works, forced, strict=True)):
+                self._attach("noise-logits", work, generated.logits)
+                repeated.offer(number, generated.logits)
         if meter is not None:
             self.writer.attach_json("noise-drift", meter.relative_errors())
-        return repeated.run_again(side, self.tokens).identical
+        with self.progress.task("noise run: runs again", repeated.num_steps, "steps"):
+            return repeated.run_again(side, self.tokens).identical
 
     def _attach(self, name: str, work: Work, tensor: Tensor) -> None:
         attach_batch(self.writer, name, work.batch.number, tensor)

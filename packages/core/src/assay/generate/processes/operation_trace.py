@@ -7,7 +7,7 @@ from typing import Any
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
-from assay.generate.passes.generation_loop import timeline_of
+from assay.generate.passes.generation_loop import count_steps, timeline_of
 from assay.generate.passes.passes import Side, Work, run_forced, whole_batches
 from assay.generate.processes.candidate import load_candidate
 from assay.generate.processes.golden import load_reference
@@ -31,10 +31,12 @@ def trace_operations(request: OperationsRequest, progress: Progress) -> dict[str
     golden = read_golden(Path(request.golden))
     section = GoldenSection.open(Path(request.golden), request.dtype)
     work = _shortened(section, request)
+    steps = count_steps([work.batch])
     with TraceWriter(request.folder, {"module": request.module}) as writer:
         if request.candidate is not None:
-            side = load_candidate(request.candidate, golden)
-            with progress.step(f"candidate: operations of {request.module}"):
+            with progress.step(f"loads {request.model}"):
+                side = load_candidate(request.candidate, golden)
+            with progress.task(f"records operations of {request.module}", steps, "steps"):
                 _record(side, section, work, request, writer, CANDIDATE)
             return {}
         choose_threads(golden.model.num_parameters)
@@ -45,7 +47,7 @@ def trace_operations(request: OperationsRequest, progress: Progress) -> dict[str
             (YARDSTICK, yardstick_dtype, request.dtype),
             (NOISE_RUN, request.dtype, None),
         ):
-            with progress.step(f"reference: operations of {request.module}, {name}"):
+            with progress.task(f"{name}: records operations of {request.module}", steps, "steps"):
                 loaded = load_reference(
                     request.model, device, dtype, rounded_to, request.remote_code
                 )

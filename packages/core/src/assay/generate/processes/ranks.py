@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.devices.run_string import parse_run
 from assay.launch import TimeLimits, World, launch_world
-from assay.runs import SilentProgress
+from assay.progress import Progress
 
 if TYPE_CHECKING:
     from assay.generate.processes.requests import CandidateRequest
@@ -18,12 +18,16 @@ AXES = ("tp",)
 _LIMITS = TimeLimits(start_seconds=300.0, collective_seconds=300.0, body_seconds=86_400.0)
 
 
-def run_ranks(request: "CandidateRequest", preload: tuple[str, ...]) -> list[dict[str, Any]]:
+def run_ranks(
+    request: "CandidateRequest", preload: tuple[str, ...], progress: Progress
+) -> list[dict[str, Any]]:
     """Run the candidate on every rank of its mesh; what each rank reports, by rank."""
     folder = Path(request.folder)
     folder.mkdir(parents=True, exist_ok=True)
     device = parse_run(request.candidate).device
-    world = World(request.mesh, device, limits=_LIMITS, preload=preload, log_folder=folder)
+    world = World(
+        request.mesh, device, limits=_LIMITS, preload=preload, log_folder=folder, progress=progress
+    )
     return launch_world(_run_rank, world, request.model_dump())
 
 
@@ -32,4 +36,4 @@ def _run_rank(rank: "Rank", body: dict[str, Any]) -> dict[str, Any]:
     from assay.generate.processes.requests import CandidateRequest
 
     request = CandidateRequest.model_validate(body)
-    return run_candidate(request, SilentProgress(), rank).model_dump(mode="json")
+    return run_candidate(request, rank.progress, rank).model_dump(mode="json")

@@ -10,12 +10,14 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from assay.launch.failures.rank_reports import RankReport, raised_report, report_of
 from assay.launch.world import World
+from assay.runs.progress.wire import Event, WireProgress
 
 # Makes a rank write its stack. faulthandler needs no interpreter for it, so hung ranks answer too.
 STACK_SIGNAL = signal.SIGUSR1
@@ -32,7 +34,7 @@ def run_rank(folder: Path, number: int, gate: int, reports: int) -> NoReturn:
     """Run the call in `folder/call.pickle` as rank `number`, and end this process.
 
     number: of the rank. gate: a pipe that is closed when every rank has returned. reports: a pipe
-    for the events "ready" and the kind of the report.
+    for the events "ready", "progress" and the kind of the report.
     Ends without Python's exit handlers, which are those of the fork server.
     """
     global _in_world  # noqa: PLW0603 - a property of the process
@@ -67,7 +69,7 @@ def _run_call(
     number: int,
     call: IO[bytes],
     held: ExitStack,
-    report_event: Callable[[str], None],
+    report_event: Callable[..., None],
 ) -> RankReport:
     setup: dict[str, Any] = pickle.load(call)  # noqa: S301 - written by the parent
     world: World = setup["world"]
@@ -79,6 +81,8 @@ def _run_call(
         rank = held.enter_context(joined(world, file_store(folder, world), number, number))
     except Exception as error:  # noqa: BLE001 - sent to the parent
         return raised_report(error)
+    if number == 0:
+        rank = replace(rank, progress=WireProgress(partial(report_event, "progress")))
     report_event("ready")
 
     def body() -> object:
@@ -126,5 +130,6 @@ def _become_rank(world: World, number: int, setup: dict[str, Any]) -> None:
         sys.modules["numpy"].random.seed()
 
 
-def _report_event(reports: int, number: int, event: str) -> None:
-    os.write(reports, json.dumps({"rank": number, "event": event}).encode() + b"\n")
+def _report_event(reports: int, number: int, event: str, shown: Event | None = None) -> None:
+    report = {"rank": number, "event": event} | ({"shown": shown} if shown else {})
+    os.write(reports, json.dumps(report).encode() + b"\n")

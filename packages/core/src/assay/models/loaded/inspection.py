@@ -33,6 +33,7 @@ from assay.models.loading.loaded_model import DTYPES, LoadedModel
 from assay.models.loading.tokenizing import load_tokenizer
 from assay.models.remote_code import RemoteCode
 from assay.models.transformers_logging import quiet_transformers
+from assay.progress import subtask
 from assay.sites import unwrapped_path
 
 _FEW_TOKENS = 4
@@ -66,7 +67,8 @@ def inspect_load(loaded: LoadedModel, remote_code: RemoteCode) -> Inspection:
             not_compared=weights.not_compared,
             generation=check_generation_config(folder, loaded.model),
         )
-        _inspect_second_load(report, loaded, folder, weights, remote_code)
+        with subtask("loads it once more without the files"):
+            _inspect_second_load(report, loaded, folder, weights, remote_code)
         if loaded.tokenizer_kind == "own":
             tokenizer = load_tokenizer(folder, remote_code)
             report.tokenizer, report.notes = check_tokenizer(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from assay.models.loaded.differences import is_cast_of, measure_difference
 from assay.models.loaded.places import Place, find_places
 from assay.models.loaded.report import WeightDifference
+from assay.progress import counted
 
 # What transformers ignores in the files of every model whose class has such a buffer: older
 # versions stored them (`_adjust_missing_and_unexpected_keys`).
@@ -48,7 +49,7 @@ def compare_with_files(
     by_name = result.places = {place.name: place for place in found.places}
     held = {_identity(tensor): name for name, tensor in all_tensors(model) if name in by_name}
     tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
-    for name, tensor in all_tensors(model):
+    for name, tensor in counted("compares weights", [*all_tensors(model)], "tensors"):
         place = by_name.get(name) or by_name.get(tied.get(name, ""))
         if place is not None:
             _compare(result, name, tensor, place, dtype)

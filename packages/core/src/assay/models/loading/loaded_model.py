@@ -19,6 +19,7 @@ from assay.models.transformers_logging import quiet_transformers
 from assay.models.weight_files import reading
 from assay.models.weight_files.hashing import StoredWeight, combine_hashes
 from assay.models.weight_files.pickled import pickled_dtype, pickled_weights
+from assay.progress import counted
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -213,7 +214,7 @@ def _refuse_incomplete(folder: Path, info: dict[str, Any]) -> None:
 
 def _widen(module: nn.Module) -> None:
     with torch.no_grad():
-        for parameter in module.parameters():
+        for parameter in counted("widens weights", [*module.parameters()], "tensors"):
             if parameter.is_floating_point():
                 parameter.data = parameter.data.double()
         for owner in module.modules():

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from assay.progress import counted
+
 if TYPE_CHECKING:
     import torch
     from typing_extensions import Buffer
@@ -51,7 +53,7 @@ def weight_hashes(model: "torch.nn.Module") -> dict[str, str]:
             *model.named_parameters(remove_duplicate=False),
             *model.named_buffers(remove_duplicate=False),
         ]
-        for name, tensor in tensors:
+        for name, tensor in counted("hashes weights", tensors, "tensors"):
             if id(tensor) not in known:
                 flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
                 dtype = str(tensor.dtype).removeprefix("torch.")

@@ -10,6 +10,7 @@ import torch
 from assay.files import UnreadableFileError, open_file
 from assay.models.weight_files.hashing import StoredWeight, hash_values
 from assay.models.weight_files.reading import weight_files
+from assay.progress import counted
 
 # Source: the README of the safetensors project, section "Format".
 _SAFETENSORS_NAMES = {
@@ -69,7 +70,7 @@ def pickled_dtype(folder: Path) -> str:
 def pickled_weights(folder: Path) -> dict[str, StoredWeight]:
     """What `reading.stored_weights` gives for the same tensors in safetensors files."""
     found: dict[str, StoredWeight] = {}
-    for name, value in read_pickled(folder).items():
+    for name, value in counted("hashes its files", read_pickled(folder).items(), "tensors"):
         flat = value.contiguous().reshape(-1).view(torch.uint8)
         dtype, shape = _SAFETENSORS_NAMES[value.dtype], tuple(value.shape)
         hashed = hash_values(dtype, shape, flat.numpy().data)

@@ -18,6 +18,7 @@ from assay.errors import UsageError
 from assay.files import UnreadableFileError, open_file, parse_json, read_json_object
 from assay.models.sources import require_inside
 from assay.models.weight_files.hashing import StoredWeight, combine_hashes, hash_values
+from assay.progress import subtask
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -150,13 +151,15 @@ def holds_float64(tensors: list[StoredTensor]) -> bool:
 def stored_weights(tensors: list[StoredTensor]) -> dict[str, StoredWeight]:
     """Every tensor by its name; all values are read."""
     found: dict[str, StoredWeight] = {}
-    for file in sorted({tensor.file for tensor in tensors}):
-        with file.open("rb") as stream, _mapped(stream.fileno()) as data:
-            for one in tensors:
-                if one.file == file:
-                    with memoryview(data)[one.start : one.end] as values:
-                        hashed = hash_values(one.dtype, one.shape, values)
-                    found[one.name] = StoredWeight(one.dtype, one.shape, hashed)
+    with subtask("hashes its files", sum(one.size_bytes for one in tensors) / 1e6, "MB") as task:
+        for file in sorted({tensor.file for tensor in tensors}):
+            with file.open("rb") as stream, _mapped(stream.fileno()) as data:
+                for one in tensors:
+                    if one.file == file:
+                        with memoryview(data)[one.start : one.end] as values:
+                            hashed = hash_values(one.dtype, one.shape, values)
+                        found[one.name] = StoredWeight(one.dtype, one.shape, hashed)
+                        task.advance(one.size_bytes / 1e6)
     return found
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.errors import UsageError
 from assay.files import read_sealed
-from assay.runs import Progress, SilentProgress
+from assay.runs import Progress
 from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER, write_results
 from assay.training.check import (
     REPORT_FILE,
@@ -153,4 +153,4 @@ def _overfit_on_rank(rank: "Rank", body: dict[str, Any]) -> dict[str, Any]:
     from assay.training.overfit.sides import overfit_candidate
 
     request = CandidateRequest.model_validate(body)
-    return overfit_candidate(request, SilentProgress(), rank).model_dump(mode="json")
+    return overfit_candidate(request, rank.progress, rank).model_dump(mode="json")

@@ -12,7 +12,7 @@ from assay.devices.run_string import parse_run
 from assay.launch import Rank
 from assay.models import estimate_size
 from assay.models.size_policy import choose_threads, yardstick_dtype
-from assay.runs import Progress
+from assay.progress import Progress, Task
 from assay.training.batches import MicroBatch, check_batch
 from assay.training.overfit.memorization import (
     load_weights,
@@ -46,7 +46,6 @@ from assay.training.trainers.registry import OpenedTrainer, describe_trainer, op
 
 if TYPE_CHECKING:
     from assay.devices.base import Device
-    from assay.runs.progress import Task
     from assay.training.protocol import Trainer
 
 _ADAPTER = ".lora_"
@@ -58,7 +57,9 @@ def overfit_trusted(request: ReferenceRequest, progress: Progress) -> OverfitRef
     batch, options = plan_sequences(request.options), request.options
     wide = _wide_dtype(request, device)
     choose_threads(estimate_size(options.model).num_parameters)
-    yardstick = _open_trusted(request, wide)
+    progress.number_phases(5)
+    with progress.step(f"loads {options.model} in {wide}"):
+        yardstick = _open_trusted(request, wide)
     model = yardstick.model
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     facts = describe_model(yardstick, options.model, num_parameters)
@@ -68,21 +69,22 @@ def overfit_trusted(request: ReferenceRequest, progress: Progress) -> OverfitRef
     write_state(state_file(Path(request.folder), 0), initial)
     drawn = torch.get_rng_state()
     inject_state(yardstick, initial, device.torch_device)
-    title = f"reference: yardstick in {wide} overfits"
-    with comparable(wide, device), progress.task(title, options.steps) as task:
+    with comparable(wide, device), progress.task("overfits", options.steps, "steps") as task:
         opened = OpenedTrainer.of(yardstick, "reference")
         curve, _ = _train(opened, batch, options.steps, task)
     draws = not torch.equal(drawn, torch.get_rng_state())
-    memorization = measure_memorization(
-        model, [yardstick.on_device(micro_batch) for micro_batch in batch]
-    )
+    with progress.step("measures what it has memorized"):
+        memorization = measure_memorization(
+            model, [yardstick.on_device(micro_batch) for micro_batch in batch]
+        )
     yardstick.teardown()
 
-    noise = _open_trusted(request, None)
+    with progress.step(f"noise run: loads {options.model} in {request.dtype}"):
+        noise = _open_trusted(request, None)
     inject_state(noise, initial, device.torch_device)
     before = collect_state(noise, device.torch_device)["model"]
-    title = f"noise run in {request.dtype} overfits"
-    with comparable(request.dtype, device), progress.task(title, options.steps) as task:
+    title = "noise run: overfits"
+    with comparable(request.dtype, device), progress.task(title, options.steps, "steps") as task:
         opened = OpenedTrainer.of(noise, "reference")
         noise_curve, _ = _train(opened, batch, options.steps, task)
     after = collect_state(noise, device.torch_device)["model"]
@@ -117,14 +119,15 @@ def overfit_candidate(
     batch = plan_sequences(options)
     # Before any setup function, which may choose otherwise.
     choose_threads(estimate_size(options.model).num_parameters)
-    opened = open_trainer(request.trainer, plan)
+    progress.number_phases(2)
+    with progress.step(f"loads {options.model} on {run}"):
+        opened = open_trainer(request.trainer, plan)
     trainer = opened.trainer
     keep_no_cache(trainer.model)
     initial = read_golden_state(Path(request.golden), 0)
     start = _start(trainer, initial, device)
     different = differing_parameters(initial, trainer.model)
-    title = f"candidate: overfits on {run}"
-    with comparable(run.dtype, device), progress.task(title, options.steps) as task:
+    with comparable(run.dtype, device), progress.task("overfits", options.steps, "steps") as task:
         curve, counts = _train(opened, batch, options.steps, task)
     end = collect_state(trainer, device.torch_device)["model"]
     if _leaves_weights(rank):
@@ -146,7 +149,7 @@ def measure_trained(request: MemorizationRequest, progress: Progress) -> Memoriz
     """Examine what the candidate left, on the trusted device in the yardstick's dtype."""
     device = open_run(parse_run(request.reference))
     choose_threads(estimate_size(request.options.model).num_parameters)
-    with progress.step("reference: measures what the candidate has memorized"):
+    with progress.step("measures what the candidate has memorized"):
         trainer = _open_trusted(request, _wide_dtype(request, device))
         missing = load_weights(trainer.model, read_trained(Path(request.trained)))
         if missing:

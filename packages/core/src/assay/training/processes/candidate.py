@@ -23,6 +23,7 @@ from assay.models import load_model
 from assay.models.loaded.inspection import inspect_load
 from assay.models.loaded.report import LoadReport
 from assay.models.loading.configs import attention_of
+from assay.progress import advance_task
 from assay.runs import Progress
 from assay.runs.results import rank_folder
 from assay.trace import TraceWriter
@@ -91,10 +92,11 @@ class _Candidate:
     def run(self) -> CandidateReport:
         request, side = self._request, self._side
         device, run, plan = side.device, side.run, side.plan
-        with self._progress.step("candidate: is what is loaded what the files say?"):
+        self._progress.number_phases(3)  # and one more where the trainer scales its loss
+        with self._progress.step("compares what is loaded with the files"):
             load = self._inspect_load()
         num_graphs = count_compiled_graphs()
-        with self._progress.step(f"candidate: trains freely on {run}"):
+        with self._progress.task(f"trains freely on {run}", side.num_free_steps, "steps"):
             first = side.open()
             begin = side.begin(first)
             different = _own_weights_that_differ(first.trainer.model, begin.golden)
@@ -105,7 +107,7 @@ class _Candidate:
             free = side.train_freely(first, begin)
         num_graphs = count_compiled_graphs() - num_graphs
         self._skips = any(step.num_skipped for step in free.steps)
-        with self._progress.step("candidate: every stage is measured"):
+        with self._progress.task("measures every stage", len(side.batches), "steps"):
             opened = side.open()
             trainer = opened.trainer
             keep_no_cache(trainer.model)
@@ -171,7 +173,8 @@ class _Candidate:
         scale = LossScale(unit, plan.mesh.get("dp", 1))
         update: dict[str, Any] = {}
         if is_scaled:
-            with self._progress.step("candidate: every stage once more, without its loss scale"):
+            again = "measures every stage once more, without the loss scale"
+            with self._progress.task(again, len(side.batches), "steps"):
                 # Without the scale that its numbers need, sums of float16 lose small ones.
                 sums = self._replay_scaled(begin.own, scale, scaled_folder(folder)).sums
                 update["errors_of_sums"] = sums.errors
@@ -231,6 +234,7 @@ class _Candidate:
                     begin_again = partial(self._forget, opened, state, steps, steps.measured())
                 with opened.errors_in("step"):
                     step_until_made(partial(steps.run_step, number, batch), begin_again)
+                advance_task("steps")
         return steps, not_loaded
 
     def _forget(

@@ -65,6 +65,11 @@ class CandidateSide:
         return [[with_first_labels(one) for one in batch] for batch in batches]
 
     @property
+    def num_free_steps(self) -> int:
+        """The steps of `train_freely`: to the end, and once more from the checkpoint."""
+        return 2 * len(self.batches) - self._request.options.resume_at
+
+    @property
     def coordinates(self) -> dict[str, int]:
         """Of this process on the mesh."""
         if self._rank is None:

@@ -19,6 +19,7 @@ from assay.dtypes import float_format
 from assay.errors import AssayError
 from assay.files import read_json_object
 from assay.models import load_model
+from assay.progress import advance_task, subtask
 from assay.sites import unwrapped_path
 from assay.training.batches import MicroBatch, copied
 from assay.training.processes.requests import (
@@ -107,13 +108,16 @@ def run_freely(
     if first is not None:
         with _masks_noted(opened, run.masks):
             run.steps = _train(opened, batches[: resume_at - 1], run, drawn)
-        _save(opened, first, run)
+        with subtask("saves a checkpoint"):
+            _save(opened, first, run)
     with _masks_noted(opened, run.masks):
         run.steps += _train(opened, batches[len(run.steps) : resume_at], run, drawn)
-    saved = _save(opened, folder, run)
+    with subtask("saves a checkpoint"):
+        saved = _save(opened, folder, run)
     if run.problem is None:
         try:
-            _read_back(opened, folder / MODEL_FOLDER, request, run)
+            with subtask("reads the model of the checkpoint"):
+                _read_back(opened, folder / MODEL_FOLDER, request, run)
         except (AssayError, OSError, ValueError) as error:
             run.problem = f"the model in the checkpoint cannot be read: {error}"
     with _masks_noted(opened, run.masks), _precision_noted(opened, start, request, run):
@@ -130,7 +134,7 @@ def run_freely(
     torch.manual_seed(request.options.seed + 1)
     random.seed(request.options.seed + 1)
     try:
-        with resumed.errors_in("load"):
+        with resumed.errors_in("load"), subtask("loads the checkpoint"):
             resumed.trainer.load(folder)
     except (AssayError, OSError, ValueError, KeyError, RuntimeError) as error:
         run.problem = f"the checkpoint cannot be read: {type(error).__name__}: {error}"
@@ -209,6 +213,7 @@ def _train(
         before = _sample_trained(opened.trainer)
         with opened.errors_in("step"), drawn.observed():
             done, num_skipped = step_until_made(partial(_step, opened.trainer, batch), begin_again)
+        advance_task("steps")
         after = _sample_trained(opened.trainer)
         records.append(
             StepRecord(

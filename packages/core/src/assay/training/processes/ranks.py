@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.devices.run_string import parse_run
 from assay.launch import TimeLimits, World, launch_world
-from assay.runs import SilentProgress
+from assay.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,10 @@ _LIMITS = TimeLimits(start_seconds=300.0, collective_seconds=300.0, body_seconds
 
 
 def run_ranks(
-    request: "CandidateRequest", preload: tuple[str, ...], body: "RankBody | None" = None
+    request: "CandidateRequest",
+    preload: tuple[str, ...],
+    progress: Progress,
+    body: "RankBody | None" = None,
 ) -> list[dict[str, Any]]:
     """Run the candidate's trainer on every rank of its mesh; what each rank reports, by rank.
 
@@ -34,6 +37,7 @@ def run_ranks(
         limits=_LIMITS,
         preload=preload,
         log_folder=folder,
+        progress=progress,
     )
     return launch_world(body or _run_rank, world, request.model_dump())
 
@@ -43,4 +47,4 @@ def _run_rank(rank: "Rank", body: dict[str, Any]) -> dict[str, Any]:
     from assay.training.processes.requests import CandidateRequest
 
     request = CandidateRequest.model_validate(body)
-    return run_candidate(request, SilentProgress(), rank).model_dump(mode="json")
+    return run_candidate(request, rank.progress, rank).model_dump(mode="json")

@@ -19,6 +19,7 @@ from assay.hooks.values.boundary import Boundary
 from assay.models import estimate_size
 from assay.models.loading.configs import attention_of
 from assay.models.size_policy import choose_threads, yardstick_dtype
+from assay.progress import advance_task, subtask
 from assay.recording.gradients import GradientRecorder
 from assay.recording.modules import Recorder
 from assay.recording.pointwise_modules import PointwiseModules
@@ -71,20 +72,25 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
     batches = plan_batches(options)
     size = estimate_size(options.model)
     wide = yardstick_dtype(size.num_parameters, device.supported_dtypes())
-    with progress.step(f"reference: yardstick in {wide} for {request.dtype}"):
+    progress.number_phases(5)
+    num_steps = len(batches)
+    with progress.step(f"loads {options.model} in {wide}, for {request.dtype}"):
         yardstick = _RecordedSide(request, device, wide)
         num_parameters = sum(p.numel() for p in yardstick.trainer.model.parameters())
         choose_threads(num_parameters)
         facts = describe_model(yardstick.trainer, options.model, num_parameters)
         initial = yardstick.rounded_state()
         write_state(state_file(folder, 0), initial)
-        drawn = torch.get_rng_state()
+    drawn = torch.get_rng_state()
+    with progress.task("trains, and records every stage", num_steps, "steps"):
         recorded = yardstick.record(batches, initial, folder)
-        draws = not torch.equal(drawn, torch.get_rng_state())
-    with progress.step(f"noise run in {request.dtype}"):
+    draws = not torch.equal(drawn, torch.get_rng_state())
+    with progress.step(f"noise run: loads {options.model} in {request.dtype}"):
         noise = _RecordedSide(request, device, None)
+    with progress.task("noise run: trains freely", num_steps, "steps"):
         free = noise.train_freely(batches, initial)
         trajectory = trajectory_of(noise.trainer.model, read_golden_state(folder, len(batches)))
+    with progress.task("noise run: measures every stage", num_steps, "steps"):
         noise.replay(batches, folder)
         shared = shared_parameters(noise.trainer.model)
     return ReferenceReport(
@@ -155,6 +161,7 @@ class _RecordedSide(TrustedSide):
                     self.untouched.add(self.trainer.model)
                     state = self.rounded_state()
                     write_state(state_file(folder, step + 1), state)
+                    advance_task("steps")
         self.usage = Usage.model_validate(watch.to_json())
         return reports
 
@@ -170,10 +177,12 @@ class _RecordedSide(TrustedSide):
                 state = read_golden_state(folder, step)
                 inject_state(self.trainer, state, self.device.torch_device)
                 observer.run_step(step, batch)
+                advance_task("steps")
         with TraceWriter(folder / NOISE, {"kind": "training-noise"}) as writer:
             observer.write(writer)
             if float_format(self.request.dtype).is_narrow:
-                kept = measure_in_float32(folder, self.request.options, rows, self.boundary)
+                with subtask("measures the optimizer in float32"):
+                    kept = measure_in_float32(folder, self.request.options, rows, self.boundary)
                 attach_results(writer, OPTIMIZER_IN_FLOAT32, kept)
             writer.attach_json(POINTWISE, sorted(pointwise))
             writer.attach_json(UNTRAINED, sorted(untrained_values(self.trainer.model)))

@@ -12,6 +12,7 @@ from assay.dtypes import float_format
 from assay.errors import UsageError
 from assay.models import load_model
 from assay.models.loaded.inspection import inspect_load
+from assay.progress import advance_task
 from assay.training.processes.golden import Batches
 from assay.training.processes.optimizer_noise import AdamWInFloat32
 from assay.training.processes.requests import ReferenceRequest, TrainOptions
@@ -128,7 +129,11 @@ class TrustedSide:
         """The steps of a run of which nothing is replaced."""
         inject_state(self.trainer, initial, self.device.torch_device)
         with comparable(self.dtype, self.device):
-            return [self.trainer.step(batch) for batch in batches]
+            reports = []
+            for batch in batches:
+                reports.append(self.trainer.step(batch))
+                advance_task("steps")
+            return reports
 
     def train_rounded(self, batches: Batches, initial: State) -> tuple[list[StepReport], State]:
         """Steps each of which starts from numbers that the candidate can hold, and where they end."""

@@ -17,6 +17,7 @@ from assay.dtypes import float_format
 from assay.errors import UsageError
 from assay.models import load_model
 from assay.models.transformers_logging import quiet_transformers
+from assay.progress import counted
 from assay.training.batches import IGNORED, MicroBatch, check_batch, pack_rows
 from assay.training.protocol import (
     COMPILE,
@@ -167,7 +168,8 @@ class ReferenceTrainer:
     def train_on(self, own: Sequence[MicroBatch], num_tokens: int) -> float:
         """Forward and backward of this rank's micro-batches; their loss."""
         total, run = 0.0, self.arrange(own)
-        for number, micro_batch in enumerate(run, start=1):
+        counting = counted("computes gradients", run, "micro-batches")
+        for number, micro_batch in enumerate(counting, start=1):
             with self.accumulating(len(run) - number):
                 loss = self.compute_loss(self.on_device(micro_batch), num_tokens)
                 self.backward(loss)

@@ -9,26 +9,35 @@ from rich import progress as rich_progress
 from rich.text import Text
 
 from assay.output.console import open_console
-from assay.runs.progress import Progress
+from assay.progress import Progress
+from assay.runs.progress.shown_tasks import ShownTask
 
 
-class _Bar:
-    def __init__(self, bars: rich_progress.Progress, key: rich_progress.TaskID) -> None:
-        self._bars, self._key = bars, key
+class _Bar(ShownTask):
+    def __init__(
+        self, bars: rich_progress.Progress, description: str, total: float | None, unit: str
+    ) -> None:
+        super().__init__(description, total, unit)
+        self._bars = bars
+        self.key = bars.add_task(description, total=total, unit=unit)
 
     def advance(self, amount: float = 1) -> None:
-        self._bars.advance(self._key, amount)
+        super().advance(amount)
+        self._bars.advance(self.key, amount)
 
 
 class BarProgress(Progress):
-    """One bar for each task; bars of finished tasks stay until the end."""
+    """A bar for each open task, the outer ones first; a line for each that took long."""
 
     def __init__(self, stream: TextIO) -> None:
         self._bars = rich_progress.Progress(
             rich_progress.TextColumn("{task.description}", markup=False),
             rich_progress.BarColumn(),
             rich_progress.MofNCompleteColumn(),
+            rich_progress.TextColumn("{task.fields[unit]}", markup=False),
             rich_progress.TimeElapsedColumn(),
+            rich_progress.TextColumn("left:"),
+            rich_progress.TimeRemainingColumn(),
             console=open_console(stream),
         )
 
@@ -45,15 +54,15 @@ class BarProgress(Progress):
         self._bars.stop()
 
     @contextmanager
-    def task(self, description: str, total: float | None) -> Iterator[_Bar]:
-        """Begin a task with a bar of its own."""
-        key = self._bars.add_task(description, total=total)
+    def open_task(self, description: str, total: float | None, unit: str) -> Iterator[_Bar]:
+        """Begin a task with a bar, which its end turns into a line."""
+        bar = _Bar(self._bars, description, total, unit)
         try:
-            yield _Bar(self._bars, key)
+            yield bar
         finally:
-            if total is None:
-                self._bars.update(key, total=1, completed=1)
-            self._bars.stop_task(key)
+            self._bars.remove_task(bar.key)
+            if bar.is_told:
+                self.note(bar.describe_end())
 
     def note(self, text: str) -> None:
         """Print `text` above the bars."""

@@ -1,0 +1,112 @@
+"""Tasks of a run, and how far each one is.
+
+Code far below the one that shows progress counts in the innermost open task (`advance_task`), or
+opens one within it (`subtask`, `counted`). Where nobody shows progress, both do nothing.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Task(Protocol):
+    """A task in progress, from `Progress.task`."""
+
+    def advance(self, amount: float = 1) -> None:
+        """Count `amount` more parts as done."""
+
+
+class Progress(ABC):
+    """Base of all displays of tasks."""
+
+    _phase = _num_phases = 0
+
+    @abstractmethod
+    def open_task(
+        self, description: str, total: float | None, unit: str
+    ) -> AbstractContextManager[Task]:
+        """Show a task from its begin to its end; called by `task`."""
+
+    @abstractmethod
+    def note(self, text: str) -> None:
+        """Show one line."""
+
+    def number_phases(self, total: int) -> None:
+        """Number the tasks that follow, of which this process has `total`."""
+        self._num_phases = total
+
+    @contextmanager
+    def task(self, description: str, total: float | None, unit: str = "") -> Iterator[Task]:
+        """Begin a task of `total` parts (None if unknown), which ends on exit.
+
+        unit: the plural of a part, such as "tensors".
+        """
+        if self._num_phases and _INNERMOST.get()[0] is not self:
+            self._phase += 1
+            self._num_phases = max(self._phase, self._num_phases)
+            description = f"[{self._phase} of {self._num_phases}] {description}"
+        with self.open_task(description, total, unit) as task:
+            token = _INNERMOST.set((self, task, unit))
+            try:
+                yield task
+            finally:
+                _INNERMOST.reset(token)
+
+    def step(self, description: str) -> AbstractContextManager[Task]:
+        """Begin a task of one part, which ends on exit."""
+        return self.task(description, None)
+
+
+class SilentProgress(Progress):
+    """Shows nothing; for use as a library."""
+
+    @contextmanager
+    def open_task(self, description: str, total: float | None, unit: str) -> Iterator[Task]:  # noqa: ARG002
+        """Begin a task that is not shown."""
+        yield _SilentTask()
+
+    def note(self, text: str) -> None:
+        """Drop `text`."""
+
+
+class _SilentTask:
+    def advance(self, amount: float = 1) -> None:
+        pass
+
+
+# What shows the innermost task, the task, and its unit.
+_INNERMOST: ContextVar[tuple[Progress, Task, str]] = ContextVar(
+    "assay_innermost_task",
+    default=(SilentProgress(), _SilentTask(), ""),
+)
+
+
+def innermost_task() -> Task:
+    """The task that was opened last, in this thread or in one whose context it copied."""
+    return _INNERMOST.get()[1]
+
+
+def advance_task(unit: str) -> None:
+    """Count one more part of the innermost open task as done, if it counts in `unit`."""
+    _, task, counted_unit = _INNERMOST.get()
+    if unit == counted_unit:
+        task.advance()
+
+
+def subtask(
+    description: str, total: float | None = None, unit: str = ""
+) -> AbstractContextManager[Task]:
+    """Begin a task within the innermost open one; arguments as for `Progress.task`."""
+    return _INNERMOST.get()[0].task(description, total, unit)
+
+
+def counted(description: str, items: Collection[T], unit: str) -> Iterator[T]:
+    """Iterate over `items`, and count them in a task within the innermost open one."""
+    with subtask(description, len(items), unit) as task:
+        for item in items:
+            yield item
+            task.advance()

@@ -1,0 +1,1 @@
+"""Tasks on their way from a child process to a terminal or a log."""

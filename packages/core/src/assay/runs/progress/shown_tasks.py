@@ -1,0 +1,71 @@
+"""Tasks as words, for a person who waits."""
+
+import time
+
+from assay.progress import innermost_task
+
+SHORT_SECONDS = 2.0  # a shorter task is over before its line is read
+_MINUTES_FROM_SECONDS = 100.0
+
+
+class ShownTask:
+    """A task as words.
+
+    chain: the tasks around it, the outermost first, and itself.
+    shown: when a line last named it; 0 before that.
+    """
+
+    def __init__(self, description: str, total: float | None, unit: str) -> None:
+        outer = innermost_task()
+        self.chain: list[ShownTask] = [*(outer.chain if isinstance(outer, ShownTask) else ()), self]
+        self.total, self.done, self.shown = total, 0.0, 0.0
+        self._description, self._unit = description, unit
+        self._started = time.monotonic()
+
+    def advance(self, amount: float = 1) -> None:
+        """Count `amount` more parts as done."""
+        self.done += amount
+
+    @property
+    def seconds(self) -> float:
+        """Time since its begin."""
+        return time.monotonic() - self._started
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until its end, by the rate so far; None while no part is done."""
+        if not self.total or not 0 < self.done < self.total:
+            return None
+        return self.seconds * (self.total - self.done) / self.done
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it has lines of its own: it takes long, and no task around it counts parts."""
+        return self.seconds >= SHORT_SECONDS and all(one.total is None for one in self.chain[:-1])
+
+    def __str__(self) -> str:
+        if len(self.chain) > 1:
+            return f"{self.chain[-2]}: {self._label()}"
+        return self._label()
+
+    def _label(self) -> str:
+        if self.total is None:
+            return self._description
+        counted = f"{round(self.done, 1):g} of {round(self.total, 1):g} {self._unit}"
+        return f"{self._description}, {counted.rstrip()}"
+
+    def describe_state(self) -> str:
+        """How long it has taken, and how long the outermost task of a known rate will take."""
+        timed = next((one for one in self.chain if one.seconds_left is not None), self)
+        text, left = f"{self}: {_duration(timed.seconds)} so far", timed.seconds_left
+        return text if left is None else f"{text}, about {_duration(left)} left"
+
+    def describe_end(self) -> str:
+        """How long it took."""
+        return f"{self}: {_duration(self.seconds)}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < _MINUTES_FROM_SECONDS:
+        return f"{seconds:.0f} s"
+    return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
