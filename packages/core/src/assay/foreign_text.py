@@ -28,6 +28,14 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]#|~])")
 _MARKDOWN_LINK = re.compile(r"(@(?=\w)|#(?=\d)|\bGH-(?=\d)|:(?=//)|\bwww(?=\.))", re.IGNORECASE)
 _NOTHING_SHOWN = "<!-- -->"
 
+_LONGEST_QUOTE = 300
+
+
+def shorten(text: object) -> str:
+    """Put text into one line of at most 300 characters, for a message that quotes it."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= _LONGEST_QUOTE else f"{line[:_LONGEST_QUOTE]}..."
+
 
 def escape_controls(text: str) -> str:
     """Escape all control characters but newlines and tabs."""

@@ -2,6 +2,7 @@
 
 import glob
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -103,7 +104,7 @@ def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Ev
     Raises: EvaluationError for no results or no samples; UnreadableFileError for files that cannot be
         read, were changed, or contradict each other.
     """
-    if (path / MANIFEST).exists():
+    if os.path.lexists(path / MANIFEST):  # also a link that leads nowhere
         return _merged(path, read_sealed(Manifest, refuse_link(path / MANIFEST)), clusters)
     results_file = path if path.is_file() else newest_results(path)
     results = read_record(_Results, results_file)
@@ -141,7 +142,7 @@ def _merged(folder: Path, manifest: Manifest, clusters: Mapping[str, str] | None
 
 def _within(folder: Path, name: str) -> Path:
     file = folder / name
-    if not file.resolve().is_relative_to(folder.resolve()):
+    if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)):
         raise UnreadableFileError.of(folder / MANIFEST, f"it names {name}, outside of its folder")
     return refuse_link(file)
 

@@ -1,5 +1,6 @@
 """What is asked of the ranks of a tuning, what they answer, and what stays in its folder."""
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -195,10 +196,12 @@ def read_tunings(output: Path) -> list[Tuning]:
 
     Raises: UsageError if there is none, UnreadableFileError as `read_tuning`.
     """
-    records = sorted(output.glob(f"*/*/seed-*/{RECORD_FILE}"))
-    if not records:
+    # A link that leads nowhere is a record that cannot be read.
+    folders = sorted(output.glob("*/*/seed-*"))
+    tunings = [folder for folder in folders if os.path.lexists(folder / RECORD_FILE)]
+    if not tunings:
         raise UsageError(f"{output} holds no finished tuning of `assay bench tune`")
-    return [read_tuning(record.parent) for record in records]
+    return list(map(read_tuning, tunings))
 
 
 def _file_name(name: str) -> str:

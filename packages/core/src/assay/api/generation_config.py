@@ -7,6 +7,7 @@ from typing import Any
 
 from assay.errors import UsageError
 from assay.files import read_json_object
+from assay.foreign_text import shorten
 
 # Numbers by their range. What only sampling reads:
 _SAMPLING = {
@@ -57,7 +58,7 @@ def read_generation_config(path: str | Path) -> dict[str, Any]:
     if refused:
         raise GenerationConfigError.of(
             path,
-            f"{', '.join(refused)} cannot be used; assay generates one sequence, greedily or by"
+            f"{shorten(', '.join(refused))} cannot be used; assay generates one sequence, greedily or by"
             f" sampling, with: do_sample, {', '.join(_PASSED_ON)}",
         )
     return {name: value for name, value in given.items() if name in (*_PASSED_ON, "do_sample")}

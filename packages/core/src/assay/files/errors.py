@@ -6,9 +6,7 @@ from typing import Self
 from pydantic import ValidationError
 
 from assay.errors import MachineError, UsageError
-
-# Longer problems quote what the file holds.
-_LONGEST_PROBLEM = 300
+from assay.foreign_text import shorten
 
 
 class UnreadableFileError(UsageError):
@@ -24,11 +22,8 @@ class UnreadableFileError(UsageError):
             problem = f"cannot be read: {problem.strerror or problem}"
         elif isinstance(problem, ValidationError):
             problem = describe_invalid(problem)
-        text = " ".join(str(problem).split())
-        if len(text) > _LONGEST_PROBLEM:
-            text = f"{text[:_LONGEST_PROBLEM]}..."
         place = f"{path}, line {line}" if line else f"{path}"
-        return cls(f"{place}: {text}")
+        return cls(f"{place}: {shorten(problem)}")
 
 
 class DiskError(MachineError):

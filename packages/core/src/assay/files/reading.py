@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -15,19 +17,23 @@ from assay.files.errors import UnreadableFileError
 # JSON takes up to ten times its size as Python objects: a file at the limit stays below 1 GB.
 MAX_TEXT_BYTES = 64 << 20
 # tomllib reads about 1 MB/s.
-MAX_TOML_BYTES = 4 << 20
+MAX_TOML_BYTES = 1 << 20
 MAX_LINE_BYTES = 16 << 20
 
 # Python's own limit of recursion is 1,000 frames; code that walks through a value needs several a level.
 MAX_DEPTH = 100
+# A list takes 90 bytes of memory and 2 of text: so many stay below 500 MB.
+MAX_CONTAINERS = 4 << 20
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def open_file(path: Path) -> IO[bytes]:
+@contextmanager
+def open_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a regular file for reading bytes. Opening never blocks.
 
-    Raises: UnreadableFileError for an absent file, a folder, a FIFO and a device.
+    Raises: UnreadableFileError for an absent file, a folder, a FIFO and a device, and for an error
+        of the disk inside.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -38,7 +44,11 @@ def open_file(path: Path) -> IO[bytes]:
         os.close(descriptor)
         kind = "a folder" if stat.S_ISDIR(mode) else "a FIFO, a socket or a device"
         raise UnreadableFileError.of(path, f"it is {kind}, not a file")
-    return os.fdopen(descriptor, "rb")
+    with os.fdopen(descriptor, "rb") as file:
+        try:
+            yield file
+        except OSError as error:
+            raise UnreadableFileError.of(path, error) from None
 
 
 def refuse_link(path: Path) -> Path:
@@ -56,10 +66,7 @@ def refuse_link(path: Path) -> Path:
 def read_bytes(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
     """Read a whole file. Raises: UnreadableFileError if it is larger than `max_bytes`."""
     with open_file(path) as file:
-        try:
-            data = file.read(max_bytes + 1)
-        except OSError as error:
-            raise UnreadableFileError.of(path, error) from None
+        data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise UnreadableFileError.of(path, f"it is larger than {max_bytes >> 20} MiB")
     return data
@@ -77,14 +84,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """
     with open_file(path) as file:
         number = 0
-        while True:
+        while line := file.readline(MAX_LINE_BYTES + 1):
             number += 1
-            try:
-                line = file.readline(MAX_LINE_BYTES + 1)
-            except OSError as error:
-                raise UnreadableFileError.of(path, error, number) from None
-            if not line:
-                return
             if len(line) > MAX_LINE_BYTES:
                 problem = f"the line is longer than {MAX_LINE_BYTES >> 20} MiB"
                 raise UnreadableFileError.of(path, problem, number)
@@ -111,6 +112,9 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file."""
     text = read_text(path, MAX_TOML_BYTES)
+    # The time and the memory that tomllib takes for a dotted key grow with the square of its parts.
+    if any(len(_PART_OF_KEY.findall(part)) > MAX_DEPTH for part in re.split(r"[=,\n]", text)):
+        raise UnreadableFileError.of(path, _TOO_DEEP)
     try:
         value = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -121,7 +125,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def read_record(kind: type[_Model], path: Path) -> _Model:
     """Read a JSON file that follows the schema of `kind`."""
-    return parse_record(kind, read_bytes(path), path)
+    return parse_record(kind, read_text(path), path)
 
 
 def read_toml_record(kind: type[_Model], path: Path) -> _Model:
@@ -145,8 +149,11 @@ def read_record_lines(kind: type[_Model], path: Path) -> Iterator[_Model]:
 
 def parse_json(text: str, path: Path | str, line: int | None = None) -> Any:  # noqa: ANN401 - any JSON value
     """Parse JSON. `path` and `line` name its place in the error."""
+    _require_few_containers(text, path, line)
     try:
         value = json.loads(text)
+        if "\\ud" in text.lower():  # half of a surrogate pair can be neither written nor hashed
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise UnreadableFileError.of(path, f"not JSON: {_nested_or(error)}", line) from None
     _require_depth(text, value, path, line)
@@ -154,9 +161,10 @@ def parse_json(text: str, path: Path | str, line: int | None = None) -> Any:  # 
 
 
 def parse_record(
-    kind: type[_Model], text: str | bytes, path: Path | str, line: int | None = None
+    kind: type[_Model], text: str, path: Path | str, line: int | None = None
 ) -> _Model:
     """Parse JSON that follows the schema of `kind`. `path` and `line` name its place in the error."""
+    _require_few_containers(text, path, line)
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
@@ -176,6 +184,11 @@ def _require_object(value: object, path: Path, line: int | None = None) -> dict[
     return value
 
 
+def _require_few_containers(text: str, path: Path | str, line: int | None) -> None:
+    if text.count("[") + text.count("{") > MAX_CONTAINERS:
+        raise UnreadableFileError.of(path, f"more than {MAX_CONTAINERS:,} lists and objects", line)
+
+
 def _require_depth(text: str, value: object, path: Path | str, line: int | None = None) -> None:
     """Raise UnreadableFileError for a value that is nested deeper than MAX_DEPTH."""
     if text.count("[") + text.count("{") + text.count(".") <= MAX_DEPTH:
@@ -193,6 +206,8 @@ def _items_of(value: object) -> Iterable[object]:
         return value.values()
     return value if isinstance(value, list) else ()
 
+
+_PART_OF_KEY = re.compile(r"[^.\s]\s*\.")
 
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 

@@ -75,7 +75,8 @@ def _require_readable(folder: Path) -> None:
     if folder / "config.json" not in files:
         raise UsageError(f"model folder {folder} has no config.json")
     for file in files:
-        open_file(file).close()
+        with open_file(file):
+            pass
 
 
 def require_inside(file: Path) -> Path:

@@ -13,11 +13,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from assay.files import create_temporary
+from assay.files import create_temporary, open_file, read_bytes
 from assay.trace.errors import StorageError, TraceError
 
 if TYPE_CHECKING:
     import torch
+
+# Of a manifest, an index or an attached JSON value; a tenth of that is a large one.
+_MAX_BYTES = 256 << 20
 
 
 @contextmanager
@@ -165,7 +168,9 @@ class Folder:
 
     def read(self, path: Path, size_bytes: int = -1) -> bytes:
         """The first `size_bytes` of a file, by default all; `path` comes from `existing`."""
-        with _refusals(path, "read"), path.open("rb") as file:
+        if size_bytes < 0:
+            return read_bytes(path, _MAX_BYTES)
+        with open_file(path) as file:
             return file.read(size_bytes)
 
     def map(self, path: Path, size_bytes: int) -> "torch.UntypedStorage":

@@ -23,7 +23,7 @@ def _tagged(value: object) -> object:
 
 
 def _untagged(value: dict[str, str]) -> float | dict[str, str]:
-    return float(value[_TAG]) if value.keys() == {_TAG} else value
+    return float(str(value[_TAG])) if value.keys() == {_TAG} else value
 
 
 def to_text(value: object) -> str:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from assay.files import (
     UnreadableFileError,
+    file_digest,
     read_bytes,
     read_json,
     read_json_lines,
@@ -100,6 +101,39 @@ def test_a_large_file_is_refused_before_it_is_parsed(
 def test_deep_nesting_is_refused(read: Callable[[Path], Any], text: str, tmp_path: Path) -> None:
     (tmp_path / "x").write_text(text)
     assert "nested deeper than 100 levels" in refusal(read, tmp_path / "x")
+
+
+def test_a_key_of_many_parts_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("a." * 400_000 + "a = 1")  # takes tomllib an hour
+    assert "nested deeper than 100 levels" in refusal(read_toml, tmp_path / "x")
+
+
+def test_many_dots_in_values_and_comments_are_read(tmp_path: Path) -> None:
+    text = "# " + "." * 300 + f"\na = [{', '.join(['0.5'] * 300)}]\nb = '{'.' * 300}'\n"
+    (tmp_path / "x").write_text(text)
+    assert read_toml(tmp_path / "x")["a"] == [0.5] * 300
+
+
+@pytest.mark.parametrize("read", [read_json, lambda path: read_record(Point, path)])
+def test_more_lists_than_memory_holds_are_refused(
+    read: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    (tmp_path / "x").write_text('{"x": [' + "[]," * (5 << 20) + "0]}")
+    assert "more than 4,194,304 lists and objects" in refusal(read, tmp_path / "x")
+
+
+def test_half_of_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text(r'["\ud83d\ude00"]')
+    assert read_json(tmp_path / "x") == ["\N{GRINNING FACE}"]
+    (tmp_path / "x").write_text(r'{"\uD83D": 1}')
+    assert "surrogates not allowed" in refusal(read_json, tmp_path / "x")
+
+
+def test_an_error_of_the_disk_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "x").symlink_to("/proc/self/mem")  # reading its first byte fails
+    assert "Input/output error" in refusal(read_bytes, tmp_path / "x")
+    with pytest.raises(UnreadableFileError, match="Input/output error"):
+        file_digest(tmp_path / "x")
 
 
 def test_nesting_within_the_limit_is_read(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
-from assay.errors import UsageError
-from assay.files import read_toml
+from assay.files import UnreadableFileError, read_toml
 from assay.verdicts import Record
 
 # What a launch line can name in braces; `resume` has `resume_from` too, and `checkpoints.folder` `step`.
@@ -41,7 +40,7 @@ def _split(value: object) -> object:
 Words = Annotated[list[str], BeforeValidator(_split)]
 
 
-class LibraryFileError(UsageError):
+class LibraryFileError(UnreadableFileError):
     """A TOML file that describes no training library."""
 
 
@@ -272,7 +271,7 @@ def read_library(path: Path) -> ExternalLibrary:
     try:
         library = ExternalLibrary.model_validate(data)
     except ValidationError as error:
-        raise LibraryFileError(f"{path}: {_describe(error)}") from None
+        raise LibraryFileError.of(path, _describe(error)) from None
     return library if library.name else library.model_copy(update={"name": path.stem})
 
 

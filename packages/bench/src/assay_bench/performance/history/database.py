@@ -94,18 +94,18 @@ def _create(path: Path) -> None:
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     if not path.is_file():
         raise HistoryError.of(path, "there is no such file")
-    with closing(sqlite3.connect(path)) as connection:
-        try:
+    try:
+        with closing(sqlite3.connect(path)) as connection:
             (application,) = connection.execute("PRAGMA application_id").fetchone()
             if application != _APPLICATION_ID:
                 raise HistoryError.of(path, "a database of something else")
             yield connection
-        except sqlite3.IntegrityError:
-            raise
-        except sqlite3.OperationalError as error:  # locked, or the disk is full
-            raise MachineError(f"{path}: {error}") from error
-        except sqlite3.DatabaseError as error:
-            raise HistoryError.of(path, error) from error
+    except sqlite3.IntegrityError:
+        raise
+    except sqlite3.OperationalError as error:  # locked, or the disk is full
+        raise MachineError(f"{path}: {error}") from error
+    except sqlite3.DatabaseError as error:
+        raise HistoryError.of(path, error) from error
 
 
 def _insert(connection: sqlite3.Connection, result: PerformanceResult) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.errors import UsageError
 from assay.files import read_json_object
+from assay.foreign_text import shorten
 from assay.models.remote_code import RemoteCode, transformers_option
 
 if TYPE_CHECKING:
@@ -70,4 +71,4 @@ def attention_of(model: object) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the error's class if the message is empty."""
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else error.__class__.__name__
+    return shorten(lines[0]) if lines else error.__class__.__name__

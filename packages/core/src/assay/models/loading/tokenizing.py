@@ -82,14 +82,16 @@ def load_tokenizer(folder: Path, remote_code: RemoteCode) -> Any:  # noqa: ANN40
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, **transformers_option(remote_code)
         )
+        tokenizer.encode("a")  # fails where a setting has another type
     except Exception as error:  # any: each tokenizer class has its own ways to fail
         files = [name for name in _TOKENIZER_FILES if (folder / name).is_file()]
         raise UsageError(
             f"the tokenizer in {folder} ({', '.join(files)}) cannot be loaded: {first_line(error)}"
         ) from error
+    return tokenizer
 
 
 def _own_tokenizer(folder: Path, files: Mapping[str, Path], remote_code: RemoteCode) -> Tokenizing:

@@ -30,9 +30,11 @@ _SAFETENSORS_NAMES = {
 
 
 def _load_file(file: Path) -> dict[str, torch.Tensor]:
-    open_file(file).close()
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        with open_file(file):  # refuses a FIFO, which torch would wait for
+            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except UnreadableFileError:
+        raise
     except pickle.UnpicklingError:
         # torch's own message advises to unpickle whatever the file holds.
         problem = "it holds objects other than tensors, which assay does not unpickle"

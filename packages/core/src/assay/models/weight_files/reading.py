@@ -27,6 +27,12 @@ _TORCH_INDEX = "pytorch_model.bin.index.json"
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 
+# Other dtypes may pack several values into a byte.
+_ITEM_BYTES = {
+    "F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2,
+    "U16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+
 # Names of the safetensors format; only floating dtypes that weights are kept in.
 _FLOAT_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -119,6 +125,11 @@ def _read_header(file: Path) -> list[StoredTensor]:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise UnreadableFileError.of(file, f"broken safetensors header: {error!r}") from None
+    for tensor in entries:
+        item_bytes = _ITEM_BYTES.get(tensor.dtype)
+        if item_bytes is not None and tensor.num_elements * item_bytes != tensor.size_bytes:
+            problem = f"{tensor.name} has {tensor.size_bytes:,} bytes for {tensor.num_elements:,}"
+            raise UnreadableFileError.of(file, f"{problem} values of {tensor.dtype}")
     for tensor in sorted(entries, key=lambda tensor: tensor.end):
         if tensor.end > size or tensor.start > tensor.end or tensor.start < data_start:
             raise UsageError(

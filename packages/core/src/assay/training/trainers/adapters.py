@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from assay.errors import MachineError, UsageError
-from assay.files import UnreadableFileError, read_json_object
+from assay.files import UnreadableFileError, open_file, read_json_object
 from assay.training.state.sharding import put
 
 if TYPE_CHECKING:
@@ -116,8 +116,9 @@ def read_adapter(folder: Path) -> dict[str, Tensor]:
     """The tensors that an adapter's file holds. Raises: AdapterError."""
     path = folder / ADAPTER_FILE
     try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
+        with open_file(path):  # opening a FIFO would wait
+            return load_file(path)
+    except (OSError, UnreadableFileError, SafetensorError) as error:
         raise AdapterError.damaged(path, error) from error
 
 
@@ -138,7 +139,7 @@ def other_adapter_settings(model: nn.Module, folder: Path) -> list[str]:
         if name not in _NOT_COMPUTED_WITH and not _is_alike(saved.get(name), value)
     )
     # A folder may name more than one stage of a pipeline has.
-    if not set(own.target_modules) <= set(saved.get("target_modules") or ()):
+    if not set(own.target_modules) <= _texts(saved.get("target_modules")):
         wrong.append("target_modules")
     return wrong
 
@@ -146,10 +147,14 @@ def other_adapter_settings(model: nn.Module, folder: Path) -> list[str]:
 def _is_alike(saved: Any, own: object) -> bool:  # noqa: ANN401 - a value of JSON
     """Whether JSON has kept a setting; nothing and an empty collection are alike."""
     if isinstance(own, set | frozenset):
-        return set(saved or ()) == own
+        return _texts(saved) == own
     if isinstance(own, list | tuple | dict):
         return (saved or None) == (json.loads(json.dumps(own)) or None)
     return bool(saved == own) or (saved in ([], {}) and own is None)
+
+
+def _texts(saved: object) -> set[str]:
+    return {one for one in saved if isinstance(one, str)} if isinstance(saved, list) else set()
 
 
 def load_adapter(model: nn.Module, folder: Path) -> None:

@@ -79,6 +79,8 @@ def header_of(shape: str) -> bytes:
         ),
         (struct.pack("<Q", 100_000) + b"[" * 100_000, "header: not JSON: nested deeper than 100"),
         (header_of('"shape": [Infinity]'), "broken safetensors header.*inf is neither a size"),
+        (header_of('"shape": [2]'), "a has 4 bytes for 2 values of F32"),
+        (header_of('"shape": [1, 0]'), "a has 4 bytes for 0 values of F32"),
         (header_of('"shape": [1.5]'), "broken safetensors header"),
         (header_of('"shape": [true]'), "broken safetensors header"),
         (header_of(f'"shape": [{"9" * 5000}]'), "header: not JSON: Exceeds the limit"),

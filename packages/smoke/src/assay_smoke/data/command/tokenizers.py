@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from assay.files import read_json_object
 from assay.models.folders import fetch_config
 from assay.models.loaded.tokenizer import check_tokenizer
 from assay.models.loading.configs import load_config
 from assay.models.loading.tokenizing import load_tokenizer
 from assay.models.remote_code import RemoteCode
 from assay.models.sources import ModelSource, resolve_model
-from assay.models.weight_files.reading import read_json
 from assay_smoke.data.properties import PropertyLog, SubjectReport, Wrong
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
 
@@ -77,7 +77,11 @@ def _stand_in_config(tokenizer: "PreTrainedTokenizerBase") -> Any:  # noqa: ANN4
 def _eos_ids(folder: Path) -> tuple[int, ...]:
     """Where generation stops, as generation_config.json or else config.json says."""
     for name in ("generation_config.json", "config.json"):
-        ids = read_json(folder / name).get("eos_token_id") if (folder / name).is_file() else None
+        ids = (
+            read_json_object(folder / name).get("eos_token_id")
+            if (folder / name).is_file()
+            else None
+        )
         if ids is not None:
             return (ids,) if isinstance(ids, int) else tuple(ids)
     return ()

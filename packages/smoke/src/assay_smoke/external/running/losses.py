@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.errors import UsageError
-from assay.files import UnreadableFileError, parse_json
+from assay.files import UnreadableFileError, parse_json, read_bytes
+from assay.foreign_text import shorten
 from assay_smoke.external.library import Losses
 
 
@@ -44,7 +45,7 @@ class LossesError(UsageError):
     @classmethod
     def no_number(cls, text: object, where: str) -> "LossesError":
         """What should be a loss or a step is none."""
-        return cls(f"{where} gives {text!r}, which is no number")
+        return cls(f"{where} gives {shorten(repr(text))}, which is no number")
 
 
 class LossReader:
@@ -92,7 +93,7 @@ class LossReader:
 def _whole_lines(file: Path | None) -> list[str]:
     if file is None or not file.is_file():
         return []
-    return file.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    return read_bytes(file).decode(errors="replace").split("\n")[:-1]
 
 
 def _objects_in(line: str) -> Iterator[Mapping[str, object]]:
