@@ -131,6 +131,12 @@ def false_alarms(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def fuzz(session: nox.Session) -> None:
+    """Mutate the files of every reader, and give commands hostile ones. `-- --seconds 60 --seed 1`."""
+    torch_environment(session).run(session, "packages.core.tests.fuzz", *session.posargs)
+
+
+@nox.session(default=False)
 def perf(session: nox.Session) -> None:
     """Measure the cost of recording, metrics and the whole check, as ratios."""
     # The published tool, to be timed beside ours; its metrics need no more than this of the rest.

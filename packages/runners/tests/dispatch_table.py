@@ -102,16 +102,16 @@ BY_HAND = (
         by_hand("recapture.yml"),
         says="needs models, vendors and a reason",
     ),
-    Case("the night by hand", dispatch("nightly.yml"), night(7)),
+    Case("the night by hand", dispatch("nightly.yml"), night(8)),
     Case(
         "the night by hand, after no change",
         dispatch("nightly.yml").model_copy(update={"unchanged_since_success": True}),
-        night(7),
+        night(8),
     ),
     Case(
         "the night by hand, for a branch",
         dispatch("nightly.yml", ref=BRANCH),
-        night(7, ref=BRANCH),
+        night(8, ref=BRANCH),
     ),
     Case(
         "bench of a branch",

@@ -263,7 +263,7 @@ CASES = (
     Case("a merge group", merge_group(), ci(MAIN)),
     Case("a merge group that is dissolved", merge_group("destroyed"), says="is destroyed"),
     # By the clock.
-    Case("the night", schedule(NIGHT), night(7)),
+    Case("the night", schedule(NIGHT), night(8)),
     Case(
         "the night after no change",
         schedule(NIGHT, unchanged=True),

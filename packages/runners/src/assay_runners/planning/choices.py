@@ -18,7 +18,7 @@ ON_THE_CPU = (
 # What comes before a machine with accelerators; the other sessions run beside it.
 BEFORE_MACHINES = ("lint", "types", "unit")
 # What takes too long for every pull request, beside bench, which needs a Python of its own.
-NIGHTLY = ("faults", "false-alarms", "perf", "bench-rates", "smoke-faults", "suites")
+NIGHTLY = ("faults", "false-alarms", "fuzz", "perf", "bench-rates", "smoke-faults", "suites")
 
 
 def tier_jobs(sessions: Iterable[str], pythons: Sequence[str]) -> tuple[TierJob, ...]:

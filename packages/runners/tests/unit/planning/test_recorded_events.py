@@ -16,7 +16,7 @@ STARTS = {
     "label-unknown": (0, []),
     "opened": (12, []),
     "push-main": (12, []),
-    "schedule-nightly": (7, []),
+    "schedule-nightly": (8, []),
 }
 
 

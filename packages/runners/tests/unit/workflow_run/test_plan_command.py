@@ -111,9 +111,9 @@ NIGHT = "17 2 * * *"
     ("answer", "num_sessions"),
     [
         ([{"headSha": schedule(NIGHT).sha}], 0),
-        ([{"headSha": "e" * 40}], 7),
-        ([], 7),
-        (None, 7),  # GitHub refuses
+        ([{"headSha": "e" * 40}], 8),
+        ([], 8),
+        (None, 8),  # GitHub refuses
     ],
 )
 def test_a_night_after_no_change_runs_nothing_and_in_doubt_everything(
@@ -138,7 +138,7 @@ def test_sessions_are_told_with_the_pythons_that_run_them(
 ) -> None:
     _, stdout, _ = plan(tmp_path, recorded(schedule(NIGHT)), "--explain")
     told = [line.strip() for line in stdout.splitlines() if "Python" in line]
-    most = "faults, false-alarms, perf, bench-rates, smoke-faults, suites"
+    most = "faults, false-alarms, fuzz, perf, bench-rates, smoke-faults, suites"
     assert told == [
         f"without an accelerator, Python 3.11: {most}",
         "without an accelerator, Python 3.11.7: bench",

@@ -1,0 +1,190 @@
+"""Readers of this package for the fuzz: evaluations, baselines, histories, tunings, suites, recipes."""
+
+import json
+from pathlib import Path
+
+from assay.files import file_digest, write_sealed
+from assay.runs.results import read_verdict
+from assay_bench.baselines.accepting import accept
+from assay_bench.battery.suites import read_suite
+from assay_bench.battery.task_files import load_task
+from assay_bench.comparing.judging import compare
+from assay_bench.comparing.terms import Terms
+from assay_bench.evaluations.items import Evaluation
+from assay_bench.evaluations.reading import read_evaluation, write_manifest
+from assay_bench.performance.history.database import add_results, read_series
+from assay_bench.performance.results import read_performance
+from assay_bench.reporting.comparing import JSON_FILE, compare_folders
+from assay_bench.reporting.json_file import comparison_as_json
+from assay_bench.reporting.page import PageSources, write_page
+from assay_bench.tuning.judging import judge_tunings
+from assay_bench.tuning.recipe import read_recipe
+from assay_bench.tuning.records import LOSSES_FILE, RECORD_FILE, read_tunings, tuning_folder
+from assay_bench.tuning.rows import read_sources
+from packages.bench.tests.unit.evaluations.test_reading import KINDS, STAMP, sample
+from packages.bench.tests.unit.evaluations.test_reading import write as write_lm_eval
+from packages.bench.tests.unit.made import answered, evaluation, item, task
+from packages.bench.tests.unit.performance.measured import performance_result
+from packages.bench.tests.unit.tuning.test_judging import tuning
+from packages.core.tests.fuzz.reader import Reader
+
+_TASK = """
+task: sums
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: documents.jsonl
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{answer}}"
+generation_kwargs:
+  until: ["\\n"]
+metric_list:
+  - metric: exact_match
+    aggregation: mean
+"""
+_SUITE = """
+tasks = ["sums.yaml", "addition"]
+fewshot = 2
+
+[clusters]
+addition = "source"
+
+[terms]
+accuracy = 0.03
+log_probability = 0.01
+"""
+_RECIPE = """
+models = ["micro:llama"]
+run = "cpu/float32"
+seeds = [0]
+steps = 6
+batch_size = 8
+sequence_length = 16
+checkpoint_every = 3
+
+[[data]]
+source = "documents.jsonl"
+share = 7
+
+[[data]]
+source = "documents.txt"
+
+[permutations.full]
+learning_rate = 2e-3
+
+[permutations.lora]
+features = ["lora"]
+learning_rate = 5e-3
+"""
+
+
+def _write_evaluation(folder: Path) -> None:
+    write_lm_eval(folder, {kind: [sample(kind, 0), sample(kind, 1)] for kind in KINDS})
+
+
+def _compare_with_itself(folder: Path) -> object:
+    """Read an evaluation and compare it, as `assay bench compare` does."""
+    found = read_evaluation(folder, {"choices": "source"})
+    comparison = compare(found, found, Terms(accuracy=0.02))
+    return comparison, comparison_as_json(comparison)
+
+
+def _write_own_evaluation(folder: Path) -> None:
+    results = {}
+    for kind in KINDS:
+        write_lm_eval(folder / kind, {kind: [sample(kind, 0), sample(kind, 1)]})
+        results[kind] = folder / kind / f"results_{STAMP}.json"
+    write_manifest(folder, results)
+
+
+def _write_baseline(folder: Path) -> None:
+    items = [
+        item(n, right=n % 2 == 0, log_probability=-n / 7, cluster=f"c{n % 3}") for n in range(9)
+    ]
+    terms = Terms(accuracy=0.02)
+    accept(evaluation(task(items)), folder / "base.json", terms, by="A. L.", reason="first")
+
+
+def _compare_baselines(folder: Path) -> object:
+    base = folder / "base.json"
+    text = compare_folders(base, base, Terms(accuracy=0.02), {}, folder)
+    return text, read_verdict(folder).levels
+
+
+def _write_history(folder: Path) -> None:
+    for day in (1, 2):
+        result = performance_result(day + 1.0, f"2026-01-0{day}T00:00:00+00:00")
+        add_results(folder / "history.db", {Path(f"{day}"): result})
+
+
+def _write_performance(folder: Path) -> None:
+    (folder / "performance.json").write_text(performance_result().to_json())
+
+
+def _write_tuning(folder: Path) -> None:
+    for seed in (0, 1):
+        made = tuning(3.0, 2.0, seed=seed)
+        lies = tuning_folder(folder, "micro:llama", "full", seed)
+        lies.mkdir(parents=True)
+        lines = "".join(line.model_dump_json() + "\n" for line in made.losses)
+        (lies / LOSSES_FILE).write_text(lines)
+        digest = {"losses_digest": file_digest(lies / LOSSES_FILE)}
+        write_sealed(lies / RECORD_FILE, made.record.model_copy(update=digest))
+
+
+def _judge_tunings(folder: Path) -> object:
+    tunings = read_tunings(folder)
+    return tunings, judge_tunings(tunings, tunings)
+
+
+def _write_comparison(folder: Path) -> None:
+    found = compare(_evaluation(400), _evaluation(390), Terms())
+    (folder / JSON_FILE).write_text(comparison_as_json(found))
+
+
+def _evaluation(num_right: int) -> Evaluation:
+    return evaluation(answered(num_right, 400))
+
+
+def _page(folder: Path) -> object:
+    return write_page(PageSources(compared=[folder]), folder / "page.html").read_text()
+
+
+def _write_suite(folder: Path) -> None:
+    (folder / "suite.toml").write_text(_SUITE)
+    (folder / "sums.yaml").write_text(_TASK)
+    documents = [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(3)]
+    (folder / "documents.jsonl").write_text("".join(json.dumps(one) + "\n" for one in documents))
+
+
+def _read_suite(folder: Path) -> object:
+    """Read a suite and what it names, as `assay bench run` does before a model is loaded."""
+    suite = read_suite(str(folder / "suite.toml"))
+    return suite, [load_task(one, folder / "documents") for one in suite.tasks]
+
+
+def _write_recipe(folder: Path) -> None:
+    (folder / "recipe.toml").write_text(_RECIPE)
+    texts = [f"document number {n}" for n in range(100)]
+    (folder / "documents.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    (folder / "documents.txt").write_text("\n\n".join(texts))
+
+
+def _read_recipe(folder: Path) -> object:
+    read = read_recipe(str(folder / "recipe.toml"))
+    return read.recipe.hash, read_sources(read.recipe, read.folder)
+
+
+READERS = (
+    Reader("evaluation", _write_evaluation, _compare_with_itself),
+    Reader("own-evaluation", _write_own_evaluation, _compare_with_itself, sealed=True),
+    Reader("baseline", _write_baseline, _compare_baselines, sealed=True),
+    Reader("history", _write_history, lambda folder: read_series(folder / "history.db"), sealed=True),
+    Reader("performance", _write_performance,
+           lambda folder: read_performance(folder / "performance.json"), sealed=True),
+    Reader("tuning", _write_tuning, _judge_tunings, sealed=True),
+    Reader("bench-page", _write_comparison, _page, sealed=True),
+    Reader("suite", _write_suite, _read_suite),
+    Reader("recipe", _write_recipe, _read_recipe),
+)  # fmt: skip

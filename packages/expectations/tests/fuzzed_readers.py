@@ -1,0 +1,78 @@
+"""Readers of this package for the fuzz: expectations, thresholds, conversations."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+from assay.runs.results import write_results
+from assay_expectations.browsing.cells import collect_cells
+from assay_expectations.browsing.page import write_page
+from assay_expectations.decoders.prompts import prompt_lines, read_texts
+from assay_expectations.decoders.thresholds import read_thresholds
+from assay_expectations.judging.changes import find_change
+from assay_expectations.judging.markdown import change_as_markdown
+from assay_expectations.records import read_expectation, write_expectation
+from packages.core.tests.fuzz.reader import Reader
+from packages.core.tests.unit.report.sample_runs import Sample, sample_verdict
+from packages.expectations.tests.unit.made import expectation
+
+_THRESHOLDS = """
+failure_rate = 0.01
+false_failure_bound = 0.25
+
+[thresholds]
+cross_entropy = 0.5
+diff_mean = 0.25
+
+[runs]
+"a/measurements.jsonl" = { tokens = 9, cross_entropy = 0.4, diff_mean = 0.2 }
+
+[shapes.4x64x16]
+failure_rate = 0.02
+thresholds.cross_entropy = 0.75
+"""
+
+
+def _write_expectations(folder: Path) -> None:
+    write_expectation(expectation(2), folder / "old.json")
+    write_expectation(expectation(2, noise=0.02), folder / "new.json")
+
+
+def _diff(folder: Path) -> object:
+    old, new = read_expectation(folder / "old.json"), read_expectation(folder / "new.json")
+    change = find_change(old, new)
+    change_as_markdown(old, new, change)
+    # Provenance is for people, who may add to it: it has no part in the hash.
+    return [one.model_dump(exclude={"provenance"}) for one in (old, new)], change.kind
+
+
+def _write_page_sources(folder: Path) -> None:
+    write_expectation(expectation(2), folder / "expectation.json")
+    (folder / "runs" / "one").mkdir(parents=True)
+    write_results(sample_verdict(Sample()), [], folder / "runs" / "one", ["assay"])
+
+
+def _page(folder: Path) -> object:
+    now, page = datetime(2030, 1, 2, tzinfo=UTC), folder / "page.html"
+    cells = collect_cells([folder / "expectation.json"], folder / "runs", page, now)
+    return write_page(cells, "2030-01-02", page).read_text()
+
+
+def _write_thresholds(folder: Path) -> None:
+    (folder / "thresholds.toml").write_text(_THRESHOLDS)
+
+
+def _write_conversations(folder: Path) -> None:
+    conversations = [
+        {"id": n, "conversations": [{"from": "human", "value": f"question {n}"}]} for n in range(3)
+    ]
+    (folder / "sharegpt.json").write_text(json.dumps(conversations))
+
+
+READERS = (
+    Reader("expectation", _write_expectations, _diff, sealed=True),
+    Reader("expectations-page", _write_page_sources, _page),
+    Reader("thresholds", _write_thresholds, lambda folder: read_thresholds(folder / "thresholds.toml")),
+    Reader("conversations", _write_conversations,
+           lambda folder: prompt_lines(read_texts(folder / "sharegpt.json"), 2, 4)),
+)  # fmt: skip
