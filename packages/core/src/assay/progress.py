@@ -90,11 +90,11 @@ def innermost_task() -> Task:
     return _INNERMOST.get()[1]
 
 
-def advance_task(unit: str) -> None:
-    """Count one more part of the innermost open task as done, if it counts in `unit`."""
+def advance_task(unit: str, amount: float = 1) -> None:
+    """Count `amount` more parts of the innermost open task as done, if it counts in `unit`."""
     _, task, counted_unit = _INNERMOST.get()
     if unit == counted_unit:
-        task.advance()
+        task.advance(amount)
 
 
 def subtask(

@@ -63,6 +63,7 @@ def run_command_line(
     folder = folder.resolve()  # where lm-eval then runs
     words = command_line(backend, suite, limit, folder)
     log = folder / "lm-eval.log"
+    progress.note(f"lm-eval prints to {log}")
     with progress.step(f"lm-eval asks {backend.name}"), log.open("w", encoding="utf-8") as output:
         done = subprocess.run(words, stdout=output, stderr=output, check=False, cwd=folder)
     if done.returncode:

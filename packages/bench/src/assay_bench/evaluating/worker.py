@@ -76,8 +76,10 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 def _language_model(loaded: LoadedModel, asked: EvaluationRequest) -> "HFLM":
     """The model as lm-eval's own class for models of transformers."""
+    from lm_eval.models import huggingface
+
     from assay_bench.evaluating.byte_tokenizer import byte_tokenizer
-    from assay_bench.evaluating.language_model import QuietHFLM
+    from assay_bench.evaluating.counting import BarAsTask
 
     if loaded.tokenizer_kind == "none":
         raise UsageError(f"{asked.model} has no tokenizer: lm-eval gives it text")
@@ -87,7 +89,8 @@ def _language_model(loaded: LoadedModel, asked: EvaluationRequest) -> "HFLM":
     else:
         with local_folder(loaded.source, asked.remote_code) as folder:
             tokenizer = load_tokenizer(folder, asked.remote_code)
-    return QuietHFLM(
+    huggingface.tqdm = BarAsTask
+    return huggingface.HFLM(
         pretrained=loaded.model,
         tokenizer=tokenizer,
         batch_size=_BATCH_SIZE,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import xxhash
 
 from assay.errors import name_some
+from assay.progress import counted
 from assay.trace.errors import TraceError
 from assay.trace.hashing import hash_tensors, hash_text
 from assay.trace.index import INDEX, MANIFEST, Attached, shard_file
@@ -25,7 +26,8 @@ def _damaged_files(trace: Trace) -> Iterator[tuple[str, str]]:
         yield MANIFEST, "its values"
     if not trace.index_is_intact():
         yield INDEX, "the list of calls and tensors"
-    for number, tensors in trace.tensors_by_shard().items():
+    shards = trace.tensors_by_shard()
+    for number, tensors in counted("hashes", shards.items(), "files"):
         name = shard_file(number)
         try:
             shard = ShardReader(trace.files, name).tensors()

@@ -58,8 +58,8 @@ def test_a_line_at_the_begin_every_ten_seconds_and_at_the_end(
             task.advance()
     assert stream.getvalue().splitlines() == [
         "generates, 0 of 8 steps ...",
-        "generates, 3 of 8 steps: 12 s so far, about 20 s left",
-        "generates, 7 of 8 steps: 22 s so far, about 3 s left",
+        "generates, 3 of 8 steps: 12 s so far, about 12 s left",
+        "generates, 7 of 8 steps: 22 s so far, about 2 s left",
         "generates, 8 of 8 steps: 24 s",
     ]
 
@@ -72,13 +72,35 @@ def test_no_end_is_expected_before_a_part_is_done(
     assert stream.getvalue().splitlines()[0] == "generates, 0 of 8 steps: hashes: 10 s so far"
 
 
+def test_a_part_that_takes_longer_than_those_before_moves_the_end(
+    clock: Clock, lines: LineProgress, stream: io.StringIO
+) -> None:
+    with lines.task("asks", 4, "tasks") as task:
+        clock.advance(40)
+        task.advance()
+        clock.advance(80)
+    lines_of_second = stream.getvalue().splitlines()[4:-1]
+    ends = [line.rpartition(": ")[2] for line in lines_of_second]
+    assert ends == [
+        "42 s so far, about 1 min 58 s left",
+        "52 s so far, about 1 min 48 s left",
+        "62 s so far, about 98 s left",
+        "72 s so far, about 88 s left",
+        # Two tasks take more than 80 s: four take more than 160 s.
+        "82 s so far, about 82 s left",
+        "92 s so far, about 92 s left",
+        "1 min 42 s so far, about 1 min 42 s left",
+        "1 min 52 s so far, about 1 min 52 s left",
+    ]
+
+
 def test_minutes(clock: Clock, lines: LineProgress, stream: io.StringIO) -> None:
     with lines.task("trains", 3) as task:
         clock.advance(130)
         task.advance()
         clock.advance(10)
     assert stream.getvalue().splitlines()[-2:] == [
-        "trains, 1 of 3: 2 min 12 s so far, about 4 min 24 s left",
+        "trains, 1 of 3: 2 min 12 s so far, about 4 min 18 s left",
         "trains, 1 of 3: 2 min 20 s",
     ]
 
@@ -140,7 +162,7 @@ def test_the_end_is_that_of_the_outermost_task_that_counts(
             clock.advance(3)
     assert stream.getvalue().splitlines() == [
         "trains, 0 of 4 steps ...",
-        "trains, 1 of 4 steps: computes gradients, 1 of 2 parts: 12 s so far, about 36 s left",
+        "trains, 1 of 4 steps: computes gradients, 1 of 2 parts: 12 s so far, about 24 s left",
         "trains, 1 of 4 steps: 12 s",
     ]
 

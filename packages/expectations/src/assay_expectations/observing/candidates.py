@@ -10,7 +10,7 @@ from torch import Tensor
 from assay.devices.base import Device
 from assay.devices.registry import open_device, open_run
 from assay.devices.run_string import Run
-from assay.generate.passes.generation_loop import count_steps, limits_of_generation
+from assay.generate.passes.generation_loop import count_tokens, limits_of_generation
 from assay.generate.passes.passes import Side, run_free, whole_batches
 from assay.inputs import InputPlan, PlanOptions, plan_batches
 from assay.models import LoadedModel, load_model
@@ -123,7 +123,7 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> O
     """What the model gives, beside what it would give without rounding."""
     settings, dtype = candidate.key.content.settings, candidate.side.loaded.dtype
     batches = candidate.plan.batches
-    num_steps = count_steps(batches)
+    num_tokens = count_tokens(batches)
     with progress.step("loads the yardstick"):
         host = open_device(_HOST)
         num_parameters = sum(p.numel() for p in candidate.side.loaded.model.parameters())
@@ -131,14 +131,14 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> O
         rounded_to = dtype if exact == "float64" else None
         yardstick = Side(_load(model, exact, host, settings, rounded_to), host)
     # It generates, is given its own tokens, and once more with its modules watched.
-    with progress.task("runs the yardstick", 3 * num_steps, "steps"):
+    with progress.task("runs the yardstick", 3 * num_tokens, "tokens"):
         tokens = [run_free(yardstick, work, {}).tokens for work in whole_batches(batches)]
         exactly = forced_log_probabilities(yardstick, batches, tokens)
         exact_layers = sketch_layers(yardstick, batches, tokens)
     top_ids = [
         [logp_NV.topk(settings.top_k, dim=-1).indices for logp_NV in batch] for batch in exactly
     ]
-    with progress.task("runs what is captured", 2 * num_steps, "steps"):
+    with progress.task("runs what is captured", 2 * num_tokens, "tokens"):
         captured = forced_log_probabilities(candidate.side, batches, tokens)
         layers = layer_errors(exact_layers, sketch_layers(candidate.side, batches, tokens))
     signature = Signature(

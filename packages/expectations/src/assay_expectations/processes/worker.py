@@ -6,7 +6,7 @@ from typing import Any
 from assay.devices.registry import open_run
 from assay.devices.run_string import Run, parse_run
 from assay.errors import UsageError
-from assay.generate.passes.generation_loop import count_steps
+from assay.generate.passes.generation_loop import count_tokens
 from assay.progress import subtask
 from assay.runs import Progress
 from assay.runs.worker import serve
@@ -98,7 +98,7 @@ def _look_at(file: str, expectation: Expectation, run: Run, setup: str | None) -
     if setup is not None:
         candidate = after_setup(candidate, setup)
     batches = candidate.plan.batches
-    with subtask(f"runs {expectation.model}", count_steps(batches), "steps"):
+    with subtask(f"runs {expectation.model}", count_tokens(batches), "tokens"):
         observed = observe(candidate.side, batches, expectation.signature)
     return Seen(file=file, observed=observed)
 

@@ -57,7 +57,10 @@ def build(
     from assay.runs import open_progress
 
     steps = find_recipe(recipe).steps
-    with open_progress() as progress, progress.task(f"train micro:{recipe}", steps) as task:
+    with (
+        open_progress() as progress,
+        progress.task(f"train micro:{recipe}", steps, "steps") as task,
+    ):
         from assay.models import build_model
 
         def show(step: int, num_steps: int, loss: float) -> None:

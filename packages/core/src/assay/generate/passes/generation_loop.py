@@ -48,16 +48,22 @@ class _Force(LogitsProcessor):
 
 
 class _Count(LogitsProcessor):
-    """Counts a step as a part of the innermost task, and changes nothing."""
+    """Counts the tokens that were read for each step, and changes nothing."""
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # noqa: ARG002
-        advance_task("steps")
+    def __init__(self, prompt_length: int) -> None:
+        self._prompt_length = prompt_length
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        num_rows, length = input_ids.shape
+        advance_task("tokens", num_rows * (length if length == self._prompt_length else 1))
         return scores
 
 
-def count_steps(batches: Iterable[Batch]) -> int:
-    """The number of parts that running `batches` once adds to the innermost task."""
-    return sum(max(1, batch.max_new_tokens) for batch in batches)
+def count_tokens(batches: Iterable[Batch]) -> int:
+    """The number of "tokens" by which running `batches` once advances the innermost task."""
+    return sum(
+        len(batch.rows) * (batch.length + max(0, batch.max_new_tokens - 1)) for batch in batches
+    )
 
 
 def timeline_of(batch: Batch) -> Timeline:
@@ -122,7 +128,7 @@ def _run(
     attention_mask = batch.attention_mask.to(device)
     if not loaded.can_generate:
         output = model(input_ids=input_ids, attention_mask=attention_mask)
-        advance_task("steps")
+        advance_task("tokens", input_ids.numel())
         logits = output["logits"] if isinstance(output, dict) else output[0]
         return Generated(torch.zeros(len(batch.prompts), 0, dtype=torch.long), logits.cpu())
     config = generation_options(loaded, batch, sampling)
@@ -130,7 +136,7 @@ def _run(
         input_ids,
         attention_mask=attention_mask,
         generation_config=config,
-        logits_processor=LogitsProcessorList([*processors, _Count()]),
+        logits_processor=LogitsProcessorList([*processors, _Count(input_ids.shape[1])]),
     )
     tokens = result.sequences[:, input_ids.shape[1] :].cpu()
     steps = list(result.logits)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from assay.generate.passes.generation_loop import count_steps
+from assay.generate.passes.generation_loop import count_tokens
 from assay.generate.passes.passes import Side, Work, run_all_forced
 from assay.locating.accumulated_error import DriftMeter
 
@@ -28,14 +28,14 @@ class RepeatedWorks:
 
     Their logits are kept from the first run; those of the others are not.
 
-    num_steps: of all of them.
+    num_tokens: of all of them.
     """
 
     def __init__(self, works: Sequence[Work]) -> None:
         self._works = works
         self._numbers = sorted({0, len(works) - 1})
         self._logits: list[Tensor] = []
-        self.num_steps = count_steps(works[number].batch for number in self._numbers)
+        self.num_tokens = count_tokens(works[number].batch for number in self._numbers)
 
     def offer(self, number: int, logits: Tensor) -> None:
         """Take the logits of work `number`, in order; keep those that are needed."""

@@ -22,7 +22,7 @@ from assay.generate.passes.choices import (
     ReplacedChoices,
     read_choice_noise,
 )
-from assay.generate.passes.generation_loop import count_steps
+from assay.generate.passes.generation_loop import count_tokens
 from assay.generate.passes.passes import (
     Side,
     replay,
@@ -259,22 +259,22 @@ class _Candidate:
     def write(self, writer: TraceWriter, progress: Progress) -> Repeatability:
         """Make all passes. Returns: whether the candidate gives the same numbers again."""
         repeated = RepeatedWorks(self._works)
-        num_steps = count_steps(work.batch for work in self._works)
-        with progress.task("generates", num_steps, "steps"):
+        num_tokens = count_tokens(work.batch for work in self._works)
+        with progress.task("generates", num_tokens, "tokens"):
             own = self._generate(writer, repeated)
         tokens = own
         if self._level != "tokens":
             tokens = self._expected("tokens")
-            with progress.task("is given the reference's tokens", num_steps, "steps"):
+            with progress.task("is given the reference's tokens", num_tokens, "tokens"):
                 before = self._choices.num_replaced
                 self._force(writer, tokens, repeated)
                 self._num_replaced = self._choices.num_replaced - before
             with progress.step("computes scores"):
                 self._score(writer, tokens)
-        with progress.task("runs again", repeated.num_steps, "steps"):
+        with progress.task("runs again", repeated.num_tokens, "tokens"):
             repeatability = repeated.run_again(self._side, tokens, self._new_meter())
         if self._level == "modules":
-            with progress.task("measures every module", num_steps, "steps"):
+            with progress.task("measures every module", num_tokens, "tokens"):
                 self._replay(writer, tokens)
         return repeatability
 

@@ -14,7 +14,7 @@ from typing import Any
 from assay.comparing.judge import Judged
 from assay.comparing.results import ReplayResults
 from assay.devices.registry import open_device
-from assay.generate.passes.generation_loop import count_steps
+from assay.generate.passes.generation_loop import count_tokens
 from assay.generate.passes.passes import Side, replay, run_forced, whole_batches
 from assay.generate.processes.candidate import check_same_model
 from assay.generate.processes.golden_folder import GoldenSection, read_golden
@@ -45,9 +45,9 @@ def run_equivalence(request: EquivalenceRequest, progress: Progress) -> dict[str
     section = GoldenSection.open(Path(request.golden), request.dtype)
     options = CandidateOptions.parse(request.options)
     choose_threads(golden.model.num_parameters)
-    num_steps = count_steps(section.batches)
+    num_tokens = count_tokens(section.batches)
     # Two runs; the second one only where the first agrees.
-    with progress.task("runs the candidate's code in float64", 2 * num_steps, "steps"):
+    with progress.task("runs the candidate's code in float64", 2 * num_tokens, "tokens"):
         loaded = load_model(
             request.model,
             dtype="float64",

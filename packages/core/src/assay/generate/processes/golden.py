@@ -19,7 +19,7 @@ from assay.generate.passes.choices import (
     ReplacedChoices,
     attach_choice_noise,
 )
-from assay.generate.passes.generation_loop import count_steps, limits_of_generation
+from assay.generate.passes.generation_loop import count_tokens, limits_of_generation
 from assay.generate.passes.passes import (
     Side,
     Work,
@@ -63,7 +63,7 @@ from assay.models.loaded.inspection import inspect_load
 from assay.models.loading.configs import attention_of
 from assay.models.remote_code import RemoteCode
 from assay.models.size_policy import FLOAT64_PARAMETERS, choose_threads, yardstick_dtype
-from assay.progress import advance_task
+from assay.progress import advance_task, subtask
 from assay.runs import Progress, provenance
 from assay.trace import Trace, TraceWriter, read_digest
 
@@ -211,7 +211,7 @@ class _Capture:
 
     def __post_init__(self) -> None:
         self.works: list[Work] = whole_batches(self.plan.batches)
-        self.num_steps = count_steps(self.plan.batches)
+        self.num_tokens = count_tokens(self.plan.batches)
         self.boundary = Boundary.exact_inputs_for(getattr(torch, self.dtype))
         self.tokens: list[Tensor] = []
 
@@ -220,7 +220,7 @@ class _Capture:
         sampling = self.request.inputs.sampling
         self.writer.attach_json("inputs", self.plan.to_json())
         watch = None if self.request.level == "module" else UsageWatch(NullHandler())
-        with self.progress.task("generates", self.num_steps, "steps"):
+        with self.progress.task("generates", self.num_tokens, "tokens"):
             generated = run_all_free(side, self.works, sampling, watch)
             for work, free in zip(self.works, generated, strict=True):
                 # Its logits are those of teacher forcing: the same calls with the same tokens.
@@ -231,7 +231,7 @@ class _Capture:
             if side.loaded.can_generate:
                 self._attach_scores(side)
         if self.request.level == "module":
-            with self.progress.task("records every module", self.num_steps, "steps"):
+            with self.progress.task("records every module", self.num_tokens, "tokens"):
                 watch = record(side, self.works, self.tokens, self.writer, self.boundary)
         if watch is not None:
             self.writer.attach_json(USAGE, watch.to_json())
@@ -260,11 +260,9 @@ class _Capture:
         deterministic = self._attach_noise_logits(side, trace)
         attach_choice_noise(self.writer, noise_of_choices.noise())
         if self.request.level == "module":
-            # One step more than the replay has: it finds out which modules only round.
-            with self.progress.task(
-                "noise run: measures every module", self.num_steps + 1, "steps"
-            ):
-                pointwise = find_pointwise(side, self.works[0])
+            with self.progress.task("noise run: measures every module", self.num_tokens, "tokens"):
+                with subtask("finds modules that only round"):
+                    pointwise = find_pointwise(side, self.works[0])
                 attention = attention_of(side.loaded)
                 replayer = Replayer(trace, self.boundary, attention, pointwise)
                 results = replay(side, self.works, self.tokens, replayer)
@@ -289,13 +287,13 @@ class _Capture:
         meter = DriftMeter(trace) if self.request.level == "module" else None
         forced = run_all_forced(side, self.works, self.tokens, meter)
         repeated = RepeatedWorks(self.works)
-        with self.progress.task("noise run: forces the same tokens", self.num_steps, "steps"):
+        with self.progress.task("noise run: forces the same tokens", self.num_tokens, "tokens"):
             for number, (work, generated) in enumerate(zip(self.works, forced, strict=True)):
                 self._attach("noise-logits", work, generated.logits)
                 repeated.offer(number, generated.logits)
         if meter is not None:
             self.writer.attach_json("noise-drift", meter.relative_errors())
-        with self.progress.task("noise run: runs again", repeated.num_steps, "steps"):
+        with self.progress.task("noise run: runs again", repeated.num_tokens, "tokens"):
             return repeated.run_again(side, self.tokens).identical
 
     def _attach(self, name: str, work: Work, tensor: Tensor) -> None:

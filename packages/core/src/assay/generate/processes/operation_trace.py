@@ -7,7 +7,7 @@ from typing import Any
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
-from assay.generate.passes.generation_loop import count_steps, timeline_of
+from assay.generate.passes.generation_loop import count_tokens, timeline_of
 from assay.generate.passes.passes import Side, Work, run_forced, whole_batches
 from assay.generate.processes.candidate import load_candidate
 from assay.generate.processes.golden import load_reference
@@ -31,12 +31,12 @@ def trace_operations(request: OperationsRequest, progress: Progress) -> dict[str
     golden = read_golden(Path(request.golden))
     section = GoldenSection.open(Path(request.golden), request.dtype)
     work = _shortened(section, request)
-    steps = count_steps([work.batch])
+    num_tokens = count_tokens([work.batch])
     with TraceWriter(request.folder, {"module": request.module}) as writer:
         if request.candidate is not None:
             with progress.step(f"loads {request.model}"):
                 side = load_candidate(request.candidate, golden)
-            with progress.task(f"records operations of {request.module}", steps, "steps"):
+            with progress.task(f"records operations of {request.module}", num_tokens, "tokens"):
                 _record(side, section, work, request, writer, CANDIDATE)
             return {}
         choose_threads(golden.model.num_parameters)
@@ -47,7 +47,9 @@ def trace_operations(request: OperationsRequest, progress: Progress) -> dict[str
             (YARDSTICK, yardstick_dtype, request.dtype),
             (NOISE_RUN, request.dtype, None),
         ):
-            with progress.task(f"{name}: records operations of {request.module}", steps, "steps"):
+            with progress.task(
+                f"{name}: records operations of {request.module}", num_tokens, "tokens"
+            ):
                 loaded = load_reference(
                     request.model, device, dtype, rounded_to, request.remote_code
                 )

@@ -20,11 +20,13 @@ class ShownTask:
         self.chain: list[ShownTask] = [*(outer.chain if isinstance(outer, ShownTask) else ()), self]
         self.total, self.done, self.shown = total, 0.0, 0.0
         self._description, self._unit = description, unit
-        self._started = time.monotonic()
+        self._started, self._advanced, self._largest = time.monotonic(), 0.0, 0.0
 
     def advance(self, amount: float = 1) -> None:
         """Count `amount` more parts as done."""
         self.done += amount
+        self._largest = max(self._largest, amount)
+        self._advanced = self.seconds
 
     @property
     def seconds(self) -> float:
@@ -33,10 +35,12 @@ class ShownTask:
 
     @property
     def seconds_left(self) -> float | None:
-        """Until its end, by the rate so far; None while no part is done."""
+        """Until its end, by the parts that are done; None while none is."""
         if not self.total or not 0 < self.done < self.total:
             return None
-        return self.seconds * (self.total - self.done) / self.done
+        # What is in progress may show by now that parts take longer.
+        of_a_part = max(self._advanced / self.done, self.seconds / (self.done + self._largest))
+        return max(0.0, of_a_part * self.total - self.seconds)
 
     @property
     def is_told(self) -> bool:

@@ -45,6 +45,7 @@ def run(launch: Launch, progress: Progress) -> RunEvidence:
         before = Snapshot.take(temporary)
         try:
             with MemoryWatch(tree, launch.device) as memory:
+                progress.note(f"{launch.name}: prints to {launch.log}")
                 _Running(launch, tree, evidence, temporary, progress).until_end()
                 if evidence.hung_in is None:  # else it was ended before it could clean up
                     evidence.leftovers = find_leftovers(

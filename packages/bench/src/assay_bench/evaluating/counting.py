@@ -1,0 +1,30 @@
+"""Counts the texts that lm-eval's class for models of transformers has asked."""
+
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from assay.progress import subtask
+
+
+class BarAsTask:
+    """Takes the place of tqdm: a bar is a task within the one that is open."""
+
+    def __init__(
+        self,
+        items: Collection[Any] = (),
+        *,
+        total: int | None = None,
+        desc: str | None = None,
+        **_: object,
+    ) -> None:
+        self._items, self._stack = items, ExitStack()
+        task = subtask((desc or "prepares texts").lower(), total or len(items), "texts")
+        self.update = self._stack.enter_context(task).advance
+        self.close = self._stack.close
+
+    def __iter__(self) -> Iterator[Any]:
+        with self._stack:
+            for item in self._items:
+                yield item
+                self.update()
