@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from assay.cli.generation_options import AllowUnused
 from assay.output.streams import print_text
 
 app = typer.Typer(
@@ -111,6 +112,7 @@ def verify(
         str | None,
         typer.Option(metavar="FILE.py:FUNC", help="Called with the model before it runs."),
     ] = None,
+    allow_unused: AllowUnused = None,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-expect-verify.")
     ] = None,
@@ -119,8 +121,8 @@ def verify(
     """Do the models still give what was captured on such a machine?
 
     Exit code: 0 PASS; 1 FAIL, also for an expectation that nothing can meet any more;
-    2 usage or environment error; 3 no expectation was captured on such a machine. Other versions of
-    software are compared; the verdict lists them.
+    2 usage or environment error; 3 no expectation was captured on such a machine, or part of a model
+    never ran. Other versions of software are compared; the verdict lists them.
     """
     from assay.cli.verdict_output import finish
     from assay.runs import RunFolder, open_progress
@@ -128,7 +130,9 @@ def verify(
 
     folder = RunFolder.create("expect verify", output)
     with open_progress() as progress:
-        verify_expectations(expectations or [], run, folder.path, progress, candidate_setup)
+        verify_expectations(
+            expectations or [], run, folder.path, progress, candidate_setup, allow_unused or ()
+        )
     finish(folder.path, as_json=as_json)
 
 

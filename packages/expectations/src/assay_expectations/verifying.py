@@ -19,11 +19,17 @@ SHIPPED = Path(str(files("assay_expectations") / "shipped"))
 
 
 def verify_expectations(
-    paths: Sequence[Path], run: str, folder: Path, progress: Progress, setup: str | None = None
+    paths: Sequence[Path],
+    run: str,
+    folder: Path,
+    progress: Progress,
+    setup: str | None = None,
+    allow_unused: Sequence[str] = (),
 ) -> Verdict:
     """Hold the models of `paths`, by default of the shipped files, to what was captured.
 
     setup: called with each model before it runs, as FILE.py:FUNC.
+    allow_unused: GLOBs of modules, parameters and experts that may stay uncompared.
     """
     parse_run(run)
     expectations = {file: read_expectation(file) for file in find_files(paths or [SHIPPED])}
@@ -33,7 +39,7 @@ def verify_expectations(
         WORKER, {"verify": request.model_dump()}, folder, name="verify", progress=progress
     )
     here = AllSeen.model_validate(answer.result)
-    verdict, rows = judge_seen(run, list(expectations.values()), here)
+    verdict, rows = judge_seen(run, list(expectations.values()), here, allow_unused)
     return write_results(verdict, rows, folder)
 
 

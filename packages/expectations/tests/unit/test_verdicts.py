@@ -2,6 +2,7 @@
 
 import pytest
 
+from assay.comparing.coverage import Usage
 from assay.verdicts import Outcome
 from assay_expectations.judging.verdicts import judge_seen
 from assay_expectations.processes.requests import AllSeen, Seen
@@ -143,3 +144,34 @@ def test_files_of_one_name_stay_apart() -> None:
     both = [seen(file=f"{folder}/a.json") for folder in ("x", "y")]
     verdict, _ = judge_seen(RUN, [EXPECTATION, EXPECTATION], here(*both))
     assert list(verdict.levels) == ["x/a.json", "y/a.json"]
+
+
+# A model of which one module ran, and one did not.
+USAGE = Usage(parameters={"a": ["a.w"], "b.c": ["b.c.w"]}, called=["a"], read=["a.w"])
+
+
+@pytest.mark.parametrize(
+    ("allowed", "outcome"),
+    [((), Outcome.NOT_COMPARED), (("b",), Outcome.PASS), (("d",), Outcome.NOT_COMPARED)],
+)
+def test_a_model_that_ran_in_part_passes_only_where_that_is_allowed(
+    allowed: tuple[str, ...], outcome: Outcome
+) -> None:
+    partly = seen().model_copy(update={"usage": USAGE})
+    verdict, _ = judge_seen(RUN, [EXPECTATION], here(partly), allowed)
+    assert verdict.verdict is outcome
+    assert verdict.coverage is not None
+    assert verdict.coverage.not_run == ["b.c"]
+    if outcome is Outcome.NOT_COMPARED:
+        assert str(verdict.levels["a"].reason).startswith("never ran: b")
+
+
+def test_a_model_that_ran_whole_is_said_to() -> None:
+    whole = USAGE.model_copy(update={"called": ["a", "b.c"], "read": ["a.w", "b.c.w"]})
+    verdict, _ = judge_seen(
+        RUN, [EXPECTATION], here(seen().model_copy(update={"usage": Usage(**whole.model_dump())}))
+    )
+    assert verdict.verdict is Outcome.PASS
+    assert (verdict.levels["a"].model_extra or {})["coverage"] == (
+        "coverage: all 2 modules with parameters ran"
+    )

@@ -5,15 +5,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from assay.comparing.coverage import CoverageParts, judge_coverage
 from assay.comparing.levels import (
     DecidingNumbers,
     deciding_numbers,
     find_worst,
     outcome_of_levels,
 )
+from assay.comparing.wording.coverage import (
+    describe_coverage,
+    list_gaps,
+    notes_on_coverage,
+)
 from assay.comparing.wording.numerals import format_against
 from assay.comparing.wording.phrases import describe_error
 from assay.verdicts import (
+    Coverage,
     Diagnosis,
     Level,
     Location,
@@ -45,6 +52,7 @@ class _Judgement:
     levels: dict[str, Level] = field(default_factory=dict)
     judged: dict[str, JudgedSignature] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    coverages: list[Coverage] = field(default_factory=list)
     elsewhere: dict[str, str] = field(default_factory=dict)
 
     def verdict(self) -> Verdict:
@@ -68,6 +76,7 @@ class _Judgement:
             notes=self.notes,
             compared=sum(level.compared for level in self.levels.values()),
             unmatched=Unmatched(expected=unmatched),
+            coverage=self.coverages[0] if len(self.levels) == len(self.coverages) == 1 else None,
             **numbers,
         )
 
@@ -77,11 +86,15 @@ class _Judgement:
 
 
 def judge_seen(
-    run: str, expectations: Sequence[Expectation], here: AllSeen
+    run: str,
+    expectations: Sequence[Expectation],
+    here: AllSeen,
+    allow_unused: Sequence[str] = (),
 ) -> tuple[Verdict, list[Measurement]]:
     """The verdict over what was seen of each expectation, and its measurements.
 
     Those of other machines are no part of it: another run, elsewhere, is for them.
+    allow_unused: GLOBs of modules, parameters and experts that may stay uncompared.
     """
     judgement = _Judgement()
     for name, expectation, seen in zip(_names(here.seen), expectations, here.seen, strict=True):
@@ -97,6 +110,7 @@ def judge_seen(
             )
         else:
             _judge_one(name, expectation, seen.observed, here.versions, run, judgement)
+            _require_coverage(name, seen, allow_unused, judgement)
     if not judgement.levels:
         reason = "; ".join(judgement.elsewhere.values())
         judgement.levels[_NO_EXPECTATION] = Level(verdict=Outcome.NOT_COMPARED, reason=reason)
@@ -132,6 +146,23 @@ def _judge_one(
             f" --reference cpu/float32 --candidate {run}; if that passes, both sides share the fault:"
             " it is in the model's code or in assay's, and `git bisect` with this command finds the commit"
         )
+
+
+def _require_coverage(
+    name: str, seen: Seen, allow_unused: Sequence[str], judgement: _Judgement
+) -> None:
+    """Make a level that passes NOT_COMPARED where part of the model took no part in it."""
+    if seen.usage is None:
+        return
+    coverage = judge_coverage(CoverageParts(seen.usage, seen.usage, allowed=allow_unused))
+    level = judgement.levels[name]
+    update: dict[str, object] = {"coverage": describe_coverage(coverage)}
+    if coverage.forbidden_gaps and level.verdict is Outcome.PASS:
+        reason = f"{'; '.join(list_gaps(coverage))}; --allow-unused GLOB passes without them"
+        update |= {"verdict": Outcome.NOT_COMPARED, "reason": reason}
+    judgement.levels[name] = level.model_copy(update=update)
+    judgement.notes += [f"{name}: {note}" for note in notes_on_coverage(coverage)]
+    judgement.coverages.append(coverage)
 
 
 def judge_pair(

@@ -12,6 +12,8 @@ from assay.devices.registry import open_device, open_run
 from assay.devices.run_string import Run
 from assay.generate.passes.generation_loop import count_tokens, limits_of_generation
 from assay.generate.passes.passes import Side, run_free, whole_batches
+from assay.hooks.module_tracer import NullHandler
+from assay.hooks.usage import UsageWatch
 from assay.inputs import InputPlan, PlanOptions, plan_batches
 from assay.models import LoadedModel, load_model
 from assay.models.candidate_setup import apply_setup
@@ -159,7 +161,8 @@ def captured_on_host(
         return None
     host, settings = open_device(_HOST), candidate.key.content.settings
     side = Side(_load(model, candidate.side.loaded.dtype, host, settings, None), host)
-    return observe(side, candidate.plan.batches, signature).distributions
+    watch = UsageWatch(NullHandler())
+    return observe(side, candidate.plan.batches, signature, watch).distributions
 
 
 def _spreads(logp_NV: Tensor) -> Tensor:

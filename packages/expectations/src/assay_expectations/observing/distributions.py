@@ -8,7 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from assay.generate.passes.passes import Side, run_forced, whole_batches
+from assay.generate.passes.generation_loop import timeline_of
+from assay.generate.passes.passes import Side, run_forced, watched, whole_batches
+from assay.hooks.module_tracer import ModuleTracer
+from assay.hooks.usage import UsageWatch
 from assay.inputs import Batch
 from assay_expectations.observing.projections import project
 from assay_expectations.records import Distributions, Observed, Signature
@@ -18,23 +21,27 @@ _MOST_POSITIONS = 16
 
 
 def forced_log_probabilities(
-    side: Side, batches: Sequence[Batch], tokens: Sequence[Tensor]
+    side: Side,
+    batches: Sequence[Batch],
+    tokens: Sequence[Tensor],
+    tracer: ModuleTracer | None = None,
 ) -> list[list[Tensor]]:
     """By batch and row, (N, V) in float64, of a model that is forced to follow `tokens`, (B, N).
 
     Of a model that does not generate, of a few positions of each row, never of padding.
+    tracer: is attached to the model; None if nothing traces it.
     """
-    return [
-        [
-            logits_TV[_kept_positions(mask_T)] if not tokens_BN.shape[1] else logits_TV
-            for logits_TV, mask_T in zip(
-                run_forced(side, work, tokens_BN).logits.double().log_softmax(-1),
-                work.batch.attention_mask,
-                strict=True,
-            )
-        ]
-        for work, tokens_BN in zip(whole_batches(batches), tokens, strict=True)
-    ]
+    found = []
+    for work, tokens_BN in zip(whole_batches(batches), tokens, strict=True):
+        if tracer is not None:
+            tracer.begin_batch(work.batch.number, timeline_of(work.batch))
+        logp_BTV = run_forced(side, work, tokens_BN).logits.double().log_softmax(-1)
+        rows = zip(logp_BTV, work.batch.attention_mask, strict=True)
+        generates = tokens_BN.shape[1] > 0
+        found.append(
+            [logp_TV if generates else logp_TV[_kept_positions(mask_T)] for logp_TV, mask_T in rows]
+        )
+    return found
 
 
 def _kept_positions(mask_T: Tensor) -> Tensor:
@@ -60,13 +67,16 @@ def distributions_of(
     )
 
 
-def observe(side: Side, batches: Sequence[Batch], signature: Signature) -> Observed:
-    """What the model gives where `signature` was captured."""
+def observe(
+    side: Side, batches: Sequence[Batch], signature: Signature, watch: UsageWatch
+) -> Observed:
+    """Run the model where `signature` was captured; `watch` sees what it uses of itself."""
     tokens = [
         torch.tensor(rows, dtype=torch.long).reshape(len(rows), -1) for rows in signature.tokens
     ]
     top_ids = [[torch.tensor(ids) for ids in batch] for batch in signature.top_ids]
-    given = forced_log_probabilities(side, batches, tokens)
+    with watched(side, watch) as tracer:
+        given = forced_log_probabilities(side, batches, tokens, tracer)
     return Observed(
         distributions=distributions_of(given, top_ids),
         most_likely=[

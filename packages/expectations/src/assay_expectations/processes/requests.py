@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
+from assay.comparing.coverage import Usage
 from assay.verdicts import Number, Record
 from assay_expectations.records import (
     Distributions,
@@ -54,11 +55,13 @@ class Seen(Record):
     observed: what the model gives here; None where it was not run, or where nothing could be held to
         what is expected.
     stale: what is run otherwise than at the capture, so that no device can meet it.
+    usage: what the model used of itself; None where it was not run.
     problem: why the model could not be run.
     """
 
     file: str
     observed: Observed | None = None
+    usage: Usage | None = None
     stale: list[str] = Field(default_factory=list)
     problem: str | None = None
 

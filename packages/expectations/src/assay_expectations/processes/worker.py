@@ -3,10 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+from assay.comparing.coverage import Usage
 from assay.devices.registry import open_run
 from assay.devices.run_string import Run, parse_run
 from assay.errors import UsageError
 from assay.generate.passes.generation_loop import count_tokens
+from assay.hooks.module_tracer import NullHandler
+from assay.hooks.usage import UsageWatch
 from assay.progress import subtask
 from assay.runs import Progress
 from assay.runs.worker import serve
@@ -97,10 +100,10 @@ def _look_at(file: str, expectation: Expectation, run: Run, setup: str | None) -
         return Seen(file=file, stale=stale)
     if setup is not None:
         candidate = after_setup(candidate, setup)
-    batches = candidate.plan.batches
+    batches, watch = candidate.plan.batches, UsageWatch(NullHandler())
     with subtask(f"runs {expectation.model}", count_tokens(batches), "tokens"):
-        observed = observe(candidate.side, batches, expectation.signature)
-    return Seen(file=file, observed=observed)
+        observed = observe(candidate.side, batches, expectation.signature, watch)
+    return Seen(file=file, observed=observed, usage=Usage.model_validate(watch.to_json()))
 
 
 if __name__ == "__main__":
