@@ -21,7 +21,7 @@ _CONTROL_IN_LINES = re.compile(f"[{_CONTROLS}]".replace("\x00-\x1f", "\x00-\x08\
 # Source: actions/runner, src/Runner.Common/ActionCommand.cs.
 _WORKFLOW_COMMAND = re.compile(r"^(\s*):(?=:)|#(?=#\[)", re.MULTILINE)
 
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]#|~])")
+_MARKDOWN = re.compile(r"[\\`*{}\[\]#|~]|(?<![^\W_])_+|_+(?![^\W_])")  # `_` within a word is text
 # GitHub makes links of `@name`, `#1`, `GH-1` and addresses after it has removed backslashes. An
 # empty comment within them prevents that, and is not shown.
 # Source: GitHub Docs, "Autolinked references and URLs".
@@ -58,7 +58,8 @@ def escape_output(text: str) -> str:
 
 def escape_markdown(text: str) -> str:
     """Escape text for a line of Markdown on GitHub, where it shows and does nothing."""
-    escaped = _MARKDOWN.sub(r"\\\1", one_line(" ".join(text.split())))
+    line = one_line(" ".join(text.split()))
+    escaped = _MARKDOWN.sub(lambda found: "".join(f"\\{letter}" for letter in found[0]), line)
     escaped = escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MARKDOWN_LINK.sub(rf"\1{_NOTHING_SHOWN}", escaped)
 

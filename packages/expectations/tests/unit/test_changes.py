@@ -118,7 +118,7 @@ What else changed since the capture before:
 
 - torch is 2.14.0, expected 2.13.0
 - cpu is C2, expected absent
-- variable OMP\\_NUM\\_THREADS is 4, expected absent
+- variable OMP_NUM_THREADS is 4, expected absent
 
 Provenance:
 

@@ -87,7 +87,7 @@ def test_not_compared_is_printed_whole() -> None:
     )
     assert printed(Report(Path("runs/0412"), verdict)) == (
         "? NOT_COMPARED: micro:llama on the candidate against the reference\n"
-        "Not everything that was promised could be compared: this is not a pass.\n"
+        "Not everything that was asked for could be compared: this is not a pass.\n"
         "  compared 9 tensor pairs (inputs 9)\n"
         "  modules was not compared: the candidate calls no module\n"
         "  expected and not found (1): model.norm:output\n"

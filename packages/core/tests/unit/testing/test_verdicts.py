@@ -44,7 +44,7 @@ def test_not_compared_is_no_pass() -> None:
     with pytest.raises(AssertionError) as raised:
         assert_passed(verdict)
     assert str(raised.value) == (
-        "Not everything that was promised could be compared: this is not a pass.\n"
+        "Not everything that was asked for could be compared: this is not a pass.\n"
         "  the model on sim/float16 against cpu/float32\n"
         "  compared 0 tensor pairs\n"
         "  logits was not compared: no golden for float16"

@@ -2,13 +2,17 @@
 
 from collections import Counter
 
+from assay.verdicts import Outcome
 from assay_smoke.session.results import SessionReport
 
 
 def outcomes_in_words(report: SessionReport) -> str:
-    """As in "1 FAIL, 7 PASS on cpu"."""
+    """As in "1 FAIL, 7 PASS (2 left something unchecked) on cpu"."""
     counts = sorted(Counter(case.word for case in report.cases).items())
-    return f"{', '.join(f'{count} {outcome}' for outcome, count in counts)} on {report.device}"
+    unchecked = sum(case.outcome is Outcome.PASS and bool(case.reason) for case in report.cases)
+    left = f" ({unchecked} left something unchecked)" if unchecked else ""
+    words = ", ".join(f"{count} {outcome}" for outcome, count in counts)
+    return f"{words}{left} on {report.device}"
 
 
 def extent_in_words(report: SessionReport) -> str:

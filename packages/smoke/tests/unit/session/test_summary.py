@@ -42,3 +42,10 @@ def test_of_named_cases_no_pairs_are_counted() -> None:
 )
 def test_durations_are_told_in_minutes_from_one_on(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+def test_a_pass_that_left_something_unchecked_is_counted() -> None:
+    whole = CaseResult(name="ddp-2", outcome=Outcome.PASS, seconds=1.0)
+    partly = CaseResult(name="plain", outcome=Outcome.PASS, seconds=1.0, reason="equivalent: no")
+    report = _report(whole, partly, pairs=(3, 575))
+    assert outcomes_in_words(report) == "2 PASS (1 left something unchecked) on cpu"

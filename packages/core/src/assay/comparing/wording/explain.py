@@ -99,7 +99,7 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
             _explain_pass(verdict, evidence),
         )
     else:
-        headline = "Not everything that was promised could be compared: this is not a pass."
+        headline = _headline_of_gaps(verdict.coverage)
         details = _explain_not_compared(verdict)
     if verdict.coverage is not None:
         details = [*details, describe_coverage(verdict.coverage)]
@@ -118,6 +118,12 @@ def _headline_of_pass(coverage: Coverage | None) -> str:
     if coverage is None or not coverage.gaps:
         return "The candidate agrees with the reference."
     return f"What ran of the model agrees with the reference; {'; '.join(list_gaps(coverage))}."
+
+
+def _headline_of_gaps(coverage: Coverage | None) -> str:
+    if coverage is None or not coverage.forbidden_gaps:
+        return "Not everything that was asked for could be compared: this is not a pass."
+    return f"Part of the model was not compared: {'; '.join(list_gaps(coverage))}."
 
 
 def _reasons(verdict: Verdict) -> list[str]:

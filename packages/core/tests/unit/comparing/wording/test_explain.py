@@ -355,7 +355,7 @@ def test_what_was_not_compared_is_named() -> None:
     explanation = explain_verdict(verdict, DecidingRows())
     assert explanation.title == "NOT_COMPARED: the model on the candidate against the reference"
     assert explanation.message == (
-        "Not everything that was promised could be compared: this is not a pass.\n"
+        "Not everything that was asked for could be compared: this is not a pass.\n"
         "  compared 4 tensor pairs (logits 4)\n"
         "  modules was not compared: 2 modules were never called\n"
         "  expected and not found (7): layers.0:output, layers.1:output, layers.2:output, "

@@ -8,7 +8,7 @@ from math import floor, isfinite, log10, sqrt
 from assay.comparing.limits import load_limits
 from assay.dtypes import FORMATS
 from assay.noise import Ratio
-from assay.verdicts import Diagnosis, Location, Measurement
+from assay.verdicts import Location, Measurement
 from assay_smoke.external.evidence import Evidence
 from assay_smoke.external.judging.endings import describe_bad_end
 from assay_smoke.external.judging.outcomes import JudgedLevel, failed, not_compared, not_run, passed
@@ -102,10 +102,10 @@ def _judge(one: RunEvidence, apart: float, evidence: Evidence) -> JudgedLevel:
             f"{reason}; rounding in bfloat16 would explain it: write `precision`, the narrowest"
             " format in which the library computes"
         )
+    # Losses and checkpoints tell no gradients from updates: the reason lists what may be wrong.
     is_first = difference.step == 1
     location = Location(phase="forward" if is_first else "optimizer", step=difference.step)
-    diagnosis: Diagnosis = "loss-scale" if is_first else "optimizer-update"
-    return failed(len(one.losses) + 1, reason, diagnosis, location)
+    return failed(len(one.losses) + 1, reason, location=location)
 
 
 def _find_difference(
