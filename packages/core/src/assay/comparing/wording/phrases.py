@@ -38,7 +38,7 @@ _STATISTICS = {
     "replay-share": "share of wrongly rounded elements",
     "accumulated": "accumulated relative error",
     "token": "relative error of the row",
-    "exact": "share of values that must be equal and differ",
+    "exact": "share of unequal values",
     "non-finite": "NaN or infinity where the reference is finite",
     "kl": "KL divergence of the token",
     "logits-kl": "mean KL divergence",
