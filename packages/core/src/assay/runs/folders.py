@@ -42,6 +42,8 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             names = os.listdir(path)  # noqa: PTH208 - names only
+        except FileExistsError:
+            raise FolderError(f"{path} is not a folder: name another one with --output") from None
         except OSError as error:
             raise DiskError.refused(path, error) from error
         if names:

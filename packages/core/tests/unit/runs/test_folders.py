@@ -3,6 +3,7 @@ import json
 import os
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,10 @@ def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
         RunFolder.resume("bench run", first.path)
     del first
     assert RunFolder.resume("bench run", tmp_path / "run").path == tmp_path / "run"
+
+
+@pytest.mark.parametrize("make", [Path.touch, lambda path: path.symlink_to("/dev/full")])
+def test_what_is_no_folder_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "x")
+    with pytest.raises(FolderError, match=r"x is not a folder: name another one with --output"):
+        RunFolder.create("compare", tmp_path / "x")

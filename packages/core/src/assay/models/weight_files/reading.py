@@ -123,6 +123,9 @@ def _read_header(file: Path) -> list[StoredTensor]:
             ]
         except UnreadableFileError:
             raise
+        except UnicodeDecodeError as error:
+            problem = f"its safetensors header is not UTF-8 at byte {error.start:,}"
+            raise UnreadableFileError.of(file, problem) from None
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise UnreadableFileError.of(file, f"broken safetensors header: {error!r}") from None
     for tensor in entries:
