@@ -1,6 +1,7 @@
 """Code of users, given as `FILE.py:NAME`, and imported only in the process that runs it."""
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ def find_plugin_file(reference: str) -> tuple[Path, str]:
     file, separator, name = reference.rpartition(":")
     if not separator or not name or not file.endswith(".py"):
         raise PluginError(f"{reference!r} is not of the form FILE.py:NAME")
-    path = Path(file).expanduser().resolve()
+    path = Path(os.path.realpath(Path(file).expanduser()))
     if not path.is_file():
         raise PluginError(f"{reference}: there is no file {path}")
     return path, name

@@ -1,5 +1,6 @@
 """Suites: which tasks are asked, and what a candidate is held to."""
 
+import os
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -48,4 +49,4 @@ def read_suite(name: str) -> Suite:
 
 
 def _beside(suite: Path, task: str) -> str:
-    return str((suite.parent / task).resolve()) if task.endswith((".yaml", ".yml")) else task
+    return os.path.realpath(suite.parent / task) if task.endswith((".yaml", ".yml")) else task

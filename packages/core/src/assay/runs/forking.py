@@ -21,6 +21,7 @@ from multiprocessing.reduction import DupFd
 from types import ModuleType
 from typing import IO, Any, cast
 
+from assay.errors import MachineError
 from assay.runs.hashing import SAME_HASHES
 from assay.runs.worker import end_with_parent
 from assay.watchdog import WATCHDOG
@@ -53,11 +54,19 @@ def begin_preload(modules: Sequence[str]) -> None:
     """Start the fork server and its import of `modules`; return at once.
 
     Only the first call in a process sets the modules.
+    Raises: MachineError where the folder of temporary files can hold no socket.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
     resource_tracker.ensure_running()  # first, as it lets interrupts through at its end
-    with _interrupts_blocked(), _environment(SAME_HASHES):
-        forkserver.ensure_running()
+    try:
+        with _interrupts_blocked(), _environment(SAME_HASHES):
+            forkserver.ensure_running()
+    except OSError as error:  # the path of a Unix socket has at most 107 bytes
+        folder = util.get_temp_dir()
+        raise MachineError(
+            f"no socket can be made in {folder} ({error.strerror or error}): set TMPDIR to a folder"
+            " with a short path"
+        ) from error
     if multiprocessing.parent_process() is None:  # else both are the parent's
         WATCHDOG.watch("folder", util.get_temp_dir())
         # It ends by itself when no process needs it, unless an import hangs.

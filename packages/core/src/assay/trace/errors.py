@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from assay.errors import MachineError, UsageError
+from assay.foreign_text import shorten
 
 _SHOWN_NAMES = 12
 
@@ -18,9 +19,9 @@ class TraceError(UsageError):
 
         key: of the tensor or part of the file, "" for the whole; what: the contradiction.
         """
-        place = f"{path}: {key!r}" if key else str(path)
+        place = f"{path}: {shorten(repr(key))}" if key else str(path)
         return cls(
-            f"{place}: {what}. The trace is damaged or was not made by assay: capture it anew."
+            f"{place}: {shorten(what)}. The trace is damaged or was not made by assay: capture it anew."
         )
 
     @classmethod

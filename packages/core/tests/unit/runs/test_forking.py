@@ -95,3 +95,22 @@ def test_ctrl_c_does_not_reach_the_fork_server_while_it_imports() -> None:
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
     )
     assert int(done.stdout, 16) == 1 << (signal.SIGINT - 1)
+
+
+def test_a_folder_too_long_for_sockets_is_one_message(tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 120)
+    folder.mkdir()
+    code = (
+        "from assay.errors import MachineError\n"
+        "from assay.runs.forking import begin_preload\n"
+        "try:\n    begin_preload(['json'])\nexcept MachineError as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(f"no socket can be made in {folder}")
+    assert done.stdout.endswith("set TMPDIR to a folder with a short path\n")

@@ -228,9 +228,8 @@ def _eos_token_ids(module: nn.Module, config: "PretrainedConfig") -> tuple[int, 
     ids = getattr(generation, "eos_token_id", None)
     if ids is None:
         ids = getattr(config, "eos_token_id", None)
-    if ids is None:
-        return ()
-    return (ids,) if isinstance(ids, int) else tuple(ids)
+    found = ids if isinstance(ids, list | tuple) else (ids,)
+    return tuple(id_ for id_ in found if isinstance(id_, int))
 
 
 def _max_positions(config: "PretrainedConfig", model: nn.Module) -> int | None:
