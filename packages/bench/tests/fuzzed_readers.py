@@ -26,7 +26,9 @@ from packages.bench.tests.unit.evaluations.test_reading import write as write_lm
 from packages.bench.tests.unit.made import answered, evaluation, item, task
 from packages.bench.tests.unit.performance.measured import performance_result
 from packages.bench.tests.unit.tuning.test_judging import tuning
-from packages.core.tests.fuzz.reader import Reader
+from packages.core.tests.fuzz.reader import NotedError, Reader
+
+_NUM_TUNINGS = 2
 
 _TASK = """
 task: sums
@@ -123,7 +125,7 @@ def _write_performance(folder: Path) -> None:
 
 
 def _write_tuning(folder: Path) -> None:
-    for seed in (0, 1):
+    for seed in range(_NUM_TUNINGS):
         made = tuning(3.0, 2.0, seed=seed)
         lies = tuning_folder(folder, "micro:llama", "full", seed)
         lies.mkdir(parents=True)
@@ -135,6 +137,8 @@ def _write_tuning(folder: Path) -> None:
 
 def _judge_tunings(folder: Path) -> object:
     tunings = read_tunings(folder)
+    if len(tunings) < _NUM_TUNINGS:
+        raise NotedError("without its record a tuning is not finished")
     return tunings, judge_tunings(tunings, tunings)
 
 

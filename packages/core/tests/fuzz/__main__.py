@@ -12,7 +12,10 @@ import tempfile
 from pathlib import Path
 
 from packages.core.tests.fuzz.registry import READERS
-from packages.core.tests.fuzz.running import fuzz_reader, fuzz_readers
+from packages.core.tests.fuzz.running import fuzz_commands, fuzz_reader, fuzz_readers
+
+# A command takes seconds, a case of a reader a hundredth of one.
+_SHARE_OF_COMMANDS = 0.3
 
 
 def main() -> int:
@@ -33,9 +36,11 @@ def main() -> int:
         tallies = [
             fuzz_reader(reader, given.seed, given.seconds, keep, range(given.case, given.case + 1))
         ]
-    else:
-        tallies = fuzz_readers(readers, given.seed, given.seconds, keep)
-    return int(any(tally.findings for tally in tallies))
+        return int(any(tally.findings for tally in tallies))
+    share = 0.0 if given.reader else _SHARE_OF_COMMANDS
+    tallies = fuzz_readers(readers, given.seed, (1 - share) * given.seconds, keep)
+    num_found = fuzz_commands(readers, given.seed, share * given.seconds, keep) if share else 0
+    return int(num_found > 0 or any(tally.findings for tally in tallies))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from packages.core.tests.fuzz.cases import Result, Sample, run_cases
+from packages.core.tests.fuzz.commands import run_commands
 from packages.core.tests.fuzz.reader import Reader
 
 # Findings of one reader after which it is left: the rest would be the same one.
@@ -78,6 +79,25 @@ def fuzz_readers(readers: Sequence[Reader], seed: int, seconds: float, keep: Pat
         tallies.append(fuzz_reader(reader, seed, max(share, 0.0), keep))
         _say(str(tallies[-1]))
     return tallies
+
+
+def fuzz_commands(readers: Sequence[Reader], seed: int, seconds: float, keep: Path) -> int:
+    """Run commands on mutated files. Returns: how many did not end as they should."""
+    codes: Counter[int | None] = Counter()
+    num_found = 0
+    with tempfile.TemporaryDirectory(prefix="assay-fuzz-") as folder:
+        by_name = {reader.name: reader for reader in readers}
+        for ran in run_commands(by_name, seed, seconds, Path(folder)):
+            codes[ran.code] += 1
+            if ran.problem is None:
+                continue
+            num_found += 1
+            kept = keep / f"command-{num_found}.txt"
+            kept.write_text(f"{ran.command.name}\n{ran.mutation}\n\n{ran.printed}")
+            _say(f"FOUND {ran.problem}: {ran.command.name}\n  {ran.mutation}\n  {kept}")
+    counts = ", ".join(f"{count} ended with {code}" for code, count in codes.items())
+    _say(f"{'commands':32} {sum(codes.values()):6} cases: {counts}")
+    return num_found
 
 
 def _say(text: str) -> None:

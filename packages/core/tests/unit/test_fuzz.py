@@ -13,6 +13,7 @@ import pytest
 from assay.errors import UsageError
 from assay.files import read_json_object, read_sealed_json, seal
 from packages.core.tests.fuzz import cases
+from packages.core.tests.fuzz.commands import problem_with
 from packages.core.tests.fuzz.reader import Reader
 from packages.core.tests.fuzz.registry import READERS
 from packages.core.tests.fuzz.running import fuzz_reader
@@ -117,3 +118,20 @@ def test_a_reader_survives_a_few_mutations(reader: Reader, tmp_path: Path) -> No
     tally = fuzz_reader(reader, SEED, 30.0, tmp_path, range(2))
     assert tally.findings == {}
     assert sum(tally.outcomes.values()) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "printed", "problem"),
+    [
+        (2, "assay: x.json: not JSON\n", None),
+        (1, "FAIL\n", None),
+        (2, "Traceback (most recent call last):\n", "it prints a traceback"),
+        (2, "assay: this is a bug in assay, and no verdict", "it prints a traceback"),
+        (-11, "", "it ended with -11"),
+        (None, "", "it hangs"),
+        (2, "assay: x:\n::error::forged\n", "it prints a line of the file as a command of CI"),
+        (2, "assay: \x1b[31m", "it prints the control character '\\x1b'"),
+    ],
+)
+def test_what_a_command_may_not_do(code: int | None, printed: str, problem: str | None) -> None:
+    assert problem_with(code, printed) == problem
