@@ -179,7 +179,7 @@ def test_a_slow_child_shows_its_phase_its_count_and_its_end(
         run_process("child_work", {"act": "take_long"}, tmp_path, name="trusted", progress=progress)
     lines = stream.getvalue().splitlines()
     begin = "trusted: [1 of 2] loads: reads files, "
-    assert f"{begin}0 of 3 files ..." in lines
+    assert any(one.startswith(f"{begin}0 of 3 files") for one in lines)
     seconds = r"\de[+-]\d+ s"
     assert any(
         re.fullmatch(
