@@ -208,6 +208,7 @@ class Verdict(Record):
 
     headline: what to say first, where the words for tensors of two runs do not fit; None where they do.
     files: digests of the files of the run that belong to the verdict, by name.
+    digest: of the content of verdict.json, which `assay.runs.results.read_verdict` verifies.
     coverage: how much of the model was compared; null where a command runs no model.
     """
 
@@ -233,6 +234,7 @@ class Verdict(Record):
     headline: str | None = None
     files: dict[str, str] = Field(default_factory=dict)
     coverage: Coverage | None = None
+    digest: str | None = Field(default=None, exclude=True)
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 

@@ -17,11 +17,13 @@ def quiet_transformers() -> Iterator[None]:
     had_bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    hook = logging.set_tqdm_hook(_count)
+    # Releases without the hook show no count.
+    set_hook = getattr(logging, "set_tqdm_hook", lambda _hook: None)
+    hook = set_hook(_count)
     try:
         yield
     finally:
-        logging.set_tqdm_hook(hook)
+        set_hook(hook)
         logging.set_verbosity(verbosity)
         if had_bars:
             logging.enable_progress_bar()

@@ -68,3 +68,10 @@ def test_verdict_that_cannot_be_written_is_told(
     location = Location(phase="forward", step=0, rank=0, module="model.norm")
     with pytest.raises(DiskError, match=r"; the verdict is FAIL, at model\.norm \(step 0\)$"):
         write_results(Verdict(verdict=Outcome.FAIL, location=location), [], tmp_path)
+
+
+def test_the_file_is_a_verdict_for_other_programs(tmp_path: Path) -> None:
+    written = write_results(Verdict(verdict=Outcome.FAIL), [ROW], tmp_path)
+    read = Verdict.model_validate_json((tmp_path / "verdict.json").read_text())
+    assert read.digest
+    assert read.model_copy(update={"digest": None}) == written
