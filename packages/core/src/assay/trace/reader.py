@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import xxhash
 
+from assay.foreign_text import shorten
 from assay.sites import Call, CallSite, Site
 from assay.trace.errors import TraceError
 from assay.trace.files import Folder
@@ -278,7 +279,7 @@ def _read_manifest(folder: Folder) -> dict[str, Any]:
         raise TraceError(f"{folder.path} is no trace: {MANIFEST} has not format {FORMAT!r}")
     if manifest.get("schema") != SCHEMA:
         raise TraceError(
-            f"{path}: schema {manifest.get('schema')!r}, this version of assay reads {SCHEMA}: "
+            f"{path}: schema {shorten(manifest.get('schema'))}, this version of assay reads {SCHEMA}: "
             "capture the trace anew, or use the version that wrote it"
         )
     if not isinstance(manifest.get("manifest"), dict) or type(manifest.get("complete")) is not bool:

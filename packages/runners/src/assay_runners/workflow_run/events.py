@@ -5,9 +5,38 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from assay.errors import UsageError
-from assay.files import read_json_object
+from assay.files import read_json_object, validate_record
 from assay_runners.planning.events import Event
+
+_Object = dict[str, Any]
+
+
+class _Side(BaseModel):
+    repo: _Object | None = None
+
+
+class _Label(BaseModel):
+    name: str
+
+
+class _PullRequest(BaseModel):
+    user: _Object | None = None
+    head: _Side = _Side()
+    base: _Side = _Side()
+    labels: list[_Label] | None = None
+
+
+class _Payload(BaseModel):
+    """The shape of what `Event` and planning take from a payload."""
+
+    pull_request: _PullRequest | None = None
+    sender: _Object | None = None
+    label: _Object | None = None
+    inputs: _Object | None = None
+    merge_group: _Object | None = None
 
 
 def read_event(file: Path | None, name: str | None, variables: Mapping[str, str]) -> Event:
@@ -26,6 +55,7 @@ def read_event(file: Path | None, name: str | None, variables: Mapping[str, str]
         return _checked(_recorded(read, file), file)
     if not name:
         raise UsageError(f"{file} is a payload alone: name its event with --event")
+    validate_record(_Payload, read, file)
     sha, ref = _commit_of(name, read)
     return _checked(Event(name=name, payload=read, sha=sha, ref=ref), file)
 
@@ -34,9 +64,11 @@ def _of_run(variables: Mapping[str, str]) -> Event:
     path = variables.get("GITHUB_EVENT_PATH", "")
     if not path:
         raise UsageError("no event: name a file that has one, or run inside of a workflow")
+    payload = read_json_object(Path(path))
+    validate_record(_Payload, payload, path)
     return Event(
         name=variables.get("GITHUB_EVENT_NAME", ""),
-        payload=read_json_object(Path(path)),
+        payload=payload,
         sha=variables.get("GITHUB_SHA", ""),
         ref=variables.get("GITHUB_REF", ""),
     )
@@ -88,6 +120,7 @@ def _recorded(read: dict[str, Any], path: Path) -> Event:
         raise UsageError(f"{path}: a recorded event has its payload in `event`, an object")
     if changed is not None and not isinstance(changed, list):
         raise UsageError(f"{path}: `changed` is no list of files")
+    validate_record(_Payload, payload, path)
     return Event(
         name=str(read["event_name"]),
         payload=payload,

@@ -19,6 +19,7 @@ from assay.comparing.results import ReplayResults
 from assay.comparing.stored_results import read_results
 from assay.errors import UsageError
 from assay.files import read_json_object, refuse_link, validate_record
+from assay.foreign_text import shorten
 from assay.generate.passes.batch_attachments import attached_batches
 from assay.generate.processes.requests import (
     GOLDEN_SCHEMA,
@@ -128,7 +129,7 @@ def read_golden(folder: Path) -> GoldenManifest:
     content = read_json_object(refuse_link(path))
     if (schema := content.get("schema", GOLDEN_SCHEMA)) != GOLDEN_SCHEMA:
         raise GoldenError(
-            f"{path}: schema {schema}, this version of assay reads {GOLDEN_SCHEMA}: capture"
+            f"{path}: schema {shorten(schema)}, this version of assay reads {GOLDEN_SCHEMA}: capture"
             " the golden anew, or use the version that captured it"
         )
     return validate_record(GoldenManifest, content, path)

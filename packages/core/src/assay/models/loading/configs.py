@@ -54,7 +54,7 @@ def find_model_class(
     name = config.architectures[0] if config.architectures else None
     if name is None:
         return transformers.AutoModelForCausalLM
-    found: type[Any] | None = getattr(transformers, name, None)
+    found: type[Any] | None = getattr(transformers, str(name), None)
     if found is None:
         raise UsageError(
             f"{folder / 'config.json'}: architectures: {name!r} is unknown to transformers"

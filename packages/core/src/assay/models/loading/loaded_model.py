@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from assay.errors import MachineError, UsageError, name_some
@@ -179,7 +178,7 @@ def _load_weights(
         )
     except torch.OutOfMemoryError as error:
         raise MachineError(f"not enough memory for {folder}: {first_line(error)}") from error
-    except (OSError, RuntimeError, ValueError, KeyError, ImportError, SafetensorError) as error:
+    except Exception as error:  # any: each model class fails in its own way
         raise UsageError(
             f"{folder} cannot be loaded as {model_class.__name__}: {first_line(error)}"
         ) from error

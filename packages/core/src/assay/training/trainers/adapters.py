@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from assay.errors import MachineError, UsageError
 from assay.files import UnreadableFileError, open_file, read_json_object
+from assay.foreign_text import shorten
 from assay.training.state.sharding import put
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class AdapterError(MachineError):
     @classmethod
     def damaged(cls, path: Path, problem: object) -> "AdapterError":
         """The file at `path` is not the adapter of the model."""
-        return cls(f"the adapter in {path} cannot be loaded: {problem}")
+        return cls(f"the adapter in {path} cannot be loaded: {shorten(problem)}")
 
 
 class _PeftModel(Protocol):

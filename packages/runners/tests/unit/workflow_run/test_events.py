@@ -1,0 +1,37 @@
+"""Payloads of another shape than GitHub's are refused before a plan is made."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.errors import UsageError
+from assay_runners.workflow_run.events import read_event
+from packages.runners.tests.recorded import pull_request
+
+WRONG: list[dict[str, Any]] = [
+    {"pull_request": "text"},
+    {"pull_request": {"user": "text"}},
+    {"pull_request": {"head": None}},
+    {"pull_request": {"base": {"repo": [1]}}},
+    {"pull_request": {"labels": [{"color": "ededed"}]}},
+    {"sender": "text"},
+    {"label": ["smoke:nvidia"]},
+    {"inputs": [1]},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_payload_of_another_shape_is_one_message(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    path = tmp_path / "event.json"
+    payload = pull_request("labeled", label="smoke:nvidia").payload | wrong
+    path.write_text(json.dumps(payload))
+    variables = {"GITHUB_EVENT_PATH": str(path), "GITHUB_EVENT_NAME": "pull_request"}
+    for read in (
+        lambda: read_event(path, "pull_request", {}),
+        lambda: read_event(None, None, variables),
+    ):
+        with pytest.raises(UsageError, match=r"event\.json: ") as raised:
+            read()
+        assert "\n" not in str(raised.value)
