@@ -28,10 +28,7 @@ def test_a_payload_of_another_shape_is_one_message(tmp_path: Path, wrong: dict[s
     payload = pull_request("labeled", label="smoke:nvidia").payload | wrong
     path.write_text(json.dumps(payload))
     variables = {"GITHUB_EVENT_PATH": str(path), "GITHUB_EVENT_NAME": "pull_request"}
-    for read in (
-        lambda: read_event(path, "pull_request", {}),
-        lambda: read_event(None, None, variables),
-    ):
+    for file, environment in ((path, {}), (None, variables)):
         with pytest.raises(UsageError, match=r"event\.json: ") as raised:
-            read()
+            read_event(file, "pull_request", environment)
         assert "\n" not in str(raised.value)
