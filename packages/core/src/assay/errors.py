@@ -37,7 +37,7 @@ def name_some(names: Sequence[str], num_shown: int = _NAMES_SHOWN) -> str:
 
 
 def name_alike(names: Iterable[str]) -> str:
-    """Names with one entry for those that differ in numbers alone, as those of layers do.
+    """Merge names that differ only in numbers, such as layer indices.
 
     >>> name_alike(["h.0.w", "h.1.w", "norm.w"])
     'h.*.w (2), norm.w'

@@ -1,6 +1,6 @@
-r"""Text of others, made safe to show: names in models and files, messages, values of records.
+r"""Foreign text, made safe to show: names in models and files, messages, values of records.
 
-Every format escapes by these functions. A character that moves the cursor, changes the writing
+Every output format escapes with these functions. A character that moves the cursor, changes the writing
 direction or is invisible appears as its JSON escape, such as `\u001b`, so escaped JSON stays the
 same JSON.
 """
@@ -57,7 +57,7 @@ def escape_output(text: str) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Escape text for a line of Markdown on GitHub, where it shows and does nothing."""
+    """Escape text for a line of Markdown on GitHub, so that it is shown but has no effect."""
     line = one_line(" ".join(text.split()))
     escaped = _MARKDOWN.sub(lambda found: "".join(f"\\{letter}" for letter in found[0]), line)
     escaped = escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,7 +1,7 @@
-"""Tasks of a run, and how far each one is.
+"""Tasks of a run, and their progress.
 
-Code far below the one that shows progress counts in the innermost open task (`advance_task`), or
-opens one within it (`subtask`, `counted`). Where nobody shows progress, both do nothing.
+Deeply nested code advances the innermost open task (`advance_task`) or opens a task within it
+(`subtask`, `counted`). Without a display these calls have no effect.
 """
 
 from abc import ABC, abstractmethod
@@ -29,14 +29,14 @@ class Progress(ABC):
     def open_task(
         self, description: str, total: float | None, unit: str
     ) -> AbstractContextManager[Task]:
-        """Show a task from its begin to its end; called by `task`."""
+        """Show a task until it ends. `task` calls this."""
 
     @abstractmethod
     def note(self, text: str) -> None:
         """Show one line."""
 
     def number_phases(self, total: int) -> None:
-        """Number the tasks that follow, of which this process has `total`."""
+        """Number the following tasks out of the `total` of this process."""
         self._num_phases = total
 
     @contextmanager
@@ -62,7 +62,7 @@ class Progress(ABC):
 
 
 class SilentProgress(Progress):
-    """Shows nothing; for use as a library."""
+    """A silent display, for use as a library."""
 
     @contextmanager
     def open_task(self, description: str, total: float | None, unit: str) -> Iterator[Task]:  # noqa: ARG002
@@ -78,7 +78,7 @@ class _SilentTask:
         pass
 
 
-# What shows the innermost task, the task, and its unit.
+# The display of the innermost task, the task, and its unit.
 _INNERMOST: ContextVar[tuple[Progress, Task, str]] = ContextVar(
     "assay_innermost_task",
     default=(SilentProgress(), _SilentTask(), ""),
@@ -86,12 +86,12 @@ _INNERMOST: ContextVar[tuple[Progress, Task, str]] = ContextVar(
 
 
 def innermost_task() -> Task:
-    """The task that was opened last, in this thread or in one whose context it copied."""
+    """Return the task opened last in this thread, or in the thread whose context it copied."""
     return _INNERMOST.get()[1]
 
 
 def advance_task(unit: str, amount: float = 1) -> None:
-    """Count `amount` more parts of the innermost open task as done, if it counts in `unit`."""
+    """Count `amount` more parts of the innermost open task as done if its unit is `unit`."""
     _, task, counted_unit = _INNERMOST.get()
     if unit == counted_unit:
         task.advance(amount)
@@ -100,12 +100,12 @@ def advance_task(unit: str, amount: float = 1) -> None:
 def subtask(
     description: str, total: float | None = None, unit: str = ""
 ) -> AbstractContextManager[Task]:
-    """Begin a task within the innermost open one; arguments as for `Progress.task`."""
+    """Begin a task within the innermost open one. See `Progress.task` for arguments."""
     return _INNERMOST.get()[0].task(description, total, unit)
 
 
 def counted(description: str, items: Collection[T], unit: str) -> Iterator[T]:
-    """Iterate over `items`, and count them in a task within the innermost open one."""
+    """Iterate over `items` and count them in a task within the innermost open one."""
     with subtask(description, len(items), unit) as task:
         for item in items:
             yield item

@@ -27,8 +27,8 @@ SYSTEMATIC: frozenset[Statistic] = frozenset({
 })  # fmt: skip
 
 
-# How the labels of a training step can be wrong: a prompt's tokens or padding are trained on, tokens
-# are masked that should be trained on, another token is the label, all are shifted by one.
+# Faults of training labels: a prompt or padding is trained on, tokens to be trained on are masked,
+# another token is the label, all labels are shifted by one.
 LabelFault = Literal["not-shifted", "shifted-twice", "prompt", "padding", "masked", "other"]
 
 

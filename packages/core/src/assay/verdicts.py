@@ -102,7 +102,7 @@ class Suspect(Record):
 
     location: Location
     statistic: str
-    # The candidate's error, of which `noise_ratio` is the ratio; None in older files.
+    # The candidate's error behind `noise_ratio`; None in older files.
     error: Number | None = None
     noise_ratio: Number
     limit: Number
@@ -145,56 +145,56 @@ class Unmatched(Record):
 
 
 class Coverage(Record):
-    """How much of the model a verdict rests on. Modules count that have parameters of their own."""
+    """Coverage of the model by a verdict. Only modules that own parameters count."""
 
     modules: int
-    """Modules of the reference's model."""
+    """Number of modules in the reference's model."""
     modules_run: int
-    """Those of them that ran there, and of whose work the candidate's was compared."""
+    """Number of modules that ran there and whose work was compared in the candidate."""
     candidate_modules: int | None = None
-    """Modules of the candidate's model; null where it could not be watched."""
+    """Number of modules in the candidate's model; null if it could not be watched."""
     candidate_modules_run: int | None = None
-    """Those of them that ran; modules that other code replaces are not among them."""
+    """Number of modules that ran there, without modules that other code replaces."""
     not_run: list[str] = Field(default_factory=list)
-    """Paths of modules of either model that took part in no compared value."""
+    """Paths of modules of either model that did not affect a compared value."""
     not_run_parts: dict[str, int] = Field(default_factory=dict)
-    """The same by the topmost module of which nothing ran, with the number of modules in it."""
+    """The topmost modules that did not run at all, each with its number of modules."""
     unused_parameters: list[str] = Field(default_factory=list)
     """Parameters of modules that ran, whose values no operation read (training: no gradient)."""
     unrouted_experts: list[str] = Field(default_factory=list)
     """Experts that computed no token: path of their group and number, `mlp.experts.3`."""
     equal_rows: list[str] = Field(default_factory=list)
-    """Position ids in several rows that never differed: nothing tells how they are combined."""
+    """Position ids whose rows never differed, so that their combination is untested."""
     cache_slots: int = 0
     """Positions that were written to caches, padding included."""
     cache_slots_read: int = 0
-    """Those of them that a later call could read."""
+    """Written cache positions that a later call could read."""
     allowed: list[str] = Field(default_factory=list)
-    """The GLOBs of --allow-unused: what they match, or lies in it, need not be compared."""
+    """The GLOBs of --allow-unused. Matching parts and their children may stay uncompared."""
 
     @property
     def gaps(self) -> list[str]:
-        """All that was not compared."""
+        """Return all uncompared parts."""
         return [*self.not_run, *self.unused_parameters, *self.unrouted_experts]
 
     @property
     def forbidden_gaps(self) -> list[str]:
-        """What was not compared and no GLOB allows."""
+        """Return the uncompared parts that no GLOB allows."""
         return [name for name in self.gaps if not any(is_part_of(name, g) for g in self.allowed)]
 
     @property
     def unmatched_globs(self) -> list[str]:
-        """GLOBs that allow nothing: all that they match was compared, or they match nothing."""
+        """Return the GLOBs that match no uncompared part."""
         return [g for g in self.allowed if not any(is_part_of(name, g) for name in self.gaps)]
 
     @property
     def outcome(self) -> Outcome:
-        """NOT_COMPARED where something was not compared that had to be."""
+        """Return NOT_COMPARED if a required part was not compared."""
         return Outcome.NOT_COMPARED if self.forbidden_gaps else Outcome.PASS
 
 
 def is_part_of(name: str, glob: str) -> bool:
-    """Whether `glob` matches the path `name`, or that of a module around it.
+    """Return True if `glob` matches the path `name` or that of an enclosing module.
 
     >>> is_part_of("model.visual.blocks.1.mlp.fc1", "model.vis*")
     True
@@ -206,10 +206,10 @@ def is_part_of(name: str, glob: str) -> bool:
 class Verdict(Record):
     """Schema 1 of verdict.json.
 
-    headline: what to say first, where the words for tensors of two runs do not fit; None where they do.
+    headline: the first sentence, if the default text for tensors of two runs does not fit; else None.
     files: digests of the files of the run that belong to the verdict, by name.
     digest: of the content of verdict.json, which `assay.runs.results.read_verdict` verifies.
-    coverage: how much of the model was compared; null where a command runs no model.
+    coverage: how much of the model was compared; null if the command does not run a model.
     """
 
     schema_: int = Field(default=SCHEMA, alias="schema")
@@ -289,7 +289,7 @@ def find_contradiction(verdict: Verdict) -> str | None:
     outcome = verdict.verdict
     judged = [level.verdict for level in verdict.levels.values() if level.verdict is not None]
     of_levels = overall_outcome(judged)
-    # What has no partner is not compared, although every level passes.
+    # Parts without a partner are uncompared, even if every level passes.
     has_gaps = outcome is Outcome.NOT_COMPARED and of_levels is Outcome.PASS
     if verdict.levels and outcome is not of_levels and not has_gaps:
         return f"the verdict is {outcome}, and its levels amount to {of_levels}"

@@ -26,7 +26,7 @@ def verify_expectations(
     setup: str | None = None,
     allow_unused: Sequence[str] = (),
 ) -> Verdict:
-    """Hold the models of `paths`, by default of the shipped files, to what was captured.
+    """Compare the models of `paths`, by default the shipped files, with their captures.
 
     setup: called with each model before it runs, as FILE.py:FUNC.
     allow_unused: GLOBs of modules, parameters and experts that may stay uncompared.

@@ -11,7 +11,7 @@ from assay_bench.evaluations.items import Evaluation, Item, TaskResult
 
 SCHEMA = 1
 
-# Bytes within which a file says what it is.
+# Number of first bytes that hold the kind of a file.
 _BEGINNING = 64
 
 # Of what was said nothing is kept: the same question is asked on the other side.
@@ -75,7 +75,7 @@ class Baseline(Record):
 
 
 def is_baseline(path: Path) -> bool:
-    """Tell whether a file says of itself that it is a baseline."""
+    """Return True if the file declares itself a baseline."""
     if not path.is_file():
         return False
     with open_file(path) as file:
@@ -83,7 +83,7 @@ def is_baseline(path: Path) -> bool:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Read a baseline. Raises: UnreadableFileError if it is none, or was changed."""
+    """Read a baseline. Raises: UnreadableFileError if it is invalid or was changed."""
     return read_sealed(Baseline, path)
 
 

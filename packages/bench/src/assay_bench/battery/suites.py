@@ -37,7 +37,7 @@ def shipped_suites() -> list[str]:
 def read_suite(name: str) -> Suite:
     """Read a shipped suite by its name, or FILE.toml; its YAML files lie in the same folder.
 
-    Raises: UsageError naming the file, the key, and what was expected there.
+    Raises: UsageError with the file, the key and the expected value.
     """
     path = Path(name) if name.endswith(".toml") else _SUITES / f"{name}.toml"
     if not path.exists():

@@ -76,7 +76,7 @@ def run_command_line(
 
 
 def _hide_secrets(results: Path) -> None:
-    """Hide secrets among the arguments of the model, which lm-eval writes with its results."""
+    """Hide secrets in the model arguments, which lm-eval writes into its results."""
     content = read_json_object(results)
     config = content.get("config")
     if isinstance(config, dict) and "model_args" in config:

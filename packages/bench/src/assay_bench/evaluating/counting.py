@@ -1,4 +1,4 @@
-"""Counts the texts that lm-eval's class for models of transformers has asked."""
+"""Progress of lm-eval's transformers model class, counted in texts."""
 
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
@@ -8,7 +8,7 @@ from assay.progress import subtask
 
 
 class BarAsTask:
-    """Takes the place of tqdm: a bar is a task within the one that is open."""
+    """A replacement for tqdm that shows each bar as a subtask of the open task."""
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ class EvaluationError(UsageError):
 
 
 class _Results(BaseModel):
-    """What is used of a results_*.json of lm-eval. ours: what `assay bench run` adds."""
+    """The fields we read of an lm-eval results_*.json. ours: the fields that `assay bench run` adds."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -71,9 +71,9 @@ class _Results(BaseModel):
 
 
 class Manifest(Record):
-    """evaluation.json of `assay bench run`.
+    """The file evaluation.json, which `assay bench run` writes.
 
-    results: by task, the results_*.json. files: by name in the folder, the digest of each file.
+    results: the results_*.json of each task. files: the digest of each file in the folder, by name.
     """
 
     results: dict[str, str] = Field(min_length=1)
@@ -81,7 +81,7 @@ class Manifest(Record):
 
 
 def write_manifest(folder: Path, results: Mapping[str, Path]) -> None:
-    """Write the manifest of results that lie below `folder`, with the samples that they name."""
+    """Write the manifest of the results below `folder` and of their sample files."""
     files = [file for result in results.values() for file in (result, *_sample_files(result))]
     write_sealed(
         folder / MANIFEST,
@@ -98,13 +98,13 @@ def _sample_files(results: Path) -> list[Path]:
 
 
 def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Evaluation:
-    """Read the evaluation in a folder, the newest of several; or of a results_*.json.
+    """Read the newest evaluation in a folder, or the one in a results_*.json file.
 
-    clusters: by task, the field of its documents that says what belongs together.
+    clusters: for each task, the document field that identifies the cluster.
     Raises: EvaluationError for no results or no samples; UnreadableFileError for files that cannot be
         read, were changed, or contradict each other.
     """
-    if os.path.lexists(path / MANIFEST):  # also a link that leads nowhere
+    if os.path.lexists(path / MANIFEST):  # also true for a broken link
         return _merged(path, read_sealed(Manifest, refuse_link(path / MANIFEST)), clusters)
     results_file = path if path.is_file() else newest_results(path)
     results = read_record(_Results, results_file)
@@ -131,7 +131,7 @@ def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Ev
 
 
 def _merged(folder: Path, manifest: Manifest, clusters: Mapping[str, str] | None) -> Evaluation:
-    """Read a run that keeps the results of each task in a file, each as it was written."""
+    """Read a run that stores the results of each task in its own file."""
     for name, digest in manifest.files.items():
         if file_digest(_within(folder, name)) != digest:
             raise UnreadableFileError.of(folder / name, "it was changed after the run")
@@ -153,7 +153,7 @@ def _model_of(config: Mapping[str, Any]) -> str:
 
 
 def newest_results(folder: Path) -> Path:
-    """Find the newest results_*.json below a folder. Raises: EvaluationError if there is none."""
+    """Find the newest results_*.json below a folder. Raises: EvaluationError if it is absent."""
     if not folder.is_dir():
         raise EvaluationError.of(folder, "there is no such folder, and no such file")
     found = sorted(folder.rglob("results*.json"), key=lambda file: (file.stem, str(file)))
@@ -190,16 +190,16 @@ def _results_of_task(
         yield result
 
 
-# Of the rounding of a mean.
+# Allowed rounding error of a mean.
 _EQUAL = 1e-9
 
 
 def _require_agreement(
     result: TaskResult, aggregated: Mapping[str, Any], key: str, file: Path
 ) -> None:
-    """Recompute the accuracy that lm-eval wrote, which is a mean over the samples.
+    """Check the accuracy that lm-eval wrote against the mean over the samples.
 
-    Raises: UnreadableFileError if one of the two files was changed.
+    Raises: UnreadableFileError if the two differ.
     """
     stated = aggregated.get(key)
     if result.accuracy is None or not isinstance(stated, int | float):

@@ -127,14 +127,14 @@ def machine_kind(device: dict[str, Any], num_processors: int | None) -> str:
 def read_performance(path: Path) -> PerformanceResult:
     """Read the result in a file, or in the folder of a run.
 
-    Raises: UnreadableFileError if it is none, or was changed.
+    Raises: UnreadableFileError if the file is invalid or was changed.
     """
     file = refuse_link(path / RESULT_FILE) if path.is_dir() else path
     return read_sealed(PerformanceResult, file)
 
 
 def parse_performance(text: str, place: str) -> PerformanceResult:
-    """Parse the text of performance.json; a digest is optional. Raises: UnreadableFileError at `place`."""
+    """Parse performance.json. The digest is optional. Raises: UnreadableFileError for `place`."""
     content = parse_json(text, place)
     if isinstance(content, dict) and DIGEST in content:
         content = check_seal(content, place)

@@ -97,9 +97,9 @@ class Tuned(Record):
 
 
 class TuningRecord(Record):
-    """tuning.json: written last, so that a tuning is finished where it lies.
+    """The file tuning.json. It is written last, so its presence marks a finished tuning.
 
-    candidate: as rank 0 described it, see Trained. losses_digest: of losses.jsonl.
+    candidate: the description from rank 0, see Trained. losses_digest: digest of losses.jsonl.
     """
 
     schema_: int = Field(default=SCHEMA, alias="schema")
@@ -194,9 +194,9 @@ def read_tuning(folder: Path) -> Tuning:
 def read_tunings(output: Path) -> list[Tuning]:
     """Read all finished tunings in the output of `assay bench tune`.
 
-    Raises: UsageError if there is none, UnreadableFileError as `read_tuning`.
+    Raises: UsageError if the output has no tuning; UnreadableFileError as in `read_tuning`.
     """
-    # A link that leads nowhere is a record that cannot be read.
+    # A broken link counts as an unreadable record.
     folders = sorted(output.glob("*/*/seed-*"))
     tunings = [folder for folder in folders if os.path.lexists(folder / RECORD_FILE)]
     if not tunings:

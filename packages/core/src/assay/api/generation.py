@@ -42,14 +42,14 @@ def check_generate(  # noqa: PLR0913 - one for each option
     trust_remote_code: bool = False,
     output: str | Path | None = None,
 ) -> "CheckedVerdict":
-    """Does `model` generate on the candidate as on the reference?
+    """Check that `model` generates the same on the candidate as on the reference.
 
     The options are those of `assay check generate`, whose help describes them. Progress goes to
-    standard error. Both sides run in processes of their own; the candidate's does not see what
-    this one has defined or patched, only what it imports itself.
+    standard error. Each side runs in its own process. The candidate's process does not see
+    definitions or patches of this process, only what it imports.
 
     model: a folder, a hub name, or micro:RECIPE.
-    candidate: what is judged, as DEVICE/DTYPE, such as "cuda/bfloat16".
+    candidate: the device and dtype to judge, as DEVICE/DTYPE, such as "cuda/bfloat16".
     reference: the trusted device, such as "cpu/float32"; or `golden`, a folder captured by
         `assay capture` or kept by an earlier check, whose bytes are compared with the hashes that
         were captured with it, unless `no_verify`.

@@ -47,10 +47,9 @@ class GenerationConfigError(UsageError):
 
 
 def read_generation_config(path: str | Path) -> dict[str, Any]:
-    """The options of the file that decide which tokens are chosen.
+    """Read the options of the file that decide which tokens are chosen.
 
-    Raises: UnreadableFileError, and GenerationConfigError for keys and values that would have to be
-        left out silently.
+    Raises: UnreadableFileError; GenerationConfigError for keys and values that are not supported.
     """
     data = read_json_object(Path(path))
     given = {name: value for name, value in data.items() if value is not None}

@@ -50,5 +50,5 @@ def input_options(  # noqa: PLR0913 - one for each option
 
 
 def globs(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The GLOBs of an option that takes one or several."""
+    """Return the GLOBs of an option that takes one or several."""
     return (given,) if isinstance(given, str) else tuple(given or ())

@@ -29,8 +29,8 @@ class CheckedVerdict(Verdict):
     def publish(cls, folder: Path) -> "CheckedVerdict":
         """Write the report's page beside the files of the run in `folder`.
 
-        Returns: the verdict of that run, also where the page cannot be written: see `unwritten`.
-        Raises: UnreadableFileError if there is none.
+        Returns: the verdict of that run, even if the page cannot be written: see `unwritten`.
+        Raises: UnreadableFileError if the folder has no verdict.
         """
         report = read_report(folder)
         verdict = cls.model_construct(**dict(report.verdict))

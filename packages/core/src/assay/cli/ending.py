@@ -23,7 +23,7 @@ _BUG = "this is a bug in assay, and no verdict: please report it with the lines 
 _IMPORT_SECONDS = 30.0
 _AGAIN_SECONDS = 0.05
 
-# What a full disk, a closed pipe and a lost terminal answer.
+# Error numbers of a full disk, a closed pipe and a lost terminal.
 _OUTPUT_REFUSED = (errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EDQUOT)
 
 Kind = Literal["usage", "machine", "bug", "interrupted"]
@@ -102,7 +102,7 @@ def _end(kind: Kind, message: str, code: int) -> NoReturn:
 
 
 def _end_without_output(message: str = "") -> NoReturn:
-    """Exit with 2, and keep the interpreter from writing what is left to standard output."""
+    """Exit with 2 without flushing the rest of standard output."""
     if message:
         with suppress(OSError):
             print_error(f"assay: {message}")

@@ -1,4 +1,4 @@
-"""How much of a model was compared: what each side used of it, judged."""
+"""Coverage: how much of a model was compared, judged from the parts that each side used."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
 
 
 class Usage(Record):
-    """What one process used of its model, as `assay.hooks.usage.UsageWatch` saw it."""
+    """Parts of a model that one process used, as observed by `assay.hooks.usage.UsageWatch`."""
 
     parameters: dict[str, list[str]] = Field(default_factory=dict)
     """Parameters by the path of the module that owns them."""
     called: list[str] = Field(default_factory=list)
     """Modules that were called."""
     read: list[str] | None = None
-    """Parameters that operations read; null where that was not watched."""
+    """Parameters that operations read; null if reads were not watched."""
     experts: dict[str, list[int]] = Field(default_factory=dict)
-    """Tokens of each expert, by the path of their group."""
+    """Token count of each expert, by the path of the expert group."""
     equal_rows: list[str] = Field(default_factory=list)
-    """Position ids in several rows, which never differed."""
+    """Position ids whose several rows never differed."""
     cache_slots: int = 0
     """Positions that were written to caches."""
     cache_slots_read: int = 0
-    """Those of them that a later call could read."""
+    """Written cache positions that a later call could read."""
 
     @classmethod
     def of_ranks(cls, usages: Sequence[Self]) -> "Usage":
-        """What all ranks of one model used."""
+        """Merge the usage of all ranks of one model."""
         parameters: dict[str, list[str]] = {}
         for usage in usages:
             for module, names in usage.parameters.items():
@@ -47,7 +47,7 @@ class Usage(Record):
         )
 
     def runs(self, module: str) -> bool:
-        """Whether a module was called, or other code computed with its parameters."""
+        """Return True if the module was called, or other code computed with its parameters."""
         return module in self._called or any(
             name in self._read for name in self.parameters.get(module, ())
         )
@@ -63,10 +63,11 @@ class Usage(Record):
 
 @dataclass(frozen=True, slots=True)
 class ComparedStages:
-    """Which modules' work was compared at module boundaries.
+    """The modules whose work was compared at module boundaries.
 
-    recorded: modules of which the reference has values there; compared: those of which values of
-        the candidate were compared; replaced: those that other code of the candidate replaces.
+    recorded: modules for which the reference has values.
+    compared: modules for which the candidate's values were compared.
+    replaced: modules that other code of the candidate replaces.
     """
 
     recorded: frozenset[str] = frozenset()
@@ -75,7 +76,7 @@ class ComparedStages:
 
     @classmethod
     def of(cls, noise: "ReplayResults", candidates: Sequence["ReplayResults"]) -> Self:
-        """Those of a noise run and of all ranks of a candidate."""
+        """Collect the stages of a noise run and of all ranks of a candidate."""
         return cls(
             frozenset(port.stage.module for port in noise.ports.values()),
             frozenset(
@@ -88,7 +89,7 @@ class ComparedStages:
         )
 
     def includes(self, module: str) -> bool:
-        """Whether the work of `module` was compared: where it is recorded, or as part of a module around it."""
+        """Return True if `module` or an enclosing module was compared."""
         for path in _around(module):
             if path in self.compared:
                 return True
@@ -99,12 +100,12 @@ class ComparedStages:
 
 @dataclass(slots=True)
 class CoverageParts:
-    """What coverage is judged by.
+    """The inputs of the coverage judgment.
 
-    reference, candidate: what each side used; candidate is None where it could not be watched.
-    stages: which modules' work was compared.
+    reference, candidate: parts that each side used; candidate is None if it could not be watched.
+    stages: modules whose work was compared.
     untouched: trained parameters without any gradient.
-    allowed: GLOBs of what need not be compared.
+    allowed: GLOBs of parts that may stay uncompared.
     """
 
     reference: Usage
@@ -115,7 +116,7 @@ class CoverageParts:
 
 
 def judge_coverage(parts: CoverageParts) -> Coverage:
-    """Judge how much of both models took part in what was compared."""
+    """Judge how much of both models contributed to the compared values."""
     reference, candidate = parts.reference, parts.candidate
     unrouted = [
         f"{group}.{number}"
@@ -156,7 +157,7 @@ def judge_coverage(parts: CoverageParts) -> Coverage:
 
 
 def _unread(usage: Usage, modules: Collection[str]) -> Iterator[str]:
-    """Parameters of `modules` that no operation read."""
+    """Return the parameters of `modules` that no operation read."""
     if usage.read is None:
         return
     read = set(usage.read)
@@ -165,7 +166,7 @@ def _unread(usage: Usage, modules: Collection[str]) -> Iterator[str]:
 
 
 def _topmost(missing: Collection[str], owners: Collection[str]) -> dict[str, int]:
-    """The topmost modules all of whose parts are missing, with the number of these."""
+    """Return the topmost modules that are missing entirely, each with its number of missing parts."""
     total = Counter(path for name in owners for path in _around(name))
     absent = Counter(path for name in missing for path in _around(name))
     found: Counter[str] = Counter()
@@ -180,7 +181,7 @@ def _topmost(missing: Collection[str], owners: Collection[str]) -> dict[str, int
 
 
 def _around(module: str) -> list[str]:
-    """A module's own path and those of the modules around it, innermost first."""
+    """Return the path of a module and of its enclosing modules, innermost first."""
     parts = module.split(".") if module else []
     return [".".join(parts[:count]) for count in range(len(parts), -1, -1)]
 

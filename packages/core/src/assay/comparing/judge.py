@@ -283,10 +283,10 @@ def list_suspects(
     location_of: Callable[[FailedStage], Location],
     named: tuple[Location, Judged | None] | None = None,
 ) -> list[Suspect]:
-    """List failed stages by ratio / limit of the statistic that each is reported by, worst first.
+    """List failed stages by ratio / limit of their reported statistic, worst first.
 
-    named: the place that the verdict names, always listed once, with its statistic; None for a fact
-        that is no matter of noise.
+    named: the place that the verdict names, with its statistic. It is always listed, once. None for a
+        fact that noise does not explain.
     """
     found: list[tuple[Location, Judged | None]] = []
     for item in sorted(ranked, key=lambda item: item.order):
@@ -319,7 +319,7 @@ def _severity(suspect: Suspect) -> float:
 
 
 def _key_of(location: Location) -> tuple[object, ...]:
-    """What two locations of one place have in common: all but the step and the operation."""
+    """Return the key of a place: its location without the step and the operation."""
     return location.phase, location.rank, location.module, location.parameter
 
 

@@ -25,7 +25,7 @@ from assay.verdicts import (
 if TYPE_CHECKING:
     from assay.noise import Ratio
 
-# The level that a place in each phase of a training step belongs to.
+# The level of each phase of a training step.
 LEVEL_OF_PHASE: dict[Phase, str] = {
     "inputs": "inputs", "forward": "activations", "backward": "gradients", "reduce": "gradients",
     "clip": "gradients", "optimizer": "updates", "checkpoint": "checkpoint", "sampler": "sampler",
@@ -74,9 +74,9 @@ Item = TypeVar("Item", bound=JudgedRatio)
 
 @dataclass(slots=True)
 class LevelResult:
-    """One level as it is judged: its entry in the verdict, and the rows behind it.
+    """A judged level: its entry in the verdict, and the rows behind it.
 
-    judged: the ratios that decided it; first_bad: the token where a generated text goes wrong.
+    judged: the ratios that decided it. first_bad: the first wrong token of a generated text.
     """
 
     level: Level
@@ -117,7 +117,7 @@ def level_of(num_compared: int, num_failed: int, facts: Mapping[str, Any]) -> Le
 
 
 def outcome_of_levels(levels: Mapping[str, Level], coverage: Coverage | None = None) -> Outcome:
-    """The outcome of a verdict: of all its levels that were run, and of what they covered."""
+    """Return the outcome of a verdict from its levels and their coverage."""
     outcomes = [level.verdict for level in levels.values() if level.verdict]
     if outcomes and coverage is not None:
         outcomes.append(coverage.outcome)

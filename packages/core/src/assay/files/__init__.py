@@ -1,7 +1,7 @@
 """Reading files that others may have written or changed, and writing files whole.
 
-Readers limit size and nesting, refuse FIFOs and devices, and raise `UnreadableFileError` alone.
-Imports neither torch nor transformers.
+Readers limit size and nesting, refuse FIFOs and devices, and raise only `UnreadableFileError`.
+This package imports neither torch nor transformers.
 """
 
 from assay.files.errors import DiskError, UnreadableFileError

@@ -1,4 +1,4 @@
-"""Errors of files: one that cannot be read, one that cannot be written."""
+"""Errors for files that cannot be read or written."""
 
 from pathlib import Path
 from typing import Self
@@ -10,13 +10,13 @@ from assay.foreign_text import shorten
 
 
 class UnreadableFileError(UsageError):
-    """A file that is absent, too large, damaged, or has other content than expected."""
+    """Error for a file that is absent, too large, damaged, or has unexpected content."""
 
     @classmethod
     def of(cls, path: Path | str, problem: object, line: int | None = None) -> Self:
-        """Name the file, the line and the problem. The message has one line.
+        """Make the error from the file, the line and the problem. The message has one line.
 
-        line: counts from 1; None for the whole file.
+        line: line number from 1; None for the whole file.
         """
         if isinstance(problem, OSError):
             problem = f"cannot be read: {problem.strerror or problem}"
@@ -27,16 +27,16 @@ class UnreadableFileError(UsageError):
 
 
 class DiskError(MachineError):
-    """The file system refused to write a file."""
+    """Error for a write that the file system refused."""
 
     @classmethod
     def refused(cls, path: Path, error: OSError) -> "DiskError":
-        """Writing `path` failed with `error`."""
+        """Make the error for a write to `path` that failed with `error`."""
         return cls(f"cannot write {path}: {error.strerror or error}")
 
 
 def describe_invalid(error: ValidationError) -> str:
-    """Name the first field that violates the schema, and what is wrong with it."""
+    """Describe the first field that violates the schema, and why."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field = ".".join(map(str, first["loc"]))
     problem = first["msg"].removeprefix("Value error, ")

@@ -1,4 +1,4 @@
-"""Readers of foreign files. Each limits what it reads and raises `UnreadableFileError` alone."""
+"""Readers of foreign files. Each limits what it reads and raises only `UnreadableFileError`."""
 
 import json
 import os
@@ -20,9 +20,9 @@ MAX_TEXT_BYTES = 64 << 20
 MAX_TOML_BYTES = 1 << 20
 MAX_LINE_BYTES = 16 << 20
 
-# Python's own limit of recursion is 1,000 frames; code that walks through a value needs several a level.
+# Python's recursion limit is 1,000 frames. Code that walks through a value needs several per level.
 MAX_DEPTH = 100
-# A list takes 90 bytes of memory and 2 of text: so many stay below 500 MB.
+# A list takes 90 bytes of memory and 2 of text. This many stay below 500 MB.
 MAX_CONTAINERS = 4 << 20
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -32,8 +32,8 @@ _Model = TypeVar("_Model", bound=BaseModel)
 def open_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a regular file for reading bytes. Opening never blocks.
 
-    Raises: UnreadableFileError for an absent file, a folder, a FIFO and a device, and for an error
-        of the disk inside.
+    Raises: UnreadableFileError for an absent file, a folder, a FIFO or a device, and for a disk
+        error while the file is open.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -52,9 +52,9 @@ def open_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def refuse_link(path: Path) -> Path:
-    """Return `path`, a file of a run's folder.
+    """Return `path`, a file in the folder of a run.
 
-    Raises: UnreadableFileError if it is a symbolic link: assay never writes one there.
+    Raises: UnreadableFileError if it is a symbolic link. assay never writes links there.
     """
     if path.is_symlink():
         raise UnreadableFileError.of(
@@ -78,9 +78,9 @@ def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    r"""Read lines of UTF-8 with their numbers from 1, blank ones left out.
+    r"""Read nonblank lines of UTF-8, numbered from 1.
 
-    Lines end at `\n` alone: U+2028, U+0085 and the like are content. The file may have any size.
+    Only `\n` ends a line. U+2028, U+0085 and similar characters are content. The file may have any size.
     """
     with open_file(path) as file:
         number = 0
@@ -104,7 +104,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Read a JSON Lines file of objects, each with the number of its line."""
+    """Read a JSON Lines file of objects, each with its line number."""
     for number, line in read_lines(path):
         yield number, _require_object(parse_json(line, path, number), path, number)
 
@@ -112,7 +112,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file."""
     text = read_text(path, MAX_TOML_BYTES)
-    # The time and the memory that tomllib takes for a dotted key grow with the square of its parts.
+    # tomllib takes time and memory quadratic in the number of parts of a dotted key.
     if any(len(_PART_OF_KEY.findall(part)) > MAX_DEPTH for part in re.split(r"[=,\n]", text)):
         raise UnreadableFileError.of(path, _TOO_DEEP)
     try:
@@ -134,7 +134,7 @@ def read_toml_record(kind: type[_Model], path: Path) -> _Model:
 
 
 def validate_record(kind: type[_Model], value: object, path: Path | str) -> _Model:
-    """Make a record of what was read from `path`."""
+    """Validate a value read from `path` as a record."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
@@ -152,7 +152,7 @@ def parse_json(text: str, path: Path | str, line: int | None = None) -> Any:  # 
     _require_few_containers(text, path, line)
     try:
         value = json.loads(text)
-        if "\\ud" in text.lower():  # half of a surrogate pair can be neither written nor hashed
+        if "\\ud" in text.lower():  # a lone surrogate can be neither written nor hashed
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise UnreadableFileError.of(path, f"not JSON: {_nested_or(error)}", line) from None

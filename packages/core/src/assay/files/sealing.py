@@ -1,7 +1,8 @@
 """Sealed records: JSON files that carry a digest of their own content.
 
-A digest finds what changed by accident or by hand. It is no signature: whoever can write the file can
-write its digest. BLAKE2b (RFC 7693), as it is in the standard library: planning needs no other package.
+A digest detects changes made by accident or by hand. It is not a signature: whoever can write the file
+can write its digest. The hash is BLAKE2b (RFC 7693) from the standard library, so that planning needs
+no further package.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def content_digest(content: Mapping[str, Any]) -> str:
-    """Hash the values of a JSON object without its key `digest`; their order does not matter."""
+    """Hash a JSON object without its key `digest`. The order of its keys does not matter."""
     values = {key: value for key, value in content.items() if key != DIGEST}
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
@@ -53,13 +54,13 @@ def write_sealed(path: Path, record: BaseModel) -> Path:
 def read_sealed(kind: type[_Model], path: Path) -> _Model:
     """Read what `write_sealed` wrote.
 
-    Raises: UnreadableFileError if its digest is absent or that of other content.
+    Raises: UnreadableFileError if its digest is absent or does not match the content.
     """
     return parse_record(kind, json.dumps(read_sealed_json(path)), path)
 
 
 def read_sealed_json(path: Path) -> dict[str, Any]:
-    """Read the JSON object that `seal` formatted, without its digest. Raises: as `read_sealed`."""
+    """Read the JSON object that `seal` formatted, without its digest. Raises: as in `read_sealed`."""
     content = read_json_object(path)
     if DIGEST not in content:
         raise UnreadableFileError.of(path, "it has no digest: a change of it could not be seen")
@@ -69,7 +70,7 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
 def check_seal(content: Mapping[str, Any], path: Path | str) -> dict[str, Any]:
     """Return the content of `path` without its digest.
 
-    Raises: UnreadableFileError if that is the digest of other content.
+    Raises: UnreadableFileError if the digest does not match the content.
     """
     if content[DIGEST] != content_digest(content):
         raise UnreadableFileError.of(

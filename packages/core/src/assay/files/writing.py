@@ -1,4 +1,4 @@
-"""Writing a file whole: readers see the old content or the new."""
+"""Atomic file writes: readers see either the old content or the new."""
 
 import os
 import secrets
@@ -9,9 +9,9 @@ from assay.files.errors import DiskError
 
 
 def create_temporary(path: Path) -> tuple[int, Path]:
-    """Create a new file in the folder of `path`, to be renamed to it.
+    """Create a new file in the folder of `path`, to be renamed to `path`.
 
-    Its name cannot be predicted and it must not exist, so that no link can redirect what is written.
+    Its name is unpredictable and must not exist yet, so that a link cannot redirect the write.
 
     Returns: the descriptor, open for writing, and the file.
     Raises: OSError.
@@ -22,10 +22,10 @@ def create_temporary(path: Path) -> tuple[int, Path]:
 
 
 def write_whole(path: Path, text: str) -> Path:
-    """Write `text` to `path` under another name, then rename it.
+    """Write `text` to a temporary file, then rename it to `path`.
 
     A symbolic link at `path` is replaced, not followed.
-    Raises: DiskError if it cannot be written; `path` is then as it was.
+    Raises: DiskError if it cannot be written. `path` is then unchanged.
     """
     try:
         descriptor, temporary = create_temporary(path)

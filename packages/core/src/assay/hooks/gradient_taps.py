@@ -109,7 +109,7 @@ class GradientTaps:
     _anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
     _tapped: list[Tensor] = field(default_factory=list)
     _places: set[tuple[CallSite, str]] = field(default_factory=set)
-    # By running call the changes of the copies that it has of its caller's tensors.
+    # For each running call, the changes to its copies of the caller's tensors.
     _copies: dict[CallSite, tuple[dict[str, Tensor], InPlaceChanges]] = field(default_factory=dict)
 
     def enter(self, active: ActiveCall) -> None:
@@ -147,7 +147,7 @@ class GradientTaps:
         return cast("Tensor", _Join.apply(loss, self.handler.begin_backward, *tapped))  # type: ignore[no-untyped-call]
 
     def _change_callers_tensors(self, active: ActiveCall) -> None:
-        """Change the tensors of the caller as the call changed its copies of them."""
+        """Apply the call's changes to its copies to the caller's tensors."""
         made, changes = self._copies.pop(active.call.site)
         for port, copy in changes.changed():
             original = made[f"input.{port}"]

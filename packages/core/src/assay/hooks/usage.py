@@ -1,4 +1,4 @@
-"""What of a model takes part in its runs: modules, parameters, experts, slots of its caches.
+"""Usage of a model by its runs: modules, parameters, experts, cache slots.
 
 Shape legend: R tokens, k experts for each, E experts.
 """
@@ -18,10 +18,10 @@ from assay.hooks.suspension import is_suspended
 from assay.hooks.values.nested import iterate_tensors
 from assay.sites import RowMap, unwrapped_path
 
-# Rows of position ids that a model keeps apart: time, height and width, at most a text row more.
+# Most rows of position ids that a model has: time, height, width and text.
 _MOST_POSITION_ROWS = 4
 
-# Functions that take only dtype, device or shape from an argument.
+# Functions that read only dtype, device or shape of an argument.
 _READ_NO_VALUE = ("new_", "size", "stride", "dim", "numel", "element_size", "is_", "requires_grad")
 _READ_FIRST_VALUE = frozenset({"to", "type_as", "view_as", "expand_as", "reshape_as"})
 
@@ -31,10 +31,10 @@ class UsageWatch:
     """A handler that notes what each call uses, and passes the call on to `handler`.
 
     called: modules that were called with values to compute with.
-    read: parameters whose values an operation got; None where that is not watched.
-    routed: tokens that each expert of a group computed, without padding, (E,).
-    varied: by position port, whether its rows ever differed.
-    slots: of each cache, in order of its first use, the positions that calls wrote and read.
+    read: parameters whose values an operation read; None if reads are not watched.
+    routed: number of tokens of each expert of a group, without padding, (E,).
+    varied: for each port of position ids, True if its rows ever differed.
+    slots: positions written and read in each cache, in order of first use.
     """
 
     handler: TraceHandler
@@ -48,7 +48,7 @@ class UsageWatch:
     _is_running: bool = False
 
     def add_parameters_of(self, model: nn.Module) -> None:
-        """Note which modules of `model` have which parameters of their own."""
+        """Note the parameters that each module of `model` owns."""
         for path, parameter in model.named_parameters(remove_duplicate=False):
             owner, _, last = path.rpartition(".")
             owner = unwrapped_path(owner)
@@ -58,12 +58,12 @@ class UsageWatch:
             self._names.setdefault(id(parameter), []).append(name)
 
     def reading(self) -> AbstractContextManager[object]:
-        """Watch inside this context which of the parameters operations of a forward pass read."""
+        """Watch, inside this context, which parameters the operations of a forward pass read."""
         self.read = set()
         return _ParameterReads(self)
 
     def note_read(self, value: object) -> None:
-        """Note that an operation got the values of a parameter; any other value is passed over."""
+        """Note that an operation read a parameter. Ignore other values."""
         if self.read is not None and self._is_running:
             self.read.update(self._names.get(id(value), ()))
 
@@ -78,7 +78,7 @@ class UsageWatch:
         if counts is not None:
             self.routed[path] = counts + self.routed.get(path, torch.zeros_like(counts))
         for port, tensor in tensors:
-            self.note_read(tensor)  # what the module gets is a copy
+            self.note_read(tensor)  # the module gets a copy
             if _has_rows_of_positions(tensor):
                 differ = bool((tensor != tensor[:1]).any())
                 self.varied[port] = self.varied.get(port, False) or differ
@@ -96,7 +96,7 @@ class UsageWatch:
         self.handler.finish_root(active)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of `assay.comparing.coverage.Usage`."""
+        """Return the fields of `assay.comparing.coverage.Usage`."""
         return {
             "parameters": self._owners,
             "called": sorted(self.called),
@@ -114,7 +114,7 @@ class UsageWatch:
             return
         try:
             past = int(caches[0].get_seq_length())
-        except ValueError:  # linear layers only: there are no slots
+        except ValueError:  # only linear layers, so the cache has no slots
             return
         if past == 0 or not self.slots:
             self.slots.append((0, 0))
@@ -124,10 +124,10 @@ class UsageWatch:
 def count_expert_tokens(
     module: nn.Module, arguments: dict[str, Any], rows: RowMap | None
 ) -> Tensor | None:
-    """Tokens that each expert computes in a call, (E,), without padding; None for other modules.
+    """Count the tokens of each expert in a call, (E,), without padding. Return None for other modules.
 
-    A group of experts gets indices (R, k), or a list of E counts, or tokens of all experts one
-    after the other, (E * R, C), with zeros where an expert does not compute a token.
+    A group of experts gets indices (R, k), a list of E counts, or the tokens of all experts in
+    sequence, (E * R, C), with zeros for tokens that an expert does not compute.
     """
     fused = {len(item) for item in module.parameters(recurse=False) if item.ndim == 3}
     numbered = sum(name.isdecimal() for name, _ in module.named_children())
@@ -156,13 +156,13 @@ def count_expert_tokens(
 
 
 def _has_rows_of_positions(tensor: Tensor) -> bool:
-    """Whether a value may be position ids of several rows, (rows, B, T)."""
+    """Return True if a value may hold several rows of position ids, (rows, B, T)."""
     is_index = not tensor.is_floating_point() and tensor.dtype is not torch.bool
     return is_index and tensor.ndim == 3 and 1 < len(tensor) <= _MOST_POSITION_ROWS
 
 
 class _ParameterReads(TorchFunctionMode):
-    """Shows `watch` what functions get the values of."""
+    """A torch function mode that reports to `watch` the values that functions read."""
 
     def __init__(self, watch: UsageWatch) -> None:
         super().__init__()
@@ -186,9 +186,9 @@ class _ParameterReads(TorchFunctionMode):
 
 
 def _reads_value(func: Callable[..., Any], result: object, number: int) -> bool:
-    """Whether `func` takes more from its argument than dtype, device and shape."""
+    """Return True if `func` reads more of its argument than dtype, device and shape."""
     name = getattr(func, "__name__", "")
-    if name == "__get__":  # of an attribute: `.T` is a view, `.dtype` is not
+    if name == "__get__":  # attribute access: `.T` returns a view, `.dtype` does not
         return isinstance(result, Tensor)
     if name.endswith("_like") or name.startswith(_READ_NO_VALUE):
         return False

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 class Rank:
     """One process of a world; the process group is that of `torch.distributed`.
 
-    number: of this rank in the world; local: of this rank on its machine; size: of the world.
+    number: this rank in the world. local: this rank on its machine. size: number of ranks.
     axes: sizes of the mesh axes by name.
-    device: opened; of several accelerators the one of this rank.
-    mesh: over all ranks, with `axes`.
-    progress: shown, for the first rank, where that of the world is.
+    device: the opened device of this rank.
+    mesh: the mesh over all ranks, with `axes`.
+    progress: the display of the world for the first rank.
     """
 
     number: int

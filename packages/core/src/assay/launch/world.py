@@ -49,7 +49,7 @@ class TimeLimits:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Ranks on a mesh: what `launch_world` is given to start.
+    """Ranks on a mesh, for `launch_world` to start.
 
     axes: sizes of the mesh axes by name, the outermost first; their product is the number of ranks.
     device: as in a RUN. For an accelerator without an index each rank opens the device with its

@@ -20,12 +20,12 @@ from assay.stages import Stage, stage_that_made
 class GradientReplayer:
     """A handler that measures gradients against those of `GradientRecorder`, and injects these.
 
-    scales: of the first gradient that the loss made in each backward; labels: those that this
-        gradient shows to be wrong.
-    layout: how a rank's tensors are parts of whole ones; None where they are whole.
-    unmeasured: modules and ports where nothing is expected.
-    loss_scale: of a trainer that scales its loss: all is measured without its factor, and injected
-        with it; None where a factor is an error.
+    scales: scale of the first gradient of the loss in each backward pass.
+    labels: labels that this gradient shows to be wrong.
+    layout: how a rank's tensors are sharded; None if they are whole.
+    unmeasured: modules and ports without expected values.
+    loss_scale: factor of a trainer that scales its loss. Gradients are measured without the factor
+        and injected with it. None if a factor is an error.
     """
 
     trace: ReplayedTrace
@@ -107,7 +107,7 @@ class GradientReplayer:
         return laid_out_as(injected, gradient)
 
     def micro_batches_begun(self) -> list[int]:
-        """Those of which a gradient has arrived since the last `finish_backward`."""
+        """Return the micro-batches with a gradient since the last `finish_backward`."""
         return sorted({micro_batch for _, micro_batch, _ in self._begun})
 
     def finish_backward(self) -> None:

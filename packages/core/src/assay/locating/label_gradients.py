@@ -1,4 +1,4 @@
-"""The labels that a loss used, read off the gradient that it gave the logits.
+"""The labels that a loss used, derived from its gradient at the logits.
 
 The gradient of a cross entropy is negative at the label alone, and zero where the label is masked.
 
@@ -16,16 +16,16 @@ from assay.stages import LabelFault
 
 _MASKED, _UNCLEAR = -1, -2
 
-# Smaller gradients, relative to the largest of the call, may be rounding of a certain prediction.
+# Gradients below this share of the largest in the call may be rounding of a confident prediction.
 _SMALLEST = 0.01
 
-# Of text that repeats itself, a few labels are the same after a shift by one.
+# In repetitive text, some labels stay the same after a shift by one.
 _ALIKE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class LabelDifference:
-    """Labels of one row of a micro-batch that are not the reference's.
+    """Labels of one row of a micro-batch that differ from the reference's.
 
     fault: trained on a prompt's tokens or on padding where the reference masks them, masked where
         it trains, another token, or the row's labels shifted by one position; count: of labels.
@@ -41,9 +41,9 @@ class LabelDifference:
 def find_label_differences(
     site: CallSite, actual_BTV: Tensor, expected_BTV: Tensor, rows: RowMap | None
 ) -> Iterator[LabelDifference]:
-    """Compare the labels behind two gradients at the logits of a call; others give nothing.
+    """Compare the labels behind two gradients at the logits of a call.
 
-    A gradient that is zero everywhere, or not finite, shows no label.
+    Other ports give an empty result. So does a gradient that is zero everywhere or not finite.
     """
     if rows is None or expected_BTV.shape[:-1] != (rows.num_rows, rows.length):
         return
@@ -52,7 +52,7 @@ def find_label_differences(
     if not bool((actual_BT >= 0).any()) or bool((negative_BT[expected_BT >= 0] != 1).any()):
         return
     shift = _find_shift(actual_BT, expected_BT)
-    # The gradient at a position is of the next one's label.
+    # The gradient at a position belongs to the label of the next position.
     ends = torch.full((rows.num_rows, 1), -1)
     is_padding = torch.cat([torch.tensor(rows.positions)[:, 1:], ends], 1) < 0
     unmasked = (actual_BT >= 0) & (expected_BT == _MASKED)
@@ -72,7 +72,7 @@ def find_label_differences(
 
 
 def _labels(gradient_BTV: Tensor) -> Tensor:
-    """The label behind the gradient of each position, (B, T)."""
+    """Return the label behind the gradient of each position, (B, T)."""
     size_BT = gradient_BTV.abs().amax(-1)
     labels_BT = gradient_BTV.argmin(-1)
     labels_BT[~(size_BT > _SMALLEST * size_BT.max())] = _UNCLEAR
@@ -81,7 +81,7 @@ def _labels(gradient_BTV: Tensor) -> Tensor:
 
 
 def _find_shift(actual_BT: Tensor, expected_BT: Tensor) -> LabelFault | None:
-    """By which shift most labels are the reference's, where without one they are not."""
+    """Return the shift that makes most labels equal the reference's, if they differ without it."""
     if _share_alike(actual_BT, expected_BT) >= _ALIKE:
         return None
     if _share_alike(actual_BT[:, 1:], expected_BT[:, :-1]) >= _ALIKE:

@@ -55,7 +55,7 @@ class GradientScale:
 
     @property
     def length(self) -> float:
-        """The factor, where it is all that differs; else 1: the direction is wrong, not the share."""
+        """Return the factor if it is the only difference. Return 1 if the direction differs."""
         return self.factor if self.rest <= PARALLEL * max(1.0, self.factor) else 1.0
 
     def is_parallel(self, unit: float) -> bool:

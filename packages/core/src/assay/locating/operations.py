@@ -72,10 +72,10 @@ def _computing(operations: Sequence[Operation]) -> list[Operation]:
 
 
 def _with_attention(operations: Sequence[Operation]) -> list[Operation]:
-    """The operations with attention as one, where it is written out as products around a softmax.
+    """Merge attention that is written out as products around a softmax into one operation.
 
-    One implementation scales queries and keys, another one their product: between its first operation
-    and its result, attention has no values that all implementations share.
+    Some implementations scale queries and keys, others scale their product. They share only the
+    inputs and the result of attention.
     """
     names = [operation.name for operation in operations]
     found: list[Operation] = []
@@ -113,7 +113,7 @@ def _align(actual: Sequence[Operation], expected: Sequence[Operation]) -> dict[i
 
 
 def _have_one_size(actual: Operation, expected: Operation) -> bool:
-    """Whether what both return is as large; a fused operation may return more than its result."""
+    """Return True if both results have one size. A fused operation may return more than its result."""
     pairs = zip(actual.outputs, expected.outputs, strict=False)
     return all(ours.numel() == theirs.numel() for ours, theirs in pairs)
 

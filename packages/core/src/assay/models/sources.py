@@ -82,7 +82,7 @@ def _require_readable(folder: Path) -> None:
 def require_inside(file: Path) -> Path:
     """Return `file`, a weight file of a model folder.
 
-    Raises: UsageError for a link out of the folder, but one into the blobs of a hub cache.
+    Raises: UsageError for a link out of the folder, except into the blobs of a hub cache.
     """
     folder, target = file.parent.resolve(), file.resolve()
     allowed = [folder]

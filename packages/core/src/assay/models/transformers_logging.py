@@ -1,4 +1,4 @@
-"""transformers without its progress bars and load reports, which our own replace."""
+"""Replacements for the progress bars and load reports of transformers."""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from assay.progress import counted
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Inside, transformers logs only errors; what it would draw a bar for is a task of ours."""
+    """Limit transformers, inside this context, to error logs, and show its bars as our tasks."""
     from transformers.utils import logging as untyped_logging
 
     logging: Any = untyped_logging

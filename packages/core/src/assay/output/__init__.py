@@ -1,4 +1,4 @@
-"""Where text leaves for a terminal, a log or a page. What others wrote is escaped on its way.
+"""Output of text to a terminal, a log or a page. Foreign text is escaped here.
 
-Nothing else in assay prints, opens a `rich` console or makes a `jinja2` environment for pages.
+No other package of assay prints, opens a `rich` console or makes a `jinja2` environment for pages.
 """

@@ -10,7 +10,7 @@ from assay.foreign_text import escape_output
 
 
 class _EscapingConsole(Console):
-    """A console that escapes the text of all it prints, and none of its own styles."""
+    """A console that escapes all printed text but keeps its own styles."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

@@ -1,4 +1,4 @@
-"""Standard output and standard error, guarded against the text of others."""
+"""Standard output and standard error, guarded against foreign text."""
 
 import codecs
 import io
@@ -10,10 +10,10 @@ _ERRORS = "assay-escapes"
 
 
 class GuardedStream(io.TextIOWrapper):
-    """A text stream that escapes what a log would obey, and what its encoding lacks.
+    """A text stream that escapes log commands and characters that its encoding lacks.
 
-    On a terminal it passes escape sequences on: colors and progress bars need them. There each
-    writer escapes: `print_text` and `open_console`.
+    On a terminal it keeps escape sequences, which colors and progress bars need. There the
+    writers `print_text` and `open_console` escape.
     """
 
     def write(self, text: str) -> int:
@@ -22,12 +22,12 @@ class GuardedStream(io.TextIOWrapper):
         return len(text)
 
     def write_command(self, text: str) -> None:
-        """Write a line of our own that a CI system obeys."""
+        """Write a command line of assay for a CI system."""
         super().write(text + "\n")
 
 
 def guard_standard_streams() -> None:
-    """Replace standard output and standard error by guarded streams; streams of tests stay."""
+    """Replace standard output and standard error by guarded streams. Keep test streams."""
     codecs.register_error(_ERRORS, _escape_unencodable)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -39,7 +39,7 @@ def guard_standard_streams() -> None:
                 line_buffering=stream.line_buffering,
                 write_through=stream.write_through,
             )
-            stream.detach()  # or its end would close what the guarded one writes to
+            stream.detach()  # otherwise its finalizer would close the buffer of the guarded stream
             setattr(sys, name, guarded)
             setattr(sys, f"__{name}__", guarded)
 

@@ -36,7 +36,7 @@ class StageKey:
 
 @dataclass(frozen=True, slots=True)
 class LadderRung:
-    """One level of the ladder and its worst judged measurement; of a failure, the one that decided."""
+    """One level of the ladder and its worst judged measurement. For a failure, the deciding one."""
 
     name: str
     level: Level
@@ -60,7 +60,7 @@ class Report:
 
     @cached_property
     def decided(self) -> DecidingRows:
-        """The measurements that the verdict rests on."""
+        """Return the measurements that decided the verdict."""
         return find_deciding_rows(self.verdict, self.measurements)
 
     @cached_property
@@ -70,7 +70,7 @@ class Report:
 
     @property
     def what_decided(self) -> str:
-        """The error whose ratio decided; empty where no ratio did."""
+        """Describe the error whose ratio decided, or return "" if no ratio did."""
         verdict = self.verdict
         if verdict.noise_ratio is None or verdict.statistic is None:
             return ""
@@ -98,7 +98,7 @@ class Report:
 
     @property
     def top_suspects(self) -> list[Suspect]:
-        """The worst suspects, worst first, and the one that the verdict names."""
+        """Return the worst suspects, worst first, including the one that the verdict names."""
         shown, others = self.verdict.suspects[:TOP_SUSPECTS], self.verdict.suspects[TOP_SUSPECTS:]
         return shown + [one for one in others if one.location == self.verdict.location]
 
@@ -137,7 +137,7 @@ def read_report(folder: Path) -> Report:
     """Read the run in `folder`.
 
     Absent measurements and a truncated last one are listed among the notes.
-    Raises: UnreadableFileError if there is no verdict, or a file violates the schema.
+    Raises: UnreadableFileError if the verdict is absent or a file violates the schema.
     """
     verdict = read_verdict(folder)
     measurements, complaints = read_measurements(folder)

@@ -28,7 +28,7 @@ class FolderError(UsageError):
 
     @classmethod
     def in_use(cls, folder: Path) -> "FolderError":
-        """Another run is writing into the folder."""
+        """Make the error for a folder that another run is writing to."""
         return cls(f"{folder} is in use by another run: name a new folder with --output")
 
 

@@ -63,9 +63,9 @@ class RunFolder:
 
     @classmethod
     def resume(cls, command: str, output: str | Path | None = None) -> "RunFolder":
-        """Continue in the folder of an earlier run of `command`; else as `create`.
+        """Continue in the folder of an earlier run of `command`, or create the folder.
 
-        Raises: FolderError if that run still writes into it; as `create` for any other folder.
+        Raises: FolderError if that run still writes to it, or as in `create`.
         """
         try:
             earlier = {} if output is None else read_json_object(refuse_link(Path(output) / MARK))
@@ -81,7 +81,7 @@ class RunFolder:
     def _take(cls, path: Path) -> "RunFolder":
         """Lock the folder for as long as the returned object lives.
 
-        Raises: FolderError if another run has it.
+        Raises: FolderError if another run holds the lock.
         """
         folder = cls(path)
         lock = os.open(path / MARK, os.O_RDONLY | os.O_CLOEXEC)

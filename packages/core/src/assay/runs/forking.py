@@ -54,7 +54,7 @@ def begin_preload(modules: Sequence[str]) -> None:
     """Start the fork server and its import of `modules`; return at once.
 
     Only the first call in a process sets the modules.
-    Raises: MachineError where the folder of temporary files can hold no socket.
+    Raises: MachineError if the folder of temporary files cannot hold a socket.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
     resource_tracker.ensure_running()  # first, as it lets interrupts through at its end

@@ -85,7 +85,7 @@ def run_process(
     with log, progress.step(name):
         process = _start(module, request_file, environment or {}, preload)
         listener = threading.Thread(
-            target=copy_context().run,  # or its tasks would not be within the one called `name`
+            target=copy_context().run,  # otherwise its tasks would not be within the one called `name`
             args=(_listen, process, log, name, progress),
             daemon=True,
         )

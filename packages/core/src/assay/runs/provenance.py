@@ -21,8 +21,8 @@ _OPTIONAL = (
 
 _VARIABLES = Path(__file__).with_name("recorded_variables.toml")
 
-# Names that mark a secret, as in `api_key=...` and `--hub-token ...`; and values that are one by
-# their form. Sources: the prefixes that GitHub, Hugging Face, OpenAI, Slack, AWS and Google document.
+# Names that mark a secret, as in `api_key=...` and `--hub-token ...`, and patterns of secret
+# values. Sources: the prefixes that GitHub, Hugging Face, OpenAI, Slack, AWS and Google document.
 _SECRET_NAME = re.compile(
     r"(?i)(^|[^a-z])(api[-_]?key|access[-_]?key|private[-_]?key|auth(?:orization)?|bearer"
     r"|credentials?|passw(?:or)?d|passphrase|secret|token)([^a-z]|$)"
@@ -59,7 +59,7 @@ def provenance() -> dict[str, Any]:
 
 
 def redact(words: Sequence[str]) -> list[str]:
-    """Hide secrets in the words of a command, by their names and by their form.
+    """Hide secrets in the words of a command, found by name or by pattern.
 
     >>> redact(["--model-args", "model=m,api_key=x", "--token", "y"])
     ['--model-args', 'model=m,api_key=***', '--token', '***']

@@ -23,7 +23,7 @@ from assay.verdicts import Measurement, Verdict, find_contradiction
 
 VERDICT_FILE = "verdict.json"
 MEASUREMENTS_FILE = "measurements.jsonl"
-# In the same folder: what the reference recorded, and what the candidate measured against it.
+# In the same folder: the recording of the reference, and the measurements of the candidate.
 GOLDEN_FOLDER = "golden"
 CANDIDATE_FOLDER = "candidate"
 
@@ -82,8 +82,8 @@ def read_verdict(folder: Path) -> Verdict:
     """Read the verdict in `folder`.
 
     A verdict that assay did not write may lack a digest; a note then says so.
-    Raises: UnreadableFileError if there is none, if it was changed after assay wrote it, or if its
-        outcome contradicts its levels.
+    Raises: UnreadableFileError if the verdict is absent, was changed after assay wrote it, or
+        contradicts its levels.
     """
     path = refuse_link(folder / VERDICT_FILE)
     if not path.exists():
@@ -106,7 +106,7 @@ def _with_note(verdict: Verdict, note: str) -> Verdict:
 def read_measurements(folder: Path) -> tuple[list[Measurement], list[str]]:
     """Read the measurements in `folder`, and complaints if they are absent or were changed.
 
-    Raises: UnreadableFileError as `read_verdict`, which has their digest.
+    Raises: UnreadableFileError as in `read_verdict`. The verdict has their digest.
     """
     path = refuse_link(folder / MEASUREMENTS_FILE)
     digest = read_verdict(folder).files.get(path.name)

@@ -19,7 +19,7 @@ from assay.trace.errors import StorageError, TraceError
 if TYPE_CHECKING:
     import torch
 
-# Of a manifest, an index or an attached JSON value; a tenth of that is a large one.
+# Limit for a manifest, an index or an attached JSON value. A large one has a tenth of it.
 _MAX_BYTES = 256 << 20
 
 

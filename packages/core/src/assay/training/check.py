@@ -49,10 +49,10 @@ FEWEST_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class TrainCheck:
-    """What is checked.
+    """The options of a training check.
 
     allow_unused: GLOBs of modules, parameters and experts that need not be compared.
-    command: what to type for the same check.
+    command: the command line that repeats the check.
     """
 
     options: TrainOptions

@@ -1,6 +1,6 @@
-"""A change from one capture to another, as a person reads it in a pull request.
+"""A change between two captures, as the text of a pull request.
 
-Its text becomes the body of a pull request, so whatever a record holds is escaped.
+All text from records is escaped.
 """
 
 import shlex

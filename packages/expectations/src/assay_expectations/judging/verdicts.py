@@ -91,9 +91,9 @@ def judge_seen(
     here: AllSeen,
     allow_unused: Sequence[str] = (),
 ) -> tuple[Verdict, list[Measurement]]:
-    """The verdict over what was seen of each expectation, and its measurements.
+    """Return the verdict over the observations of all expectations, and its measurements.
 
-    Those of other machines are no part of it: another run, elsewhere, is for them.
+    Expectations of other machines are excluded. They need a run there.
     allow_unused: GLOBs of modules, parameters and experts that may stay uncompared.
     """
     judgement = _Judgement()
@@ -151,7 +151,7 @@ def _judge_one(
 def _require_coverage(
     name: str, seen: Seen, allow_unused: Sequence[str], judgement: _Judgement
 ) -> None:
-    """Make a level that passes NOT_COMPARED where part of the model took no part in it."""
+    """Change a passing level to NOT_COMPARED if part of the model did not contribute to it."""
     if seen.usage is None:
         return
     coverage = judge_coverage(CoverageParts(seen.usage, seen.usage, allowed=allow_unused))

@@ -132,7 +132,7 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> O
         exact = yardstick_dtype(num_parameters, host.supported_dtypes())
         rounded_to = dtype if exact == "float64" else None
         yardstick = Side(_load(model, exact, host, settings, rounded_to), host)
-    # It generates, is given its own tokens, and once more with its modules watched.
+    # Three runs: generation, its own tokens, and its own tokens with modules watched.
     with progress.task("runs the yardstick", 3 * num_tokens, "tokens"):
         tokens = [run_free(yardstick, work, {}).tokens for work in whole_batches(batches)]
         exactly = forced_log_probabilities(yardstick, batches, tokens)

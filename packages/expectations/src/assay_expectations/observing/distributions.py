@@ -26,10 +26,10 @@ def forced_log_probabilities(
     tokens: Sequence[Tensor],
     tracer: ModuleTracer | None = None,
 ) -> list[list[Tensor]]:
-    """By batch and row, (N, V) in float64, of a model that is forced to follow `tokens`, (B, N).
+    """Return log probabilities by batch and row, (N, V) in float64, under forced `tokens`, (B, N).
 
-    Of a model that does not generate, of a few positions of each row, never of padding.
-    tracer: is attached to the model; None if nothing traces it.
+    For a model that does not generate: at a few positions of each row, never in padding.
+    tracer: a tracer to attach to the model, or None.
     """
     found = []
     for work, tokens_BN in zip(whole_batches(batches), tokens, strict=True):
@@ -70,7 +70,7 @@ def distributions_of(
 def observe(
     side: Side, batches: Sequence[Batch], signature: Signature, watch: UsageWatch
 ) -> Observed:
-    """Run the model where `signature` was captured; `watch` sees what it uses of itself."""
+    """Run the model where `signature` was captured, while `watch` observes its usage."""
     tokens = [
         torch.tensor(rows, dtype=torch.long).reshape(len(rows), -1) for rows in signature.tokens
     ]

@@ -50,13 +50,12 @@ class VerifyRequest(Record):
 
 
 class Seen(Record):
-    """What became of one file.
+    """The observation of one expectation file.
 
-    observed: what the model gives here; None where it was not run, or where nothing could be held to
-        what is expected.
-    stale: what is run otherwise than at the capture, so that no device can meet it.
-    usage: what the model used of itself; None where it was not run.
-    problem: why the model could not be run.
+    observed: values of the model here; None if it was not run or its values were not comparable.
+    stale: differences from the run at the capture, which no device can undo.
+    usage: parts of the model that ran; None if the model was not run.
+    problem: the reason why the model could not be run.
     """
 
     file: str

@@ -13,9 +13,9 @@ from assay_expectations.records.files import read_expectation
 
 
 def statement_of(file: Path) -> dict[str, Any]:
-    """That `file` was captured, and that its captures agree; a hand-edited file gives none.
+    """Return the statement that the captures of `file` agree. A hand-edited file is refused.
 
-    Raises: UnreadableFileError; UsageError if it was captured once: nothing agrees with anything.
+    Raises: UnreadableFileError; UsageError if it has only one capture.
     """
     expectation = read_expectation(file)
     if len(expectation.captures) < 2:

@@ -40,13 +40,13 @@ class _Payload(BaseModel):
 
 
 def read_event(file: Path | None, name: str | None, variables: Mapping[str, str]) -> Event:
-    """The event of a run.
+    """Read the event of a run.
 
     file: a payload, or a recorded event: an object with `event_name`, `sha`, `ref`, `event` (the
-        payload) and, where it matters, `changed` (a list of files). None: that of the workflow run.
+        payload) and, where it matters, `changed` (a list of files). None: the event of this run.
     name: the event's name, for a payload alone.
     variables: the environment of the run.
-    Raises: UsageError if there is no event, or the file is none.
+    Raises: UsageError if the event is absent or the file is not an event.
     """
     if file is None:
         return _of_run(variables)
@@ -87,7 +87,7 @@ def _commit_of(name: str, payload: dict[str, Any]) -> tuple[str, str]:
     return str(payload.get("after", "")), str(payload.get("ref", ""))
 
 
-# What every payload of an event has, and a plan is made from.
+# Fields of every payload that a plan uses.
 _NEEDED = {
     "pull_request": ("action", "pull_request.head.sha", "pull_request.state", "sender.type"),
     "push": ("ref",),

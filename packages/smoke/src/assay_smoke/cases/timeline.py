@@ -74,7 +74,7 @@ def read_timeline(path: Path) -> list[PhaseTime]:
         return []
     phases: dict[float, PhaseTime] = {}
     for number, line in read_lines(path):
-        if line.endswith("\n"):  # else its process was killed while it wrote it
+        if line.endswith("\n"):  # otherwise its process was killed during the write
             phase = parse_record(PhaseTime, line, path, number)
             phases[phase.begin] = phase
     return [phases[begin] for begin in sorted(phases)]

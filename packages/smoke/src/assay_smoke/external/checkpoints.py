@@ -141,7 +141,7 @@ def read_tensors(library: ExternalLibrary, start: Path, folder: Path) -> dict[st
 
 
 def find_split_dependence(model: Path) -> str | None:
-    """What in a folder's configuration makes training depend on the split, such as "lora_dropout 0.1"."""
+    """Find a setting of a folder that makes training depend on the split, as "lora_dropout 0.1"."""
     for file in (model / "adapter_config.json", model / "config.json"):
         if file.is_file() and (found := _SPLIT_DEPENDENCE.search(read_text(file))):
             return " ".join(filter(None, found.groups()))
@@ -155,13 +155,13 @@ def read_start(library: ExternalLibrary, start: Path, checkpoint: Path) -> Saved
 
 
 def read_base(library: ExternalLibrary, start: Path, first: Path, dtype: str) -> dict[str, Tensor]:
-    """The tensors that training began with. An adapter begins at random: its `first` checkpoint's."""
+    """Read the tensors that training began with. An adapter begins at random: use `first` instead."""
     is_adapter = library.checkpoints.kind == "adapter"
     return read_tensors(library, start, first) if is_adapter else _load(start, dtype)
 
 
 def narrowest_dtype(tensors: Mapping[str, Tensor]) -> str:
-    """The floating dtype with the fewest digits."""
+    """Return the floating dtype with the fewest digits."""
     names = {str(one.dtype).removeprefix("torch.") for one in tensors.values()} & FORMATS.keys()
     return max(names, key=lambda name: FORMATS[name].unit_roundoff, default="float32")
 

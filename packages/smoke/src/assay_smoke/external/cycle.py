@@ -220,7 +220,7 @@ class _Cycle:
                 resumption.spread = measure_spread(losses, ends, middle)
 
     def _split_otherwise(self, evidence: "Evidence") -> None:
-        """Train on the same rows split otherwise, and measure how far that ends from the first run."""
+        """Train on the same rows with another split, and measure the distance from the first run."""
         from assay_smoke.external import checkpoints
         from assay_smoke.external.spread import measure_apart
 
@@ -242,7 +242,7 @@ class _Cycle:
         expected = checkpoints.read_tensors(library, self._model, found[last.step])
         evidence.dtype = checkpoints.narrowest_dtype(expected)
         base = checkpoints.read_base(library, self._model, found[min(found)], evidence.dtype)
-        with suppress(AssayError):  # one that cannot be read is not compared
+        with suppress(AssayError):  # an unreadable checkpoint is not compared
             actual = checkpoints.read_tensors(library, self._model, end)
             evidence.apart = measure_apart(actual, expected, base)
 

@@ -35,18 +35,19 @@ class Resumption:
 class Evidence:
     """All runs of a library.
 
-    start: the model that training begins with, in the dtype of the checkpoints; of an adapter none,
-        since it begins with random numbers of its own.
+    start: the initial model, in the dtype of the checkpoints; None for an adapter, which begins with
+        random numbers.
     saved: the checkpoints of the uninterrupted run by step.
-    changed_files: of the folder of the model that training begins with.
+    changed_files: changed files in the folder of the initial model.
     repeated: a second uninterrupted run, made only where a resumed one differs from the first.
-    dtype: of the tensors of the last checkpoint; split_dependence: what in its configuration makes
-        training depend on the split by design, as "lora_dropout 0.1"; None for nothing.
-    equivalent: the run with the same rows split otherwise; None where the library has none.
-    apart: how far its last checkpoint is from the uninterrupted run's, as `measure_apart` says; None
-        where it left none.
-    interrupted: the run that was sent SIGTERM; interrupted_at: the step of its newest checkpoint,
-        None for none; after_sigterm: the run that went on from that.
+    dtype: dtype of the tensors of the last checkpoint.
+    split_dependence: the setting that makes training depend on the split, as "lora_dropout 0.1", or
+        None.
+    equivalent: the run on the same rows with another split, or None.
+    apart: distance of its last checkpoint from the uninterrupted run's, see `measure_apart`; None
+        without a checkpoint.
+    interrupted: the run that got SIGTERM. interrupted_at: the step of its newest checkpoint, or None.
+    after_sigterm: the run that resumed from that checkpoint.
     """
 
     library: ExternalLibrary

@@ -22,14 +22,14 @@ PLACEHOLDERS = frozenset(
         "cards", "port", "batch_size", "accumulation",
     }
 )  # fmt: skip
-# Those of them that say how the rows of a step are split.
+# Placeholders that state how the rows of a step are split.
 _SPLIT = ("ranks", "accumulation", "batch_size")
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 
 # Fewer could not be told apart: one is resumed from, one is the end.
 _FEWEST_CHECKPOINTS = 2
 
-# Each step has a line in the log that is read and compared.
+# The log has one line per step, which is read and compared.
 _MOST_STEPS = 1_000_000
 
 
@@ -217,7 +217,7 @@ class ExternalLibrary(Record):
 
     @property
     def split(self) -> dict[str, int]:
-        """How the launch line splits the rows of a step, by the placeholders in it."""
+        """Return how the launch line splits the rows of a step, derived from its placeholders."""
         line = " ".join(self.launch)
         return {name: getattr(self, name) for name in _SPLIT if f"{{{name}}}" in line}
 
@@ -225,7 +225,7 @@ class ExternalLibrary(Record):
         """Return the library launched with the same rows in each step, split another way.
 
         By default all rows of a step are one micro-batch on one rank. Where they already are, each
-        row becomes a micro-batch. None where no launch line is declared and none can be derived.
+        row becomes a micro-batch. Return None if no launch line is declared or derivable.
         """
         if self.equivalent is not None:
             return self.model_copy(update={"launch": self.equivalent}) if self.equivalent else None
@@ -263,9 +263,9 @@ class ExternalLibrary(Record):
 
 
 def read_library(path: Path) -> ExternalLibrary:
-    """The library that a TOML file describes.
+    """Read the library that a TOML file describes.
 
-    Raises: UnreadableFileError; LibraryFileError, with the key that is wrong and what was expected there.
+    Raises: UnreadableFileError; LibraryFileError with the wrong key and the expected value.
     """
     data = read_toml(path)
     try:

@@ -67,11 +67,12 @@ def measure_spread(
 def measure_apart(
     actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], base: Mapping[str, Tensor]
 ) -> float:
-    """Distance of two ends of training in each tensor, as a share of what training changed there.
+    """Measure the distance of two final states, relative to the change by training in each tensor.
 
     base: the tensors that training began with, or those of an early checkpoint.
-    Returns: the 85th percentile over tensors; inf where the ends do not hold the same ones. Up to one
-        tensor in twelve has a gradient that is zero but for rounding, as a key's bias: it ends anywhere.
+    Returns: the 85th percentile over tensors; inf if the states hold different tensors. The
+        gradient of up to one tensor in twelve, such as a key's bias, is only rounding. Its final
+        value is arbitrary.
     """
     if not actual.keys() == expected.keys() == base.keys():
         return float("inf")

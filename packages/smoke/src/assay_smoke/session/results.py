@@ -27,16 +27,16 @@ class PhaseSeconds(Record):
 class CaseResult(Record):
     """One case of a session.
 
-    name: id of a case, or of another item.
-    reason: of the first level that failed or was not compared, in words; of a PASS, of a level that
-        nothing was there to check by.
-    error: why there was nothing to judge: of a library that does not do what its file says, or for
-        which something is not installed.
-    infrastructure: what of the machine failed in the last try, which says nothing of the case.
-    tries: how often it was run; tried_again_for: what of the machine failed before.
-    command: what to type for this case alone.
-    folder: of its verdict, report and logs, below that of the session.
-    host_bytes, device_bytes: the most that a rank needed.
+    name: id of the case or other item.
+    reason: text of the first level that failed or was not compared. For a PASS, text of a level that
+        could not be checked.
+    error: why the case could not be judged: the library does not do what its file states, or a
+        dependency is missing.
+    infrastructure: machine failure in the last try, unrelated to the case.
+    tries: number of runs. tried_again_for: earlier machine failures.
+    command: the command line for this case alone.
+    folder: folder of its verdict, report and logs, below that of the session.
+    host_bytes, device_bytes: peak memory of a rank.
     """
 
     name: str
@@ -87,7 +87,7 @@ class SessionReport(Record):
 
 
 def reason_of(verdict: Verdict) -> str | None:
-    """The first level that failed or was not compared, or of a PASS the one left unchecked, and why."""
+    """Return the reason of the first failed or uncompared level, or of an unchecked one in a PASS."""
     for outcome in (Outcome.FAIL, Outcome.NOT_COMPARED):
         for name, level in verdict.levels.items():
             if level.verdict is outcome:

@@ -7,7 +7,7 @@ from assay_smoke.session.results import SessionReport
 
 
 def outcomes_in_words(report: SessionReport) -> str:
-    """As in "1 FAIL, 7 PASS (2 left something unchecked) on cpu"."""
+    """Describe outcomes, as in "1 FAIL, 7 PASS (2 left something unchecked) on cpu"."""
     counts = sorted(Counter(case.word for case in report.cases).items())
     unchecked = sum(case.outcome is Outcome.PASS and bool(case.reason) for case in report.cases)
     left = f" ({unchecked} left something unchecked)" if unchecked else ""

@@ -1,4 +1,4 @@
-"""Results in one SQLite file: the documents as they are, with what a query may look for."""
+"""Results in one SQLite file: the unchanged documents, and columns for queries."""
 
 import hashlib
 import secrets
@@ -39,9 +39,10 @@ class HistoryError(UsageError):
 
 
 def add_results(path: Path, results: dict[Path, PerformanceResult]) -> None:
-    """Add all of `results`, by the files that they were read from, or none; `path` is made if absent.
+    """Add `results`, keyed by source file, in one transaction. Create `path` if it is absent.
 
-    Raises: HistoryError if it is no history or has one of them, MachineError if it cannot be written.
+    Raises: HistoryError if `path` is not a history or already has one of the results; MachineError if
+        it cannot be written.
     """
     if not path.exists():
         _create(path)
@@ -54,9 +55,9 @@ def add_results(path: Path, results: dict[Path, PerformanceResult]) -> None:
 
 
 def read_series(path: Path) -> list[Series]:
-    """Read all series of the history in `path`; each ratio is computed from its document.
+    """Read all series of the history in `path`. Compute each ratio from its document.
 
-    Raises: HistoryError if it is none, or if a document was changed.
+    Raises: HistoryError if `path` is not a history, or if a document was changed.
     """
     points: dict[SeriesKey, list[Point]] = {}
     with _opened(path) as connection:
@@ -79,7 +80,7 @@ def _read_document(path: Path, number: int, digest: str, document: object) -> Pe
 
 
 def _create(path: Path) -> None:
-    """Make an empty history under another name first: a full disk leaves nothing at `path`."""
+    """Create an empty history in a temporary file, then rename it: a partial file never stays."""
     temporary = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         with closing(sqlite3.connect(temporary)) as connection:

@@ -5,7 +5,7 @@ from assay.verdicts import Coverage
 
 
 def describe_coverage(coverage: Coverage) -> str:
-    """What of the model was compared, and what was not, in one line."""
+    """Describe in one line which parts of the model were compared."""
     ran, total = coverage.modules_run, coverage.modules
     text = f"all {total:,}" if ran == total else f"{ran:,} of {total:,}"
     text = f"coverage: {text} modules with parameters ran"
@@ -20,7 +20,7 @@ def describe_coverage(coverage: Coverage) -> str:
 
 
 def list_gaps(coverage: Coverage) -> list[str]:
-    """What was not compared, by kind."""
+    """List the uncompared parts by kind."""
     parts = [
         f"{path or '(model)'} ({count:,} modules)" if count > 1 else path or "(model)"
         for path, count in coverage.not_run_parts.items()
@@ -34,7 +34,7 @@ def list_gaps(coverage: Coverage) -> list[str]:
 
 
 def notes_on_coverage(coverage: Coverage) -> list[str]:
-    """What --allow-unused excuses, and what it does not need to."""
+    """List the gaps that --allow-unused covers, and its GLOBs that cover no gap."""
     notes = []
     if coverage.gaps and not coverage.forbidden_gaps:
         notes.append(f"not compared, as --allow-unused allows: {'; '.join(list_gaps(coverage))}")
@@ -47,7 +47,7 @@ def notes_on_coverage(coverage: Coverage) -> list[str]:
 
 
 def _list_minor_gaps(coverage: Coverage) -> list[str]:
-    """What the inputs did not try, and what is no gap in the model."""
+    """List parts that the inputs did not exercise and that do not count as gaps."""
     gaps = []
     if coverage.equal_rows:
         names = {port.rpartition(".")[2] for port in coverage.equal_rows}

@@ -14,7 +14,7 @@ TOKEN_STATISTIC = "token"  # noqa: S105 - a statistic, no password
 class ShownElement(Record):
     """The element with the largest difference at the place that decided.
 
-    prompt, position: of its token; -1 where it belongs to none.
+    prompt, position: those of its token; -1 if it does not belong to a token.
     """
 
     prompt: int
@@ -26,12 +26,12 @@ class ShownElement(Record):
 
 @dataclass(frozen=True, slots=True)
 class DecidingRows:
-    """What the words of a verdict are filled with, beside the verdict itself.
+    """Measurements that the text of a verdict quotes.
 
-    deciding: the row whose ratio decided; None where no row holds exactly that ratio.
+    deciding: the row whose ratio decided; None if no row holds exactly that ratio.
     worst_token: the worst single token at the place of the error.
-    limits_origin: where the limit comes from, as in "calibrated on 312 clean runs".
-    error: the candidate's error, of which the verdict's ratio is the ratio; None if no file holds it.
+    limits_origin: the origin of the limit, as in "calibrated on 312 clean runs".
+    error: the candidate's error that the verdict's ratio was computed from; None if no file holds it.
     """
 
     deciding: Measurement | None = None
@@ -81,7 +81,7 @@ def find_deciding_rows(verdict: Verdict, measurements: Iterable[Measurement]) ->
         elif deciding is None and _decided(row, verdict):
             deciding = row
     extras = _extras(verdict, deciding)
-    element = extras.get("worst_element", {})  # of older runs with an index alone
+    element = extras.get("worst_element", {})  # for older runs, which have only an index
     return DecidingRows(
         deciding=deciding,
         worst_token=worst_token if verdict.location else None,
@@ -92,7 +92,7 @@ def find_deciding_rows(verdict: Verdict, measurements: Iterable[Measurement]) ->
 
 
 def _error_of_suspect(verdict: Verdict) -> float | None:
-    """The error that decided, where the measurements are not at hand."""
+    """Return the deciding error from the suspects when the measurements are unavailable."""
     decided = (verdict.noise_ratio, verdict.statistic)
     return next(
         (one.error for one in verdict.suspects if (one.noise_ratio, one.statistic) == decided), None

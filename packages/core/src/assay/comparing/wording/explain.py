@@ -187,7 +187,7 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
 
 
 def _reason_at(verdict: Verdict, location: Location | None) -> str | None:
-    """What the level of the named place says in words."""
+    """Return the reason that the level of the named place gives."""
     level = verdict.levels.get(LEVEL_OF_PHASE[location.phase]) if location else None
     return level.reason if level is not None and level.verdict is Outcome.FAIL else None
 
@@ -327,7 +327,7 @@ def _describe_worst(evidence: DecidingRows) -> str | None:
             error += f" = {describe_ratio(row.ratio)} its noise"
         parts.append(f"worst row: prompt {row.prompt}, token {row.position}, {error}")
     if element:
-        # A row that belongs to no prompt, as of a rotary table, has no number.
+        # A row outside all prompts, such as one of a rotary table, has no number.
         of_token = f"prompt {element.prompt}, token {element.position}, "
         where = f"{of_token if element.prompt >= 0 else ''}channel {element.channel}"
         actual, expected = format_against(element.actual, element.expected)

@@ -118,7 +118,7 @@ def describe_place(location: Location) -> str:
 
 
 def describe_location(location: Location) -> str:
-    """The place with its phase, step and rank."""
+    """Describe a place with its phase, step and rank."""
     where = f"{location.phase}, step {location.step}"
     if location.rank:
         where += f", rank {location.rank}"
@@ -126,7 +126,7 @@ def describe_location(location: Location) -> str:
 
 
 def describe_suspect(suspect: Suspect, named: Location | None) -> str:
-    """The place of a suspect, marked if it is the one that the verdict names."""
+    """Describe the place of a suspect, and mark it if the verdict names it."""
     mark = " (named above)" if suspect.location == named else ""
     return f"{describe_location(suspect.location)}{mark}"
 
@@ -160,7 +160,7 @@ def describe_statistic(statistic: str) -> str:
 
 
 def describe_error(statistic: str, error: float | None) -> str:
-    """What the value of `statistic` is, and the value where it is known."""
+    """Describe `statistic` and its value, if known."""
     what = one_line(describe_statistic(statistic))
     return what if error is None else f"{what} {format_number(error)}"
 

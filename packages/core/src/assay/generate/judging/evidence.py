@@ -35,7 +35,7 @@ class GenerateEvidence:
 
     @property
     def coverage(self) -> Coverage:
-        """How much of the model was compared."""
+        """Judge how much of the model was compared."""
         candidate, stages = None, ComparedStages()
         if USAGE in self.candidate.attachments:
             candidate = Usage.model_validate(self.candidate.attachment_json(USAGE))

@@ -29,11 +29,11 @@ from assay.verdicts import Level, Location, Outcome, TokenPosition, Unmatched
 class ModuleLevels:
     """The levels `inputs` and `modules`, and the stages that failed in them.
 
-    ranked: failed stages, worst first; origin: the one where the error is made.
-    failed: every statistic that is over its limit.
+    ranked: failed stages, worst first. origin: the stage where the error arises.
+    failed: every statistic over its limit.
     nonfinite_padding: the first stage that writes NaN or infinity into padding, which no level
         compares.
-    steps: of each failed stage the step in which its error is seen first.
+    steps: for each failed stage, the first step that shows its error.
     """
 
     inputs: LevelResult

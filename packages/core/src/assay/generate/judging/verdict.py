@@ -182,7 +182,7 @@ def _diagnose(
 ) -> Diagnosis | None:
     if outcome is Outcome.FAIL:
         return _diagnose_failure(evidence, results, origin)
-    # A near tie is a note: nothing is wrong, and nothing is to be done about it.
+    # A near tie is a note: it is not an error and needs no action.
     is_different = outcome is Outcome.PASS and evidence.report.weights_different
     return "below-resolution" if is_different else None
 

@@ -48,7 +48,7 @@ class _Force(LogitsProcessor):
 
 
 class _Count(LogitsProcessor):
-    """Counts the tokens that were read for each step, and changes nothing."""
+    """A counter of the tokens read in each step, without effect on the run."""
 
     def __init__(self, prompt_length: int) -> None:
         self._prompt_length = prompt_length
@@ -60,7 +60,7 @@ class _Count(LogitsProcessor):
 
 
 def count_tokens(batches: Iterable[Batch]) -> int:
-    """The number of "tokens" by which running `batches` once advances the innermost task."""
+    """Return how many "tokens" one run of `batches` adds to the innermost task."""
     return sum(
         len(batch.rows) * (batch.length + max(0, batch.max_new_tokens - 1)) for batch in batches
     )

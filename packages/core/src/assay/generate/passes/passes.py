@@ -36,10 +36,10 @@ class ChoicesOfBatch(Protocol):
 class Side:
     """A model on a device, ready to run.
 
-    choices: entered in runs whose values are the model's own, and not while it is recorded or
-        replayed; None where nothing is to be done about choices of experts.
-    layout: how this rank's tensors are parts of whole ones; None where they are whole.
-    compiled: whether torch.compile runs it.
+    choices: a context for runs on the model's own values, not for recording or replay; None if
+        choices of experts need no handling.
+    layout: how this rank's tensors are sharded; None if they are whole.
+    compiled: True if torch.compile runs the model.
     """
 
     loaded: LoadedModel
@@ -104,7 +104,7 @@ def run_free(side: Side, work: Work, sampling: dict[str, Any]) -> Generated:
 def run_all_free(
     side: Side, works: Sequence[Work], sampling: dict[str, Any], watch: UsageWatch | None
 ) -> Iterator[Generated]:
-    """`run_free` for all work; `watch` sees what the runs use of the model."""
+    """Call `run_free` for all work, while `watch` observes which parts of the model run."""
     with nullcontext() if watch is None else watched(side, watch) as tracer:
         for work in works:
             if tracer is not None:
@@ -125,10 +125,10 @@ def run_forced(
 
 @contextmanager
 def watched(side: Side, watch: UsageWatch) -> Iterator[ModuleTracer]:
-    """Inside, `watch` sees what runs of a side use of its model."""
+    """Let `watch` observe, inside this context, which parts of its model a side uses."""
     model, tracer = side.loaded.model, ModuleTracer(watch)
     watch.add_parameters_of(model)
-    # A compiled graph would be another one with a mode around it.
+    # A mode around a compiled graph would make torch compile a different graph.
     reading = nullcontext() if side.compiled else watch.reading()
     with tracer.attached(model), reading:
         yield tracer
@@ -143,7 +143,7 @@ def record(
 ) -> UsageWatch:
     """Record every call of a teacher-forced run; `tokens` has (B, N) for each work.
 
-    Returns: what it used of the model.
+    Returns: the usage of the model.
     """
     side = replace(side, choices=None)
     watch = UsageWatch(Recorder(writer, boundary))
@@ -192,7 +192,7 @@ def replay(
 ) -> ReplayResults:
     """Measure every stage of a model against a recorded run, with the recorded values injected.
 
-    watch: a watch around `replayer`, where it is asked what the run uses of the model.
+    watch: a watch around `replayer`, if the usage of the model is wanted.
     """
     side = replace(side, choices=None)
     replayer.layout = side.layout

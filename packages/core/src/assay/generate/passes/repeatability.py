@@ -26,9 +26,9 @@ class Repeatability:
 class RepeatedWorks:
     """The works that run twice: the first, and the last, which is the longest and comes in chunks.
 
-    Their logits are kept from the first run; those of the others are not.
+    Only the logits of these works are kept from the first run.
 
-    num_tokens: of all of them.
+    num_tokens: total over these works.
     """
 
     def __init__(self, works: Sequence[Work]) -> None:

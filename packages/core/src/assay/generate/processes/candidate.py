@@ -62,7 +62,7 @@ from assay.runs.results import rank_folder
 from assay.trace import TraceWriter
 
 _NAMES_SHOWN = 200
-# Without that of a setup function.
+# Excludes the time of a setup function.
 _NUM_PHASES = {"tokens": 5, "logits": 7, "modules": 8}
 
 
@@ -280,7 +280,7 @@ class _Candidate:
 
     def _generate(self, writer: TraceWriter, repeated: RepeatedWorks) -> list[Tensor]:
         sampling = self._golden.inputs.sampling
-        # Where modules are measured, that run is watched; hooks would cut a compiled model.
+        # Usage is watched in the run that measures modules: hooks break the graph of compiled models.
         unwatched = self._level == "modules" or self._side.compiled
         watch = None if unwatched else UsageWatch(NullHandler())
         tokens = []

@@ -46,7 +46,7 @@ def run_equivalence(request: EquivalenceRequest, progress: Progress) -> dict[str
     options = CandidateOptions.parse(request.options)
     choose_threads(golden.model.num_parameters)
     num_tokens = count_tokens(section.batches)
-    # Two runs; the second one only where the first agrees.
+    # Two runs. The second happens only if the first agrees.
     with progress.task("runs the candidate's code in float64", 2 * num_tokens, "tokens"):
         loaded = load_model(
             request.model,

@@ -67,7 +67,7 @@ from assay.progress import advance_task, subtask
 from assay.runs import Progress, provenance
 from assay.trace import Trace, TraceWriter, read_digest
 
-# Of each dtype; the same where modules are recorded.
+# Phases of a capture, without and with recorded modules.
 _PHASES, _MODULE_PHASES = 7, 9
 
 

@@ -108,7 +108,7 @@ class GoldenSection:
         return [LoadReport.model_validate(self.trace.attachment_json(LOAD))]
 
     def usage(self) -> Usage:
-        """What the yardstick used of its model."""
+        """Return the parts of its model that the yardstick used."""
         return Usage.model_validate(self.trace.attachment_json(USAGE))
 
     def weights(self) -> dict[str, str]:

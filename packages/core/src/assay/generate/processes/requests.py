@@ -20,7 +20,7 @@ NOISE, REPLAY = "noise", "replay"
 GOLDEN_SCHEMA = 3
 # What the trusted process found when it had loaded the model, attached to a golden.
 LOAD = "load"
-# What a process used of its model, attached to a golden and to a candidate's trace.
+# Name of the model usage of a process, attached to a golden and to a candidate's trace.
 USAGE = "usage"
 
 
@@ -162,13 +162,13 @@ class CandidateReport(Record):
 
 @dataclass(frozen=True, slots=True)
 class GenerateCheck:
-    """What is checked. Exactly one of `reference` and `golden` is given.
+    """The options of a check. Exactly one of `reference` and `golden` is given.
 
-    verify_golden: whether the bytes of `golden` are compared with the hashes that were captured.
-    given: those options of `inputs` that were asked for; a golden must have been captured with them.
-    mesh: ranks of the candidate by axis, over which its model is divided; empty for one process.
+    verify_golden: True to compare the bytes of `golden` with their captured hashes.
+    given: options of `inputs` that the user set; the golden must have been captured with them.
+    mesh: number of candidate ranks on each axis of the mesh; empty for one process.
     allow_unused: GLOBs of modules, parameters and experts that need not be compared.
-    command: what to type for the same check.
+    command: the command line that repeats the check.
     """
 
     model: str

@@ -30,7 +30,7 @@ def is_mask_of_pairs_for_padding(port: str, actual: Tensor, expected: tuple[int,
 
 
 def _is_named_mask(port: str) -> bool:
-    """Whether a port is called a mask, or lies in a dict of masks by kind of attention."""
+    """Return True if a port is named a mask, or lies in a dict of masks by kind of attention."""
     return any(part.endswith("mask") for part in port.split(".")[-2:])
 
 

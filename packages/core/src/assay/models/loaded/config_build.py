@@ -1,7 +1,7 @@
-"""A model built once more from its configuration alone, and a loaded one compared with it.
+"""A second model built from the configuration alone, and its comparison with the loaded model.
 
-No loader has touched it: what a loader, or a patch of one, does to the buffers, settings and modules
-of every model that it loads is the same in a second load, and differs here.
+A loader, or a patch of one, may change the buffers, settings and modules of every model that it
+loads. A second load shows the same change. The built model does not, as no loader touched it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,18 +20,18 @@ from assay.models.loaded.weights import all_tensors
 BuildModel = Callable[[torch.dtype], nn.Module]
 
 _CONSTANTS = (bool, int, float, complex, str, type(None), torch.dtype)
-# Of a configuration: where it comes from, not what it computes. `dtype` is the run's.
+# Keys of a configuration that state its origin, not its computation. The run sets `dtype`.
 _OF_LOADING = frozenset({"_name_or_path", "transformers_version", "architectures", "dtype"})
-# Of a module: where it comes from, and whether it trains, which the check sets itself.
+# Attributes of a module that state its origin, and its training mode, which the check sets.
 _NOT_COMPUTED_WITH = frozenset({"name_or_path", "training"})
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
 @dataclass(slots=True)
 class BuiltComparison:
-    """What a loaded model has that its class, built from its configuration alone, does not.
+    """Differences between a loaded model and its class built from the configuration alone.
 
-    not_compared: tensors that the built model lacks; settings: sentences.
+    not_compared: tensors that the built model lacks. settings: sentences on different settings.
     """
 
     weights: list[WeightDifference] = field(default_factory=list)
@@ -44,7 +44,7 @@ def build_from_config(
     config: Any,  # noqa: ANN401 - transformers
     dtype: torch.dtype,
 ) -> nn.Module:
-    """Another model of the class of `model`: buffers are real, parameters take no memory.
+    """Build a second model of the class of `model`, with real buffers and parameters on meta.
 
     config: a new one from the same config.json.
     Raises: whatever the class raises.
@@ -64,7 +64,7 @@ def compare_with_built(
 ) -> BuiltComparison:
     """Compare buffers that no file holds, settings and modules of `model` with a built model's.
 
-    made: the tensors of `model` that no file holds. dtype: the one that it was loaded in.
+    made: tensors of `model` that no file holds. dtype: the dtype of the load.
     """
     built = build(dtype)
     result = BuiltComparison(settings=list(_other_settings(model, built)))
@@ -90,9 +90,10 @@ def compare_with_built(
 def _made_in_float32(
     names: list[str], build: BuildModel, dtype: torch.dtype
 ) -> Mapping[str, Tensor]:
-    """Tensors as a class makes them whose `__init__` computes in the dtype of the model.
+    """Return the named tensors of the model, built in float32.
 
-    Loading computes some of them once more, in float32 (GPT-J's sinusoids).
+    A class may make them in the dtype of the model. Loading recomputes some in float32 (the sinusoids
+    of GPT-J).
     """
     if not names or dtype is torch.float32:
         return {}
@@ -100,7 +101,7 @@ def _made_in_float32(
 
 
 def _other_settings(model: nn.Module, built: nn.Module) -> Iterator[str]:
-    """Sentences on modules, their plain attributes and configurations that differ."""
+    """Describe differences in modules, their plain attributes and configurations."""
     expected = dict(built.named_modules())
     configs: set[tuple[int, int]] = set()
     for path, module in model.named_modules():
@@ -133,13 +134,13 @@ def _pairs(
 ) -> Iterator[tuple[str, tuple[object, object]]]:
     for key in sorted(own.keys() | theirs.keys()):
         sides = own.get(key, "absent"), theirs.get(key, "absent")
-        # As text: NaN equals itself, and True is not 1.
+        # Compared as text, so that NaN equals itself and True differs from 1.
         if repr(sides[0]) != repr(sides[1]):
             yield key, sides
 
 
 def _settings(module: nn.Module) -> dict[str, object]:
-    """What a module computes with besides its tensors and children, and its number of hooks."""
+    """Return the plain attributes of a module, and its number of hooks."""
     found: dict[str, object] = {
         key: getattr(value, "__qualname__", value)
         for key, value in vars(module).items()
@@ -159,7 +160,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _keys(settings: Mapping[str, Any]) -> dict[str, object]:
-    """The keys of a configuration, those of nested ones dotted."""
+    """Return the keys of a configuration, with dots for nested ones."""
     found: dict[str, object] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -171,7 +172,7 @@ def _keys(settings: Mapping[str, Any]) -> dict[str, object]:
 
 @contextmanager
 def _parameters_without_memory() -> Iterator[None]:
-    """Inside, a parameter is moved to the meta device when a module gets it."""
+    """Move each parameter, inside this context, to the meta device when a module gets it."""
     module_class: Any = nn.Module
     register = module_class.register_parameter
 

@@ -117,7 +117,7 @@ def _inspect_built(
     weights: ComparedWeights,
     remote_code: RemoteCode,
 ) -> None:
-    """Compare what no file holds with the class of the model, built from config.json alone."""
+    """Compare tensors that no file holds with those of the class built from config.json alone."""
 
     def build(dtype: torch.dtype) -> nn.Module:
         return build_from_config(loaded.model, load_config(folder, remote_code), dtype)
@@ -139,7 +139,7 @@ def _inspect_built(
 
 
 def _computed_dtype(loaded: LoadedModel) -> torch.dtype:
-    """The dtype that a model's code made its buffers in; `load_model` widens them to float64."""
+    """Return the dtype of the model's buffers before `load_model` widened them to float64."""
     widened = loaded.dtype == "float64" and loaded.checkpoint_dtype != "float64"
     return torch.float32 if widened else DTYPES[loaded.dtype]
 

@@ -56,15 +56,15 @@ class UnreadKey(Record):
 
 
 class LoadReport(Record):
-    """A loaded model beside its files, before anything has changed it.
+    """The comparison of a freshly loaded model with its files.
 
-    compared: parameters and buffers that were compared, with the files or with a second load.
-    num_keys: keys of config.json that were looked for among those that were read.
-    unused: tensors of the files that the model does not use, and does not declare to ignore.
+    compared: parameters and buffers compared with the files or with a second load.
+    num_keys: number of config.json keys that were checked for being read.
+    unused: tensors of the files that the model neither uses nor declares to ignore.
     not_compared: parameters and buffers that could not be compared, each with the reason.
-    settings: modules and their attributes that are not those of the class built from config.json.
-    tokenizer, generation: what is wrong with the tokenizer, and with the generation
-        configuration; tokenizer_notes: what is right in itself and easily used wrongly.
+    settings: modules and attributes that differ from the class built from config.json.
+    tokenizer, generation: errors of the tokenizer, and of the generation configuration.
+    tokenizer_notes: correct properties of the tokenizer that are easy to misuse.
     """
 
     compared: int = 0

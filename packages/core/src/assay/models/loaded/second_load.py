@@ -75,7 +75,7 @@ def _one_number(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def other_random_numbers() -> Iterator[None]:
-    """Inside, every generator of the host has another seed; afterwards they go on as before."""
+    """Seed every generator of the host differently inside this context, then restore them."""
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one
     with torch.random.fork_rng(devices=[]):
         random.seed(_OTHER_SEED)

@@ -85,7 +85,7 @@ def load_tokenizer(folder: Path, remote_code: RemoteCode) -> Any:  # noqa: ANN40
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, **transformers_option(remote_code)
         )
-        tokenizer.encode("a")  # fails where a setting has another type
+        tokenizer.encode("a")  # fails if a setting has the wrong type
     except Exception as error:  # any: each tokenizer class has its own ways to fail
         files = [name for name in _TOKENIZER_FILES if (folder / name).is_file()]
         raise UsageError(

@@ -31,12 +31,12 @@ _SAFETENSORS_NAMES = {
 
 def _load_file(file: Path) -> dict[str, torch.Tensor]:
     try:
-        with open_file(file):  # refuses a FIFO, which torch would wait for
+        with open_file(file):  # refuses a FIFO, on which torch would block
             state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except UnreadableFileError:
         raise
     except pickle.UnpicklingError:
-        # torch's own message advises to unpickle whatever the file holds.
+        # torch's own message advises unsafe unpickling.
         problem = "it holds objects other than tensors, which assay does not unpickle"
         raise UnreadableFileError.of(file, problem) from None
     except Exception as error:  # noqa: BLE001 - any: damaged pickles and archives

@@ -1,1 +1,1 @@
-"""Tasks on their way from a child process to a terminal or a log."""
+"""Progress of tasks, sent from a child process and shown on a terminal or in a log."""

@@ -27,7 +27,7 @@ class _Bar(ShownTask):
 
 
 class BarProgress(Progress):
-    """A bar for each open task, the outer ones first; a line for each that took long."""
+    """A display with a bar for each open task, outer ones first, and a line after each long task."""
 
     def __init__(self, stream: TextIO) -> None:
         self._bars = rich_progress.Progress(
@@ -55,7 +55,7 @@ class BarProgress(Progress):
 
     @contextmanager
     def open_task(self, description: str, total: float | None, unit: str) -> Iterator[_Bar]:
-        """Begin a task with a bar, which its end turns into a line."""
+        """Begin a task with a bar. At its end the bar becomes a line."""
         bar = _Bar(self._bars, description, total, unit)
         try:
             yield bar

@@ -15,9 +15,9 @@ _TICK_SECONDS = 0.5
 
 
 class LineProgress(Progress):
-    """Plain lines, for logs: of tasks over two seconds, and one every ten seconds.
+    """A display of plain lines for logs: for tasks over two seconds, and every ten seconds.
 
-    `tick` is to be called every half a second.
+    Call `tick` every half second.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -28,7 +28,7 @@ class LineProgress(Progress):
 
     @contextmanager
     def open_task(self, description: str, total: float | None, unit: str) -> Iterator[Task]:
-        """Begin a task within the one that the caller has open."""
+        """Begin a task within the caller's open task."""
         task = ShownTask(description, total, unit)
         with self._lock:
             self._open.append(task)
@@ -48,14 +48,14 @@ class LineProgress(Progress):
             self._written = time.monotonic()
 
     def tick(self) -> None:
-        """Print the lines that are due: of tasks that have begun, and of one that goes on."""
+        """Print the lines that are due, for new tasks and for the current one."""
         with self._lock:
             outer = {id(one) for task in self._open for one in task.chain[:-1]}
             innermost = [task for task in self._open if id(task) not in outer]
             for task in innermost:
                 if task.is_told and not task.shown:
                     self._show(task, f"{task} ...")
-            # Not at once where nothing was open for long.
+            # A new task waits, even if the last line is old.
             waiting = [task for task in innermost if task.chain[0].seconds >= _LINE_SECONDS]
             if waiting and time.monotonic() - self._written >= _LINE_SECONDS:
                 task = min(waiting, key=lambda one: one.shown)
@@ -69,7 +69,7 @@ class LineProgress(Progress):
 
 @contextmanager
 def open_progress(stream: TextIO | None = None) -> Iterator[Progress]:
-    """A display on `stream` (by default standard error): bars on a terminal, else plain lines."""
+    """Open a display on `stream`, by default standard error: bars on a terminal, else lines."""
     stream = sys.stderr if stream is None else stream
     if stream.isatty():
         from assay.runs.progress.bars import BarProgress

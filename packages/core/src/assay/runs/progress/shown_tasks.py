@@ -1,4 +1,4 @@
-"""Tasks as words, for a person who waits."""
+"""Text for tasks in progress."""
 
 import time
 
@@ -9,10 +9,10 @@ _MINUTES_FROM_SECONDS = 100.0
 
 
 class ShownTask:
-    """A task as words.
+    """A task and the text that describes it.
 
-    chain: the tasks around it, the outermost first, and itself.
-    shown: when a line last named it; 0 before that.
+    chain: the enclosing tasks, outermost first, and this task.
+    shown: time of the last line about it; 0 before the first.
     """
 
     def __init__(self, description: str, total: float | None, unit: str) -> None:
@@ -30,21 +30,21 @@ class ShownTask:
 
     @property
     def seconds(self) -> float:
-        """Time since its begin."""
+        """Return the seconds since the task began."""
         return time.monotonic() - self._started
 
     @property
     def seconds_left(self) -> float | None:
-        """Until its end, by the parts that are done; None while none is."""
+        """Estimate the seconds left from the finished parts. Return None before the first one."""
         if not self.total or not 0 < self.done < self.total:
             return None
-        # What is in progress may show by now that parts take longer.
+        # The part in progress may already have taken longer.
         of_a_part = max(self._advanced / self.done, self.seconds / (self.done + self._largest))
         return max(0.0, of_a_part * self.total - self.seconds)
 
     @property
     def is_told(self) -> bool:
-        """Whether it has lines of its own: it takes long, and no task around it counts parts."""
+        """Return True if the task gets its own lines: it is long, and no enclosing task counts parts."""
         return self.seconds >= SHORT_SECONDS and all(one.total is None for one in self.chain[:-1])
 
     def __str__(self) -> str:
@@ -59,13 +59,13 @@ class ShownTask:
         return f"{self._description}, {counted.rstrip()}"
 
     def describe_state(self) -> str:
-        """How long it has taken, and how long the outermost task of a known rate will take."""
+        """Describe the time taken, and the time left of the outermost task with a known rate."""
         timed = next((one for one in self.chain if one.seconds_left is not None), self)
         text, left = f"{self}: {_duration(timed.seconds)} so far", timed.seconds_left
         return text if left is None else f"{text}, about {_duration(left)} left"
 
     def describe_end(self) -> str:
-        """How long it took."""
+        """Describe the time that the task took."""
         return f"{self}: {_duration(self.seconds)}"
 
 

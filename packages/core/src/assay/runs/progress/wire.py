@@ -1,4 +1,4 @@
-"""Progress of a child process, which writes events to a pipe that its parent reads and shows."""
+"""Progress events from a child process to its parent, over a pipe."""
 
 import json
 import os
@@ -14,19 +14,19 @@ from assay.progress import Progress, Task
 # bar, may precede it in the line, so the mark begins with a character that is not in such text.
 _WIRE_MARK = "\x1eassay "
 
-# More updates than this could not be read.
+# More frequent updates would be unreadable.
 _WIRE_SECONDS = 0.1
 
 Event = dict[str, Any]
 
 
 def write_event(descriptor: int, event: Event) -> None:
-    """Write one event in one system call, since several processes may share the pipe."""
+    """Write one event in one system call, as several processes may share the pipe."""
     os.write(descriptor, f"{_WIRE_MARK}{json.dumps(event)}\n".encode())
 
 
 class _WireTask:
-    """Sends the number of parts done, at most every `_WIRE_SECONDS`."""
+    """A task that sends its number of finished parts, at most every `_WIRE_SECONDS`."""
 
     def __init__(self, send: Callable[[Event], None], key: str) -> None:
         self._send, self._key = send, key
@@ -44,7 +44,7 @@ class _WireTask:
 
 
 class WireProgress(Progress):
-    """Sends tasks and notes as events, which a `WireReader` of the parent shows."""
+    """A display that sends tasks and notes as events to a `WireReader` in the parent."""
 
     def __init__(self, send: Callable[[Event], None]) -> None:
         self._send = send
@@ -69,7 +69,7 @@ class WireProgress(Progress):
 
 
 class WireReader:
-    """Shows the events of a child on `progress`."""
+    """A reader that shows the events of a child on `progress`."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -86,7 +86,7 @@ class WireReader:
         return text.rstrip("\r")
 
     def show(self, event: Event) -> None:
-        """Show one event. Raises: KeyError or TypeError for what is no event."""
+        """Show one event. Raises: KeyError or TypeError for an invalid event."""
         if "note" in event:
             self._progress.note(one_line(event["note"]))
             return

@@ -147,7 +147,7 @@ def _frozen(evidence: TrainEvidence, names: list[str], how: str) -> Finding:
 
 
 def find_left_out(evidence: TrainEvidence, updates: JudgedGroup) -> Finding | None:
-    """Parameters that the reference trains, and that the optimizer neither holds nor moves."""
+    """Find parameters that the reference trains and that the optimizer neither holds nor moves."""
     moved = {
         parameter_of(item)
         for item in updates.judged
@@ -173,7 +173,7 @@ def _optimizer_location(parameter: str | None) -> Location:
 
 
 def _moves(item: Judged) -> bool:
-    """Whether any of the candidate's values is not zero."""
+    """Return True if any of the candidate's values is not zero."""
     sums = item.port.sums
     return sums.ee + 2 * sums.de + sums.dd > _SAME_SUM * (sums.ee + sums.dd)
 

@@ -53,10 +53,10 @@ class FreeEvidence:
 class TrainEvidence(FreeEvidence):
     """Both sides of a check: the free run, and every stage of its steps by itself.
 
-    noise: what the noise run measured; candidates: each rank of the candidate.
-    allow_unused: GLOBs of what need not be compared.
-    scaled: what its ranks measured in a second replay, with their loss scale divided out; empty
-        where there was none, or where `candidates` are these.
+    noise: measurements of the noise run. candidates: those of each rank of the candidate.
+    allow_unused: GLOBs of parts that may stay uncompared.
+    scaled: measurements of its ranks in a second replay, with the loss scale divided out. Empty
+        without such a replay, or if `candidates` hold these measurements.
     """
 
     noise: Trace
@@ -66,7 +66,7 @@ class TrainEvidence(FreeEvidence):
 
     @cached_property
     def coverage(self) -> Coverage:
-        """How much of the model was compared, on all ranks together."""
+        """Judge how much of the model was compared, over all ranks."""
         measured = [read_results(trace, "modules") for trace in self.candidates]
         stages = ComparedStages.of(read_results(self.noise, "modules"), measured)
         used = self.reference.usage, self.report.usage
@@ -76,7 +76,7 @@ class TrainEvidence(FreeEvidence):
 
     @property
     def notes(self) -> list[str]:
-        """What the reference notes, and what was not compared."""
+        """Collect the notes of the reference and on uncompared parts."""
         return [*self.reference.notes, *notes_on_coverage(self.coverage)]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The labels that a candidate's losses used, where they are not the reference's."""
+"""Labels of a candidate's losses that differ from the reference's."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ _FAULTS = {
 
 
 def find_wrong_labels(labels: Sequence[LabelRecord]) -> Finding | None:
-    """What is wrong with the labels, and in which rows; None if nothing is."""
+    """Describe wrong labels and their rows. Return None if all labels agree."""
     if not labels:
         return None
     facts = []
@@ -35,7 +35,7 @@ def find_wrong_labels(labels: Sequence[LabelRecord]) -> Finding | None:
 
 
 def _describe_rows(records: Sequence[LabelRecord]) -> str:
-    """The rows of the first step of `records`, and the number of later steps."""
+    """Describe the rows of the first step of `records`, and the number of later steps."""
     first = min(one.step for one in records)
     rows: dict[int, list[str]] = {}
     for one in sorted(records, key=lambda one: (one.micro_batch, one.row)):

@@ -1,11 +1,11 @@
-"""What a verdict notes of a candidate's steps."""
+"""Notes of a verdict on a candidate's steps."""
 
 from assay.training.processes.requests import CandidateReport
 from assay.training.processes.skipped_steps import MOST_SKIPPED
 
 
 def notes_on_steps(report: CandidateReport) -> list[str]:
-    """Steps that the trainer skipped, of which those it made were compared, and what it runs as one."""
+    """Note the steps that the trainer skipped, and the micro-batches that it runs as one."""
     notes = [
         f"micro-batches {', '.join(map(str, numbers))} of a step are run as one: what the reference has"
         " of each is put together row by row"
@@ -26,7 +26,7 @@ def notes_on_steps(report: CandidateReport) -> list[str]:
 
 
 def notes_on_unmeasured(report: CandidateReport) -> list[str]:
-    """What the trainer declares that cannot be measured: nothing is left out in silence."""
+    """Note what the trainer declares unmeasurable, so that every omission is reported."""
     notes = []
     if report.partial_modules:
         names = ", ".join(name or "(model)" for name in report.partial_modules)

@@ -39,7 +39,7 @@ def measurement_of(level: str, item: Judged, rows: RunRows) -> Measurement:
 
 
 def describe_steps(steps: Iterable[int]) -> str:
-    """The first of `steps`, and the number of later ones."""
+    """Describe the first of `steps` and the number of later ones."""
     first, *later = sorted(set(steps))
     return f"step {first}, and {len(later)} later" if later else f"step {first}"
 

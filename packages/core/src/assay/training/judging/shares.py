@@ -1,4 +1,4 @@
-"""Micro-batches and ranks whose part is not in the gradients of a step, or not once."""
+"""Micro-batches and ranks whose part in the gradients of a step is missing or has a wrong weight."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,14 @@ from assay.training.judging.places import describe_steps
 from assay.training.processes.requests import GradientShareRecord
 from assay.verdicts import Location
 
-# Far above what any dtype rounds, and below a part that is left out of many.
+# Far above rounding of any dtype, and below one missing part of many.
 _LEAST = 0.05
 
 
 def find_wrong_shares(evidence: TrainEvidence) -> Finding | None:
-    """Name micro-batches whose part of the gradients is missing, or not whole; None if none is.
+    """Name micro-batches whose part of the gradients is missing or has a wrong weight.
 
-    A factor that all of them have is not meant: it is the loss's.
+    A factor common to all of them is ignored: it belongs to the loss.
     """
     factors = {one.step: one.factor for one in evidence.report.scaled_steps}
     ranks: dict[tuple[int, int], int] = {}
@@ -35,7 +35,7 @@ def find_wrong_shares(evidence: TrainEvidence) -> Finding | None:
 
 
 def find_wrong_rank_shares(evidence: TrainEvidence) -> Finding | None:
-    """The same of ranks, whose parts a reduction adds up."""
+    """Name ranks whose part of the reduced gradients is missing or has a wrong weight."""
     return _find(evidence.reports[0].rank_shares, "rank", "reduce")
 
 

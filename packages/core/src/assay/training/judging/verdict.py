@@ -339,7 +339,7 @@ def _find_in_reports(evidence: TrainEvidence, groups: dict[str, JudgedGroup]) ->
 
 
 def _reported_at(location: Location, groups: dict[str, JudgedGroup], origin: FailedStage) -> Judged:
-    """The failed statistic that a finding is reported by: the worst at its place, if any is there."""
+    """Return the failed statistic that reports a finding: the worst at its place, if any."""
     there = rank_stages(
         item
         for group in groups.values()

@@ -66,7 +66,7 @@ class CandidateSide:
 
     @property
     def num_free_steps(self) -> int:
-        """The steps of `train_freely`: to the end, and once more from the checkpoint."""
+        """Return the number of steps of `train_freely`, including those resumed from the checkpoint."""
         return 2 * len(self.batches) - self._request.options.resume_at
 
     @property

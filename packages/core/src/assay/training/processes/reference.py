@@ -125,9 +125,10 @@ def _notes_on_clipping(norms: Sequence[float], max_norm: float) -> list[str]:
 
 
 class _RecordedSide(TrustedSide):
-    """A side whose stages are recorded, or measured against what was.
+    """A side whose stages are recorded, or measured against a recording.
 
-    untouched: what had no gradient in any of the steps that `record` made; usage: what these used.
+    untouched: parameters without a gradient in any step of `record`.
+    usage: parts of the model that these steps used.
     """
 
     def __init__(self, request: ReferenceRequest, device: Device, wide: str | None) -> None:

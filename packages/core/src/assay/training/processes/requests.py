@@ -177,16 +177,16 @@ class FreeRun(Record):
 
 
 class ReferenceReport(Record):
-    """What the trusted process answers, in addition to the files of the golden.
+    """The answer of the trusted process, in addition to the files of the golden.
 
     yardstick_losses: of the recorded steps: between them the state is rounded to the candidate's
         dtype, as a run in that dtype has it.
-    noise_losses: of the noise run, of which nothing is replaced; noise_trajectory: where it ends.
+    noise_losses: losses of the noise run, which runs without injection. noise_trajectory: its end.
     num_tokens: the unmasked label tokens of each step.
     num_rows: rows of each micro-batch of each step.
-    draws: whether training draws random numbers, as dropout does.
-    load: what it found when it had loaded the model.
-    usage: what the yardstick used of its model; untouched: what it trains that had no gradient.
+    draws: True if training draws random numbers, as dropout does.
+    load: findings from loading the model.
+    usage: parts of its model that the yardstick used. untouched: trained parameters without gradient.
     """
 
     model: dict[str, Any]
@@ -206,7 +206,7 @@ class ReferenceReport(Record):
 
 
 class CandidateReport(Record):
-    """What the candidate process answers, in addition to the files with its measurements.
+    """The answer of the candidate process, in addition to the files with its measurements.
 
     seen: phases whose method was called; invisible: those that cannot be observed, and why.
     weights_different: parameters that are not the reference's before the first step; changes: by
@@ -215,7 +215,7 @@ class CandidateReport(Record):
     not_in_optimizer: parameters that the reference trains and this optimizer does not hold.
     unexpectedly_trained: parameters that this optimizer changes and the reference does not train.
     not_loaded: parts of a state that the trainer's load_state_dict does not take over.
-    drew_in_backward: whether a backward pass left the generator in another state than before.
+    drew_in_backward: True if a backward pass changed the state of the generator.
     micro_batches_run: step and number of each micro-batch that this process ran.
     coordinates: of this process on the mesh.
     partial_modules: modules of which this process has only some children.
@@ -226,12 +226,12 @@ class CandidateReport(Record):
         the sum of what these passes gave it: relative to the root of the squares of what was summed.
         Parameters of which that cannot be seen are not among them.
     sharded_gradients: elements of gradients that are not among them as they are sharded, not zero;
-        narrow_gradients: those that lose nothing in the run's dtype.
+        narrow_gradients: those that are exact in the run's dtype.
     updates_expected: elements that the reference's updates change; updates_made: those of them that
         updates here change too.
     dropout_masks: what the trainer declares of masks on ranks of dp, see TrainerTraits.
     inexact_resume: what it declares of resumed runs, see there; update_rounding: of its optimizer.
-    labels: those that its losses used and that are not the reference's.
+    labels: labels of its losses that differ from the reference's.
     shares: how often each micro-batch that it ran is in the gradients of its step.
     rank_shares: how often each rank's part is in the reduced gradients.
     norms: of the gradients after each phase of every step.
@@ -242,7 +242,7 @@ class CandidateReport(Record):
     trainer_notes: what the trainer has the verdict say of it.
     scaled_steps: the steps of the second replay, which a trainer is given that scales its loss by
         one factor; empty where there was none.
-    usage: what this process used of its model.
+    usage: parts of its model that this process used.
     """
 
     run: dict[str, Any]
@@ -311,7 +311,7 @@ class ScaledStepRecord(Record):
 
 
 class LabelRecord(Record):
-    """Wrong labels: the fields of `assay.locating.label_gradients.LabelDifference`."""
+    """A record of wrong labels, with the fields of `assay.locating.label_gradients.LabelDifference`."""
 
     step: int
     micro_batch: int
@@ -321,7 +321,7 @@ class LabelRecord(Record):
 
 
 class GradientShareRecord(Record):
-    """The fields of `assay.training.replay.observing.gradient_sums.GradientShare`."""
+    """A record of `assay.training.replay.observing.gradient_sums.GradientShare`."""
 
     step: int
     source: int

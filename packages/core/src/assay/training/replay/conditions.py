@@ -23,9 +23,9 @@ def comparable(dtype: str, device: Device) -> Iterator[None]:
 
 
 def keep_no_cache(model: nn.Module) -> None:
-    """Switch the cache of generation off, which a training step would fill and throw away.
+    """Turn off the generation cache, which a training step would fill and discard.
 
-    The parts of a model read configurations of their own, such as the one of the text.
+    Each part of a model, such as the text part, reads its own configuration.
     """
     for module in model.modules():
         config: Any = getattr(module, "config", None)

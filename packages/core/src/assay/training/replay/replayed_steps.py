@@ -49,12 +49,12 @@ class ReplayedModel:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All that a replay has measured, so that a step that was skipped can be forgotten.
+    """The measurements of a replay, kept together so that a skipped step can be discarded.
 
     modules, recomputed, gradients: at module boundaries; stages: between phases.
-    scales, scaled_steps, labels: of gradients of the loss; shares: of micro-batches.
-    micro_batches_run, norms: as the observer has them.
-    errors_of_sums, moved: of gradients and updates; num_sharded, num_narrow: as GradientSums has them.
+    scales, scaled_steps, labels: from gradients of the loss. shares: from micro-batches.
+    micro_batches_run, norms: from the observer.
+    errors_of_sums, moved: from gradients and updates. num_sharded, num_narrow: from GradientSums.
     """
 
     modules: ReplayResults
@@ -78,7 +78,7 @@ class ReplayedSteps:
 
     Inside of `attached()`, `run_step` makes one step; `write` comes after the last one.
 
-    sums: how gradients were added up; watch: what the steps use of the model.
+    sums: sums of the gradients. watch: usage of the model by the steps.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class ReplayedSteps:
         return report
 
     def _shares_of(self, step: int) -> list[GradientShare]:
-        """How often each micro-batch is in the step's gradients; empty where no loss shows it."""
+        """Return how often each micro-batch is in the step's gradients; empty if no loss shows it."""
         scales = {one.micro_batch: one for one in self.scales if one.step == step}
         if not scales or self.packings:
             return []
@@ -219,12 +219,12 @@ class ReplayedSteps:
 
     @property
     def rank_shares(self) -> list[GradientShare]:
-        """How often each rank's part is in the reduced gradients."""
+        """Return how often each rank's part is in the reduced gradients."""
         return self._observer.of_parameters.rank_shares
 
     @property
     def labels(self) -> list[LabelDifference]:
-        """Labels that are not the reference's, as the loss used them."""
+        """Return labels of the loss that differ from the reference's."""
         return self._gradients.labels
 
     def write(self, writer: TraceWriter) -> None:

@@ -25,7 +25,7 @@ _TENSORS = "tensors_digest"
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
     """Write `state` as PATH.safetensors and PATH.json, which has the digests of both.
 
-    state: dictionaries, lists and tuples of tensors and of what JSON knows.
+    state: dictionaries, lists and tuples of tensors and JSON values.
     """
     tensors: dict[str, Tensor] = {}
     structure = _to_json(state, tensors)

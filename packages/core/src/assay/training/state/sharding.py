@@ -72,9 +72,9 @@ class PartialSums:
         return total
 
     def products_by_owner(self, actual: Tensor, expected: Tensor) -> Tensor:
-        """By rank, the sums of actual * expected and of expected**2 over what it alone has, (2, ranks).
+        """Return sums of actual * expected and expected**2 by owning rank, (2, ranks).
 
-        That is where `share` gave the whole element to it.
+        A rank owns the elements that `share` gave to it whole.
         """
         products = torch.stack([actual * expected, expected * expected]).flatten(1)
         turn = torch.arange(products.shape[1], device=products.device) % (2 * self.num_ranks)

@@ -25,7 +25,7 @@ class Untouched:
 
     @property
     def names(self) -> list[str]:
-        """Parameters without any gradient, of stacked ones each expert: `experts.down_proj.3`."""
+        """Return parameters without gradient; of stacked ones, each expert: `experts.down_proj.3`."""
         return [
             name if reached.ndim == 0 else f"{name}.{index}"
             for name, reached in self._reached.items()

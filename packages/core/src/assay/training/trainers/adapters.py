@@ -75,12 +75,12 @@ def lora_config(model: nn.Module, dropout: float) -> Any:  # noqa: ANN401 - peft
 
 
 def _adapted(model: nn.Module) -> list[str]:
-    """Paths of the linear layers, without those that peft takes for fused experts.
+    """Return the paths of the linear layers, except those that peft takes for fused experts.
 
-    Raises: UsageError where there are none.
+    Paths are listed one by one because "all-linear" of peft 0.21 includes the parameters of experts,
+    for which it lacks dropout. With fused experts, the name `gate_proj` of a shared expert does too.
 
-    Named one by one: "all-linear" of peft 0.21 takes in the parameters of experts, for which it
-    has no dropout. So does the name of a shared expert's `gate_proj` where the experts are fused.
+    Raises: UsageError if the model has no such layer.
     """
     from transformers.pytorch_utils import Conv1D
 

@@ -268,7 +268,7 @@ class ReferenceTrainer:
                 model.save_pretrained(folder)
 
     def load(self, folder: Path) -> None:
-        """Go on where `save` was called; `setup` comes first.
+        """Restore the state that `save` stored. Call `setup` first.
 
         Raises: AdapterError, UnreadableFileError or UsageError if the checkpoint is not whole.
         """

@@ -1,4 +1,4 @@
-"""The same rows of each step, split otherwise: losses and last checkpoint have to stay the same."""
+"""Another split of the same rows must give the same losses and last checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,14 +36,14 @@ _LATER = (
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """What differs first by more than rounding explains, in words, and in which step."""
+    """The first difference beyond rounding, described in words, and its step."""
 
     step: int
     words: str
 
 
 def judge_equivalent(evidence: Evidence) -> JudgedLevel:
-    """Compare the uninterrupted run with the one that splits the same rows otherwise."""
+    """Compare the uninterrupted run with the run that splits the same rows another way."""
     one = evidence.equivalent
     if evidence.library.split_otherwise() is None:
         return not_run(
@@ -66,7 +66,7 @@ def judge_equivalent(evidence: Evidence) -> JudgedLevel:
 
 
 def measure_equivalent(evidence: Evidence) -> list[Measurement]:
-    """The errors of the equivalent run beside what rounding explains."""
+    """Measure the errors of the equivalent run relative to rounding."""
     one = evidence.equivalent
     if one is None or evidence.apart is None:
         return []
@@ -102,7 +102,7 @@ def _judge(one: RunEvidence, apart: float, evidence: Evidence) -> JudgedLevel:
             f"{reason}; rounding in bfloat16 would explain it: write `precision`, the narrowest"
             " format in which the library computes"
         )
-    # Losses and checkpoints tell no gradients from updates: the reason lists what may be wrong.
+    # Losses and checkpoints cannot separate gradients from updates, so the reason lists candidates.
     is_first = difference.step == 1
     location = Location(phase="forward" if is_first else "optimizer", step=difference.step)
     return failed(len(one.losses) + 1, reason, location=location)
@@ -135,7 +135,7 @@ def _find_difference(
 
 
 def _ratios_of_losses(one: RunEvidence, evidence: Evidence, dtype: str) -> list[Ratio]:
-    """Each loss's relative error beside what rounding and the logged digits explain."""
+    """Return each loss's relative error and the error that rounding and logged digits explain."""
     expected = [loss.value for loss in evidence.uninterrupted.losses]
     actual = [loss.value for loss in one.losses]
     units = [unit_in_log(value, [*expected, *actual]) for value in expected]
@@ -155,15 +155,15 @@ def _root_of_roundoff(dtype: str) -> float:
 
 
 def _dtype(evidence: Evidence) -> str:
-    """The coarser format of the one that is declared and that of the checkpoints."""
+    """Return the coarser of the declared dtype and that of the checkpoints."""
     named = {evidence.dtype, evidence.library.precision or evidence.dtype}
     return max(named, key=lambda name: FORMATS[name].unit_roundoff)
 
 
 def unit_in_log(value: float, logged: Sequence[float]) -> float:
-    """One unit of the last digit with which a library logs `value`, as all that it `logged` show it.
+    """Return one unit of the last digit that a library logs of `value`, derived from all `logged`.
 
-    Some log so many decimals, others so many significant digits: the coarser of both.
+    Some libraries log fixed decimals, others fixed significant digits. Use the coarser of both.
     """
     digits = [Decimal(repr(one)).as_tuple() for one in logged if isfinite(one)]
     decimals = max((-int(one.exponent) for one in digits), default=0)

@@ -130,7 +130,7 @@ def _attend(
         scores = scores.masked_fill(~attn_mask, -torch.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    # Kernels give zeros to a query without a key, as padding is, where softmax has no gradient.
+    # For a query without keys, such as padding, kernels return zeros. There softmax has no gradient.
     no_key = scores.isneginf().all(-1, keepdim=True)
     weights = scores.masked_fill(no_key, 0).softmax(-1).masked_fill(no_key, 0)
     return _drop(weights, dropout_p) @ value

@@ -12,10 +12,10 @@ from assay.training.state.parameters import NamedParameter
 from assay.training.state.precision import fits
 from assay.training.state.sharding import PartialSums, local_part, whole
 
-# Elements of each parameter by which the shares of a step's backward passes are told apart.
+# Number of sampled elements per parameter that separate the shares of the backward passes.
 _NUM_SAMPLED = 512
 
-# What the shares leave of a gradient, relative to it: more, and it is no sum of shares.
+# Largest relative residual at which a gradient still counts as a sum of shares.
 _LARGEST_REST = 0.02
 
 
@@ -23,7 +23,7 @@ _LARGEST_REST = 0.02
 class GradientShare:
     """How often a part of a step's gradients is in their sum; 1 is right.
 
-    source: number of the micro-batch, or of the rank, whose part it is.
+    source: number of the micro-batch or rank that the part comes from.
     """
 
     step: int
@@ -33,7 +33,7 @@ class GradientShare:
 
 @dataclass(slots=True)
 class _Sum:
-    """What was given to one parameter so far: added up, the sum of its squares, samples by pass."""
+    """The gradients of one parameter so far: their sum, the sum of squares, and samples by pass."""
 
     total: Tensor
     squares: float
@@ -42,7 +42,7 @@ class _Sum:
 
 @dataclass
 class GradientSums:
-    """Adds up, beside the trainer, what each backward pass gives each parameter.
+    """Independent sums of the gradients that each backward pass gives each parameter.
 
     `begin_step` comes before the first backward pass of a step, `end_pass` after each of them,
     `compare` after the last one, before anything else changes the gradients.
@@ -56,8 +56,8 @@ class GradientSums:
     errors: by parameter the largest error of a step's sum, relative to the root of the squares of
         what was summed. Parameters of a sharded model are not among them: autograd gives their
         gradients to what was gathered.
-    num_sharded: elements of their gradients that are not zero; num_narrow: those that lose nothing in
-        the dtype `narrow`, as few sums of several values do.
+    num_sharded: nonzero elements of their gradients. num_narrow: those that are exact in the dtype
+        `narrow`, which is rare for sums of several values.
     """
 
     narrow: torch.dtype | None = None
@@ -80,7 +80,7 @@ class GradientSums:
                 self._handles.append(handle.remove)
 
     def end_pass(self) -> None:
-        """Note which micro-batches a backward pass was of, as it ends."""
+        """Note the micro-batches of a backward pass as it ends."""
         self._passes.append(tuple(self.micro_batches_begun()))
 
     def _solve(self, parameters: list[NamedParameter]) -> dict[int, float]:
@@ -169,7 +169,7 @@ class GradientSums:
 
 
 def _sample(value: Tensor) -> Tensor:
-    """Some elements of `value`, the same of each tensor of its shape, in double precision."""
+    """Sample elements of `value` in float64, at positions that depend only on its shape."""
     return value.detach().flatten()[:: _stride(value)].cpu().double()
 
 

@@ -37,11 +37,11 @@ class GradientNorm:
 
 @dataclass
 class ObservedGradients:
-    """Gives a handler the gradients after each phase, once in a step, and injects what it returns.
+    """A source of gradients for a handler after each phase, once per step, that injects its results.
 
-    late: phases whose work is not done yet when their method ends.
-    norms: of every phase of every step that was observed.
-    rank_shares: how often each rank's part is in what a reduction adds up.
+    late: phases whose work is unfinished when their method ends.
+    norms: gradient norms of every phase of every observed step.
+    rank_shares: how often each rank's part is in the reduced gradients.
     """
 
     handler: StepValueHandler
