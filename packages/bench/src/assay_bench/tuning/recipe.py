@@ -19,6 +19,7 @@ from pydantic import (
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import read_toml, validate_record
+from assay.foreign_text import shorten
 from assay.models.sources import resolve_model
 from assay.verdicts import Record
 from assay_bench.tuning.texts import BUILT_IN
@@ -32,7 +33,7 @@ class RecipeError(UsageError):
     @classmethod
     def of(cls, path: object, problem: str, key: str = "") -> Self:
         """`key`: where the problem is; empty for the whole file."""
-        return cls(f"{path}: {f'{key}: ' if key else ''}{problem}")
+        return cls(f"{path}: {f'{key}: ' if key else ''}{shorten(problem)}")
 
 
 class _RecipePart(Record):

@@ -1,6 +1,6 @@
 """Limits of the noise ratios, by statistic: data with the runs that they come from."""
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from assay.errors import UsageError
 from assay.files import read_toml
+from assay.foreign_text import shorten
 from assay.stages import Statistic
 
 CALIBRATED = "noise"
@@ -49,7 +50,7 @@ def load_limits(name: str = CALIBRATED) -> Limits:
     try:
         return _parse(name, read_toml(file))
     except ValueError as error:
-        raise UsageError(f"limits {name}: {error}") from None
+        raise UsageError(f"limits {name}: {shorten(error)}") from None
 
 
 def _parse(name: str, data: Mapping[str, Any]) -> Limits:
@@ -60,8 +61,8 @@ def _parse(name: str, data: Mapping[str, Any]) -> Limits:
         if statistic not in get_args(Statistic):
             raise ValueError(f"unknown statistic {statistic!r}")
         # By a NaN or an infinity nothing would ever fail.
-        if not isinstance(limit, int | float) or not 0 < limit < math.inf:
-            raise ValueError(f"the limit of {statistic} is {limit!r}, not a positive number")
+        if not isinstance(limit, int | float) or not 0 < limit <= sys.float_info.max:
+            raise ValueError(f"the limit of {statistic} is not a positive number: {limit!r}")
     return Limits(name, origin, {statistic: float(limit) for statistic, limit in table.items()})
 
 

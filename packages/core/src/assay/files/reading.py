@@ -22,8 +22,9 @@ MAX_LINE_BYTES = 16 << 20
 
 # Python's recursion limit is 1,000 frames. Code that walks through a value needs several per level.
 MAX_DEPTH = 100
-# A list takes 90 bytes of memory and 2 of text. This many stay below 500 MB.
-MAX_CONTAINERS = 4 << 20
+# A value takes up to 40 bytes while it is read and hashed. A list takes four times that.
+MAX_VALUES = 16 << 20
+_VALUES_A_LIST = 4
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -149,7 +150,7 @@ def read_record_lines(kind: type[_Model], path: Path) -> Iterator[_Model]:
 
 def parse_json(text: str, path: Path | str, line: int | None = None) -> Any:  # noqa: ANN401 - any JSON value
     """Parse JSON. `path` and `line` name its place in the error."""
-    _require_few_containers(text, path, line)
+    _require_few_values(text, path, line)
     try:
         value = json.loads(text)
         if "\\ud" in text.lower():  # a lone surrogate can be neither written nor hashed
@@ -164,7 +165,7 @@ def parse_record(
     kind: type[_Model], text: str, path: Path | str, line: int | None = None
 ) -> _Model:
     """Parse JSON that follows the schema of `kind`. `path` and `line` name its place in the error."""
-    _require_few_containers(text, path, line)
+    _require_few_values(text, path, line)
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
@@ -184,9 +185,10 @@ def _require_object(value: object, path: Path, line: int | None = None) -> dict[
     return value
 
 
-def _require_few_containers(text: str, path: Path | str, line: int | None) -> None:
-    if text.count("[") + text.count("{") > MAX_CONTAINERS:
-        raise UnreadableFileError.of(path, f"more than {MAX_CONTAINERS:,} lists and objects", line)
+def _require_few_values(text: str, path: Path | str, line: int | None) -> None:
+    num_values = text.count(",") + _VALUES_A_LIST * (text.count("[") + text.count("{"))
+    if num_values > MAX_VALUES:
+        raise UnreadableFileError.of(path, f"it holds more than {MAX_VALUES:,} values", line)
 
 
 def _require_depth(text: str, value: object, path: Path | str, line: int | None = None) -> None:

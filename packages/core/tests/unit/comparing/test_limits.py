@@ -90,3 +90,9 @@ def test_file_that_is_no_text_is_refused(limits_file: Path) -> None:
 
     with pytest.raises(UsageError, match=r"mine\.toml: not UTF-8"):
         load_limits(str(limits_file))
+
+
+def test_a_limit_that_no_float_holds_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text(f"origin = 'a'\n[limits]\nreplay-tensor = 1{'0' * 400}\n")
+    with pytest.raises(UsageError, match="not a positive number"):
+        load_limits(str(tmp_path / "x.toml"))

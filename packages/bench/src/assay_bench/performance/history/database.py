@@ -105,7 +105,7 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
         raise
     except sqlite3.OperationalError as error:  # locked, or the disk is full
         raise MachineError(f"{path}: {error}") from error
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         raise HistoryError.of(path, error) from error
 
 

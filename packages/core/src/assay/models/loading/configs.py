@@ -21,12 +21,13 @@ def load_config(folder: Path, remote_code: RemoteCode) -> "PretrainedConfig":
         raise UsageError(f"model folder {folder} has no config.json")
     raw = read_json_object(path)
     model_type = raw.get("model_type")
-    if "auto_map" in raw and remote_code == "refuse" and model_type not in CONFIG_MAPPING:
+    is_known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
+    if "auto_map" in raw and remote_code == "refuse" and not is_known:
         raise UsageError(
             f"{path}: model_type {model_type!r} needs code that comes with the model;"
             " read it, then allow it with --trust-remote-code"
         )
-    if "auto_map" not in raw and model_type not in CONFIG_MAPPING:
+    if "auto_map" not in raw and not is_known:
         raise UsageError(f"{path}: model_type {model_type!r} is unknown to transformers")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(

@@ -16,6 +16,7 @@ import xxhash
 
 from assay.errors import UsageError
 from assay.files import UnreadableFileError, open_file, parse_json, read_json_object
+from assay.foreign_text import shorten
 from assay.models.sources import require_inside
 from assay.models.weight_files.hashing import StoredWeight, combine_hashes, hash_values
 from assay.progress import subtask
@@ -77,7 +78,9 @@ def weight_files(folder: Path) -> list[Path]:
             names = {path.name for path in folder.iterdir() if path.is_file()}
             for file in files:
                 if file.parent != folder or file.name not in names:
-                    raise UsageError(f"{folder / index} names {file.name}, which is not there")
+                    raise UsageError(
+                        f"{folder / index} names {shorten(file.name)}, which is not there"
+                    )
                 require_inside(file)
             return files
     raise UsageError(f"model folder {folder} has no weights: neither {_SINGLE} nor {_INDEX}")
@@ -96,7 +99,8 @@ def read_tensors(folder: Path) -> list[StoredTensor] | None:
         held = {(tensor.name, tensor.file.name) for tensor in tensors}
         for name, file_name in read_json_object(folder / _INDEX)["weight_map"].items():
             if (name, file_name) not in held:
-                raise UsageError(f"{folder / file_name} lacks {name}, which {_INDEX} promises")
+                problem = f"lacks {shorten(name)}, which {_INDEX} promises"
+                raise UsageError(f"{folder / shorten(file_name)} {problem}")
     return tensors
 
 
@@ -136,7 +140,7 @@ def _read_header(file: Path) -> list[StoredTensor]:
     for tensor in sorted(entries, key=lambda tensor: tensor.end):
         if tensor.end > size or tensor.start > tensor.end or tensor.start < data_start:
             raise UsageError(
-                f"{file} is truncated: {tensor.name} ends at byte {tensor.end:,},"
+                f"{file} is truncated: {shorten(tensor.name)} ends at byte {tensor.end:,},"
                 f" the file has {size:,}"
             )
     return entries
