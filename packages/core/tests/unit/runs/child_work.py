@@ -76,10 +76,10 @@ def take_long(__: dict[str, Any], progress: Progress) -> Result:
     progress.number_phases(2)
     with progress.step("loads"):
         for _ in counted("reads files", range(3), "files"):
-            time.sleep(0.2)
+            time.sleep(0.4)
     with progress.task("runs", 4, "steps"):
         for _ in range(4):
-            time.sleep(0.2)
+            time.sleep(0.4)
             advance_task("steps")
     return {}
 
