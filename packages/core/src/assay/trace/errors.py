@@ -19,7 +19,7 @@ class TraceError(UsageError):
 
         key: of the tensor or part of the file, "" for the whole; what: the contradiction.
         """
-        place = f"{path}: {shorten(repr(key))}" if key else str(path)
+        place = f"{shorten(path)}: {shorten(repr(key))}" if key else shorten(path)
         return cls(
             f"{place}: {shorten(what)}. The trace is damaged or was not made by assay: capture it anew."
         )

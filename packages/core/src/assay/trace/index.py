@@ -147,7 +147,7 @@ def flush_from_json(line: object, seen: dict[StoredTensor, StoredTensor]) -> Flu
         if line["kind"] not in ("tensors", "json"):
             raise ValueError(f"an attachment of kind {line['kind']!r}")
         size, digest = _natural(line["size"]), _text(line["digest"])
-        return Flush(attached=Attached(str(line["attached"]), line["kind"], size, digest))
+        return Flush(attached=Attached(_text(line["attached"]), line["kind"], size, digest))
     rows = [
         RowMap(
             tuple(_whole(number) for number in record["prompts"]),

@@ -110,7 +110,7 @@ class Trace:
         try:
             actual = self.files.existing(name).stat().st_size
         except TraceError as error:
-            raise TraceError(f"{error} (needed for {key!r})") from None
+            raise TraceError(f"{error} (needed for {shorten(repr(key))})") from None
         if actual != expected:
             what = f"the file has {actual} bytes, the index says {expected}"
             raise TraceError.damaged(path, key, what)
