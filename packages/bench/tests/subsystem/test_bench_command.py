@@ -141,7 +141,7 @@ def test_a_run_of_lm_evals_own_command_line_is_read_and_another_few_shot_refused
     [
         (["run", "--task", "absent.yaml"], "absent.yaml: cannot be read: No such file"),
         (["run", "--model", "micro:lama"], "no recipe 'lama'"),
-        (["run", "--suite", "absent"], "suite absent: there is no such file; shipped are"),
+        (["run", "--suite", "absent"], "suite absent does not exist; shipped suites:"),
         (["compare", "absent", "absent"], "absent: there is no such folder"),
     ],
 )

@@ -42,7 +42,7 @@ def read_suite(name: str) -> Suite:
     path = Path(name) if name.endswith(".toml") else _SUITES / f"{name}.toml"
     if not path.exists():
         shipped = ", ".join(shipped_suites())
-        raise UsageError(f"suite {name}: there is no such file; shipped are {shipped}")
+        raise UsageError(f"suite {name} does not exist; shipped suites: {shipped}")
     suite = read_toml_record(Suite, path)
     found = [_beside(path, task) for task in suite.tasks]
     return suite.model_copy(update={"tasks": found})

@@ -214,7 +214,7 @@ def _metric_of(samples: list[Sample], file: Path) -> str | None:
     """The first metric that is yes or no for every item."""
     metrics = samples[0].get("metrics", [])
     if not isinstance(metrics, list):
-        raise EvaluationError.of(file, "sample 1 is no sample of lm-eval: metrics is no list")
+        raise EvaluationError.of(file, "sample 1 is not an lm-eval sample: metrics is not a list")
     for metric in map(str, metrics):
         if all(_truth(sample.get(metric)) is not None for sample in samples):
             return metric
@@ -229,7 +229,7 @@ def _chance(samples: Sequence[Sample], kind: str, file: Path) -> float | None:
         return sum(1 / len(sample["arguments"]) for sample in samples) / len(samples)
     except (KeyError, TypeError, ZeroDivisionError) as error:
         raise EvaluationError.of(
-            file, f"a sample is no sample of lm-eval: {type(error).__name__}: {error}"
+            file, f"not an lm-eval sample: {type(error).__name__}: {error}"
         ) from None
 
 
@@ -256,7 +256,7 @@ def _items(
             )
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise EvaluationError.of(
-                file, f"sample {number} is no sample of lm-eval: {type(error).__name__}: {error}"
+                file, f"sample {number} is not an lm-eval sample: {type(error).__name__}: {error}"
             ) from None
 
 

@@ -17,7 +17,7 @@ def comparison_as_markdown(comparison: Comparison) -> str:
 
 
 def _lines(comparison: Comparison) -> Iterator[str]:
-    sides = escape_markdown(f"{comparison.candidate.name} beside {comparison.base.name}")
+    sides = escape_markdown(f"{comparison.candidate.name} compared with {comparison.base.name}")
     yield f"### {comparison.judged}: {sides}"
     yield ""
     if comparison.refused:

@@ -124,7 +124,7 @@ def read_recipe(name: str, run: str | None = None) -> RecipeFile:
     if path.suffix != _SUFFIX:
         path = Path(str(files("assay_bench") / "recipes" / f"{name}{_SUFFIX}"))
     if not path.exists():
-        raise UsageError(f"recipe {name}: there is no such file; shipped are {_shipped()}")
+        raise UsageError(f"recipe {name} does not exist; shipped recipes: {_shipped()}")
     document = read_toml(path)
     if run is not None:
         document["run"] = run

@@ -136,7 +136,7 @@ def test_what_is_told_shows_flips_with_their_texts() -> None:
     text = comparison_as_markdown(
         compare(evaluation(answered(400, 400)), evaluation(answered(390, 400)), TERMS)
     )
-    assert text.startswith("### FAIL: model beside model\n")
+    assert text.startswith("### FAIL: model compared with model\n")
     assert "<details><summary>sums: 10 lost</summary>" in text
     assert "- `390+1=` right: `391`, base: `391`, candidate: `?`" in text
     assert "- and 5 more in comparison.json" in text

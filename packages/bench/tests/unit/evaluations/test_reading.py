@@ -161,7 +161,7 @@ def without_hash(folder: Path) -> None:
         (lambda folder: next(folder.glob("samples_*")).unlink(), "evaluate with --log_samples"),
         (lambda folder: next(folder.glob("samples_*")).write_text(""), "it is empty"),
         (cut_off, ", line 1: not JSON: Expecting"),
-        (without_hash, "sample 1 is no sample of lm-eval: KeyError: 'prompt_hash'"),
+        (without_hash, "sample 1 is not an lm-eval sample: KeyError: 'prompt_hash'"),
         (lambda folder: next(folder.glob("results_*")).unlink(), "no results_*.json"),
         (lambda folder: next(folder.glob("results_*")).write_text("{}"), "results: Field required"),
         (lambda folder: next(folder.glob("results_*")).write_text("["), "Invalid JSON"),

@@ -97,4 +97,4 @@ def test_error_names_file_and_key_in_one_line(
 def test_recipe_that_is_not_there_is_answered_with_those_that_are(name: str) -> None:
     with pytest.raises(UsageError) as raised:
         read_recipe(name)
-    assert str(raised.value) == f"recipe {name}: there is no such file; shipped are micro"
+    assert str(raised.value) == f"recipe {name} does not exist; shipped recipes: micro"

@@ -21,7 +21,7 @@ _LARGEST_REST = 0.02
 
 @dataclass(frozen=True, slots=True)
 class GradientShare:
-    """How often a part of a step's gradients is in their sum; 1 is right.
+    """Multiplicity of one part in the sum of a step's gradients; 1 is right.
 
     source: number of the micro-batch or rank that the part comes from.
     """
