@@ -189,8 +189,9 @@ class Coverage(Record):
 
     @property
     def outcome(self) -> Outcome:
-        """Return NOT_COMPARED if a required part was not compared."""
-        return Outcome.NOT_COMPARED if self.forbidden_gaps else Outcome.PASS
+        """Return NOT_COMPARED if a required part, or every part, was not compared."""
+        is_empty = not self.modules_run
+        return Outcome.NOT_COMPARED if is_empty or self.forbidden_gaps else Outcome.PASS
 
 
 def is_part_of(name: str, glob: str) -> bool:

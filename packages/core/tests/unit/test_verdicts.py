@@ -5,6 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from assay.verdicts import (
+    Coverage,
     Level,
     Location,
     Measurement,
@@ -141,3 +142,9 @@ def test_measurement_writes_numbers_that_json_lacks() -> None:
 
     assert (record["actual"], record["ratio"], record["limit"]) == ("nan", "inf", 3.0)
     assert Measurement.model_validate_json(row.model_dump_json()).ratio == math.inf
+
+
+def test_a_model_of_which_nothing_ran_is_not_compared() -> None:
+    assert Coverage(modules=0, modules_run=0).outcome is Outcome.NOT_COMPARED
+    assert Coverage(modules=2, modules_run=0, allowed=["*"]).outcome is Outcome.NOT_COMPARED
+    assert Coverage(modules=2, modules_run=2).outcome is Outcome.PASS

@@ -57,7 +57,7 @@ def verdict_of(
         tensors=lambda name: [golden[name]],
         trace=SimpleNamespace(manifest={"dtype": "bfloat16"}),
         load=lambda: [LoadReport(compared=1)],
-        usage=Usage,
+        usage=lambda: Usage(parameters={"a": ["a.w"]}, called=["a"], read=["a.w"]),
     )
     candidate: Any = SimpleNamespace(
         attachments=(),

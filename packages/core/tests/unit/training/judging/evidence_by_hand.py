@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from assay.comparing.coverage import Usage
 from assay.comparing.judge import Judged, find_origin, rank_stages
 from assay.comparing.levels import Finding
 from assay.comparing.limits import Limits
@@ -61,6 +62,9 @@ LOSS: Place = ("stage-forward", "", "loss")
 LOSS_GRADIENT: Place = ("gradients", "", "output.logits")
 NORM: Place = ("stage-clip", "", "norm")
 UNTRAINED: Place = ("stage-optimizer", "", "changed-untrained")
+
+# A model of one module, which ran.
+USAGE = Usage(parameters={"a": ["a.weight"]}, called=["a"], read=["a.weight"])
 
 
 def output(module: str) -> Place:
@@ -253,7 +257,7 @@ def evidence(
     return TrainEvidence(
         TrainOptions(**run | dict(options or {})),
         dtype,
-        ReferenceReport(**facts | reference),
+        ReferenceReport(usage=USAGE, **facts | reference),
         list(reports),
         LIMITS,
         noise=_trace(noise) if noise else _clean_trace(dtype),
