@@ -11,7 +11,7 @@ from assay.comparing.levels import (
     MOST_LISTED,
     JudgedRatio,
     describe_judged_level,
-    find_worst,
+    find_reported,
 )
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult, ReplayResults
@@ -323,8 +323,11 @@ def _key_of(location: Location) -> tuple[object, ...]:
     return location.phase, location.rank, location.module, location.parameter
 
 
-def describe_stages_level(judged: Sequence[Judged]) -> dict[str, Any]:
-    """As `describe_judged_level`, with the module of the worst ratio."""
+def describe_stages_level(
+    judged: Sequence[Judged], deciding: Judged | None = None
+) -> dict[str, Any]:
+    """As `describe_judged_level`, with the module of the ratio."""
     if not judged:
         return {}
-    return {"module": find_worst(judged).port.stage.module} | describe_judged_level(judged)
+    reported = find_reported(judged, deciding)
+    return {"module": reported.port.stage.module} | describe_judged_level(judged, reported)

@@ -139,15 +139,22 @@ def pool_resolutions(judged: Iterable[JudgedRatio]) -> dict[str, float]:
     return pooled
 
 
-def describe_judged_level(judged: Sequence[JudgedRatio]) -> dict[str, Any]:
-    """Facts of a level's entry in verdict.json: its worst ratio, and the resolutions."""
+def find_reported(judged: Sequence[Item], deciding: Item | None) -> Item:
+    """Return the ratio that a level is reported by: the verdict's own, if it is here, else the worst."""
+    return next((item for item in judged if item is deciding), None) or find_worst(judged)
+
+
+def describe_judged_level(
+    judged: Sequence[JudgedRatio], deciding: JudgedRatio | None = None
+) -> dict[str, Any]:
+    """Facts of a level's entry in verdict.json: the ratio that reports it, and the resolutions."""
     if not judged:
         return {}
-    worst = find_worst(judged)
+    reported = find_reported(judged, deciding)
     return {
-        "statistic": worst.ratio.statistic,
-        "noise_ratio": worst.ratio.value,
-        "limit": worst.limit,
+        "statistic": reported.ratio.statistic,
+        "noise_ratio": reported.ratio.value,
+        "limit": reported.limit,
         "resolution": pool_resolutions(judged),
     }
 

@@ -51,6 +51,8 @@ def test_scaled_weights_fail_at_their_module(check: Run, setups: Path) -> None:
     assert verdict["diagnosis"] == "weight-mismatch"
     assert [item["location"]["module"] for item in verdict["suspects"]] == [DOWN]
     assert verdict["noise_ratio"] > verdict["limit"]
+    for name in ("statistic", "noise_ratio", "limit"):
+        assert verdict["levels"]["modules"][name] == verdict[name]
     assert verdict["first_bad_token"]["phase"] == "prefill"
 
 

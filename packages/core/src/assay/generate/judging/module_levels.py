@@ -95,8 +95,9 @@ def _level(
     evidence: GenerateEvidence,
 ) -> Level:
     compared = len({(item.port.module, item.port.port) for item in judged})
-    facts = describe_stages_level(judged) | {"limits_origin": evidence.limits.origin}
-    worst = origin.reported.port.sums.worst if origin is not None else None
+    deciding = origin.reported if origin is not None else None
+    facts = describe_stages_level(judged, deciding) | {"limits_origin": evidence.limits.origin}
+    worst = deciding.port.sums.worst if deciding is not None else None
     if worst is not None and worst.index:
         facts["worst_element"] = {
             **dict(zip(("prompt", "position", "channel"), worst.index, strict=True)),

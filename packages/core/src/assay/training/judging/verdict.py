@@ -92,7 +92,10 @@ _PHASES_OF_LEVEL: dict[str, tuple[Phase, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """What the verdict is about: what is wrong, and the statistic that it is reported by."""
+    """What the verdict is about: what is wrong, and the statistic that it is reported by.
+
+    Where nothing is wrong, the statistic is the closest call.
+    """
 
     finding: Finding | None
     reported: Judged | None
@@ -115,13 +118,20 @@ def _judge(
     loss, loss_notes = judge_losses(evidence)
     trajectory = judge_trajectory(evidence)
     extra = {"loss": [loss] if loss else [], "updates": trajectory}
+    replicas, divergence = judge_replicas(evidence)
+    checkpoint, broken = judge_checkpoint(evidence)
+    all_judged = [item for group in groups.values() for item in group.judged]
+    ranked = rank_stages(all_judged)
+    free = [item for item in (*trajectory, *([loss] if loss else [])) if item.failed]
+    decision = _decide_with_load(
+        load, _decide(evidence, groups, ranked, divergence or broken, free)
+    )
     results = {"load": load.result} | {
-        name: _judge_level(name, groups, evidence, extra.get(name, [])) for name in _GROUPS_OF_LEVEL
+        name: _judge_level(name, groups, evidence, extra.get(name, []), decision.reported)
+        for name in _GROUPS_OF_LEVEL
     }
+    results |= {"replicas": replicas, "checkpoint": checkpoint}
     results["loss"].notes += loss_notes
-    results["replicas"], divergence = judge_replicas(evidence)
-    results["checkpoint"], broken = judge_checkpoint(evidence)
-    ranked = rank_stages(item for group in groups.values() for item in group.judged)
     results["updates"].notes += notes_on_rounding(evidence)
     results["activations"].notes += notes_on_masks(evidence)
     if _steps_elsewhere(evidence, groups["stage-optimizer"]):
@@ -130,10 +140,6 @@ def _judge(
             result.level = result.level.model_copy(update=update)
     levels = {name: result.level for name, result in results.items()}
     outcome = outcome_of_levels(levels, evidence.coverage)
-    free = [item for item in (*trajectory, *([loss] if loss else [])) if item.failed]
-    decision = _decide_with_load(
-        load, _decide(evidence, groups, ranked, divergence or broken, free)
-    )
     finding = decision.finding if outcome is Outcome.FAIL else None
     diagnosis: Diagnosis | None = finding.diagnosis if finding else None
     if finding and finding.reason:
@@ -147,7 +153,6 @@ def _judge(
     if outcome is Outcome.PASS and report.weights_different:
         diagnosis = "below-resolution"
         notes.append(note_on_weights(report.weights_different))
-    all_judged = [item for group in groups.values() for item in group.judged]
     verdict = Verdict(
         verdict=outcome,
         model=evidence.reference.model,
@@ -200,12 +205,16 @@ def _steps_elsewhere(evidence: TrainEvidence, updates: JudgedGroup) -> bool:
 
 
 def _judge_level(
-    name: str, groups: dict[str, JudgedGroup], evidence: TrainEvidence, extra: list[Judged]
+    name: str,
+    groups: dict[str, JudgedGroup],
+    evidence: TrainEvidence,
+    extra: list[Judged],
+    deciding: Judged | None,
 ) -> LevelResult:
     chosen = [groups[group] for group in _GROUPS_OF_LEVEL[name]]
     judged = [item for group in chosen for item in group.judged if _belongs(name, item)] + extra
     compared = len({(item.port.stage, item.port.module, item.port.port) for item in judged})
-    facts = {"limits_origin": evidence.limits.origin} | describe_stages_level(judged)
+    facts = {"limits_origin": evidence.limits.origin} | describe_stages_level(judged, deciding)
     if name == "updates" and promises_float32(evidence):
         facts["noise_dtype"] = "float32"
     outcome, reason = _outcome_of(name, chosen, judged, evidence)
@@ -318,7 +327,8 @@ def _decide(
     if found := _find_in_reports(evidence, groups) or broken:
         return _Decision(found, None)
     if not free:
-        return _Decision(None, None)
+        judged = [item for group in groups.values() for item in group.judged]
+        return _Decision(None, find_worst(judged) if judged else None)
     return _Decision(diagnose_free_run(evidence, free), free[0])
 
 
@@ -354,12 +364,12 @@ def _reported_at(location: Location, groups: dict[str, JudgedGroup], origin: Fai
 
 def _decide_numbers(decision: _Decision, judged: list[Judged], load: JudgedLoad) -> DecidingNumbers:
     """The numbers of what decided, or of the closest call."""
-    if decision.reported is not None:
-        return deciding_numbers(decision.reported, decision.reported.resolution)
-    if decision.finding is not None:
-        return {} if decision.finding in (*load.loading, *load.changed) else EXACT_NUMBERS
-    if not judged:
-        return {}
+    finding, reported = decision.finding, decision.reported
+    if reported is None:
+        is_exact = finding is not None and finding not in (*load.loading, *load.changed)
+        return EXACT_NUMBERS if is_exact else {}
+    if finding is not None:
+        return deciding_numbers(reported, reported.resolution)
     # What any error is held to, whatever its form; systematic ones are seen far below.
     general = [
         item.resolution
@@ -367,7 +377,7 @@ def _decide_numbers(decision: _Decision, judged: list[Judged], load: JudgedLoad)
         if item.ratio.statistic == "replay-tensor"
         and item.port.stage.phase in ("forward", "backward")
     ]
-    return deciding_numbers(find_worst(judged), max(general, default=0.0))
+    return deciding_numbers(reported, max(general, default=0.0))
 
 
 def _unmatched(groups: dict[str, JudgedGroup], invisible: Mapping[str, str]) -> Unmatched:

@@ -143,6 +143,18 @@ def test_verdict_says_the_numbers_of_what_failed() -> None:
     assert (row.level, row.ratio, row.actual) == ("activations", 64.0, 32 * UNIT)
 
 
+def test_level_of_the_named_place_says_the_numbers_of_the_verdict() -> None:
+    # A scale of 1.5 is further over the limits of systematic statistics than over the reported one.
+    verdict = wrong(output("b"), output("norm"), error=times(1.5))
+
+    level = verdict.levels["activations"].model_extra or {}
+    names = ("statistic", "noise_ratio", "limit")
+    assert verdict.statistic == "replay-tensor"
+    assert {name: level[name] for name in names} == verdict.model_dump(include={*names})
+    assert verdict.location is not None
+    assert level["module"] == verdict.location.module
+
+
 # Where nothing can be said there is no PASS
 
 
