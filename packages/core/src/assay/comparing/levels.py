@@ -76,7 +76,7 @@ Item = TypeVar("Item", bound=JudgedRatio)
 class LevelResult:
     """A judged level: its entry in the verdict, and the rows behind it.
 
-    judged: the ratios that decided it. first_bad: the first wrong token of a generated text.
+    judged: the ratios that decided it. first_bad: the first token with a wrong value.
     """
 
     level: Level

@@ -26,7 +26,7 @@ def test_failure_is_summarised_whole() -> None:
         "  relative error 4.09e-2 = 14.6x the bfloat16 noise of the same module "
         "(limit 3.0x, calibrated on 312 clean runs)\n"
         "  worst row: prompt 1, token 17, error 0.139 = 91.0x its noise\n"
-        "  first bad token: prompt 0, position 3 (prefill)\n"
+        "  first token affected: prompt 0, position 3 (prefill)\n"
         "  its inputs agree (they are the reference's own): the error is made here\n"
         "  diagnosis module-error: one module computes something else from the same inputs\n"
         "Next: assay explain module-error\n"

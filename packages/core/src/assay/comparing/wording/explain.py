@@ -11,7 +11,7 @@ from assay.comparing.wording.diagnoses import load_diagnoses
 from assay.comparing.wording.numerals import format_against, format_number
 from assay.comparing.wording.phrases import (
     describe_error,
-    describe_first_bad_token,
+    describe_first_affected_token,
     describe_location,
     describe_place,
     describe_ratio,
@@ -173,7 +173,7 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
     details: list[str | None] = [reason]
     if verdict.noise_ratio is not None and not (reason and verdict.statistic in _ABSOLUTE):
         details.append(_describe_ratio(verdict, evidence))
-    details += [_describe_worst(evidence), describe_first_bad_token(verdict)]
+    details += [_describe_worst(evidence), describe_first_affected_token(verdict)]
     tokens = verdict.levels.get("tokens")
     if tokens is not None and tokens.verdict is Outcome.FAIL:
         details.append(tokens.reason)

@@ -180,12 +180,12 @@ def describe_level(level: Level) -> str:
     return level.verdict.value if level.verdict else "not run"
 
 
-def describe_first_bad_token(verdict: Verdict) -> str | None:
-    """Where the text goes wrong first."""
+def describe_first_affected_token(verdict: Verdict) -> str | None:
+    """Describe the first token with a wrong value. The generated tokens may still all be right."""
     token = verdict.first_bad_token
     if token is None:
         return None
-    return f"first bad token: prompt {token.prompt}, position {token.position} ({token.phase})"
+    return f"first token affected: prompt {token.prompt}, position {token.position} ({token.phase})"
 
 
 def describe_left_out(kept: int, total: int, things: str, worst: float) -> str:

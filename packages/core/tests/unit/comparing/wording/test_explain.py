@@ -82,7 +82,7 @@ def test_a_module_error_is_reported_whole() -> None:
         "(limit 3.0x, calibrated on 312 clean runs)\n"
         "  worst row: prompt 1, token 17, error 4.1e-2 = 21.3x its noise; "
         "worst element (prompt 1, token 17, channel 902): actual 3.14, expected 2.97\n"
-        "  first bad token: prompt 0, position 3 (decode)\n"
+        "  first token affected: prompt 0, position 3 (decode)\n"
         "  its inputs agree (they are the reference's own): the error is made here\n"
         "  diagnosis module-error: one module computes something else from the same inputs\n"
         "Next: assay explain module-error"
