@@ -62,19 +62,19 @@ def judge_load(reports: Sequence[LoadReport], changes: Sequence[SetupChanges] = 
 
 
 def _find_in(report: LoadReport) -> list[Finding]:
-    found = [
-        _of_weight(weight, "checkpoint", "as stored")
-        for weight in report.weights
-        if weight.problem != "differs" or weight.beyond_rounding
-    ]
+    wrong = [one for one in report.weights if one.problem != "differs" or one.beyond_rounding]
+    made = [one for one in wrong if one.problem in ("varies", "not-built")]
+    found = [_of_weight(one, "checkpoint", "as stored") for one in wrong if one not in made]
     found += [
         _without_place("checkpoint-mismatch", "checkpoint", describe_key(key))
         for key in report.keys
         if key.problem != "unread"
     ]
+    found += [_without_place("checkpoint-mismatch", "checkpoint", text) for text in report.settings]
+    # A wrong setting explains values that the model's code makes, so it comes before them.
+    found += [_of_weight(one, "checkpoint", "as stored") for one in made]
     found += [
-        _without_place("checkpoint-mismatch", "checkpoint", text)
-        for text in [*report.settings, *report.generation]
+        _without_place("checkpoint-mismatch", "checkpoint", text) for text in report.generation
     ]
     return found + [_without_place("inputs-differ", "inputs", text) for text in report.tokenizer]
 
@@ -125,7 +125,8 @@ def _describe_rows(weight: WeightDifference) -> str:
 def describe_key(key: UnreadKey) -> str:
     """What is wrong with a key of config.json that no code reads."""
     if key.problem == "overridden":
-        return f"config.json: {key.key} is {key.used} in memory, the file says otherwise"
+        stored = key.stored or "another value"  # reports of earlier versions
+        return f"config.json: {key.key} is {key.used} in memory, {stored} in the file"
     text = f"config.json: no code reads the key {key.key}"
     if key.problem == "misplaced":
         return f"{text}; it looks for {key.nearest} outside of it, and took a default"

@@ -50,6 +50,8 @@ def test_weights_that_cannot_be_compared_are_no_pass_and_named() -> None:
          "checkpoint-mismatch",
          ("config.json: no code reads the key softcaping; softcapping, which is read, is not in the"
          " file: its default was used")),
+        ({"keys": [UnreadKey(key="rope_theta", problem="overridden", used="500000.0", stored="1e4")]},
+         "checkpoint-mismatch", "config.json: rope_theta is 500000.0 in memory, 1e4 in the file"),
         ({"generation": ["temperature is 1.0, generation_config.json says 0.6"]},
          "checkpoint-mismatch", "temperature is 1.0, generation_config.json says 0.6"),
         ({"tokenizer": ["a chat begins with 2 BOS tokens (<s>, id 1)"]}, "inputs-differ",
@@ -65,6 +67,15 @@ def test_what_loading_made_wrong_fails_and_is_said_once(
     assert (judged.result.level.verdict, judged.result.level.reason) == (Outcome.FAIL, words)
     assert finding.diagnosis == diagnosis
     assert finding.location.phase in ("checkpoint", "inputs")
+
+
+def test_changed_setting_is_named_before_the_buffer_that_is_made_of_it() -> None:
+    buffer = TABLE.model_copy(update={"name": "inv_freq", "problem": "not-built"})
+    setting = "rope_theta is 500000.0, 10000.0 where its class is built from config.json alone"
+
+    judged = judge_load([clean(weights=[buffer], settings=[setting])])
+
+    assert judged.result.level.reason == f"{setting} and 1 more"
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,9 @@ class KeyReader:
             num_keys += 1
             if not hasattr(config, name):
                 # Its class took it over into something else: older names of rotary parameters.
-                unread += _overridden(key, value, getattr(config, ROPE_KEYS[0], None), prefix)
+                rope = getattr(config, ROPE_KEYS[0], None)
+                if isinstance(rope, Mapping) and rope.get(key, value) != value:
+                    unread.append(_overridden(f"{prefix}{key}", value, rope[key]))
                 continue
             own = getattr(config, name)
             if isinstance(own, PretrainedConfig) and isinstance(value, Mapping):
@@ -84,7 +86,10 @@ class KeyReader:
                 within = own.get(key) if isinstance(own, Mapping) else None
                 unread += self._unread_rope_keys(inner, within, f"{prefix}{key}.")
             elif key in self.reads.inner or not isinstance(own, Mapping) or key not in own:
-                continue  # keys that are gone have an older name, and were renamed
+                # Keys that are gone have an older name, and were renamed; so are names of types.
+                is_number = isinstance(inner, int | float)
+                if is_number and isinstance(own, Mapping) and own.get(key, inner) != inner:
+                    unread.append(_overridden(f"{prefix}{key}", inner, own[key]))
             elif key in self.reads.absent:
                 unread.append(UnreadKey(key=f"{prefix}{key}", problem="misplaced", nearest=key))
             else:
@@ -104,11 +109,8 @@ class KeyReader:
         return any(is_named_by((self.model_class, type(config)), one) for one in names)
 
 
-def _overridden(key: str, value: object, rope: object, prefix: str) -> list[UnreadKey]:
-    """The key of a rotary parameter, if the model has another value for it than the file says."""
-    if not isinstance(rope, Mapping) or key not in rope or rope[key] == value:
-        return []
-    return [UnreadKey(key=f"{prefix}{key}", problem="overridden", used=repr(rope[key]))]
+def _overridden(key: str, stored: object, used: object) -> UnreadKey:
+    return UnreadKey(key=key, problem="overridden", used=repr(used), stored=repr(stored))
 
 
 def _names(config: Any, read: Iterable[str]) -> set[str]:  # noqa: ANN401 - transformers

@@ -46,13 +46,14 @@ class WeightDifference(Record):
 class UnreadKey(Record):
     """A key of config.json that no code read; nearest: the most similar name that was read.
 
-    used: of an overridden key, the value that the model has.
+    used, stored: of an overridden key, the values that the model and the file have.
     """
 
     key: str
     problem: KeyProblem = "unread"
     nearest: str | None = None
     used: str | None = None
+    stored: str | None = None
 
 
 class LoadReport(Record):

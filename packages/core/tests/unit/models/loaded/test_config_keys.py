@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 
 from assay.models import RECIPES, load_model
@@ -58,6 +59,7 @@ def test_stray_key_beside_the_right_one_is_only_unread(tmp_path: Path) -> None:
         ({"rope_parameters": {"rope_type": "default", "factor": 2.0, "rope_theta": 1e4}},
          [("rope_parameters.factor", "unread", None)]),
         ({"norm_topk_prob": True}, [("norm_topk_prob", "unread", None)]),
+        ({"rope_theta": 5e5}, [("rope_theta", "overridden", "10000.0")]),  # beside rope_parameters
     ],
 )  # fmt: skip
 def test_rotary_and_other_keys_of_llama(
@@ -69,6 +71,24 @@ def test_rotary_and_other_keys_of_llama(
     path.write_text(json.dumps(kept), encoding="utf-8")
 
     assert unread(llama_folder) == found
+
+
+def test_rotary_parameter_that_the_configuration_class_changes_is_named_with_both_values(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = LlamaConfig.__init__
+
+    def read_and_change(self: Any, *arguments: Any, **settings: Any) -> None:
+        read(self, *arguments, **settings)
+        self.rope_parameters["rope_theta"] = 5e5
+
+    monkeypatch.setattr(LlamaConfig, "__init__", read_and_change)
+
+    report = inspect_load(load_model(str(llama_folder), dtype="float32"), "refuse").report
+
+    (found,) = report.keys
+    assert (found.key, found.problem) == ("rope_parameters.rope_theta", "overridden")
+    assert (found.used, found.stored) == ("500000.0", "10000.0")
 
 
 def test_key_that_the_code_looks_for_elsewhere_is_named(
