@@ -141,6 +141,8 @@ def _notes_on(report: LoadReport) -> list[str]:
         notes.append(
             f"the files hold tensors that the model does not use: {name_some(report.unused)}"
         )
+    if report.non_finite:
+        notes.append(f"NaN or infinity in loaded weights: {name_some(report.non_finite)}")
     rounded = [
         weight.name
         for weight in report.weights

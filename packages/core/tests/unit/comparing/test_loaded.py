@@ -87,6 +87,8 @@ def test_changed_setting_is_named_before_the_buffer_that_is_made_of_it() -> None
          "config.json: no code reads the key attn_bias; the nearest that is read is attention_bias"),
         ({"unused": ["lm_head.bias"]},
          "the files hold tensors that the model does not use: lm_head.bias"),
+        ({"non_finite": ["a.weight (3 of 384 values)"]},
+         "NaN or infinity in loaded weights: a.weight (3 of 384 values)"),
         ({"weights": [ROUNDED]},
          "rounded in another way than to nearest: model.embed_tokens.weight"),
         ({"notes": ["padding is EOS"]}, "padding is EOS"),

@@ -65,6 +65,7 @@ def inspect_load(loaded: LoadedModel, remote_code: RemoteCode) -> Inspection:
             weights=weights.differences,
             unused=weights.unused,
             not_compared=weights.not_compared,
+            non_finite=weights.non_finite,
             generation=check_generation_config(folder, loaded.model),
         )
         with subtask("loads it once more without the files"):

@@ -63,6 +63,7 @@ class LoadReport(Record):
     num_keys: number of config.json keys that were checked for being read.
     unused: tensors of the files that the model neither uses nor declares to ignore.
     not_compared: parameters and buffers that could not be compared, each with the reason.
+    non_finite: stored parameters and buffers that hold NaN or infinity, each with the number.
     settings: modules and attributes that differ from the class built from config.json.
     tokenizer, generation: errors of the tokenizer, and of the generation configuration.
     tokenizer_notes: correct properties of the tokenizer that are easy to misuse.
@@ -73,6 +74,7 @@ class LoadReport(Record):
     weights: list[WeightDifference] = Field(default_factory=list)
     unused: list[str] = Field(default_factory=list)
     not_compared: list[str] = Field(default_factory=list)
+    non_finite: list[str] = Field(default_factory=list)
     keys: list[UnreadKey] = Field(default_factory=list)
     settings: list[str] = Field(default_factory=list)
     tokenizer: list[str] = Field(default_factory=list)

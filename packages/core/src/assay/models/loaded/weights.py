@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from assay.models.loaded.differences import is_cast_of, measure_difference
+from assay.models.loaded.differences import count_non_finite, is_cast_of, measure_difference
 from assay.models.loaded.places import Place, find_places
 from assay.models.loaded.report import WeightDifference
 from assay.progress import counted
@@ -32,6 +32,7 @@ class ComparedWeights:
     made: dict[str, Tensor] = field(default_factory=dict)
     unused: list[str] = field(default_factory=list)
     not_compared: list[str] = field(default_factory=list)
+    non_finite: list[str] = field(default_factory=list)
 
 
 def compare_with_files(
@@ -91,6 +92,8 @@ def _compare(
     result: ComparedWeights, name: str, tensor: Tensor, place: Place, dtype: torch.dtype
 ) -> None:
     actual = tensor.detach().cpu()
+    if count := count_non_finite(actual):
+        result.non_finite.append(f"{name} ({count:,} of {actual.numel():,} values)")
     try:
         stored = value_in_form(place, actual)
     except UnknownFormError as error:

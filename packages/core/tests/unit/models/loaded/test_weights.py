@@ -232,6 +232,16 @@ def test_stored_tensor_that_nothing_uses_is_named(
     assert report.weights == []
 
 
+def test_stored_nan_and_infinity_are_counted(llama_folder: Path, edit_tensors: EditTensors) -> None:
+    stored = torch.ones(24, 16)
+    stored[3, :2], stored[5, 0] = torch.nan, -torch.inf
+    edit_tensors({UP: stored})
+
+    report = inspected(llama_folder)
+    assert report.non_finite == [f"{UP} (3 of 384 values)"]
+    assert report.weights == []
+
+
 def test_quantised_weights_that_differ_are_not_compared_and_never_passed(
     llama_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
