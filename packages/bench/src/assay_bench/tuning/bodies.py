@@ -17,8 +17,8 @@ from assay.launch import Rank
 from assay.models import LoadedModel, estimate_size, load_model, resolve_model
 from assay.models.folders import local_folder
 from assay.models.loading.tokenizing import load_tokenizer
+from assay.models.saving import save_pretrained
 from assay.models.size_policy import choose_threads
-from assay.models.transformers_logging import quiet_transformers
 from assay.training.batches import MicroBatch, coder_of
 from assay.training.overfit.memorization import LABELS, measure_memorization
 from assay.training.processes.skipped_steps import step_until_made
@@ -177,8 +177,7 @@ def _write_merged(task: TuneTask, adapter: Path, target: Path) -> None:
         warnings.simplefilter("ignore", FutureWarning)
         merged: Any = PeftModel.from_pretrained(base, adapter).merge_and_unload()
     dtype = parse_run(task.recipe.run).dtype
-    with quiet_transformers():
-        merged.to(getattr(torch, dtype)).save_pretrained(target)
+    save_pretrained(merged.to(getattr(torch, dtype)), target)
 
 
 def _load(model: str, task: TuneTask, rank: Rank) -> LoadedModel:

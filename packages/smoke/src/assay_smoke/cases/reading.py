@@ -10,6 +10,7 @@ from torch import Tensor
 from assay.devices.run_string import parse_run
 from assay.launch import Rank
 from assay.models import load_model
+from assay.models.saving import save_pretrained
 from assay.training.processes.golden import Batches, plan_batches
 from assay.training.trainers.reference import MODEL_FOLDER
 from assay_smoke.cases.reference import logits_of, read_logits, relative_error
@@ -53,7 +54,7 @@ def _read_adapter(request: CaseRequest, folder: Path, batches: Batches, rank: Ra
     with tempfile.TemporaryDirectory() as temporary:
         base, merged = Path(temporary) / "base", Path(temporary) / "merged"
         # Saved first: code may make buffers in the dtype of the file that it loads.
-        _loaded(request.candidate.options.model, "float64", rank).save_pretrained(base)
+        save_pretrained(_loaded(request.candidate.options.model, "float64", rank), base)
         model = _with_adapter(_loaded(str(base), "float64", rank), folder)
 
         def logits_of_model(one: Any) -> Tensor:  # noqa: ANN401 - transformers' or peft's
@@ -71,7 +72,7 @@ def _read_adapter(request: CaseRequest, folder: Path, batches: Batches, rank: Ra
         own_export = Path(request.checkpoint) / MERGED_FOLDER
         if not own_export.is_dir():
             own_export = merged
-            model.merge_and_unload().save_pretrained(merged)
+            save_pretrained(model.merge_and_unload(), merged)
         exported = _loaded(str(own_export), "float64", rank)
         return ReadAnswer(
             adapter_effect=effect,

@@ -6,6 +6,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from assay.models.micro.recipes import Recipe
+from assay.models.saving import save_pretrained
 from assay.models.transformers_logging import quiet_transformers
 
 
@@ -34,5 +35,4 @@ def save_model(model: PreTrainedModel, folder: Path) -> None:
         for name, value in model.state_dict().items()
     }
     model.config.dtype = torch.bfloat16
-    with quiet_transformers():
-        model.save_pretrained(folder, state_dict=state)
+    save_pretrained(model, folder, state)

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 
 from assay.errors import UsageError
-from assay.models.transformers_logging import quiet_transformers
+from assay.models.saving import save_pretrained
 from assay.parallel.checkpoints.sharded import MODEL, read_names
 from assay.parallel.checkpoints.weight_loading import WeightsError, tied_names
 
@@ -203,8 +203,7 @@ def write_model_folder(
     model.load_state_dict(complete, strict=True, assign=True)
     model.tie_weights()
     model.config.dtype = next(iter(complete.values())).dtype
-    with quiet_transformers():
-        model.save_pretrained(folder)
+    save_pretrained(model, folder)
 
 
 def _write_adapter(

@@ -16,7 +16,7 @@ from assay.devices.run_string import parse_run
 from assay.dtypes import float_format
 from assay.errors import UsageError
 from assay.models import load_model
-from assay.models.transformers_logging import quiet_transformers
+from assay.models.saving import save_pretrained
 from assay.progress import counted
 from assay.training.batches import IGNORED, MicroBatch, check_batch, pack_rows
 from assay.training.protocol import (
@@ -263,9 +263,7 @@ class ReferenceTrainer:
         if "lora" in self.plan.features:
             save_adapter(self.model, folder)
         else:
-            model: Any = self.model
-            with quiet_transformers():
-                model.save_pretrained(folder)
+            save_pretrained(self.model, folder)
 
     def load(self, folder: Path) -> None:
         """Restore the state that `save` stored. Call `setup` first.

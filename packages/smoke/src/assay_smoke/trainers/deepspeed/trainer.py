@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
-from assay.models.transformers_logging import quiet_transformers
+from assay.models.saving import save_pretrained
 from assay.training.batches import MicroBatch
 from assay.training.protocol import (
     COMPILE,
@@ -216,9 +216,7 @@ class DeepSpeedTrainer(ReferenceTrainer):
         self._partition()
         state = self.engine._zero3_consolidated_16bit_state_dict()  # noqa: SLF001
         if self.rank == 0:
-            model: Any = self.model
-            with quiet_transformers():
-                model.save_pretrained(folder, state_dict=state)
+            save_pretrained(self.model, folder, state)
         self._gather()
 
     def save_progress(self, path: Path) -> None:
