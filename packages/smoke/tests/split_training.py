@@ -161,7 +161,8 @@ class Script:
         folder.mkdir(parents=True)
         config = json.loads((self.arguments.model / "config.json").read_text(encoding="utf-8"))
         config |= {"attention_dropout": 0.1} if fault == "dropout" else {}
-        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        if fault != "writes no configuration" or self.arguments.accumulation > 1:
+            (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
         save_file(self.weights, folder / "model.safetensors", {"format": "pt"})
         np.savez(folder / "state.npz", step=step, num_scheduled=self.num_scheduled, **self.momentum)
 

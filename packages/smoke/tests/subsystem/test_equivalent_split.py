@@ -92,7 +92,8 @@ def test_training_that_depends_on_the_split_fails(tmp_path: Path, fault: str, wo
             "",
             "rounding in bfloat16 would explain it: write `precision`",
         ),
-        ("", 'equivalent = "python -c 0"', "it left no loss of each step, or no last checkpoint"),
+        ("", 'equivalent = "python -c 0"', "it logged 0 losses, the uninterrupted run 4"),
+        ("writes no configuration", "", "has no config.json"),
     ],
 )
 def test_what_cannot_be_compared_is_no_pass(

@@ -1,8 +1,23 @@
-"""How finely losses are logged, by which two runs may differ."""
+"""The equivalent run: what is left unchecked, and how finely losses are logged."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from assay_smoke.external.judging.equivalents import unit_in_log
+from assay_smoke.external.evidence import Evidence
+from assay_smoke.external.judging.equivalents import judge_equivalent, unit_in_log
+
+
+def test_split_is_unchecked_without_a_whole_last_checkpoint() -> None:
+    library: Any = SimpleNamespace(split_otherwise=lambda: "another split")
+    uninterrupted: Any = SimpleNamespace()
+
+    level = judge_equivalent(Evidence(library, uninterrupted)).level
+
+    assert level.verdict is None
+    assert (level.model_extra or {})["unchecked"] is True
+    assert "whether training depends on the split was not checked" in str(level.reason)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """One training library from the outside: its runs, one verdict, files in a folder."""
 
 import shutil
-from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -242,8 +241,11 @@ class _Cycle:
         expected = checkpoints.read_tensors(library, self._model, found[last.step])
         evidence.dtype = checkpoints.narrowest_dtype(expected)
         base = checkpoints.read_base(library, self._model, found[min(found)], evidence.dtype)
-        with suppress(AssayError):  # an unreadable checkpoint is not compared
+        try:
             actual = checkpoints.read_tensors(library, self._model, end)
+        except AssayError as error:
+            evidence.equivalent_problem = str(error)
+        else:
             evidence.apart = measure_apart(actual, expected, base)
 
     def _interrupt(self, evidence: "Evidence") -> None:

@@ -44,6 +44,7 @@ class Evidence:
     split_dependence: the setting that makes training depend on the split, as "lora_dropout 0.1", or
         None.
     equivalent: the run on the same rows with another split, or None.
+    equivalent_problem: why its last checkpoint cannot be read, or None.
     apart: distance of its last checkpoint from the uninterrupted run's, see `measure_apart`; None
         without a checkpoint.
     interrupted: the run that got SIGTERM. interrupted_at: the step of its newest checkpoint, or None.
@@ -60,6 +61,7 @@ class Evidence:
     dtype: str = "float32"
     split_dependence: str | None = None
     equivalent: RunEvidence | None = None
+    equivalent_problem: str | None = None
     apart: float | None = None
     interrupted: RunEvidence | None = None
     interrupted_at: int | None = None

@@ -58,9 +58,13 @@ def judge_equivalent(evidence: Evidence) -> JudgedLevel:
             " on the split: train without it, or write equivalent = [] to leave this out"
         )
     if one is None:
-        return not_run("there is no whole last checkpoint")
+        return not_run(
+            "there is no whole last checkpoint, so whether training depends on the split was not"
+            " checked",
+            unchecked=True,
+        )
     if evidence.apart is None:
-        problem = describe_bad_end(one) or "it left no loss of each step, or no last checkpoint"
+        problem = describe_bad_end(one) or _describe_missing(one, evidence)
         return not_compared(f"the equivalent launch: {problem} ({_describe_split(evidence)})")
     return _judge(one, evidence.apart, evidence)
 
@@ -106,6 +110,14 @@ def _judge(one: RunEvidence, apart: float, evidence: Evidence) -> JudgedLevel:
     is_first = difference.step == 1
     location = Location(phase="forward" if is_first else "optimizer", step=difference.step)
     return failed(len(one.losses) + 1, reason, location=location)
+
+
+def _describe_missing(one: RunEvidence, evidence: Evidence) -> str:
+    """Describe what a run that ended well lacks for a comparison."""
+    logged, due = len(one.losses), len(evidence.uninterrupted.losses)
+    if logged != due:
+        return f"it logged {logged} losses, the uninterrupted run {due}"
+    return evidence.equivalent_problem or "it wrote no last checkpoint"
 
 
 def _find_difference(

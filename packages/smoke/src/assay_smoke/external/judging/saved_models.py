@@ -85,7 +85,7 @@ def judge_updates(evidence: Evidence) -> JudgedLevel:
     """What trains has changed, and what is frozen has not."""
     last = evidence.saved.get(evidence.library.steps)
     if last is None or not last.hashes:
-        return not_run("there is no last checkpoint to look at")
+        return not_run("there is no whole last checkpoint to look at", unchecked=True)
     if evidence.library.checkpoints.kind == "adapter":
         return _judge_adapter(evidence)
     named = {
