@@ -171,6 +171,8 @@ class Coverage(Record):
     """Written cache positions that a later call could read."""
     allowed: list[str] = Field(default_factory=list)
     """The GLOBs of --allow-unused. Matching parts and their children may stay uncompared."""
+    unmatched_globs: dict[str, list[str]] = Field(default_factory=dict)
+    """GLOBs that match no uncompared part; for those that match no name, the nearest names."""
 
     @property
     def gaps(self) -> list[str]:
@@ -181,11 +183,6 @@ class Coverage(Record):
     def forbidden_gaps(self) -> list[str]:
         """Return the uncompared parts that no GLOB allows."""
         return [name for name in self.gaps if not any(is_part_of(name, g) for g in self.allowed)]
-
-    @property
-    def unmatched_globs(self) -> list[str]:
-        """Return the GLOBs that match no uncompared part."""
-        return [g for g in self.allowed if not any(is_part_of(name, g) for name in self.gaps)]
 
     @property
     def outcome(self) -> Outcome:

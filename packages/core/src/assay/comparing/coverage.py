@@ -1,5 +1,8 @@
 """Coverage: how much of a model was compared, judged from the parts that each side used."""
 
+import difflib
+import fnmatch
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import Field
 
-from assay.verdicts import Coverage, Record
+from assay.verdicts import Coverage, Record, is_part_of
 
 if TYPE_CHECKING:
     from assay.comparing.results import PortResult, ReplayResults
@@ -118,12 +121,12 @@ class CoverageParts:
 def judge_coverage(parts: CoverageParts) -> Coverage:
     """Judge how much of both models contributed to the compared values."""
     reference, candidate = parts.reference, parts.candidate
-    unrouted = [
-        f"{group}.{number}"
+    experts = {
+        f"{group}.{number}": count
         for group, counts in reference.experts.items()
         for number, count in enumerate(counts)
-        if not count
-    ]
+    }
+    unrouted = [name for name, count in experts.items() if not count]
     run = {
         module
         for module in reference.parameters
@@ -140,7 +143,7 @@ def judge_coverage(parts: CoverageParts) -> Coverage:
     missing = {name for name in missing if not set(_around(name)) & set(unrouted)}
     known = {*missing, *reference.experts}
     unused |= {name for name in parts.untouched if not known & set(_around(name))}
-    return Coverage(
+    coverage = Coverage(
         modules=len(reference.parameters),
         modules_run=len(run),
         candidate_modules=candidate and len(candidate.parameters),
@@ -154,6 +157,18 @@ def judge_coverage(parts: CoverageParts) -> Coverage:
         cache_slots_read=reference.cache_slots_read,
         allowed=list(parts.allowed),
     )
+    named = {*owners, *experts, *itertools.chain(*reference.parameters.values())}
+    paths = {path for name in named for path in _around(name) if path}
+    coverage.unmatched_globs = {
+        glob: [] if fnmatch.filter(paths, glob) else _find_nearest(glob, paths)
+        for glob in parts.allowed
+        if not any(is_part_of(name, glob) for name in coverage.gaps)
+    }
+    return coverage
+
+
+def _find_nearest(glob: str, paths: Collection[str]) -> list[str]:
+    return difflib.get_close_matches(glob.strip("*"), sorted(paths))
 
 
 def _unread(usage: Usage, modules: Collection[str]) -> Iterator[str]:

@@ -38,11 +38,11 @@ def notes_on_coverage(coverage: Coverage) -> list[str]:
     notes = []
     if coverage.gaps and not coverage.forbidden_gaps:
         notes.append(f"not compared, as --allow-unused allows: {'; '.join(list_gaps(coverage))}")
-    notes += [
-        f"--allow-unused {glob} covers nothing: all modules, parameters and experts of such a name"
-        " were compared, or the model has no such name"
-        for glob in coverage.unmatched_globs
-    ]
+    for glob, nearest in coverage.unmatched_globs.items():
+        why = "all parts of such a name were compared, or the model has no such name"
+        if nearest:
+            why = f"the model has no such name; the nearest are {name_some(nearest)}"
+        notes.append(f"--allow-unused {glob} covers nothing: {why}")
     return notes
 
 
