@@ -179,11 +179,19 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
         details.append(tokens.reason)
     if location is None:
         details += _explain_no_place(verdict)
-    elif location.phase != "inputs" or reason is None:
-        details.append(_MADE_HERE[location.phase])
+    else:
+        details.append(_describe_origin(location, reason))
     if verdict.diagnosis:
         details.append(_describe_diagnosis(verdict.diagnosis, location))
     return _failure_headline(verdict, location), [detail for detail in details if detail]
+
+
+def _describe_origin(location: Location, reason: str | None) -> str | None:
+    """Say that the error is made at `location`; None where it is not made at one place."""
+    is_in_all_modules = location.module is None and location.phase in ("forward", "backward")
+    if is_in_all_modules or (location.phase == "inputs" and reason):
+        return None
+    return _MADE_HERE[location.phase]
 
 
 def _reason_at(verdict: Verdict, location: Location | None) -> str | None:

@@ -268,6 +268,16 @@ def test_an_error_of_all_gradients_is_not_the_model_s() -> None:
     )
 
 
+def test_missing_share_of_a_micro_batch_is_not_made_at_one_module() -> None:
+    reason = "the gradients lack the share of micro-batch 1 (step 0)"
+    verdict = failed_verdict(
+        levels={"gradients": Level(verdict=Outcome.FAIL, reason=reason)},
+        location=Location(phase="backward"), diagnosis="missing-reduction",
+    )  # fmt: skip
+    assert "the error is made here" not in message(verdict)
+    assert message(verdict).splitlines()[1] == f"  {reason}"
+
+
 def test_what_is_known_in_words_takes_the_place_of_an_inequality() -> None:
     level = Level(verdict=Outcome.FAIL, reason="labels: prompts are trained on")
     verdict = failed_verdict(
