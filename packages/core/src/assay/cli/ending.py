@@ -23,8 +23,8 @@ _BUG = "this is a bug in assay, and no verdict: please report it with the lines 
 _IMPORT_SECONDS = 30.0
 _AGAIN_SECONDS = 0.05
 
-# Error numbers of a full disk, a closed pipe and a lost terminal.
-_OUTPUT_REFUSED = (errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EDQUOT)
+# Error numbers of a full disk and a lost terminal.
+_OUTPUT_REFUSED = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
 
 Kind = Literal["usage", "machine", "bug", "interrupted"]
 

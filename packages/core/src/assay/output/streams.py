@@ -2,7 +2,10 @@
 
 import codecs
 import io
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from assay.foreign_text import escape_characters, escape_output, one_line
 
@@ -14,16 +17,33 @@ class GuardedStream(io.TextIOWrapper):
 
     On a terminal it keeps escape sequences, which colors and progress bars need. There the
     writers `print_text` and `open_console` escape.
+    A closed pipe, as of `assay check ... | head -1`, swallows the rest: the command goes on to its
+    verdict and its exit code.
     """
 
     def write(self, text: str) -> int:
         """Write `text`, escaped unless this is a terminal. Returns: its length."""
-        super().write(text if self.isatty() else escape_output(text))
+        with self._closed_pipe_ignored():
+            super().write(text if self.isatty() else escape_output(text))
         return len(text)
+
+    def flush(self) -> None:
+        """Flush, unless nobody reads."""
+        with self._closed_pipe_ignored():
+            super().flush()
 
     def write_command(self, text: str) -> None:
         """Write a command line of assay for a CI system."""
-        super().write(text + "\n")
+        with self._closed_pipe_ignored():
+            super().write(text + "\n")
+
+    @contextmanager
+    def _closed_pipe_ignored(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            # What is buffered would be flushed again, at the latest when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
 
 
 def guard_standard_streams() -> None:

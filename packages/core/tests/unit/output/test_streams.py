@@ -44,6 +44,28 @@ def test_what_an_encoding_lacks_is_escaped(encoding: str) -> None:
     assert lines[-1] == rb"\u2713 \ud83d\ude00"
 
 
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_closed_pipe_leaves_the_exit_code_of_the_verdict(name: str) -> None:
+    script = (
+        "import sys\n"
+        "from assay.output.console import open_console\n"
+        "from assay.output.streams import guard_standard_streams, print_error, print_text\n"
+        "guard_standard_streams()\n"
+        "sys.stdin.read()\n"
+        "for _ in range(2):\n"
+        "    open_console().print('FAIL')\n"
+        "    print_text('FAIL')\n"
+        "    print_error('note')\n"
+        "sys.exit(3)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=-1, stdout=-1, stderr=-1, text=True
+    )
+    getattr(process, name).close()
+    shown = process.communicate()
+    assert (process.returncode, "Broken pipe" in str(shown)) == (3, False)
+
+
 def test_a_terminal_gets_styles_and_no_sequence_of_others() -> None:
     script = (
         "from assay.output.console import open_console\n"
