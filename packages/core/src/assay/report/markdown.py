@@ -1,6 +1,7 @@
 """The Markdown format of a report, for job summaries of GitHub."""
 
 import shlex
+from collections.abc import Iterable
 
 from assay.comparing.wording.phrases import (
     OUTCOME_SIGNS,
@@ -36,6 +37,24 @@ def render_markdown(report: Report) -> str:
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
+def render_markdown_of(reports: list[Report]) -> str:
+    """The summaries of all `reports`; of several, a table of them first."""
+    texts = [render_markdown(report) for report in reports]
+    if len(reports) > 1:
+        rows = [report.index_cells for report in reports]
+        lines = [
+            _line(rows[0]),
+            _line(["---"] * len(rows[0])),
+            *(_line(row.values()) for row in rows),
+        ]
+        texts.insert(0, "\n".join(lines) + "\n")
+    return "\n".join(texts)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(map(escape_markdown, cells))} |"
+
+
 def _ladder(report: Report) -> str:
     lines = ["| level | verdict | compared | ratio / limit | worst |", "|---|---|--:|--:|---|"]
     for rung in report.ladder:
@@ -49,7 +68,7 @@ def _ladder(report: Report) -> str:
             judged,
             level.reason or worst,
         ]
-        lines.append(f"| {' | '.join(escape_markdown(cell) for cell in cells)} |")
+        lines.append(_line(cells))
     return "\n".join(lines) if report.ladder else ""
 
 
@@ -61,7 +80,7 @@ def _suspects(report: Report) -> str:
             describe_error(suspect.statistic, suspect.error),
             describe_judged(suspect.noise_ratio, suspect.limit),
         ]
-        lines.append(f"| {' | '.join(escape_markdown(cell) for cell in cells)} |")
+        lines.append(_line(cells))
     left_out = len(report.verdict.suspects) - len(report.top_suspects)
     return "\n".join(lines) + (f"\n\n{left_out:,} more are in verdict.json." if left_out else "")
 

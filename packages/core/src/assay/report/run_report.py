@@ -7,12 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from assay.comparing.wording.deciding_rows import DecidingRows, find_deciding_rows, over_limit
-from assay.comparing.wording.explain import Explanation, explain_verdict
+from assay.comparing.wording.explain import Explanation, describe_cause, explain_verdict
 from assay.comparing.wording.numerals import format_number
-from assay.comparing.wording.phrases import LEVEL_QUESTIONS, describe_error, describe_stage
+from assay.comparing.wording.phrases import (
+    LEVEL_QUESTIONS,
+    describe_error,
+    describe_judged,
+    describe_place,
+    describe_sides,
+    describe_stage,
+)
+from assay.foreign_text import one_line
 from assay.runs.results import read_measurements, read_verdict
 from assay.sites import Phase
-from assay.verdicts import Level, Measurement, Suspect, Verdict
+from assay.verdicts import Level, Measurement, Outcome, Suspect, Verdict
 
 # Fields of a level that are already in the message or in columns of the ladder.
 _SHOWN_ELSEWHERE = {"statistic", "noise_ratio", "limit", "limits_origin", "worst_element"}
@@ -75,6 +83,24 @@ class Report:
         if verdict.noise_ratio is None or verdict.statistic is None:
             return ""
         return describe_error(verdict.statistic, self.decided.error)
+
+    @property
+    def index_cells(self) -> dict[str, str]:
+        """The line of this run in a table of several, by column."""
+        verdict, judged = self.verdict, ""
+        what = self.what_decided
+        if verdict.verdict is Outcome.NOT_COMPARED or not what:
+            what = describe_cause(verdict)
+        elif verdict.noise_ratio is not None and verdict.limit is not None:
+            judged = describe_judged(verdict.noise_ratio, verdict.limit)
+        return {
+            "verdict": verdict.verdict.value,
+            "folder": one_line(str(self.folder)),
+            "run": describe_sides(verdict),
+            "where": describe_place(verdict.location) if verdict.location else "",
+            "what": what,
+            "ratio / limit": judged,
+        }
 
     @cached_property
     def ladder(self) -> list[LadderRung]:

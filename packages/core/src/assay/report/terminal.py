@@ -14,9 +14,7 @@ from assay.comparing.wording.phrases import (
     describe_error,
     describe_judged,
     describe_level,
-    describe_place,
     describe_resolution,
-    describe_sides,
     describe_suspect,
 )
 from assay.foreign_text import one_line
@@ -49,17 +47,10 @@ def print_report(report: Report, console: Console, html: Path | None = None) -> 
 def print_index(reports: list[Report], console: Console, html: Path) -> None:
     """Print one line for each of several runs, and `html`, the page of all of them."""
     console.print(Text(describe_counts([report.verdict.verdict for report in reports])))
-    table = _plain_table("verdict", "run", "where", "what", "ratio / limit")
+    table = _plain_table(*reports[0].index_cells)
     for report in reports:
-        verdict = report.verdict
-        ratio, limit = verdict.noise_ratio, verdict.limit
-        table.add_row(
-            Text(verdict.verdict.value, style=_STYLES[verdict.verdict]),
-            Text(describe_sides(verdict)),
-            Text(describe_place(verdict.location) if verdict.location else ""),
-            Text(report.what_decided),
-            describe_judged(ratio, limit) if ratio is not None and limit is not None else "",
-        )
+        word, *cells = report.index_cells.values()
+        table.add_row(Text(word, style=_STYLES[report.verdict.verdict]), *map(Text, cells))
     console.print(table)
     console.print(Text(f"report: {html}"), soft_wrap=True)
 

@@ -134,15 +134,22 @@ def test_colours_are_for_terminals_only() -> None:
 def test_several_runs_are_listed_in_one_table() -> None:
     failed = read_report(write_sample(Path("runs/1"), FAILED))
     passed = Report(Path("runs/2"), Verdict(verdict=Outcome.PASS, compared=1))
+    level = Level(verdict=Outcome.NOT_COMPARED, reason="nothing was compared")
+    unknown = Report(
+        Path("runs/4"), Verdict(verdict=Outcome.NOT_COMPARED, levels={"logits": level})
+    )
     stream = io.StringIO()
-    console = Console(file=stream, width=160)
+    console = Console(file=stream, width=180)
+    place, error = "model.layers.0.mlp.down_proj", "relative error 4.09e-2"
+    nobody = "the model on the candidate against the reference"
     sides = "micro:llama on cpu/bfloat16 against cpu/float32"
-    print_index([failed, passed], console, Path("runs/3/index.html"))
+    print_index([failed, unknown, passed], console, Path("runs/3/index.html"))
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]
     assert lines == [
-        "1 FAIL, 1 PASS",
-        f"verdict  run{'':47}where{'':25}what{'':20}ratio / limit",
-        f"FAIL     {sides:<48}  model.layers.0.mlp.down_proj  relative error 4.09e-2   14.6x / 3.0x",
-        "PASS     the model on the candidate against the reference",
+        "1 FAIL, 1 NOT_COMPARED, 1 PASS",
+        f"verdict       folder  run{'':47}where{'':25}what{'':26}ratio / limit",
+        f"FAIL          runs/1  {sides:<48}  {place:<28}  {error:<28}   14.6x / 3.0x",
+        f"NOT_COMPARED  runs/4  {nobody:<48}  {'':28}  logits: nothing was compared",
+        f"PASS          runs/2  {nobody}",
         "report: runs/3/index.html",
     ]

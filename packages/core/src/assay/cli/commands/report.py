@@ -34,7 +34,7 @@ def report(
     The exit code is that of the worst verdict.
     """
     from assay.output.console import open_console
-    from assay.report.markdown import render_markdown
+    from assay.report.markdown import render_markdown_of
     from assay.report.publish import append_summary, publish_one, publish_several
     from assay.report.run_report import read_report
     from assay.report.terminal import print_index, print_report
@@ -48,7 +48,7 @@ def report(
     else:
         print_index(reports, console, publish_several(reports, output))
     if markdown is not None:
-        append_summary(markdown, "\n".join(render_markdown(each) for each in reports))
+        append_summary(markdown, render_markdown_of(reports))
     if as_json:
         texts = [format_verdict(each.verdict).rstrip() for each in reports]
         print_text(texts[0] if len(texts) == 1 else f"[{','.join(texts)}]")

@@ -114,6 +114,21 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
     )
 
 
+def describe_cause(verdict: Verdict) -> str:
+    """Describe in one line why `verdict` is no PASS, where no ratio says it; "" for a PASS."""
+    if verdict.verdict is Outcome.PASS:
+        return ""
+    causes = [
+        f"{name}: {level.reason}"
+        for name, level in verdict.levels.items()
+        if level.verdict is verdict.verdict and level.reason
+    ]
+    causes += [verdict.headline] if verdict.headline else []
+    if verdict.verdict is Outcome.NOT_COMPARED:
+        causes += [*_list_missing(verdict), _headline_of_gaps(verdict.coverage)]
+    return one_line(causes[0]) if causes else ""
+
+
 def _headline_of_pass(coverage: Coverage | None) -> str:
     if coverage is None or not coverage.gaps:
         return "The candidate agrees with the reference."
@@ -261,12 +276,13 @@ def _explain_not_compared(verdict: Verdict) -> list[str]:
         for name, level in verdict.levels.items()
         if level.verdict is Outcome.NOT_COMPARED
     ]
+    return details + _list_missing(verdict)
+
+
+def _list_missing(verdict: Verdict) -> list[str]:
     missing = verdict.unmatched.expected
-    if missing:
-        details.append(
-            f"expected and not found ({len(missing):,}): {name_some(missing, MAX_LISTED)}"
-        )
-    return details
+    text = f"expected and not found ({len(missing):,}): {name_some(missing, MAX_LISTED)}"
+    return [text] if missing else []
 
 
 def _failure_headline(verdict: Verdict, location: Location | None) -> str:

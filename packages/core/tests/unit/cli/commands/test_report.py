@@ -11,8 +11,10 @@ from assay.cli.commands.report import report
 from assay.files import UnreadableFileError
 from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 
-FAILED = Sample(1, 2, 18, 2, "model.layers.0.mlp.down_proj")
+PLACE = "model.layers.0.mlp.down_proj"
+FAILED = Sample(1, 2, 18, 2, PLACE)
 CLEAN = Sample(1, 2, 18, 2, None)
+SIDES = "micro:llama on cpu/bfloat16 against cpu/float32"
 
 
 @pytest.fixture
@@ -66,6 +68,12 @@ def test_a_job_summary_holds_every_run(app: typer.Typer) -> None:
         line for line in Path("summary.md").read_text().splitlines() if line.startswith("## ")
     ]
     assert [heading[:9] for heading in headings] == ["## ✓ PASS", "## ✗ FAIL"]
+    assert Path("summary.md").read_text().splitlines()[:4] == [
+        "| verdict | folder | run | where | what | ratio / limit |",
+        "| --- | --- | --- | --- | --- | --- |",
+        f"| PASS | clean | {SIDES} |  | relative error 3.67e-3 | 1.31x / 3.0x |",
+        f"| FAIL | failed | {SIDES} | {PLACE} | relative error 4.09e-2 | 14.6x / 3.0x |",
+    ]
 
 
 def test_a_folder_without_a_run_writes_nothing(app: typer.Typer) -> None:

@@ -128,5 +128,8 @@ def test_index_holds_every_run_and_leads_to_its_page(failed: Report) -> None:
     passed = Report(Path("other"), Verdict(verdict=Outcome.PASS, compared=1))
     page = render_index([failed, passed], {failed.folder: "../run/report.html"})
     assert "<title>1 FAIL, 1 PASS</title>" in page
+    level = Level(verdict=Outcome.NOT_COMPARED, reason="nothing was compared")
+    unknown = Report(Path("unknown"), Verdict(verdict=level.verdict, levels={"logits": level}))
+    assert "<td>logits: nothing was compared</td>" in render_index([unknown], {})
     links = [a["href"] for tag, a in Elements(page).found if tag == "a"]
     assert links == ["#run-1", "../run/report.html", "#run-2"]
