@@ -207,6 +207,7 @@ class Verdict(Record):
     headline: the first sentence, if the default text for tensors of two runs does not fit; else None.
     files: digests of the files of the run that belong to the verdict, by name.
     digest: of the content of verdict.json, which `assay.runs.results.read_verdict` verifies.
+    compared_unit: what `compared` counts, as "items", in a verdict that judges no tensor pairs.
     coverage: how much of the model was compared; null if the command does not run a model.
     """
 
@@ -228,6 +229,7 @@ class Verdict(Record):
     statistic: str | None = None
     resolution: Number | None = None
     compared: int = 0
+    compared_unit: str | None = None
     unmatched: Unmatched = Field(default_factory=Unmatched)
     headline: str | None = None
     files: dict[str, str] = Field(default_factory=dict)

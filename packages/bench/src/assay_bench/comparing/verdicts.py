@@ -39,6 +39,7 @@ def verdict_of(comparison: Comparison) -> tuple[Verdict, list[Measurement]]:
         ],
         diagnosis="non-finite" if wrong else None,
         compared=sum(level.compared for level in levels.values()),
+        compared_unit="items",
         unmatched=Unmatched(expected=list(base.tasks) if comparison.refused else []),
     )
     rows = [_row(task.name, measure) for task in comparison.tasks for measure in task.measures]

@@ -29,6 +29,7 @@ def judge_scores(evaluation: Evaluation) -> Verdict:
         notes=[f"{name}: {score_in_words(task)}" for name, task in evaluation.tasks.items()],
         diagnosis=None if is_finite else "non-finite",
         compared=sum(level.compared for level in levels.values()),
+        compared_unit="items",
         unmatched=Unmatched(),
     )
 

@@ -38,6 +38,7 @@ def judge_tunings(
         notes=[note for tuning in tunings for note in _notes(tuning)],
         diagnosis="non-finite" if has_non_finite else None,
         compared=sum(level.compared for level in levels.values()),
+        compared_unit="losses",
         unmatched=Unmatched(expected=not_compared),
     )
     return verdict, rows

@@ -9,6 +9,7 @@ from assay.report.run_report import read_report
 from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.verdicts import Level, Outcome, Verdict
+from assay_smoke import COMPARED_UNIT
 from assay_smoke.session.infrastructure import failed_part
 from assay_smoke.session.items import SessionItem, run_item
 from assay_smoke.session.results import CaseResult, peak_memory, phases_of, reason_of
@@ -65,4 +66,9 @@ def _run_once(item: SessionItem, session: Path, folder: Path, progress: Progress
 def _could_not_run(item: SessionItem, error: AssayError) -> Verdict:
     """A case that its plan holds to be possible, and that raised: as much of a failure as any."""
     level = Level(verdict=Outcome.FAIL, reason=f"it could not be run: {error}")
-    return Verdict(verdict=Outcome.FAIL, candidate={"case": item.name}, levels={"run": level})
+    return Verdict(
+        verdict=Outcome.FAIL,
+        candidate={"case": item.name},
+        levels={"run": level},
+        compared_unit=COMPARED_UNIT,
+    )

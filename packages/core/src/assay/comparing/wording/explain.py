@@ -160,11 +160,15 @@ def _explain_pass(verdict: Verdict, evidence: DecidingRows) -> list[str]:
     if skipped:
         details.append(f"not run: {', '.join(skipped)}")
     if verdict.noise_ratio is not None and verdict.limit:
-        where = f" at {evidence.deciding.module or '(model)'}" if evidence.deciding else ""
+        row = evidence.deciding
+        place = (row.level if verdict.compared_unit else row.module or "(model)") if row else None
+        where = f" at {place}" if place else ""
         details.append(f"worst{where}: {_describe_ratio(verdict, evidence)}")
-    details.append(
-        describe_resolution(verdict) or "no resolution is known: how small an error it saw is open"
-    )
+    if verdict.compared_unit is None:
+        details.append(
+            describe_resolution(verdict)
+            or "no resolution is known: how small an error it saw is open"
+        )
     if verdict.diagnosis:
         details.append(_describe_diagnosis(verdict.diagnosis, verdict.location))
     return details
@@ -180,8 +184,8 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
         found += [_describe_diagnosis(verdict.diagnosis, location)] if verdict.diagnosis else []
         headline = "The candidate does not memorize what the reference memorizes."
         return headline, [detail for detail in found if detail]
-    if "run" in verdict.levels:
-        return _explain_training_run(verdict, evidence)
+    if verdict.compared_unit and verdict.levels:
+        return _explain_failed_levels(verdict, evidence)
     if _is_decided_by_load(verdict):
         return _explain_load(verdict, location)
     reason = _reason_at(verdict, location)
@@ -215,8 +219,8 @@ def _reason_at(verdict: Verdict, location: Location | None) -> str | None:
     return level.reason if level is not None and level.verdict is Outcome.FAIL else None
 
 
-def _explain_training_run(verdict: Verdict, evidence: DecidingRows) -> tuple[str, list[str]]:
-    """Headline and details where a training run was judged from outside: its levels have words."""
+def _explain_failed_levels(verdict: Verdict, evidence: DecidingRows) -> tuple[str, list[str]]:
+    """Headline and details where no stage was replayed: the levels have words."""
     failed = [
         (name, level.reason or "over its limit")
         for name, level in verdict.levels.items()
@@ -324,6 +328,8 @@ def _describe_limit(limit: float | None, evidence: DecidingRows) -> str:
 
 
 def _describe_noise(verdict: Verdict, row: Measurement | None) -> str:
+    if verdict.compared_unit:
+        return "difference that chance explains"
     run = str(verdict.candidate.get("run") or "")
     dtype = run.rpartition("/")[2]
     level = verdict.levels.get(row.level) if row and row.statistic != "trajectory-error" else None
@@ -363,7 +369,8 @@ def _describe_compared(verdict: Verdict) -> str:
     by_level = ", ".join(
         f"{name} {level.compared:,}" for name, level in verdict.levels.items() if level.compared
     )
-    text = f"compared {verdict.compared:,} tensor pair{'' if verdict.compared == 1 else 's'}"
+    unit = verdict.compared_unit or f"tensor pair{'' if verdict.compared == 1 else 's'}"
+    text = f"compared {verdict.compared:,} {unit}"
     return f"{text} ({by_level})" if by_level else text
 
 

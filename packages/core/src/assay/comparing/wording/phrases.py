@@ -166,8 +166,8 @@ def describe_error(statistic: str, error: float | None) -> str:
 
 
 def describe_resolution(verdict: Verdict) -> str | None:
-    """What the run could not have seen."""
-    if verdict.resolution is None:
+    """What the run could not have seen; None where that is unknown, or is no relative error."""
+    if verdict.resolution is None or verdict.compared_unit:
         return None
     return (
         f"resolution {format_number(verdict.resolution)}: "

@@ -124,6 +124,13 @@ def test_long_names_do_not_make_a_page_too_large(monkeypatch: pytest.MonkeyPatch
     assert "1,000 of 2,000 measurements are listed" in page
 
 
+def test_tiles_name_what_was_counted() -> None:
+    verdict = Verdict(verdict=Outcome.PASS, compared=5, compared_unit="items", resolution=0.0)
+    page = render_html(Report(Path("run"), verdict))
+    assert '<dd>5</dd><dd class="muted">items</dd>' in page
+    assert "resolution" not in page.partition("</header>")[0].partition("<header")[2]
+
+
 def test_index_holds_every_run_and_leads_to_its_page(failed: Report) -> None:
     passed = Report(Path("other"), Verdict(verdict=Outcome.PASS, compared=1))
     page = render_index([failed, passed], {failed.folder: "../run/report.html"})

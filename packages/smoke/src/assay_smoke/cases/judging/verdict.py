@@ -16,6 +16,7 @@ from assay.training.judging.free_run import (
 from assay.training.judging.replicas import judge_replicas
 from assay.training.processes.requests import StepRecord
 from assay.verdicts import Level, Location, Measurement, Outcome, Verdict
+from assay_smoke import COMPARED_UNIT
 from assay_smoke.cases.judging.evidence import CaseEvidence
 from assay_smoke.cases.judging.movement import judge_movement
 from assay_smoke.cases.judging.users import failed_checkpoint, judge_reading, judge_restart
@@ -57,6 +58,7 @@ def judge_case(case: Case, evidence: CaseEvidence) -> tuple[Verdict, list[Measur
         diagnosis=first.diagnosis if first else None,
         notes=list(dict.fromkeys(n for result, _ in found.values() for n in result.notes)),
         compared=sum(level.compared for level in levels.values()),
+        compared_unit=COMPARED_UNIT,
     )
     return verdict, [row for result, _ in found.values() for row in result.measurements]
 
@@ -73,6 +75,7 @@ def verdict_of_crash(
         reference=dict(reference),
         candidate={"case": case.id},
         levels={"run": level},
+        compared_unit=COMPARED_UNIT,
     )
 
 
@@ -84,6 +87,7 @@ def verdict_without_reference(case: Case, message: str) -> Verdict:
         model={"name": f"micro:{case.family}"},
         candidate={"case": case.id},
         levels={"run": level},
+        compared_unit=COMPARED_UNIT,
     )
 
 

@@ -44,6 +44,7 @@ def judge_data(request: DataRequest, answer: DataAnswer) -> Verdict:
         statistic="exact",
         resolution=0.0,
         compared=sum(level.compared for level in levels.values()),
+        compared_unit="cases",
     )
 
 

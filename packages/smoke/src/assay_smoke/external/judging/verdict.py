@@ -6,6 +6,7 @@ from pathlib import Path
 
 from assay.comparing.levels import outcome_of_levels
 from assay.verdicts import Level, Location, Measurement, Verdict
+from assay_smoke import COMPARED_UNIT
 from assay_smoke.external.evidence import Evidence
 from assay_smoke.external.judging.endings import describe_bad_end, is_out_of_disk, steps_made
 from assay_smoke.external.judging.equivalents import judge_equivalent, measure_equivalent
@@ -65,6 +66,7 @@ def judge(evidence: Evidence, toml: Path) -> tuple[Verdict, list[Measurement]]:
         limit=worst.limit if worst else 0.0,
         resolution=None if worst else 0.0,
         compared=sum(level.compared for level in levels.values()),
+        compared_unit=COMPARED_UNIT,
     )
     return verdict, measurements
 
