@@ -21,7 +21,7 @@ def _losses() -> Iterator[TrainingFault]:
     yield _fault("ZLossAdded", "forward", "module-error", "")
     yield from _both(_fault("LabelSmoothingLeftOn", "forward", "module-error", ""))
     yield _fault("LossInBfloat16", "forward", "module-error", "")
-    yield _fault("LastPositionDropped", "forward", "module-error", "")
+    yield _fault("LastPositionDropped", "inputs", "inputs-differ", "")
     yield from _both(_fault("LogitsCapped", "forward", "module-error", ""))
     yield _fault("RowsInOtherOrder", "inputs", "inputs-differ")
 
@@ -79,7 +79,7 @@ def _data() -> Iterator[TrainingFault]:
     yield _fault("ReducedInBfloat16", "reduce", "module-error", mesh=mesh)
     twice = _fault("AccumulatesWithoutNoSync", "backward", "loss-scale", mesh=mesh)
     yield replace(twice, micro_batches=4)
-    yield _fault("PromptLearnedOnRankOne", "forward", "module-error", "", mesh)
+    yield _fault("PromptLearnedOnRankOne", "inputs", "inputs-differ", "", mesh)
     gate = "model.layers.2.mlp.gate_proj"
     yield _fault("RankOneStartsElsewhere", "forward", "weight-mismatch", gate, mesh)
     yield _fault("BuffersDiffer", "forward", "module-error", "model.rotary_emb", mesh)

@@ -43,14 +43,18 @@ def find_label_differences(
 ) -> Iterator[LabelDifference]:
     """Compare the labels behind two gradients at the logits of a call.
 
-    Other ports give an empty result. So does a gradient that is zero everywhere or not finite.
+    Other ports give an empty result. So does a gradient that is zero everywhere, not finite, or of a
+    loss other than a cross entropy with one label, such as one with label smoothing.
     """
     if rows is None or expected_BTV.shape[:-1] != (rows.num_rows, rows.length):
         return
     expected_BT, actual_BT = _labels(expected_BTV), _labels(actual_BTV)
-    negative_BT = (expected_BTV < 0).sum(-1)
-    if not bool((actual_BT >= 0).any()) or bool((negative_BT[expected_BT >= 0] != 1).any()):
+    if not bool((actual_BT >= 0).any()):
         return
+    for gradient_BTV, labels_BT in ((expected_BTV, expected_BT), (actual_BTV, actual_BT)):
+        num_negative_BT = (gradient_BTV < 0).sum(-1)
+        if bool((num_negative_BT[labels_BT >= 0] != 1).any()):
+            return
     shift = _find_shift(actual_BT, expected_BT)
     # The gradient at a position belongs to the label of the next position.
     ends = torch.full((rows.num_rows, 1), -1)

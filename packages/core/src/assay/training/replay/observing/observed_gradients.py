@@ -19,6 +19,9 @@ from assay.training.state.sharding import PartialSums, put, whole
 
 _ORDER = list(PHASE_METHODS)
 
+# A rank's part is missing or weighted as a whole only if its share is about the same in all parameters.
+_MOST_SPREAD = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class GradientNorm:
@@ -78,7 +81,7 @@ class ObservedGradients:
         factor = self._find_factor(model, phase)
         found = injected = 0.0
         parts = self.rank_view.partial if self.rank_view and phase == "reduce" else None
-        by_owner = torch.zeros(2, parts.num_ranks if parts else 0, dtype=torch.float64)
+        by_owner: list[Tensor] = []
         for address, parameter, gradient in self._gradients(model, phase):
             sums = self._sums_of(phase)
             value = whole(gradient.detach())
@@ -87,7 +90,7 @@ class ObservedGradients:
             expected = self.handler.find(address) if parts is not None else None
             if parts is not None and expected is not None and expected.shape == value.shape:
                 pair = value.cpu().double() / factor, expected.double()
-                by_owner += parts.products_by_owner(*pair)
+                by_owner.append(parts.products_by_owner(*pair))
             new = self.handler.observe(address, value if factor == 1 else value.double() / factor)
             if self.loss_scale is not None and self.loss_scale.has_overflown(value):
                 continue
@@ -98,8 +101,9 @@ class ObservedGradients:
             if parameter.grad is None:
                 parameter.grad = gradient
             put(parameter.grad, new)
-        shares = (by_owner[0] / by_owner[1]).nan_to_num(1.0).tolist()
-        self.rank_shares += [GradientShare(self._step, *one) for one in enumerate(shares)]
+        self.rank_shares += [
+            GradientShare(self._step, *one) for one in enumerate(_shares_of(by_owner))
+        ]
         norms = math.sqrt(found), math.sqrt(injected)
         self.norms.append(GradientNorm(self._step, phase, self._first_norm, *norms))
 
@@ -132,6 +136,20 @@ class ObservedGradients:
                 pairs.append((value, expected))
         self.loss_scale.end_phase(phase, pairs)
         return self.loss_scale.of_gradients
+
+
+def _shares_of(by_owner: list[Tensor]) -> list[float]:
+    """Return the share of each rank in all gradients; 1 if it differs between parameters.
+
+    by_owner: for each parameter, the products with the gradient and the squares, (2, ranks).
+    """
+    if not by_owner:
+        return []
+    of_parameters = torch.stack(by_owner)
+    products, squares = of_parameters.sum(0)
+    each = (of_parameters[:, 0] / of_parameters[:, 1]).nan_to_num(1.0)
+    spread = each.amax(0) - each.amin(0)
+    return torch.where(spread > _MOST_SPREAD, 1.0, (products / squares).nan_to_num(1.0)).tolist()
 
 
 def _square(value: Tensor) -> float:
