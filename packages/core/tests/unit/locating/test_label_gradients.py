@@ -112,3 +112,7 @@ def test_gradient_of_something_else_than_logits_shows_no_labels() -> None:
 
     assert list(find_label_differences(SITE, gradient(LABELS), hidden, ROWS)) == []
     assert found(gradient(unmasked(LABELS)), rows=None) == []
+
+
+def test_a_smoothed_loss_has_no_single_label_to_compare() -> None:
+    assert found(gradient(unmasked(LABELS), smoothing=0.9)) == []

@@ -102,7 +102,7 @@ class ObservedGradients:
                 parameter.grad = gradient
             put(parameter.grad, new)
         self.rank_shares += [
-            GradientShare(self._step, *one) for one in enumerate(_shares_of(by_owner))
+            GradientShare(self._step, *one) for one in enumerate(shares_of_ranks(by_owner))
         ]
         norms = math.sqrt(found), math.sqrt(injected)
         self.norms.append(GradientNorm(self._step, phase, self._first_norm, *norms))
@@ -138,7 +138,7 @@ class ObservedGradients:
         return self.loss_scale.of_gradients
 
 
-def _shares_of(by_owner: list[Tensor]) -> list[float]:
+def shares_of_ranks(by_owner: list[Tensor]) -> list[float]:
     """Return the share of each rank in all gradients; 1 if it differs between parameters.
 
     by_owner: for each parameter, the products with the gradient and the squares, (2, ranks).
