@@ -29,10 +29,14 @@ _SAFETENSORS_NAMES = {
 }
 
 
-def _load_file(file: Path) -> dict[str, torch.Tensor]:
+def load_objects(file: Path) -> object:
+    """Map a file of `torch.save` into memory. Only tensors and plain values are accepted.
+
+    Raises: UnreadableFileError for any other content, and for a tensor that is larger than its storage.
+    """
     try:
         with open_file(file):  # refuses a FIFO, on which torch would block
-            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except UnreadableFileError:
         raise
     except pickle.UnpicklingError:
@@ -41,15 +45,29 @@ def _load_file(file: Path) -> dict[str, torch.Tensor]:
         raise UnreadableFileError.of(file, problem) from None
     except Exception as error:  # noqa: BLE001 - any: damaged pickles and archives
         raise UnreadableFileError.of(file, f"no file of tensors: {error}") from None
+
+
+def require_stored(file: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return `tensor`, read from `file`, if it is dense and as large as its storage.
+
+    Raises: UnreadableFileError otherwise.
+    """
+    if tensor.layout is not torch.strided or tensor.dtype not in _SAFETENSORS_NAMES:
+        raise UnreadableFileError.of(file, f"{name} is a {tensor.layout} of {tensor.dtype}")
+    if tensor.nbytes > tensor.untyped_storage().nbytes():
+        raise UnreadableFileError.of(file, f"{name} has more elements than are stored")
+    return tensor
+
+
+def _load_file(file: Path) -> dict[str, torch.Tensor]:
+    state = load_objects(file)
     if not isinstance(state, Mapping):
         raise UnreadableFileError.of(file, f"it holds a {type(state).__name__}, no tensors by name")
-    tensors = {str(key): one for key, one in state.items() if isinstance(one, torch.Tensor)}
-    for name, tensor in tensors.items():
-        if tensor.layout is not torch.strided or tensor.dtype not in _SAFETENSORS_NAMES:
-            raise UnreadableFileError.of(file, f"{name} is a {tensor.layout} of {tensor.dtype}")
-        if tensor.nbytes > tensor.untyped_storage().nbytes():
-            raise UnreadableFileError.of(file, f"{name} has more elements than are stored")
-    return tensors
+    return {
+        str(key): require_stored(file, str(key), one)
+        for key, one in state.items()
+        if isinstance(one, torch.Tensor)
+    }
 
 
 def read_pickled(folder: Path) -> dict[str, torch.Tensor]:

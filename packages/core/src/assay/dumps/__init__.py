@@ -1,0 +1,1 @@
+"""Reading tensors that any tool has dumped."""

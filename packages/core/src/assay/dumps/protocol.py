@@ -1,0 +1,92 @@
+"""The interface of a dump reader.
+
+A reader turns the files of one tool into `DumpedTensor` addresses, and reads single tensors on demand.
+Everything after it (matching, judging, reports) sees addresses only, never file names.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from assay.errors import UsageError
+from assay.sites import Site
+
+Statistic = Literal["max", "min", "mean", "norm", "std"]
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedTensor:
+    """One tensor of a dump. Only its address and its key are required."""
+
+    site: Site
+    """Address. Readers use these conventions:
+
+    - `step`: the forward pass of a generation (0 is the prefill), or the optimizer step of a training run.
+    - `micro_batch`: the batch of prompts of a generation, or the micro-batch of a training step.
+    - `call`: earlier calls of the same module in that pass.
+    - `module`: path in the unwrapped model. Arguments of the model itself have the module "".
+    - `port`: `input.0`, `input.NAME`, `output`, `output.0`, `parameter.weight`. An operation has
+      `op.INDEX.NAME.output`. In phase `backward`, `output` is the gradient that arrives, `input` the
+      gradient that is passed on, `parameter.weight` the gradient of a parameter.
+    """
+    key: str
+    """Name of the tensor in the dump. Only the reader interprets it; messages show it."""
+    order: int = 0
+    """Position in the order in which the calls finished."""
+    class_name: str = ""
+    """Class of the module; "" if the dump does not record it."""
+    dtype: str = ""
+    """Name such as `bfloat16`; "" if it is known only after reading."""
+    shape: tuple[int, ...] | None = None
+    """Shape; None if it is known only after reading."""
+    statistics: Mapping[Statistic, float] = field(default_factory=dict)
+    """Statistics that the dump records; `norm` is the Euclidean norm."""
+    has_values: bool = True
+    """False if the dump holds only the statistics."""
+    layout: str = ""
+    """Placement over ranks, one word per dim, such as `b s[cp:zigzag] h[tp]`; "" for a whole tensor."""
+
+
+@dataclass(frozen=True)
+class Dump:
+    """An opened dump."""
+
+    format: str
+    """Name of its reader."""
+    path: Path
+    """Folder or file that was opened."""
+    tensors: Sequence[DumpedTensor]
+    """Every tensor, in the order in which the calls finished."""
+    read: Callable[[DumpedTensor], Tensor]
+    """Read the values of one of `tensors`, on the CPU.
+
+    Raises: UnreadableFileError, naming the file.
+    """
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    """Facts on its origin, such as the version of the tool, for people."""
+    problems: Sequence[str] = ()
+    """Defects, such as missing files. A dump with defects can fail a comparison but never pass one."""
+
+
+class Reader(Protocol):
+    """Access to one dump format."""
+
+    @property
+    def name(self) -> str:
+        """Name of the format, for `--format` and messages."""
+
+    def recognize(self, path: Path) -> bool:
+        """Return True if `path`, a file or a folder, is a dump of this format. Must be cheap."""
+
+    def open(self, path: Path) -> Dump:
+        """Read the index of a recognized dump.
+
+        Raises: UnreadableFileError or DumpError, naming file and key.
+        """
+
+
+class DumpError(UsageError):
+    """A dump that cannot be used."""
