@@ -5,21 +5,20 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from assay.dumps.protocol import Dump, DumpError, Reader
+from assay.dumps.readers.msprobe import MsprobeReader
 
 # The group of entry points by which other packages add readers.
 GROUP = "assay.readers"
 
+# The readers that ship, in the order in which they are asked.
+_SHIPPED: tuple[Reader, ...] = (MsprobeReader(),)
+
 
 @cache
 def readers() -> tuple[Reader, ...]:
-    """Return all readers, in the order in which they are asked."""
-    return tuple(entry.load()() for entry in sorted(entry_points(group=GROUP), key=_rank))
-
-
-def _rank(entry: object) -> tuple[bool, str]:
-    # Plain folders of tensors last: dumps of other formats consist of such files too.
-    name: str = entry.name  # type: ignore[attr-defined]
-    return name == "tensors", name
+    """Return all readers; those of other packages are asked first."""
+    added = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
+    return (*(entry.load()() for entry in added), *_SHIPPED)
 
 
 def open_dump(path: str | Path, format_name: str | None = None) -> Dump:
@@ -31,11 +30,12 @@ def open_dump(path: str | Path, format_name: str | None = None) -> Dump:
     path = Path(path).expanduser()
     if not path.exists():
         raise DumpError(f"there is no file or folder {path}")
+    names = [reader.name for reader in readers()]
+    known = f"known formats: {', '.join(names)}"
+    if format_name is not None and format_name not in names:
+        raise DumpError(f"unknown format {format_name!r}; {known}")
     for reader in readers():
         if format_name in (None, reader.name) and reader.recognize(path):
             return reader.open(path)
-    names = ", ".join(reader.name for reader in readers())
-    if format_name is not None and format_name not in names.split(", "):
-        raise DumpError(f"unknown format {format_name!r}; known: {names}")
-    kind = f"not a dump of format {format_name}" if format_name else "not a dump of a known format"
-    raise DumpError(f"{path} is {kind}; known formats: {names}")
+    kind = f"of format {format_name}" if format_name else "of a known format"
+    raise DumpError(f"{path} is not a dump {kind}; {known}")
