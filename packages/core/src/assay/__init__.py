@@ -6,6 +6,7 @@ Importing this package imports no torch: what it offers is loaded when it is fir
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from assay.api.dumps import compare
     from assay.api.generation import check_generate
     from assay.api.loading import check_load
     from assay.api.training import check_train
@@ -17,12 +18,21 @@ if TYPE_CHECKING:
 _HOMES = {
     "Verdict": "assay.verdicts",
     "capture": "assay.recording.session",
+    "compare": "assay.api.dumps",
     "check_generate": "assay.api.generation",
     "check_load": "assay.api.loading",
     "check_train": "assay.api.training",
 }
 
-__all__ = ["Verdict", "__version__", "capture", "check_generate", "check_load", "check_train"]
+__all__ = [
+    "Verdict",
+    "__version__",
+    "capture",
+    "check_generate",
+    "check_load",
+    "check_train",
+    "compare",
+]
 
 
 def __getattr__(name: str) -> object:

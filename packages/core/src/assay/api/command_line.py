@@ -1,19 +1,24 @@
 """The command line that asks for the same as a call of one of the functions here."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def command_line(function: Callable[..., object], arguments: Mapping[str, Any]) -> tuple[str, ...]:
+def command_line(
+    function: Callable[..., object],
+    arguments: Mapping[str, Any],
+    positional: Sequence[str] = ("model",),
+) -> tuple[str, ...]:
     """The words of the command that `function` is, for the `arguments` that are not its defaults.
 
+    positional: names of the arguments that are no options.
     Without `output`: a folder is written to once, and this is for doing it again.
     """
     parameters = inspect.signature(function).parameters
-    words = ["assay", *function.__name__.split("_"), str(arguments["model"])]
+    words = ["assay", *function.__name__.split("_"), *(str(arguments[name]) for name in positional)]
     for name, value in arguments.items():
-        if name in ("model", "output") or value == parameters[name].default:
+        if name in (*positional, "output") or value == parameters[name].default:
             continue
         option = f"--{name.replace('_', '-')}"
         if isinstance(value, Mapping):

@@ -5,7 +5,17 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.commands import calibrate, capture, check, devices, explain, models, report
+from assay.cli.commands import (
+    calibrate,
+    capture,
+    check,
+    compare,
+    devices,
+    explain,
+    inspect,
+    models,
+    report,
+)
 from assay.output.streams import print_text
 
 app = typer.Typer(
@@ -17,6 +27,8 @@ app = typer.Typer(
 )
 app.add_typer(check.app, name="check")
 app.command("capture")(capture.capture)
+app.command("compare")(compare.compare)
+app.command("inspect")(inspect.inspect)
 app.command("calibrate")(calibrate.calibrate)
 app.command("devices")(devices.devices)
 app.add_typer(models.app, name="models")

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from assay.errors import UsageError
-from assay.sites import Site
+from assay.sites import CallSite, RowMap, Site
 
 Statistic = Literal["max", "min", "mean", "norm", "std"]
 
@@ -50,7 +50,7 @@ class DumpedTensor:
     """Placement over ranks, one word per dim, such as `b s[cp:zigzag] h[tp]`; "" for a whole tensor."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Dump:
     """An opened dump."""
 
@@ -65,6 +65,8 @@ class Dump:
 
     Raises: UnreadableFileError, naming the file.
     """
+    rows: Mapping[CallSite, RowMap] = field(default_factory=dict)
+    """Prompt and position of the rows of a call, where the dump records them."""
     provenance: Mapping[str, str] = field(default_factory=dict)
     """Facts on its origin, such as the version of the tool, for people."""
     problems: Sequence[str] = ()

@@ -12,11 +12,14 @@ from assay.verdicts import Level, Location, Outcome, Suspect, Verdict
 OUTCOME_SIGNS = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.NOT_COMPARED: "?"}
 
 LEVEL_QUESTIONS = {
+    "completeness": "Do both dumps hold everything?",
+    "weights": "Are the weights the same?",
     "load": "Is what is in memory what the files say?",
     "inputs": "Is the model called with the same inputs?",
     "tokens": "Are the same tokens generated?",
     "logits": "Are the distributions the same under teacher forcing?",
     "modules": "Does every part compute the same from the same inputs?",
+    "operations": "Does every operation compute the same?",
     "sampler": "Does the sampler choose the same from the same logits?",
     "loss": "Is the loss the same?",
     "activations": "Does every part compute the same in the forward pass?",
@@ -98,6 +101,8 @@ def describe_sides(verdict: Verdict) -> str:
     name = verdict.model.get("name") or "the model"
     candidate = verdict.candidate.get("run") or "the candidate"
     reference = verdict.reference.get("run") or "the reference"
+    if "format" in verdict.candidate:
+        return one_line(f"{candidate} against {reference}")
     return one_line(f"{name} on {candidate} against {reference}")
 
 

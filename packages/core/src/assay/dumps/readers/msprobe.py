@@ -13,9 +13,9 @@ from typing import Any, get_args
 
 from torch import Tensor
 
+from assay.dumps.passes import count_passes, split_call
 from assay.dumps.paths import path_inside
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
-from assay.dumps.passes import count_passes, split_call
 from assay.files import UnreadableFileError, parse_json, read_text
 from assay.models.weight_files.pickled import load_objects, require_stored
 from assay.sites import CallSite, Phase, Site, unwrapped_path
@@ -85,7 +85,10 @@ class MsprobeReader:
             return require_stored(file, "its tensor", value)
 
         provenance = {"task": ", ".join(sorted(tasks))}
-        return Dump(self.name, path, tensors, read, provenance, problems)
+        return Dump(
+            format=self.name, path=path, tensors=tensors, read=read, provenance=provenance,
+            problems=problems,
+        )  # fmt: skip
 
 
 def _process_folders(path: Path) -> list[tuple[int, int, Path]]:
@@ -139,7 +142,8 @@ def _read_calls(
         value = data[text]
         if not isinstance(value, dict):
             raise UnreadableFileError.of(folder / _INDEX, f"{text} is no table")
-        for port, entry in _ports_of(value, "parameters_grad" in text):
+        ports = _ports_of_gradients if "parameters_grad" in key.counter else _ports_of
+        for port, entry in ports(value):
             stored = _parse_tensor(entry, folder, text)
             site = Site(at, prefix + port)
             name = str(entry.get("data_name") or "")
@@ -174,22 +178,24 @@ def _parse_key(text: str, folder: Path) -> _Key:
     raise UnreadableFileError.of(folder / _INDEX, f"unknown key {text}")
 
 
-def _ports_of(call: Mapping[str, Any], is_gradient: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:  # noqa: FBT001
+def _ports_of(call: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield port and entry of every tensor of a call."""
-    if is_gradient:
-        for name, entry in call.items():
-            yield from _walk(f"parameter.{name}", entry[0] if isinstance(entry, list) else entry)
-        return
     # In backward, msprobe's `input` is the gradient of the forward's output.
     inputs, outputs = ("output", "input") if "input" in call else ("input", "output")
     for name in ("input", "input_args"):
         yield from _walk(inputs, call.get(name))
     yield from _walk(inputs, call.get("input_kwargs"))
-    output = call.get("output")
-    single = isinstance(output, list) and len(output) == 1
-    yield from _walk(f"{outputs}.0" if outputs == "input" and single else outputs,
-                     output[0] if single else output)  # fmt: skip
+    output: Any = call.get("output")
+    if isinstance(output, list) and len(output) == 1 and outputs == "output":
+        output = output[0]
+    yield from _walk(outputs, output)
     yield from _walk("parameter", call.get("parameters"))
+
+
+def _ports_of_gradients(call: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield port and entry of the gradient of every parameter of a module."""
+    for name, entry in call.items():
+        yield from _walk(f"parameter.{name}", entry[0] if isinstance(entry, list) else entry)
 
 
 def _walk(port: str, value: object) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -1,0 +1,59 @@
+"""`assay.compare`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assay.api.command_line import command_line
+from assay.sites import RecordedLevel
+
+if TYPE_CHECKING:
+    from assay.api.verdict import CheckedVerdict
+
+
+def compare(  # noqa: PLR0913 - one for each option
+    expected: str | Path,
+    actual: str | Path,
+    *,
+    noise: str | Path | None = None,
+    level: RecordedLevel | None = None,
+    map: str | Path | None = None,  # noqa: A002 - the name of the option
+    allow_unmatched: Sequence[str] = (),
+    rank: int | None = None,
+    token_shift: int | None = None,
+    format: str | None = None,  # noqa: A002 - the name of the option
+    limits: str = "noise",
+    output: str | Path | None = None,
+) -> "CheckedVerdict":
+    """Compare two dumps on disk and locate the first place that differs.
+
+    expected, actual: folders or files that any supported tool wrote; see docs/foreign-formats.md.
+    noise: a third dump of the same model in the precision of `actual`, from a trusted machine.
+    level: compare no deeper than "logits", "module" or "op"; default: everything.
+    map: a TOML or JSON file of module names, expected to actual; `*` is the same text on both sides.
+    allow_unmatched: globs of expected ports or modules that may lack a partner.
+    rank: compare this rank alone.
+    token_shift: number of an actual pass minus that of its expected one; default: found from shapes.
+    format: format of both dumps; default: recognized.
+    limits: name or TOML file of the limits.
+
+    Returns: the verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
+    Raises: UsageError if a dump cannot be read.
+    """
+    arguments = dict(locals())
+    from assay.offline.check import Comparison
+    from assay.offline.check import compare as run_comparison
+    from assay.runs import RunFolder, open_progress
+
+    folder = RunFolder.create("compare", output).path
+    comparison = Comparison(
+        str(expected), str(actual), str(noise) if noise else None, level,
+        str(map) if map else None, tuple(allow_unmatched), rank, token_shift, format, limits,
+        command_line(compare, arguments, ("expected", "actual")),
+    )  # fmt: skip
+    with open_progress() as progress:
+        run_comparison(comparison, folder, progress)
+        with progress.step("writes the report"):
+            from assay.api.verdict import CheckedVerdict  # jinja2 and rich are not needed before
+
+            return CheckedVerdict.publish(folder)

@@ -1,0 +1,31 @@
+"""`assay inspect`: what a dump holds."""
+
+import json
+from typing import Annotated
+
+import typer
+
+
+def inspect(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A dump, trace or golden.")],
+    *,
+    format_name: Annotated[
+        str | None, typer.Option("--format", metavar="NAME", help="Default: recognized.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List what a dump holds: format, ranks, passes, modules, sizes, and what is missing.
+
+    Example: assay inspect dump/golden
+
+    Exit code: 0, or 2 if the dump cannot be read.
+    """
+    from assay.offline.contents import describe_contents
+    from assay.output.streams import print_text
+
+    contents = describe_contents(folder, format_name)
+    if as_json:
+        print_text(json.dumps(contents.to_json(), indent=1))
+    else:
+        for line in contents.to_lines():
+            print_text(line)

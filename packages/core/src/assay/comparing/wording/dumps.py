@@ -1,0 +1,66 @@
+"""The sentences of a comparison of two dumps."""
+
+from assay.comparing.levels import JudgedRatio
+from assay.comparing.results import PortResult
+from assay.comparing.wording.numerals import format_against, format_number
+from assay.comparing.wording.phrases import describe_error, describe_location
+from assay.errors import name_some
+from assay.verdicts import Location
+
+_EVIDENCE = {
+    "replayed": "recomputed from its dumped inputs, it differs: the error is made here",
+    "inputs agree": "its inputs agree: the error is made here",
+    "growth": "all earlier results agree: the error is made here or in code whose results were not"
+    " dumped",
+}
+
+
+def describe_difference(item: JudgedRatio, noise: str) -> str:
+    """Describe one ratio over its limit. noise: where the noise comes from."""
+    ratio, limit = item.ratio, item.limit
+    if ratio.statistic == "non-finite":
+        return "NaN or infinity where the expected value is finite"
+    if ratio.statistic == "exact":
+        return f"{format_number(ratio.actual)} of the values differ; they must be equal"
+    shown, shown_limit = format_against(ratio.value, limit)
+    error = describe_error(ratio.statistic, ratio.actual)
+    return f"{error} = {shown}x the noise (limit {shown_limit}x; {noise})"
+
+
+def describe_evidence(evidence: str) -> str:
+    """Describe how the place was found."""
+    return _EVIDENCE[evidence]
+
+
+def headline_of_place(location: Location) -> str:
+    """State where the two dumps first differ."""
+    return f"{describe_location(location)} is the first that differs."
+
+
+def headline_of_weight(name: str, result: PortResult, num_others: int) -> str:
+    """State which parameter differs, and where most."""
+    worst, count = result.sums.worst, result.exact
+    row, column = worst.index[1:] if worst.index else (0, 0)
+    others = f"; {num_others:,} more parameters differ" if num_others else ""
+    return (
+        f"{name} differs in {count.num_different:,} of {count.num_compared:,} values, most at row {row},"
+        f" column {column}: {format_number(worst.actual)}, expected {format_number(worst.expected)}"
+        f"{others}."
+    )
+
+
+def headline_of_agreement(compared: int, missing: list[str]) -> str:
+    """State that all pairs agree, and what has no partner."""
+    if not compared:
+        return "Nothing could be compared."
+    if not missing:
+        return f"The dumps agree in all {compared:,} tensors."
+    return (
+        f"Everything with a partner agrees ({compared:,} tensors);"
+        f" {len(missing):,} expected items have none."
+    )
+
+
+def describe_missing(missing: list[str]) -> str:
+    """Name expected items without a partner."""
+    return f"{len(missing):,} expected items have no partner: {name_some(missing)}"

@@ -1,0 +1,1 @@
+"""Comparing two dumps on disk. No model runs, unless one is given to replay the dumps' inputs."""

@@ -1,0 +1,269 @@
+"""From the measurements of two dumps to one verdict."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.comparing.levels import (
+    EXACT_NUMBERS,
+    MOST_LISTED,
+    DecidingNumbers,
+    deciding_numbers,
+    describe_judged_level,
+    find_worst,
+    list_unmatched,
+    outcome_of_levels,
+    pool_resolutions,
+)
+from assay.comparing.limits import Limits
+from assay.comparing.wording import dumps as wording
+from assay.offline.locating import JudgedPort, Origin, find_origins, judge_ports, level_of
+from assay.offline.matching import Port
+from assay.offline.measuring import Measured
+from assay.offline.token_ids import DifferentToken, TokenComparison
+from assay.offline.tokens import TokenAlignment
+from assay.verdicts import (
+    Diagnosis,
+    Level,
+    Location,
+    Measurement,
+    Outcome,
+    Suspect,
+    TokenPosition,
+    Verdict,
+)
+
+_LEVELS = ("weights", "logits", "modules", "operations", "gradients")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything that a comparison of two dumps found."""
+
+    ports: Sequence[Port]
+    """Ports with a partner, in the expected order."""
+    measured: Measured
+    noise: Measured | None
+    noise_origin: str
+    tokens: TokenComparison
+    alignment: TokenAlignment
+    unit_roundoff: float
+    unmatched_expected: list[str] = field(default_factory=list)
+    unmatched_actual: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """Defects of either dump, such as missing files."""
+    notes: list[str] = field(default_factory=list)
+
+
+def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[Measurement]]:
+    """Judge all levels, and locate the first place that differs."""
+    results = [(port, evidence.measured.at(port)) for port in evidence.ports]
+    noise = None
+    if evidence.noise is not None:
+        found = {port: evidence.noise.at(port) for port in evidence.ports}
+        noise = {port: result for port, result in found.items() if result is not None}
+    judged = judge_ports(
+        [(port, result) for port, result in results if result is not None],
+        noise,
+        limits,
+        evidence.unit_roundoff,
+    )
+    by_level = {name: [one for one in judged if level_of(one.port) == name] for name in _LEVELS}
+    origins = find_origins(judged)
+    origin = origins[0] if origins else None
+    weights = [one for one in by_level["weights"] if not one.agrees]
+    levels = _levels(evidence, by_level, origin)
+    outcome = outcome_of_levels(levels)
+    location, diagnosis = _find_cause(evidence, weights, origin)
+    is_failure = outcome is Outcome.FAIL
+    verdict = Verdict(
+        verdict=outcome,
+        levels=levels,
+        first_bad_token=_first_bad_token(evidence, judged, origin) if is_failure else None,
+        location=location if is_failure else None,
+        suspects=_suspects(origins, evidence) if is_failure else [],
+        diagnosis=diagnosis if is_failure else None,
+        notes=[*evidence.alignment.notes, *evidence.notes],
+        compared=evidence.measured.compared,
+        unmatched=list_unmatched(evidence.unmatched_expected, evidence.unmatched_actual),
+        headline=_headline(evidence, location, weights) if is_failure
+        else wording.headline_of_agreement(evidence.measured.compared, evidence.unmatched_expected),
+        **_numbers(judged, origin, weights if is_failure else []),
+    )  # fmt: skip
+    return verdict, [row for one in judged for row in _rows(one)]
+
+
+def _levels(
+    evidence: Evidence, by_level: dict[str, list[JudgedPort]], origin: Origin | None
+) -> dict[str, Level]:
+    tokens = evidence.tokens
+    levels = {
+        "completeness": _completeness(evidence),
+        "inputs": _ids_level(tokens.num_prompt_tokens, tokens.different_prompts, "prompts"),
+    }
+    if tokens.num_generated:
+        levels["tokens"] = _tokens_level(tokens)
+    for name, items in by_level.items():
+        if not items:
+            continue
+        failed = [one for one in items if not one.agrees]
+        is_deciding = origin is not None and origin.judged in items
+        shown = origin.judged.ratios if origin is not None and is_deciding else [
+            ratio for one in items for ratio in one.ratios
+        ]  # fmt: skip
+        facts: dict[str, Any] = describe_judged_level(shown)
+        if origin is not None and is_deciding:
+            facts["reason"] = (
+                f"{wording.describe_difference(origin.judged.worst, evidence.noise_origin)};"
+                f" {wording.describe_evidence(origin.evidence)}"
+            )
+        elif failed:
+            facts["reason"] = f"{len(failed):,} of {len(items):,} places differ"
+        outcome = Outcome.FAIL if failed else Outcome.PASS
+        levels[name] = Level(verdict=outcome, compared=len(items), **facts)
+    return levels
+
+
+def _completeness(evidence: Evidence) -> Level:
+    reasons = []
+    if evidence.unmatched_expected:
+        reasons.append(wording.describe_missing(evidence.unmatched_expected))
+    reasons += evidence.problems
+    if not evidence.measured.compared:
+        reasons.insert(0, "no tensor has a partner")
+    if reasons:
+        return Level(verdict=Outcome.NOT_COMPARED, reason="; ".join(reasons))
+    return Level(verdict=Outcome.PASS, compared=evidence.measured.compared)
+
+
+def _ids_level(compared: int, different: list[DifferentToken], what: str) -> Level:
+    if different:
+        reason = f"{len(different)} {what} differ; {different[0]}"
+        return Level(verdict=Outcome.FAIL, reason=reason, compared=compared)
+    if not compared:
+        return Level(verdict=None, reason="the dumps do not both hold token ids")
+    return Level(verdict=Outcome.PASS, compared=compared)
+
+
+def _tokens_level(tokens: TokenComparison) -> Level:
+    different = tokens.different_generated
+    if any(one.is_near_tie is False for one in different):
+        return _ids_level(tokens.num_generated, different, "generated texts")
+    if any(one.is_near_tie is None for one in different):
+        reason = f"{different[0]}; without logits, a near-tie cannot be told from a fault"
+        return Level(verdict=Outcome.NOT_COMPARED, reason=reason, compared=tokens.num_generated)
+    reason = f"near-tie at {different[0]}; later tokens of that prompt are not compared"
+    if not different:
+        return Level(verdict=Outcome.PASS, compared=tokens.num_generated)
+    return Level(verdict=Outcome.PASS, reason=reason, compared=tokens.num_generated)
+
+
+def _find_cause(
+    evidence: Evidence, weights: list[JudgedPort], origin: Origin | None
+) -> tuple[Location | None, Diagnosis | None]:
+    """Return the first cause, in the order in which one can explain the other."""
+    if evidence.tokens.different_prompts:
+        return Location(phase="inputs"), "inputs-differ"
+    if weights:
+        port = weights[0].port
+        name = port.name.removeprefix("parameter.")
+        parameter = f"{port.module}.{name}" if port.module else name
+        return Location(phase="forward", module=port.module, parameter=parameter), "weight-mismatch"
+    if origin is not None:
+        worst = origin.judged.worst
+        diagnosis: Diagnosis = (
+            "non-finite" if worst.ratio.statistic == "non-finite" else "module-error"
+        )
+        return _location(evidence, origin.judged), diagnosis
+    if any(one.is_near_tie is False for one in evidence.tokens.different_generated):
+        return Location(phase="sampler"), "sampler"
+    return None, None
+
+
+def _location(evidence: Evidence, judged: JudgedPort) -> Location:
+    port = judged.port
+    op = port.name.split(".")[2] if port.direction == "op" else None
+    step = _step_of(evidence, *_worst_row(judged))
+    return Location(phase=port.phase, step=step, module=port.module, op=op)
+
+
+def _worst_row(judged: JudgedPort) -> tuple[int, int]:
+    if judged.result.exact.num_different:
+        return judged.result.exact.first
+    _, prompt, position = judged.result.sums.worst_row()
+    return prompt, position
+
+
+def _step_of(evidence: Evidence, prompt: int, position: int) -> int:
+    for pair in evidence.alignment.pairs:
+        rows = pair.expected.rows
+        held = rows.positions[rows.prompts.index(prompt)] if rows and prompt in rows.prompts else ()
+        if position in held:
+            return pair.expected.step
+    return 0
+
+
+def _first_bad_token(
+    evidence: Evidence, judged: Sequence[JudgedPort], origin: Origin | None
+) -> TokenPosition | None:
+    """Return the first different token, or the first whose logits are over their limit."""
+    for different in evidence.tokens.different:
+        phase = "prefill" if different.is_prompt else "decode"
+        return TokenPosition(prompt=different.prompt, position=different.position, phase=phase)
+    logits = [one for one in judged if level_of(one.port) == "logits" and not one.agrees]
+    source = logits[0] if logits else origin.judged if origin else None
+    if source is None or source.port.direction == "parameter":
+        return None
+    prompt, position = _worst_row(source)
+    if prompt < 0 or position < 0:
+        return None
+    step = _step_of(evidence, prompt, position)
+    return TokenPosition(prompt=prompt, position=position, phase="decode" if step else "prefill")
+
+
+def _suspects(origins: Sequence[Origin], evidence: Evidence) -> list[Suspect]:
+    ranked = sorted((one.judged for one in origins), key=lambda one: -one.worst.severity)
+    return [
+        Suspect(
+            location=_location(evidence, one),
+            statistic=one.worst.ratio.statistic,
+            error=one.worst.ratio.actual,
+            noise_ratio=one.worst.ratio.value,
+            limit=one.worst.limit,
+        )
+        for one in ranked[:MOST_LISTED]
+    ]
+
+
+def _headline(evidence: Evidence, location: Location | None, weights: list[JudgedPort]) -> str:
+    different = evidence.tokens.different_prompts
+    if different:
+        return f"The prompts differ: {different[0]}."
+    if weights and location is not None:
+        return wording.headline_of_weight(
+            location.parameter or "", weights[0].result, len(weights) - 1
+        )
+    return wording.headline_of_place(location) if location else "The dumps differ."
+
+
+def _numbers(
+    judged: Sequence[JudgedPort], origin: Origin | None, weights: list[JudgedPort]
+) -> DecidingNumbers:
+    if weights:
+        return EXACT_NUMBERS
+    ratios = [ratio for one in judged for ratio in one.ratios]
+    if not ratios:
+        return {}
+    decided = origin.judged.worst if origin is not None else find_worst(ratios)
+    resolutions = pool_resolutions(ratios)
+    return deciding_numbers(decided, resolutions.get("replay-tensor"))
+
+
+def _rows(judged: JudgedPort) -> Iterable[Measurement]:
+    port = judged.port
+    for item in judged.ratios:
+        yield Measurement(
+            level=level_of(port), module=port.module, port=port.name, phase=port.phase,
+            order=judged.order, statistic=item.ratio.statistic, actual=item.ratio.actual,
+            expected=item.ratio.expected, ratio=item.ratio.value, limit=item.limit,
+        )  # fmt: skip

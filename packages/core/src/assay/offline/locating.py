@@ -1,0 +1,149 @@
+"""Locating the first wrong module from outputs and inputs alone.
+
+An error travels through all later modules. The module that makes it is the first whose inputs agree
+within noise and whose output does not.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from assay.comparing.levels import JudgedRatio
+from assay.comparing.limits import Limits
+from assay.comparing.results import PortResult
+from assay.dtypes import FORMATS, float_format
+from assay.noise import Ratio, error_ratios
+from assay.offline.matching import Port
+
+# Relative error of a healthy run without a noise run: this many unit roundoffs, times the root of the
+# number of blocks passed.
+ROUNDOFFS = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedPort:
+    """One port with its ratios. worst: the one furthest over its limit; None for exact values."""
+
+    port: Port
+    order: int
+    result: PortResult
+    ratios: tuple[JudgedRatio, ...]
+
+    @property
+    def worst(self) -> JudgedRatio:
+        """Return the ratio that is furthest over its limit, or nearest to it."""
+        return max(self.ratios, key=lambda item: item.severity)
+
+    @property
+    def agrees(self) -> bool:
+        """Return True if no ratio is over its limit."""
+        return not any(item.failed for item in self.ratios)
+
+
+def level_of(port: Port) -> str:
+    """Return the level that a port belongs to."""
+    if port.phase != "forward":
+        return "gradients"
+    if port.direction == "parameter":
+        return "weights"
+    if port.direction == "op":
+        return "operations"
+    is_head = port.module.rpartition(".")[2] == "lm_head" and port.direction == "output"
+    return "logits" if is_head or port.name.endswith("logits") else "modules"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The module where an error is made.
+
+    evidence: "inputs agree" if its own inputs were compared; "growth" if only earlier results were.
+    """
+
+    judged: JudgedPort
+    evidence: str
+
+
+def judge_ports(
+    results: Iterable[tuple[Port, PortResult]],
+    noise: dict[Port, PortResult] | None,
+    limits: Limits,
+    unit_roundoff: float,
+) -> list[JudgedPort]:
+    """Judge every port, in the order of the expected dump.
+
+    noise: results of the noise dump; None to expect the error of a healthy run of its depth.
+    unit_roundoff: of the coarser dtype of the two dumps.
+    """
+    judged = []
+    for order, (port, result) in enumerate(results):
+        reference = noise.get(port) if noise is not None else None
+        ratios = tuple(
+            JudgedRatio(ratio, limits.of(ratio.statistic))
+            for ratio in _ratios(port, result, reference, unit_roundoff)
+        )
+        if ratios:
+            judged.append(JudgedPort(port, order, result, ratios))
+    return judged
+
+
+def _ratios(
+    port: Port, result: PortResult, noise: PortResult | None, unit_roundoff: float
+) -> list[Ratio]:
+    sums = result.sums
+    found = []
+    is_weight = port.direction == "parameter" and port.phase == "forward"
+    if result.exact.num_compared:
+        share = result.exact.num_different / result.exact.num_compared
+        found.append(Ratio("exact", share, 0.0))
+    if is_weight:
+        return found
+    if sums.num_nan or sums.num_inf:
+        return [*found, Ratio("non-finite", math.nan, 0.0)]
+    if not sums.num_elements:
+        return found
+    if noise is not None and noise.sums.num_elements:
+        return [*found, *error_ratios(sums, noise.sums, unit_roundoff)]
+    expected = ROUNDOFFS * unit_roundoff * math.sqrt(1 + _depth(port.module))
+    return [*found, Ratio("replay-tensor", sums.relative_error, expected)]
+
+
+def _depth(module: str) -> int:
+    """Return the number of repeated blocks before a module, from the first number in its path."""
+    number = re.search(r"\.(\d+)(?:\.|$)", module)
+    return int(number[1]) + 1 if number else 0
+
+
+def find_origins(judged: Sequence[JudgedPort]) -> list[Origin]:
+    """Return the modules that make an error, in order; the first one is the place to name.
+
+    A module around another one of them is left out: it differs because of its child.
+    """
+    failed = [item for item in judged if not item.agrees and level_of(item.port) != "weights"]
+    inputs: dict[tuple[str, str], list[JudgedPort]] = {}
+    for item in judged:
+        if item.port.direction == "input":
+            inputs.setdefault((item.port.module, item.port.phase), []).append(item)
+    found: list[Origin] = []
+    for item in failed:
+        if item.port.direction != "output":
+            continue
+        own = inputs.get((item.port.module, item.port.phase), [])
+        if own and all(one.agrees for one in own):
+            found.append(Origin(item, "inputs agree"))
+        elif not own and item is failed[0]:
+            found.append(Origin(item, "growth"))
+    names = [one.judged.port.module for one in found]
+    found = [one for one in found if not any(is_inside(n, one.judged.port.module) for n in names)]
+    return found or [Origin(item, "growth") for item in failed[:1]]
+
+
+def is_inside(module: str, outer: str) -> bool:
+    """Return True if `module` is a descendant of `outer`."""
+    return module != outer and (not outer or module.startswith(f"{outer}."))
+
+
+def coarser_unit(dtypes: Iterable[str]) -> float:
+    """Return the largest unit roundoff of floating dtypes; that of float32 if there are none."""
+    units = [float_format(name).unit_roundoff for name in dtypes if name in FORMATS]
+    return max(units, default=float_format("float32").unit_roundoff)

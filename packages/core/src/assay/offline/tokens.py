@@ -1,0 +1,244 @@
+"""Tokens of a dump: which prompt and position each row of a forward pass belongs to.
+
+Shape legend: B batch rows, T tokens of a pass.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from assay.dumps.protocol import Dump, DumpedTensor
+from assay.errors import name_some
+from assay.sites import RowMap
+
+_ID_PORTS = ("input.input_ids", "input.tokens")
+_POSITION_PORTS = ("position_ids", "positions")
+_MASK_PORTS = ("attention_mask",)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward pass of a dump."""
+
+    batch: int
+    """Number of the batch of prompts; in training, of the micro-batch."""
+    step: int
+    rows: RowMap | None
+    """Prompt and position of every row; None if the dump does not show them."""
+    ids: Tensor | None = None
+    """Token ids, (B, T); None if the dump does not hold them."""
+
+    @property
+    def shape(self) -> tuple[int, int] | None:
+        """Return (B, T)."""
+        return (self.rows.num_rows, self.rows.length) if self.rows else None
+
+    def __str__(self) -> str:
+        """Name the pass in a message."""
+        batch = f"batch {self.batch}, " if self.batch else ""
+        if self.rows is None:
+            return f"{batch}step {self.step}"
+        return f"{batch}step {self.step} ({self.rows.length} tokens of {self.rows.num_rows} rows)"
+
+
+def find_passes(dump: Dump, rank: int | None = None) -> list[Pass]:
+    """Return the forward passes of a dump, in order.
+
+    rank: only tensors of this rank; None for the lowest one.
+    """
+    groups: dict[tuple[int, int], list[DumpedTensor]] = {}
+    ranks = {tensor.site.at.rank for tensor in dump.tensors}
+    chosen = min(ranks, default=0) if rank is None else rank
+    for tensor in dump.tensors:
+        at = tensor.site.at
+        if at.phase == "forward" and at.rank == chosen and tensor.layout == "":
+            groups.setdefault((at.micro_batch, at.step), []).append(tensor)
+    passes: list[Pass] = []
+    for (batch, step), tensors in sorted(groups.items()):
+        previous = passes[-1] if passes and passes[-1].batch == batch else None
+        passes.append(_read_pass(dump, batch, step, tensors, previous))
+    return passes
+
+
+def _read_pass(
+    dump: Dump, batch: int, step: int, tensors: list[DumpedTensor], previous: Pass | None
+) -> Pass:
+    ids = _read_ids(dump, tensors)
+    for tensor in tensors:
+        known = dump.rows.get(tensor.site.at)
+        if known is not None:
+            return Pass(batch, step, known, ids)
+    shape = (ids.shape[0], ids.shape[1]) if ids is not None else _common_shape(tensors)
+    if shape is None:
+        return Pass(batch, step, None)
+    positions = _read_positions(dump, tensors, shape)
+    if positions is None:
+        start = _first_position(ids, shape, previous)
+        positions = [list(range(start, start + shape[1]))] * shape[0]
+    prompts = tuple(batch * shape[0] + row for row in range(shape[0]))
+    return Pass(batch, step, RowMap(prompts, tuple(map(tuple, positions))), ids)
+
+
+def _read_ids(dump: Dump, tensors: Iterable[DumpedTensor]) -> Tensor | None:
+    """Return the token ids of a pass: a named argument, or the input of an embedding."""
+    integer = [
+        tensor
+        for tensor in tensors
+        if tensor.has_values and "int" in tensor.dtype and tensor.shape and len(tensor.shape) <= 2
+    ]
+    named = [one for one in integer if one.site.port in _ID_PORTS]
+    embedded = [
+        one for one in integer
+        if one.site.port == "input.0" and "embed" in f"{one.class_name} {one.site.at.module}".lower()
+    ]  # fmt: skip
+    for tensor in (*named, *embedded):
+        value = dump.read(tensor).long()
+        return value if value.ndim == 2 else value.reshape(1, -1)
+    return None
+
+
+def _read_positions(
+    dump: Dump, tensors: Iterable[DumpedTensor], shape: tuple[int, int]
+) -> list[list[int]] | None:
+    """Return the positions of a pass, -1 for padding, (B, T); None if the dump lacks them."""
+    for tensor in tensors:
+        if not tensor.has_values or not tensor.site.port.endswith(_POSITION_PORTS):
+            continue
+        value = dump.read(tensor).long()
+        if value.numel() == shape[0] * shape[1]:
+            positions = value.reshape(shape)
+        elif value.numel() == shape[1]:
+            positions = value.reshape(1, -1).expand(shape)
+        else:
+            continue
+        mask = _read_mask(dump, tensors, shape)
+        return (positions if mask is None else positions.masked_fill(mask == 0, -1)).tolist()
+    return None
+
+
+def _read_mask(
+    dump: Dump, tensors: Iterable[DumpedTensor], shape: tuple[int, int]
+) -> Tensor | None:
+    """Return the padding mask of a pass, (B, T), 0 for padding."""
+    for tensor in tensors:
+        fits = tensor.shape is not None and len(tensor.shape) == 2 and tensor.shape[0] == shape[0]
+        if fits and tensor.has_values and tensor.site.port.endswith(_MASK_PORTS):
+            return dump.read(tensor)[:, -shape[1] :].long()
+    return None
+
+
+def _common_shape(tensors: Iterable[DumpedTensor]) -> tuple[int, int] | None:
+    """Return (B, T) of most activations of a pass."""
+    shapes = Counter(
+        one.shape[:2]
+        for one in tensors
+        if one.shape is not None and len(one.shape) == 3 and "float" in one.dtype
+    )
+    for (batch, length), _ in shapes.most_common(1):
+        return batch, length
+    return None
+
+
+def _first_position(ids: Tensor | None, shape: tuple[int, int], previous: Pass | None) -> int:
+    """Return the first position of a pass without recorded positions."""
+    if previous is None or previous.rows is None or previous.rows.num_rows != shape[0]:
+        return 0
+    length = previous.rows.length
+    is_repeat = (
+        ids is not None and previous.ids is not None
+        and ids.shape == previous.ids.shape and bool((ids == previous.ids).all())
+    )  # fmt: skip
+    if shape[1] > 1 and (length == 1 or is_repeat):
+        return 0  # another prompt, or the same one again
+    return previous.rows.positions[0][-1] + 1
+
+
+@dataclass(frozen=True, slots=True)
+class PassPair:
+    """Two passes that hold the same tokens, or parts of them.
+
+    expected_rows, actual_rows: flat row numbers (b * T + t) with the same tokens, in the same order;
+    None if all rows correspond one to one.
+    """
+
+    expected: Pass
+    actual: Pass
+    expected_rows: Tensor | None = None
+    actual_rows: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAlignment:
+    """Passes of two dumps by the tokens that they hold."""
+
+    pairs: tuple[PassPair, ...]
+    missing: tuple[Pass, ...] = ()
+    """Expected passes whose tokens the actual dump lacks."""
+    extra: tuple[Pass, ...] = ()
+    """Actual passes without a partner, such as warm-up runs."""
+    notes: tuple[str, ...] = ()
+
+    def pair_of(self, batch: int, step: int) -> PassPair | None:
+        """Return the pair whose expected pass has this number."""
+        return next(
+            (one for one in self.pairs if (one.expected.batch, one.expected.step) == (batch, step)),
+            None,
+        )
+
+
+def align_passes(
+    expected: Sequence[Pass], actual: Sequence[Pass], token_shift: int | None = None
+) -> TokenAlignment:
+    """Pair the passes of two dumps.
+
+    token_shift: the number of the actual pass minus that of its expected one; None to find it.
+    """
+    if token_shift is not None:
+        by_step = {(one.batch, one.step): one for one in actual}
+        pairs = [
+            PassPair(one, by_step[one.batch, one.step + token_shift])
+            for one in expected
+            if (one.batch, one.step + token_shift) in by_step
+        ]
+        return _alignment(pairs, expected, actual, f"the passes are shifted by {token_shift}")
+    if [one.shape for one in expected] == [one.shape for one in actual]:
+        return TokenAlignment(tuple(map(PassPair, expected, actual)))
+    free = list(actual)
+    pairs = []
+    for one in expected:
+        partner = next((other for other in free if _hold_same_tokens(one, other)), None)
+        if partner is not None:
+            free.remove(partner)
+            pairs.append(PassPair(one, partner))
+    return _alignment(pairs, expected, actual)
+
+
+def _hold_same_tokens(expected: Pass, actual: Pass) -> bool:
+    if expected.shape != actual.shape or expected.rows is None or actual.rows is None:
+        return False
+    if expected.rows.positions != actual.rows.positions:
+        return False
+    if expected.ids is None or actual.ids is None or expected.rows.length == 1:
+        return True
+    return bool((expected.ids == actual.ids).all())
+
+
+def _alignment(
+    pairs: Sequence[PassPair], expected: Sequence[Pass], actual: Sequence[Pass], note: str = ""
+) -> TokenAlignment:
+    used_expected = {id(pair.expected) for pair in pairs}
+    used_actual = {id(pair.actual) for pair in pairs}
+    missing = tuple(one for one in expected if id(one) not in used_expected)
+    extra = tuple(one for one in actual if id(one) not in used_actual)
+    notes = [note] if note else []
+    shifts = {pair.actual.step - pair.expected.step for pair in pairs}
+    if len(shifts) == 1 and shifts != {0} and not note:
+        notes.append(
+            f"pass n of EXPECTED is pass n{shifts.pop():+} of ACTUAL: same shapes and tokens"
+        )
+    if extra:
+        names = name_some([str(one) for one in extra])
+        notes.append(f"ACTUAL holds passes that EXPECTED lacks (warm-up or repeats): {names}")
+    return TokenAlignment(tuple(pairs), missing, extra, tuple(notes))
