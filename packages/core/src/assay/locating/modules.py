@@ -6,7 +6,7 @@ the reference recorded there, and then replaced by it.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -86,6 +86,8 @@ class Replayer:
     layout: how a rank's tensors are parts of whole ones; None where they are whole.
     partial_modules: those of which this process has only some children: run, and not measured.
     unmeasured: modules and ports that are left as they are, and may be absent.
+    judged: whose values are in error: the running model's, or those of the trace if the model is
+        the yardstick.
     results: of first calls; recomputed: of those that backward makes again.
     source: where in the trace the running batch is found; set before each batch.
     """
@@ -98,6 +100,7 @@ class Replayer:
     layout: RankLayout | None = None
     partial_modules: frozenset[str] = frozenset()
     unmeasured: frozenset[tuple[str, str]] = frozenset()
+    judged: Literal["model", "trace"] = "model"
     results: ReplayResults = field(default_factory=ReplayResults)
     recomputed: ReplayResults = field(default_factory=ReplayResults)
     source: BatchSource = field(default_factory=lambda: BatchSource(0))
@@ -287,6 +290,8 @@ class Replayer:
         chosen = self._choice_of_forward(active, result.port, value)
         if chosen is not None:
             expected, excluded = chosen, None
+        if self.judged == "trace":
+            value, expected = expected, value
         measure(result, self._index, matched.rows, excluded, value, expected)
 
     def _choice_of_forward(self, active: ActiveCall, port: str, value: Tensor) -> Tensor | None:

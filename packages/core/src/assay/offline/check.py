@@ -64,7 +64,7 @@ def compare(comparison: Comparison, folder: Path, progress: Progress) -> Verdict
     alignment = _align(expected, actual, comparison)
     tokens = compare_ids(alignment, _read_logits_with(expected, actual, matching))
     with progress.step("compares the dumps"):
-        measured = measure_pairs(expected, actual, matching.pairs, alignment, tokens.excluded)
+        measured = measure_pairs(expected, actual, matching, alignment, tokens.excluded)
     measured_noise = None
     if noise is not None:
         with progress.step("measures the noise"):
@@ -72,6 +72,7 @@ def compare(comparison: Comparison, folder: Path, progress: Progress) -> Verdict
     limits = load_limits(comparison.limits)
     evidence = Evidence(
         ports=[lane.port for lane, _ in matching.pairs],
+        absent_masks={lane.port for lane in matching.absent_masks},
         measured=measured,
         noise=measured_noise,
         noise_origin=f"noise of {comparison.noise}" if noise else "expected of its dtype and depth",
@@ -123,7 +124,7 @@ def _measure_noise(expected: Dump, noise: Dump, comparison: Comparison, lanes: L
     matching = match_lanes(lanes, _lanes(noise, comparison))
     alignment = _align(expected, noise, comparison)
     excluded = compare_ids(alignment, _read_logits_with(expected, noise, matching)).excluded
-    return measure_pairs(expected, noise, matching.pairs, alignment, excluded)
+    return measure_pairs(expected, noise, matching, alignment, excluded)
 
 
 def _read_logits_with(expected: Dump, actual: Dump, matching: Matching) -> LogitsOf:

@@ -42,6 +42,8 @@ class Evidence:
 
     ports: Sequence[Port]
     """Ports with a partner, in the expected order."""
+    absent_masks: set[Port]
+    """Attention masks that only the expected dump has. A difference there decides nothing by itself."""
     measured: Measured
     noise: Measured | None
     noise_origin: str
@@ -57,7 +59,8 @@ class Evidence:
 
 def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[Measurement]]:
     """Judge all levels, and locate the first place that differs."""
-    results = [(port, evidence.measured.at(port)) for port in evidence.ports]
+    ports = [*evidence.ports, *evidence.absent_masks]
+    results = [(port, evidence.measured.at(port)) for port in ports]
     noise = None
     if evidence.noise is not None:
         found = {port: evidence.noise.at(port) for port in evidence.ports}
@@ -69,7 +72,8 @@ def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[Measu
         evidence.unit_roundoff,
     )
     by_level = {name: [one for one in judged if level_of(one.port) == name] for name in _LEVELS}
-    origins = find_origins(judged)
+    origins = find_origins(judged, evidence.absent_masks)
+    judged = [one for one in judged if one.port not in evidence.absent_masks]
     origin = origins[0] if origins else None
     weights = [one for one in by_level["weights"] if not one.agrees]
     levels = _levels(evidence, by_level, origin)
@@ -152,9 +156,9 @@ def _tokens_level(tokens: TokenComparison) -> Level:
     if any(one.is_near_tie is None for one in different):
         reason = f"{different[0]}; without logits, a near-tie cannot be told from a fault"
         return Level(verdict=Outcome.NOT_COMPARED, reason=reason, compared=tokens.num_generated)
-    reason = f"near-tie at {different[0]}; later tokens of that prompt are not compared"
     if not different:
         return Level(verdict=Outcome.PASS, compared=tokens.num_generated)
+    reason = f"near-tie at {different[0]}; later tokens of that prompt are not compared"
     return Level(verdict=Outcome.PASS, reason=reason, compared=tokens.num_generated)
 
 

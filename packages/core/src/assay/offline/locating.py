@@ -6,7 +6,7 @@ within noise and whose output does not.
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from assay.comparing.levels import JudgedRatio
@@ -114,17 +114,29 @@ def _depth(module: str) -> int:
     return int(number[1]) + 1 if number else 0
 
 
-def find_origins(judged: Sequence[JudgedPort]) -> list[Origin]:
+def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -> list[Origin]:
     """Return the modules that make an error, in order; the first one is the place to name.
 
     A module around another one of them is left out: it differs because of its child.
     """
-    failed = [item for item in judged if not item.agrees and level_of(item.port) != "weights"]
+    failed = [
+        item
+        for item in judged
+        if not item.agrees
+        and level_of(item.port) != "weights"
+        and item.port not in absent_masks
+    ]
     inputs: dict[tuple[str, str], list[JudgedPort]] = {}
     for item in judged:
         if item.port.direction == "input":
             inputs.setdefault((item.port.module, item.port.phase), []).append(item)
     found: list[Origin] = []
+    if failed and failed[0].worst.ratio.statistic == "non-finite":
+        # A NaN in padding is harmless where it is made, and spreads through attention.
+        padding = [one for one in judged if one.result.num_nonfinite_padding]
+        earlier = [one for one in padding if one.order < failed[0].order]
+        if earlier:
+            return [Origin(earlier[0], "growth")]
     for item in failed:
         if item.port.direction != "output":
             continue

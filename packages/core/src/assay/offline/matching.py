@@ -73,6 +73,8 @@ class Matching:
 
     pairs: list[tuple[Lane, Lane]]
     """Expected and actual lane, in the expected order."""
+    absent_masks: list[Lane]
+    """Expected attention masks of matched modules that were called without a mask."""
     unmatched_expected: list[str]
     unmatched_actual: list[str]
 
@@ -99,8 +101,16 @@ def match_lanes(expected: Lanes, actual: Lanes, names: Mapping[str, str] | None 
     left_expected = [one for one in expected.values() if id(one) not in matched_expected]
     left_actual = [one for one in actual.values() if id(one) not in matched_actual]
     names_left = [str(one.port) for one in left_actual]
+    called = {one.port.module for _, one in pairs if one.port.direction == "input"}
+    masks = [
+        one
+        for one in left_expected
+        if one.port.name.endswith("mask") and partner_of.get(one.port.module) in called
+    ]
+    left_expected = [one for one in left_expected if one not in masks]
     return Matching(
         pairs,
+        masks,
         [_with_nearest(str(one.port), names_left) for one in left_expected],
         names_left,
     )

@@ -1,6 +1,6 @@
 """Measuring all pairs of two dumps: sums over every port, pooled over its passes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -9,11 +9,12 @@ from torch import Tensor
 from assay.comparing.results import PortResult, ReplayResults
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.hooks.timeline import RowIndex
+from assay.locating.matching.masks import count_differences, is_attention_mask
 from assay.locating.measuring import measure
-from assay.offline.matching import Lane, Port
+from assay.offline.matching import Lane, Matching, Port
 from assay.offline.tokens import TokenAlignment
 from assay.progress import subtask
-from assay.sites import Phase
+from assay.sites import Phase, RowMap
 from assay.stages import Stage
 
 
@@ -38,7 +39,7 @@ class Measured:
 def measure_pairs(
     expected: Dump,
     actual: Dump,
-    pairs: Sequence[tuple[Lane, Lane]],
+    matching: Matching,
     alignment: TokenAlignment,
     excluded: Mapping[tuple[int, int], Tensor],
 ) -> Measured:
@@ -47,11 +48,13 @@ def measure_pairs(
     excluded: by batch and step of the expected pass, the batch rows that are not comparable, (B,) bool.
     """
     measured = Measured()
-    total = sum(len(lane.tensors) for lane, _ in pairs)
+    total = sum(len(lane.tensors) for lane, _ in matching.pairs)
     with subtask("compares", total, "tensors") as task:
-        for lane, partner in pairs:
+        for lane, partner in matching.pairs:
             _measure_lane(measured, expected, actual, lane, partner, alignment, excluded)
             task.advance(len(lane.tensors))
+    for lane in matching.absent_masks:
+        _measure_absent_mask(measured, expected, lane, alignment)
     for results in measured.results.values():
         results.flush()
     return measured
@@ -76,6 +79,11 @@ def _measure_lane(
         if not (tensor.has_values and other.has_values):
             continue
         value, reference = actual.read(other), expected.read(tensor)
+        rows = pair.expected.rows if pair and port.direction != "parameter" else None
+        if is_attention_mask(port.name, reference) and is_attention_mask(port.name, value):
+            _measure_mask(results, port, lane.class_name, value, reference, rows)
+            measured.compared += 1
+            continue
         if value.shape != reference.shape:
             shaped = _give_same_shape(value, reference)
             if shaped is None:
@@ -90,9 +98,38 @@ def _measure_lane(
             _measure_parameter(result, value, reference)
         else:
             value, reference = _give_comparable_dtype(value, reference)
-            rows = pair.expected.rows if pair and port.direction != "parameter" else None
             measure(result, RowIndex(rows), rows, excluded.get((batch, step)), value, reference)
         measured.compared += 1
+
+
+def _measure_mask(
+    results: ReplayResults, port: Port, kind: str, value: Tensor, reference: Tensor,
+    rows: RowMap | None,
+) -> None:  # fmt: skip
+    """Count the differences of two masks in what they allow; their forms may differ."""
+    result = results.at(port.module, port.name, Stage(port.module, port.phase), "bool", kind)
+    if value.shape[-2:] == reference.shape[-2:]:
+        result.exact.add(*count_differences(value, reference, rows))
+    else:
+        result.exact.add(reference.numel(), reference.numel())
+
+
+def _measure_absent_mask(
+    measured: Measured, expected: Dump, lane: Lane, alignment: TokenAlignment
+) -> None:
+    """Compare a mask with the causal one, which attention applies if it is given none."""
+    port = lane.port
+    results = measured.results.setdefault(port.phase, ReplayResults())
+    for (batch, step, _), tensor in lane.tensors.items():
+        pair = alignment.pair_of(batch, step)
+        if pair is None or not tensor.has_values:
+            continue
+        reference = expected.read(tensor)
+        if is_attention_mask(port.name, reference):
+            result = results.at(
+                port.module, port.name, Stage(port.module, port.phase), "bool", lane.class_name
+            )
+            result.exact.add(*count_differences(None, reference, pair.expected.rows))
 
 
 def _distinct_weights(lane: Lane) -> dict[tuple[int, int, int], DumpedTensor]:

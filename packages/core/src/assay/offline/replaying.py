@@ -1,0 +1,213 @@
+"""Replaying a dump: the trusted model computes every stage from the dump's own inputs.
+
+Three passes over the dump's tokens: the yardstick records a trace, a run in the dump's dtype is
+replayed against that trace and measures the noise, and the yardstick is replayed against the dump.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from assay.comparing.judge import FailedStage, Judged, find_origin, judge_replay, rank_stages
+from assay.comparing.limits import Limits
+from assay.comparing.results import ReplayResults
+from assay.dumps.protocol import Dump, DumpError
+from assay.dumps.recognizing import open_dump
+from assay.hooks.module_tracer import ModuleTracer, TraceHandler
+from assay.hooks.timeline import Timeline
+from assay.hooks.values.boundary import Boundary
+from assay.locating.matching.batch_source import BatchSource
+from assay.locating.modules import Replayer
+from assay.models import estimate_size, load_model
+from assay.models.remote_code import RemoteCode
+from assay.models.size_policy import chosen_threads, yardstick_dtype
+from assay.offline.matching import Lane, Lanes, collect_lanes, match_lanes
+from assay.offline.tokens import Pass
+from assay.progress import subtask
+from assay.recording.modules import Recorder
+from assay.sites import Call, CallSite
+from assay.trace import Trace, TraceWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The replay of one dump."""
+
+    judged: list[Judged]
+    origin: FailedStage | None
+    num_ports: int
+    """Number of module boundaries of the model whose values the dump holds."""
+    num_missing: int
+    """Number of boundaries whose values it lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedModel:
+    """The model that a dump is replayed with."""
+
+    model: str
+    remote_code: RemoteCode = "refuse"
+
+
+def replay_dump(
+    trusted: TrustedModel, dump: Dump, passes: Sequence[Pass], dtype: str, limits: Limits
+) -> Replayed:
+    """Replay the forward passes of a dump on the CPU.
+
+    dtype: of the dump's activations.
+    Raises: DumpError if the dump holds no token ids, UsageError if the model cannot be loaded.
+    """
+    if any(one.ids is None or one.rows is None for one in passes) or not passes:
+        raise DumpError(f"{dump.path} holds no token ids: --model needs them to run the model")
+    size = estimate_size(trusted.model)
+    wide = yardstick_dtype(size.num_parameters, ("float64", "float32"))
+    boundary = Boundary.exact_inputs_for(getattr(torch, dtype))
+    with chosen_threads(size.num_parameters), tempfile.TemporaryDirectory() as folder:
+        trace_folder = Path(folder) / "trace"
+        yardstick = _load(trusted, wide, dtype)
+        with TraceWriter(trace_folder, {"dtype": dtype}) as writer:
+            _run("records", yardstick, passes, Recorder(writer, boundary), None)
+        trace = Trace.open(trace_folder)
+        noise = Replayer(trace, boundary)
+        _run("measures the noise", _load(trusted, dtype, None), passes, noise, noise)
+        view = DumpedTrace.of(dump, trace)
+        replayer = Replayer(view, Boundary(), judged="trace")
+        _run("replays the dump", yardstick, passes, replayer, replayer)
+        results = replayer.finish()
+        _set_dtype(results, dtype)
+        judged, _ = judge_replay(results, noise.finish(), limits)
+    origin = find_origin(rank_stages(judged))
+    return Replayed(judged, origin, view.num_ports, len(results.unmatched_actual))
+
+
+def _load(trusted: TrustedModel, dtype: str, rounded_to: str | None) -> nn.Module:
+    return load_model(
+        trusted.model,
+        dtype=dtype,
+        attention="eager",
+        rounded_to=rounded_to,
+        remote_code=trusted.remote_code,
+    ).model
+
+
+def _set_dtype(results: ReplayResults, dtype: str) -> None:
+    """Give every port the dtype of the dump; the model that ran is wider."""
+    for port in results.ports.values():
+        port.dtype = dtype
+
+
+@torch.no_grad()
+def _run(
+    what: str, model: nn.Module, passes: Sequence[Pass], handler: TraceHandler,
+    replayer: Replayer | None,
+) -> None:  # fmt: skip
+    """Run the passes of a dump through a model, with its tokens."""
+    tracer = ModuleTracer(handler)
+    with tracer.attached(model), subtask(what, len(passes), "passes") as task:
+        for request in _split_requests(passes):
+            timeline = _timeline(request)
+            tracer.begin_batch(request[0].batch, timeline, request[0].step)
+            if replayer is not None:
+                replayer.source = BatchSource(request[0].batch)
+            cache: object = None
+            end = 0
+            for one in request:
+                end += one.rows.length if one.rows else 0
+                arguments: dict[str, Any] = {"input_ids": one.ids}
+                arguments["attention_mask"] = (timeline.positions[:, :end] >= 0).long()
+                if getattr(model, "can_generate", lambda: False)():
+                    begin = end - (one.rows.length if one.rows else 0)
+                    positions = timeline.positions[:, begin:end].clamp(min=0)
+                    arguments |= {
+                        "position_ids": positions, "past_key_values": cache, "use_cache": True,
+                    }  # fmt: skip
+                cache = getattr(model(**arguments), "past_key_values", None)
+                task.advance()
+
+
+def _split_requests(passes: Sequence[Pass]) -> Iterator[list[Pass]]:
+    """Yield the passes that share a cache: a prefill, and all that continue it."""
+    request: list[Pass] = []
+    for one in passes:
+        positions = torch.tensor(one.rows.positions if one.rows else ())
+        begins = bool((positions == 0).any())
+        if request and (begins or one.batch != request[0].batch):
+            yield request
+            request = []
+        request.append(one)
+    if request:
+        yield request
+
+
+def _timeline(request: Sequence[Pass]) -> Timeline:
+    rows = [one.rows for one in request if one.rows is not None]
+    return Timeline(rows[0].prompts, torch.cat([torch.tensor(one.positions) for one in rows], dim=1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    shape: tuple[int, ...]
+    digest: str
+
+
+@dataclass
+class DumpedTrace:
+    """A dump as a trace, under the names of calls and ports that a running model has.
+
+    calls: those of the model, each with the ports whose values the dump holds.
+    """
+
+    dump: Dump
+    calls: list[Call]
+    num_ports: int
+    _lanes: dict[tuple[str, str], Lane]
+    _by_site: dict[CallSite, Call] = field(default_factory=dict)
+    _last: tuple[str, Tensor] | None = None
+
+    @classmethod
+    def of(cls, dump: Dump, trace: Trace) -> "DumpedTrace":
+        """Match a dump with `trace`, which the model recorded of the same passes."""
+        recorded = _forward(collect_lanes(open_dump(trace.folder)))
+        pairs = match_lanes(recorded, _forward(collect_lanes(dump))).pairs
+        lanes = {(one.port.module, one.port.name): other for one, other in pairs}
+        calls = []
+        for call in trace.calls:
+            at = call.site
+            key = at.micro_batch, at.step, at.call
+            ports = tuple(
+                port
+                for port in call.ports
+                if (lane := lanes.get((at.module, port))) is not None
+                and key in lane.tensors
+                and lane.tensors[key].has_values
+            )
+            calls.append(replace(call, ports=ports))
+        return cls(dump, calls, len(lanes), lanes, {call.site: call for call in calls})
+
+    def find(self, site: CallSite) -> Call | None:
+        """Return the call at `site`; None if the model made none."""
+        return self._by_site.get(site)
+
+    def stored(self, call: Call, port: str) -> _Stored:
+        """Return shape and content hash of a tensor."""
+        tensor = self.tensor(call, port)
+        data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+        return _Stored(tuple(tensor.shape), xxhash.xxh3_128_hexdigest(data))
+
+    def tensor(self, call: Call, port: str) -> Tensor:
+        """Return the dumped tensor at a port of a call."""
+        at = call.site
+        tensor = self._lanes[at.module, port].tensors[at.micro_batch, at.step, at.call]
+        if self._last is None or self._last[0] != tensor.key:
+            self._last = tensor.key, self.dump.read(tensor)
+        return self._last[1]
+
+
+def _forward(lanes: Lanes) -> Lanes:
+    return {port: lane for port, lane in lanes.items() if port.phase == "forward"}

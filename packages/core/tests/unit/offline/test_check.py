@@ -1,0 +1,168 @@
+"""Two dumps of a small network in msprobe's layout, compared by the whole command."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from assay.offline.check import Comparison, compare
+from assay.runs import SilentProgress
+from assay.verdicts import Outcome, Verdict
+from packages.core.tests.dump_writers.msprobe import dumped
+
+WIDTH = 16
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+        self.down = nn.Linear(WIDTH, WIDTH)
+        self.scale = 1.0
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.scale * self.down(self.up(hidden).relu())
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, WIDTH)
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+        self.lm_head = nn.Linear(WIDTH, 32, bias=False)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        hidden = self.embed(input_ids)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.lm_head(hidden)
+
+
+Change = Callable[[Network], object]
+
+
+def write(
+    folder: Path, change: Change = lambda _: None, *, ids: Tensor | None = None,
+    parameters: bool = False,
+) -> Path:  # fmt: skip
+    torch.manual_seed(1)
+    network = Network()
+    change(network)
+    prompt = torch.arange(8).reshape(1, 8) if ids is None else ids
+    with torch.no_grad(), dumped(network, folder, parameters=parameters):
+        for tokens in (prompt, torch.tensor([[9]]), torch.tensor([[10]])):
+            network(tokens)
+    return folder
+
+
+def judge(expected: Path, actual: Path, folder: Path, **options: object) -> Verdict:
+    folder.mkdir()
+    comparison = Comparison(str(expected), str(actual), **options)  # type: ignore[arg-type]
+    return compare(comparison, folder, SilentProgress())
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Path:
+    return write(tmp_path / "golden")
+
+
+def double_scale(network: Network) -> None:
+    network.layers[1].scale = 1.02
+
+
+def change_weight(network: Network) -> None:
+    with torch.no_grad():
+        network.layers[2].down.weight[3, 5] += 0.5
+
+
+def test_equal_dumps_pass(golden: Path, tmp_path: Path) -> None:
+    verdict = judge(golden, write(tmp_path / "mine"), tmp_path / "out")
+    assert verdict.verdict is Outcome.PASS
+    assert verdict.headline == "The dumps agree in all 66 tensors."
+    assert verdict.compared == 66
+
+
+def test_an_error_of_a_block_s_own_code_is_located_in_the_block(
+    golden: Path, tmp_path: Path
+) -> None:
+    verdict = judge(golden, write(tmp_path / "mine", double_scale), tmp_path / "out")
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.location is not None
+    assert verdict.location.module == "layers.1"
+    assert verdict.diagnosis == "module-error"
+    assert "its inputs agree" in str(verdict.levels["modules"].reason)
+
+
+def test_a_changed_weight_is_named_with_its_row(golden: Path, tmp_path: Path) -> None:
+    del golden
+    expected = write(tmp_path / "with", parameters=True)
+    actual = write(tmp_path / "mine", change_weight, parameters=True)
+    verdict = judge(expected, actual, tmp_path / "out")
+    assert verdict.diagnosis == "weight-mismatch"
+    assert verdict.location is not None
+    assert verdict.location.parameter == "layers.2.down.weight"
+    assert "1 of 256 values, most at row 3, column 5" in str(verdict.headline)
+
+
+def test_without_its_weights_the_module_is_located(golden: Path, tmp_path: Path) -> None:
+    verdict = judge(golden, write(tmp_path / "mine", change_weight), tmp_path / "out")
+    assert verdict.location is not None
+    assert verdict.location.module == "layers.2.down"
+    assert verdict.first_bad_token is not None
+
+
+def test_other_prompts_are_reported_before_what_follows(golden: Path, tmp_path: Path) -> None:
+    ids = torch.arange(8).reshape(1, 8) + 1
+    verdict = judge(golden, write(tmp_path / "mine", ids=ids), tmp_path / "out")
+    assert verdict.diagnosis == "inputs-differ"
+    assert verdict.headline == "The prompts differ: prompt 0, position 0: token 1, expected 0."
+
+
+def test_a_file_that_is_missing_forbids_a_pass(golden: Path, tmp_path: Path) -> None:
+    mine = write(tmp_path / "mine")
+    next(mine.rglob("*lm_head*output.0.pt")).unlink()
+    verdict = judge(golden, mine, tmp_path / "out")
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert str(verdict.headline).startswith("Everything with a partner agrees (65 tensors)")
+    assert "is missing" in str(verdict.levels["completeness"].reason)
+
+
+def test_a_run_that_was_cut_off_is_not_compared(golden: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    network, mine = Network(), tmp_path / "mine"
+    with torch.no_grad(), dumped(network, mine):
+        network(torch.arange(8).reshape(1, 8))
+        network(torch.tensor([[9]]))
+    verdict = judge(golden, mine, tmp_path / "out")
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert "tokens of step 2 (1 tokens of 1 rows)" in verdict.unmatched.expected
+
+
+def test_what_a_glob_allows_may_be_missing(golden: Path, tmp_path: Path) -> None:
+    mine = write(tmp_path / "mine", lambda network: setattr(network, "lm_head", nn.Identity()))
+    options = {"allow_unmatched": ("lm_head",)}
+    assert judge(golden, mine, tmp_path / "out").verdict is Outcome.NOT_COMPARED
+    assert judge(golden, mine, tmp_path / "allowed", **options).verdict is Outcome.PASS
+
+
+def test_a_noise_dump_sets_what_is_noise(golden: Path, tmp_path: Path) -> None:
+    def halve(network: Network) -> None:
+        network.to(torch.bfloat16)
+
+    noise, mine = write(tmp_path / "noise", halve), write(tmp_path / "mine", halve)
+    verdict = judge(golden, mine, tmp_path / "out", noise=str(noise))
+    assert verdict.verdict is Outcome.PASS
+    assert verdict.noise_ratio == pytest.approx(1.0)
+
+
+def test_a_nan_is_a_failure(golden: Path, tmp_path: Path) -> None:
+    def spoil(network: Network) -> None:
+        with torch.no_grad():
+            network.layers[0].up.bias[2] = torch.nan
+
+    verdict = judge(golden, write(tmp_path / "mine", spoil), tmp_path / "out")
+    assert verdict.diagnosis == "non-finite"
+    assert verdict.location is not None
+    assert verdict.location.module == "layers.0.up"

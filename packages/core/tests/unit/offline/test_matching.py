@@ -1,0 +1,78 @@
+import torch
+
+from assay.offline.matching import Matching, collect_lanes, is_allowed, match_lanes
+from packages.core.tests.unit.offline.memory_dump import make_dump
+
+
+def matched(expected: dict, actual: dict, names: dict[str, str] | None = None) -> Matching:
+    lanes = [
+        collect_lanes(make_dump({(*key, 0): value for key, value in side.items()}))
+        for side in (expected, actual)
+    ]
+    return match_lanes(*lanes, names)
+
+
+def names_of(matching: Matching) -> list[tuple[str, str]]:
+    return [(str(one.port), str(other.port)) for one, other in matching.pairs]
+
+
+X, Y = torch.zeros(2, 3), torch.zeros(2, 4)
+
+
+def test_equal_names_match() -> None:
+    assert names_of(matched({("a", "output"): X}, {("a", "output"): X})) == [("a:output", "a:output")]
+
+
+def test_a_head_model_matches_its_base_model() -> None:
+    found = matched({("model.layers.0", "output"): X}, {("layers.0", "output"): X})
+    assert names_of(found) == [("model.layers.0:output", "layers.0:output")]
+
+
+def test_an_ambiguous_name_without_prefix_does_not_match() -> None:
+    found = matched(
+        {("layers.0", "output"): X},
+        {("model.layers.0", "output"): X, ("transformer.layers.0", "output"): X},
+    )
+    assert found.pairs == []
+
+
+def test_arguments_by_position_and_by_keyword_match_in_order() -> None:
+    found = matched(
+        {("a", "input.0"): X, ("a", "input.1"): Y, ("a", "output"): X},
+        {("a", "input.mask"): Y, ("a", "input.hidden"): X, ("a", "output.0"): X},
+    )
+    assert names_of(found) == [
+        ("a:input.0", "a:input.hidden"), ("a:input.1", "a:input.mask"), ("a:output", "a:output.0"),
+    ]  # fmt: skip
+
+
+def test_an_input_is_never_matched_with_an_output() -> None:
+    found = matched({("a", "input.0"): X}, {("a", "output"): X})
+    assert found.unmatched_expected == ["a:input.0"]
+    assert found.unmatched_actual == ["a:output"]
+
+
+def test_an_unmatched_name_lists_its_nearest() -> None:
+    found = matched({("layers.0.mlp", "output"): X}, {("layers.0.mpl", "output"): X})
+    assert found.unmatched_expected == ["layers.0.mlp:output (nearest: layers.0.mpl:output)"]
+
+
+def test_a_map_with_wildcards_wins() -> None:
+    found = matched({("h.3.ff", "output"): X}, {("blocks.3.mlp", "output"): X}, {"h.*.ff": "blocks.*.mlp"})
+    assert names_of(found) == [("h.3.ff:output", "blocks.3.mlp:output")]
+
+
+def test_a_mask_that_the_other_side_was_not_given_is_kept_apart() -> None:
+    found = matched(
+        {("a", "input.0"): X, ("a", "input.attention_mask"): Y}, {("a", "input.0"): X}
+    )
+    assert [str(one.port) for one in found.absent_masks] == ["a:input.attention_mask"]
+    assert found.unmatched_expected == []
+
+
+def test_globs_allow_a_port_its_module_or_one_around_it() -> None:
+    name = "model.layers.0.mlp:input.0 (nearest: x)"
+    assert is_allowed(name, ["model.layers.*.mlp"])
+    assert is_allowed(name, ["model.layers"])
+    assert is_allowed(name, ["*:input.0"])
+    assert not is_allowed(name, ["model.layers.1*", "mlp", "nearest*"])

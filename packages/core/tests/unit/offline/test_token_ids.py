@@ -1,0 +1,64 @@
+import pytest
+import torch
+from torch import Tensor
+
+from assay.offline.token_ids import TokenComparison, compare_ids
+from assay.offline.tokens import PassPair, align_passes, find_passes
+from packages.core.tests.unit.offline.memory_dump import make_dump
+
+
+def compared(
+    expected: list[list[list[int]]], actual: list[list[list[int]]],
+    logits: tuple[Tensor, Tensor] | None = None,
+) -> TokenComparison:  # fmt: skip
+    passes = [
+        find_passes(
+            make_dump({("embed", "input.0", n): torch.tensor(i) for n, i in enumerate(side)})
+        )
+        for side in (expected, actual)
+    ]
+
+    def logits_of(pair: PassPair) -> tuple[Tensor, Tensor] | None:
+        del pair
+        return logits
+
+    return compare_ids(align_passes(*passes), logits_of)
+
+
+def choosing(expected: int, actual: int) -> tuple[Tensor, Tensor]:
+    """Logits (1, 1, 10) by which each side chooses its token."""
+    eye = torch.eye(10)
+    return eye[expected][None, None], eye[actual][None, None]
+
+
+def test_equal_ids_exclude_nothing() -> None:
+    found = compared([[[1, 2]], [[3]]], [[[1, 2]], [[3]]])
+    assert (found.num_prompt_tokens, found.num_generated) == (2, 1)
+    assert not found.different
+    assert not found.excluded
+
+
+def test_another_prompt_is_not_a_generated_token() -> None:
+    found = compared([[[1, 2], [5, 6]]], [[[1, 2], [5, 7]]])
+    assert [str(one) for one in found.different_prompts] == [
+        "prompt 1, position 1: token 7, expected 6"
+    ]
+    assert found.excluded[0, 0].tolist() == [False, True]
+
+
+def test_after_a_different_token_the_row_is_excluded() -> None:
+    found = compared([[[1, 2], [5, 6]], [[3], [7]], [[4], [8]]], [[[1, 2], [5, 6]], [[3], [9]], [[4], [8]]])
+    assert [one.position for one in found.different_generated] == [2]
+    assert (0, 0) not in found.excluded
+    assert found.excluded[0, 1].tolist() == found.excluded[0, 2].tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("logits", "is_near_tie"),
+    [(choosing(3, 4), True), (choosing(3, 3), False), (None, None)],
+)
+def test_a_near_tie_needs_the_logits_of_both(
+    logits: tuple[Tensor, Tensor] | None, is_near_tie: bool | None
+) -> None:
+    (different,) = compared([[[1, 2]], [[3]]], [[[1, 2]], [[4]]], logits).different_generated
+    assert different.is_near_tie is is_near_tie

@@ -1,0 +1,71 @@
+import torch
+
+from assay.offline.tokens import align_passes, find_passes
+from packages.core.tests.unit.offline.memory_dump import make_dump
+
+IDS = ("embed", "input.0")
+
+
+def passes_of(*ids: list[list[int]]) -> list:
+    return find_passes(make_dump({(*IDS, step): torch.tensor(one) for step, one in enumerate(ids)}))
+
+
+def test_a_decode_step_follows_the_prefill() -> None:
+    prefill, decode = passes_of([[5, 6, 7]], [[8]])
+    assert prefill.rows.positions == ((0, 1, 2),)
+    assert decode.rows.positions == ((3,),)
+
+
+def test_the_second_part_of_a_chunked_prefill_continues_the_first() -> None:
+    _, second = passes_of([[5, 6, 7]], [[8, 9]])
+    assert second.rows.positions == ((3, 4),)
+
+
+def test_the_same_prefill_twice_starts_at_zero_twice() -> None:
+    first, second = passes_of([[5, 6, 7]], [[5, 6, 7]])
+    assert first.rows.positions == second.rows.positions
+
+
+def test_a_prefill_after_decode_steps_is_another_prompt() -> None:
+    assert passes_of([[5, 6]], [[7]], [[8, 9]])[2].rows.positions == ((0, 1),)
+
+
+def test_recorded_positions_and_padding_are_used() -> None:
+    dump = make_dump({
+        (*IDS, 0): torch.tensor([[0, 0, 7], [4, 5, 6]]),
+        ("model", "input.position_ids", 0): torch.tensor([[1, 1, 0], [0, 1, 2]]),
+        ("model", "input.attention_mask", 0): torch.tensor([[0, 0, 1], [1, 1, 1]]),
+    })
+    assert find_passes(dump)[0].rows.positions == ((-1, -1, 0), (0, 1, 2))
+
+
+def test_without_ids_the_shape_of_most_activations_counts() -> None:
+    dump = make_dump({("a", "output", 0): torch.zeros(2, 5, 8)})
+    assert find_passes(dump)[0].shape == (2, 5)
+
+
+def test_equal_structures_are_paired_in_order() -> None:
+    one, other = passes_of([[1, 2]], [[3]]), passes_of([[1, 2]], [[4]])
+    aligned = align_passes(one, other)
+    assert [(p.expected.step, p.actual.step) for p in aligned.pairs] == [(0, 0), (1, 1)]
+    assert aligned.notes == aligned.missing == aligned.extra == ()
+
+
+def test_a_warm_up_run_is_extra_and_said() -> None:
+    expected = passes_of([[1, 2, 3]], [[4]])
+    actual = passes_of([[9]], [[1, 2, 3]], [[4]])
+    aligned = align_passes(expected, actual)
+    assert [(p.expected.step, p.actual.step) for p in aligned.pairs] == [(0, 1), (1, 2)]
+    assert [one.step for one in aligned.extra] == [0]
+    assert any("warm-up" in note for note in aligned.notes)
+
+
+def test_a_missing_step_is_listed() -> None:
+    aligned = align_passes(passes_of([[1, 2]], [[3]], [[4]]), passes_of([[1, 2]], [[3]]))
+    assert [one.step for one in aligned.missing] == [2]
+
+
+def test_a_given_shift_is_used() -> None:
+    expected, actual = passes_of([[1, 2]], [[3]]), passes_of([[1, 2]], [[1, 2]], [[3]])
+    aligned = align_passes(expected, actual, token_shift=1)
+    assert [(p.expected.step, p.actual.step) for p in aligned.pairs] == [(0, 1), (1, 2)]
