@@ -15,6 +15,7 @@ def compare(  # noqa: PLR0913 - one for each option
     expected: str | Path,
     actual: str | Path,
     *,
+    model: str | None = None,
     noise: str | Path | None = None,
     level: RecordedLevel | None = None,
     map: str | Path | None = None,  # noqa: A002 - the name of the option
@@ -23,11 +24,13 @@ def compare(  # noqa: PLR0913 - one for each option
     token_shift: int | None = None,
     format: str | None = None,  # noqa: A002 - the name of the option
     limits: str = "noise",
+    trust_remote_code: bool = False,
     output: str | Path | None = None,
 ) -> "CheckedVerdict":
     """Compare two dumps on disk and locate the first place that differs.
 
     expected, actual: folders or files that any supported tool wrote; see docs/foreign-formats.md.
+    model: a trusted model (folder, hub name or micro:RECIPE) that replays the inputs of `actual`.
     noise: a third dump of the same model in the precision of `actual`, from a trusted machine.
     level: compare no deeper than "logits", "module" or "op"; default: everything.
     map: a TOML or JSON file of module names, expected to actual; `*` is the same text on both sides.
@@ -41,13 +44,14 @@ def compare(  # noqa: PLR0913 - one for each option
     Raises: UsageError if a dump cannot be read.
     """
     arguments = dict(locals())
+    from assay.models.remote_code import remote_code_of
     from assay.offline.check import Comparison
     from assay.offline.check import compare as run_comparison
     from assay.runs import RunFolder, open_progress
 
     folder = RunFolder.create("compare", output).path
     comparison = Comparison(
-        str(expected), str(actual), str(noise) if noise else None, level,
+        str(expected), str(actual), model, remote_code_of(trusted=trust_remote_code), str(noise) if noise else None, level,
         str(map) if map else None, tuple(allow_unmatched), rank, token_shift, format, limits,
         command_line(compare, arguments, ("expected", "actual")),
     )  # fmt: skip

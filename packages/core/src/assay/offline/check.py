@@ -1,5 +1,6 @@
 """`assay compare`: reads two dumps, compares them, and writes the verdict."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,9 +8,11 @@ from pathlib import Path
 from torch import Tensor
 
 from assay.comparing.limits import load_limits
+from assay.dtypes import FORMATS
 from assay.dumps.protocol import Dump, DumpError
 from assay.dumps.recognizing import open_dump
 from assay.files import read_json_object, read_toml
+from assay.models.remote_code import RemoteCode
 from assay.offline.judging import Evidence, judge_dumps
 from assay.offline.locating import coarser_unit, level_of
 from assay.offline.matching import (
@@ -21,6 +24,7 @@ from assay.offline.matching import (
     match_lanes,
 )
 from assay.offline.measuring import Measured, measure_pairs
+from assay.offline.replaying import TrustedModel, replay_dump
 from assay.offline.token_ids import LogitsOf, compare_ids
 from assay.offline.tokens import PassPair, TokenAlignment, align_passes, find_passes
 from assay.runs import Progress
@@ -41,6 +45,8 @@ class Comparison:
 
     expected: str
     actual: str
+    model: str | None = None
+    remote_code: RemoteCode = "refuse"
     noise: str | None = None
     level: RecordedLevel | None = None
     name_map: str | None = None
@@ -70,12 +76,19 @@ def compare(comparison: Comparison, folder: Path, progress: Progress) -> Verdict
         with progress.step("measures the noise"):
             measured_noise = _measure_noise(expected, noise, comparison, lanes[id(expected)])
     limits = load_limits(comparison.limits)
+    replayed = None
+    if comparison.model is not None:
+        with progress.step(f"replays {actual.path} with {comparison.model}"):
+            trusted = TrustedModel(comparison.model, comparison.remote_code)
+            passes = find_passes(actual, comparison.rank)
+            replayed = replay_dump(trusted, actual, passes, _activation_dtype(actual), limits)
     evidence = Evidence(
         ports=[lane.port for lane, _ in matching.pairs],
         absent_masks={lane.port for lane in matching.absent_masks},
         measured=measured,
         noise=measured_noise,
         noise_origin=f"noise of {comparison.noise}" if noise else "expected of its dtype and depth",
+        replayed=replayed,
         tokens=tokens,
         alignment=alignment,
         unit_roundoff=coarser_unit(_dtypes(matching)),
@@ -147,6 +160,16 @@ def _read_logits_with(expected: Dump, actual: Dump, matching: Matching) -> Logit
 
 def _dtypes(matching: Matching) -> list[str]:
     return [lane.first.dtype for pair in matching.pairs for lane in pair]
+
+
+def _activation_dtype(dump: Dump) -> str:
+    """Return the dtype of most floating-point activations."""
+    counts = Counter(
+        one.dtype
+        for one in dump.tensors
+        if one.dtype in FORMATS and not one.site.port.startswith("parameter.")
+    )
+    return counts.most_common(1)[0][0] if counts else "float32"
 
 
 def _read_map(path: str | None) -> Mapping[str, str]:

@@ -20,6 +20,7 @@ from assay.comparing.wording import dumps as wording
 from assay.offline.locating import JudgedPort, Origin, find_origins, judge_ports, level_of
 from assay.offline.matching import Port
 from assay.offline.measuring import Measured
+from assay.offline.replaying import Replayed
 from assay.offline.token_ids import DifferentToken, TokenComparison
 from assay.offline.tokens import TokenAlignment
 from assay.verdicts import (
@@ -47,6 +48,8 @@ class Evidence:
     measured: Measured
     noise: Measured | None
     noise_origin: str
+    replayed: Replayed | None
+    """The replay of the actual dump, if a model is given."""
     tokens: TokenComparison
     alignment: TokenAlignment
     unit_roundoff: float
@@ -74,6 +77,10 @@ def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[Measu
     by_level = {name: [one for one in judged if level_of(one.port) == name] for name in _LEVELS}
     origins = find_origins(judged, evidence.absent_masks)
     judged = [one for one in judged if one.port not in evidence.absent_masks]
+    replayed = _replayed_origin(evidence)
+    if replayed is not None:
+        others = [o for o in origins if o.judged.port.module != replayed.judged.port.module]
+        origins = [replayed, *others]
     origin = origins[0] if origins else None
     weights = [one for one in by_level["weights"] if not one.agrees]
     levels = _levels(evidence, by_level, origin)
@@ -97,6 +104,15 @@ def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[Measu
     return verdict, [row for one in judged for row in _rows(one)]
 
 
+def _replayed_origin(evidence: Evidence) -> Origin | None:
+    """Return the stage that the replay names, as a judged port."""
+    if evidence.replayed is None or evidence.replayed.origin is None:
+        return None
+    stage, reported = evidence.replayed.origin.stage, evidence.replayed.origin.reported
+    port = Port(stage.module, reported.port.port, stage.phase)
+    return Origin(JudgedPort(port, reported.port.order, reported.port, (reported,)), "replayed")
+
+
 def _levels(
     evidence: Evidence, by_level: dict[str, list[JudgedPort]], origin: Origin | None
 ) -> dict[str, Level]:
@@ -111,7 +127,9 @@ def _levels(
         if not items:
             continue
         failed = [one for one in items if not one.agrees]
-        is_deciding = origin is not None and origin.judged in items
+        is_deciding = origin is not None and (
+            origin.judged in items or (origin.evidence == "replayed" and name == "modules")
+        )
         shown = origin.judged.ratios if origin is not None and is_deciding else [
             ratio for one in items for ratio in one.ratios
         ]  # fmt: skip
@@ -123,7 +141,11 @@ def _levels(
             )
         elif failed:
             facts["reason"] = f"{len(failed):,} of {len(items):,} places differ"
-        outcome = Outcome.FAIL if failed else Outcome.PASS
+            if name == "modules" and evidence.replayed is not None:
+                facts["reason"] += f"; {wording.REPLAY_AGREES}"
+        if name == "modules" and evidence.replayed is not None:
+            facts["replayed"] = evidence.replayed.num_ports
+        outcome = Outcome.FAIL if failed or is_deciding else Outcome.PASS
         levels[name] = Level(verdict=outcome, compared=len(items), **facts)
     return levels
 

@@ -122,9 +122,7 @@ def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -
     failed = [
         item
         for item in judged
-        if not item.agrees
-        and level_of(item.port) != "weights"
-        and item.port not in absent_masks
+        if not item.agrees and level_of(item.port) != "weights" and item.port not in absent_masks
     ]
     inputs: dict[tuple[str, str], list[JudgedPort]] = {}
     for item in judged:

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from assay.comparing.judge import FailedStage, Judged, find_origin, judge_replay, rank_stages
 from assay.comparing.limits import Limits
 from assay.comparing.results import ReplayResults
-from assay.dumps.protocol import Dump, DumpError
-from assay.dumps.recognizing import open_dump
+from assay.dumps.protocol import Dump, DumpedTensor, DumpError
 from assay.hooks.module_tracer import ModuleTracer, TraceHandler
 from assay.hooks.timeline import Timeline
 from assay.hooks.values.boundary import Boundary
@@ -27,11 +26,11 @@ from assay.locating.modules import Replayer
 from assay.models import estimate_size, load_model
 from assay.models.remote_code import RemoteCode
 from assay.models.size_policy import chosen_threads, yardstick_dtype
-from assay.offline.matching import Lane, Lanes, collect_lanes, match_lanes
+from assay.offline.matching import Lane, Lanes, Port, collect_lanes, match_lanes
 from assay.offline.tokens import Pass
 from assay.progress import subtask
 from assay.recording.modules import Recorder
-from assay.sites import Call, CallSite
+from assay.sites import Call, CallSite, Site
 from assay.trace import Trace, TraceWriter
 
 
@@ -147,7 +146,9 @@ def _split_requests(passes: Sequence[Pass]) -> Iterator[list[Pass]]:
 
 def _timeline(request: Sequence[Pass]) -> Timeline:
     rows = [one.rows for one in request if one.rows is not None]
-    return Timeline(rows[0].prompts, torch.cat([torch.tensor(one.positions) for one in rows], dim=1))
+    return Timeline(
+        rows[0].prompts, torch.cat([torch.tensor(one.positions) for one in rows], dim=1)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ class DumpedTrace:
     @classmethod
     def of(cls, dump: Dump, trace: Trace) -> "DumpedTrace":
         """Match a dump with `trace`, which the model recorded of the same passes."""
-        recorded = _forward(collect_lanes(open_dump(trace.folder)))
+        recorded = _lanes_of(trace)
         pairs = match_lanes(recorded, _forward(collect_lanes(dump))).pairs
         lanes = {(one.port.module, one.port.name): other for one, other in pairs}
         calls = []
@@ -184,8 +185,7 @@ class DumpedTrace:
                 port
                 for port in call.ports
                 if (lane := lanes.get((at.module, port))) is not None
-                and key in lane.tensors
-                and lane.tensors[key].has_values
+                and _can_replace(lane.tensors.get(key), trace.stored(call, port).shape)
             )
             calls.append(replace(call, ports=ports))
         return cls(dump, calls, len(lanes), lanes, {call.site: call for call in calls})
@@ -209,5 +209,28 @@ class DumpedTrace:
         return self._last[1]
 
 
+def _can_replace(tensor: DumpedTensor | None, shape: tuple[int, ...]) -> bool:
+    """Return True if the model, which has `shape` there, can go on with a dumped tensor."""
+    if tensor is None or not tensor.has_values:
+        return False
+    # A generation may compute only the logits of the last token.
+    return tensor.shape is None or tensor.shape == shape or tensor.shape == (1, *shape[1:])
+
+
 def _forward(lanes: Lanes) -> Lanes:
     return {port: lane for port, lane in lanes.items() if port.phase == "forward"}
+
+
+def _lanes_of(trace: Trace) -> Lanes:
+    """Return the ports of a trace in the order in which its calls began."""
+    lanes: Lanes = {}
+    for call in trace.calls:
+        at = call.site
+        for name in call.ports:
+            stored = trace.stored(call, name)
+            port = Port(at.module, name)
+            lane = lanes.setdefault(port, Lane(port, call.class_name, call.order))
+            lane.tensors[at.micro_batch, at.step, at.call] = DumpedTensor(
+                Site(at, name), name, call.order, call.class_name, stored.dtype, stored.shape
+            )
+    return lanes

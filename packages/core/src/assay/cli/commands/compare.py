@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from assay.cli import generation_options as options
 from assay.sites import RecordedLevel
 
 _FORMATS = "docs/foreign-formats.md lists the formats."
@@ -14,6 +15,12 @@ def compare(  # noqa: PLR0913 - one for each option
     expected: Annotated[str, typer.Argument(metavar="EXPECTED", help=f"A dump. {_FORMATS}")],
     actual: Annotated[str, typer.Argument(metavar="ACTUAL", help="The dump that is judged.")],
     *,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="A trusted model, which recomputes ACTUAL from its dumped inputs."
+        ),
+    ] = None,
     noise: Annotated[
         Path | None,
         typer.Option(
@@ -45,6 +52,7 @@ def compare(  # noqa: PLR0913 - one for each option
     limits: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="Shipped limits, or a TOML file.")
     ] = "noise",
+    trust_remote_code: options.TrustRemoteCode = False,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-compare.")
     ] = None,
@@ -54,7 +62,7 @@ def compare(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Compare two dumps on disk: are they the same, and if not, where do they differ first?
 
-    Each is a folder or file of any supported tool. No model runs and no device is needed.
+    Each is a folder or file of any supported tool. No model runs unless --model is given.
 
     Example: assay compare dump/golden dump/mine
 
@@ -66,6 +74,7 @@ def compare(  # noqa: PLR0913 - one for each option
     verdict = run_comparison(
         expected,
         actual,
+        model=model,
         noise=noise,
         level=level,
         map=name_map,
@@ -74,6 +83,7 @@ def compare(  # noqa: PLR0913 - one for each option
         token_shift=token_shift,
         format=format_name,
         limits=limits,
+        trust_remote_code=trust_remote_code,
         output=output,
     )
     end_with(verdict, as_json=as_json)

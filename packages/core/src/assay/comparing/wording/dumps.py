@@ -7,6 +7,11 @@ from assay.comparing.wording.phrases import describe_error, describe_location
 from assay.errors import name_some
 from assay.verdicts import Location
 
+REPLAY_AGREES = (
+    "every module of ACTUAL computes what the model computes from the same inputs: the difference is"
+    " made by EXPECTED or outside of the modules"
+)
+
 _EVIDENCE = {
     "replayed": "recomputed from its dumped inputs, it differs: the error is made here",
     "inputs agree": "its inputs agree: the error is made here",
@@ -55,12 +60,10 @@ def headline_of_agreement(compared: int, missing: list[str]) -> str:
         return "Nothing could be compared."
     if not missing:
         return f"The dumps agree in all {compared:,} tensors."
-    return (
-        f"Everything with a partner agrees ({compared:,} tensors);"
-        f" {len(missing):,} expected items have none."
-    )
+    count = "1 expected item has" if len(missing) == 1 else f"{len(missing):,} expected items have"
+    return f"Everything with a partner agrees ({compared:,} tensors); {count} none."
 
 
 def describe_missing(missing: list[str]) -> str:
     """Name expected items without a partner."""
-    return f"{len(missing):,} expected items have no partner: {name_some(missing)}"
+    return f"without a partner ({len(missing):,}): {name_some(missing)}"
