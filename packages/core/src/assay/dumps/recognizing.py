@@ -5,13 +5,14 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from assay.dumps.protocol import Dump, DumpError, Reader
+from assay.dumps.readers.msit_torch import MsitTorchReader
 from assay.dumps.readers.msprobe import MsprobeReader
 
 # The group of entry points by which other packages add readers.
 GROUP = "assay.readers"
 
 # The readers that ship, in the order in which they are asked.
-_SHIPPED: tuple[Reader, ...] = (MsprobeReader(),)
+_SHIPPED: tuple[Reader, ...] = (MsprobeReader(), MsitTorchReader())
 
 
 @cache

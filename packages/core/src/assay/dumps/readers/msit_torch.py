@@ -1,0 +1,259 @@
+"""Dumps of PyTorch models by msit (`msit_llm`).
+
+`msit_dump_{time}/torch_tensors/{device}_{pid}/` belongs to one process. `model_tree.json` lists the
+modules, `{token}/{module}/` holds the tensors of a call or their `statistics.csv`, and `weights/` the
+parameters. `{token}/{module}.{api}[.k]/` belongs to a torch function that the module called.
+"""
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+
+from torch import Tensor
+
+from assay.dumps.paths import path_inside, require_inside
+from assay.dumps.pickled_tensors import require_dense, require_values
+from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
+from assay.files import UnreadableFileError, read_json_object, read_text
+from assay.models.weight_files.pickled import load_objects
+from assay.progress import counted
+from assay.sites import CallSite, Site, unwrapped_path
+
+_TREE = "model_tree.json"
+_STATISTICS_FILE = "statistics.csv"
+_TOKEN = re.compile(r"[0-9]{1,9}")
+_TENSOR = re.compile(r"(input|output)((?:_[0-9]{1,9})*)")
+_NUMBERED = re.compile(r"(.+)\.([0-9]{1,9})")
+_COLUMNS: Mapping[Statistic, str] = {"max": "Max", "min": "Min", "mean": "Mean", "norm": "L2Norm"}
+
+
+@dataclass(frozen=True, slots=True)
+class _CallFolder:
+    """A folder with the tensors of one call. module: the tool's name, which begins with `root`."""
+
+    folder: Path
+    token: int
+    module: str
+    prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A line of a `statistics.csv`. kind: `input` or `output`."""
+
+    line: int
+    kind: str
+    index: int
+    tensor: DumpedTensor
+
+
+_NO_SITE = Site(CallSite(0, ""), "")
+
+
+class MsitTorchReader:
+    """Reader of msit's dumps of PyTorch models: tensors, statistics and weights.
+
+    The tool keeps the last call of each module in a token. The processes of a dump are its ranks.
+    """
+
+    name = "msit"
+
+    def recognize(self, path: Path) -> bool:
+        """Return True for a dump, the folder around it, and the folder of a process or a token."""
+        return bool(_find_processes(path))
+
+    def open(self, path: Path) -> Dump:
+        """Read the module trees, and dtype and shape of each tensor."""
+        processes = _find_processes(path)
+        roots = sorted({folder.parent for folder, _ in processes})
+        if len(roots) > 1:
+            names = ", ".join(str(root.relative_to(path.resolve())) for root in roots)
+            raise DumpError(f"{path} holds several dumps; name one of them: {names}")
+        tensors: list[DumpedTensor] = []
+        for rank, (folder, tokens) in enumerate(processes):
+            require_inside(path, folder)
+            classes = _read_tree(folder)
+            calls = [call for token in tokens for call in _list_calls(token, classes)]
+            found = list(_read_weights(folder, calls[0].token if calls else 0))
+            for call in counted(f"reads {folder.name}", calls, "calls"):
+                found += _read_call(roots[0], call)
+            for tensor in found:
+                class_name = classes.get(tensor.site.at.module, "")
+                site = _our_site(tensor.site, rank)
+                tensors.append(
+                    replace(tensor, site=site, order=len(tensors), class_name=class_name)
+                )
+
+        def read(tensor: DumpedTensor) -> Tensor:
+            file = path_inside(roots[0], tensor.key)
+            return require_values(file, "its content", load_objects(file))
+
+        provenance = {"dump": roots[0].parent.name}
+        return Dump(format=self.name, path=path, tensors=tensors, read=read, provenance=provenance)
+
+
+def _find_processes(path: Path) -> list[tuple[Path, list[Path]]]:
+    """Return the folder of each process in `path`, and the folders of its tokens."""
+    path = path.resolve()
+    if _is_token(path):
+        return [(path.parent, [path])]
+    folders = [
+        path,
+        *path.glob("*_*/"),
+        *path.glob("torch_tensors/*/"),
+        *path.glob("*/torch_tensors/*/"),
+    ]
+    found = []
+    for folder in sorted(set(folders), key=_natural):
+        tokens = sorted(filter(_is_token, folder.glob("[0-9]*")), key=_natural)
+        if tokens or (folder / _TREE).is_file():
+            found.append((folder, tokens))
+    return found
+
+
+def _is_token(path: Path) -> bool:
+    return bool(_TOKEN.fullmatch(path.name)) and any(
+        folder.is_dir() and _is_module(folder.name) for folder in path.glob("root*")
+    )
+
+
+def _is_module(name: str) -> bool:
+    return name == "root" or name.startswith("root.")
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Return a key that sorts npu2 before npu10."""
+    parts = re.findall("[0-9]{1,9}|[^0-9]+", str(path))
+    return [(int(part), "") if part[0] in "0123456789" else (-1, part) for part in parts]
+
+
+def _read_tree(folder: Path) -> dict[str, str]:
+    """Return the class of each module; children come before their parents.
+
+    Siblings stand in the order of their definition: since the tool records parameters of
+    operations, its own sorting by calls has no effect.
+    """
+    path = path_inside(folder, _TREE)
+    return dict(_walk_tree(read_json_object(path), path)) if path.is_file() else {}
+
+
+def _walk_tree(node: object, path: Path) -> Iterator[tuple[str, str]]:
+    name = node.get("name") if isinstance(node, dict) else None
+    if not isinstance(node, dict) or not isinstance(name, str):
+        raise UnreadableFileError.of(path, "a module has no name")
+    children = node.get("children")
+    for child in children if isinstance(children, list) else ():
+        yield from _walk_tree(child, path)
+    yield name, str(node.get("type", ""))
+
+
+def _list_calls(token: Path, classes: Mapping[str, str]) -> list[_CallFolder]:
+    """Return the folders of a token in order; functions come before the module that calls them."""
+    positions = {name: position for position, name in enumerate(classes)}
+    found = []
+    for folder in token.iterdir():
+        if _is_module(folder.name) and folder.is_dir():
+            module, api, number = _split_name(folder.name, classes)
+            position = positions.get(module, len(positions))
+            found.append((position, module, not api, number, api, folder))
+    counts: Counter[tuple[str, str]] = Counter()
+    calls = []
+    for _, module, _, _, api, folder in sorted(found):
+        prefix = f"op.{counts[module, api]}.{api}." if api else ""
+        counts[module, api] += 1
+        calls.append(_CallFolder(folder, int(token.name), module, prefix))
+    return calls
+
+
+def _split_name(name: str, classes: Mapping[str, str]) -> tuple[str, str, int]:
+    """Return module, function ("" for the module's own call) and number from a folder's name.
+
+    >>> _split_name("root.attn.matmul.1", {"root": "Model", "root.attn": "Attention"})
+    ('root.attn', 'matmul', 1)
+    """
+    numbered = _NUMBERED.fullmatch(name)
+    base = numbered[1] if numbered else name
+    module, _, api = base.rpartition(".")
+    if name in classes or base in classes or module not in classes:
+        return name, "", 0
+    return module, api, int(numbered[2]) if numbered else 0
+
+
+def _our_site(site: Site, rank: int) -> Site:
+    module = unwrapped_path(site.at.module.removeprefix("root").removeprefix("."))
+    return Site(replace(site.at, module=module, rank=rank), site.port)
+
+
+def _read_weights(folder: Path, token: int) -> Iterator[DumpedTensor]:
+    for file in sorted((folder / "weights").glob("root.*.pth")):
+        module, _, name = file.stem.rpartition(".")
+        yield _describe(folder.parent, file, Site(CallSite(token, module), f"parameter.{name}"))
+
+
+def _read_call(root: Path, call: _CallFolder) -> Iterator[DumpedTensor]:
+    files = sorted(call.folder.glob("*.pth"), key=_natural)
+    table = call.folder / _STATISTICS_FILE
+    if not files and table.is_file():
+        yield from _read_statistics(root, table, call)
+    for file in files:
+        known = _TENSOR.fullmatch(file.stem)
+        port = call.prefix + (known[1] + known[2].replace("_", ".") if known else file.stem)
+        yield _describe(root, file, Site(CallSite(call.token, call.module), port))
+
+
+def _describe(root: Path, file: Path, site: Site) -> DumpedTensor:
+    key = str(file.relative_to(root))
+    tensor = require_dense(file, "its content", load_objects(path_inside(root, key)))
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return DumpedTensor(site, key, dtype=dtype, shape=tuple(tensor.shape))
+
+
+def _read_statistics(root: Path, file: Path, call: _CallFolder) -> Iterator[DumpedTensor]:
+    """Read a table to which the tool adds a row for each tensor.
+
+    An input after an output begins the next call. The tensors of a nested output share an index:
+    all but the first get the next free one.
+    """
+    key = str(file.relative_to(root))
+    number, last_kind = 0, ""
+    for kind, run in groupby(_read_rows(path_inside(root, key)), key=lambda row: row.kind):
+        rows = list(run)
+        number += kind == "input" and last_kind == "output"
+        last_kind, used, next_free = kind, set[int](), 0
+        for row in rows:
+            index = next_free if row.index in used else row.index
+            used.add(index)
+            next_free = max(next_free, index + 1)
+            single = kind == "output" and len(rows) == 1 and index == 0
+            port = call.prefix + (kind if single else f"{kind}.{index}")
+            site = Site(CallSite(call.token, call.module, number), port)
+            yield replace(row.tensor, site=site, key=f"{key}, line {row.line}")
+
+
+def _read_rows(file: Path) -> Iterator[_Row]:
+    line = 1
+    try:
+        for row in csv.DictReader(read_text(file).splitlines()):
+            line += 1
+            kind = {"Input": "input", "Output": "output"}[row["InputOutput"]]
+            tensor = DumpedTensor(
+                _NO_SITE,
+                "",
+                dtype=row["DataType"].removeprefix("torch."),
+                shape=tuple(_parse_dim(dim) for dim in row["Shape"].strip("()").split(",") if dim),
+                statistics={name: float(row[column]) for name, column in _COLUMNS.items()},
+                has_values=False,
+            )
+            yield _Row(line, kind, int(row["Index"]), tensor)
+    except (KeyError, ValueError, TypeError, AttributeError, csv.Error) as error:
+        raise UnreadableFileError.of(file, f"no row of statistics: {error!r}", line) from None
+
+
+def _parse_dim(text: str) -> int:
+    if (dim := int(text)) < 0:
+        raise ValueError(f"{dim} is no dim")
+    return dim
