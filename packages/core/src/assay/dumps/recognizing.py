@@ -5,6 +5,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from assay.dumps.protocol import Dump, DumpError, Reader
+from assay.dumps.readers.atb import AtbReader
 from assay.dumps.readers.msit_torch import MsitTorchReader
 from assay.dumps.readers.msprobe import MsprobeReader
 
@@ -12,7 +13,7 @@ from assay.dumps.readers.msprobe import MsprobeReader
 GROUP = "assay.readers"
 
 # The readers that ship, in the order in which they are asked.
-_SHIPPED: tuple[Reader, ...] = (MsprobeReader(), MsitTorchReader())
+_SHIPPED: tuple[Reader, ...] = (MsprobeReader(), MsitTorchReader(), AtbReader())
 
 
 @cache

@@ -1,0 +1,328 @@
+"""Dumps of Ascend Transformer Boost models, by msit (`tensors/`) or msprobe (`atb_dump_data/data/`).
+
+`{device}_{pid}/{token}/{index}_{OpType}/{index}_{OpType}/.../` is an operation within an operation. Its
+`before/intensorN.bin` and `after/outtensorN.bin` consist of lines `key=value` up to `$End=1`, and the
+values. The tools store equal tensors once: the others are links, to the file by path (a symbolic
+link) or by the numbers of the operations (`data=5_0_1_outtensor0.bin`).
+"""
+
+import math
+import mmap
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from assay.dumps.passes import number_ports
+from assay.dumps.paths import path_inside, require_inside
+from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
+from assay.files import UnreadableFileError, open_file, refuse_link
+from assay.progress import counted
+from assay.sites import CallSite, Site
+
+# The tools limit each value to 50 characters.
+_MAX_HEADER_BYTES = 4096
+_MAGIC = b"$Version="
+_DEVICE = re.compile(r"[0-9]{1,9}_[0-9]{1,18}")
+_TOKEN = re.compile(r"[0-9]{1,9}")
+_OPERATION = re.compile(r"([0-9]{1,9})_([A-Za-z].*)")
+_TENSOR = re.compile(r"(in|out)tensor([0-9]{1,9})\.bin", re.IGNORECASE)
+_ALIAS = re.compile(r"((?:[0-9]{1,9}_)+)((in|out)tensor[0-9]{1,9}\.bin)")
+_SIZE = re.compile(r"[0-9]{1,18}")
+# Other statistics are `N/A`, or complex.
+_DECIMAL = re.compile(r"-?(?:[0-9]+\.?[0-9]*|inf|nan)")
+_STATISTICS: Mapping[Statistic, str] = {
+    "max": "max",
+    "min": "min",
+    "mean": "mean",
+    "norm": "l2norm",
+}
+
+# Source: Mki::TensorDType of ascend-transformer-boost, the numbers of aclDataType.
+_DTYPES = {
+    "0": torch.float32,
+    "1": torch.float16,
+    "2": torch.int8,
+    "3": torch.int32,
+    "4": torch.uint8,
+    "6": torch.int16,
+    "9": torch.int64,
+    "11": torch.float64,
+    "12": torch.bool,
+    "27": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """The checked header of a file."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    """None if it is not supported."""
+    start: int
+    """First byte of the values."""
+    length: int | None
+    """Bytes of the values; None if they are elsewhere or were not saved."""
+    link: str
+    """The file that holds the values instead, or ""."""
+    statistics: Mapping[Statistic, float]
+
+    def require_length(self, length: int, file: Path) -> None:
+        """Raise UnreadableFileError if the tensor does not have `length` bytes in `file`."""
+        if self.dtype and length != (expected := math.prod(self.shape) * self.dtype.itemsize):
+            problem = f"$Object.data has {length:,} bytes, dims and dtype need {expected:,}"
+            raise UnreadableFileError.of(file, problem)
+
+
+class AtbReader:
+    """Reader of dumps of Ascend Transformer Boost models: tensors and statistics.
+
+    A module is the path of its operation, such as `1_Attention.0_LinearOperation`. Weights are inputs.
+    """
+
+    name = "atb"
+
+    def recognize(self, path: Path) -> bool:
+        """Return True for a dump, the folder of a device or a token, and one tensor file."""
+        return bool(_find_devices(path)) or _is_tensor_file(path)
+
+    def open(self, path: Path) -> Dump:
+        """Read the headers of all tensors."""
+        devices = _find_devices(path)
+        roots = sorted({device.parent for device, _ in devices})
+        if len(roots) > 1:
+            names = ", ".join(str(root.relative_to(path.resolve())) for root in roots)
+            raise DumpError(f"{path} holds several dumps; name one of them: {names}")
+        for device, _ in devices:
+            require_inside(path, device)
+        if len({device.name.partition("_")[0] for device, _ in devices}) < len(devices):
+            names = ", ".join(device.name for device, _ in devices)
+            raise DumpError(f"{path} holds several runs of one device; name one of them: {names}")
+        tensors: list[DumpedTensor] = []
+        files: dict[str, tuple[Path, Path]] = {}
+        calls = [
+            (rank, device, token, folder)
+            for rank, (device, tokens) in enumerate(devices)
+            for token in tokens
+            for folder in _list_operations(token)
+        ]
+        for rank, device, token, folder in counted("reads headers", calls, "operations"):
+            module = ".".join(folder.relative_to(token).parts)
+            at = CallSite(int(token.name), module, rank=rank)
+            for port, file in _list_files(folder).items():
+                tensor = _describe(device, file, Site(at, port))
+                files[tensor.key] = device, file
+                class_name = folder.name.partition("_")[2]
+                tensors.append(replace(tensor, order=len(tensors), class_name=class_name))
+        if not devices:
+            file = path.resolve()
+            around = (folder for folder in file.parents if _DEVICE.fullmatch(folder.name))
+            device = next(around, file.parent)
+            tensors = [_describe(device, file, Site(CallSite(0, ""), "output"))]
+            files[tensors[0].key] = device, file
+
+        def read(tensor: DumpedTensor) -> Tensor:
+            return _read_values(*files[tensor.key])
+
+        topologies = ", ".join(_list_topologies(devices[0][0])) if devices else ""
+        provenance = {"topologies": topologies} if topologies else {}
+        return Dump(format=self.name, path=path, tensors=tensors, read=read, provenance=provenance)
+
+
+def _find_devices(path: Path) -> list[tuple[Path, list[Path]]]:
+    """Return the folder of each device in `path`, and the folders of its tokens."""
+    path = path.resolve()
+    if _is_token(path):
+        return [(path.parent, [path])]
+    patterns = ("*_*/", "tensors/*_*/", "data/*_*/", "*/tensors/*_*/", "*/data/*_*/")
+    folders = {path, *(folder for pattern in patterns for folder in path.glob(pattern))}
+    found = []
+    for device in sorted(folders, key=_numbers_of):
+        tokens = sorted(filter(_is_token, device.glob("[0-9]*")), key=_numbers_of)
+        if tokens and _DEVICE.fullmatch(device.name):
+            found.append((device, tokens))
+    return found
+
+
+def _numbers_of(path: Path) -> tuple[list[int], Path]:
+    return [int(number) for number in re.findall("[0-9]{1,18}", path.name)], path
+
+
+def _is_token(path: Path) -> bool:
+    return bool(_TOKEN.fullmatch(path.name)) and any(
+        _OPERATION.fullmatch(folder.name) and folder.is_dir() for folder in path.glob("*_*")
+    )
+
+
+def _is_tensor_file(path: Path) -> bool:
+    try:
+        with open_file(path) as stream:
+            return stream.read(len(_MAGIC)) == _MAGIC
+    except UnreadableFileError:
+        return False
+
+
+def _list_topologies(device: Path) -> list[str]:
+    """Return the names of the graphs of a process. With several, the first run is a warm-up."""
+    root, process = device.parent.parent, device.name.partition("_")[2]
+    folders = (f"model/{process}", f"info/model/{process}", f"info/model/{device.name}")
+    return sorted(file.stem for folder in folders for file in root.glob(f"{folder}/*.json"))
+
+
+def _list_operations(token: Path) -> list[Path]:
+    """Return the folders of the operations in order; inner ones come before the outer."""
+    pending: list[tuple[tuple[float, ...], Path]] = [((), token)]
+    found = []
+    while pending:
+        numbers, folder = pending.pop()
+        found.append(((*numbers, math.inf), folder))
+        for inner in folder.iterdir():
+            name = _OPERATION.fullmatch(inner.name)
+            if name and refuse_link(inner).is_dir():
+                pending.append(((*numbers, int(name[1])), inner))
+    return [folder for _, folder in sorted(found)]
+
+
+def _list_files(operation: Path) -> dict[str, Path]:
+    """Return the files of an operation by port.
+
+    An input that was saved again after the call is `changed`. Outputs before the call are no values.
+    """
+    before, after = (
+        {
+            (name[1].lower(), int(name[2])): file
+            for file in (operation / when).glob("*.bin")
+            if (name := _TENSOR.fullmatch(file.name))
+        }
+        for when in ("before", "after")
+    )
+    found = {}
+    for (kind, number), file in sorted({**after, **before}.items()):
+        if kind == "in":
+            found[f"input.{number}"] = file
+            if file != after.get((kind, number), file):
+                found[f"changed.{number}"] = after[kind, number]
+    outputs = {str(number): file for (kind, number), file in sorted(after.items()) if kind == "out"}
+    ports = number_ports(outputs)
+    return found | {ports[number]: file for number, file in outputs.items()}
+
+
+def _describe(device: Path, file: Path, site: Site) -> DumpedTensor:
+    header, _, values = _find_values(device, file)
+    return DumpedTensor(
+        site,
+        str(file.relative_to(device.parent)),
+        dtype=str(header.dtype or "").removeprefix("torch."),
+        shape=header.shape,
+        statistics=header.statistics,
+        has_values=header.dtype is not None and values.length is not None,
+    )
+
+
+def _find_values(device: Path, file: Path) -> tuple[_Header, Path, _Header]:
+    """Return the header of `file`, the file with its values, and the header of that file.
+
+    Raises: UnreadableFileError if a link leaves the folder of the device or leads back.
+    """
+    first: _Header | None = None
+    visited = set()
+    while file not in visited:
+        visited.add(file)
+        path_inside(device, os.path.relpath(file.parent, device))
+        if file.is_symlink():
+            file = _resolve(device, file, str(file.readlink()))
+            continue
+        header = _read_header(file)
+        first = first or header
+        if header.link in ("", file.name):  # msprobe links a tensor that it filtered out to itself
+            if header.length is not None:
+                first.require_length(header.length, file)
+            return first, file, header
+        file = _resolve(device, file, header.link)
+    raise UnreadableFileError.of(file, "its links form a loop")
+
+
+def _resolve(device: Path, file: Path, link: str) -> Path:
+    """Return the file that a link in `file` names."""
+    if alias := _ALIAS.fullmatch(link):
+        folder = device / file.relative_to(device).parts[0]
+        for number in alias[1].split("_")[:-1]:
+            folder = next(folder.glob(f"{number}_*"), folder / number)
+        return folder / ("before" if alias[3] == "in" else "after") / alias[2]
+    if link.startswith("/"):  # a path on the machine that made the dump
+        return Path(os.path.normpath(device / link.rpartition(f"/{device.name}/")[2]))
+    return Path(os.path.normpath(file.parent / link))
+
+
+def _read_header(file: Path) -> _Header:
+    with open_file(file) as stream:
+        fields, start = _split_fields(stream.read(_MAX_HEADER_BYTES), file)
+        size_bytes = os.fstat(stream.fileno()).st_size
+    dims = fields.get("dims", "-")
+    shape = tuple(_parse_size("dims", dim, file) for dim in dims.split(",")) if dims else ()
+    dtype = _DTYPES.get(fields.get("dtype", ""))
+    statistics = {
+        ours: float(fields[theirs])
+        for ours, theirs in _STATISTICS.items()
+        if _DECIMAL.fullmatch(fields.get(theirs, ""))
+    }
+    if "$Object.data" not in fields:
+        return _Header(shape, dtype, start, None, fields.get("data", ""), statistics)
+    data = fields["$Object.data"].partition(",")
+    offset, length = (
+        _parse_size("$Object.data", data[0], file),
+        _parse_size("$Object.data", data[2], file),
+    )
+    total = _parse_size("$Object.Length", fields.get("$Object.Length", ""), file)
+    stored = size_bytes - start
+    if not offset + length == total == stored:
+        problem = f"$Object.data ends at byte {offset + length:,}, $Object.Length is {total:,}"
+        raise UnreadableFileError.of(file, f"{problem}, and the file holds {stored:,}")
+    header = _Header(shape, dtype, start + offset, length, "", statistics)
+    header.require_length(length, file)
+    return header
+
+
+def _split_fields(head: bytes, file: Path) -> tuple[dict[str, str], int]:
+    """Return the fields of a header, and the position of its end."""
+    fields: dict[str, str] = {}
+    position = 0
+    for line in head.split(b"\n")[:-1]:
+        key, equals, value = line.decode("ascii", "backslashreplace").partition("=")
+        if not equals or not line.isascii():
+            raise UnreadableFileError.of(file, f"the line {key!r} is no part of a header")
+        position += len(line) + 1
+        fields[key] = value
+        if key == "$End":
+            return fields, position
+    raise UnreadableFileError.of(file, f"no $End in its first {len(head):,} bytes")
+
+
+def _parse_size(key: str, text: str, file: Path) -> int:
+    if not _SIZE.fullmatch(text):
+        raise UnreadableFileError.of(file, f"{key} is not a size: {text!r}")
+    return int(text)
+
+
+def _read_values(device: Path, file: Path) -> Tensor:
+    header, source, values = _find_values(device, file)
+    if header.dtype is None or values.length is None:
+        raise UnreadableFileError.of(file, "it holds no values of a supported dtype")
+    if not values.length:
+        return torch.empty(header.shape, dtype=header.dtype)
+    try:
+        with open_file(source) as stream:
+            memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        data = torch.frombuffer(memory, dtype=torch.uint8, count=values.length, offset=values.start)
+    except ValueError as error:  # the file has become shorter
+        raise UnreadableFileError.of(source, error) from None
+    if header.dtype is torch.bool:
+        return data.ne(0).reshape(header.shape)
+    if values.start % header.dtype.itemsize:
+        data = data.clone()  # aligned
+    return data.view(header.dtype).reshape(header.shape)
