@@ -8,12 +8,13 @@ from assay.dumps.protocol import Dump, DumpError, Reader
 from assay.dumps.readers.atb import AtbReader
 from assay.dumps.readers.msit_torch import MsitTorchReader
 from assay.dumps.readers.msprobe import MsprobeReader
+from assay.dumps.readers.sglang import SglangReader
 
 # The group of entry points by which other packages add readers.
 GROUP = "assay.readers"
 
 # The readers that ship, in the order in which they are asked.
-_SHIPPED: tuple[Reader, ...] = (MsprobeReader(), MsitTorchReader(), AtbReader())
+_SHIPPED: tuple[Reader, ...] = (MsprobeReader(), MsitTorchReader(), AtbReader(), SglangReader())
 
 
 @cache

@@ -1,0 +1,238 @@
+"""Dumps of SGLang's dumper (also in vLLM and Megatron), and of SGLang's older hooks.
+
+The dumper writes a file for each tensor, `step=0___rank=0___dump_index=7___name=NAME___KEY=VALUE.pt`, with
+a table of `value` and `meta`. The hooks write a file for each pass of a rank,
+`TP0_PP0_Rank0_pid123/Pass00000.pt`, with a table of outputs by module name.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from assay.dumps.paths import path_inside, require_inside
+from assay.dumps.pickled_tensors import require_dense, require_values
+from assay.dumps.protocol import Dump, DumpedTensor, DumpError
+from assay.files import UnreadableFileError
+from assay.foreign_text import one_line
+from assay.models.weight_files.pickled import load_objects
+from assay.progress import counted
+from assay.sites import CallSite, Phase, Site, unwrapped_path
+
+_SEPARATOR = re.compile(r"___(?=[A-Za-z]\w*=)")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_HOOKED = re.compile(r"non_intrusive__(?:(.+)\.)?(inputs\.[^.]+|output)((?:\.[^.]+)*)")
+# Arguments of the model, which the dumper records without their module.
+_MODEL_INPUTS = (
+    "input_ids", "positions", "seq_lens", "req_pool_indices", "rids", "position_ids", "cu_seqlens_q",
+    "cu_seqlens_kv",
+)  # fmt: skip
+_PROCESS = re.compile(r"TP[0-9]+_PP[0-9]+_Rank([0-9]{1,9})_pid[0-9]+")
+_PASS = re.compile(r"Pass([0-9]{1,9})\.pt")
+_BATCH = ".forward_batch_info."
+_PROXY = ".pp_proxy_tensors."
+_MAX_FACT_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor of a dump, its file, and the keys that lead to it there."""
+
+    tensor: DumpedTensor
+    file: Path
+    keys: tuple[object, ...]
+
+
+class SglangReader:
+    """Reader of the dumps of SGLang's dumper and of SGLang's older hooks.
+
+    A name of the user's own is a module with one output, `layers.3.NAME` within layer 3.
+    """
+
+    name = "sglang"
+
+    def recognize(self, path: Path) -> bool:
+        """Return True for an experiment, the folder of a rank, and the folder around them."""
+        return bool(_find_experiments(path) or _find_processes(path))
+
+    def open(self, path: Path) -> Dump:
+        """Read the names of all files, and dtype, shape and layout from each."""
+        experiments = _find_experiments(path)
+        if len(experiments) > 1:
+            names = ", ".join(folder.name for folder in experiments)
+            raise DumpError(f"{path} holds several experiments; name one of them: {names}")
+        facts: dict[str, str] = {}
+        processes = [] if experiments else _find_processes(path)
+        if len({rank for rank, _ in processes}) < len(processes):
+            names = ", ".join(folder.name for _, folder in processes)
+            raise DumpError(f"{path} holds several runs of one rank; name one of them: {names}")
+        for folder in (*experiments, *(folder for _, folder in processes)):
+            require_inside(path, folder)
+        if experiments:
+            stored = list(_read_experiment(experiments[0], facts))
+        else:
+            stored = list(_read_passes(processes))
+        # The dumper records inputs before a call, but a call has one position.
+        finished = {one.tensor.site.at: position for position, one in enumerate(stored)}
+        stored.sort(key=lambda one: finished[one.tensor.site.at])
+        places = {one.tensor.key: one for one in stored}
+
+        def read(tensor: DumpedTensor) -> Tensor:
+            place = places[tensor.key]
+            value = load_objects(place.file)
+            for key in place.keys:
+                value = _contents(value).get(key)
+            return require_values(place.file, f"the entry of {tensor.key}", value)
+
+        tensors = [replace(one.tensor, order=order) for order, one in enumerate(stored)]
+        return Dump(format=self.name, path=path, tensors=tensors, read=read, provenance=facts)
+
+
+def _find_experiments(path: Path) -> list[Path]:
+    """Return the folder of each experiment in `path`, or `path` if it is one."""
+    path = path.resolve()
+    for folders in ([path], sorted(path.glob("*/"))):
+        found = [folder for folder in folders if any(map(_parse_file_name, folder.glob("*=*.pt")))]
+        if found:
+            return found
+    return []
+
+
+def _parse_file_name(file: Path) -> dict[str, str]:
+    """Return the keys in the name of a file; none if it is not one of the dumper's.
+
+    >>> _parse_file_name(Path("step=0___rank=1___dump_index=7___name=a=b.c.pt"))
+    {'step': '0', 'rank': '1', 'dump_index': '7', 'name': 'a=b.c'}
+    """
+    parts = [part.partition("=") for part in _SEPARATOR.split(file.stem)]
+    # Early versions wrote `forward_pass_id`.
+    keys = {key.replace("forward_pass_id", "step"): value for key, _, value in parts}
+    numbers = (keys.get("step", ""), keys.get("rank", "0"), keys.get("dump_index", ""))
+    return keys if "name" in keys and all(map(_NUMBER.fullmatch, numbers)) else {}
+
+
+def _read_experiment(folder: Path, facts: dict[str, str]) -> Iterator[_Stored]:
+    """Yield the tensors of all files. Short values that hold no tensor go to `facts`."""
+    files = [(keys, file) for file in folder.glob("*=*.pt") if (keys := _parse_file_name(file))]
+    files.sort(key=lambda one: [int(one[0].get(key, 0)) for key in ("step", "rank", "dump_index")])
+    counts: Counter[Site] = Counter()
+    for keys, file in counted(f"reads {folder.name}", files, "files"):
+        content = load_objects(path_inside(folder, file.name))
+        # The first versions wrote the bare value.
+        wrapped = isinstance(content, dict) and {"value", "meta"} <= content.keys()
+        meta = _contents(_contents(content).get("meta")) if wrapped else {}
+        value = _contents(content)["value"] if wrapped else content
+        module, port, phase = _parse_name(keys["name"], keys.get("layer_id", ""))
+        world_rank = meta.get("world_rank")
+        rank = int(keys.get("rank", world_rank if isinstance(world_rank, int) else 0))
+        dims = meta.get("dims")
+        layout = one_line(dims) if isinstance(dims, str) else ""
+        items = value if isinstance(value, list) else [value]
+        if texts := [one_line(item) for item in items if isinstance(item, str)]:
+            text = ", ".join(texts)
+            if len(text) <= _MAX_FACT_CHARACTERS:
+                facts.setdefault(keys["name"], text)
+        for inner, tensor in _tensors_in(value).items():
+            at = CallSite(int(keys["step"]), module, 0, phase, rank=rank)
+            site = Site(at, port + _suffix(inner))
+            call = replace(at, call=counts[site])
+            counts[site] += 1
+            dumped = _describe(Site(call, site.port), file.name + _suffix(inner), file, tensor)
+            yield _Stored(replace(dumped, layout=layout), file, ("value",) * wrapped + inner)
+
+
+def _parse_name(name: str, layer: str) -> tuple[str, str, Phase]:
+    """Return module, port and phase.
+
+    >>> _parse_name("grad__non_intrusive__model.layers.0.inputs.hidden_states", "0")
+    ('model.layers.0', 'input.hidden_states', 'backward')
+    """
+    phase: Phase = "backward" if name.startswith("grad__") else "forward"
+    name = name.removeprefix("grad__")
+    if name.startswith("param__"):
+        module, _, parameter = name.removeprefix("param__").rpartition(".")
+        return unwrapped_path(module), f"parameter.{parameter}", phase
+    if hooked := _HOOKED.fullmatch(name):
+        module, port, inner = hooked.groups(default="")
+        return unwrapped_path(module), port.replace("inputs.", "input.", 1) + inner, phase
+    if name in _MODEL_INPUTS:
+        return "", f"input.{name}", phase
+    return f"layers.{layer}.{name}" if layer else name, "output", phase
+
+
+def _contents(value: object) -> Mapping[object, object]:
+    """Return the items of a dict, list or tuple by key; none of other values."""
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    return value if isinstance(value, dict) else {}
+
+
+def _tensors_in(value: object) -> dict[tuple[object, ...], Tensor]:
+    """Return `value` if it is a tensor, or the tensors directly in it, by their keys."""
+    if isinstance(value, Tensor):
+        return {(): value}
+    return {
+        (key,): one
+        for key, one in _contents(value).items()
+        if isinstance(one, Tensor) and isinstance(key, str | int)
+    }
+
+
+def _suffix(keys: tuple[object, ...]) -> str:
+    return "".join(f".{one_line(str(key))}" for key in keys)
+
+
+def _describe(site: Site, key: str, file: Path, value: Tensor) -> DumpedTensor:
+    tensor = require_dense(file, key, value)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return DumpedTensor(site, key, dtype=dtype, shape=tuple(tensor.shape))
+
+
+def _find_processes(path: Path) -> list[tuple[int, Path]]:
+    """Return rank and folder of each process of the older hooks."""
+    path = path.resolve()
+    folders = (path, *path.glob("TP*_PP*"))
+    return sorted(
+        (int(process[1]), folder)
+        for folder in folders
+        if (process := _PROCESS.fullmatch(folder.name)) and any(folder.glob("Pass*.pt"))
+    )
+
+
+def _read_passes(processes: list[tuple[int, Path]]) -> Iterator[_Stored]:
+    """Yield the tensors of all passes of the older hooks."""
+    for rank, folder in processes:
+        files = {file: _PASS.fullmatch(file.name) for file in folder.glob("Pass*.pt")}
+        passes = sorted((int(found[1]), file) for file, found in files.items() if found)
+        for number, file in counted(f"reads {folder.name}", passes, "passes"):
+            table = _contents(load_objects(path_inside(folder, file.name)))
+            outputs = {name: value for name, value in table.items() if isinstance(name, str)}
+            if not outputs:
+                raise UnreadableFileError.of(file, "it holds no outputs by module name")
+            for at, port, name in _parse_outputs(list(outputs), number):
+                for keys, tensor in _tensors_in(outputs[name]).items():
+                    site = Site(replace(at, rank=rank), port + _suffix(keys))
+                    key = f"{folder.name}/{file.name} {one_line(name)}{_suffix(keys)}"
+                    yield _Stored(_describe(site, key, file, tensor), file, (name, *keys))
+
+
+def _parse_outputs(names: list[str], number: int) -> Iterator[tuple[CallSite, str, str]]:
+    """Yield call and port of each output of the file of pass `number`.
+
+    The hooks write a file when the inner model ends, just before they add that model's output. So the
+    outputs of the inner model, and of what follows it such as the logits, open the next file.
+    """
+    inner = next((name.partition(_BATCH)[0] for name in names if _BATCH in name), "")
+    step = max(0, number - 1)
+    for name in names:
+        if not inner or (name.startswith(f"{inner}.") and _PROXY not in name):
+            step = number
+        module, port = name, "output"
+        if _BATCH in name:
+            module, port = "", f"input.{name.partition(_BATCH)[2]}"
+        elif _PROXY in name:
+            module, port = inner, f"output.{name.partition(_PROXY)[2]}"
+        yield CallSite(step, unwrapped_path(one_line(module))), one_line(port), name
