@@ -21,7 +21,7 @@ from assay.offline.matching import Port
 ROUNDOFFS = 4.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class JudgedPort:
     """One port with its ratios. worst: the one furthest over its limit; None for exact values."""
 
