@@ -78,7 +78,9 @@ def dumped(model: nn.Module, folder: Path, *, parameters: bool = False) -> Itera
         if not name or isinstance(module, nn.ModuleList):
             continue
 
-        def hook(module: nn.Module, args: tuple, kwargs: dict, output: object, name: str = name) -> None:
+        def hook(
+            module: nn.Module, args: tuple, kwargs: dict, output: object, name: str = name
+        ) -> None:
             own = dict(module.named_parameters(recurse=False)) if parameters else {}
             writer.add_call(name, type(module).__name__, args, kwargs, output, own)
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from assay.comparing.limits import load_limits
@@ -23,10 +24,12 @@ from assay.offline.matching import (
     is_allowed,
     match_lanes,
 )
-from assay.offline.measuring import Measured, measure_pairs
+from assay.offline.measuring import Measured, PairMeasurer
+from assay.offline.passes import PassPair
 from assay.offline.replaying import TrustedModel, replay_dump
+from assay.offline.rows import take_rows
 from assay.offline.token_ids import LogitsOf, compare_ids
-from assay.offline.tokens import PassPair, TokenAlignment, align_passes, find_passes
+from assay.offline.tokens import TokenAlignment, align_passes, find_passes
 from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.sites import RecordedLevel
@@ -68,9 +71,10 @@ def compare(comparison: Comparison, folder: Path, progress: Progress) -> Verdict
     lanes = {id(dump): _lanes(dump, comparison) for dump in (expected, actual)}
     matching = match_lanes(lanes[id(expected)], lanes[id(actual)], names)
     alignment = _align(expected, actual, comparison)
-    tokens = compare_ids(alignment, _read_logits_with(expected, actual, matching))
+    tokens = compare_ids(alignment, _read_logits_with(expected, actual, matching, alignment))
     with progress.step("compares the dumps"):
-        measured = measure_pairs(expected, actual, matching, alignment, tokens.excluded)
+        measurer = PairMeasurer(expected, actual, alignment, tokens.first_different)
+        measured = measurer.measure(matching)
     measured_noise = None
     if noise is not None:
         with progress.step("measures the noise"):
@@ -136,26 +140,54 @@ def _align(expected: Dump, other: Dump, comparison: Comparison) -> TokenAlignmen
 def _measure_noise(expected: Dump, noise: Dump, comparison: Comparison, lanes: Lanes) -> Measured:
     matching = match_lanes(lanes, _lanes(noise, comparison))
     alignment = _align(expected, noise, comparison)
-    excluded = compare_ids(alignment, _read_logits_with(expected, noise, matching)).excluded
-    return measure_pairs(expected, noise, matching, alignment, excluded)
+    logits_of = _read_logits_with(expected, noise, matching, alignment)
+    first_different = compare_ids(alignment, logits_of).first_different
+    return PairMeasurer(expected, noise, alignment, first_different).measure(matching)
 
 
-def _read_logits_with(expected: Dump, actual: Dump, matching: Matching) -> LogitsOf:
-    """Return the function that reads the logits of a pass from both dumps."""
+def _read_logits_with(
+    expected: Dump, actual: Dump, matching: Matching, alignment: TokenAlignment
+) -> LogitsOf:
+    """Return the function that reads the logits of one token from both dumps."""
     lanes: tuple[Lane, Lane] | None = next(
         (pair for pair in matching.pairs if level_of(pair[0].port) == "logits"), None
     )
 
-    def read(pair: PassPair) -> tuple[Tensor, Tensor] | None:
+    def read(prompt: int, position: int) -> tuple[Tensor, Tensor] | None:
         if lanes is None:
             return None
-        one = lanes[0].tensors.get((pair.expected.batch, pair.expected.step, 0))
-        other = lanes[1].tensors.get((pair.actual.batch, pair.actual.step, 0))
-        if one is None or other is None or not (one.has_values and other.has_values):
-            return None
-        return expected.read(one), actual.read(other)
+        for pair in alignment.pairs:
+            rows = pair.rows
+            for row, place in enumerate(
+                zip(rows.prompts, rows.positions, strict=True) if rows else ()
+            ):
+                if place[0] == prompt and position in place[1]:
+                    number = row * len(place[1]) + place[1].index(position)
+                    return _read_logits(expected, actual, lanes, pair, number)
+        return None
 
     return read
+
+
+def _read_logits(
+    expected: Dump, actual: Dump, lanes: tuple[Lane, Lane], pair: PassPair, number: int
+) -> tuple[Tensor, Tensor] | None:
+    """Return the logits of one paired token; number: among the tokens of the pair."""
+    found = []
+    sides = (
+        (expected, lanes[0], pair.expected, pair.expected_rows),
+        (actual, lanes[1], pair.actual, pair.actual_rows),
+    )
+    for dump, lane, one, rows in sides:
+        tensors = lane.tensors.get((one.batch, one.step, 0), [])
+        if len(tensors) != 1 or not tensors[0].has_values:
+            return None
+        row = torch.tensor([number if rows is None else int(rows[number])])
+        taken = take_rows(dump.read(tensors[0]), one, row)
+        if taken is None or not bool(taken[1].all()):
+            return None
+        found.append(taken[0].flatten())
+    return found[0], found[1]
 
 
 def _dtypes(matching: Matching) -> list[str]:

@@ -63,20 +63,19 @@ class Evidence:
 def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[Measurement]]:
     """Judge all levels, and locate the first place that differs."""
     ports = [*evidence.ports, *evidence.absent_masks]
-    results = [(port, evidence.measured.at(port)) for port in ports]
     noise = None
     if evidence.noise is not None:
-        found = {port: evidence.noise.at(port) for port in evidence.ports}
-        noise = {port: result for port, result in found.items() if result is not None}
+        of_noise = evidence.noise
+        noise = {port: found[0] for port in ports if (found := of_noise.of(port))}
     judged = judge_ports(
-        [(port, result) for port, result in results if result is not None],
+        [(port, result) for port in ports for result in evidence.measured.of(port)],
         noise,
         limits,
         evidence.unit_roundoff,
     )
-    by_level = {name: [one for one in judged if level_of(one.port) == name] for name in _LEVELS}
     origins = find_origins(judged, evidence.absent_masks)
     judged = [one for one in judged if one.port not in evidence.absent_masks]
+    by_level = {name: [one for one in judged if level_of(one.port) == name] for name in _LEVELS}
     replayed = _replayed_origin(evidence)
     if replayed is not None:
         others = [o for o in origins if o.judged.port.module != replayed.judged.port.module]
@@ -210,7 +209,8 @@ def _location(evidence: Evidence, judged: JudgedPort) -> Location:
     port = judged.port
     op = port.name.split(".")[2] if port.direction == "op" else None
     step = _step_of(evidence, *_worst_row(judged))
-    return Location(phase=port.phase, step=step, module=port.module, op=op)
+    rank = judged.result.rank
+    return Location(phase=port.phase, step=step, rank=rank, module=port.module, op=op)
 
 
 def _worst_row(judged: JudgedPort) -> tuple[int, int]:
@@ -290,6 +290,6 @@ def _rows(judged: JudgedPort) -> Iterable[Measurement]:
     for item in judged.ratios:
         yield Measurement(
             level=level_of(port), module=port.module, port=port.name, phase=port.phase,
-            order=judged.order, statistic=item.ratio.statistic, actual=item.ratio.actual,
+            order=judged.order, rank=judged.result.rank, statistic=item.ratio.statistic, actual=item.ratio.actual,
             expected=item.ratio.expected, ratio=item.ratio.value, limit=item.limit,
         )  # fmt: skip

@@ -36,6 +36,11 @@ class JudgedPort:
         return max(self.ratios, key=lambda item: item.severity)
 
     @property
+    def call(self) -> tuple[str, str, int]:
+        """Return module, phase and rank, which the inputs and outputs of a module share."""
+        return self.port.module, self.port.phase, self.result.rank
+
+    @property
     def agrees(self) -> bool:
         """Return True if no ratio is over its limit."""
         return not any(item.failed for item in self.ratios)
@@ -124,10 +129,10 @@ def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -
         for item in judged
         if not item.agrees and level_of(item.port) != "weights" and item.port not in absent_masks
     ]
-    inputs: dict[tuple[str, str], list[JudgedPort]] = {}
+    inputs: dict[tuple[str, str, int], list[JudgedPort]] = {}
     for item in judged:
         if item.port.direction == "input":
-            inputs.setdefault((item.port.module, item.port.phase), []).append(item)
+            inputs.setdefault(item.call, []).append(item)
     found: list[Origin] = []
     if failed and failed[0].worst.ratio.statistic == "non-finite":
         # A NaN in padding is harmless where it is made, and spreads through attention.
@@ -138,7 +143,7 @@ def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -
     for item in failed:
         if item.port.direction != "output":
             continue
-        own = inputs.get((item.port.module, item.port.phase), [])
+        own = inputs.get(item.call, [])
         if own and all(one.agrees for one in own):
             found.append(Origin(item, "inputs agree"))
         elif not own and item is failed[0]:

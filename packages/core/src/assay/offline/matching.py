@@ -35,17 +35,18 @@ class Port:
 
 @dataclass(slots=True)
 class Lane:
-    """All tensors at one port, by (batch, step, call)."""
+    """All tensors at one port."""
 
     port: Port
     class_name: str
     order: int
-    tensors: dict[tuple[int, int, int], DumpedTensor] = field(default_factory=dict)
+    tensors: dict[tuple[int, int, int], list[DumpedTensor]] = field(default_factory=dict)
+    """By batch, step and call, the tensors of all ranks that hold one, lowest rank first."""
 
     @property
     def first(self) -> DumpedTensor:
-        """Return the tensor of the first pass."""
-        return next(iter(self.tensors.values()))
+        """Return the tensor of the first pass and rank."""
+        return next(iter(self.tensors.values()))[0]
 
 
 Lanes = dict[Port, Lane]
@@ -63,7 +64,10 @@ def collect_lanes(dump: Dump, rank: int | None = None) -> Lanes:
             continue
         port = Port(at.module, tensor.site.port, at.phase)
         lane = lanes.setdefault(port, Lane(port, tensor.class_name, tensor.order))
-        lane.tensors.setdefault((at.micro_batch, at.step, at.call), tensor)
+        lane.tensors.setdefault((at.micro_batch, at.step, at.call), []).append(tensor)
+    for lane in lanes.values():
+        for tensors in lane.tensors.values():
+            tensors.sort(key=lambda one: one.site.at.rank)
     return lanes
 
 
@@ -182,7 +186,13 @@ def _may_be_same(expected: Lane, actual: Lane) -> bool:
     if (one.shape is None) != (other.shape is None):
         return False
     same_kind = ("float" in one.dtype) == ("float" in other.dtype)
+    if one.site.at.rank != other.site.at.rank or _is_on_ranks(expected) or _is_on_ranks(actual):
+        return same_kind
     return same_kind and (one.shape is None or _size(one.shape) == _size(other.shape or ()))
+
+
+def _is_on_ranks(lane: Lane) -> bool:
+    return len(next(iter(lane.tensors.values()))) > 1
 
 
 def _size(shape: Iterable[int]) -> tuple[int, ...]:

@@ -12,6 +12,9 @@ from assay.hooks.timeline import RowIndex
 from assay.locating.matching.masks import count_differences, is_attention_mask
 from assay.locating.measuring import measure
 from assay.offline.matching import Lane, Matching, Port
+from assay.offline.passes import PassPair
+from assay.offline.rows import take_rows
+from assay.offline.shards import find_placement
 from assay.offline.tokens import TokenAlignment
 from assay.progress import subtask
 from assay.sites import Phase, RowMap
@@ -20,124 +23,203 @@ from assay.stages import Stage
 
 @dataclass(slots=True)
 class Measured:
-    """What the comparison of two dumps measured.
+    """What the comparison of two dumps measured."""
 
-    results: by phase, in the order of the expected dump.
-    """
-
-    results: dict[Phase, ReplayResults] = field(default_factory=dict)
+    results: dict[tuple[Phase, int], ReplayResults] = field(default_factory=dict)
+    """By phase and rank of the actual dump, the sums of every port."""
     compared: int = 0
     unpaired: list[str] = field(default_factory=list)
-    """Tensors whose partner is missing in some passes, or has another shape."""
+    """Tensors whose partner is missing in some passes, or has a shape that cannot be matched."""
 
-    def at(self, port: Port) -> PortResult | None:
-        """Return the sums of a port, None if nothing was measured there."""
-        results = self.results.get(port.phase)
-        return results.ports.get((port.module, port.name)) if results else None
+    def of(self, port: Port) -> list[PortResult]:
+        """Return the sums of a port, one for each rank on which it was measured."""
+        found = (
+            results.ports.get((port.module, port.name))
+            for (phase, _), results in self.results.items()
+            if phase == port.phase
+        )
+        return sorted((one for one in found if one is not None), key=lambda one: one.rank)
+
+    def at(self, port: Port, rank: int, value: Tensor, class_name: str) -> PortResult:
+        """Return the sums to which a pair of tensors is added."""
+        results = self.results.setdefault((port.phase, rank), ReplayResults())
+        dtype = str(value.dtype).removeprefix("torch.")
+        stage = Stage(port.module, port.phase)
+        result = results.at(port.module, port.name, stage, dtype, class_name)
+        result.rank = rank
+        return result
 
 
-def measure_pairs(
-    expected: Dump,
-    actual: Dump,
-    matching: Matching,
-    alignment: TokenAlignment,
-    excluded: Mapping[tuple[int, int], Tensor],
-) -> Measured:
-    """Measure every pair of tensors.
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """A pair of tensors of one shape. rank: that of the actual one."""
 
-    excluded: by batch and step of the expected pass, the batch rows that are not comparable, (B,) bool.
+    rank: int
+    actual: Tensor
+    expected: Tensor
+
+
+@dataclass
+class PairMeasurer:
+    """Measures the pairs of two dumps, whatever ranks hold them.
+
+    first_different: by prompt, the position of its first different token; later rows are left out.
     """
-    measured = Measured()
-    total = sum(len(lane.tensors) for lane, _ in matching.pairs)
-    with subtask("compares", total, "tensors") as task:
-        for lane, partner in matching.pairs:
-            _measure_lane(measured, expected, actual, lane, partner, alignment, excluded)
-            task.advance(len(lane.tensors))
-    for lane in matching.absent_masks:
-        _measure_absent_mask(measured, expected, lane, alignment)
-    for results in measured.results.values():
-        results.flush()
-    return measured
 
+    expected: Dump
+    actual: Dump
+    alignment: TokenAlignment
+    first_different: Mapping[int, int]
+    measured: Measured = field(default_factory=Measured)
 
-def _measure_lane(
-    measured: Measured, expected: Dump, actual: Dump, lane: Lane, partner: Lane,
-    alignment: TokenAlignment, excluded: Mapping[tuple[int, int], Tensor],
-) -> None:  # fmt: skip
-    port = lane.port
-    tensors = lane.tensors if port.direction != "parameter" else _distinct_weights(lane)
-    results = measured.results.setdefault(port.phase, ReplayResults())
-    for (batch, step, call), tensor in tensors.items():
-        pair = alignment.pair_of(batch, step)
-        if pair is None and port.direction != "parameter":
-            continue  # the whole pass is reported as missing
-        other_key = (pair.actual.batch, pair.actual.step, call) if pair else (batch, step, call)
-        other = partner.tensors.get(other_key)
-        if other is None:
-            measured.unpaired.append(f"{port} at step {step}")
-            continue
-        if not (tensor.has_values and other.has_values):
-            continue
-        value, reference = actual.read(other), expected.read(tensor)
-        rows = pair.expected.rows if pair and port.direction != "parameter" else None
-        if is_attention_mask(port.name, reference) and is_attention_mask(port.name, value):
-            _measure_mask(results, port, lane.class_name, value, reference, rows)
-            measured.compared += 1
-            continue
+    def measure(self, matching: Matching) -> Measured:
+        """Measure every pair, in the expected order."""
+        total = sum(len(lane.tensors) for lane, _ in matching.pairs)
+        with subtask("compares", total, "tensors") as task:
+            for lane, partner in matching.pairs:
+                if lane.port.direction == "parameter":
+                    self._measure_parameters(lane, partner)
+                else:
+                    self._measure_lane(lane, partner)
+                task.advance(len(lane.tensors))
+        for lane in matching.absent_masks:
+            self._measure_absent_mask(lane)
+        for results in self.measured.results.values():
+            results.flush()
+        return self.measured
+
+    def _measure_lane(self, lane: Lane, partner: Lane) -> None:
+        for (batch, step, call), tensors in lane.tensors.items():
+            for pair in self.alignment.pairs_of(batch, step):
+                others = partner.tensors.get((pair.actual.batch, pair.actual.step, call))
+                if others is None:
+                    self.measured.unpaired.append(f"{lane.port} at step {step}")
+                    continue
+                for values in self._read(lane.port, tensors, others, step):
+                    self._add(lane, pair, values, step)
+
+    def _read(
+        self, port: Port, tensors: list[DumpedTensor], others: list[DumpedTensor], step: int
+    ) -> list[_Values]:
+        """Return the tensors of each actual rank with what that rank should have."""
+        if not all(one.has_values for one in (*tensors, *others)):
+            return []
+        references = [self.expected.read(one) for one in tensors]
+        values = [self.actual.read(one) for one in others]
+        ranks = [one.site.at.rank for one in others]
+        if [one.shape for one in references] == [one.shape for one in values]:
+            wholes = references
+        else:
+            shape = tuple(values[0].shape) if len(values) == 1 else None
+            placement = find_placement(references, shape)
+            whole = placement.assemble(references) if placement else None
+            placement = find_placement(values, tuple(whole.shape)) if whole is not None else None
+            if whole is None or placement is None:
+                shapes = ", ".join(str(list(one.shape)) for one in values)
+                wanted = ", ".join(str(list(one.shape)) for one in references)
+                self.measured.unpaired.append(
+                    f"{port} at step {step}: its shape is {shapes}, expected {wanted}"
+                )
+                return []
+            if placement.kind == "partial":
+                values, ranks = [placement.assemble(values)], ranks[:1]
+            wholes = [placement.part(whole, number) for number in range(len(values))]
+        self.measured.compared += len(tensors)
+        return list(map(_Values, ranks, values, wholes))
+
+    def _add(self, lane: Lane, pair: PassPair, values: _Values, step: int) -> None:
+        """Add one pair of tensors to the sums of its port."""
+        port, value, reference = lane.port, values.actual, values.expected
+        rows = pair.rows
+        masks = [is_attention_mask(port.name, one) for one in (value, reference)]
+        if pair.expected_rows is not None and pair.actual_rows is not None:
+            if any(masks):
+                return  # what it lets through shows in what attention returns
+            taken = _take_both(pair, value, reference)
+            if taken is None:
+                self.measured.unpaired.append(f"{port} at step {step}: its tokens are unknown")
+                return
+            value, reference, rows = taken
+        elif all(masks):
+            result = self.measured.at(port, values.rank, torch.empty(0, dtype=torch.bool), "")
+            count = (reference.numel(), reference.numel())
+            if value.shape[-2:] == reference.shape[-2:]:
+                count = count_differences(value, reference, rows)
+            result.exact.add(*count)
+            return
         if value.shape != reference.shape:
             shaped = _give_same_shape(value, reference)
             if shaped is None:
                 shapes = f"{list(value.shape)}, expected {list(reference.shape)}"
-                measured.unpaired.append(f"{port} at step {step}: its shape is {shapes}")
-                continue
+                self.measured.unpaired.append(f"{port} at step {step}: its shape is {shapes}")
+                return
             value, reference = shaped
-        dtype = str(value.dtype).removeprefix("torch.")
-        stage = Stage(port.module, port.phase)
-        result = results.at(port.module, port.name, stage, dtype, lane.class_name)
-        if port.direction == "parameter" and port.phase == "forward":
-            _measure_parameter(result, value, reference)
-        else:
-            value, reference = _give_comparable_dtype(value, reference)
-            measure(result, RowIndex(rows), rows, excluded.get((batch, step)), value, reference)
-        measured.compared += 1
+        result = self.measured.at(port, values.rank, value, lane.class_name)
+        value, reference = _give_comparable_dtype(value, reference)
+        measure(result, RowIndex(rows), rows, self._excluded(rows), value, reference)
+
+    def _excluded(self, rows: RowMap | None) -> Tensor | None:
+        """Return which batch rows come after a different token, (B,) bool; None if none does."""
+        if rows is None or not self.first_different:
+            return None
+        return torch.tensor(
+            [
+                max(positions) >= self.first_different.get(prompt, max(positions) + 1)
+                for prompt, positions in zip(rows.prompts, rows.positions, strict=True)
+            ]
+        )
+
+    def _measure_parameters(self, lane: Lane, partner: Lane) -> None:
+        """Measure a parameter, or its gradient, once for each step."""
+        for key, tensors in _distinct_weights(lane).items():
+            others = partner.tensors.get(key)
+            if others is None:
+                self.measured.unpaired.append(f"{lane.port} at step {key[1]}")
+                continue
+            for values in self._read(lane.port, tensors, others, key[1]):
+                result = self.measured.at(lane.port, values.rank, values.actual, lane.class_name)
+                if lane.port.phase == "forward":
+                    _measure_parameter(result, values.actual, values.expected)
+                else:
+                    value, reference = _give_comparable_dtype(values.actual, values.expected)
+                    measure(result, RowIndex(None), None, None, value, reference)
+
+    def _measure_absent_mask(self, lane: Lane) -> None:
+        """Compare a mask with the causal one, which attention applies if it is given none."""
+        for (batch, step, _), tensors in lane.tensors.items():
+            for pair in self.alignment.pairs_of(batch, step):
+                if pair.expected_rows is None and tensors[0].has_values:
+                    reference = self.expected.read(tensors[0])
+                    if is_attention_mask(lane.port.name, reference):
+                        result = self.measured.at(lane.port, 0, reference, lane.class_name)
+                        result.exact.add(*count_differences(None, reference, pair.rows))
 
 
-def _measure_mask(
-    results: ReplayResults, port: Port, kind: str, value: Tensor, reference: Tensor,
-    rows: RowMap | None,
-) -> None:  # fmt: skip
-    """Count the differences of two masks in what they allow; their forms may differ."""
-    result = results.at(port.module, port.name, Stage(port.module, port.phase), "bool", kind)
-    if value.shape[-2:] == reference.shape[-2:]:
-        result.exact.add(*count_differences(value, reference, rows))
-    else:
-        result.exact.add(reference.numel(), reference.numel())
+def _take_both(
+    pair: PassPair, value: Tensor, reference: Tensor
+) -> tuple[Tensor, Tensor, RowMap | None] | None:
+    """Return the paired tokens' rows of both tensors, (R, 1, C), and their addresses."""
+    expected = take_rows(reference, pair.expected, pair.expected_rows)
+    actual = take_rows(value, pair.actual, pair.actual_rows)
+    if expected is None or actual is None:
+        return None
+    kept = expected[1] & actual[1]
+    rows = pair.rows
+    if rows is not None:
+        numbers = kept.nonzero()[:, 0].tolist()
+        rows = RowMap(
+            tuple(rows.prompts[number] for number in numbers),
+            tuple(rows.positions[number] for number in numbers),
+        )
+    return actual[0][kept], expected[0][kept], rows
 
 
-def _measure_absent_mask(
-    measured: Measured, expected: Dump, lane: Lane, alignment: TokenAlignment
-) -> None:
-    """Compare a mask with the causal one, which attention applies if it is given none."""
-    port = lane.port
-    results = measured.results.setdefault(port.phase, ReplayResults())
-    for (batch, step, _), tensor in lane.tensors.items():
-        pair = alignment.pair_of(batch, step)
-        if pair is None or not tensor.has_values:
-            continue
-        reference = expected.read(tensor)
-        if is_attention_mask(port.name, reference):
-            result = results.at(
-                port.module, port.name, Stage(port.module, port.phase), "bool", lane.class_name
-            )
-            result.exact.add(*count_differences(None, reference, pair.expected.rows))
-
-
-def _distinct_weights(lane: Lane) -> dict[tuple[int, int, int], DumpedTensor]:
+def _distinct_weights(lane: Lane) -> dict[tuple[int, int, int], list[DumpedTensor]]:
     """Return the first tensor of each step. Tools write a parameter once for every call."""
     first: dict[int, tuple[int, int, int]] = {}
-    for key, tensor in lane.tensors.items():
+    for key in lane.tensors:
         # A generation changes no weight, and its steps are forward passes.
-        first.setdefault(key[1] if tensor.site.at.phase == "backward" else 0, key)
+        first.setdefault(key[1] if lane.port.phase == "backward" else 0, key)
     return {key: lane.tensors[key] for key in first.values()}
 
 

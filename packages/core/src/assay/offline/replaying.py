@@ -27,7 +27,7 @@ from assay.models import estimate_size, load_model
 from assay.models.remote_code import RemoteCode
 from assay.models.size_policy import chosen_threads, yardstick_dtype
 from assay.offline.matching import Lane, Lanes, Port, collect_lanes, match_lanes
-from assay.offline.tokens import Pass
+from assay.offline.passes import Pass
 from assay.progress import subtask
 from assay.recording.modules import Recorder
 from assay.sites import Call, CallSite, Site
@@ -185,7 +185,7 @@ class DumpedTrace:
                 port
                 for port in call.ports
                 if (lane := lanes.get((at.module, port))) is not None
-                and _can_replace(lane.tensors.get(key), trace.stored(call, port).shape)
+                and _can_replace(lane.tensors.get(key, ()), trace.stored(call, port).shape)
             )
             calls.append(replace(call, ports=ports))
         return cls(dump, calls, len(lanes), lanes, {call.site: call for call in calls})
@@ -203,16 +203,17 @@ class DumpedTrace:
     def tensor(self, call: Call, port: str) -> Tensor:
         """Return the dumped tensor at a port of a call."""
         at = call.site
-        tensor = self._lanes[at.module, port].tensors[at.micro_batch, at.step, at.call]
+        (tensor,) = self._lanes[at.module, port].tensors[at.micro_batch, at.step, at.call]
         if self._last is None or self._last[0] != tensor.key:
             self._last = tensor.key, self.dump.read(tensor)
         return self._last[1]
 
 
-def _can_replace(tensor: DumpedTensor | None, shape: tuple[int, ...]) -> bool:
-    """Return True if the model, which has `shape` there, can go on with a dumped tensor."""
-    if tensor is None or not tensor.has_values:
+def _can_replace(tensors: Sequence[DumpedTensor], shape: tuple[int, ...]) -> bool:
+    """Return True if the model, which has `shape` there, can go on with the one dumped tensor."""
+    if len(tensors) != 1 or not tensors[0].has_values:
         return False
+    tensor = tensors[0]
     # A generation may compute only the logits of the last token.
     return tensor.shape is None or tensor.shape == shape or tensor.shape == (1, *shape[1:])
 
@@ -230,7 +231,9 @@ def _lanes_of(trace: Trace) -> Lanes:
             stored = trace.stored(call, name)
             port = Port(at.module, name)
             lane = lanes.setdefault(port, Lane(port, call.class_name, call.order))
-            lane.tensors[at.micro_batch, at.step, at.call] = DumpedTensor(
-                Site(at, name), name, call.order, call.class_name, stored.dtype, stored.shape
-            )
+            lane.tensors[at.micro_batch, at.step, at.call] = [
+                DumpedTensor(
+                    Site(at, name), name, call.order, call.class_name, stored.dtype, stored.shape
+                )
+            ]
     return lanes

@@ -6,20 +6,22 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from assay.offline.tokens import PassPair, TokenAlignment
+from assay.offline.tokens import TokenAlignment
 
-LogitsOf = Callable[[PassPair], tuple[Tensor, Tensor] | None]
+# Returns the logits that chose the token at a position, expected and actual, (V,); None if unknown.
+LogitsOf = Callable[[int, int], tuple[Tensor, Tensor] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class DifferentToken:
-    """The first token of a prompt that differs. is_prompt: it was given, not generated."""
+    """The first token of a prompt that differs."""
 
     prompt: int
     position: int
     expected: int
     actual: int
     is_prompt: bool
+    """True if the token was given, False if it was generated."""
     is_near_tie: bool | None = None
     """Whether each side chose the largest of its logits; None if the logits are not in both dumps."""
 
@@ -33,13 +35,16 @@ class DifferentToken:
 
 @dataclass(slots=True)
 class TokenComparison:
-    """The ids of all paired passes."""
+    """The ids of all paired tokens."""
 
     num_prompt_tokens: int = 0
     num_generated: int = 0
     different: list[DifferentToken] = field(default_factory=list)
-    excluded: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    """By batch and step, the batch rows whose tokens differ up to there, (B,) bool."""
+
+    @property
+    def first_different(self) -> dict[int, int]:
+        """Return by prompt the position from which on its tokens are not comparable."""
+        return {one.prompt: one.position for one in self.different}
 
     @property
     def different_prompts(self) -> list[DifferentToken]:
@@ -53,48 +58,39 @@ class TokenComparison:
 
 
 def compare_ids(alignment: TokenAlignment, logits_of: LogitsOf) -> TokenComparison:
-    """Compare the ids pass by pass. After its first different token, a prompt is excluded.
-
-    logits_of: returns the logits of a pass, expected and actual, (B, T, V); None if a dump lacks them.
-    """
+    """Compare the ids of all paired tokens. Only the first difference of a prompt is kept."""
     found = TokenComparison()
-    gone: dict[int, Tensor] = {}
-    previous: PassPair | None = None
+    seen: set[int] = set()
+    begun: set[int] = set()
     for pair in alignment.pairs:
-        expected, actual, rows = pair.expected.ids, pair.actual.ids, pair.expected.rows
-        if expected is None or actual is None or rows is None or expected.shape != actual.shape:
+        expected, actual, rows = pair.expected.ids, pair.actual.ids, pair.rows
+        if expected is None or actual is None or rows is None or pair.expected.rows is None:
             continue
-        known = gone.get(pair.expected.batch, torch.zeros(rows.num_rows, dtype=torch.bool))
-        follows = previous is not None and previous.expected.batch == pair.expected.batch
-        is_prompt = not follows or rows.length > 1
-        different = (expected != actual) & (torch.tensor(rows.positions) >= 0)
-        for row in (different.any(1) & ~known).nonzero()[:, 0].tolist():
-            column = int(different[row].int().argmax())
-            tie = None if is_prompt or previous is None else _is_near_tie(
-                logits_of(previous), row, int(expected[row, column]), int(actual[row, column])
-            )  # fmt: skip
-            found.different.append(
-                DifferentToken(
-                    rows.prompts[row], rows.positions[row][column],
-                    int(expected[row, column]), int(actual[row, column]), is_prompt, tie,
-                )
-            )  # fmt: skip
-        known = known | different.any(1)
-        gone[pair.expected.batch] = known
-        if bool(known.any()):
-            found.excluded[pair.expected.batch, pair.expected.step] = known
-        count = int((torch.tensor(rows.positions) >= 0).sum())
+        if pair.expected_rows is not None and pair.actual_rows is not None:
+            expected = expected.flatten()[pair.expected_rows][:, None]
+            actual = actual.flatten()[pair.actual_rows][:, None]
+        if expected.shape != actual.shape:
+            continue
+        is_first = not begun & set(rows.prompts)
+        is_prompt = is_first or pair.expected.rows.length > 1
+        begun |= set(rows.prompts)
+        is_token = torch.tensor(rows.positions) >= 0
+        count = int(is_token.sum())
         found.num_prompt_tokens += count if is_prompt else 0
         found.num_generated += 0 if is_prompt else count
-        previous = pair
+        for row, column in ((expected != actual) & is_token).nonzero().tolist():
+            prompt, position = rows.prompts[row], rows.positions[row][column]
+            if prompt in seen:
+                continue
+            seen.add(prompt)
+            ids = int(expected[row, column]), int(actual[row, column])
+            tie = None if is_prompt else _is_near_tie(logits_of(prompt, position - 1), *ids)
+            found.different.append(DifferentToken(prompt, position, *ids, is_prompt, tie))
     return found
 
 
-def _is_near_tie(
-    logits: tuple[Tensor, Tensor] | None, row: int, expected: int, actual: int
-) -> bool | None:
+def _is_near_tie(logits: tuple[Tensor, Tensor] | None, expected: int, actual: int) -> bool | None:
     """Return True if each side chose the largest of its own logits."""
     if logits is None:
         return None
-    chosen = [int(one[row, -1].argmax()) for one in logits]
-    return chosen == [expected, actual]
+    return [int(one.argmax()) for one in logits] == [expected, actual]

@@ -11,36 +11,12 @@ from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.errors import name_some
+from assay.offline.passes import Pass, PassPair, match_rows
 from assay.sites import RowMap
 
 _ID_PORTS = ("input.input_ids", "input.tokens")
 _POSITION_PORTS = ("position_ids", "positions")
 _MASK_PORTS = ("attention_mask",)
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One forward pass of a dump."""
-
-    batch: int
-    """Number of the batch of prompts; in training, of the micro-batch."""
-    step: int
-    rows: RowMap | None
-    """Prompt and position of every row; None if the dump does not show them."""
-    ids: Tensor | None = None
-    """Token ids, (B, T); None if the dump does not hold them."""
-
-    @property
-    def shape(self) -> tuple[int, int] | None:
-        """Return (B, T)."""
-        return (self.rows.num_rows, self.rows.length) if self.rows else None
-
-    def __str__(self) -> str:
-        """Name the pass in a message."""
-        batch = f"batch {self.batch}, " if self.batch else ""
-        if self.rows is None:
-            return f"{batch}step {self.step}"
-        return f"{batch}step {self.step} ({self.rows.length} tokens of {self.rows.num_rows} rows)"
 
 
 def find_passes(dump: Dump, rank: int | None = None) -> list[Pass]:
@@ -156,20 +132,6 @@ def _first_position(ids: Tensor | None, shape: tuple[int, int], previous: Pass |
 
 
 @dataclass(frozen=True, slots=True)
-class PassPair:
-    """Two passes that hold the same tokens, or parts of them.
-
-    expected_rows, actual_rows: flat row numbers (b * T + t) with the same tokens, in the same order;
-    None if all rows correspond one to one.
-    """
-
-    expected: Pass
-    actual: Pass
-    expected_rows: Tensor | None = None
-    actual_rows: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class TokenAlignment:
     """Passes of two dumps by the tokens that they hold."""
 
@@ -180,12 +142,10 @@ class TokenAlignment:
     """Actual passes without a partner, such as warm-up runs."""
     notes: tuple[str, ...] = ()
 
-    def pair_of(self, batch: int, step: int) -> PassPair | None:
-        """Return the pair whose expected pass has this number."""
-        return next(
-            (one for one in self.pairs if (one.expected.batch, one.expected.step) == (batch, step)),
-            None,
-        )
+    def pairs_of(self, batch: int, step: int) -> list[PassPair]:
+        """Return the pairs whose expected pass has this number."""
+        key = batch, step
+        return [one for one in self.pairs if (one.expected.batch, one.expected.step) == key]
 
 
 def align_passes(
@@ -203,8 +163,24 @@ def align_passes(
             if (one.batch, one.step + token_shift) in by_step
         ]
         return _alignment(pairs, expected, actual, f"the passes are shifted by {token_shift}")
-    if [one.shape for one in expected] == [one.shape for one in actual]:
+    same_shapes = [one.shape for one in expected] == [one.shape for one in actual]
+    if same_shapes and not _is_reordered(expected, actual):
         return TokenAlignment(tuple(map(PassPair, expected, actual)))
+    known = all(one.ids is not None and one.rows is not None for one in (*expected, *actual))
+    pairs = match_rows(expected, actual) if known else _match_whole(expected, actual)
+    return _alignment(pairs, expected, actual)
+
+
+def _is_reordered(expected: Sequence[Pass], actual: Sequence[Pass]) -> bool:
+    """Return True if the first pass holds the same prompts in another order."""
+    one, other = expected[0].ids if expected else None, actual[0].ids if actual else None
+    if one is None or other is None:
+        return False
+    rows, others = one.tolist(), other.tolist()
+    return rows != others and sorted(rows) == sorted(others)
+
+
+def _match_whole(expected: Sequence[Pass], actual: Sequence[Pass]) -> list[PassPair]:
     free = list(actual)
     pairs = []
     for one in expected:
@@ -212,7 +188,7 @@ def align_passes(
         if partner is not None:
             free.remove(partner)
             pairs.append(PassPair(one, partner))
-    return _alignment(pairs, expected, actual)
+    return pairs
 
 
 def _hold_same_tokens(expected: Pass, actual: Pass) -> bool:
@@ -234,7 +210,8 @@ def _alignment(
     extra = tuple(one for one in actual if id(one) not in used_actual)
     notes = [note] if note else []
     shifts = {pair.actual.step - pair.expected.step for pair in pairs}
-    if len(shifts) == 1 and shifts != {0} and not note:
+    whole = all(pair.expected_rows is None for pair in pairs)
+    if whole and len(shifts) == 1 and shifts != {0} and not note:
         notes.append(
             f"pass n of EXPECTED is pass n{shifts.pop():+} of ACTUAL: same shapes and tokens"
         )

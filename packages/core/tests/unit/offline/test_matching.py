@@ -20,7 +20,9 @@ X, Y = torch.zeros(2, 3), torch.zeros(2, 4)
 
 
 def test_equal_names_match() -> None:
-    assert names_of(matched({("a", "output"): X}, {("a", "output"): X})) == [("a:output", "a:output")]
+    assert names_of(matched({("a", "output"): X}, {("a", "output"): X})) == [
+        ("a:output", "a:output")
+    ]
 
 
 def test_a_head_model_matches_its_base_model() -> None:
@@ -58,14 +60,14 @@ def test_an_unmatched_name_lists_its_nearest() -> None:
 
 
 def test_a_map_with_wildcards_wins() -> None:
-    found = matched({("h.3.ff", "output"): X}, {("blocks.3.mlp", "output"): X}, {"h.*.ff": "blocks.*.mlp"})
+    found = matched(
+        {("h.3.ff", "output"): X}, {("blocks.3.mlp", "output"): X}, {"h.*.ff": "blocks.*.mlp"}
+    )
     assert names_of(found) == [("h.3.ff:output", "blocks.3.mlp:output")]
 
 
 def test_a_mask_that_the_other_side_was_not_given_is_kept_apart() -> None:
-    found = matched(
-        {("a", "input.0"): X, ("a", "input.attention_mask"): Y}, {("a", "input.0"): X}
-    )
+    found = matched({("a", "input.0"): X, ("a", "input.attention_mask"): Y}, {("a", "input.0"): X})
     assert [str(one.port) for one in found.absent_masks] == ["a:input.attention_mask"]
     assert found.unmatched_expected == []
 

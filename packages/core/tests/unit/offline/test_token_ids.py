@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from assay.offline.token_ids import TokenComparison, compare_ids
-from assay.offline.tokens import PassPair, align_passes, find_passes
+from assay.offline.tokens import align_passes, find_passes
 from packages.core.tests.unit.offline.memory_dump import make_dump
 
 
@@ -18,24 +18,23 @@ def compared(
         for side in (expected, actual)
     ]
 
-    def logits_of(pair: PassPair) -> tuple[Tensor, Tensor] | None:
-        del pair
+    def logits_of(prompt: int, position: int) -> tuple[Tensor, Tensor] | None:
+        del prompt, position
         return logits
 
     return compare_ids(align_passes(*passes), logits_of)
 
 
 def choosing(expected: int, actual: int) -> tuple[Tensor, Tensor]:
-    """Logits (1, 1, 10) by which each side chooses its token."""
+    """Logits (10,) by which each side chooses its token."""
     eye = torch.eye(10)
-    return eye[expected][None, None], eye[actual][None, None]
+    return eye[expected], eye[actual]
 
 
 def test_equal_ids_exclude_nothing() -> None:
     found = compared([[[1, 2]], [[3]]], [[[1, 2]], [[3]]])
     assert (found.num_prompt_tokens, found.num_generated) == (2, 1)
     assert not found.different
-    assert not found.excluded
 
 
 def test_another_prompt_is_not_a_generated_token() -> None:
@@ -43,14 +42,15 @@ def test_another_prompt_is_not_a_generated_token() -> None:
     assert [str(one) for one in found.different_prompts] == [
         "prompt 1, position 1: token 7, expected 6"
     ]
-    assert found.excluded[0, 0].tolist() == [False, True]
+    assert found.first_different == {1: 1}
 
 
-def test_after_a_different_token_the_row_is_excluded() -> None:
-    found = compared([[[1, 2], [5, 6]], [[3], [7]], [[4], [8]]], [[[1, 2], [5, 6]], [[3], [9]], [[4], [8]]])
+def test_only_the_first_different_token_of_a_prompt_counts() -> None:
+    found = compared(
+        [[[1, 2], [5, 6]], [[3], [7]], [[4], [8]]], [[[1, 2], [5, 6]], [[3], [9]], [[4], [8]]]
+    )
     assert [one.position for one in found.different_generated] == [2]
-    assert (0, 0) not in found.excluded
-    assert found.excluded[0, 1].tolist() == found.excluded[0, 2].tolist() == [False, True]
+    assert found.first_different == {1: 2}
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,13 @@ def test_a_prefill_after_decode_steps_is_another_prompt() -> None:
 
 
 def test_recorded_positions_and_padding_are_used() -> None:
-    dump = make_dump({
-        (*IDS, 0): torch.tensor([[0, 0, 7], [4, 5, 6]]),
-        ("model", "input.position_ids", 0): torch.tensor([[1, 1, 0], [0, 1, 2]]),
-        ("model", "input.attention_mask", 0): torch.tensor([[0, 0, 1], [1, 1, 1]]),
-    })
+    dump = make_dump(
+        {
+            (*IDS, 0): torch.tensor([[0, 0, 7], [4, 5, 6]]),
+            ("model", "input.position_ids", 0): torch.tensor([[1, 1, 0], [0, 1, 2]]),
+            ("model", "input.attention_mask", 0): torch.tensor([[0, 0, 1], [1, 1, 1]]),
+        }
+    )
     assert find_passes(dump)[0].rows.positions == ((-1, -1, 0), (0, 1, 2))
 
 

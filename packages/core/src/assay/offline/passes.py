@@ -1,0 +1,117 @@
+"""The forward passes of a dump, and pairs of them with the same tokens."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from assay.sites import RowMap
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward pass of a dump."""
+
+    batch: int
+    """Number of the batch of prompts; in training, of the micro-batch."""
+    step: int
+    rows: RowMap | None
+    """Prompt and position of every row; None if the dump does not show them."""
+    ids: Tensor | None = None
+    """Token ids, (B, T); None if the dump does not hold them."""
+
+    @property
+    def shape(self) -> tuple[int, int] | None:
+        """Return (B, T)."""
+        return (self.rows.num_rows, self.rows.length) if self.rows else None
+
+    def __str__(self) -> str:
+        """Name the pass in a message."""
+        batch = f"batch {self.batch}, " if self.batch else ""
+        if self.rows is None:
+            return f"{batch}step {self.step}"
+        return f"{batch}step {self.step} ({self.rows.length} tokens of {self.rows.num_rows} rows)"
+
+
+@dataclass(frozen=True, slots=True)
+class PassPair:
+    """Two passes that hold the same tokens, or parts of them."""
+
+    expected: Pass
+    actual: Pass
+    expected_rows: Tensor | None = None
+    """Flat numbers (b * T + t) of the rows with the same tokens; None if all rows correspond."""
+    actual_rows: Tensor | None = None
+    """Numbers of the same tokens in the actual pass, in the same order."""
+
+    @property
+    def rows(self) -> RowMap | None:
+        """Return prompt and position of the paired tokens, under the expected numbers."""
+        rows = self.expected.rows
+        if rows is None or self.expected_rows is None:
+            return rows
+        places = [divmod(number, rows.length) for number in self.expected_rows.tolist()]
+        return RowMap(
+            tuple(rows.prompts[row] for row, _ in places),
+            tuple((rows.positions[row][column],) for row, column in places),
+        )
+
+
+@dataclass(slots=True)
+class _Request:
+    """One prompt with what was generated from it: by position its token, pass and flat row."""
+
+    first_length: int
+    ids: dict[int, int]
+    places: dict[int, tuple[int, int]]
+
+    def agrees_with(self, other: "_Request") -> bool:
+        """Return True if both begin with the same prompt."""
+        length = min(self.first_length, other.first_length)
+        return all(self.ids.get(at) == other.ids.get(at) for at in range(length))
+
+
+def match_rows(expected: Sequence[Pass], actual: Sequence[Pass]) -> list[PassPair]:
+    """Pair the tokens of two dumps by prompt and position, whatever passes hold them."""
+    free = list(_split_requests(actual))
+    paired: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+    for request in _split_requests(expected):
+        partner = next((one for one in free if request.agrees_with(one)), None)
+        if partner is None:
+            continue
+        free.remove(partner)
+        for at, (number, row) in request.places.items():
+            if at in partner.places:
+                other, other_row = partner.places[at]
+                rows, other_rows = paired.setdefault((number, other), ([], []))
+                rows.append(row)
+                other_rows.append(other_row)
+    return [
+        PassPair(expected[number], actual[other], torch.tensor(rows), torch.tensor(other_rows))
+        for (number, other), (rows, other_rows) in paired.items()
+    ]
+
+
+def _split_requests(passes: Sequence[Pass]) -> Iterator[_Request]:
+    open_requests: dict[tuple[int, int], _Request] = {}
+    done: list[_Request] = []
+    for number, one in enumerate(passes):
+        if one.ids is None or one.rows is None:
+            continue
+        for row, positions in enumerate(one.rows.positions):
+            key = one.batch, row
+            places = {
+                at: (column, int(one.ids[row, column]))
+                for column, at in enumerate(positions)
+                if at >= 0
+            }
+            if 0 in places or key not in open_requests:
+                request = _Request(len(places), {}, {})
+                open_requests[key] = request
+                done.append(request)
+            request = open_requests[key]
+            for at, (column, token) in places.items():
+                request.ids[at] = token
+                request.places[at] = number, row * one.rows.length + column
+    yield from done
