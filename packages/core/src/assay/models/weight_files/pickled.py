@@ -13,7 +13,7 @@ from assay.models.weight_files.reading import weight_files
 from assay.progress import counted
 
 # Source: the README of the safetensors project, section "Format".
-_SAFETENSORS_NAMES = {
+SAFETENSORS_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -52,11 +52,17 @@ def require_stored(file: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
 
     Raises: UnreadableFileError otherwise.
     """
-    if tensor.layout is not torch.strided or tensor.dtype not in _SAFETENSORS_NAMES:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
         raise UnreadableFileError.of(file, f"{name} is a {tensor.layout} of {tensor.dtype}")
-    if tensor.nbytes > tensor.untyped_storage().nbytes():
+    if tensor.is_meta or tensor.nbytes > tensor.untyped_storage().nbytes():
         raise UnreadableFileError.of(file, f"{name} has more elements than are stored")
-    return tensor
+    return tensor.detach()
+
+
+def _require_weight(file: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype not in SAFETENSORS_NAMES:
+        raise UnreadableFileError.of(file, f"{name} is a {tensor.layout} of {tensor.dtype}")
+    return require_stored(file, name, tensor)
 
 
 def _load_file(file: Path) -> dict[str, torch.Tensor]:
@@ -64,7 +70,7 @@ def _load_file(file: Path) -> dict[str, torch.Tensor]:
     if not isinstance(state, Mapping):
         raise UnreadableFileError.of(file, f"it holds a {type(state).__name__}, no tensors by name")
     return {
-        str(key): require_stored(file, str(key), one)
+        str(key): _require_weight(file, str(key), one)
         for key, one in state.items()
         if isinstance(one, torch.Tensor)
     }
@@ -92,7 +98,7 @@ def pickled_weights(folder: Path) -> dict[str, StoredWeight]:
     found: dict[str, StoredWeight] = {}
     for name, value in counted("hashes its files", read_pickled(folder).items(), "tensors"):
         flat = value.contiguous().reshape(-1).view(torch.uint8)
-        dtype, shape = _SAFETENSORS_NAMES[value.dtype], tuple(value.shape)
+        dtype, shape = SAFETENSORS_NAMES[value.dtype], tuple(value.shape)
         hashed = hash_values(dtype, shape, flat.numpy().data)
         found[name] = StoredWeight(dtype, shape, hashed)
     return found

@@ -94,7 +94,7 @@ def read_tensors(folder: Path) -> list[StoredTensor] | None:
     files = weight_files(folder)
     if files[0].suffix != ".safetensors":
         return None
-    tensors = [tensor for file in files for tensor in _read_header(file)]
+    tensors = [tensor for file in files for tensor in read_header(file)]
     if (folder / _INDEX).is_file() and files != [folder / _SINGLE]:
         held = {(tensor.name, tensor.file.name) for tensor in tensors}
         for name, file_name in read_json_object(folder / _INDEX)["weight_map"].items():
@@ -104,12 +104,17 @@ def read_tensors(folder: Path) -> list[StoredTensor] | None:
     return tensors
 
 
-def _read_header(file: Path) -> list[StoredTensor]:
-    size = file.stat().st_size
+def read_header(file: Path) -> list[StoredTensor]:
+    """Every tensor in a safetensors file.
+
+    Raises: UnreadableFileError naming file and key where it is cut short or contradicts itself.
+    """
     with open_file(file) as stream:
+        size = file.stat().st_size
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
         if length > min(size - _LENGTH_BYTES, _MAX_HEADER_BYTES):
-            raise UsageError(f"{file} is truncated or no safetensors file: its header is cut off")
+            problem = "is truncated or no safetensors file: its header is cut off"
+            raise UnreadableFileError(f"{file} {problem}")
         try:
             header = parse_json(stream.read(length).decode(), f"{file}, safetensors header")
             data_start = _LENGTH_BYTES + length
@@ -139,7 +144,7 @@ def _read_header(file: Path) -> list[StoredTensor]:
             raise UnreadableFileError.of(file, f"{problem} values of {tensor.dtype}")
     for tensor in sorted(entries, key=lambda tensor: tensor.end):
         if tensor.end > size or tensor.start > tensor.end or tensor.start < data_start:
-            raise UsageError(
+            raise UnreadableFileError(
                 f"{file} is truncated: {shorten(tensor.name)} ends at byte {tensor.end:,},"
                 f" the file has {size:,}"
             )
