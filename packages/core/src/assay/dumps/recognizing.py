@@ -5,6 +5,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from assay.dumps.protocol import Dump, DumpError, Reader
+from assay.dumps.readers.assay_trace import AssayReader
 from assay.dumps.readers.atb import AtbReader
 from assay.dumps.readers.msit_torch import MsitTorchReader
 from assay.dumps.readers.msprobe import MsprobeReader
@@ -13,8 +14,14 @@ from assay.dumps.readers.sglang import SglangReader
 # The group of entry points by which other packages add readers.
 GROUP = "assay.readers"
 
-# The readers that ship, in the order in which they are asked.
-_SHIPPED: tuple[Reader, ...] = (MsprobeReader(), MsitTorchReader(), AtbReader(), SglangReader())
+# The readers that ship, in the order in which they are asked: the most general one last.
+_SHIPPED: tuple[Reader, ...] = (
+    AssayReader(),
+    MsprobeReader(),
+    MsitTorchReader(),
+    AtbReader(),
+    SglangReader(),
+)
 
 
 @cache

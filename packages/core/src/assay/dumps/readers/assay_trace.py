@@ -1,0 +1,186 @@
+"""Traces and goldens of assay itself.
+
+A golden has one trace for each dtype that candidates may have. Each is a whole run of the
+yardstick, in which the inputs of every module are rounded to that dtype; the widest is read. The
+trace of a training golden also holds the values between the phases of each step.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+from torch import Tensor
+
+from assay.dtypes import FORMATS
+from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
+from assay.files import UnreadableFileError, open_file, read_json_object
+from assay.sites import Call, CallSite, Phase, Site
+from assay.trace import Trace, TraceError
+from assay.trace.layout import dtype_name
+
+_HEAD, _HEAD_BYTES = b'"format":"assay-trace"', 64
+# Names of the traces in a golden: that of a training golden, or the dtypes, the widest first.
+_TRACES_IN_GOLDEN = (("trace",), tuple(FORMATS))
+# Attachments of a training trace: a table of values, and their tensors.
+_STEP_TABLE = re.compile(r"(step-(\d+))-table")
+# The elements of a tensor of statistics, in their order.
+_STATISTICS: tuple[Statistic, ...] = ("min", "max", "mean", "norm")
+
+_Loadable = tuple[DumpedTensor, Callable[[], Tensor]]
+
+
+class AssayReader:
+    """Reader of traces (`assay.capture`), goldens (`assay capture`) and the folders of checks."""
+
+    name = "assay"
+
+    def recognize(self, path: Path) -> bool:
+        """Return True for a trace, a golden, or the folder of a check that holds a golden."""
+        return bool(_find_traces(path))
+
+    def open(self, path: Path) -> Dump:
+        """Read the index of the trace."""
+        folder, *others = _find_traces(path)
+        try:
+            trace = Trace.open(folder)
+            loadable = [*_recorded(trace), *_attached(trace)]
+        except TraceError as error:
+            raise DumpError(str(error)) from None
+        if not trace.calls:
+            raise DumpError(f"{folder} holds no recorded module calls: capture with --level module")
+        if any(tensor.site.at.phase == "backward" for tensor, _ in loadable):
+            loadable.sort(key=lambda pair: pair[0].site.at.step)
+        loaders = {tensor.site: load for tensor, load in loadable}
+
+        def read(tensor: DumpedTensor) -> Tensor:
+            try:
+                return loaders[tensor.site]()
+            except TraceError as error:
+                raise UnreadableFileError(str(error)) from None
+
+        provenance = _provenance(trace)
+        if others:
+            provenance["trace"] = f"{folder.name}; not read: {', '.join(o.name for o in others)}"
+        cut_off = f"{folder}: the run was cut off, its last calls are missing"
+        return Dump(
+            format=self.name,
+            path=path,
+            tensors=[replace(tensor, order=order) for order, (tensor, _) in enumerate(loadable)],
+            read=read,
+            rows={call.site: call.rows for call in trace.calls if call.rows is not None},
+            provenance=provenance,
+            problems=[] if trace.complete else [cut_off],
+        )
+
+
+def _find_traces(path: Path) -> list[Path]:
+    """Return the folders of the traces that `path` holds, the preferred one first."""
+    for root in (path, path / "golden"):
+        for names in (("",), *_TRACES_IN_GOLDEN):
+            if found := [root / name for name in names if _is_trace(root / name)]:
+                return found
+    return []
+
+
+def _is_trace(folder: Path) -> bool:
+    file = folder / "manifest.json"
+    if not file.is_file():
+        return False
+    with open_file(file) as stream:
+        return _HEAD in stream.read(_HEAD_BYTES)
+
+
+def _recorded(trace: Trace) -> Iterator[_Loadable]:
+    """Yield the tensors of all module calls."""
+    for call in _by_end(trace.calls):
+        for port in call.ports:
+            site, load = Site(call.site, port), partial(trace.tensor, call, port)
+            stored = trace.stored(call, port)
+            tensor = DumpedTensor(
+                site,
+                str(site),
+                class_name=call.class_name,
+                dtype=stored.dtype,
+                shape=stored.shape,
+                layout=call.placements.get(port, ""),
+            )
+            if trace.manifest.get("stats_only") is True and stored.shape == (len(_STATISTICS),):
+                tensor = replace(
+                    tensor,
+                    site=Site(call.site, port.removesuffix(".statistics")),
+                    dtype="",
+                    shape=None,
+                    statistics=dict(zip(_STATISTICS, load().tolist(), strict=True)),
+                    has_values=False,
+                )
+            yield tensor, load
+
+
+def _by_end(calls: Iterable[Call]) -> Iterator[Call]:
+    """Sort calls by their end. They are given by their start.
+
+    A call ends after the calls that it made. Backward runs through them in the opposite order.
+    """
+    passes: dict[tuple[int, int, int], list[Call]] = {}
+    for call in calls:
+        key = call.site.rank, call.site.micro_batch, call.site.step
+        passes.setdefault(key, []).append(call)
+    for calls_of_pass in passes.values():
+        running: list[Call] = []
+        for call in calls_of_pass:
+            if call.site.phase != "backward":
+                while running and running[-1].site.module != call.caller:
+                    yield running.pop()
+                running.append(call)
+        yield from reversed(running)
+        yield from (call for call in reversed(calls_of_pass) if call.site.phase == "backward")
+
+
+def _attached(trace: Trace) -> Iterator[_Loadable]:
+    """Yield the values between the phases of training steps: losses, gradients, updates."""
+    for name in trace.attachments:
+        if found := _STEP_TABLE.fullmatch(name):
+            values, table = trace.attachment(found[1]), trace.attachment_json(name)
+            try:
+                rows: Any = table["values"]  # type: ignore[call-overload,index]
+                sites = [
+                    (_parse_site(row, int(found[2])), values[str(row["tensor"])]) for row in rows
+                ]
+            except (KeyError, TypeError, ValueError) as error:
+                raise TraceError.damaged(trace.folder, name, repr(error)) from None
+            for site, value in sites:
+                dtype, shape = dtype_name(value.dtype), tuple(value.shape)
+                yield DumpedTensor(site, str(site), dtype=dtype, shape=shape), value.detach
+
+
+def _parse_site(row: dict[str, Any], step: int) -> Site:
+    """Return the address of a value. A gradient has the port of its parameter."""
+    phase, index = row["phase"], row["index"]
+    if phase not in get_args(Phase) or type(index) is not int:
+        raise ValueError(f"{phase!r}, {index!r}")
+    port = re.sub(r"^gradient\.", "parameter.", row["port"])
+    return Site(CallSite(step, str(row["module"]), phase=phase, micro_batch=index), port)
+
+
+def _provenance(trace: Trace) -> dict[str, str]:
+    facts = {key: value for key, value in trace.manifest.items() if isinstance(value, str)}
+    if dtype := facts.pop("dtype", ""):
+        facts["inputs"] = f"those of every module are rounded to {dtype}"
+    for name in ("golden.json", "report.json"):
+        file = trace.folder.parent / name
+        if dtype and file.is_file():
+            report = read_json_object(file)
+            facts["reference"] = _text_at(report, "reference", "run")
+            facts["yardstick"] = _text_at(
+                report, "sections", trace.folder.name, "yardstick_dtype"
+            ) or _text_at(report, "reference", "yardstick")
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def _text_at(value: object, *keys: str) -> str:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else ""
