@@ -10,6 +10,7 @@ from assay.dumps.readers.atb import AtbReader
 from assay.dumps.readers.msit_torch import MsitTorchReader
 from assay.dumps.readers.msprobe import MsprobeReader
 from assay.dumps.readers.sglang import SglangReader
+from assay.dumps.readers.transformers_debugger import TransformersDebuggerReader
 
 # The group of entry points by which other packages add readers.
 GROUP = "assay.readers"
@@ -21,6 +22,7 @@ _SHIPPED: tuple[Reader, ...] = (
     MsitTorchReader(),
     AtbReader(),
     SglangReader(),
+    TransformersDebuggerReader(),
 )
 
 

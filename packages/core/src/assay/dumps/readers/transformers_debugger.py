@@ -1,0 +1,171 @@
+"""Dumps of Transformers' model debugger (`model_addition_debugger_context`).
+
+`{Class}_debug_tree_FULL_TENSORS.json` is the tree of module calls of one forward pass. Each tensor
+has statistics, printed to 5 digits, and its values: the name of a safetensors file, or printed
+text, which torch shortens. `{Class}_debug_tree_SUMMARY.json` is the same tree without values.
+Modules that have children have no outputs, except the model itself.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from assay.dumps.paths import path_inside
+from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
+from assay.files import UnreadableFileError, parse_json, read_text
+from assay.models.weight_files.mapping import map_tensor
+from assay.models.weight_files.reading import read_header
+from assay.sites import CallSite, Site, unwrapped_path
+
+# FULL_TENSORS sorts before SUMMARY, and is preferred.
+_TREE = re.compile(r"(.+)_debug_tree_(FULL_TENSORS|SUMMARY)\.json")
+# torch prints at most 1,000 elements of a tensor, 12 kB.
+_MAX_TREE_BYTES = 1 << 29
+_SHAPE = re.compile(r"torch\.Size\(\[((?:\d{1,18}(?:, |(?=\])))*)\]\)")
+# As in "tensor(-4.3815e-04, dtype=torch.bfloat16)".
+_PRINTED = re.compile(r"tensor\(\s*([-+.\w]+)")
+_STATISTICS: tuple[Statistic, ...] = ("mean", "std", "min", "max")
+_TENSOR_NAME = "data"
+
+
+class TransformersDebuggerReader:
+    """Reader of the debugger's trees: with safetensors files, printed values, or statistics only."""
+
+    name = "transformers-debugger"
+
+    def recognize(self, path: Path) -> bool:
+        """Return True for the folder of a dump, or one of its trees."""
+        return bool(_find_trees(path))
+
+    def open(self, path: Path) -> Dump:
+        """Read the tree."""
+        trees = _find_trees(path)
+        if len(trees) > 1:
+            names = ", ".join(tree.name for tree in trees)
+            raise DumpError(f"{path} holds the dumps of {len(trees)} models: name one of {names}")
+        tree, root = trees[0], _read_tree(trees[0])
+        found = list(_walk_calls(root, root["module_path"], Counter(), tree))
+        num_tensors = Counter(file for _, file in found if file)
+        tensors: list[DumpedTensor] = []
+        files: dict[str, Path] = {}
+        problems = [
+            f"{file} holds only the last of {number} calls of its module"
+            for file, number in num_tensors.items()
+            if number > 1
+        ]
+        for tensor, name in found:
+            num_tensors[name] -= 1
+            file = path_inside(tree.parent, name) if name else None
+            if file is not None and not file.is_file():
+                problems.append(f"{file.name} is missing")
+                continue
+            has_values = file is not None and not num_tensors[name]
+            if has_values and file is not None:
+                files[tensor.key] = file
+            tensors.append(replace(tensor, order=len(tensors), has_values=has_values))
+
+        def read(tensor: DumpedTensor) -> Tensor:
+            file = files[tensor.key]
+            for stored in read_header(file):
+                if stored.name == _TENSOR_NAME:
+                    return map_tensor(stored)
+            raise UnreadableFileError.of(file, f"it holds no tensor `{_TENSOR_NAME}`")
+
+        provenance = {"model": root["module_path"], "tree": tree.name, "pass": "the last forward"}
+        return Dump(
+            format=self.name,
+            path=path,
+            tensors=tensors,
+            read=read,
+            provenance=provenance,
+            problems=problems,
+        )
+
+
+def _find_trees(path: Path) -> list[Path]:
+    """Return the best tree of each model."""
+    if path.is_file():
+        return [path] if _TREE.fullmatch(path.name) else []
+    found: dict[str, Path] = {}
+    for file in sorted(path.glob("*_debug_tree_*.json")):
+        if match := _TREE.fullmatch(file.name):
+            found.setdefault(match[1], file)
+    return list(found.values())
+
+
+def _read_tree(tree: Path) -> dict[str, Any]:
+    path_inside(tree.parent, tree.name)
+    root = parse_json(read_text(tree, _MAX_TREE_BYTES), tree)
+    if not isinstance(root, dict) or not isinstance(root.get("module_path"), str):
+        raise UnreadableFileError.of(tree, "it is no tree of calls")
+    return root
+
+
+def _walk_calls(
+    node: Mapping[str, Any], model: str, num_calls: Counter[str], tree: Path
+) -> Iterator[tuple[DumpedTensor, str]]:
+    """Yield every tensor of a call and of the calls that it made, with the name of its file or ""."""
+    path = node["module_path"]
+    children = node.get("children") or []
+    for child in children if isinstance(children, list) else [None]:
+        if not isinstance(child, dict) or not isinstance(child.get("module_path"), str):
+            raise UnreadableFileError.of(tree, f"a child of {path} is no call")
+        yield from _walk_calls(child, model, num_calls, tree)
+    module = unwrapped_path("" if path == model else path.removeprefix(f"{model}."))
+    at = CallSite(0, module, num_calls[module])
+    num_calls[module] += 1
+    key = f"{path}, call {at.call}" if at.call else path
+    inputs = node.get("inputs")
+    inputs = inputs if isinstance(inputs, dict) else {}
+    for port, value in (
+        ("input", inputs.get("args")),
+        ("input", inputs.get("kwargs")),
+        ("output", node.get("outputs")),
+    ):
+        for name, entry in _walk_values(port, value):
+            stored = entry.get("value")
+            tensor = replace(
+                _parse_tensor(Site(at, name), entry, tree),
+                key=f"{key}: {name}",
+                class_name=model if path == model else "",
+            )
+            yield tensor, stored if isinstance(stored, str) else ""
+
+
+def _walk_values(port: str, value: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield port and entry of every tensor in a nested value."""
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _walk_values(f"{port}.{number}", item)
+    elif isinstance(value, dict) and isinstance(value.get("shape"), str) and "dtype" in value:
+        yield port, value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _walk_values(f"{port}.{name}", item)
+
+
+def _parse_tensor(site: Site, entry: Mapping[str, Any], tree: Path) -> DumpedTensor:
+    shape = _SHAPE.fullmatch(entry["shape"])
+    if shape is None:
+        raise UnreadableFileError.of(tree, f"{site}: {entry['shape']!r} is no shape")
+    statistics = {name: _parse_printed(entry.get(name)) for name in _STATISTICS}
+    return DumpedTensor(
+        site,
+        str(site),
+        dtype=str(entry["dtype"]).removeprefix("torch."),
+        shape=tuple(int(dim) for dim in shape[1].split(", ") if dim),
+        statistics={name: value for name, value in statistics.items() if value is not None},
+    )
+
+
+def _parse_printed(text: object) -> float | None:
+    found = _PRINTED.match(text) if isinstance(text, str) else None
+    try:
+        return float(found[1]) if found else None
+    except ValueError:
+        return None
