@@ -7,6 +7,7 @@ from pathlib import Path
 from assay.dumps.protocol import Dump, DumpError, Reader
 from assay.dumps.readers.assay_trace import AssayReader
 from assay.dumps.readers.atb import AtbReader
+from assay.dumps.readers.model_folder import ModelFolderReader
 from assay.dumps.readers.msit_torch import MsitTorchReader
 from assay.dumps.readers.msprobe import MsprobeReader
 from assay.dumps.readers.sglang import SglangReader
@@ -23,6 +24,7 @@ _SHIPPED: tuple[Reader, ...] = (
     AtbReader(),
     SglangReader(),
     TransformersDebuggerReader(),
+    ModelFolderReader(),
 )
 
 

@@ -1,0 +1,59 @@
+"""Hugging Face model folders: `config.json` and weight files. Each weight is a tensor of the dump."""
+
+from pathlib import Path
+
+from torch import Tensor
+
+from assay.dumps.protocol import Dump, DumpedTensor, DumpError
+from assay.errors import UsageError
+from assay.files import UnreadableFileError
+from assay.models.weight_files.mapping import dtype_of, map_tensor
+from assay.models.weight_files.pickled import read_pickled
+from assay.models.weight_files.reading import read_tensors
+from assay.sites import CallSite, Site, unwrapped_path
+
+_CONFIG = "config.json"
+_WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")
+
+
+class ModelFolderReader:
+    """Reader of the weights of a model: all safetensors shards, or all pickled ones."""
+
+    name = "model"
+
+    def recognize(self, path: Path) -> bool:
+        """Return True for a folder with a configuration and weights."""
+        return (path / _CONFIG).is_file() and any(
+            next(path.glob(pattern), None) for pattern in _WEIGHTS
+        )
+
+    def open(self, path: Path) -> Dump:
+        """Read the headers of the weight files."""
+        try:
+            found = read_tensors(path)
+            pickled = read_pickled(path) if found is None else {}
+        except UnreadableFileError:
+            raise
+        except UsageError as error:
+            raise DumpError(str(error)) from None
+        stored = {one.name: one for one in found or ()}
+        if len(stored) < len(found or ()):
+            raise DumpError(f"{path}: two of its weight files hold a weight of the same name")
+        weights = [(name, dtype_of(one), one.shape) for name, one in stored.items()]
+        for name, value in pickled.items():
+            weights.append((name, str(value.dtype).removeprefix("torch."), tuple(value.shape)))
+
+        def read(tensor: DumpedTensor) -> Tensor:
+            name = tensor.key
+            return pickled[name] if name in pickled else map_tensor(stored[name])
+
+        tensors = [
+            DumpedTensor(_site_of(name), name, order, dtype=dtype, shape=shape)
+            for order, (name, dtype, shape) in enumerate(weights)
+        ]
+        return Dump(format=self.name, path=path, tensors=tensors, read=read)
+
+
+def _site_of(weight: str) -> Site:
+    module, _, name = weight.rpartition(".")
+    return Site(CallSite(0, unwrapped_path(module)), f"parameter.{name}")
