@@ -11,6 +11,7 @@ from assay.dumps.readers.model_folder import ModelFolderReader
 from assay.dumps.readers.msit_torch import MsitTorchReader
 from assay.dumps.readers.msprobe import MsprobeReader
 from assay.dumps.readers.sglang import SglangReader
+from assay.dumps.readers.tensor_files import TensorFilesReader
 from assay.dumps.readers.transformers_debugger import TransformersDebuggerReader
 
 # The group of entry points by which other packages add readers.
@@ -25,6 +26,7 @@ _SHIPPED: tuple[Reader, ...] = (
     SglangReader(),
     TransformersDebuggerReader(),
     ModelFolderReader(),
+    TensorFilesReader(),
 )
 
 
