@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,9 +16,10 @@ from torch import Tensor
 
 from assay.dumps.passes import count_passes, split_call
 from assay.dumps.paths import path_inside
+from assay.dumps.pickled_tensors import require_values
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
 from assay.files import UnreadableFileError, parse_json, read_text
-from assay.models.weight_files.pickled import load_objects, require_stored
+from assay.models.weight_files.pickled import load_objects
 from assay.sites import CallSite, Phase, Site, unwrapped_path
 
 _INDEX = "dump.json"
@@ -62,8 +64,10 @@ class MsprobeReader:
         files: dict[str, Path] = {}
         problems: list[str] = []
         tasks: set[str] = set()
-        for step, rank, folder in _process_folders(path):
-            index = _read_index(folder)
+        processes = _process_folders(path)
+        _require_distinct(path, processes)
+        for step, rank, folder in processes:
+            index = _read_index(path_inside(path, str(folder.relative_to(path))))
             tasks.add(f"{index.get('task')} {index.get('level')}")
             for tensor, name in _read_calls(index["data"], step, rank, folder):
                 file = path_inside(folder, f"{_DATA}/{name}") if name else None
@@ -79,10 +83,7 @@ class MsprobeReader:
 
         def read(tensor: DumpedTensor) -> Tensor:
             file = files[tensor.key]
-            value = load_objects(file)
-            if not isinstance(value, Tensor):
-                raise UnreadableFileError.of(file, f"it holds a {type(value).__name__}, no tensor")
-            return require_stored(file, "its tensor", value)
+            return require_values(file, "its tensor", load_objects(file))
 
         provenance = {"task": ", ".join(sorted(tasks))}
         return Dump(
@@ -95,12 +96,22 @@ def _process_folders(path: Path) -> list[tuple[int, int, Path]]:
     """Return step, rank and folder of every process whose files `path` holds."""
     found = []
     for folder in (path, *path.glob("proc*"), *path.glob("rank*"), *path.glob("step*/*")):
-        process = _PROCESS.fullmatch(folder.name)
-        if process and ((folder / _INDEX).is_file() or (folder / _DATA).is_dir()):
-            step = _STEP.fullmatch(folder.parent.name)
-            rank = int(process[2] or 0) if process[1] == "rank" else 0
+        has_index, has_data = (folder / _INDEX).is_file(), (folder / _DATA).is_dir()
+        process = _PROCESS.fullmatch(folder.absolute().name)
+        # The folder of one process may have been renamed.
+        if (has_index or has_data) if process else (folder == path and has_index and has_data):
+            step = _STEP.fullmatch(folder.absolute().parent.name)
+            rank = int(process[2] or 0) if process and process[1] == "rank" else 0
             found.append((int(step[1]) if step else 0, rank, folder))
     return sorted(found)
+
+
+def _require_distinct(path: Path, processes: list[tuple[int, int, Path]]) -> None:
+    """Raise DumpError if two processes have the same step and rank, as after two runs into one folder."""
+    for (step, rank, one), (next_step, next_rank, other) in pairwise(processes):
+        if (step, rank) == (next_step, next_rank):
+            what = f"{one.name} and {other.name}, both step {step}, rank {rank}"
+            raise DumpError(f"{path} holds {what}: name the folder of one of them")
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
@@ -124,7 +135,9 @@ def _read_calls(
     callers = _read_callers(folder) if any(key.operation for key in keys.values()) else {}
     num_operations: Counter[tuple[str, str]] = Counter()
     for text, key in keys.items():
-        caller = keys.get(callers.get(text, ""), _NO_CALLER) if key.operation else key
+        caller = key
+        if key.operation:
+            caller = _parse_key(callers[text], folder) if text in callers else _NO_CALLER
         number, call = split_call(caller.call, counts[caller.counter], num_passes)
         at = CallSite(
             step if is_training else number,
@@ -136,7 +149,7 @@ def _read_calls(
         )
         prefix = ""
         if key.operation:
-            counter = callers.get(text, ""), key.operation
+            counter = callers.get(text, ""), key.counter
             prefix = f"op.{num_operations[counter]}.{key.operation}."
             num_operations[counter] += 1
         value = data[text]
@@ -154,14 +167,24 @@ def _read_callers(folder: Path) -> dict[str, str]:
     """Return the key of the module call around each call; empty if the dump has no such table."""
     path = path_inside(folder, "construct.json")
     table = parse_json(read_text(path, _MAX_INDEX_BYTES), path) if path.is_file() else {}
+    table = table if isinstance(table, dict) else {}
     found = {}
-    for text, parent in table.items() if isinstance(table, dict) else ():
-        name = parent[0] if isinstance(parent, list) and parent else parent
-        while isinstance(name, str) and not _MODULE.fullmatch(name):
-            name = table.get(name)
-        if isinstance(name, str):
-            found[text] = name
+    for text in table:
+        seen = {text}
+        caller = _first(table[text])
+        while isinstance(caller, str) and not _MODULE.fullmatch(caller):
+            if caller in seen:
+                raise UnreadableFileError.of(path, f"{caller} is its own caller")
+            seen.add(caller)
+            caller = _first(table.get(caller))
+        if isinstance(caller, str):
+            found[text] = caller
     return found
+
+
+def _first(value: object) -> object:
+    """Return the first item of a list, None of an empty one; any other value as it is."""
+    return (value or [None])[0] if isinstance(value, list) else value
 
 
 def _parse_key(text: str, folder: Path) -> _Key:
@@ -185,24 +208,23 @@ def _ports_of(call: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]
     for name in ("input", "input_args"):
         yield from _walk(inputs, call.get(name))
     yield from _walk(inputs, call.get("input_kwargs"))
-    output: Any = call.get("output")
-    if isinstance(output, list) and len(output) == 1 and outputs == "output":
-        output = output[0]
-    yield from _walk(outputs, output)
+    yield from _walk(outputs, call.get("output"))
     yield from _walk("parameter", call.get("parameters"))
 
 
 def _ports_of_gradients(call: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield port and entry of the gradient of every parameter of a module."""
     for name, entry in call.items():
-        yield from _walk(f"parameter.{name}", entry[0] if isinstance(entry, list) else entry)
+        yield from _walk(f"parameter.{name}", _first(entry))
 
 
 def _walk(port: str, value: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if isinstance(value, list):
+    if port == "output" and isinstance(value, list) and len(value) == 1:
+        yield from _walk(port, value[0])
+    elif isinstance(value, list):
         for number, item in enumerate(value):
             yield from _walk(f"{port}.{number}", item)
-    elif isinstance(value, dict) and value.get("type") == "torch.Tensor":
+    elif isinstance(value, dict) and "shape" in value and "dtype" in value:
         yield port, value
     elif isinstance(value, dict) and "type" not in value:
         for name, item in value.items():
@@ -213,11 +235,13 @@ def _parse_tensor(entry: Mapping[str, Any], folder: Path, key: str) -> DumpedTen
     shape = entry.get("shape")
     if not isinstance(shape, list) or not all(type(dim) is int and dim >= 0 for dim in shape):
         raise UnreadableFileError.of(folder / _INDEX, f"{key}: {shape!r} is no shape")
-    statistics = {
-        ours: float(entry[theirs])
-        for ours, theirs in _STATISTICS.items()
-        if isinstance(entry.get(theirs), int | float)
-    }
+    numbers = {ours: entry.get(theirs) for ours, theirs in _STATISTICS.items()}
+    try:
+        statistics = {
+            name: float(one) for name, one in numbers.items() if isinstance(one, int | float)
+        }
+    except OverflowError:
+        raise UnreadableFileError.of(folder / _INDEX, f"{key}: a statistic is too large") from None
     return DumpedTensor(
         Site(CallSite(0, ""), ""),
         key,
