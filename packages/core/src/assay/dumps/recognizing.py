@@ -1,7 +1,8 @@
 """Recognizing the format of a dump."""
 
+from contextlib import suppress
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from assay.dumps.protocol import Dump, DumpError, Reader
@@ -13,9 +14,14 @@ from assay.dumps.readers.msprobe import MsprobeReader
 from assay.dumps.readers.sglang import SglangReader
 from assay.dumps.readers.tensor_files import TensorFilesReader
 from assay.dumps.readers.transformers_debugger import TransformersDebuggerReader
+from assay.dumps.readers.unsupported import UnsupportedReader
+from assay.errors import raised_in_words
+from assay.files import UnreadableFileError
 
 # The group of entry points by which other packages add readers.
 GROUP = "assay.readers"
+
+_UNSUPPORTED = UnsupportedReader()
 
 # The readers that ship, in the order in which they are asked: the most general one last.
 _SHIPPED: tuple[Reader, ...] = (
@@ -26,15 +32,30 @@ _SHIPPED: tuple[Reader, ...] = (
     SglangReader(),
     TransformersDebuggerReader(),
     ModelFolderReader(),
+    _UNSUPPORTED,
     TensorFilesReader(),
 )
 
 
 @cache
 def readers() -> tuple[Reader, ...]:
-    """Return all readers; those of other packages are asked first."""
+    """Return all readers; those of other packages are asked first.
+
+    Raises: DumpError, naming the entry point, if one of those cannot be loaded.
+    """
     added = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
-    return (*(entry.load()() for entry in added), *_SHIPPED)
+    return (*map(_load, added), *_SHIPPED)
+
+
+def _load(entry: EntryPoint) -> Reader:
+    try:
+        reader: Reader = entry.load()()
+    except (Exception, SystemExit) as error:
+        problem = f"{entry.value} raised {raised_in_words(error)}"
+        raise DumpError(
+            f"the reader {entry.name} cannot be loaded: {problem}; repair or uninstall its package"
+        ) from error
+    return reader
 
 
 def open_dump(path: str | Path, format_name: str | None = None) -> Dump:
@@ -43,15 +64,20 @@ def open_dump(path: str | Path, format_name: str | None = None) -> Dump:
     format_name: the format, or None to recognize it.
     Raises: DumpError if no reader recognizes `path`, UnreadableFileError if the dump is damaged.
     """
-    path = Path(path).expanduser()
-    if not path.exists():
-        raise DumpError(f"there is no file or folder {path}")
-    names = [reader.name for reader in readers()]
+    names = [reader.name for reader in readers() if reader is not _UNSUPPORTED]
     known = f"known formats: {', '.join(names)}"
     if format_name is not None and format_name not in names:
         raise DumpError(f"unknown format {format_name!r}; {known}")
-    for reader in readers():
-        if format_name in (None, reader.name) and reader.recognize(path):
-            return reader.open(path)
+    path = Path(path)
+    with suppress(RuntimeError):  # no such user: ~NAME is then a name like any other
+        path = path.expanduser()
+    try:
+        if not path.exists():
+            raise DumpError(f"there is no file or folder {path}")
+        for reader in readers():
+            if format_name in (None, reader.name) and reader.recognize(path):
+                return reader.open(path)
+    except OSError as error:  # such as a folder without permission, or a name that is too long
+        raise UnreadableFileError.of(error.filename or path, error) from None
     kind = f"of format {format_name}" if format_name else "of a known format"
     raise DumpError(f"{path} is not a dump {kind}; {known}")
