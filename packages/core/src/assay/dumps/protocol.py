@@ -67,6 +67,8 @@ class Dump:
     """
     rows: Mapping[CallSite, RowMap] = field(default_factory=dict)
     """Prompt and position of the rows of a call, where the dump records them."""
+    rounded_to: str = ""
+    """Dtype to which the inputs of every module were rounded before it computed; "" for none."""
     provenance: Mapping[str, str] = field(default_factory=dict)
     """Facts on its origin, such as the version of the tool, for people."""
     problems: Sequence[str] = ()

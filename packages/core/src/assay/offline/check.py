@@ -12,6 +12,7 @@ from assay.comparing.limits import load_limits
 from assay.dtypes import FORMATS
 from assay.dumps.protocol import Dump, DumpError
 from assay.dumps.recognizing import open_dump
+from assay.errors import name_some
 from assay.files import read_json_object, read_toml
 from assay.models.remote_code import RemoteCode
 from assay.offline.judging import Evidence, judge_dumps
@@ -95,7 +96,7 @@ def compare(comparison: Comparison, folder: Path, progress: Progress) -> Verdict
         replayed=replayed,
         tokens=tokens,
         alignment=alignment,
-        unit_roundoff=coarser_unit(_dtypes(matching)),
+        unit_roundoff=coarser_unit([*_dtypes(matching), expected.rounded_to, actual.rounded_to]),
         unmatched_expected=[
             name
             for name in (
@@ -106,6 +107,7 @@ def compare(comparison: Comparison, folder: Path, progress: Progress) -> Verdict
             if not is_allowed(name, comparison.allow_unmatched)
         ],
         unmatched_actual=matching.unmatched_actual,
+        notes=_notes(measured),
         problems=[f"{dump.path}: {text}" for dump in (expected, actual) for text in dump.problems],
     )
     verdict, measurements = judge_dumps(evidence, limits)
@@ -113,6 +115,13 @@ def compare(comparison: Comparison, folder: Path, progress: Progress) -> Verdict
         update={"reference": _describe(expected), "candidate": _describe(actual)}
     )
     return write_results(verdict, measurements, folder, comparison.command)
+
+
+def _notes(measured: Measured) -> list[str]:
+    repeated = list(dict.fromkeys(measured.repeated))
+    if not repeated:
+        return []
+    return [f"EXPECTED holds the same values twice in a pass: {name_some(repeated)}"]
 
 
 def _describe(dump: Dump) -> dict[str, str]:

@@ -99,6 +99,7 @@ def match_lanes(expected: Lanes, actual: Lanes, names: Mapping[str, str] | None 
         partner = partner_of.get(module)
         candidates = groups_of_actual.get((partner, phase), []) if partner is not None else []
         pairs += _match_ports(lanes, candidates)
+    pairs += _match_root_inputs(pairs, expected, actual)
     matched_expected = {id(one) for one, _ in pairs}
     matched_actual = {id(one) for _, one in pairs}
     pairs.sort(key=lambda pair: pair[0].order)
@@ -118,6 +119,33 @@ def match_lanes(expected: Lanes, actual: Lanes, names: Mapping[str, str] | None 
         [_with_nearest(str(one.port), names_left) for one in left_expected],
         names_left,
     )
+
+
+def _match_root_inputs(
+    pairs: Sequence[tuple[Lane, Lane]], expected: Lanes, actual: Lanes
+) -> list[tuple[Lane, Lane]]:
+    """Match named arguments of the model with those of the first module that gets them.
+
+    Some tools write them for the model, others for its modules only.
+    """
+    used = {id(lane) for pair in pairs for lane in pair}
+    found = []
+    for port, lane in expected.items():
+        if port.direction != "input" or port.phase != "forward" or id(lane) in used:
+            continue
+        if port.name.rpartition(".")[2].isdigit():
+            continue
+        partner = next(
+            (
+                other
+                for other_port, other in actual.items()
+                if other_port.name == port.name and "" in (port.module, other_port.module)
+            ),
+            None,
+        )
+        if partner is not None:
+            found.append((lane, partner))
+    return found
 
 
 def _group(lanes: Lanes) -> dict[tuple[str, Phase], list[Lane]]:

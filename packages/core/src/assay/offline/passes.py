@@ -1,7 +1,7 @@
 """The forward passes of a dump, and pairs of them with the same tokens."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,6 +44,13 @@ class PassPair:
     """Flat numbers (b * T + t) of the rows with the same tokens; None if all rows correspond."""
     actual_rows: Tensor | None = None
     """Numbers of the same tokens in the actual pass, in the same order."""
+
+    def by_row(self) -> "PassPair":
+        """Return the same pair with the number of every token."""
+        if self.expected.shape is None or self.expected_rows is not None:
+            return self
+        numbers = torch.arange(self.expected.shape[0] * self.expected.shape[1])
+        return replace(self, expected_rows=numbers, actual_rows=numbers)
 
     @property
     def rows(self) -> RowMap | None:

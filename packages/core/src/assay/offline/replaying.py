@@ -14,7 +14,14 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from assay.comparing.judge import FailedStage, Judged, find_origin, judge_replay, rank_stages
+from assay.comparing.judge import (
+    FailedStage,
+    Judged,
+    find_nonfinite_padding,
+    find_origin,
+    judge_replay,
+    rank_stages,
+)
 from assay.comparing.limits import Limits
 from assay.comparing.results import ReplayResults
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError
@@ -42,8 +49,6 @@ class Replayed:
     origin: FailedStage | None
     num_ports: int
     """Number of module boundaries of the model whose values the dump holds."""
-    num_missing: int
-    """Number of boundaries whose values it lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +80,30 @@ def replay_dump(
         trace = Trace.open(trace_folder)
         noise = Replayer(trace, boundary)
         _run("measures the noise", _load(trusted, dtype, None), passes, noise, noise)
+        noise_results = noise.finish()
+
+        def judge(view: DumpedTrace) -> tuple[list[Judged], ReplayResults]:
+            replayer = Replayer(view, Boundary(), judged="trace")
+            _run("replays the dump", yardstick, passes, replayer, replayer)
+            results = replayer.finish()
+            _set_dtype(results, dtype)
+            return judge_replay(results, noise_results, limits)[0], results
+
         view = DumpedTrace.of(dump, trace)
-        replayer = Replayer(view, Boundary(), judged="trace")
-        _run("replays the dump", yardstick, passes, replayer, replayer)
-        results = replayer.finish()
-        _set_dtype(results, dtype)
-        judged, _ = judge_replay(results, noise.finish(), limits)
+        judged, results = judge(view)
+        origin = _find_origin(judged, results)
+        if origin is not None and view.lacks_mask(origin.stage.module):
+            # Its module was given no mask. Whether it is wrong for that reason, a causal one tells.
+            judged, results = judge(replace(view, supplies_masks=True))
+            origin = _find_origin(judged, results) or origin
+    return Replayed(judged, origin, view.num_ports)
+
+
+def _find_origin(judged: list[Judged], results: ReplayResults) -> FailedStage | None:
     origin = find_origin(rank_stages(judged))
-    return Replayed(judged, origin, view.num_ports, len(results.unmatched_actual))
+    if origin is not None and origin.reported.ratio.statistic == "non-finite":
+        return find_nonfinite_padding(results) or origin
+    return origin
 
 
 def _load(trusted: TrustedModel, dtype: str, rounded_to: str | None) -> nn.Module:
@@ -162,21 +183,25 @@ class DumpedTrace:
     """A dump as a trace, under the names of calls and ports that a running model has.
 
     calls: those of the model, each with the ports whose values the dump holds.
+    supplies_masks: whether a module that was given no attention mask is taken to have had a causal one.
     """
 
     dump: Dump
     calls: list[Call]
     num_ports: int
     _lanes: dict[tuple[str, str], Lane]
+    supplies_masks: bool = False
     _by_site: dict[CallSite, Call] = field(default_factory=dict)
+    _masks: dict[tuple[CallSite, str], tuple[int, ...]] = field(default_factory=dict)
     _last: tuple[str, Tensor] | None = None
 
     @classmethod
     def of(cls, dump: Dump, trace: Trace) -> "DumpedTrace":
         """Match a dump with `trace`, which the model recorded of the same passes."""
         recorded = _lanes_of(trace)
-        pairs = match_lanes(recorded, _forward(collect_lanes(dump))).pairs
-        lanes = {(one.port.module, one.port.name): other for one, other in pairs}
+        matching = match_lanes(recorded, _forward(collect_lanes(dump)))
+        lanes = {(one.port.module, one.port.name): other for one, other in matching.pairs}
+        masks = {(one.port.module, one.port.name) for one in matching.absent_masks}
         calls = []
         for call in trace.calls:
             at = call.site
@@ -188,11 +213,26 @@ class DumpedTrace:
                 and _can_replace(lane.tensors.get(key, ()), trace.stored(call, port).shape)
             )
             calls.append(replace(call, ports=ports))
-        return cls(dump, calls, len(lanes), lanes, {call.site: call for call in calls})
+        view = cls(dump, calls, len(lanes), lanes)
+        view._by_site = {call.site: call for call in calls}
+        for call in trace.calls:
+            for port in call.ports:
+                if (call.site.module, port) in masks:
+                    shape = tuple(trace.stored(call, port).shape)
+                    view._masks[call.site, port] = shape
+        return view
+
+    def lacks_mask(self, module: str) -> bool:
+        """Return True if `module` was given no attention mask where the model makes one."""
+        return any(site.module == module for site, _ in self._masks)
 
     def find(self, site: CallSite) -> Call | None:
         """Return the call at `site`; None if the model made none."""
-        return self._by_site.get(site)
+        call = self._by_site.get(site)
+        if call is None or not self.supplies_masks:
+            return call
+        supplied = tuple(port for at, port in self._masks if at == site)
+        return replace(call, ports=(*call.ports, *supplied))
 
     def stored(self, call: Call, port: str) -> _Stored:
         """Return shape and content hash of a tensor."""
@@ -203,6 +243,10 @@ class DumpedTrace:
     def tensor(self, call: Call, port: str) -> Tensor:
         """Return the dumped tensor at a port of a call."""
         at = call.site
+        if (at, port) in self._masks:
+            batch, heads, length, num_keys = self._masks[at, port]
+            causal = torch.ones(length, num_keys, dtype=torch.bool).tril(num_keys - length)
+            return causal.expand(batch, heads, length, num_keys).contiguous()
         (tensor,) = self._lanes[at.module, port].tensors[at.micro_batch, at.step, at.call]
         if self._last is None or self._last[0] != tensor.key:
             self._last = tensor.key, self.dump.read(tensor)

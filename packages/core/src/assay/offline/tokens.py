@@ -5,7 +5,7 @@ Shape legend: B batch rows, T tokens of a pass.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -35,7 +35,30 @@ def find_passes(dump: Dump, rank: int | None = None) -> list[Pass]:
     for (batch, step), tensors in sorted(groups.items()):
         previous = passes[-1] if passes and passes[-1].batch == batch else None
         passes.append(_read_pass(dump, batch, step, tensors, previous))
-    return passes
+    return _number_prompts(passes)
+
+
+def _number_prompts(passes: Iterable[Pass]) -> list[Pass]:
+    """Give every prompt its own number. Tools number them by batch row, again for each request."""
+    found = []
+    used: set[int] = set()
+    number_of: dict[tuple[int, int], int] = {}
+    for one in passes:
+        rows = one.rows
+        if rows is None:
+            found.append(one)
+            continue
+        keys = [(one.batch, prompt) for prompt in rows.prompts]
+        begins = any(0 in positions for positions in rows.positions)
+        if begins or any(key not in number_of for key in keys):
+            taken = any(prompt in used for prompt in rows.prompts)
+            first = max(used, default=-1) + 1
+            numbers = [first + row for row in range(len(keys))] if taken else rows.prompts
+            number_of.update(zip(keys, numbers, strict=True))
+            used.update(numbers)
+        prompts = tuple(number_of[key] for key in keys)
+        found.append(replace(one, rows=RowMap(prompts, rows.positions)))
+    return found
 
 
 def _read_pass(

@@ -71,3 +71,35 @@ def test_a_given_shift_is_used() -> None:
     expected, actual = passes_of([[1, 2]], [[3]]), passes_of([[1, 2]], [[1, 2]], [[3]])
     aligned = align_passes(expected, actual, token_shift=1)
     assert [(p.expected.step, p.actual.step) for p in aligned.pairs] == [(0, 1), (1, 2)]
+
+
+def test_prompts_of_a_second_request_have_their_own_numbers() -> None:
+    passes = passes_of([[5, 6], [7, 8]], [[1], [2]], [[9, 9], [3, 3]], [[4], [5]])
+    assert [one.rows.prompts for one in passes] == [(0, 1), (0, 1), (2, 3), (2, 3)]
+
+
+def pairs_by_row(expected: list, actual: list) -> list:
+    return [
+        (p.expected.step, p.actual.step, p.expected_rows.tolist(), p.actual_rows.tolist())
+        for p in align_passes(expected, actual).pairs
+    ]
+
+
+def test_a_chunked_prefill_is_paired_token_by_token() -> None:
+    expected, actual = passes_of([[5, 6, 7]], [[8]]), passes_of([[5, 6]], [[7]], [[8]])
+    assert pairs_by_row(expected, actual) == [
+        (0, 0, [0, 1], [0, 1]), (0, 1, [2], [0]), (1, 2, [0], [0]),
+    ]  # fmt: skip
+
+
+def test_a_reordered_batch_is_paired_by_prompt() -> None:
+    expected, actual = passes_of([[5, 6], [7, 8]]), passes_of([[7, 8], [5, 6]])
+    assert pairs_by_row(expected, actual) == [(0, 0, [0, 1, 2, 3], [2, 3, 0, 1])]
+
+
+def test_prompts_one_by_one_are_paired_with_a_batch() -> None:
+    expected = passes_of([[5, 6], [7, 8]], [[2], [1]])
+    actual = passes_of([[7, 8]], [[1]], [[5, 6]], [[2]])
+    assert pairs_by_row(expected, actual) == [
+        (0, 2, [0, 1], [0, 1]), (1, 3, [0], [0]), (0, 0, [2, 3], [0, 1]), (1, 1, [1], [0]),
+    ]  # fmt: skip

@@ -71,6 +71,7 @@ class AssayReader:
             tensors=[replace(tensor, order=order) for order, (tensor, _) in enumerate(loadable)],
             read=read,
             rows={call.site: call.rows for call in trace.calls if call.rows is not None},
+            rounded_to=str(trace.manifest.get("dtype") or ""),
             provenance=provenance,
             problems=[] if trace.complete else [cut_off],
         )
