@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ class MsprobeWriter:
         (self.folder / "dump_tensor_data").mkdir(parents=True)
 
     def add_call(
-        self, name: str, class_name: str, args: tuple, kwargs: dict, output: object,
-        parameters: dict[str, Tensor] | None = None,
+        self, name: str, class_name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: object,
+        parameters: Mapping[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
         """Add one finished forward call of a module."""
         call = self._calls[name]
@@ -79,7 +79,11 @@ def dumped(model: nn.Module, folder: Path, *, parameters: bool = False) -> Itera
             continue
 
         def hook(
-            module: nn.Module, args: tuple, kwargs: dict, output: object, name: str = name
+            module: nn.Module,
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
+            output: object,
+            name: str = name,
         ) -> None:
             own = dict(module.named_parameters(recurse=False)) if parameters else {}
             writer.add_call(name, type(module).__name__, args, kwargs, output, own)

@@ -193,7 +193,9 @@ class ModuleTracer:
             return
         timeline, length = self.timeline, ids.shape[1]
         if timeline is None:
-            timeline = Timeline.of_call(ids, arguments.get("attention_mask"))
+            timeline = Timeline.of_call(
+                ids, arguments.get("attention_mask"), arguments.get("position_ids")
+            )
             self._column = timeline.positions.shape[1] - length
         elif length == self._column + 1:
             self._column = 0  # without a cache, all tokens so far and the new one

@@ -31,10 +31,12 @@ class Timeline:
         return cls(prompts, (mask.cumsum(1) - 1).masked_fill(mask == 0, -1))
 
     @classmethod
-    def of_call(cls, tokens: Tensor, attention_mask: object) -> Self:
-        """From a single forward call: its mask, if it has one of (B, past + T), else no padding.
+    def of_call(cls, tokens: Tensor, attention_mask: object, position_ids: object = None) -> Self:
+        """Derive the timeline from a single forward call.
 
         tokens: (B, T) ids or (B, T, C) embeddings.
+        attention_mask: (B, past + T), or anything else for no padding.
+        position_ids: (B, T) or (1, T), used without a mask; anything else for positions from 0.
         """
         batch, length = tokens.shape[:2]
         if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
@@ -42,6 +44,11 @@ class Timeline:
             if mask.shape[0] == batch and mask.shape[1] >= length:
                 return cls.of_batch(tuple(range(batch)), mask.long(), 0)
         positions = torch.arange(length).expand(batch, length)
+        if isinstance(position_ids, Tensor) and position_ids.shape in (
+            (1, length),
+            (batch, length),
+        ):
+            positions = position_ids.detach().cpu().long().expand(batch, length)
         return cls(tuple(range(batch)), positions)
 
     def rows(self, start: int, length: int) -> RowMap:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from assay.comparing.limits import load_limits
+from assay.comparing.wording import dumps as wording
 from assay.dtypes import FORMATS
 from assay.dumps.protocol import Dump, DumpError
 from assay.dumps.recognizing import open_dump
@@ -92,7 +93,7 @@ def compare(comparison: Comparison, folder: Path, progress: Progress) -> Verdict
         absent_masks={lane.port for lane in matching.absent_masks},
         measured=measured,
         noise=measured_noise,
-        noise_origin=f"noise of {comparison.noise}" if noise else "expected of its dtype and depth",
+        noise_origin=f"the noise of {noise.path}" if noise else wording.EXPECTED_NOISE,
         replayed=replayed,
         tokens=tokens,
         alignment=alignment,

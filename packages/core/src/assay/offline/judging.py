@@ -134,8 +134,10 @@ def _levels(
         ]  # fmt: skip
         facts: dict[str, Any] = describe_judged_level(shown)
         if origin is not None and is_deciding:
+            is_replayed = origin.evidence == "replayed"
+            noise = wording.REPLAY_NOISE if is_replayed else evidence.noise_origin
             facts["reason"] = (
-                f"{wording.describe_difference(origin.judged.worst, evidence.noise_origin)};"
+                f"{wording.describe_difference(origin.judged.worst, noise)};"
                 f" {wording.describe_evidence(origin.evidence)}"
             )
         elif failed:

@@ -120,6 +120,9 @@ class PairMeasurer:
     ) -> list[_Values]:
         """Return the tensors of each actual rank with what that rank should have."""
         if not all(one.has_values for one in (*tensors, *others)):
+            self.measured.unpaired.append(
+                f"{port} at step {step}: a dump holds only its statistics"
+            )
             return []
         references = [self.expected.read(one) for one in tensors]
         values = [self.actual.read(one) for one in others]

@@ -209,7 +209,9 @@ class DumpedTrace:
             ports = tuple(
                 port
                 for port in call.ports
-                if (lane := lanes.get((at.module, port))) is not None
+                # The arguments of the model itself are the dump's tokens, given by `_run`.
+                if (call.caller is not None or not port.startswith("input."))
+                and (lane := lanes.get((at.module, port))) is not None
                 and _can_replace(lane.tensors.get(key, ()), trace.stored(call, port).shape)
             )
             calls.append(replace(call, ports=ports))
@@ -217,8 +219,8 @@ class DumpedTrace:
         view._by_site = {call.site: call for call in calls}
         for call in trace.calls:
             for port in call.ports:
-                if (call.site.module, port) in masks:
-                    shape = tuple(trace.stored(call, port).shape)
+                shape = tuple(trace.stored(call, port).shape)
+                if (call.site.module, port) in masks and len(shape) == 4:
                     view._masks[call.site, port] = shape
         return view
 

@@ -1,15 +1,17 @@
 import torch
+from torch import Tensor
 
-from assay.offline.matching import Matching, collect_lanes, is_allowed, match_lanes
+from assay.offline.matching import Lanes, Matching, collect_lanes, is_allowed, match_lanes
 from packages.core.tests.unit.offline.memory_dump import make_dump
 
+Values = dict[tuple[str, str], Tensor]
 
-def matched(expected: dict, actual: dict, names: dict[str, str] | None = None) -> Matching:
-    lanes = [
-        collect_lanes(make_dump({(*key, 0): value for key, value in side.items()}))
-        for side in (expected, actual)
-    ]
-    return match_lanes(*lanes, names)
+
+def matched(expected: Values, actual: Values, names: dict[str, str] | None = None) -> Matching:
+    def lanes(side: Values) -> Lanes:
+        return collect_lanes(make_dump({(*key, 0): value for key, value in side.items()}))
+
+    return match_lanes(lanes(expected), lanes(actual), names)
 
 
 def names_of(matching: Matching) -> list[tuple[str, str]]:

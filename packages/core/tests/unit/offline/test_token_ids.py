@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.offline.passes import Pass
 from assay.offline.token_ids import TokenComparison, compare_ids
 from assay.offline.tokens import align_passes, find_passes
 from packages.core.tests.unit.offline.memory_dump import make_dump
@@ -11,18 +12,15 @@ def compared(
     expected: list[list[list[int]]], actual: list[list[list[int]]],
     logits: tuple[Tensor, Tensor] | None = None,
 ) -> TokenComparison:  # fmt: skip
-    passes = [
-        find_passes(
-            make_dump({("embed", "input.0", n): torch.tensor(i) for n, i in enumerate(side)})
-        )
-        for side in (expected, actual)
-    ]
+    def passes_of(side: list[list[list[int]]]) -> list[Pass]:
+        ids = {("embed", "input.0", step): torch.tensor(one) for step, one in enumerate(side)}
+        return find_passes(make_dump(ids))
 
     def logits_of(prompt: int, position: int) -> tuple[Tensor, Tensor] | None:
         del prompt, position
         return logits
 
-    return compare_ids(align_passes(*passes), logits_of)
+    return compare_ids(align_passes(passes_of(expected), passes_of(actual)), logits_of)
 
 
 def choosing(expected: int, actual: int) -> tuple[Tensor, Tensor]:

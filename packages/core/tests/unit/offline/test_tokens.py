@@ -1,33 +1,40 @@
 import torch
 
+from assay.offline.passes import Pass
 from assay.offline.tokens import align_passes, find_passes
+from assay.sites import RowMap
 from packages.core.tests.unit.offline.memory_dump import make_dump
 
 IDS = ("embed", "input.0")
 
 
-def passes_of(*ids: list[list[int]]) -> list:
+def passes_of(*ids: list[list[int]]) -> list[Pass]:
     return find_passes(make_dump({(*IDS, step): torch.tensor(one) for step, one in enumerate(ids)}))
+
+
+def rows_of(one: Pass) -> RowMap:
+    assert one.rows is not None
+    return one.rows
 
 
 def test_a_decode_step_follows_the_prefill() -> None:
     prefill, decode = passes_of([[5, 6, 7]], [[8]])
-    assert prefill.rows.positions == ((0, 1, 2),)
-    assert decode.rows.positions == ((3,),)
+    assert rows_of(prefill).positions == ((0, 1, 2),)
+    assert rows_of(decode).positions == ((3,),)
 
 
 def test_the_second_part_of_a_chunked_prefill_continues_the_first() -> None:
     _, second = passes_of([[5, 6, 7]], [[8, 9]])
-    assert second.rows.positions == ((3, 4),)
+    assert rows_of(second).positions == ((3, 4),)
 
 
 def test_the_same_prefill_twice_starts_at_zero_twice() -> None:
     first, second = passes_of([[5, 6, 7]], [[5, 6, 7]])
-    assert first.rows.positions == second.rows.positions
+    assert rows_of(first).positions == rows_of(second).positions
 
 
 def test_a_prefill_after_decode_steps_is_another_prompt() -> None:
-    assert passes_of([[5, 6]], [[7]], [[8, 9]])[2].rows.positions == ((0, 1),)
+    assert rows_of(passes_of([[5, 6]], [[7]], [[8, 9]])[2]).positions == ((0, 1),)
 
 
 def test_recorded_positions_and_padding_are_used() -> None:
@@ -38,7 +45,7 @@ def test_recorded_positions_and_padding_are_used() -> None:
             ("model", "input.attention_mask", 0): torch.tensor([[0, 0, 1], [1, 1, 1]]),
         }
     )
-    assert find_passes(dump)[0].rows.positions == ((-1, -1, 0), (0, 1, 2))
+    assert rows_of(find_passes(dump)[0]).positions == ((-1, -1, 0), (0, 1, 2))
 
 
 def test_without_ids_the_shape_of_most_activations_counts() -> None:
@@ -50,7 +57,9 @@ def test_equal_structures_are_paired_in_order() -> None:
     one, other = passes_of([[1, 2]], [[3]]), passes_of([[1, 2]], [[4]])
     aligned = align_passes(one, other)
     assert [(p.expected.step, p.actual.step) for p in aligned.pairs] == [(0, 0), (1, 1)]
-    assert aligned.notes == aligned.missing == aligned.extra == ()
+    assert not aligned.notes
+    assert not aligned.missing
+    assert not aligned.extra
 
 
 def test_a_warm_up_run_is_extra_and_said() -> None:
@@ -75,14 +84,19 @@ def test_a_given_shift_is_used() -> None:
 
 def test_prompts_of_a_second_request_have_their_own_numbers() -> None:
     passes = passes_of([[5, 6], [7, 8]], [[1], [2]], [[9, 9], [3, 3]], [[4], [5]])
-    assert [one.rows.prompts for one in passes] == [(0, 1), (0, 1), (2, 3), (2, 3)]
+    assert [rows_of(one).prompts for one in passes] == [(0, 1), (0, 1), (2, 3), (2, 3)]
 
 
-def pairs_by_row(expected: list, actual: list) -> list:
-    return [
-        (p.expected.step, p.actual.step, p.expected_rows.tolist(), p.actual_rows.tolist())
-        for p in align_passes(expected, actual).pairs
-    ]
+def pairs_by_row(
+    expected: list[Pass], actual: list[Pass]
+) -> list[tuple[int, int, list[int], list[int]]]:
+    found = []
+    for pair in align_passes(expected, actual).pairs:
+        assert pair.expected_rows is not None
+        assert pair.actual_rows is not None
+        numbers = pair.expected_rows.tolist(), pair.actual_rows.tolist()
+        found.append((pair.expected.step, pair.actual.step, *numbers))
+    return found
 
 
 def test_a_chunked_prefill_is_paired_token_by_token() -> None:

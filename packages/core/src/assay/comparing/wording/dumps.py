@@ -7,6 +7,8 @@ from assay.comparing.wording.phrases import describe_error, describe_location
 from assay.errors import name_some
 from assay.verdicts import Location
 
+EXPECTED_NOISE = "the noise expected of its dtype and depth"
+REPLAY_NOISE = "the noise of the model in the same dtype"
 REPLAY_AGREES = (
     "every module of ACTUAL computes what the model computes from the same inputs: the difference is"
     " made by EXPECTED or outside of the modules"
@@ -21,7 +23,7 @@ _EVIDENCE = {
 
 
 def describe_difference(item: JudgedRatio, noise: str) -> str:
-    """Describe one ratio over its limit. noise: where the noise comes from."""
+    """Describe one ratio over its limit. noise: whose noise it is, as in "the noise of DUMP"."""
     ratio, limit = item.ratio, item.limit
     if ratio.statistic == "non-finite":
         return "NaN or infinity where the expected value is finite"
@@ -29,7 +31,7 @@ def describe_difference(item: JudgedRatio, noise: str) -> str:
         return f"{format_number(ratio.actual)} of the values differ; they must be equal"
     shown, shown_limit = format_against(ratio.value, limit)
     error = describe_error(ratio.statistic, ratio.actual)
-    return f"{error} = {shown}x the noise (limit {shown_limit}x; {noise})"
+    return f"{error} = {shown}x {noise} (limit {shown_limit}x)"
 
 
 def describe_evidence(evidence: str) -> str:
