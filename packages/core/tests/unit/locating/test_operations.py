@@ -193,6 +193,22 @@ def test_wrong_scale_of_attention_that_scales_elsewhere_is_attention_s() -> None
     assert find_in_attention(attend(0.2, inside=False, dtype=torch.bfloat16)) is None
 
 
+def test_a_wrong_softmax_of_right_scores_is_named_itself() -> None:
+    right = attend(0.2, inside=True)
+    wrong_shares = (1.1 * right[-3].outputs[0]).softmax(-1)
+    # One operation more, so that the two sides are not alike.
+    actual = [
+        operation("neg", wrong_shares),
+        *right[:-2],
+        operation("softmax", wrong_shares),
+        right[-1],
+    ]
+    wrong = find_in_attention(actual)
+
+    assert wrong is not None
+    assert wrong.name == "softmax"
+
+
 def test_wrong_scale_of_attention_written_out_alike_is_its_product_s() -> None:
     wrong = find_in_attention(attend(0.202, inside=True, dtype=torch.bfloat16))
 
