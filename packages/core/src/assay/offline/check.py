@@ -17,15 +17,9 @@ from assay.errors import name_some
 from assay.files import read_json_object, read_toml
 from assay.models.remote_code import RemoteCode
 from assay.offline.judging import Evidence, judge_dumps
+from assay.offline.lanes import LanePair, Lanes, collect_lanes
 from assay.offline.locating import coarser_unit, level_of
-from assay.offline.matching import (
-    Lane,
-    Lanes,
-    Matching,
-    collect_lanes,
-    is_allowed,
-    match_lanes,
-)
+from assay.offline.matching import Matching, is_allowed, match_lanes
 from assay.offline.measuring import Measured, PairMeasurer
 from assay.offline.passes import PassPair
 from assay.offline.replaying import TrustedModel, replay_dump
@@ -89,7 +83,7 @@ def compare(comparison: Comparison, folder: Path, progress: Progress) -> Verdict
             passes = find_passes(actual, comparison.rank)
             replayed = replay_dump(trusted, actual, passes, _activation_dtype(actual), limits)
     evidence = Evidence(
-        ports=[lane.port for lane, _ in matching.pairs],
+        ports=[pair.port for pair in matching.pairs],
         absent_masks={lane.port for lane in matching.absent_masks},
         measured=measured,
         noise=measured_noise,
@@ -159,9 +153,7 @@ def _read_logits_with(
     expected: Dump, actual: Dump, matching: Matching, alignment: TokenAlignment
 ) -> LogitsOf:
     """Return the function that reads the logits of one token from both dumps."""
-    lanes: tuple[Lane, Lane] | None = next(
-        (pair for pair in matching.pairs if level_of(pair[0].port) == "logits"), None
-    )
+    lanes = next((pair for pair in matching.pairs if level_of(pair.port) == "logits"), None)
 
     def read(prompt: int, position: int) -> tuple[Tensor, Tensor] | None:
         if lanes is None:
@@ -180,13 +172,13 @@ def _read_logits_with(
 
 
 def _read_logits(
-    expected: Dump, actual: Dump, lanes: tuple[Lane, Lane], pair: PassPair, number: int
+    expected: Dump, actual: Dump, lanes: LanePair, pair: PassPair, number: int
 ) -> tuple[Tensor, Tensor] | None:
     """Return the logits of one paired token; number: among the tokens of the pair."""
     found = []
     sides = (
-        (expected, lanes[0], pair.expected, pair.expected_rows),
-        (actual, lanes[1], pair.actual, pair.actual_rows),
+        (expected, lanes.expected, pair.expected, pair.expected_rows),
+        (actual, lanes.actual, pair.actual, pair.actual_rows),
     )
     for dump, lane, one, rows in sides:
         tensors = lane.tensors.get((one.batch, one.step, 0), [])
@@ -201,7 +193,7 @@ def _read_logits(
 
 
 def _dtypes(matching: Matching) -> list[str]:
-    return [lane.first.dtype for pair in matching.pairs for lane in pair]
+    return [lane.first.dtype for pair in matching.pairs for lane in (pair.expected, pair.actual)]
 
 
 def _activation_dtype(dump: Dump) -> str:

@@ -17,8 +17,8 @@ from assay.comparing.levels import (
 )
 from assay.comparing.limits import Limits
 from assay.comparing.wording import dumps as wording
+from assay.offline.lanes import Port
 from assay.offline.locating import JudgedPort, Origin, find_origins, judge_ports, level_of
-from assay.offline.matching import Port
 from assay.offline.measuring import Measured
 from assay.offline.replaying import Replayed
 from assay.offline.token_ids import DifferentToken, TokenComparison

@@ -14,7 +14,7 @@ from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
 from assay.dtypes import FORMATS, float_format
 from assay.noise import Ratio, error_ratios
-from assay.offline.matching import Port
+from assay.offline.lanes import Port
 
 # Relative error of a healthy run without a noise run: this many unit roundoffs, times the root of the
 # number of blocks passed.

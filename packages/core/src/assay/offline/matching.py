@@ -2,10 +2,12 @@
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import starmap
 
-from assay.dumps.protocol import Dump, DumpedTensor
+from assay.offline.fusing import pair_fused
+from assay.offline.lanes import Lane, LanePair, Lanes
 from assay.sites import Phase
 
 # Prefixes by which implementations of one model differ: with or without a head, or with a vision part.
@@ -14,69 +16,12 @@ _PREFIXES = ("model.", "language_model.", "transformer.")
 _NUM_NEAREST = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
-    """One port of one module in one phase, over all passes of a dump."""
-
-    module: str
-    name: str
-    phase: Phase = "forward"
-
-    def __str__(self) -> str:
-        """Return the name that messages and `--allow-unmatched` use."""
-        phase = "" if self.phase == "forward" else f" ({self.phase})"
-        return f"{self.module or '(model)'}:{self.name}{phase}"
-
-    @property
-    def direction(self) -> str:
-        """Return the first word of the name: input, output, parameter or op."""
-        return self.name.partition(".")[0]
-
-
-@dataclass(slots=True)
-class Lane:
-    """All tensors at one port."""
-
-    port: Port
-    class_name: str
-    order: int
-    tensors: dict[tuple[int, int, int], list[DumpedTensor]] = field(default_factory=dict)
-    """By batch, step and call, the tensors of all ranks that hold one, lowest rank first."""
-
-    @property
-    def first(self) -> DumpedTensor:
-        """Return the tensor of the first pass and rank."""
-        return next(iter(self.tensors.values()))[0]
-
-
-Lanes = dict[Port, Lane]
-
-
-def collect_lanes(dump: Dump, rank: int | None = None) -> Lanes:
-    """Return the ports of a dump, in the order in which their calls first finished.
-
-    rank: only tensors of this rank; None for all.
-    """
-    lanes: Lanes = {}
-    for tensor in dump.tensors:
-        at = tensor.site.at
-        if rank is not None and at.rank != rank:
-            continue
-        port = Port(at.module, tensor.site.port, at.phase)
-        lane = lanes.setdefault(port, Lane(port, tensor.class_name, tensor.order))
-        lane.tensors.setdefault((at.micro_batch, at.step, at.call), []).append(tensor)
-    for lane in lanes.values():
-        for tensors in lane.tensors.values():
-            tensors.sort(key=lambda one: one.site.at.rank)
-    return lanes
-
-
 @dataclass(slots=True)
 class Matching:
     """Partners of two dumps."""
 
-    pairs: list[tuple[Lane, Lane]]
-    """Expected and actual lane, in the expected order."""
+    pairs: list[LanePair]
+    """In the expected order."""
     absent_masks: list[Lane]
     """Expected attention masks of matched modules that were called without a mask."""
     unmatched_expected: list[str]
@@ -94,19 +39,17 @@ def match_lanes(expected: Lanes, actual: Lanes, names: Mapping[str, str] | None 
         names or {},
     )
     groups_of_expected, groups_of_actual = _group(expected), _group(actual)
-    pairs: list[tuple[Lane, Lane]] = []
+    pairs: list[LanePair] = []
     for (module, phase), lanes in groups_of_expected.items():
         partner = partner_of.get(module)
         candidates = groups_of_actual.get((partner, phase), []) if partner is not None else []
-        pairs += _match_ports(lanes, candidates)
+        pairs += starmap(LanePair, _match_ports(lanes, candidates))
     pairs += _match_root_inputs(pairs, expected, actual)
-    matched_expected = {id(one) for one, _ in pairs}
-    matched_actual = {id(one) for _, one in pairs}
-    pairs.sort(key=lambda pair: pair[0].order)
-    left_expected = [one for one in expected.values() if id(one) not in matched_expected]
-    left_actual = [one for one in actual.values() if id(one) not in matched_actual]
+    pairs += pair_fused(*_without_partner(pairs, expected, actual))
+    pairs.sort(key=lambda pair: pair.expected.order)
+    left_expected, left_actual = _without_partner(pairs, expected, actual)
     names_left = [str(one.port) for one in left_actual]
-    called = {one.port.module for _, one in pairs if one.port.direction == "input"}
+    called = {one.actual.port.module for one in pairs if one.port.direction == "input"}
     masks = [
         one
         for one in left_expected
@@ -121,17 +64,25 @@ def match_lanes(expected: Lanes, actual: Lanes, names: Mapping[str, str] | None 
     )
 
 
-def _match_root_inputs(
-    pairs: Sequence[tuple[Lane, Lane]], expected: Lanes, actual: Lanes
-) -> list[tuple[Lane, Lane]]:
+def _without_partner(
+    pairs: Iterable[LanePair], expected: Lanes, actual: Lanes
+) -> tuple[list[Lane], list[Lane]]:
+    used = {id(lane) for pair in pairs for lane in (pair.expected, pair.actual)}
+    return (
+        [lane for lane in expected.values() if id(lane) not in used],
+        [lane for lane in actual.values() if id(lane) not in used],
+    )
+
+
+def _match_root_inputs(pairs: Sequence[LanePair], expected: Lanes, actual: Lanes) -> list[LanePair]:
     """Match named arguments of the model with those of the first module that gets them.
 
     Some tools write them for the model, others for its modules only.
     """
-    used = {id(lane) for pair in pairs for lane in pair}
     found = []
-    for port, lane in expected.items():
-        if port.direction != "input" or port.phase != "forward" or id(lane) in used:
+    for lane in _without_partner(pairs, expected, actual)[0]:
+        port = lane.port
+        if port.direction != "input" or port.phase != "forward":
             continue
         if port.name.rpartition(".")[2].isdigit():
             continue
@@ -144,7 +95,7 @@ def _match_root_inputs(
             None,
         )
         if partner is not None:
-            found.append((lane, partner))
+            found.append(LanePair(lane, partner))
     return found
 
 

@@ -1,6 +1,6 @@
 """Measuring all pairs of two dumps: sums over every port, pooled over its passes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +11,8 @@ from assay.dumps.protocol import Dump, DumpedTensor
 from assay.hooks.timeline import RowIndex
 from assay.locating.matching.masks import count_differences, is_attention_mask
 from assay.locating.measuring import measure
-from assay.offline.matching import Lane, Matching, Port
+from assay.offline.lanes import Lane, LanePair, Port, Span
+from assay.offline.matching import Matching
 from assay.offline.passes import PassPair
 from assay.offline.rows import take_rows
 from assay.offline.shards import find_placement
@@ -76,21 +77,22 @@ class PairMeasurer:
 
     def measure(self, matching: Matching) -> Measured:
         """Measure every pair, in the expected order."""
-        total = sum(len(lane.tensors) for lane, _ in matching.pairs)
+        total = sum(len(pair.expected.tensors) for pair in matching.pairs)
         with subtask("compares", total, "tensors") as task:
-            for lane, partner in matching.pairs:
-                if lane.port.direction == "parameter":
-                    self._measure_parameters(lane, partner)
+            for lanes in matching.pairs:
+                if lanes.port.direction == "parameter":
+                    self._measure_parameters(lanes)
                 else:
-                    self._measure_lane(lane, partner)
-                task.advance(len(lane.tensors))
+                    self._measure_activations(lanes)
+                task.advance(len(lanes.expected.tensors))
         for lane in matching.absent_masks:
             self._measure_absent_mask(lane)
         for results in self.measured.results.values():
             results.flush()
         return self.measured
 
-    def _measure_lane(self, lane: Lane, partner: Lane) -> None:
+    def _measure_activations(self, lanes: LanePair) -> None:
+        lane, partner = lanes.expected, lanes.actual
         for (batch, step, call), tensors in lane.tensors.items():
             for pair in self.alignment.pairs_of(batch, step):
                 others = partner.tensors.get((pair.actual.batch, pair.actual.step, call))
@@ -99,8 +101,8 @@ class PairMeasurer:
                 if others is None:
                     self.measured.unpaired.append(f"{lane.port} at step {step}")
                     continue
-                for values in self._read(lane.port, tensors, others, step):
-                    self._add(lane, pair, values, step)
+                for values in self._read(lanes, tensors, others, step):
+                    self._add(lanes, pair, values, step)
 
     def _is_repeat(self, tensors: list[DumpedTensor], lane: Lane, of_pass: tuple[int, int]) -> bool:
         """Return True if a later call in a pass was recorded with the values of the first one."""
@@ -116,16 +118,17 @@ class PairMeasurer:
         return repeats
 
     def _read(
-        self, port: Port, tensors: list[DumpedTensor], others: list[DumpedTensor], step: int
+        self, lanes: LanePair, tensors: list[DumpedTensor], others: list[DumpedTensor], step: int
     ) -> list[_Values]:
         """Return the tensors of each actual rank with what that rank should have."""
+        port = lanes.port
         if not all(one.has_values for one in (*tensors, *others)):
             self.measured.unpaired.append(
                 f"{port} at step {step}: a dump holds only its statistics"
             )
             return []
-        references = [self.expected.read(one) for one in tensors]
-        values = [self.actual.read(one) for one in others]
+        references = _read_all(self.expected, tensors, lanes.expected_span, port)
+        values = _read_all(self.actual, others, lanes.actual_span, port)
         ranks = [one.site.at.rank for one in others]
         if [one.shape for one in references] == [one.shape for one in values]:
             wholes = references
@@ -147,9 +150,9 @@ class PairMeasurer:
         self.measured.compared += len(tensors)
         return list(map(_Values, ranks, values, wholes))
 
-    def _add(self, lane: Lane, pair: PassPair, values: _Values, step: int) -> None:
+    def _add(self, lanes: LanePair, pair: PassPair, values: _Values, step: int) -> None:
         """Add one pair of tensors to the sums of its port."""
-        port, value, reference = lane.port, values.actual, values.expected
+        port, value, reference = lanes.port, values.actual, values.expected
         rows = pair.rows
         masks = [is_attention_mask(port.name, one) for one in (value, reference)]
         if pair.expected_rows is not None:
@@ -178,7 +181,7 @@ class PairMeasurer:
                 shapes = f"{list(value.shape)}, expected {list(reference.shape)}"
                 self.measured.unpaired.append(f"{port} at step {step}: its shape is {shapes}")
                 return
-        result = self.measured.at(port, values.rank, value, lane.class_name)
+        result = self.measured.at(port, values.rank, value, lanes.expected.class_name)
         value, reference = _give_comparable_dtype(value, reference)
         measure(result, RowIndex(rows), rows, self._excluded(rows), value, reference)
 
@@ -193,16 +196,18 @@ class PairMeasurer:
             ]
         )
 
-    def _measure_parameters(self, lane: Lane, partner: Lane) -> None:
+    def _measure_parameters(self, lanes: LanePair) -> None:
         """Measure a parameter, or its gradient, once for each step."""
-        for key, tensors in _distinct_weights(lane).items():
-            others = partner.tensors.get(key)
+        port = lanes.port
+        for key, tensors in _distinct_weights(lanes.expected).items():
+            others = lanes.actual.tensors.get(key)
             if others is None:
-                self.measured.unpaired.append(f"{lane.port} at step {key[1]}")
+                self.measured.unpaired.append(f"{port} at step {key[1]}")
                 continue
-            for values in self._read(lane.port, tensors, others, key[1]):
-                result = self.measured.at(lane.port, values.rank, values.actual, lane.class_name)
-                if lane.port.phase == "forward":
+            for values in self._read(lanes, tensors, others, key[1]):
+                class_name = lanes.expected.class_name
+                result = self.measured.at(port, values.rank, values.actual, class_name)
+                if port.phase == "forward":
                     _measure_parameter(result, values.actual, values.expected)
                 else:
                     value, reference = _give_comparable_dtype(values.actual, values.expected)
@@ -217,6 +222,15 @@ class PairMeasurer:
                     if is_attention_mask(lane.port.name, reference):
                         result = self.measured.at(lane.port, 0, reference, lane.class_name)
                         result.exact.add(*count_differences(None, reference, pair.rows))
+
+
+def _read_all(
+    dump: Dump, tensors: Sequence[DumpedTensor], span: Span | None, port: Port
+) -> list[Tensor]:
+    values = [dump.read(one) for one in tensors]
+    if span is None:
+        return values
+    return [span.of(one, is_parameter=port.direction == "parameter") for one in values]
 
 
 def _take_both(

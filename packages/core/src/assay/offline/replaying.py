@@ -33,7 +33,8 @@ from assay.locating.modules import Replayer
 from assay.models import estimate_size, load_model
 from assay.models.remote_code import RemoteCode
 from assay.models.size_policy import chosen_threads, yardstick_dtype
-from assay.offline.matching import Lane, Lanes, Port, collect_lanes, match_lanes
+from assay.offline.lanes import Lane, Lanes, Port, collect_lanes
+from assay.offline.matching import match_lanes
 from assay.offline.passes import Pass
 from assay.progress import subtask
 from assay.recording.modules import Recorder
@@ -200,7 +201,11 @@ class DumpedTrace:
         """Match a dump with `trace`, which the model recorded of the same passes."""
         recorded = _lanes_of(trace)
         matching = match_lanes(recorded, _forward(collect_lanes(dump)))
-        lanes = {(one.port.module, one.port.name): other for one, other in matching.pairs}
+        lanes = {
+            (pair.expected.port.module, pair.expected.port.name): pair.actual
+            for pair in matching.pairs
+            if pair.expected_span is None and pair.actual_span is None
+        }
         masks = {(one.port.module, one.port.name) for one in matching.absent_masks}
         calls = []
         for call in trace.calls:

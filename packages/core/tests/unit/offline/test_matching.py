@@ -1,7 +1,8 @@
 import torch
 from torch import Tensor
 
-from assay.offline.matching import Lanes, Matching, collect_lanes, is_allowed, match_lanes
+from assay.offline.lanes import Lanes, Span, collect_lanes
+from assay.offline.matching import Matching, is_allowed, match_lanes
 from packages.core.tests.unit.offline.memory_dump import make_dump
 
 Values = dict[tuple[str, str], Tensor]
@@ -15,7 +16,7 @@ def matched(expected: Values, actual: Values, names: dict[str, str] | None = Non
 
 
 def names_of(matching: Matching) -> list[tuple[str, str]]:
-    return [(str(one.port), str(other.port)) for one, other in matching.pairs]
+    return [(str(pair.expected.port), str(pair.actual.port)) for pair in matching.pairs]
 
 
 X, Y = torch.zeros(2, 3), torch.zeros(2, 4)
@@ -59,6 +60,37 @@ def test_an_input_is_never_matched_with_an_output() -> None:
 def test_an_unmatched_name_lists_its_nearest() -> None:
     found = matched({("layers.0.mlp", "output"): X}, {("layers.0.mpl", "output"): X})
     assert found.unmatched_expected == ["layers.0.mlp:output (nearest: layers.0.mpl:output)"]
+
+
+def linear(width: int) -> Tensor:
+    return torch.zeros(2, width)
+
+
+def test_a_fused_projection_is_paired_with_its_parts() -> None:
+    names = ("q", "k", "v")
+    parts = {(f"a.{n}", "output"): linear(w) for n, w in zip(names, (4, 2, 2), strict=True)}
+    inputs = {("a.q", "input.0"): X, ("a.k", "input.0"): X, ("a.v", "input.0"): X}
+    fused = {("a.qkv", "input.0"): X, ("a.qkv", "output"): linear(8)}
+    found = matched({**inputs, **parts}, fused)
+    assert not found.unmatched_expected
+    assert not found.unmatched_actual
+    spans = {str(pair.port): pair.actual_span for pair in found.pairs}
+    assert spans["a.q:output"] == Span(0, 4)
+    assert spans["a.v:output"] == Span(6, 2)
+    assert spans["a.k:input.0"] is None
+
+
+def test_an_expected_fused_projection_is_reported_by_its_parts() -> None:
+    parts = {("a.gate", "output"): linear(4), ("a.up", "output"): linear(4)}
+    found = matched({("a.gate_up", "output"): linear(8)}, parts)
+    assert [(str(pair.port), pair.expected_span) for pair in found.pairs] == [
+        ("a.gate:output", Span(0, 4)), ("a.up:output", Span(4, 4)),
+    ]  # fmt: skip
+
+
+def test_a_module_of_another_width_is_not_paired() -> None:
+    parts = {("a.gate", "output"): linear(4), ("a.up", "output"): linear(3)}
+    assert not matched(parts, {("a.gate_up", "output"): linear(8)}).pairs
 
 
 def test_a_map_with_wildcards_wins() -> None:

@@ -1,0 +1,92 @@
+"""The ports of a dump, each with its tensors over all passes, and pairs of them."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from assay.dumps.protocol import Dump, DumpedTensor
+from assay.sites import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One port of one module in one phase, over all passes of a dump."""
+
+    module: str
+    name: str
+    phase: Phase = "forward"
+
+    def __str__(self) -> str:
+        """Return the name that messages and `--allow-unmatched` use."""
+        phase = "" if self.phase == "forward" else f" ({self.phase})"
+        return f"{self.module or '(model)'}:{self.name}{phase}"
+
+    @property
+    def direction(self) -> str:
+        """Return the first word of the name: input, output, parameter or op."""
+        return self.name.partition(".")[0]
+
+
+@dataclass(slots=True)
+class Lane:
+    """All tensors at one port."""
+
+    port: Port
+    class_name: str
+    order: int
+    tensors: dict[tuple[int, int, int], list[DumpedTensor]] = field(default_factory=dict)
+    """By batch, step and call, the tensors of all ranks that hold one, lowest rank first."""
+
+    @property
+    def first(self) -> DumpedTensor:
+        """Return the tensor of the first pass and rank."""
+        return next(iter(self.tensors.values()))[0]
+
+
+Lanes = dict[Port, Lane]
+
+
+def collect_lanes(dump: Dump, rank: int | None = None) -> Lanes:
+    """Return the ports of a dump, in the order in which their calls first finished.
+
+    rank: only tensors of this rank; None for all.
+    """
+    lanes: Lanes = {}
+    for tensor in dump.tensors:
+        at = tensor.site.at
+        if rank is not None and at.rank != rank:
+            continue
+        port = Port(at.module, tensor.site.port, at.phase)
+        lane = lanes.setdefault(port, Lane(port, tensor.class_name, tensor.order))
+        lane.tensors.setdefault((at.micro_batch, at.step, at.call), []).append(tensor)
+    for lane in lanes.values():
+        for tensors in lane.tensors.values():
+            tensors.sort(key=lambda one: one.site.at.rank)
+    return lanes
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of the last dim of an activation, or of the rows of a parameter."""
+
+    start: int
+    length: int
+
+    def of(self, value: Tensor, *, is_parameter: bool) -> Tensor:
+        """Return this part of a tensor."""
+        return value.narrow(0 if is_parameter else -1, self.start, self.length)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LanePair:
+    """An expected lane and its partner. A span names the part that corresponds to the other side."""
+
+    expected: Lane
+    actual: Lane
+    expected_span: Span | None = None
+    actual_span: Span | None = None
+
+    @property
+    def port(self) -> Port:
+        """Return the address under which the pair is reported: that of the narrower lane."""
+        return self.actual.port if self.expected_span is not None else self.expected.port
