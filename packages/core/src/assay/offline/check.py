@@ -19,17 +19,22 @@ from assay.models.remote_code import RemoteCode
 from assay.offline.judging import Evidence, judge_dumps
 from assay.offline.lanes import LanePair, Lanes, collect_lanes
 from assay.offline.locating import coarser_unit, level_of
-from assay.offline.matching import Matching, is_allowed, match_lanes
+from assay.offline.matching import Matching, is_allowed, match_lanes, match_modules
 from assay.offline.measuring import Measured, PairMeasurer
+from assay.offline.mixed_passes import split_mixed_passes
 from assay.offline.passes import PassPair
 from assay.offline.replaying import TrustedModel, replay_dump
 from assay.offline.rows import take_rows
 from assay.offline.token_ids import LogitsOf, compare_ids
 from assay.offline.tokens import TokenAlignment, align_passes, find_passes
+from assay.offline.topology import Graph, match_by_topology
 from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.sites import RecordedLevel
 from assay.verdicts import Verdict
+
+# With fewer modules of the same name, the dumps come from implementations that name modules differently.
+_LEAST_NAMESAKES = 0.2
 
 _LEVELS_UP_TO = {
     "logits": ("logits", "weights"),
@@ -61,12 +66,15 @@ def compare(comparison: Comparison, folder: Path, progress: Progress) -> Verdict
     """Compare two dumps, and write verdict.json and measurements.jsonl into `folder`."""
     names = _read_map(comparison.name_map)
     with progress.step("reads the indexes"):
-        expected = open_dump(comparison.expected, comparison.format)
-        actual = open_dump(comparison.actual, comparison.format)
-        noise = open_dump(comparison.noise) if comparison.noise else None
+        expected, expected_note = _open(comparison.expected, comparison.format)
+        actual, actual_note = _open(comparison.actual, comparison.format)
+        noise = _open(comparison.noise)[0] if comparison.noise else None
     lanes = {id(dump): _lanes(dump, comparison) for dump in (expected, actual)}
-    matching = match_lanes(lanes[id(expected)], lanes[id(actual)], names)
     alignment = _align(expected, actual, comparison)
+    topology = _match_topology(
+        expected, actual, lanes[id(expected)], lanes[id(actual)], alignment, names
+    )
+    matching = match_lanes(lanes[id(expected)], lanes[id(actual)], topology | names)
     tokens = compare_ids(alignment, _read_logits_with(expected, actual, matching, alignment))
     with progress.step("compares the dumps"):
         measurer = PairMeasurer(expected, actual, alignment, tokens.first_different)
@@ -102,7 +110,11 @@ def compare(comparison: Comparison, folder: Path, progress: Progress) -> Verdict
             if not is_allowed(name, comparison.allow_unmatched)
         ],
         unmatched_actual=matching.unmatched_actual,
-        notes=_notes(measured),
+        notes=[
+            *filter(None, (expected_note, actual_note)),
+            *_notes(measured),
+            *([wording.describe_topology(len(topology))] if topology else []),
+        ],
         problems=[f"{dump.path}: {text}" for dump in (expected, actual) for text in dump.problems],
     )
     verdict, measurements = judge_dumps(evidence, limits)
@@ -110,6 +122,26 @@ def compare(comparison: Comparison, folder: Path, progress: Progress) -> Verdict
         update={"reference": _describe(expected), "candidate": _describe(actual)}
     )
     return write_results(verdict, measurements, folder, comparison.command)
+
+
+def _open(path: str, format_name: str | None = None) -> tuple[Dump, str]:
+    return split_mixed_passes(open_dump(path, format_name))
+
+
+def _match_topology(
+    expected: Dump, actual: Dump, expected_lanes: Lanes, actual_lanes: Lanes,
+    alignment: TokenAlignment, names: Mapping[str, str],
+) -> dict[str, str]:  # fmt: skip
+    """Match modules by topology if few have a namesake."""
+    modules = {port.module for port in expected_lanes}
+    by_name = match_modules(expected_lanes, actual_lanes, names)
+    if len(by_name) >= _LEAST_NAMESAKES * len(modules) or not alignment.pairs:
+        return {}
+    first = alignment.pairs[0]
+    return match_by_topology(
+        Graph(expected_lanes, expected.read, first.expected.batch, first.expected.step),
+        Graph(actual_lanes, actual.read, first.actual.batch, first.actual.step),
+    )
 
 
 def _notes(measured: Measured) -> list[str]:
@@ -206,7 +238,7 @@ def _activation_dtype(dump: Dump) -> str:
     return counts.most_common(1)[0][0] if counts else "float32"
 
 
-def _read_map(path: str | None) -> Mapping[str, str]:
+def _read_map(path: str | None) -> dict[str, str]:
     """Read --map: a TOML or JSON table of expected to actual module names."""
     if path is None:
         return {}

@@ -33,11 +33,7 @@ def match_lanes(expected: Lanes, actual: Lanes, names: Mapping[str, str] | None 
 
     names: module names, expected to actual; a `*` stands for the same text on both sides.
     """
-    partner_of = _match_modules(
-        list(dict.fromkeys(port.module for port in expected)),
-        list(dict.fromkeys(port.module for port in actual)),
-        names or {},
-    )
+    partner_of = match_modules(expected, actual, names or {})
     groups_of_expected, groups_of_actual = _group(expected), _group(actual)
     pairs: list[LanePair] = []
     for (module, phase), lanes in groups_of_expected.items():
@@ -106,16 +102,14 @@ def _group(lanes: Lanes) -> dict[tuple[str, Phase], list[Lane]]:
     return groups
 
 
-def _match_modules(
-    expected: Sequence[str], actual: Sequence[str], names: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the actual module of each expected one: by --map, by name, by name without prefix."""
-    available = set(actual)
+def match_modules(expected: Lanes, actual: Lanes, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the actual module of each expected one: by `names`, by name, by name without prefix."""
+    available = {port.module for port in actual}
     found = {}
     without_prefix: dict[str, list[str]] = {}
-    for module in actual:
+    for module in available:
         without_prefix.setdefault(_strip(module), []).append(module)
-    for module in expected:
+    for module in {port.module: None for port in expected}:
         mapped = _apply_map(module, names)
         if mapped in available:
             found[module] = mapped

@@ -6,6 +6,7 @@ Shape legend: B batch rows, T tokens of a pass.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from torch import Tensor
 
@@ -130,13 +131,12 @@ def _read_mask(
 
 def _common_shape(tensors: Iterable[DumpedTensor]) -> tuple[int, int] | None:
     """Return (B, T) of most activations of a pass."""
-    shapes = Counter(
-        one.shape[:2]
-        for one in tensors
-        if one.shape is not None and len(one.shape) == 3 and "float" in one.dtype
-    )
-    for (batch, length), _ in shapes.most_common(1):
-        return batch, length
+    activations = [one.shape for one in tensors if one.shape and "float" in one.dtype]
+    for shape, _ in Counter(one[:2] for one in activations if len(one) == 3).most_common(1):
+        return shape[0], shape[1]
+    # Tokens of all prompts in one dim.
+    for length, _ in Counter(one[0] for one in activations if len(one) == 2).most_common(1):
+        return 1, length
     return None
 
 
@@ -190,7 +190,8 @@ def align_passes(
     if same_shapes and not _is_reordered(expected, actual):
         return TokenAlignment(tuple(map(PassPair, expected, actual)))
     known = all(one.ids is not None and one.rows is not None for one in (*expected, *actual))
-    pairs = match_rows(expected, actual) if known else _match_whole(expected, actual)
+    pairs = match_rows(expected, actual) if known else []
+    pairs = pairs or _match_whole(expected, actual)
     return _alignment(pairs, expected, actual)
 
 
@@ -204,24 +205,35 @@ def _is_reordered(expected: Sequence[Pass], actual: Sequence[Pass]) -> bool:
 
 
 def _match_whole(expected: Sequence[Pass], actual: Sequence[Pass]) -> list[PassPair]:
-    free = list(actual)
+    """Pair passes in order. Of several places that fit, the last is taken: warm-up runs come first."""
+    for start in range(len(actual) - len(expected), -1, -1):
+        part = actual[start : start + len(expected)]
+        if all(map(_hold_same_tokens, expected, part)):
+            return list(map(PassPair, expected, part))
     pairs = []
+    start = 0
     for one in expected:
-        partner = next((other for other in free if _hold_same_tokens(one, other)), None)
-        if partner is not None:
-            free.remove(partner)
-            pairs.append(PassPair(one, partner))
+        for number in range(start, len(actual)):
+            if _hold_same_tokens(one, actual[number]):
+                pairs.append(PassPair(one, actual[number]))
+                start = number + 1
+                break
     return pairs
 
 
 def _hold_same_tokens(expected: Pass, actual: Pass) -> bool:
-    if expected.shape != actual.shape or expected.rows is None or actual.rows is None:
+    if expected.shape is None or actual.shape is None:
         return False
-    if expected.rows.positions != actual.rows.positions:
-        return False
-    if expected.ids is None or actual.ids is None or expected.rows.length == 1:
+    if expected.shape != actual.shape:
+        # One of them has the tokens of all prompts in one dim.
+        return 1 in (expected.shape[0], actual.shape[0]) and (
+            prod(expected.shape) == prod(actual.shape)
+        )
+    if expected.ids is None or actual.ids is None:
         return True
-    return bool((expected.ids == actual.ids).all())
+    if expected.shape[1] == 1:
+        return expected.rows == actual.rows  # a generated token may differ
+    return expected.rows == actual.rows and bool((expected.ids == actual.ids).all())
 
 
 def _alignment(

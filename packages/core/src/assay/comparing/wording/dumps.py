@@ -69,3 +69,11 @@ def headline_of_agreement(compared: int, missing: list[str]) -> str:
 def describe_missing(missing: list[str]) -> str:
     """Name expected items without a partner."""
     return f"without a partner ({len(missing):,}): {name_some(missing)}"
+
+
+def describe_topology(count: int) -> str:
+    """Note that modules were matched without names."""
+    return (
+        f"the dumps name modules differently: {count:,} are matched by order, kind and width; --map"
+        " overrides"
+    )

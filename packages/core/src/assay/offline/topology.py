@@ -1,0 +1,145 @@
+"""Matching modules whose names have nothing in common, by their order, kind, width and values.
+
+Used for graphs of accelerator libraries (`1_Attention.0_LinearOperation`) against modules of PyTorch.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from assay.dumps.protocol import DumpedTensor
+from assay.offline.lanes import Lane, Lanes
+
+# Words in class names, by kind of operation.
+_KINDS = {
+    "norm": r"norm",
+    "embedding": r"embed|gather",
+    "attention": r"attention|attn",
+    "linear": r"linear|proj|matmul|lmhead|lm_head|dense",
+    "activation": r"act|silu|gelu|swish|swiglu|relu",
+}
+# The largest table of pairs that is filled: 4,000 modules on each side.
+_MOST_PAIRS = 16_000_000
+
+# So many values of each result are compared. Results of the same module differ by less than
+# half of their size, those of different modules by more than their size.
+_NUM_VALUES = 4096
+_SIMILAR = 0.5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Node:
+    """A module that contains no other one with results."""
+
+    name: str
+    kind: str
+    width: int
+    values: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The ports of a dump, and the pass whose values are compared."""
+
+    lanes: Lanes
+    read: Callable[[DumpedTensor], Tensor]
+    batch: int
+    step: int
+
+    def values(self, lane: Lane) -> Tensor | None:
+        """Return the first values of a lane in that pass; None if the dump lacks them."""
+        tensors = lane.tensors.get((self.batch, self.step, 0), [])
+        if len(tensors) != 1 or not tensors[0].has_values:
+            return None
+        return self.read(tensors[0]).flatten()[:_NUM_VALUES].double()
+
+
+def match_by_topology(expected: Graph, actual: Graph) -> dict[str, str]:
+    """Return the actual module of each expected one, for modules without a namesake.
+
+    Leaves are aligned in the order of the network: only modules of one kind are paired, those of one
+    width and of similar values first. A container is the common parent of its leaves' partners.
+    """
+    one, other = _leaves(expected), _leaves(actual)
+    if len(one) * len(other) > _MOST_PAIRS:
+        return {}
+    found = {a.name: b.name for a, b in _align(one, other)}
+    return found | _match_containers(expected.lanes, found)
+
+
+def _leaves(graph: Graph) -> list[_Node]:
+    outputs: dict[str, Lane] = {}
+    for lane in graph.lanes.values():
+        if lane.port.phase == "forward" and lane.port.direction == "output":
+            outputs.setdefault(lane.port.module, lane)
+    names = set(outputs)
+    parents = {".".join(n.split(".")[:depth]) for n in names for depth in range(n.count(".") + 1)}
+    return [
+        _Node(name, _kind_of(name, lane), lane.first.shape[-1], graph.values(lane))
+        for name, lane in outputs.items()
+        if name not in parents and lane.first.shape
+    ]
+
+
+def _kind_of(name: str, lane: Lane) -> str:
+    # The class says it best, then the last part of the path.
+    for text in (lane.class_name, name.rpartition(".")[2]):
+        for kind, words in _KINDS.items():
+            if re.search(words, text.lower()):
+                return kind
+    return ""
+
+
+def _align(expected: Sequence[_Node], actual: Sequence[_Node]) -> list[tuple[_Node, _Node]]:
+    """Return the pairs of the best order-preserving alignment (Needleman-Wunsch, without gap costs)."""
+    best = [[0.0] * (len(actual) + 1) for _ in range(len(expected) + 1)]
+    for i, one in enumerate(expected):
+        row, above = best[i + 1], best[i]
+        for j, other in enumerate(actual):
+            row[j + 1] = max(above[j + 1], row[j], above[j] + _likeness(one, other))
+    pairs = []
+    i, j = len(expected), len(actual)
+    while i and j:
+        if best[i][j] == best[i - 1][j]:
+            i -= 1
+        elif best[i][j] == best[i][j - 1]:
+            j -= 1
+        else:
+            i, j = i - 1, j - 1
+            pairs.append((expected[i], actual[j]))
+    return pairs[::-1]
+
+
+def _likeness(one: _Node, other: _Node) -> float:
+    """Return how much speaks for a pair; 0 if it is impossible."""
+    if one.kind != other.kind or one.width != other.width:
+        return 0.0
+    if one.values is None or other.values is None or one.values.shape != other.values.shape:
+        return 1.0
+    is_similar = (one.values - other.values).norm() <= _SIMILAR * one.values.norm()
+    return 4.0 if bool(is_similar) else 1.0
+
+
+def _match_containers(expected: Lanes, leaves: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    used = set(leaves.values())
+    partners_of = {
+        name: [there for here, there in leaves.items() if here.startswith(f"{name}.")]
+        for name in {port.module for port in expected} - set(leaves)
+    }
+    # The outer one first: a layer before its MLP.
+    for name, partners in sorted(partners_of.items(), key=lambda item: (-len(item[1]), item[0])):
+        if len(partners) < 2:
+            break
+        common = partners[0].split(".")
+        for partner in partners[1:]:
+            parts = partner.split(".")
+            same = [a == b for a, b in zip(common, parts, strict=False)]
+            common = common[: same.index(False) if False in same else len(same)]
+        parent = ".".join(common)
+        if parent and parent not in used:
+            found[name] = parent
+            used.add(parent)
+    return found
