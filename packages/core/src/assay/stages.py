@@ -18,7 +18,7 @@ Statistic = Literal[
     "replay-tensor", "replay-row", "replay-slope", "replay-bins", "replay-channel",
     "replay-row-slope", "replay-share",
     "logits-kl", "logits-kl-worst", "logits-error", "logits-worst", "logits-whole", "loss-error",
-    "trajectory-error",
+    "trajectory-error", "norm-error",
 ]  # fmt: skip
 
 # Those of an error that is in every row of a stage, small in each: no single row shows it.

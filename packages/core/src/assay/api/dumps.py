@@ -19,6 +19,7 @@ def compare(  # noqa: PLR0913 - one for each option
     noise: str | Path | None = None,
     level: RecordedLevel | None = None,
     map: str | Path | None = None,  # noqa: A002 - the name of the option
+    stats: bool = False,
     allow_unmatched: Sequence[str] = (),
     rank: int | None = None,
     token_shift: int | None = None,
@@ -34,6 +35,7 @@ def compare(  # noqa: PLR0913 - one for each option
     noise: a third dump of the same model in the precision of `actual`, from a trusted machine.
     level: compare no deeper than "logits", "module" or "op"; default: everything.
     map: a TOML or JSON file of module names, expected to actual; `*` is the same text on both sides.
+    stats: compare the norms of tensors only; the dumps may hold statistics instead of values.
     allow_unmatched: globs of expected ports or modules that may lack a partner.
     rank: compare this rank alone.
     token_shift: number of an actual pass minus that of its expected one; default: found from shapes.
@@ -52,7 +54,7 @@ def compare(  # noqa: PLR0913 - one for each option
     folder = RunFolder.create("compare", output).path
     comparison = Comparison(
         str(expected), str(actual), model, remote_code_of(trusted=trust_remote_code), str(noise) if noise else None, level,
-        str(map) if map else None, tuple(allow_unmatched), rank, token_shift, format, limits,
+        str(map) if map else None, tuple(allow_unmatched), rank, token_shift, format, limits, stats,
         command_line(compare, arguments, ("expected", "actual")),
     )  # fmt: skip
     with open_progress() as progress:

@@ -59,6 +59,7 @@ class Comparison:
     token_shift: int | None = None
     format: str | None = None
     limits: str = "noise"
+    stats: bool = False
     command: tuple[str, ...] = field(default=(), compare=False)
 
 
@@ -77,7 +78,9 @@ def compare(comparison: Comparison, folder: Path, progress: Progress) -> Verdict
     matching = match_lanes(lanes[id(expected)], lanes[id(actual)], topology | names)
     tokens = compare_ids(alignment, _read_logits_with(expected, actual, matching, alignment))
     with progress.step("compares the dumps"):
-        measurer = PairMeasurer(expected, actual, alignment, tokens.first_different)
+        measurer = PairMeasurer(
+            expected, actual, alignment, tokens.first_different, comparison.stats
+        )
         measured = measurer.measure(matching)
     measured_noise = None
     if noise is not None:
@@ -115,6 +118,7 @@ def compare(comparison: Comparison, folder: Path, progress: Progress) -> Verdict
             *_notes(measured),
             *([wording.describe_topology(len(topology))] if topology else []),
         ],
+        accepts_statistics=comparison.stats,
         problems=[f"{dump.path}: {text}" for dump in (expected, actual) for text in dump.problems],
     )
     verdict, measurements = judge_dumps(evidence, limits)

@@ -55,6 +55,8 @@ class Evidence:
     unit_roundoff: float
     unmatched_expected: list[str] = field(default_factory=list)
     unmatched_actual: list[str] = field(default_factory=list)
+    accepts_statistics: bool = False
+    """Whether a comparison of norms alone may pass."""
     problems: list[str] = field(default_factory=list)
     """Defects of either dump, such as missing files."""
     notes: list[str] = field(default_factory=list)
@@ -72,6 +74,7 @@ def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[Measu
         noise,
         limits,
         evidence.unit_roundoff,
+        evidence.measured.norm_errors,
     )
     origins = find_origins(judged, evidence.absent_masks)
     judged = [one for one in judged if one.port not in evidence.absent_masks]
@@ -156,6 +159,8 @@ def _completeness(evidence: Evidence) -> Level:
     if evidence.unmatched_expected:
         reasons.append(wording.describe_missing(evidence.unmatched_expected))
     reasons += evidence.problems
+    if evidence.measured.norm_errors and not evidence.accepts_statistics:
+        reasons.append(wording.describe_norms_only(len(evidence.measured.norm_errors)))
     if not evidence.measured.compared:
         reasons.insert(0, "no tensor has a partner")
     if reasons:

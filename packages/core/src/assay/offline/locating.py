@@ -6,7 +6,7 @@ within noise and whose output does not.
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from assay.comparing.levels import JudgedRatio
@@ -74,9 +74,11 @@ def judge_ports(
     noise: dict[Port, PortResult] | None,
     limits: Limits,
     unit_roundoff: float,
+    norm_errors: Mapping[tuple[Port, int], float],
 ) -> list[JudgedPort]:
     """Judge every port, in the order of the expected dump.
 
+    norm_errors: by port and rank, of tensors that are compared by their norms.
     noise: results of the noise dump; None to expect the error of a healthy run of its depth.
     unit_roundoff: of the coarser dtype of the two dumps.
     """
@@ -87,6 +89,10 @@ def judge_ports(
             JudgedRatio(ratio, limits.of(ratio.statistic))
             for ratio in _ratios(port, result, reference, unit_roundoff)
         )
+        error = norm_errors.get((port, result.rank))
+        if error is not None:
+            ratio = _norm_ratio(port, error, reference, unit_roundoff)
+            ratios += (JudgedRatio(ratio, limits.of(ratio.statistic)),)
         if ratios:
             judged.append(JudgedPort(port, order, result, ratios))
     return judged
@@ -109,8 +115,20 @@ def _ratios(
         return found
     if noise is not None and noise.sums.num_elements:
         return [*found, *error_ratios(sums, noise.sums, unit_roundoff)]
-    expected = ROUNDOFFS * unit_roundoff * math.sqrt(1 + _depth(port.module))
+    expected = _expected_noise(port, unit_roundoff)
     return [*found, Ratio("replay-tensor", sums.relative_error, expected)]
+
+
+def _norm_ratio(port: Port, error: float, noise: PortResult | None, unit_roundoff: float) -> Ratio:
+    if math.isnan(error):
+        return Ratio("non-finite", error, 0.0)
+    measured = noise.sums.relative_error if noise is not None else 0.0
+    return Ratio("norm-error", error, measured or _expected_noise(port, unit_roundoff))
+
+
+def _expected_noise(port: Port, unit_roundoff: float) -> float:
+    """Return the relative error of a healthy run at a place, without a noise run."""
+    return ROUNDOFFS * unit_roundoff * math.sqrt(1 + _depth(port.module))
 
 
 def _depth(module: str) -> int:

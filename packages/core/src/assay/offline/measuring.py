@@ -1,5 +1,6 @@
 """Measuring all pairs of two dumps: sums over every port, pooled over its passes."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,6 +32,8 @@ class Measured:
     compared: int = 0
     unpaired: list[str] = field(default_factory=list)
     """Tensors whose partner is missing in some passes, or has a shape that cannot be matched."""
+    norm_errors: dict[tuple[Port, int], float] = field(default_factory=dict)
+    """By port and rank, the largest relative difference of two norms, where values are not compared."""
     repeated: list[str] = field(default_factory=list)
     """Ports of which EXPECTED holds the same values twice in a pass."""
 
@@ -67,12 +70,14 @@ class PairMeasurer:
     """Measures the pairs of two dumps, whatever ranks hold them.
 
     first_different: by prompt, the position of its first different token; later rows are left out.
+    by_statistics: compare norms even where both dumps hold values.
     """
 
     expected: Dump
     actual: Dump
     alignment: TokenAlignment
     first_different: Mapping[int, int]
+    by_statistics: bool = False
     measured: Measured = field(default_factory=Measured)
 
     def measure(self, matching: Matching) -> Measured:
@@ -122,10 +127,8 @@ class PairMeasurer:
     ) -> list[_Values]:
         """Return the tensors of each actual rank with what that rank should have."""
         port = lanes.port
-        if not all(one.has_values for one in (*tensors, *others)):
-            self.measured.unpaired.append(
-                f"{port} at step {step}: a dump holds only its statistics"
-            )
+        if self.by_statistics or not all(one.has_values for one in (*tensors, *others)):
+            self._compare_norms(lanes, tensors, others, step)
             return []
         references = _read_all(self.expected, tensors, lanes.expected_span, port)
         values = _read_all(self.actual, others, lanes.actual_span, port)
@@ -149,6 +152,28 @@ class PairMeasurer:
             wholes = [placement.part(whole, number) for number in range(len(values))]
         self.measured.compared += len(tensors)
         return list(map(_Values, ranks, values, wholes))
+
+    def _compare_norms(
+        self, lanes: LanePair, tensors: list[DumpedTensor], others: list[DumpedTensor], step: int
+    ) -> None:
+        """Compare the norms of whole tensors, rank by rank."""
+        if not tensors[0].dtype.startswith(("float", "bfloat")):
+            return  # tools record no norm of integers
+        is_part = lanes.expected_span is not None or lanes.actual_span is not None
+        pairs = [
+            (_norm(self.expected, one), _norm(self.actual, other), other)
+            for one, other in zip(tensors, others, strict=False)
+        ]
+        if is_part or len(tensors) != len(others) or any(None in pair for pair in pairs):
+            self.measured.unpaired.append(f"{lanes.port} at step {step}: no norm to compare")
+            return
+        for expected, actual, other in pairs:
+            key = lanes.port, other.site.at.rank
+            error = _relative_difference(actual or 0.0, expected or 0.0)
+            self.measured.norm_errors[key] = max(self.measured.norm_errors.get(key, 0.0), error)
+            empty = torch.empty(0, dtype=getattr(torch, other.dtype, torch.float32))
+            self.measured.at(*key, empty, lanes.expected.class_name)
+        self.measured.compared += len(tensors)
 
     def _add(self, lanes: LanePair, pair: PassPair, values: _Values, step: int) -> None:
         """Add one pair of tensors to the sums of its port."""
@@ -231,6 +256,21 @@ def _read_all(
     if span is None:
         return values
     return [span.of(one, is_parameter=port.direction == "parameter") for one in values]
+
+
+def _norm(dump: Dump, tensor: DumpedTensor) -> float | None:
+    if tensor.has_values:
+        return float(torch.linalg.vector_norm(dump.read(tensor), dtype=torch.float64))
+    return tensor.statistics.get("norm")
+
+
+def _relative_difference(actual: float, expected: float) -> float:
+    """Return |actual - expected| / |expected|; nan if actual is not finite, inf if only expected is 0."""
+    if not math.isfinite(actual) and math.isfinite(expected):
+        return math.nan
+    if actual == expected:
+        return 0.0
+    return abs(actual - expected) / abs(expected) if expected else math.inf
 
 
 def _take_both(

@@ -1,5 +1,6 @@
 """Two dumps of a small network in msprobe's layout, compared by the whole command."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,3 +172,27 @@ def test_a_nan_is_a_failure(golden: Path, tmp_path: Path) -> None:
     assert verdict.diagnosis == "non-finite"
     assert verdict.location is not None
     assert verdict.location.module == "layers.0.up"
+
+
+def as_statistics(folder: Path) -> Path:
+    """Turn a dump into one of task `statistics`."""
+    for file in folder.rglob("*.pt"):
+        file.unlink()
+    for file in folder.rglob("dump.json"):
+        text = re.sub(r', "data_name": "[^"]*"', "", file.read_text())
+        file.write_text(text.replace('"task": "tensor"', '"task": "statistics"'))
+    return folder
+
+
+def test_statistics_locate_and_pass_only_if_they_are_accepted(golden: Path, tmp_path: Path) -> None:
+    same = as_statistics(write(tmp_path / "same"))
+    verdict = judge(golden, same, tmp_path / "out")
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert "norms of their tensors only" in str(verdict.levels["completeness"].reason)
+    assert judge(golden, same, tmp_path / "accepted", stats=True).verdict is Outcome.PASS
+    wrong = as_statistics(write(tmp_path / "wrong", double_scale))
+    verdict = judge(as_statistics(golden), wrong, tmp_path / "wrong-out")
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.statistic == "norm-error"
+    assert verdict.location is not None
+    assert verdict.location.module == "layers.1"

@@ -37,6 +37,10 @@ def compare(  # noqa: PLR0913 - one for each option
             "--map", metavar="FILE", help="TOML or JSON: module names, EXPECTED's to ACTUAL's."
         ),
     ] = None,
+    stats: Annotated[
+        bool,
+        typer.Option("--stats", help="Compare norms only; dumps may hold statistics, no values."),
+    ] = False,
     allow_unmatched: Annotated[
         list[str] | None,
         typer.Option(metavar="GLOB", help="Module or MODULE:PORT that may lack a partner."),
@@ -78,6 +82,7 @@ def compare(  # noqa: PLR0913 - one for each option
         noise=noise,
         level=level,
         map=name_map,
+        stats=stats,
         allow_unmatched=allow_unmatched or (),
         rank=rank,
         token_shift=token_shift,

@@ -77,3 +77,11 @@ def describe_topology(count: int) -> str:
         f"the dumps name modules differently: {count:,} are matched by order, kind and width; --map"
         " overrides"
     )
+
+
+def describe_norms_only(count: int) -> str:
+    """State that values were not compared."""
+    return (
+        f"{count:,} places are compared by the norms of their tensors only, which an error may keep;"
+        " --stats accepts that"
+    )

@@ -33,6 +33,7 @@ LEVEL_QUESTIONS = {
 # What the value of a statistic is called in a sentence.
 _STATISTICS = {
     "replay-tensor": "relative error",
+    "norm-error": "relative difference of the norms",
     "replay-row": "relative error of the worst row",
     "replay-slope": "systematic scale error",
     "replay-channel": "systematic error of the worst channel",
