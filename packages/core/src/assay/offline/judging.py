@@ -96,7 +96,7 @@ def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[Measu
         location=location if is_failure else None,
         suspects=_suspects(origins, evidence) if is_failure else [],
         diagnosis=diagnosis if is_failure else None,
-        notes=[*evidence.alignment.notes, *evidence.notes],
+        notes=evidence.notes,
         compared=evidence.measured.compared,
         unmatched=list_unmatched(evidence.unmatched_expected, evidence.unmatched_actual),
         headline=_headline(evidence, location, weights) if is_failure

@@ -16,7 +16,7 @@ from assay.offline.lanes import Lane, LanePair, Port, Span
 from assay.offline.matching import Matching
 from assay.offline.passes import PassPair
 from assay.offline.rows import take_rows
-from assay.offline.shards import find_placement
+from assay.offline.shards import find_placements
 from assay.offline.tokens import TokenAlignment
 from assay.progress import subtask
 from assay.sites import Phase, RowMap
@@ -133,23 +133,18 @@ class PairMeasurer:
         references = _read_all(self.expected, tensors, lanes.expected_span, port)
         values = _read_all(self.actual, others, lanes.actual_span, port)
         ranks = [one.site.at.rank for one in others]
-        if [one.shape for one in references] == [one.shape for one in values]:
-            wholes = references
-        else:
-            shape = tuple(values[0].shape) if len(values) == 1 else None
-            placement = find_placement(references, shape)
-            whole = placement.assemble(references) if placement else None
-            placement = find_placement(values, tuple(whole.shape)) if whole is not None else None
-            if whole is None or placement is None:
-                shapes = ", ".join(str(list(one.shape)) for one in values)
-                wanted = ", ".join(str(list(one.shape)) for one in references)
-                self.measured.unpaired.append(
-                    f"{port} at step {step}: its shape is {shapes}, expected {wanted}"
-                )
-                return []
-            if placement.kind == "partial":
-                values, ranks = [placement.assemble(values)], ranks[:1]
-            wholes = [placement.part(whole, number) for number in range(len(values))]
+        placements = find_placements(references, values)
+        if placements is None:
+            shapes = ", ".join(str(list(one.shape)) for one in values)
+            wanted = ", ".join(str(list(one.shape)) for one in references)
+            self.measured.unpaired.append(
+                f"{port} at step {step}: its shape is {shapes}, expected {wanted}"
+            )
+            return []
+        whole = placements[0].assemble(references)
+        if placements[1].kind == "partial":
+            values, ranks = [placements[1].assemble(values)], ranks[:1]
+        wholes = [placements[1].part(whole, number) for number in range(len(values))]
         self.measured.compared += len(tensors)
         return list(map(_Values, ranks, values, wholes))
 

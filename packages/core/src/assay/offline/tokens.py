@@ -30,7 +30,7 @@ def find_passes(dump: Dump, rank: int | None = None) -> list[Pass]:
     chosen = min(ranks, default=0) if rank is None else rank
     for tensor in dump.tensors:
         at = tensor.site.at
-        if at.phase == "forward" and at.rank == chosen and tensor.layout == "":
+        if at.phase == "forward" and at.rank == chosen:
             groups.setdefault((at.micro_batch, at.step), []).append(tensor)
     passes: list[Pass] = []
     for (batch, step), tensors in sorted(groups.items()):
@@ -65,7 +65,7 @@ def _number_prompts(passes: Iterable[Pass]) -> list[Pass]:
 def _read_pass(
     dump: Dump, batch: int, step: int, tensors: list[DumpedTensor], previous: Pass | None
 ) -> Pass:
-    ids = _read_ids(dump, tensors)
+    ids = read_ids(dump, tensors)
     for tensor in tensors:
         known = dump.rows.get(tensor.site.at)
         if known is not None:
@@ -81,7 +81,7 @@ def _read_pass(
     return Pass(batch, step, RowMap(prompts, tuple(map(tuple, positions))), ids)
 
 
-def _read_ids(dump: Dump, tensors: Iterable[DumpedTensor]) -> Tensor | None:
+def read_ids(dump: Dump, tensors: Iterable[DumpedTensor]) -> Tensor | None:
     """Return the token ids of a pass: a named argument, or the input of an embedding."""
     integer = [
         tensor

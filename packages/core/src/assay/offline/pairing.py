@@ -1,0 +1,148 @@
+"""Pairing two dumps: their passes, ports and token ids."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from assay.comparing.wording import dumps as wording
+from assay.dumps.protocol import Dump, DumpError
+from assay.offline.lanes import LanePair, Lanes, collect_lanes
+from assay.offline.locating import level_of
+from assay.offline.matching import Matching, match_lanes, match_modules
+from assay.offline.measuring import Measured, PairMeasurer
+from assay.offline.passes import PassPair
+from assay.offline.rows import take_rows
+from assay.offline.token_ids import LogitsOf, TokenComparison, compare_ids
+from assay.offline.tokens import TokenAlignment, align_passes, find_passes
+from assay.offline.topology import Graph, match_by_topology
+from assay.sites import RecordedLevel
+
+# With fewer modules of the same name, the dumps come from implementations that name modules differently.
+_LEAST_NAMESAKES = 0.2
+
+_LEVELS_UP_TO = {
+    "logits": ("logits", "weights"),
+    "module": ("logits", "weights", "modules", "gradients"),
+    "op": ("logits", "weights", "modules", "gradients", "operations"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PairingOptions:
+    """Which parts of two dumps are paired, and how."""
+
+    level: RecordedLevel | None = None
+    """Deepest level that is compared; None for everything."""
+    rank: int | None = None
+    """The only rank that is compared; None for all."""
+    token_shift: int | None = None
+    """Pass of the actual dump minus that of the expected one; None to find it."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Names of expected modules to those of actual ones, with `*` as a wildcard."""
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Two dumps, paired."""
+
+    expected: Dump
+    actual: Dump
+    matching: Matching
+    alignment: TokenAlignment
+    tokens: TokenComparison
+    notes: list[str]
+
+    def measure(self, *, by_statistics: bool = False) -> Measured:
+        """Measure every pair of tensors. by_statistics: compare norms instead of values."""
+        first_different = self.tokens.first_different
+        measurer = PairMeasurer(
+            self.expected, self.actual, self.alignment, first_different, by_statistics
+        )
+        return measurer.measure(self.matching)
+
+    @property
+    def dtypes(self) -> Iterator[str]:
+        """Return the dtypes in which the paired values were computed."""
+        yield from (self.expected.rounded_to, self.actual.rounded_to)
+        for pair in self.matching.pairs:
+            yield from (pair.expected.first.dtype, pair.actual.first.dtype)
+
+
+def pair_dumps(expected: Dump, actual: Dump, options: PairingOptions) -> Pairing:
+    """Pair the tokens, ports and ids of two dumps.
+
+    Raises: DumpError if a dump holds nothing of the chosen rank and level.
+    """
+    lanes, actual_lanes = _choose(expected, options), _choose(actual, options)
+    alignment = align_passes(
+        find_passes(expected, options.rank), find_passes(actual, options.rank), options.token_shift
+    )
+    names = dict(options.names)
+    notes = list(alignment.notes)
+    by_name = match_modules(lanes, actual_lanes, names)
+    if len(by_name) < _LEAST_NAMESAKES * len({port.module for port in lanes}) and alignment.pairs:
+        first = alignment.pairs[0]
+        found = match_by_topology(
+            Graph(lanes, expected.read, first.expected.batch, first.expected.step),
+            Graph(actual_lanes, actual.read, first.actual.batch, first.actual.step),
+        )
+        names = found | names
+        notes.append(wording.describe_topology(len(found)))
+    matching = match_lanes(lanes, actual_lanes, names)
+    tokens = compare_ids(alignment, _read_logits_with(expected, actual, matching, alignment))
+    return Pairing(expected, actual, matching, alignment, tokens, notes)
+
+
+def _choose(dump: Dump, options: PairingOptions) -> Lanes:
+    lanes = collect_lanes(dump, options.rank)
+    if options.level is not None:
+        kept = _LEVELS_UP_TO[options.level]
+        lanes = {port: lane for port, lane in lanes.items() if level_of(port) in kept}
+    if not lanes:
+        raise DumpError(f"{dump.path} holds nothing of the chosen rank and level")
+    return lanes
+
+
+def _read_logits_with(
+    expected: Dump, actual: Dump, matching: Matching, alignment: TokenAlignment
+) -> LogitsOf:
+    """Return the function that reads the logits of one token from both dumps."""
+    lanes = next((pair for pair in matching.pairs if level_of(pair.port) == "logits"), None)
+
+    def read(prompt: int, position: int) -> tuple[Tensor, Tensor] | None:
+        if lanes is None:
+            return None
+        for pair in alignment.pairs:
+            rows = pair.rows
+            for row, place in enumerate(
+                zip(rows.prompts, rows.positions, strict=True) if rows else ()
+            ):
+                if place[0] == prompt and position in place[1]:
+                    number = row * len(place[1]) + place[1].index(position)
+                    return _read_logits(expected, actual, lanes, pair, number)
+        return None
+
+    return read
+
+
+def _read_logits(
+    expected: Dump, actual: Dump, lanes: LanePair, pair: PassPair, number: int
+) -> tuple[Tensor, Tensor] | None:
+    """Return the logits of one paired token; number: among the tokens of the pair."""
+    found = []
+    sides = (
+        (expected, lanes.expected, pair.expected, pair.expected_rows),
+        (actual, lanes.actual, pair.actual, pair.actual_rows),
+    )
+    for dump, lane, one, rows in sides:
+        tensors = lane.tensors.get((one.batch, one.step, 0), [])
+        if len(tensors) != 1 or not tensors[0].has_values:
+            return None
+        row = torch.tensor([number if rows is None else int(rows[number])])
+        taken = take_rows(dump.read(tensors[0]), one, row)
+        if taken is None or not bool(taken[1].all()):
+            return None
+        found.append(taken[0].flatten())
+    return found[0], found[1]

@@ -1,0 +1,144 @@
+"""Giving the tensors of several ranks one numbering: data-parallel batches and pipeline stages.
+
+Tensor-parallel shards keep their ranks; `shards.py` compares them part by part.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from assay.dumps.protocol import Dump, DumpedTensor
+from assay.offline.tokens import read_ids
+from assay.sites import Site
+
+_LAYER = re.compile(r"(.*?\.|)([0-9]+)(\..*|)")
+
+
+def number_ranks(dump: Dump) -> tuple[Dump, list[str]]:
+    """Number data-parallel batches and the layers of pipeline stages over all ranks.
+
+    Returns: the dump, and notes on what was recognized; the same dump if one rank made it.
+    """
+    ranks = sorted({tensor.site.at.rank for tensor in dump.tensors})
+    if len(ranks) < 2:
+        return dump, []
+    notes = []
+    groups = _find_data_parallel(dump, ranks)
+    if len(groups) > 1:
+        dump = _number_batches(dump, groups)
+        notes.append(f"{dump.path}: {len(groups)} data-parallel groups hold different prompts")
+    stages = _find_stages(dump)
+    if len(stages) > 1:
+        dump = _number_layers(dump, stages)
+        notes.append(f"{dump.path}: {len(stages)} pipeline stages hold different layers")
+    return dump, notes
+
+
+def _find_data_parallel(dump: Dump, ranks: Sequence[int]) -> list[list[int]]:
+    """Return the ranks that hold the same prompts, group by group; one group if a rank has no ids."""
+    first = min((tensor.site.at.micro_batch, tensor.site.at.step) for tensor in dump.tensors)
+    groups: list[tuple[Tensor, list[int]]] = []
+    for rank in ranks:
+        ids = read_ids(dump, [one for one in dump.tensors if _is_of(one, rank, first)])
+        if ids is None:
+            return [list(ranks)]
+        for known, members in groups:
+            if torch.equal(known, ids):
+                members.append(rank)
+                break
+        else:
+            groups.append((ids, [rank]))
+    members_of = [members for _, members in groups]
+    return members_of if len({len(members) for members in members_of}) == 1 else [list(ranks)]
+
+
+def _is_of(tensor: DumpedTensor, rank: int, first: tuple[int, int]) -> bool:
+    at = tensor.site.at
+    return at.rank == rank and (at.micro_batch, at.step) == first and at.phase == "forward"
+
+
+def _number_batches(dump: Dump, groups: list[list[int]]) -> Dump:
+    place = {
+        rank: (group, number)
+        for group, members in enumerate(groups)
+        for number, rank in enumerate(members)
+    }
+
+    def move(tensor: DumpedTensor) -> DumpedTensor:
+        at = tensor.site.at
+        group, rank = place[at.rank]
+        batch = at.micro_batch * len(groups) + group
+        return _at(tensor, micro_batch=batch, rank=rank)
+
+    return replace(dump, tensors=[move(tensor) for tensor in dump.tensors])
+
+
+def _find_stages(dump: Dump) -> list[list[int]]:
+    """Return the ranks of each pipeline stage, first stage first; one stage if all ranks are alike."""
+    modules: dict[int, set[str]] = {}
+    for tensor in dump.tensors:
+        modules.setdefault(tensor.site.at.rank, set()).add(tensor.site.at.module)
+    stages: dict[frozenset[str], list[int]] = {}
+    for rank, names in sorted(modules.items()):
+        stages.setdefault(frozenset(names), []).append(rank)
+    ordered = list(stages.values())
+    outside = [{name for name in names if not _LAYER.fullmatch(name)} for names in stages]
+    # A pipeline has its embedding on the first stage alone, and its head on the last.
+    is_pipeline = len(ordered) > 1 and outside[0] - outside[-1] and outside[-1] - outside[0]
+    return ordered if is_pipeline else [sorted(modules)]
+
+
+def _number_layers(dump: Dump, stages: list[list[int]]) -> Dump:
+    """Number layers over all stages, and keep of a module on several stages its ends only."""
+    stage_of = {rank: number for number, ranks in enumerate(stages) for rank in ranks}
+    layers: list[set[int]] = [set() for _ in stages]
+    holders: dict[str, set[int]] = {}
+    for tensor in dump.tensors:
+        at = tensor.site.at
+        stage = stage_of[at.rank]
+        if found := _LAYER.fullmatch(at.module):
+            layers[stage].add(int(found[2]))
+        else:
+            holders.setdefault(at.module, set()).add(stage)
+    is_local = bool(set.intersection(*layers))
+    offsets = [
+        sum(len(earlier) for earlier in layers[:stage]) if is_local else 0
+        for stage in range(len(stages))
+    ]
+    kept: list[DumpedTensor] = []
+    for tensor in _in_order(dump.tensors, stage_of):
+        at = tensor.site.at
+        stage = stage_of[at.rank]
+        of_module = holders.get(at.module, {stage})
+        is_input = tensor.site.port.startswith("input.")
+        if len(of_module) > 1 and stage != (min(of_module) if is_input else max(of_module)):
+            continue  # what a stage passes to the next one, under the name of the whole
+        module = _add_to_layer(at.module, offsets[stage])
+        kept.append(_at(tensor, module=module, rank=stages[stage].index(at.rank)))
+    return replace(dump, tensors=[replace(one, order=n) for n, one in enumerate(kept)])
+
+
+def _in_order(tensors: Iterable[DumpedTensor], stage_of: Mapping[int, int]) -> list[DumpedTensor]:
+    """Return tensors in the order of the network: pass by pass, stage by stage."""
+    return sorted(
+        tensors,
+        key=lambda one: (
+            one.site.at.micro_batch,
+            one.site.at.step,
+            stage_of[one.site.at.rank],
+            one.order,
+        ),
+    )
+
+
+def _add_to_layer(module: str, offset: int) -> str:
+    found = _LAYER.fullmatch(module)
+    return f"{found[1]}{int(found[2]) + offset}{found[3]}" if found and offset else module
+
+
+def _at(tensor: DumpedTensor, **changes: object) -> DumpedTensor:
+    at = replace(tensor.site.at, **changes)  # type: ignore[arg-type]  # fields of CallSite
+    return replace(tensor, site=Site(at, tensor.site.port))
