@@ -21,8 +21,8 @@ def create_temporary(path: Path) -> tuple[int, Path]:
     return os.open(temporary, flags, 0o666), temporary
 
 
-def write_whole(path: Path, text: str) -> Path:
-    """Write `text` to a temporary file, then rename it to `path`.
+def write_whole(path: Path, content: str | bytes) -> Path:
+    """Write `content` to a temporary file, then rename it to `path`. Text is written as UTF-8.
 
     A symbolic link at `path` is replaced, not followed.
     Raises: DiskError if it cannot be written. `path` is then unchanged.
@@ -31,9 +31,11 @@ def write_whole(path: Path, text: str) -> Path:
         descriptor, temporary = create_temporary(path)
     except OSError as error:
         raise DiskError.refused(path, error) from error
+    if isinstance(content, str):
+        content = content.encode("utf-8", errors="backslashreplace")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
         temporary.replace(path)
     except OSError as error:
         with suppress(OSError):

@@ -40,6 +40,10 @@ def test_no_link_redirects_what_is_written(tmp_path: Path) -> None:
     assert target.read_text() == "new"
 
 
+def test_bytes_are_written_as_they_are(tmp_path: Path) -> None:
+    assert write_whole(tmp_path / "x", b"\r\n\xff").read_bytes() == b"\r\n\xff"
+
+
 def test_the_temporary_name_cannot_be_predicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
