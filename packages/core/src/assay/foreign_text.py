@@ -28,6 +28,11 @@ _MARKDOWN = re.compile(r"[\\`*{}\[\]#|~]|(?<![^\W_])_+|_+(?![^\W_])")  # `_` wit
 _MARKDOWN_LINK = re.compile(r"(@(?=\w)|#(?=\d)|\bGH-(?=\d)|:(?=//)|\bwww(?=\.))", re.IGNORECASE)
 _NOTHING_SHOWN = "<!-- -->"
 
+# A spreadsheet takes a cell that begins so for a formula, which can run programs. Full-width signs
+# work in some languages.
+# Source: OWASP, "CSV Injection".
+_FORMULA_STARTS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+
 _LONGEST_QUOTE = 300
 
 
@@ -49,6 +54,16 @@ def one_line(text: str) -> str:
     True
     """
     return _CONTROL.sub(_escape, text)
+
+
+def escape_cell(text: str) -> str:
+    """Escape text for a cell of a CSV file, so that a spreadsheet shows it and computes nothing.
+
+    >>> escape_cell("=1+1")
+    "'=1+1"
+    """
+    line = one_line(text)
+    return f"'{line}" if line.lstrip().startswith(_FORMULA_STARTS) else line
 
 
 def escape_output(text: str) -> str:

@@ -7,6 +7,7 @@ import unicodedata
 import pytest
 
 from assay.foreign_text import (
+    escape_cell,
     escape_characters,
     escape_controls,
     escape_markdown,
@@ -31,6 +32,22 @@ def test_no_control_character_remains(escape: object) -> None:
     assert callable(escape)
     assert dangerous(POISON)
     assert dangerous(escape(f"a{POISON}b")) == []
+
+
+@pytest.mark.parametrize(
+    "start", ["=", "+", "-", "@", " =", "\uff1d", "\uff0b", "\uff0d", "\uff20"]
+)
+def test_a_cell_is_no_formula(start: str) -> None:
+    assert escape_cell(f"{start}cmd|' /C calc'!A0") == f"'{start}cmd|' /C calc'!A0"
+
+
+@pytest.mark.parametrize("text", ["", "model.norm", "a=1", "[1, 2]", "1-2"])
+def test_other_cells_are_unchanged(text: str) -> None:
+    assert escape_cell(text) == text
+
+
+def test_a_cell_has_one_line() -> None:
+    assert escape_cell("\t=1\n") == r"\t=1\n"
 
 
 def test_newlines_are_kept_or_shown() -> None:
