@@ -1,0 +1,144 @@
+"""The metrics that comparison tools publish, under the same names.
+
+`measure_metrics` corrects the published formulas; `measure_as_published` keeps them. The published ones
+leave out absolute errors where the expected value is zero, take one softmax over the whole tensor
+instead of one for each row, give a tensor of zeros the distance 0 to any other, and yield nothing for a
+tensor that holds a NaN or an infinity.
+Source: Ascend msit 8, components/llm, cmp_algorithm.py.
+
+Shape legend: R rows (tokens), C channels (last dim).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from assay.metrics import ShapeMismatchError
+
+# So many elements are computed at a time. Fastest of 2**14 to 2**20: in float64, each intermediate
+# result is 1 MB, which fits the caches.
+BLOCK_ELEMENTS = 1 << 17
+
+# The published formulas take expected values of this size or below for zero.
+EPSILON = torch.finfo(torch.float32).eps
+
+
+@dataclass(frozen=True, slots=True)
+class PairMetrics:
+    """Metrics of one pair of tensors; nan where a metric is not defined."""
+
+    cosine_similarity: float = math.nan
+    max_relative_error: float = math.nan
+    mean_relative_error: float = math.nan
+    max_absolute_error: float = math.nan
+    mean_absolute_error: float = math.nan
+    kl_divergence: float = math.nan
+    """In nats; by the corrected formula, of the worst row."""
+    relative_euclidean_distance: float = math.nan
+    num_nonfinite_expected: int = 0
+    """NaN and infinities. The corrected metrics are those of the elements that are finite on both sides."""
+    num_nonfinite_actual: int = 0
+
+
+MeasurePair = Callable[[Tensor, Tensor], PairMetrics]
+
+
+def measure_metrics(expected_RC: Tensor, actual_RC: Tensor) -> PairMetrics:
+    """Measure one pair by the corrected formulas, in float64.
+
+    Raises: ShapeMismatchError if the shapes differ.
+    """
+    metrics = _measure_elements(expected_RC, actual_RC, torch.float64, zero=-1.0)
+    divergences = kl_divergences(expected_RC, actual_RC)
+    defined = divergences[~divergences.isnan()]
+    return replace(metrics, kl_divergence=float(defined.max())) if len(defined) else metrics
+
+
+def measure_as_published(expected_RC: Tensor, actual_RC: Tensor) -> PairMetrics:
+    """Measure one pair by the published formulas: elements in float32, sums in float64.
+
+    Raises: ShapeMismatchError if the shapes differ.
+    """
+    metrics = _measure_elements(expected_RC, actual_RC, torch.float32, zero=EPSILON)
+    counts = metrics.num_nonfinite_expected, metrics.num_nonfinite_actual
+    if any(counts) or not expected_RC.numel():
+        return PairMetrics(num_nonfinite_expected=counts[0], num_nonfinite_actual=counts[1])
+    flat = (one.reshape(1, -1).float() for one in (expected_RC, actual_RC))
+    return replace(metrics, kl_divergence=float(kl_divergences(*flat)))
+
+
+def _measure_elements(
+    expected: Tensor, actual: Tensor, dtype: torch.dtype, zero: float
+) -> PairMetrics:
+    """Measure all but the divergence.
+
+    dtype: of single elements.
+    zero: no absolute error counts where |expected| <= zero, nor any distance if its norm is that small.
+    """
+    if expected.shape != actual.shape:
+        raise ShapeMismatchError.of(actual, expected)
+    totals = torch.zeros(6, dtype=torch.float64)
+    largest = torch.zeros(2, dtype=torch.float64)
+    count, num_nonfinite = 0, [0, 0]
+    for block in zip(
+        *(one.reshape(-1).split(BLOCK_ELEMENTS) for one in (expected, actual)), strict=True
+    ):
+        e, a = (one.to(dtype) for one in block)
+        finite = e.isfinite(), a.isfinite()
+        for side, one in enumerate(finite):
+            num_nonfinite[side] += one.numel() - int(one.sum())
+        if not bool((finite[0] & finite[1]).all()):
+            e, a = (one[finite[0] & finite[1]] for one in (e, a))
+        if not e.numel():
+            continue
+        relative = (a / e - 1).abs().masked_fill(e.abs() <= EPSILON, 0.0).double()
+        absolute = (a - e).abs().masked_fill(e.abs() <= zero, 0.0).double()
+        e, a = e.double(), a.double()
+        terms = relative, absolute, (a - e).square(), e.square(), a.square(), e * a
+        totals += torch.stack([term.sum() for term in terms])
+        largest = torch.maximum(largest, torch.stack([relative.max(), absolute.max()]))
+        count += e.numel()
+    if not count:
+        return PairMetrics(
+            num_nonfinite_expected=num_nonfinite[0], num_nonfinite_actual=num_nonfinite[1]
+        )
+    difference, norm, other_norm = totals[2:5].sqrt().tolist()
+    if norm and other_norm:
+        cosine = max(-1.0, min(1.0, float(totals[5]) / (norm * other_norm)))
+    else:
+        cosine = 1.0 if norm == other_norm else 0.0
+    distance = difference / norm if norm else math.inf
+    if norm <= zero or not difference:
+        distance = 0.0
+    means = (totals / count).tolist()
+    return PairMetrics(
+        cosine, float(largest[0]), means[0], float(largest[1]), means[1], math.nan, distance,
+        *num_nonfinite,
+    )  # fmt: skip
+
+
+def kl_divergences(expected_RC: Tensor, actual_RC: Tensor) -> Tensor:
+    """Return KL(softmax(expected) || softmax(actual)) of each row in nats, (R,); nan for a row with NaN."""
+    if not expected_RC.numel():
+        return torch.zeros(0)
+    num_rows = max(1, BLOCK_ELEMENTS // expected_RC.shape[1])
+    blocks = zip(expected_RC.split(num_rows), actual_RC.split(num_rows), strict=True)
+    return torch.cat([_divergences_of_rows(*block) for block in blocks])
+
+
+def _divergences_of_rows(expected_RC: Tensor, actual_RC: Tensor) -> Tensor:
+    """Compute rows of any length, in blocks of columns."""
+    sides = [one.split(BLOCK_ELEMENTS, dim=1) for one in (expected_RC, actual_RC)]
+    logsumexp, other_logsumexp = (
+        torch.stack([block.double().logsumexp(1) for block in side]).logsumexp(0) for side in sides
+    )
+    divergences = other_logsumexp - logsumexp
+    for expected, actual in zip(*sides, strict=True):
+        e = expected.double()
+        p = (e - logsumexp[:, None]).exp()
+        # A masked element, -inf, has the probability 0 and adds nothing.
+        divergences += (p * (e - actual.double())).masked_fill(p == 0, 0.0).sum(1)
+    return divergences.clamp(min=0.0)  # rounding
