@@ -15,12 +15,13 @@ def measure(
     excluded: Tensor | None,
     actual: Tensor,
     expected: Tensor,
-) -> None:
+) -> tuple[Tensor, Tensor]:
     """Add the error of `actual`, or for values that are not rounded the rows that differ.
 
     rows: of the call; index: addresses of rows for it.
     excluded: batch rows that are left out, (B,) bool; None for none.
     Shapes: actual and expected alike.
+    Returns: the compared rows of both, (R, C).
     """
     actual, expected = as_real(actual), as_real(expected)
     if rows is not None and expected.shape == (rows.num_rows, rows.length):
@@ -39,12 +40,13 @@ def measure(
         if actual.dtype is torch.float64:
             actual_RC = actual_RC.to(expected.dtype)  # the yardstick, as it was stored
         result.sums.add_later(actual_RC, expected_RC, prompt, position)
-        return
+        return actual_RC, expected_RC
     different = (actual_RC != expected_RC).any(-1)
     result.exact.add(len(different), int(different.sum()))
     if bool(different.any()) and result.exact.first == (-1, -1):
         first = int(different.nonzero()[0])
         result.exact.first = (int(prompt[first]), int(position[first]))
+    return actual_RC, expected_RC
 
 
 def as_real(tensor: Tensor) -> Tensor:

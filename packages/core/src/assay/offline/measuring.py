@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from assay.locating.matching.masks import count_differences, is_attention_mask
 from assay.locating.measuring import measure
 from assay.offline.lanes import Lane, LanePair, Port, Span
 from assay.offline.matching import Matching
+from assay.offline.pairs import Observer, TensorPair, observe_nothing
 from assay.offline.passes import PassPair
 from assay.offline.rows import take_rows
 from assay.offline.shards import find_placements
@@ -56,21 +57,13 @@ class Measured:
         return result
 
 
-@dataclass(frozen=True, slots=True)
-class _Values:
-    """A pair of tensors of one shape. rank: that of the actual one."""
-
-    rank: int
-    actual: Tensor
-    expected: Tensor
-
-
 @dataclass
 class PairMeasurer:
     """Measures the pairs of two dumps, whatever ranks hold them.
 
     first_different: by prompt, the position of its first different token; later rows are left out.
     by_statistics: compare norms even where both dumps hold values.
+    observe: called with every pair, compared or not.
     """
 
     expected: Dump
@@ -78,6 +71,7 @@ class PairMeasurer:
     alignment: TokenAlignment
     first_different: Mapping[int, int]
     by_statistics: bool = False
+    observe: Observer = observe_nothing
     measured: Measured = field(default_factory=Measured)
 
     def measure(self, matching: Matching) -> Measured:
@@ -106,8 +100,8 @@ class PairMeasurer:
                 if others is None:
                     self.measured.unpaired.append(f"{lane.port} at step {step}")
                     continue
-                for values in self._read(lanes, tensors, others, step):
-                    self._add(lanes, pair, values, step)
+                for both in self._read(lanes, tensors, others):
+                    self._add(lanes, pair, *both)
 
     def _is_repeat(self, tensors: list[DumpedTensor], lane: Lane, of_pass: tuple[int, int]) -> bool:
         """Return True if a later call in a pass was recorded with the values of the first one."""
@@ -123,72 +117,89 @@ class PairMeasurer:
         return repeats
 
     def _read(
-        self, lanes: LanePair, tensors: list[DumpedTensor], others: list[DumpedTensor], step: int
-    ) -> list[_Values]:
-        """Return the tensors of each actual rank with what that rank should have."""
+        self, lanes: LanePair, tensors: list[DumpedTensor], others: list[DumpedTensor]
+    ) -> list[tuple[TensorPair, Tensor, Tensor]]:
+        """Return the tensors of each actual rank: its values, and those that it should have."""
         port = lanes.port
+        # The last tensor of the side with fewer ranks is paired with all that remain.
+        pairs = [
+            TensorPair(port, tensors[min(n, len(tensors) - 1)], others[min(n, len(others) - 1)])
+            for n in range(max(len(tensors), len(others)))
+        ]
         if self.by_statistics or not all(one.has_values for one in (*tensors, *others)):
-            self._compare_norms(lanes, tensors, others, step)
+            self._compare_norms(lanes, tensors, others, pairs)
             return []
         references = _read_all(self.expected, tensors, lanes.expected_span, port)
         values = _read_all(self.actual, others, lanes.actual_span, port)
-        ranks = [one.site.at.rank for one in others]
         placements = find_placements(references, values)
         if placements is None:
             shapes = ", ".join(str(list(one.shape)) for one in values)
             wanted = ", ".join(str(list(one.shape)) for one in references)
-            self.measured.unpaired.append(
-                f"{port} at step {step}: its shape is {shapes}, expected {wanted}"
-            )
+            self._leave_out(pairs, f"its shape is {shapes}, expected {wanted}")
             return []
         whole = placements[0].assemble(references)
         if placements[1].kind == "partial":
-            values, ranks = [placements[1].assemble(values)], ranks[:1]
+            values = [placements[1].assemble(values)]
         wholes = [placements[1].part(whole, number) for number in range(len(values))]
         self.measured.compared += len(tensors)
-        return list(map(_Values, ranks, values, wholes))
+        for pair in pairs[len(values) :]:
+            self.observe(pair)  # shards and summands that are measured with the first
+        return list(zip(pairs, values, wholes, strict=False))
 
     def _compare_norms(
-        self, lanes: LanePair, tensors: list[DumpedTensor], others: list[DumpedTensor], step: int
-    ) -> None:
+        self, lanes: LanePair, tensors: list[DumpedTensor], others: list[DumpedTensor],
+        pairs: list[TensorPair],
+    ) -> None:  # fmt: skip
         """Compare the norms of whole tensors, rank by rank."""
         if not tensors[0].dtype.startswith(("float", "bfloat")):
-            return  # tools record no norm of integers
-        is_part = lanes.expected_span is not None or lanes.actual_span is not None
-        pairs = [
-            (_norm(self.expected, one), _norm(self.actual, other), other)
-            for one, other in zip(tensors, others, strict=False)
-        ]
-        if is_part or len(tensors) != len(others) or any(None in pair for pair in pairs):
-            self.measured.unpaired.append(f"{lanes.port} at step {step}: no norm to compare")
+            for pair in pairs:
+                self.observe(replace(pair, reason="tools record no norm of integers"))
             return
-        for expected, actual, other in pairs:
-            key = lanes.port, other.site.at.rank
+        is_part = lanes.expected_span is not None or lanes.actual_span is not None
+        norms = [
+            (_norm(self.expected, pair.expected), _norm(self.actual, pair.actual)) for pair in pairs
+        ]
+        if is_part or len(tensors) != len(others) or any(None in both for both in norms):
+            self._leave_out(pairs, "no norm to compare")
+            return
+        for pair, (expected, actual) in zip(pairs, norms, strict=True):
+            key = lanes.port, pair.actual.site.at.rank
             error = _relative_difference(actual or 0.0, expected or 0.0)
             self.measured.norm_errors[key] = max(self.measured.norm_errors.get(key, 0.0), error)
-            empty = torch.empty(0, dtype=getattr(torch, other.dtype, torch.float32))
+            empty = torch.empty(0, dtype=getattr(torch, pair.actual.dtype, torch.float32))
             self.measured.at(*key, empty, lanes.expected.class_name)
+            self.observe(pair)
         self.measured.compared += len(tensors)
 
-    def _add(self, lanes: LanePair, pair: PassPair, values: _Values, step: int) -> None:
+    def _leave_out(self, pairs: list[TensorPair], reason: str) -> None:
+        step = pairs[0].expected.site.at.step
+        self.measured.unpaired.append(f"{pairs[0].port} at step {step}: {reason}")
+        for pair in pairs:
+            self.observe(replace(pair, reason=reason))
+
+    def _add(
+        self, lanes: LanePair, pair: PassPair, tensors: TensorPair, value: Tensor, reference: Tensor
+    ) -> None:
         """Add one pair of tensors to the sums of its port."""
-        port, value, reference = lanes.port, values.actual, values.expected
+        port, rank = lanes.port, tensors.actual.site.at.rank
         rows = pair.rows
         masks = [is_attention_mask(port.name, one) for one in (value, reference)]
         if pair.expected_rows is not None:
-            if any(masks):
-                return  # what it lets through shows in what attention returns
+            if any(masks):  # what they let through shows in what attention returns
+                self.observe(replace(tensors, reason="masks of other tokens are not compared"))
+                return
             taken = _take_both(pair, value, reference)
             if taken is None:
-                self.measured.unpaired.append(f"{port} at step {step}: its tokens are unknown")
+                self._leave_out([tensors], "its tokens are unknown")
                 return
             value, reference, rows = taken
         elif all(masks):
-            result = self.measured.at(port, values.rank, torch.empty(0, dtype=torch.bool), "")
+            result = self.measured.at(port, rank, torch.empty(0, dtype=torch.bool), "")
             count = (reference.numel(), reference.numel())
             if value.shape[-2:] == reference.shape[-2:]:
                 count = count_differences(value, reference, rows)
             result.exact.add(*count)
+            self.observe(tensors)
             return
         if value.shape != reference.shape:
             shaped = _give_same_shape(value, reference)
@@ -198,12 +209,12 @@ class PairMeasurer:
             elif taken is not None and taken[0].shape == taken[1].shape:
                 value, reference, rows = taken
             else:
-                shapes = f"{list(value.shape)}, expected {list(reference.shape)}"
-                self.measured.unpaired.append(f"{port} at step {step}: its shape is {shapes}")
+                self._leave_out([tensors], _describe_shapes(value, reference))
                 return
-        result = self.measured.at(port, values.rank, value, lanes.expected.class_name)
+        result = self.measured.at(port, rank, value, lanes.expected.class_name)
         value, reference = _give_comparable_dtype(value, reference)
-        measure(result, RowIndex(rows), rows, self._excluded(rows), value, reference)
+        compared = measure(result, RowIndex(rows), rows, self._excluded(rows), value, reference)
+        self.observe(replace(tensors, values=compared))
 
     def _excluded(self, rows: RowMap | None) -> Tensor | None:
         """Return which batch rows come after a different token, (B,) bool; None if none does."""
@@ -224,14 +235,18 @@ class PairMeasurer:
             if others is None:
                 self.measured.unpaired.append(f"{port} at step {key[1]}")
                 continue
-            for values in self._read(lanes, tensors, others, key[1]):
-                class_name = lanes.expected.class_name
-                result = self.measured.at(port, values.rank, values.actual, class_name)
+            for pair, value, reference in self._read(lanes, tensors, others):
+                if value.shape != reference.shape:
+                    self._leave_out([pair], _describe_shapes(value, reference))
+                    continue
+                rank, class_name = pair.actual.site.at.rank, lanes.expected.class_name
+                result = self.measured.at(port, rank, value, class_name)
                 if port.phase == "forward":
-                    _measure_parameter(result, values.actual, values.expected)
+                    compared = _measure_parameter(result, value, reference)
                 else:
-                    value, reference = _give_comparable_dtype(values.actual, values.expected)
-                    measure(result, RowIndex(None), None, None, value, reference)
+                    both = _give_comparable_dtype(value, reference)
+                    compared = measure(result, RowIndex(None), None, None, *both)
+                self.observe(replace(pair, values=compared))
 
     def _measure_absent_mask(self, lane: Lane) -> None:
         """Compare a mask with the causal one, which attention applies if it is given none."""
@@ -268,6 +283,10 @@ def _relative_difference(actual: float, expected: float) -> float:
     return abs(actual - expected) / abs(expected) if expected else math.inf
 
 
+def _describe_shapes(value: Tensor, reference: Tensor) -> str:
+    return f"its shape is {list(value.shape)}, expected {list(reference.shape)}"
+
+
 def _take_both(
     pair: PassPair, value: Tensor, reference: Tensor
 ) -> tuple[Tensor, Tensor, RowMap | None] | None:
@@ -296,10 +315,13 @@ def _distinct_weights(lane: Lane) -> dict[tuple[int, int, int], list[DumpedTenso
     return {key: lane.tensors[key] for key in first.values()}
 
 
-def _measure_parameter(result: PortResult, value: Tensor, reference: Tensor) -> None:
+def _measure_parameter(
+    result: PortResult, value: Tensor, reference: Tensor
+) -> tuple[Tensor, Tensor]:
     """Add a parameter, which must be equal. Where the dtypes differ, the wider is rounded first.
 
     The position of the worst element is its row.
+    Returns: the compared rows of both, (R, C).
     """
     if value.dtype != reference.dtype:
         coarser = min(value.dtype, reference.dtype, key=lambda dtype: (dtype.itemsize, str(dtype)))
@@ -312,6 +334,7 @@ def _measure_parameter(result: PortResult, value: Tensor, reference: Tensor) -> 
         value, reference = value.double(), reference.double()
     row = torch.arange(len(reference))
     result.sums.add(value, reference, torch.full_like(row, -1), row)
+    return value, reference
 
 
 def _give_same_shape(value: Tensor, reference: Tensor) -> tuple[Tensor, Tensor] | None:
