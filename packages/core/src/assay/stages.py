@@ -19,7 +19,12 @@ Statistic = Literal[
     "replay-row-slope", "replay-share",
     "logits-kl", "logits-kl-worst", "logits-error", "logits-worst", "logits-whole", "loss-error",
     "trajectory-error", "norm-error",
+    "cosine-distance", "kl-divergence",
 ]  # fmt: skip
+
+# Metrics of a pair of tensors, which have limits of their own and are compared with no noise run:
+# 1 - cosine similarity, and the KL divergence of logits.
+METRICS: frozenset[Statistic] = frozenset({"cosine-distance", "kl-divergence"})
 
 # Those of an error that is in every row of a stage, small in each: no single row shows it.
 SYSTEMATIC: frozenset[Statistic] = frozenset({

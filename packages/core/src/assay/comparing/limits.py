@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from assay.dtypes import FORMATS
 from assay.errors import UsageError
 from assay.files import read_toml
 from assay.foreign_text import shorten
-from assay.stages import Statistic
+from assay.stages import METRICS, Statistic
 
 CALIBRATED = "noise"
 _SHIPPED = Path(__file__).with_name("named_limits")
@@ -26,6 +27,16 @@ class Limits:
     origin: str
     by_statistic: dict[str, float]
 
+    @property
+    def names_metrics(self) -> bool:
+        """Return True if metrics have limits, such as the cosine distance."""
+        return not METRICS.isdisjoint(self.by_statistic)
+
+    @property
+    def names_noise_ratios(self) -> bool:
+        """Return True if noise ratios have limits."""
+        return not METRICS.issuperset(self.by_statistic)
+
     def of(self, statistic: Statistic) -> float:
         """The limit of `statistic`; what must be exact has the limit 0."""
         if statistic in ("exact", "non-finite"):
@@ -39,9 +50,10 @@ class Limits:
             raise UsageError(f"limits {self.name!r} have none for {statistic}") from None
 
 
-def load_limits(name: str = CALIBRATED) -> Limits:
+def load_limits(name: str = CALIBRATED, dtype: str | None = None) -> Limits:
     """The shipped limits called `name`, or those of a TOML file of that path.
 
+    dtype: chooses among limits that a file gives by dtype; without it they are left out.
     Raises: UsageError if there are none, or the file has not the form of `assay calibrate`.
     """
     if name.endswith(".toml"):
@@ -51,22 +63,31 @@ def load_limits(name: str = CALIBRATED) -> Limits:
         if name not in shipped_limits():
             raise UsageError(f"no limits called {name!r}; shipped: {', '.join(shipped_limits())}")
     try:
-        return _parse(name, read_toml(file))
+        return _parse(name, read_toml(file), dtype)
     except ValueError as error:
         raise UsageError(f"limits {name}: {shorten(error)}") from None
 
 
-def _parse(name: str, data: Mapping[str, Any]) -> Limits:
+def _parse(name: str, data: Mapping[str, Any], dtype: str | None) -> Limits:
     origin, table = data.get("origin"), data.get("limits")
     if not isinstance(origin, str) or not isinstance(table, dict):
         raise ValueError("needs a text `origin` and a table `limits`")  # noqa: TRY004 - of a file
-    for statistic, limit in table.items():
+    chosen = {}
+    for statistic, value in table.items():
         if statistic not in get_args(Statistic):
             raise ValueError(f"unknown statistic {statistic!r}")
-        # By a NaN or an infinity nothing would ever fail.
-        if not isinstance(limit, int | float) or not 0 < limit <= sys.float_info.max:
-            raise ValueError(f"the limit of {statistic} is not a positive number: {limit!r}")
-    return Limits(name, origin, {statistic: float(limit) for statistic, limit in table.items()})
+        by_dtype = value if isinstance(value, dict) else {dtype: value}
+        for key, limit in by_dtype.items():
+            if key not in (dtype, *FORMATS):
+                raise ValueError(f"the limit of {statistic} is for an unknown dtype {key!r}")
+            # By a NaN or an infinity nothing would ever fail.
+            if not isinstance(limit, int | float) or not 0 < limit <= sys.float_info.max:
+                raise ValueError(f"the limit of {statistic} is not a positive number: {limit!r}")
+        if dtype in by_dtype:
+            chosen[statistic] = float(by_dtype[dtype])
+    if dtype is not None and not chosen:
+        raise ValueError(f"no limit is for {dtype}")
+    return Limits(name, origin, chosen)
 
 
 def shipped_limits() -> list[str]:

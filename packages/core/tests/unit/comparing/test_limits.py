@@ -5,7 +5,7 @@ import pytest
 
 from assay.comparing.limits import Limits, load_limits, shipped_limits
 from assay.errors import UsageError
-from assay.stages import Statistic
+from assay.stages import METRICS, Statistic
 
 WHOLE = "origin = 'here'\n[limits]\nreplay-tensor = 2\n"
 
@@ -19,7 +19,7 @@ def test_shipped_limits_cover_every_statistic() -> None:
     limits = load_limits()
 
     of_others = {"loss-error", "trajectory-error", "logits-whole"}  # training and expectations
-    for statistic in set(get_args(Statistic)) - of_others:
+    for statistic in set(get_args(Statistic)) - of_others - METRICS:
         assert limits.of(statistic) >= 0
 
 
@@ -96,3 +96,40 @@ def test_a_limit_that_no_float_holds_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(f"origin = 'a'\n[limits]\nreplay-tensor = 1{'0' * 400}\n")
     with pytest.raises(UsageError, match="not a positive number"):
         load_limits(str(tmp_path / "x.toml"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("bfloat16", 0.005), ("float16", 0.0001), ("float32", None)]
+)
+def test_published_limits_depend_on_the_dtype(dtype: str, expected: float | None) -> None:
+    limits = load_limits("ascend", dtype)
+
+    assert limits.by_statistic.get("kl-divergence") == expected
+    assert limits.of("cosine-distance") == 0.001
+    assert (limits.names_metrics, limits.names_noise_ratios) == (True, False)
+
+
+def test_limits_of_noise_ratios_name_no_metric() -> None:
+    limits = load_limits()
+
+    assert (limits.names_metrics, limits.names_noise_ratios) == (False, True)
+
+
+def test_limits_of_metrics_judge_no_noise_ratio() -> None:
+    with pytest.raises(UsageError, match="limits 'ascend' have none for replay-tensor"):
+        load_limits("ascend").of("replay-tensor")
+
+
+@pytest.mark.parametrize(
+    ("limit", "problem"),
+    [
+        ("{bf16 = 1.0}", "kl-divergence is for an unknown dtype 'bf16'"),
+        ("{float16 = 0.0}", "the limit of kl-divergence is not a positive number: 0.0"),
+        ("{bfloat16 = 1.0}", "no limit is for float16"),
+    ],
+)
+def test_a_limit_by_dtype_is_checked(limits_file: Path, limit: str, problem: str) -> None:
+    limits_file.write_text(f"origin = 'here'\n[limits]\nkl-divergence = {limit}\n")
+
+    with pytest.raises(UsageError, match=problem):
+        load_limits(str(limits_file), "float16")

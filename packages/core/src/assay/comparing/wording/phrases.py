@@ -6,6 +6,7 @@ from collections import Counter
 from assay.comparing.wording.numerals import format_against, format_number
 from assay.foreign_text import one_line
 from assay.sites import Phase
+from assay.stages import METRICS
 from assay.verdicts import Level, Location, Outcome, Suspect, Verdict
 
 # A sign beside the word, for those who do not see the colour.
@@ -58,6 +59,8 @@ _STATISTICS = {
     "candidate-grad-norm": "gradient norm of a step beside the yardstick's",
     "noise-loss": "loss of the noise run's step beside the yardstick's",
     "noise-grad-norm": "gradient norm of the noise run's step beside the yardstick's",
+    "cosine-distance": "cosine distance",
+    "kl-divergence": "KL divergence of the worst row",
     "top1-agreement": "agreement of the most likely token",
     "max-abs": "largest absolute difference of logits",
     "first-difference": "logit gap where the tokens first differ",
@@ -152,7 +155,7 @@ def describe_tokens(prompt: int, first: int, last: int, step: int) -> str:
 
 def is_against_target(statistic: str | None) -> bool:
     """Whether the ratio of `statistic` is to a target, and not to the noise run's error."""
-    return statistic in ("overfit-loss", "overfit-memorization")
+    return statistic in ("overfit-loss", "overfit-memorization", *METRICS)
 
 
 def name_ratio(statistic: str | None) -> str:
