@@ -25,6 +25,8 @@ def compare(  # noqa: PLR0913 - one for each option
     token_shift: int | None = None,
     format: str | None = None,  # noqa: A002 - the name of the option
     limits: str = "noise",
+    metric: Sequence[str] = (),
+    compat: bool = False,
     trust_remote_code: bool = False,
     output: str | Path | None = None,
 ) -> "CheckedVerdict":
@@ -40,7 +42,11 @@ def compare(  # noqa: PLR0913 - one for each option
     rank: compare this rank alone.
     token_shift: number of an actual pass minus that of its expected one; default: found from shapes.
     format: format of both dumps; default: recognized.
-    limits: name or TOML file of the limits.
+    limits: name or TOML file of the limits: noise ratios, or metrics such as those of "ascend".
+    metric: FILE.py:FUNC of functions `(golden, my) -> (value, message)`; they become columns.
+    compat: compute the metrics by the formulas as published, instead of the corrected ones.
+    output: the folder of the run; or a new .csv, .xlsx or .parquet file for a table of all tensors. With
+        `metric` or `compat` and no such file, the table is tensors.csv in the folder.
 
     Returns: the verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
     Raises: UsageError if a dump cannot be read.
@@ -49,12 +55,19 @@ def compare(  # noqa: PLR0913 - one for each option
     from assay.models.remote_code import remote_code_of
     from assay.offline.check import Comparison
     from assay.offline.check import compare as run_comparison
+    from assay.output.tables import is_table_file, prepare_table_file
     from assay.runs import RunFolder, open_progress
 
-    folder = RunFolder.create("compare", output).path
+    table = Path(output).expanduser() if output and is_table_file(output) else None
+    if table is not None:
+        prepare_table_file(table)
+    folder = RunFolder.create("compare", None if table else output).path
+    if table is None and (metric or compat):
+        table = folder / "tensors.csv"
     comparison = Comparison(
         str(expected), str(actual), model, remote_code_of(trusted=trust_remote_code), str(noise) if noise else None, level,
         str(map) if map else None, tuple(allow_unmatched), rank, token_shift, format, limits, stats,
+        tuple(metric), compat, table,
         command_line(compare, arguments, ("expected", "actual")),
     )  # fmt: skip
     with open_progress() as progress:

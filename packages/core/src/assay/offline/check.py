@@ -1,6 +1,7 @@
 """`assay compare`: reads two dumps, compares them, and writes the verdict."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,18 +10,24 @@ from assay.comparing.wording import dumps as wording
 from assay.dtypes import FORMATS
 from assay.dumps.protocol import Dump, DumpError
 from assay.dumps.recognizing import open_dump
-from assay.errors import name_some
-from assay.files import read_json_object, read_toml
+from assay.errors import UsageError, name_some
+from assay.files import read_json_object, read_toml, write_whole
 from assay.models.remote_code import RemoteCode
-from assay.offline.judging import Evidence, judge_dumps
+from assay.offline.judging import Evidence, judge_dumps, list_measurements
 from assay.offline.locating import coarser_unit
 from assay.offline.matching import is_allowed
 from assay.offline.measuring import Measured
+from assay.offline.metrics.custom import CustomMetric, load_metrics
+from assay.offline.metrics.observer import MetricObserver
+from assay.offline.metrics.published import measure_as_published, measure_metrics
+from assay.offline.metrics.table import COLUMNS, make_table
 from assay.offline.mixed_passes import split_mixed_passes
 from assay.offline.pairing import Pairing, PairingOptions, pair_dumps
+from assay.offline.pairs import observe_nothing
 from assay.offline.ranks import number_ranks
-from assay.offline.replaying import Replayed, TrustedModel, replay_dump
+from assay.offline.replaying import TrustedModel, replay_dump
 from assay.offline.tokens import find_passes
+from assay.output.tables import Table, format_table
 from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.sites import RecordedLevel
@@ -44,32 +51,58 @@ class Comparison:
     format: str | None = None
     limits: str = "noise"
     stats: bool = False
+    metrics: tuple[str, ...] = ()
+    """FILE.py:FUNC of each metric of the user."""
+    compat: bool = False
+    """Measure metrics by the formulas as published, not by the corrected ones."""
+    table: Path | None = None
+    """File for a table of all tensors."""
     command: tuple[str, ...] = field(default=(), compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The result of a comparison. table: one row for each pair of tensors, if it was asked for."""
+
+    verdict: Verdict
+    measurements: list[Measurement]
+    table: Table | None
+
+
 def compare(comparison: Comparison, folder: Path, progress: Progress) -> Verdict:
-    """Compare two dumps, and write verdict.json and measurements.jsonl into `folder`."""
+    """Compare two dumps, and write verdict.json, measurements.jsonl and the table, if one is asked for."""
+    custom = load_metrics(comparison.metrics, COLUMNS)
     with progress.step("reads the indexes"):
         expected = open_dump(comparison.expected, comparison.format)
         actual = open_dump(comparison.actual, comparison.format)
         noise = open_dump(comparison.noise) if comparison.noise else None
-    verdict, measurements = compare_dumps(comparison, expected, actual, noise, progress)
-    return write_results(verdict, measurements, folder, comparison.command)
+    compared = compare_dumps(comparison, expected, actual, progress, noise, custom)
+    verdict = write_results(compared.verdict, compared.measurements, folder, comparison.command)
+    if compared.table is not None and comparison.table is not None:
+        with progress.step(f"writes {comparison.table}"):
+            write_whole(comparison.table, format_table(compared.table, comparison.table.suffix))
+    return verdict
 
 
 def compare_dumps(
-    comparison: Comparison, expected: Dump, actual: Dump, noise: Dump | None, progress: Progress
-) -> tuple[Verdict, list[Measurement]]:
-    """Compare opened dumps. noise: the third dump, if there is one."""
-    limits = load_limits(comparison.limits)
+    comparison: Comparison, expected: Dump, actual: Dump, progress: Progress,
+    noise: Dump | None = None, custom: Sequence[CustomMetric] = (),
+) -> Compared:  # fmt: skip
+    """Compare opened dumps. noise: the third dump, if there is one; custom: metrics of the user."""
     options = PairingOptions(
         comparison.level, comparison.rank, comparison.token_shift, _read_map(comparison.name_map)
     )
     expected, expected_notes = _normalize(expected)
     actual, actual_notes = _normalize(actual)
+    dtype = _activation_dtype(actual)
+    limits = _load_limits(comparison, dtype)
+    metrics = MetricObserver(measure_as_published if comparison.compat else measure_metrics, custom)
     with progress.step("compares the dumps"):
         pairing = pair_dumps(expected, actual, options)
-        measured = pairing.measure(by_statistics=comparison.stats)
+        needs_metrics = comparison.table is not None or limits.names_metrics
+        measured = pairing.measure(
+            metrics if needs_metrics else observe_nothing, by_statistics=comparison.stats
+        )
     measured_noise = None
     if noise is not None:
         with progress.step("measures the noise"):
@@ -77,7 +110,9 @@ def compare_dumps(
     replayed = None
     if comparison.model is not None:
         with progress.step(f"replays {actual.path} with {comparison.model}"):
-            replayed = _replay(comparison, comparison.model, actual, limits)
+            trusted = TrustedModel(comparison.model, comparison.remote_code)
+            passes = find_passes(actual, comparison.rank)
+            replayed = replay_dump(trusted, actual, passes, dtype, limits)
     evidence = Evidence(
         ports=[pair.port for pair in pairing.matching.pairs],
         absent_masks={lane.port for lane in pairing.matching.absent_masks},
@@ -88,15 +123,37 @@ def compare_dumps(
         tokens=pairing.tokens,
         alignment=pairing.alignment,
         unit_roundoff=coarser_unit(pairing.dtypes),
+        metrics=metrics.worst_values(),
         unmatched_expected=_list_unmatched(comparison, pairing, measured),
         unmatched_actual=pairing.matching.unmatched_actual,
-        notes=[*expected_notes, *actual_notes, *pairing.notes, *_list_repeats(measured)],
+        notes=[
+            *wording.note_on_metric_limits(limits, dtype),
+            *expected_notes,
+            *actual_notes,
+            *pairing.notes,
+            *_list_repeats(measured),
+        ],
         accepts_statistics=comparison.stats,
         problems=[f"{dump.path}: {text}" for dump in (expected, actual) for text in dump.problems],
     )
-    verdict, measurements = judge_dumps(evidence, limits)
+    verdict, judged = judge_dumps(evidence, limits)
     sides = {"reference": _describe(expected), "candidate": _describe(actual)}
-    return verdict.model_copy(update=sides), measurements
+    table = None
+    if comparison.table is not None:
+        names = [one.name for one in custom]
+        table = make_table(metrics.pairs, *pairing.lanes, judged, names)
+    return Compared(verdict.model_copy(update=sides), list_measurements(judged), table)
+
+
+def _load_limits(comparison: Comparison, dtype: str) -> Limits:
+    limits = load_limits(comparison.limits, dtype)
+    needs_noise = comparison.model or comparison.noise or comparison.stats
+    if needs_noise and not limits.names_noise_ratios:
+        raise UsageError(
+            "--model, --noise and --stats judge by noise ratios,"
+            f" and the limits {limits.name!r} name none"
+        )
+    return limits
 
 
 def _normalize(dump: Dump) -> tuple[Dump, list[str]]:
@@ -104,12 +161,6 @@ def _normalize(dump: Dump) -> tuple[Dump, list[str]]:
     dump, mixed = split_mixed_passes(dump)
     dump, notes = number_ranks(dump)
     return dump, [mixed, *notes] if mixed else notes
-
-
-def _replay(comparison: Comparison, model: str, dump: Dump, limits: Limits) -> Replayed:
-    passes = find_passes(dump, comparison.rank)
-    trusted = TrustedModel(model, comparison.remote_code)
-    return replay_dump(trusted, dump, passes, _activation_dtype(dump), limits)
 
 
 def _list_unmatched(comparison: Comparison, pairing: Pairing, measured: Measured) -> list[str]:

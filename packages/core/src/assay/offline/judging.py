@@ -18,7 +18,14 @@ from assay.comparing.levels import (
 from assay.comparing.limits import Limits
 from assay.comparing.wording import dumps as wording
 from assay.offline.lanes import Port
-from assay.offline.locating import JudgedPort, Origin, find_origins, judge_ports, level_of
+from assay.offline.locating import (
+    JudgedPort,
+    MetricValues,
+    Origin,
+    find_origins,
+    judge_ports,
+    level_of,
+)
 from assay.offline.measuring import Measured
 from assay.offline.replaying import Replayed
 from assay.offline.token_ids import DifferentToken, TokenComparison
@@ -53,6 +60,7 @@ class Evidence:
     tokens: TokenComparison
     alignment: TokenAlignment
     unit_roundoff: float
+    metrics: MetricValues = field(default_factory=dict)
     unmatched_expected: list[str] = field(default_factory=list)
     unmatched_actual: list[str] = field(default_factory=list)
     accepts_statistics: bool = False
@@ -62,8 +70,11 @@ class Evidence:
     notes: list[str] = field(default_factory=list)
 
 
-def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[Measurement]]:
-    """Judge all levels, and locate the first place that differs."""
+def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[JudgedPort]]:
+    """Judge all levels, and locate the first place that differs.
+
+    Returns: the verdict, and all judged ports.
+    """
     ports = [*evidence.ports, *evidence.absent_masks]
     noise = None
     if evidence.noise is not None:
@@ -75,6 +86,7 @@ def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[Measu
         limits,
         evidence.unit_roundoff,
         evidence.measured.norm_errors,
+        evidence.metrics,
     )
     origins = find_origins(judged, evidence.absent_masks)
     judged = [one for one in judged if one.port not in evidence.absent_masks]
@@ -103,7 +115,12 @@ def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[Measu
         else wording.headline_of_agreement(evidence.measured.compared, evidence.unmatched_expected),
         **_numbers(judged, origin, weights if is_failure else []),
     )  # fmt: skip
-    return verdict, [row for one in judged for row in _rows(one)]
+    return verdict, judged
+
+
+def list_measurements(judged: Iterable[JudgedPort]) -> list[Measurement]:
+    """Return the rows of measurements.jsonl."""
+    return [row for one in judged for row in _rows(one)]
 
 
 def _replayed_origin(evidence: Evidence) -> Origin | None:

@@ -15,6 +15,10 @@ from assay.comparing.results import PortResult
 from assay.dtypes import FORMATS, float_format
 from assay.noise import Ratio, error_ratios
 from assay.offline.lanes import Port
+from assay.stages import Statistic
+
+# By port and rank, the values of metrics.
+MetricValues = Mapping[tuple[Port, int], Mapping[Statistic, float]]
 
 # Relative error of a healthy run without a noise run: this many unit roundoffs, times the root of the
 # number of blocks passed.
@@ -75,19 +79,26 @@ def judge_ports(
     limits: Limits,
     unit_roundoff: float,
     norm_errors: Mapping[tuple[Port, int], float],
+    metrics: MetricValues,
 ) -> list[JudgedPort]:
     """Judge every port, in the order of the expected dump.
 
     norm_errors: by port and rank, of tensors that are compared by their norms.
     noise: results of the noise dump; None to expect the error of a healthy run of its depth.
     unit_roundoff: of the coarser dtype of the two dumps.
+    metrics: are judged if the limits name them. Their ratio is to the limit.
     """
     judged = []
     for order, (port, result) in enumerate(results):
         reference = noise.get(port) if noise is not None else None
+        named = {
+            name: value
+            for name, value in metrics.get((port, result.rank), {}).items()
+            if name in limits.by_statistic
+        }
         ratios = tuple(
-            JudgedRatio(ratio, limits.of(ratio.statistic))
-            for ratio in _ratios(port, result, reference, unit_roundoff)
+            JudgedRatio(ratio, 1.0 if ratio.statistic in named else limits.of(ratio.statistic))
+            for ratio in _ratios(port, result, reference, limits, unit_roundoff, named)
         )
         error = norm_errors.get((port, result.rank))
         if error is not None:
@@ -99,8 +110,9 @@ def judge_ports(
 
 
 def _ratios(
-    port: Port, result: PortResult, noise: PortResult | None, unit_roundoff: float
-) -> list[Ratio]:
+    port: Port, result: PortResult, noise: PortResult | None, limits: Limits, unit_roundoff: float,
+    metrics: Mapping[Statistic, float],
+) -> list[Ratio]:  # fmt: skip
     sums = result.sums
     found = []
     is_weight = port.direction == "parameter" and port.phase == "forward"
@@ -112,6 +124,9 @@ def _ratios(
     if sums.num_nan or sums.num_inf:
         return [*found, Ratio("non-finite", math.nan, 0.0)]
     if not sums.num_elements:
+        return found
+    found += [Ratio(name, value, limits.of(name)) for name, value in metrics.items()]
+    if not limits.names_noise_ratios:
         return found
     if noise is not None and noise.sums.num_elements:
         return [*found, *error_ratios(sums, noise.sums, unit_roundoff)]

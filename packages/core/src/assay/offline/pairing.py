@@ -12,6 +12,7 @@ from assay.offline.lanes import LanePair, Lanes, collect_lanes
 from assay.offline.locating import level_of
 from assay.offline.matching import Matching, match_lanes, match_modules
 from assay.offline.measuring import Measured, PairMeasurer
+from assay.offline.pairs import Observer, observe_nothing
 from assay.offline.passes import PassPair
 from assay.offline.rows import take_rows
 from assay.offline.token_ids import LogitsOf, TokenComparison, compare_ids
@@ -52,13 +53,20 @@ class Pairing:
     matching: Matching
     alignment: TokenAlignment
     tokens: TokenComparison
+    lanes: tuple[Lanes, Lanes]
+    """All chosen ports of both dumps, with and without a partner."""
     notes: list[str]
 
-    def measure(self, *, by_statistics: bool = False) -> Measured:
-        """Measure every pair of tensors. by_statistics: compare norms instead of values."""
+    def measure(
+        self, observe: Observer = observe_nothing, *, by_statistics: bool = False
+    ) -> Measured:
+        """Measure every pair of tensors, and show each to `observe`.
+
+        by_statistics: compare norms instead of values.
+        """
         first_different = self.tokens.first_different
         measurer = PairMeasurer(
-            self.expected, self.actual, self.alignment, first_different, by_statistics
+            self.expected, self.actual, self.alignment, first_different, by_statistics, observe
         )
         return measurer.measure(self.matching)
 
@@ -92,7 +100,9 @@ def pair_dumps(expected: Dump, actual: Dump, options: PairingOptions) -> Pairing
         notes.append(wording.describe_topology(len(found)))
     matching = match_lanes(lanes, actual_lanes, names)
     tokens = compare_ids(alignment, _read_logits_with(expected, actual, matching, alignment))
-    return Pairing(expected, actual, matching, alignment, tokens, notes)
+    return Pairing(
+        expected, actual, matching, alignment, tokens, (lanes, actual_lanes), notes
+    )
 
 
 def _choose(dump: Dump, options: PairingOptions) -> Lanes:

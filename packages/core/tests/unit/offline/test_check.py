@@ -1,5 +1,6 @@
 """Two dumps of a small network in msprobe's layout, compared by the whole command."""
 
+import csv
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import assay
+from assay.errors import UsageError
 from assay.offline.check import Comparison, compare
+from assay.offline.metrics.custom import MetricError
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.dump_writers.msprobe import dumped
@@ -153,21 +157,23 @@ def test_what_a_glob_allows_may_be_missing(golden: Path, tmp_path: Path) -> None
     )
 
 
-def test_a_noise_dump_sets_what_is_noise(golden: Path, tmp_path: Path) -> None:
-    def halve(network: Any) -> None:
-        network.to(torch.bfloat16)
+def halve(network: Network) -> None:
+    network.to(torch.bfloat16)
 
+
+def test_a_noise_dump_sets_what_is_noise(golden: Path, tmp_path: Path) -> None:
     noise, mine = write(tmp_path / "noise", halve), write(tmp_path / "mine", halve)
     verdict = judge(golden, mine, tmp_path / "out", noise=str(noise))
     assert verdict.verdict is Outcome.PASS
     assert verdict.noise_ratio == pytest.approx(1.0)
 
 
-def test_a_nan_is_a_failure(golden: Path, tmp_path: Path) -> None:
-    def spoil(network: Any) -> None:
-        with torch.no_grad():
-            network.layers[0].up.bias[2] = torch.nan
+def spoil(network: Any) -> None:
+    with torch.no_grad():
+        network.layers[0].up.bias[2] = torch.nan
 
+
+def test_a_nan_is_a_failure(golden: Path, tmp_path: Path) -> None:
     verdict = judge(golden, write(tmp_path / "mine", spoil), tmp_path / "out")
     assert verdict.diagnosis == "non-finite"
     assert verdict.location is not None
@@ -196,3 +202,111 @@ def test_statistics_locate_and_pass_only_if_they_are_accepted(golden: Path, tmp_
     assert verdict.statistic == "norm-error"
     assert verdict.location is not None
     assert verdict.location.module == "layers.1"
+
+
+def sharpen(network: Network) -> None:
+    with torch.no_grad():
+        network.lm_head.weight *= 4
+
+
+def sharpen_and_halve(network: Network) -> None:
+    sharpen(network)
+    halve(network)
+
+
+def test_published_limits_decide_if_they_are_named(golden: Path, tmp_path: Path) -> None:
+    mine = write(tmp_path / "mine", change_weight)
+    verdict = judge(golden, mine, tmp_path / "out", limits="ascend")
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.location is not None
+    assert verdict.location.module == "layers.2.down"
+    assert (verdict.statistic, verdict.limit) == ("cosine-distance", 1.0)
+    reason = str(verdict.levels["modules"].reason)
+    assert reason.startswith("cosine distance 2.31e-2 (limit 1e-3); its inputs agree")
+    assert verdict.notes == [
+        "decided by the limits 'ascend' for float32, published for Ascend's msit: cosine distance 1e-3"
+    ]
+
+
+def test_published_limits_pass_a_small_fault_that_noise_ratios_fail(
+    golden: Path, tmp_path: Path
+) -> None:
+    mine = write(tmp_path / "mine", double_scale)
+    verdict = judge(golden, mine, tmp_path / "out", limits="ascend")
+    assert verdict.verdict is Outcome.PASS
+    assert judge(golden, mine, tmp_path / "noise").verdict is Outcome.FAIL
+
+
+def test_a_divergence_has_a_limit_for_some_dtypes(tmp_path: Path) -> None:
+    """Logits that are four times as large have the same direction, and another distribution."""
+    half, whole = (write(tmp_path / name, change) for name, change in (("h", halve), ("w", id)))
+    sharp = write(tmp_path / "sh", sharpen_and_halve)
+    verdict = judge(half, sharp, tmp_path / "bfloat16", limits="ascend")
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.statistic == "kl-divergence"
+    assert verdict.location is not None
+    assert verdict.location.module == "lm_head"
+    verdict = judge(whole, write(tmp_path / "sw", sharpen), tmp_path / "float32", limits="ascend")
+    assert verdict.verdict is Outcome.PASS
+
+
+def test_a_nan_is_over_published_limits_too(golden: Path, tmp_path: Path) -> None:
+    mine = write(tmp_path / "mine", spoil)
+    for options in ({}, {"compat": True}):
+        folder = tmp_path / f"out-{len(options)}"
+        verdict = judge(golden, mine, folder, limits="ascend", **options)
+        assert verdict.diagnosis == "non-finite"
+        assert verdict.location is not None
+        assert verdict.location.module == "layers.0.up"
+
+
+@pytest.mark.parametrize("option", [{"model": "micro:llama"}, {"noise": "golden"}, {"stats": True}])
+def test_published_limits_refuse_what_needs_noise_ratios(
+    golden: Path, tmp_path: Path, option: dict[str, object]
+) -> None:
+    if "noise" in option:
+        option = {"noise": str(golden)}
+    message = (
+        "--model, --noise and --stats judge by noise ratios, and the limits 'ascend' name none"
+    )
+    with pytest.raises(UsageError, match=message):
+        judge(golden, golden, tmp_path / "out", limits="ascend", **option)
+
+
+def test_a_table_has_a_row_for_every_tensor_and_the_columns_of_metrics(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine = write(tmp_path / "mine", change_weight)
+    (tmp_path / "m.py").write_text("def size(golden, my): return my.numel(), '=first'")
+    verdict = assay.compare(
+        golden, mine, metric=[f"{tmp_path / 'm.py'}:size"], output=tmp_path / "new" / "x.csv"
+    )
+    assert (verdict.folder / "verdict.json").is_file()
+    with (tmp_path / "new" / "x.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == verdict.compared == 66
+    assert rows[1]["module"] == "embed"
+    assert (rows[1]["size"], rows[1]["size_message"]) == ("128.0", "'=first")
+    failed = [row for row in rows if row["verdict"] == "FAIL"]
+    assert [(row["module"], row["port"]) for row in failed[:2]] == [
+        ("layers.2.down", "output"), ("layers.2", "output"),
+    ]  # fmt: skip
+
+
+def test_without_a_table_file_the_metrics_stand_in_the_folder_of_the_run(
+    golden: Path, tmp_path: Path
+) -> None:
+    verdict = assay.compare(golden, golden, compat=True, output=tmp_path / "run")
+    assert verdict.folder == tmp_path / "run"
+    assert (tmp_path / "run" / "tensors.csv").read_text().count("\n") == 67
+
+
+def test_a_metric_that_raises_is_named_with_the_place(golden: Path, tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text("def size(golden, my): raise KeyError(my.numel())")
+    message = r"m\.py:size raised for embed:input\.0 at step 0: KeyError: 8"
+    with pytest.raises(MetricError, match=message):
+        judge(
+            golden, golden, tmp_path / "out", metrics=(f"{tmp_path / 'm.py'}:size",),
+            table=tmp_path / "x.csv",
+        )  # fmt: skip

@@ -100,7 +100,7 @@ LAYOUTS: dict[str, Spread] = {
 
 
 def judge(expected: Dump, actual: Dump) -> Verdict:
-    return compare_dumps(Comparison("", ""), expected, actual, None, SilentProgress())[0]
+    return compare_dumps(Comparison("", ""), expected, actual, SilentProgress()).verdict
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -56,9 +56,23 @@ def compare(  # noqa: PLR0913 - one for each option
     limits: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="Shipped limits, or a TOML file.")
     ] = "noise",
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE.py:FUNC",
+            help="A function (golden, my) -> (value, message), which becomes a column of the table.",
+        ),
+    ] = None,
+    compat: Annotated[
+        bool, typer.Option("--compat", help="Metrics by the formulas as published, uncorrected.")
+    ] = False,
     trust_remote_code: options.TrustRemoteCode = False,
     output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-compare.")
+        Path | None,
+        typer.Option(
+            metavar="DIR|FILE.csv|.xlsx|.parquet",
+            help="Folder of the run, by default runs/<time>-compare; or a table of all tensors.",
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the verdict as JSON and nothing else.")
@@ -88,6 +102,8 @@ def compare(  # noqa: PLR0913 - one for each option
         token_shift=token_shift,
         format=format_name,
         limits=limits,
+        metric=metric or (),
+        compat=compat,
         trust_remote_code=trust_remote_code,
         output=output,
     )

@@ -1,10 +1,12 @@
 """The sentences of a comparison of two dumps."""
 
 from assay.comparing.levels import JudgedRatio
+from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
 from assay.comparing.wording.numerals import format_against, format_number
-from assay.comparing.wording.phrases import describe_error, describe_location
+from assay.comparing.wording.phrases import describe_error, describe_location, describe_statistic
 from assay.errors import name_some
+from assay.stages import METRICS
 from assay.verdicts import Location
 
 EXPECTED_NOISE = "the noise expected of its dtype and depth"
@@ -29,9 +31,23 @@ def describe_difference(item: JudgedRatio, noise: str) -> str:
         return "NaN or infinity where the expected value is finite"
     if ratio.statistic == "exact":
         return f"{format_number(ratio.actual)} of the values differ; they must be equal"
+    if ratio.statistic in METRICS:
+        shown, shown_limit = format_against(ratio.actual, ratio.expected)
+        return f"{describe_statistic(ratio.statistic)} {shown} (limit {shown_limit})"
     shown, shown_limit = format_against(ratio.value, limit)
     error = describe_error(ratio.statistic, ratio.actual)
     return f"{error} = {shown}x {noise} (limit {shown_limit}x)"
+
+
+def note_on_metric_limits(limits: Limits, dtype: str) -> list[str]:
+    """State which metrics decide, and their limits; nothing if none does."""
+    listed = ", ".join(
+        f"{describe_statistic(name)} {format_number(limit)}"
+        for name, limit in limits.by_statistic.items()
+        if name in METRICS
+    )
+    text = f"decided by the limits {limits.name!r} for {dtype}, {limits.origin}: {listed}"
+    return [text] if listed else []
 
 
 def describe_evidence(evidence: str) -> str:

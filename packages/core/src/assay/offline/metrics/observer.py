@@ -1,0 +1,62 @@
+"""Measuring every pair of a comparison by the published metrics and by those of the user."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from assay.offline.lanes import Port
+from assay.offline.locating import MetricValues, level_of
+from assay.offline.metrics.custom import CustomMetric
+from assay.offline.metrics.published import MeasurePair, PairMetrics
+from assay.offline.pairs import TensorPair
+from assay.output.tables import Cell
+from assay.stages import Statistic
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPair:
+    """A pair without its values. metrics: None if there were none."""
+
+    pair: TensorPair
+    metrics: PairMetrics | None = None
+    custom: Sequence[tuple[Cell, str]] = ()
+    """Value and message of each metric of the user."""
+
+
+@dataclass
+class MetricObserver:
+    """Keeps the metrics of every pair that it is shown."""
+
+    measure: MeasurePair
+    custom: Sequence[CustomMetric] = ()
+    pairs: list[MeasuredPair] = field(default_factory=list)
+
+    def __call__(self, pair: TensorPair) -> None:
+        """Measure one pair."""
+        if pair.values is None:
+            self.pairs.append(MeasuredPair(pair))
+            return
+        actual, expected = pair.values
+        where = f"{pair.port} at step {pair.expected.site.at.step}"
+        custom = [one.measure(expected, actual, where) for one in self.custom]
+        metrics = self.measure(expected, actual)
+        self.pairs.append(MeasuredPair(replace(pair, values=None), metrics, custom))
+
+    def worst_values(self) -> MetricValues:
+        """Return the metrics that limits can judge: the worst of each port and actual rank.
+
+        A metric that is not defined, such as that of an empty tensor, is left out.
+        """
+        worst = defaultdict[tuple[Port, int], dict[Statistic, float]](dict)
+        for one in self.pairs:
+            if one.metrics is None:
+                continue
+            values: dict[Statistic, float] = {"cosine-distance": 1 - one.metrics.cosine_similarity}
+            if level_of(one.pair.port) == "logits":
+                values["kl-divergence"] = one.metrics.kl_divergence
+            known = worst[one.pair.port, one.pair.actual.site.at.rank]
+            for name, value in values.items():
+                if not math.isnan(value):
+                    known[name] = max(value, known.get(name, value))
+        return worst

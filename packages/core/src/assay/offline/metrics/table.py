@@ -1,0 +1,121 @@
+"""The table of all tensors of two dumps, in network order."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+
+from assay.dumps.protocol import DumpedTensor
+from assay.offline.lanes import Lanes, Port
+from assay.offline.locating import JudgedPort
+from assay.offline.metrics.observer import MeasuredPair
+from assay.offline.metrics.published import PairMetrics
+from assay.output.tables import Cell, Table
+from assay.verdicts import Outcome
+
+_METRICS = tuple(one.name for one in fields(PairMetrics))
+
+COLUMNS = (
+    "order", "module", "port", "phase", "rank", "step", "batch",
+    "expected_name", "expected_shape", "expected_dtype",
+    "actual_name", "actual_shape", "actual_dtype",
+    *_METRICS,
+    "statistic", "noise_ratio", "limit", "verdict", "reason",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One pair, or one tensor that is in none. place: in network order."""
+
+    place: tuple[int, int]
+    port: Port
+    expected: DumpedTensor | None
+    actual: DumpedTensor | None
+    reason: str
+    measured: MeasuredPair | None = None
+
+
+def make_table(
+    pairs: Sequence[MeasuredPair], expected: Lanes, actual: Lanes, judged: Iterable[JudgedPort],
+    custom: Sequence[str] = (),
+) -> Table:  # fmt: skip
+    """Return one row for each pair, and for each tensor that is in none.
+
+    expected, actual: all that was chosen of both dumps. custom: names of the user's metrics.
+    """
+    places: dict[tuple[Port, int | None], JudgedPort] = {}
+    for one in judged:
+        places.setdefault((one.port, None), one)
+        places[one.port, one.result.rank] = one
+    rows: list[list[Cell]] = []
+    for row in sorted(_collect(pairs, expected, actual), key=lambda row: row.place):
+        sites = [one.site.at for one in (row.expected, row.actual) if one is not None]
+        at, rank = sites[0], sites[-1].rank
+        metrics = row.measured.metrics if row.measured else None
+        found = row.measured.custom if row.measured else []
+        rows.append([
+            len(rows), row.port.module, row.port.name, at.phase, rank, at.step, at.micro_batch,
+            *_describe(row.expected), *_describe(row.actual),
+            *(astuple(metrics) if metrics else [None] * len(_METRICS)),
+            *_judge(row.reason, places.get((row.port, rank), places.get((row.port, None)))),
+            *([cell for pair in found for cell in pair] or [None] * (2 * len(custom))),
+        ])  # fmt: skip
+    names = [name for one in custom for name in (one, f"{one}_message")]
+    return Table((*COLUMNS, *names), rows)
+
+
+def _collect(pairs: Sequence[MeasuredPair], expected: Lanes, actual: Lanes) -> list[_Row]:
+    """Return the rows of all pairs, then those of the tensors that are in none.
+
+    One that only the actual dump has comes after the tensor that precedes it there.
+    """
+    place_of = {id(one): place for place, (one, _) in enumerate(_in_order(expected))}
+    rows = [
+        _Row((place_of[id(one.pair.expected)], number), one.pair.port, one.pair.expected,
+             one.pair.actual, one.pair.reason, one)
+        for number, one in enumerate(pairs)
+    ]  # fmt: skip
+    partners = {id(row.actual): row.place[0] for row in rows}
+    paired = {id(row.expected) for row in rows}
+    repeated = {row.port for row in rows if row.port.direction == "parameter"}
+    reasons = dict.fromkeys(repeated, "written again; a parameter is compared once in each step")
+    for place, (tensor, port) in enumerate(_in_order(expected)):
+        if id(tensor) not in paired:
+            reason = reasons.get(port, "no partner in ACTUAL")
+            rows.append(_Row((place, -1), port, tensor, None, reason))
+    place = -1
+    for number, (tensor, port) in enumerate(_in_order(actual), len(pairs)):
+        place = partners.get(id(tensor), place)
+        if id(tensor) not in partners:
+            reason = reasons.get(port, "no partner in EXPECTED")
+            rows.append(_Row((place, number), port, None, tensor, reason))
+    return rows
+
+
+def _in_order(lanes: Lanes) -> list[tuple[DumpedTensor, Port]]:
+    """Return all tensors with their ports, in the order in which the calls finished."""
+    found = [
+        (tensor, lane.port)
+        for lane in lanes.values()
+        for tensors in lane.tensors.values()
+        for tensor in tensors
+    ]
+    return sorted(found, key=lambda item: item[0].order)
+
+
+def _describe(tensor: DumpedTensor | None) -> tuple[Cell, Cell, Cell]:
+    """Return name, shape and dtype."""
+    if tensor is None:
+        return None, None, None
+    shape = None if tensor.shape is None else str(list(tensor.shape))
+    return tensor.key, shape, tensor.dtype or None
+
+
+def _judge(reason: str, place: JudgedPort | None) -> tuple[Cell, ...]:
+    """Return statistic, ratio and limit that decide at a place, the verdict, and the reason."""
+    if reason:
+        return None, None, None, Outcome.NOT_COMPARED.value, reason
+    if place is None:
+        return (None,) * 5
+    verdict = Outcome.PASS if place.agrees else Outcome.FAIL
+    worst = place.worst
+    return worst.ratio.statistic, worst.ratio.value, worst.limit, verdict.value, None

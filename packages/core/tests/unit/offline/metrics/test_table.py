@@ -1,0 +1,167 @@
+"""The table of all tensors: its rows, their order, and what stands in them."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from assay.comparing.limits import load_limits
+from assay.dumps.protocol import Dump, Statistic
+from assay.offline.lanes import collect_lanes
+from assay.offline.locating import JudgedPort, judge_ports
+from assay.offline.matching import match_lanes
+from assay.offline.measuring import PairMeasurer
+from assay.offline.metrics.observer import MetricObserver
+from assay.offline.metrics.published import measure_metrics
+from assay.offline.metrics.table import make_table
+from assay.offline.tokens import align_passes, find_passes
+from assay.output.tables import Cell
+from packages.core.tests.unit.offline.memory_dump import Values, make_dump
+
+X = torch.tensor([[[3.0, 4.0]]])
+Y = torch.tensor([[[3.0, 2.0]]])
+
+
+def tabulate(expected: Dump, actual: Dump) -> list[dict[str, Cell]]:
+    """Compare two dumps, and return the rows of the table by column."""
+    matching = match_lanes(collect_lanes(expected), collect_lanes(actual))
+    alignment = align_passes(find_passes(expected), find_passes(actual))
+    observer = MetricObserver(measure_metrics)
+    measured = PairMeasurer(expected, actual, alignment, {}, observe=observer).measure(matching)
+    results = [(pair.port, found) for pair in matching.pairs for found in measured.of(pair.port)]
+    judged: list[JudgedPort] = judge_ports(
+        results, None, load_limits(), 2**-24, measured.norm_errors, {}
+    )
+    table = make_table(observer.pairs, collect_lanes(expected), collect_lanes(actual), judged)
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+def rows_of(expected: Values, actual: Values) -> list[dict[str, Cell]]:
+    return tabulate(make_dump(expected), make_dump(actual))
+
+
+def names(rows: list[dict[str, Cell]]) -> list[tuple[Cell, Cell, Cell]]:
+    return [(row["module"], row["step"], row["verdict"]) for row in rows]
+
+
+def test_a_row_holds_address_metrics_and_verdict() -> None:
+    (row,) = rows_of({("b", "output", 0): X}, {("b", "output", 0): Y})
+    # The relative error over the expected one, 4 unit roundoffs.
+    assert row.pop("noise_ratio") == pytest.approx(0.4 / (4 * 2**-24))
+    assert row.pop("cosine_similarity") == pytest.approx(17 / (5 * 13**0.5))
+    assert row.pop("kl_divergence") == pytest.approx(math.tanh(1 / 2))
+    assert row == {
+        "order": 0, "module": "b", "port": "output", "phase": "forward", "rank": 0, "step": 0,
+        "batch": 0, "expected_name": "b.output.0", "expected_shape": "[1, 1, 2]",
+        "expected_dtype": "float32", "actual_name": "b.output.0", "actual_shape": "[1, 1, 2]",
+        "actual_dtype": "float32", "max_relative_error": 0.5, "mean_relative_error": 0.25,
+        "max_absolute_error": 2.0, "mean_absolute_error": 1.0, "relative_euclidean_distance": 0.4,
+        "num_nonfinite_expected": 0, "num_nonfinite_actual": 0, "statistic": "replay-tensor",
+        "limit": 3.5, "verdict": "FAIL", "reason": None,
+    }  # fmt: skip
+
+
+def test_rows_come_in_network_order_step_by_step() -> None:
+    values = {("b", "output", 0): X, ("a", "output", 0): X, ("b", "output", 1): X}
+    rows = rows_of(values, dict(reversed(values.items())))
+    assert names(rows) == [("b", 0, "PASS"), ("a", 0, "PASS"), ("b", 1, "PASS")]
+    assert [row["order"] for row in rows] == [0, 1, 2]
+
+
+def test_tensors_without_a_partner_have_rows_of_their_own() -> None:
+    rows = rows_of(
+        {("a", "output", 0): X, ("b", "output", 0): X, ("c", "output", 0): X},
+        {("a", "output", 0): X, ("new", "output", 0): X, ("c", "output", 0): X},
+    )
+    assert names(rows) == [
+        ("a", 0, "PASS"), ("new", 0, "NOT_COMPARED"), ("b", 0, "NOT_COMPARED"), ("c", 0, "PASS"),
+    ]  # fmt: skip
+    assert [row["reason"] for row in rows[1:3]] == [
+        "no partner in EXPECTED",
+        "no partner in ACTUAL",
+    ]
+    assert (rows[1]["expected_name"], rows[1]["actual_name"]) == (None, "new.output.0")
+    assert rows[2]["cosine_similarity"] is None
+
+
+def test_other_shapes_have_a_row_with_both() -> None:
+    (row,) = rows_of({("a", "output", 0): X}, {("a", "output", 0): torch.zeros(1, 1, 3)})
+    assert (row["expected_shape"], row["actual_shape"]) == ("[1, 1, 2]", "[1, 1, 3]")
+    assert row["verdict"] == "NOT_COMPARED"
+    assert row["reason"] == "its shape is [1, 1, 3], expected [1, 1, 2]"
+
+
+def test_parameters_of_other_shapes_are_not_compared() -> None:
+    (row,) = rows_of(
+        {("a", "parameter.weight", 0): torch.zeros(2, 3)},
+        {("a", "parameter.weight", 0): torch.zeros(4, 3)},
+    )
+    assert row["reason"] == "its shape is [4, 3], expected [2, 3]"
+
+
+def test_a_parameter_is_compared_once_and_every_copy_has_a_row() -> None:
+    weight = {("a", "parameter.weight", step): torch.ones(2, 2) for step in range(2)}
+    rows = rows_of(weight, weight)
+    assert names(rows) == [
+        ("a", 0, "PASS"), ("a", 1, "NOT_COMPARED"), ("a", 1, "NOT_COMPARED"),
+    ]  # fmt: skip
+    assert rows[1]["reason"] == "written again; a parameter is compared once in each step"
+
+
+def test_masks_are_compared_and_have_no_metrics() -> None:
+    mask = torch.tensor([[[[True, False], [True, True]]]])
+    (row,) = rows_of(
+        {("a", "input.attention_mask", 0): mask}, {("a", "input.attention_mask", 0): mask}
+    )
+    assert (row["verdict"], row["statistic"], row["cosine_similarity"]) == ("PASS", "exact", None)
+
+
+@pytest.mark.parametrize(
+    ("statistics", "judged"),
+    [
+        ({}, (None, None, "NOT_COMPARED", "no norm to compare")),
+        ({"norm": 5.0}, ("norm-error", 0.0, "PASS", None)),
+        ({"norm": 6.0}, ("norm-error", pytest.approx(0.2 / 2**-22), "FAIL", None)),
+    ],
+)
+def test_statistics_have_a_verdict_and_no_metrics(
+    statistics: dict[Statistic, float], judged: tuple[object, ...]
+) -> None:
+    dump = make_dump({("a", "output", 0): X})
+    tensors = [replace(one, has_values=False, statistics=statistics) for one in dump.tensors]
+    (row,) = tabulate(dump, replace(dump, tensors=tensors))
+    assert (row["statistic"], row["noise_ratio"], row["verdict"], row["reason"]) == judged
+    assert row["cosine_similarity"] is None
+
+
+def test_a_nan_is_shown_and_fails() -> None:
+    spoiled = torch.tensor([[[3.0, torch.nan]]])
+    (row,) = rows_of({("a", "output", 0): X}, {("a", "output", 0): spoiled})
+    assert (row["num_nonfinite_actual"], row["max_absolute_error"]) == (1, 0.0)
+    assert (row["verdict"], row["statistic"]) == ("FAIL", "non-finite")
+
+
+def test_shards_of_one_tensor_have_rows_with_the_verdict_of_the_whole() -> None:
+    def on_ranks(*parts: torch.Tensor) -> Dump:
+        dump = make_dump({("a", f"output.{rank}", 0): part for rank, part in enumerate(parts)})
+        read = {f"rank{rank}": part for rank, part in enumerate(parts)}
+        tensors = [
+            replace(
+                one,
+                site=replace(one.site, at=replace(one.site.at, rank=rank), port="output"),
+                key=f"rank{rank}",
+            )
+            for rank, one in enumerate(dump.tensors)
+        ]
+        return replace(dump, tensors=tensors, read=lambda one: read[one.key])
+
+    whole = torch.arange(1.0, 9.0).reshape(1, 1, 8)
+    rows = tabulate(on_ranks(whole), on_ranks(whole[..., :4], 2 * whole[..., 4:]))
+    assert [(row["rank"], row["actual_name"], row["verdict"]) for row in rows] == [
+        (0, "rank0", "PASS"), (1, "rank1", "FAIL"),
+    ]  # fmt: skip
+    rows = tabulate(on_ranks(whole[..., :4], whole[..., 4:]), on_ranks(whole))
+    assert [(row["expected_name"], row["verdict"]) for row in rows] == [
+        ("rank0", "PASS"), ("rank1", "PASS"),
+    ]  # fmt: skip
