@@ -100,9 +100,7 @@ def pair_dumps(expected: Dump, actual: Dump, options: PairingOptions) -> Pairing
         notes.append(wording.describe_topology(len(found)))
     matching = match_lanes(lanes, actual_lanes, names)
     tokens = compare_ids(alignment, _read_logits_with(expected, actual, matching, alignment))
-    return Pairing(
-        expected, actual, matching, alignment, tokens, (lanes, actual_lanes), notes
-    )
+    return Pairing(expected, actual, matching, alignment, tokens, (lanes, actual_lanes), notes)
 
 
 def _choose(dump: Dump, options: PairingOptions) -> Lanes:

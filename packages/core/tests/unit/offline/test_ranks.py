@@ -41,7 +41,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Dump:
 def on_ranks(dump: Dump, spread: Spread) -> Dump:
     """Return a dump whose tensors `spread` divides over ranks."""
     values: dict[str, Tensor] = {}
-    tensors = []
+    tensors: list[DumpedTensor] = []
     for tensor in dump.tensors:
         for site, value in spread(tensor, dump.read(tensor)):
             key = f"{site}"
