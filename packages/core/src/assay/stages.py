@@ -18,7 +18,7 @@ Statistic = Literal[
     "replay-tensor", "replay-row", "replay-slope", "replay-bins", "replay-channel",
     "replay-row-slope", "replay-share",
     "logits-kl", "logits-kl-worst", "logits-error", "logits-worst", "logits-whole", "loss-error",
-    "trajectory-error", "norm-error",
+    "trajectory-error", "accumulated", "norm-error",
     "cosine-distance", "kl-divergence",
 ]  # fmt: skip
 

@@ -13,6 +13,12 @@ from assay.foreign_text import shorten
 from assay.stages import METRICS, Statistic
 
 CALIBRATED = "noise"
+# Statistics that have the limit of another one unless they have their own. An error that was carried on
+# grows with the noise; norms of two tensors differ by no more than the norm of their difference.
+_LIMITED_LIKE: dict[Statistic, Statistic] = {
+    "accumulated": "replay-tensor",
+    "norm-error": "replay-tensor",
+}
 _SHIPPED = Path(__file__).with_name("named_limits")
 
 
@@ -41,13 +47,10 @@ class Limits:
         """The limit of `statistic`; what must be exact has the limit 0."""
         if statistic in ("exact", "non-finite"):
             return 0.0
-        if statistic == "norm-error":
-            # Norms of two tensors differ by no more than the norm of their difference.
-            statistic = "replay-tensor"
-        try:
-            return self.by_statistic[statistic]
-        except KeyError:
-            raise UsageError(f"limits {self.name!r} have none for {statistic}") from None
+        for name in (statistic, _LIMITED_LIKE.get(statistic, statistic)):
+            if name in self.by_statistic:
+                return self.by_statistic[name]
+        raise UsageError(f"limits {self.name!r} have none for {statistic}")
 
 
 def load_limits(name: str = CALIBRATED, dtype: str | None = None) -> Limits:

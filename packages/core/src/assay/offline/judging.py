@@ -306,7 +306,7 @@ def _numbers(
         return {}
     decided = origin.judged.worst if origin is not None else find_worst(ratios)
     resolutions = pool_resolutions(ratios)
-    return deciding_numbers(decided, resolutions.get("replay-tensor"))
+    return deciding_numbers(decided, resolutions.get("accumulated"))
 
 
 def _rows(judged: JudgedPort) -> Iterable[Measurement]:

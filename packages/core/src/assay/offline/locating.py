@@ -7,7 +7,7 @@ within noise and whose output does not.
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from assay.comparing.levels import JudgedRatio
 from assay.comparing.limits import Limits
@@ -129,9 +129,15 @@ def _ratios(
     if not limits.names_noise_ratios:
         return found
     if noise is not None and noise.sums.num_elements:
-        return [*found, *error_ratios(sums, noise.sums, unit_roundoff)]
+        ratios = error_ratios(sums, noise.sums, unit_roundoff)
+        return [*found, *map(_name_accumulated, ratios)]
     expected = _expected_noise(port, unit_roundoff)
-    return [*found, Ratio("replay-tensor", sums.relative_error, expected)]
+    return [*found, Ratio("accumulated", sums.relative_error, expected)]
+
+
+def _name_accumulated(ratio: Ratio) -> Ratio:
+    """Name the error of a whole tensor what it is: nothing was replaced on the way."""
+    return replace(ratio, statistic="accumulated") if ratio.statistic == "replay-tensor" else ratio
 
 
 def _norm_ratio(port: Port, error: float, noise: PortResult | None, unit_roundoff: float) -> Ratio:

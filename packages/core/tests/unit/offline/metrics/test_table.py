@@ -57,7 +57,7 @@ def test_a_row_holds_address_metrics_and_verdict() -> None:
         "expected_dtype": "float32", "actual_name": "b.output.0", "actual_shape": "[1, 1, 2]",
         "actual_dtype": "float32", "max_relative_error": 0.5, "mean_relative_error": 0.25,
         "max_absolute_error": 2.0, "mean_absolute_error": 1.0, "relative_euclidean_distance": 0.4,
-        "num_nonfinite_expected": 0, "num_nonfinite_actual": 0, "statistic": "replay-tensor",
+        "num_nonfinite_expected": 0, "num_nonfinite_actual": 0, "statistic": "accumulated",
         "limit": 3.5, "verdict": "FAIL", "reason": None,
     }  # fmt: skip
 
