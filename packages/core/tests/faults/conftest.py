@@ -9,6 +9,7 @@ CORPORA = {
     "generation": ("test_faults.py",),
     "training": ("test_training_faults.py",),
     "published": ("test_published.py", "test_loads.py"),
+    "offline": ("test_offline_faults.py",),
 }
 # The option that chooses some of a corpus.
 CHOICES = {
@@ -45,7 +46,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def _wanted(config: pytest.Config) -> list[str]:
-    """Corpora that are run: the one of --corpus, those of which some are chosen, or all."""
+    """Corpora that are run: that of --corpus, those of which some are chosen, or all but `offline`."""
     if corpus := config.getoption("--corpus"):
         return [corpus]
-    return [name for name, option in CHOICES.items() if config.getoption(option)] or [*CORPORA]
+    # Faults of generation as dumps take an hour more.
+    return [name for name, option in CHOICES.items() if config.getoption(option)] or [*CHOICES]
