@@ -1,0 +1,1 @@
+"""The formats of quantized weights, one file a family."""

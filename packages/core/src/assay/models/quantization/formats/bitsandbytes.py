@@ -1,0 +1,115 @@
+"""bitsandbytes: int8 with a scale for each row, and nf4 or fp4 in blocks that run through all rows.
+
+Sources of the layouts: bitsandbytes 0.50, `functional.QuantState`, `nn.modules.Linear8bitLt` and
+`backends/default/ops.py`.
+"""
+
+import torch
+from torch import Tensor
+
+from assay.files import parse_json
+from assay.models.quantization.formats.protocol import Format, per_group, precision_of
+from assay.models.quantization.grids import Grid
+from assay.models.quantization.groups import Groups
+from assay.models.quantization.quantized_weight import QuantizedWeight
+from assay.models.quantization.stored import StoredWeights
+
+_INT8_MAX = 127
+_STATE = "weight.quant_state.bitsandbytes__"
+_NAMES = ("nf4", "fp4")
+
+
+def _read_int8(stored: StoredWeights, module: str) -> QuantizedWeight:
+    """Read `weight` int8 [outputs, inputs] and `SCB` [outputs], the largest value of each row."""
+    name = f"{module}.weight"
+    data = stored.fetch(name, name, (None, None))
+    if data.dtype != torch.int8:
+        raise stored.refuse(name, f"of dtype {data.dtype} is not int8")
+    groups = Groups((data.shape[0], data.shape[1]), (1, data.shape[1]))
+    scales = stored.fetch(f"{module}.SCB", name, (len(data),))
+    return QuantizedWeight(
+        codes=data.view(torch.uint8),
+        grid=Grid.of_signed(-_INT8_MAX, _INT8_MAX),
+        groups=groups,
+        scales=scales.float() / _INT8_MAX,
+        zeros=torch.zeros(groups.num_groups),
+        has_zeros=False,
+        scale_precision=precision_of(scales),
+    )
+
+
+def _read_4bit(stored: StoredWeights, module: str) -> QuantizedWeight:
+    """Read `weight`, two codes a byte, the first in the upper half, and its `quant_state`."""
+    name = f"{module}.weight"
+    kind, state = _read_state(stored, module)
+    shape, block = state.get("shape"), state.get("blocksize")
+    sizes = shape if isinstance(shape, list) and len(shape) == 2 else [0]
+    if any(type(size) is not int or size < 1 for size in (*sizes, block)):
+        raise stored.refuse(f"{module}.{_STATE}{kind}", f"has shape {shape} and blocksize {block}")
+    rows, columns = sizes
+    packed = stored.fetch(name, name).contiguous().reshape(-1).view(torch.uint8)
+    if len(packed) != -(-rows * columns // 2):
+        raise stored.refuse(
+            name, f"has {len(packed)} bytes for {rows} x {columns} values of 4 bits"
+        )
+    groups = Groups((rows, columns), (1, int(str(block))), is_flat=True)
+    codes = torch.stack((packed >> 4, packed & 15), 1).flatten()[: rows * columns]
+    filled = torch.nn.functional.pad(codes, (0, groups.shape[0] * groups.shape[1] - len(codes)))
+    table = stored.fetch(f"{name}.quant_map", name, (16,))
+    scales, precision = _read_scales(stored, module, state)
+    return QuantizedWeight(
+        codes=filled.view(groups.shape),
+        grid=Grid.of_4bit(kind, table),
+        groups=groups,
+        scales=per_group(stored, f"{name}.absmax", scales, groups),
+        zeros=torch.zeros(groups.num_groups),
+        has_zeros=False,
+        scale_precision=precision,
+    )
+
+
+def _read_state(stored: StoredWeights, module: str) -> tuple[str, dict[str, object]]:
+    for kind in _NAMES:
+        name = f"{module}.{_STATE}{kind}"
+        if name in stored.shapes:
+            text = bytes(stored.fetch(name, name, (None,)).to(torch.uint8).tolist())
+            state = parse_json(text.decode(errors="replace"), str(stored.files.get(name, name)))
+            if not isinstance(state, dict):
+                raise stored.refuse(name, "is no table")
+            return kind, state
+    raise stored.refuse(f"{module}.weight", f"is quantized, but {_STATE}nf4 or fp4 is missing")
+
+
+def _read_scales(
+    stored: StoredWeights, module: str, state: dict[str, object]
+) -> tuple[Tensor, float]:
+    """Return the scale of each block and its relative precision.
+
+    Scales may be quantized themselves: 8 bits by `nested_quant_map`, in blocks, less their mean.
+    """
+    name = f"{module}.weight"
+    absmax = stored.fetch(f"{name}.absmax", name)
+    if absmax.is_floating_point():
+        return absmax, precision_of(absmax)
+    size, mean = state.get("nested_blocksize"), state.get("nested_offset")
+    if type(size) is not int or size < 1 or not isinstance(mean, int | float):
+        problem = f"has nested_blocksize {size} and nested_offset {mean}"
+        raise stored.refuse(f"{module}.{_STATE}", problem)
+    table = stored.fetch(f"{name}.nested_quant_map", name, (256,)).float()
+    codes = absmax.reshape(-1).int()
+    outer = stored.fetch(f"{name}.nested_absmax", name, (-(-len(codes) // size),)).float()
+    scales = table[codes] * outer.repeat_interleave(size)[: len(codes)] + float(mean)
+    half_step = float(table.sort().values.diff().max()) / 2
+    return scales, half_step * float(outer.max() / scales.abs().median().clamp(min=1e-38))
+
+
+INT8 = Format("SCB", "SCB", ("weight", "SCB", "weight_format"), _read_int8)
+FOUR_BITS = Format(
+    "weight.absmax",
+    "weight.absmax",
+    (
+        "weight", "weight.absmax", "weight.quant_map", "weight.nested_absmax",
+        "weight.nested_quant_map", *(f"{_STATE}{kind}" for kind in _NAMES),
+    ),
+    _read_4bit,
+)  # fmt: skip

@@ -1,0 +1,87 @@
+"""The stored tensors of one side of a comparison: a model folder, or a dump that holds weights."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
+
+from assay.errors import UsageError
+from assay.files import read_json_object
+from assay.foreign_text import shorten
+from assay.models.weight_files.mapping import map_tensor
+from assay.models.weight_files.pickled import read_pickled
+from assay.models.weight_files.reading import read_tensors, weight_files
+
+_CONFIG = "config.json"
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """Tensors by name, read one at a time."""
+
+    origin: Path
+    shapes: Mapping[str, tuple[int, ...]]
+    read: Callable[[str], Tensor]
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """File of each tensor."""
+    quantization: Mapping[str, object] = field(default_factory=dict)
+    """`quantization_config` of the model; empty if its weights are not quantized."""
+
+    def refuse(self, name: str, problem: str) -> UsageError:
+        """Return the error for an unusable tensor, which names its file."""
+        return UsageError(f"{self.files.get(name, self.origin)}: {shorten(name)} {problem}")
+
+    def refuse_setting(self, key: str) -> UsageError:
+        """Return the error for a setting of the quantization that cannot be read."""
+        value = shorten(self.quantization.get(key))
+        return UsageError(
+            f"{self.origin / _CONFIG}: quantization_config.{key} = {value} cannot be read"
+        )
+
+    def fetch(self, name: str, owner: str, shape: tuple[int | None, ...] | None = None) -> Tensor:
+        """Read the tensor `name`, a part of the weight `owner`.
+
+        shape: the one that it must have; None for a dim of any size.
+        Raises: UsageError, naming the file, if it is absent or of another shape.
+        """
+        if name not in self.shapes:
+            raise self.refuse(owner, f"is quantized, but {shorten(name)} is missing")
+        actual = self.shapes[name]
+        if shape is not None and (
+            len(actual) != len(shape)
+            or any(want not in (None, size) for size, want in zip(actual, shape, strict=True))
+        ):
+            wanted = ", ".join("any" if size is None else str(size) for size in shape)
+            raise self.refuse(name, f"has the shape {list(actual)}, expected [{wanted}]")
+        return self.read(name)
+
+
+def open_folder(folder: Path) -> StoredWeights:
+    """Read the headers of the weight files of a model folder.
+
+    Raises: UsageError, naming file and key.
+    """
+    config = read_json_object(folder / _CONFIG)
+    quantization = config.get("quantization_config") or {}
+    if not isinstance(quantization, dict):
+        raise UsageError(f"{folder / _CONFIG}: quantization_config is no table")
+    found = read_tensors(folder)
+    if found is None:
+        tensors = read_pickled(folder)
+        files = weight_files(folder)
+        return StoredWeights(
+            folder,
+            {name: tuple(value.shape) for name, value in tensors.items()},
+            tensors.__getitem__,
+            dict.fromkeys(tensors, files[0]) if len(files) == 1 else {},
+            quantization,
+        )
+    stored = {one.name: one for one in found}
+    return StoredWeights(
+        folder,
+        {name: one.shape for name, one in stored.items()},
+        lambda name: map_tensor(stored[name]),
+        {name: one.file for name, one in stored.items()},
+        quantization,
+    )
