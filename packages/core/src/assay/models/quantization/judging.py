@@ -1,0 +1,238 @@
+"""From the measured errors of one weight to the groups that are wrong, and what is wrong with them."""
+
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from assay.models.quantization.measuring import GroupErrors
+from assay.models.quantization.quantized_weight import QuantizedWeight
+from assay.models.quantization.results import Cause, Finding, Place, WeightResult
+
+# Slope and offset are judged in standard deviations. Where they are normal, a comparison of sound
+# weights raises a false alarm with this probability, over all of its groups.
+_FALSE_ALARMS = 1e-3
+# Their tails are heavier than normal. Measured: at most 5.9 in 120 quantizations by AutoGPTQ's algorithm
+# (352,768 groups; 2, 3, 4 and 8 bits; groups of 32 to 128 and whole rows; normal weights, Student's t with
+# 4 degrees of freedom, 8 weights of all-MiniLM-L6-v2), at most 5.3 in 240 by exact rounding (1,005,568).
+_HEAVY_TAIL = 1.25
+_LEAST_DEVIATIONS = 6.5
+# Names the cause of a group that is known to be wrong.
+_FEWEST_DEVIATIONS = 3.0
+
+# A zero point is a whole number: it cannot be wrong by less than half a step.
+_LEAST_STEPS = 0.5
+
+# Error of one group, over the larger one of its best and the weight's median. Measured: at most 5.1 for
+# exact rounding (a group of nearly equal values), 26 for GPTQ (8 bits, columns next to outliers).
+_MOST_OVER_BEST = 10.0
+_MOST_OVER_BEST_OF_GPTQ = 40.0
+# Median error over median best. Measured: at most 1.4 (exact rounding) and 2.7 (GPTQ, whole rows).
+_MOST_OVER_MEDIAN = 4.0
+
+# Slope that GPTQ leaves on coarse grids, as a multiple of the squared best error: it cannot make up for
+# earlier columns beyond the range. Measured: at most 1.4 in the median of a weight (2 bits).
+_MOST_BENT = 2.0
+# Median slope of a weight of which every scale is wrong. Measured in sound weights: at most 0.01 at 4 bits.
+_LEAST_COMMON_SLOPE = 0.03
+
+# A group that is this similar to another's expected values holds these. Of a million pairs of unrelated
+# groups of 32 values, none is expected to be: P(cos > 0.85) = 5e-9.
+_LEAST_SIMILAR = 0.85
+# Coarse grids leave less of a sound group: then nine tenths of the median count.
+_PART_OF_MEDIAN = 0.9
+# Below this median, the weight is another one. Measured: at least 0.67 (GPTQ, 2 bits).
+_LEAST_SIMILAR_IN_MEDIAN = 0.5
+# A group is looked for elsewhere if it is unlike its expected values and its error is this large.
+_LEAST_OVER_BEST = 2.0
+# Groups whose partner is looked for, worst first: each costs a pass over the weight.
+_MOST_SEARCHED = 16
+_MOST_LISTED = 100
+
+# Scales that agree within this part, and three standard deviations, may be the same one.
+_SAME_SCALE = 0.02
+
+
+def deviations_allowed(num_groups: int) -> float:
+    """Return the limit in standard deviations for a comparison of this many groups."""
+    probability = _FALSE_ALARMS / max(1, num_groups) / 2
+    return max(_LEAST_DEVIATIONS, -_HEAVY_TAIL * NormalDist().inv_cdf(probability))
+
+
+@dataclass(frozen=True)
+class JudgedWeight:
+    """A quantized weight with the weight that it should be, and the measurements of its groups."""
+
+    name: str
+    file: str
+    weight: QuantizedWeight
+    reference: Tensor
+    errors: GroupErrors
+    limit: float
+    """In standard deviations."""
+
+    def judge(self) -> WeightResult:
+        """Return its faults, worst first."""
+        errors = self.errors
+        allowed = self._slope_allowed()
+        deviations = (errors.slope.abs() - allowed) / errors.slope_deviation
+        codes = errors.other_codes / errors.other_codes_deviation
+        is_coded = codes.hypot(deviations.clamp(min=0)) > self.limit
+        is_coded &= errors.is_rounded
+        is_scale = (deviations > self.limit) | (is_coded & (deviations > _FEWEST_DEVIATIONS))
+        is_zero = errors.offset.abs() > (self.limit * errors.offset_deviation).clamp(_LEAST_STEPS)
+        over = self._over_best()
+        most = _MOST_OVER_BEST if errors.is_rounded else _MOST_OVER_BEST_OF_GPTQ
+        is_other = is_coded | ~(over <= most)
+        is_unlike = ~(errors.correlation >= self._least_similar) & (over > _LEAST_OVER_BEST)
+        best = errors.best.clamp(min=self._floor())
+        is_faulty = is_scale | is_zero | is_other
+        error, median_best = float(errors.error.nanmedian()), float(best.nanmedian())
+        is_all = len(over) > 1 and float(is_faulty.double().mean()) > 1 / 2
+        is_all |= not error <= _MOST_OVER_MEDIAN * median_best
+        is_all |= self._has_common_slope
+        is_all |= not float(errors.correlation.nanmedian()) > _LEAST_SIMILAR_IN_MEDIAN
+        found = [self._of_whole()] if is_all else self._of_groups(
+            is_scale, is_zero, is_other, is_unlike, over
+        )  # fmt: skip
+        resolution = float((self.limit * errors.slope_deviation + allowed).nanmedian())
+        return WeightResult(
+            self.name,
+            self.file,
+            len(over),
+            error,
+            median_best,
+            float((errors.error / best).nan_to_num(torch.inf).max()),
+            resolution=resolution,
+            findings=tuple(found),
+            is_other=is_all,
+        )
+
+    def _floor(self) -> float:
+        """Return the relative error that the dtypes of weights and scales alone may make."""
+        return float(torch.finfo(self.reference.dtype).eps) / 2 + self.weight.scale_precision
+
+    def _slope_allowed(self) -> Tensor:
+        """Return the slope that the format and the method of quantization may leave in each group."""
+        bend = 0.0 if self.errors.is_rounded else _MOST_BENT
+        return self.weight.scale_precision + bend * self.errors.best.square()
+
+    @property
+    def _has_common_slope(self) -> bool:
+        bend = _MOST_BENT * float(self.errors.best.nanmedian()) ** 2
+        return abs(float(self.errors.slope.nanmedian())) > max(_LEAST_COMMON_SLOPE, bend)
+
+    @property
+    def _least_similar(self) -> float:
+        median = float(self.errors.correlation.nanmedian())
+        return min(_LEAST_SIMILAR, max(_PART_OF_MEDIAN * median, _LEAST_SIMILAR_IN_MEDIAN))
+
+    def _over_best(self) -> Tensor:
+        errors = self.errors
+        absolute = errors.error * errors.size
+        least = torch.maximum(
+            errors.best.clamp(min=self._floor()) * errors.size, absolute.nanmedian()
+        )
+        return torch.where(absolute == 0, 0.0, absolute / least)
+
+    def _of_whole(self) -> Finding:
+        """Describe a weight of which most groups are wrong, in the same way or not."""
+        errors = self.errors
+        cause: Cause = "values"
+        amount = float(errors.offset.nanmedian())
+        if float(errors.correlation.nanmedian()) < self._least_similar:
+            amount = 0.0
+        elif abs(amount) > _LEAST_STEPS:
+            cause = "zero-point"
+        elif self._has_common_slope:
+            cause, amount = "scale", float(errors.factor.nanmedian())
+        error, best = float(errors.error.nanmedian()), float(errors.best.nanmedian())
+        return Finding(self.name, cause, error, max(best, self._floor()), amount=amount)
+
+    def _of_groups(
+        self, is_scale: Tensor, is_zero: Tensor, is_other: Tensor, is_unlike: Tensor, over: Tensor
+    ) -> list[Finding]:
+        errors = self.errors
+        severity = torch.where(over.isnan(), torch.inf, over)
+        partners = self._find_owners(is_unlike, severity)
+        groups = (is_scale | is_zero | is_other).nonzero()[:, 0].tolist()
+        shifted = (is_scale | is_zero).nonzero()[:, 0].tolist()
+        exchanged = self._find_exchanged([one for one in shifted if one not in partners])
+        found = []
+        for group in sorted({*groups, *partners}, key=lambda one: -float(severity[one])):
+            cause: Cause = "values"
+            amount = 0.0
+            partner = partners.get(group, exchanged.get(group))
+            if partner is not None:
+                cause = "swapped" if group in partners else "swapped-parameters"
+            elif is_zero[group]:
+                cause, amount = "zero-point", float(errors.offset[group])
+            elif is_scale[group] and errors.correlation[group] >= self._least_similar:
+                cause, amount = "scale", float(errors.factor[group])
+            found.append(
+                Finding(
+                    self.name,
+                    cause,
+                    float(errors.error[group]),
+                    max(float(errors.best[group]), self._floor()),
+                    self._place(group),
+                    amount,
+                    None if partner is None else self._place(partner),
+                )
+            )
+        return found[:_MOST_LISTED]
+
+    def _place(self, group: int) -> Place:
+        rows, columns = self.weight.groups.place(group)
+        return Place(range(rows.start, rows.stop), tuple(columns))
+
+    def _find_owners(self, is_unlike: Tensor, severity: Tensor) -> dict[int, int]:
+        """Return for groups that do not resemble their expected values the group whose values they hold."""
+        groups = self.weight.groups
+        suspects = sorted(is_unlike.nonzero()[:, 0].tolist(), key=lambda one: -float(severity[one]))
+        suspects = suspects[:_MOST_SEARCHED]
+        if not suspects or groups.num_groups == 1:
+            return {}
+        values = torch.stack([self._values_of(one) for one in suspects])
+        values = torch.nn.functional.normalize(values, dim=1)
+        most = torch.full((len(suspects),), self._least_similar)
+        owners: dict[int, int] = {}
+        for rows in groups.chunks():
+            if rows.start % groups.block[0]:
+                continue  # a part of a block that is larger than a chunk
+            first, blocks = groups.stack(self.reference, rows)
+            if blocks.shape[1] != values.shape[1]:
+                continue
+            similar = values @ torch.nn.functional.normalize(blocks, dim=1).t()
+            found, index = similar.max(1)
+            for number in (found > most).nonzero()[:, 0].tolist():
+                most[number] = found[number]
+                owners[suspects[number]] = first + int(index[number])
+        return {one: owner for one, owner in owners.items() if one != owner}
+
+    def _values_of(self, group: int) -> Tensor:
+        groups = self.weight.groups
+        values = self.weight.dequantize_rows(groups.rows_of(group))[:, group % groups.grid_shape[1]]
+        missing = groups.block[0] - len(values)
+        return torch.nn.functional.pad(values, (0, 0, 0, missing)).flatten()
+
+    def _find_exchanged(self, suspects: list[int]) -> dict[int, int]:
+        """Return pairs of groups of which each has the scale and zero point that fit the other."""
+        errors, weight = self.errors, self.weight
+        found: dict[int, int] = {}
+        for one in suspects[:_MOST_LISTED]:
+            for other in suspects[:_MOST_LISTED]:
+                fits = all(
+                    abs(
+                        float(weight.scales[left] / (1 + errors.slope[left]) / weight.scales[right])
+                        - 1
+                    )
+                    < _SAME_SCALE + 3 * float(errors.slope_deviation[left])
+                    and abs(float(weight.zeros[left] - errors.offset[left] - weight.zeros[right]))
+                    < _LEAST_STEPS
+                    for left, right in ((one, other), (other, one))
+                )
+                if fits and one != other:
+                    found[one] = other
+        return found
