@@ -1,0 +1,74 @@
+"""The verdict on two folders of weights."""
+
+from assay.models.quantization.results import Finding, Place, WeightComparison, WeightResult
+from assay.offline.weights import judge_weights
+from assay.verdicts import Outcome, find_contradiction
+
+NAME = "model.layers.3.mlp.down_proj.weight"
+PLACE = Place(range(7, 8), tuple(range(128, 256)))
+FINDING = Finding(NAME, "scale", 0.147, 0.098, PLACE, 1.1)
+
+
+def result(*findings: Finding) -> WeightResult:
+    return WeightResult(NAME, "model.safetensors", 64, 0.1, 0.098, 1.5, 0.05, findings)
+
+
+def test_wrong_scale_fails_and_is_described() -> None:
+    verdict, rows = judge_weights(WeightComparison((result(FINDING),), (FINDING,)))
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.headline == (
+        "model.layers.3.mlp.down_proj.weight, row 7, columns 128-255: its scale is 1.1x the right one;"
+        " relative error 0.147 = 1.5x the best that the format can reach (9.8e-2)."
+    )
+    assert verdict.location is not None
+    assert (verdict.location.parameter, verdict.diagnosis) == (NAME, "weight-mismatch")
+    assert [(row.module, row.port, row.ratio) for row in rows] == [
+        ("model.layers.3.mlp.down_proj", "parameter.weight", 1.5)
+    ]
+    assert find_contradiction(verdict) is None
+
+
+def test_sound_weights_pass_with_their_resolution() -> None:
+    verdict, _ = judge_weights(WeightComparison((result(),), ()))
+    assert (verdict.verdict, verdict.resolution) == (Outcome.PASS, 0.05)
+    assert verdict.headline == "All 1 weights agree in 64 groups, as far as their formats allow."
+    assert verdict.levels["weights"].reason == (
+        f"an error of one scale below 5.0 % may be unseen (in {NAME})"
+    )
+    assert find_contradiction(verdict) is None
+
+
+def test_missing_weight_is_not_a_pass() -> None:
+    verdict, _ = judge_weights(
+        WeightComparison((result(),), (), unmatched_expected=("lm_head.weight",))
+    )
+    assert verdict.verdict is Outcome.NOT_COMPARED
+
+
+def test_nothing_compared_is_not_a_pass() -> None:
+    verdict, _ = judge_weights(WeightComparison((), ()))
+    assert (verdict.verdict, verdict.headline) == (
+        Outcome.NOT_COMPARED,
+        "Nothing could be compared.",
+    )
+
+
+def test_words_of_each_cause() -> None:
+    other = Place(range(3), (0, 5))
+    for cause, amount, partner, text in (
+        ("zero-point", 1.0, None, "row 7, columns 128-255: its zero point is off by +1 steps"),
+        ("swapped", 0.0, other, "it holds the values of rows 0-2, 2 columns from 0 to 5"),
+        ("swapped-parameters", 0.0, other, "its scale and zero point are those of rows 0-2"),
+        ("values", 0.0, None, "its values differ"),
+    ):
+        finding = Finding(NAME, cause, 1.4, 0.1, PLACE, amount, partner)  # type: ignore[arg-type]
+        verdict, _ = judge_weights(WeightComparison((result(finding),), (finding,)))
+        assert verdict.headline is not None
+        assert text in verdict.headline
+    stale = Finding("model-00002-of-00004.safetensors", "shard", 1.4, 0.1, None, 17)
+    verdict, _ = judge_weights(WeightComparison((result(stale),), (stale,)))
+    assert verdict.location is None
+    assert verdict.headline == (
+        "model-00002-of-00004.safetensors: 17 of its weights are other weights;"
+        " relative error 1.4 = 14.0x the best that the format can reach (0.1)."
+    )
