@@ -27,6 +27,7 @@ from assay.offline.pairs import observe_nothing
 from assay.offline.ranks import number_ranks
 from assay.offline.replaying import TrustedModel, replay_dump
 from assay.offline.tokens import find_passes
+from assay.offline.weights import compare_quantized
 from assay.output.tables import Table, format_table
 from assay.runs import Progress
 from assay.runs.results import write_results
@@ -92,6 +93,10 @@ def compare_dumps(
     options = PairingOptions(
         comparison.level, comparison.rank, comparison.token_shift, _read_map(comparison.name_map)
     )
+    sides = {"reference": _describe(expected), "candidate": _describe(actual)}
+    weights = compare_quantized(expected, actual, comparison.allow_unmatched)
+    if weights is not None:
+        return Compared(weights[0].model_copy(update=sides), weights[1], None)
     expected, expected_notes = _normalize(expected)
     actual, actual_notes = _normalize(actual)
     dtype = _activation_dtype(actual)
@@ -137,7 +142,6 @@ def compare_dumps(
         problems=[f"{dump.path}: {text}" for dump in (expected, actual) for text in dump.problems],
     )
     verdict, judged = judge_dumps(evidence, limits)
-    sides = {"reference": _describe(expected), "candidate": _describe(actual)}
     table = None
     if comparison.table is not None:
         names = [one.name for one in custom]

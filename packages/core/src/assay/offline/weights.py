@@ -1,4 +1,7 @@
-"""From a comparison of stored weights to a verdict."""
+"""The comparison of two dumps of weights, one of which is quantized, and its verdict."""
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 from assay.comparing.levels import MOST_LISTED, list_unmatched, outcome_of_levels
 from assay.comparing.wording.dumps import describe_missing
@@ -7,8 +10,48 @@ from assay.comparing.wording.weights import (
     describe_resolution,
     headline_of_weights,
 )
+from assay.dumps.protocol import Dump, DumpedTensor
+from assay.models.quantization.comparing import compare_weights
+from assay.models.quantization.formats.registry import has_known_format
 from assay.models.quantization.results import WeightComparison, WeightResult
+from assay.models.quantization.stored import StoredWeights, open_folder
+from assay.offline.matching import is_allowed
 from assay.verdicts import Level, Location, Measurement, Outcome, Verdict
+
+_MODEL = "model"  # the reader of Hugging Face folders
+_PARAMETER = "parameter."
+
+
+def compare_quantized(
+    expected: Dump, actual: Dump, allow_unmatched: Sequence[str] = ()
+) -> tuple[Verdict, list[Measurement]] | None:
+    """Compare the weights of two dumps; None if neither is a model folder with quantized weights.
+
+    Raises: UsageError, naming file and key, for weights that cannot be read.
+    """
+    if _MODEL not in (expected.format, actual.format):
+        return None
+    stored = [_open_weights(dump) for dump in (expected, actual)]
+    if not any(one.quantization for one in stored):
+        return None
+    if all(one.quantization and not has_known_format(one) for one in stored):
+        return None  # what is stored can still be compared
+    found = compare_weights(*stored)
+    missing = [one for one in found.unmatched_expected if not is_allowed(one, allow_unmatched)]
+    return judge_weights(replace(found, unmatched_expected=tuple(missing)))
+
+
+def _open_weights(dump: Dump) -> StoredWeights:
+    if dump.format == _MODEL:
+        return open_folder(dump.path)
+    tensors: dict[str, DumpedTensor] = {}
+    for one in dump.tensors:
+        at, port = one.site.at, one.site.port
+        if at.phase == "forward" and port.startswith(_PARAMETER) and one.has_values:
+            name = port.removeprefix(_PARAMETER)
+            tensors.setdefault(f"{at.module}.{name}" if at.module else name, one)
+    shapes = {name: one.shape or () for name, one in tensors.items()}
+    return StoredWeights(dump.path, shapes, lambda name: dump.read(tensors[name]))
 
 
 def judge_weights(comparison: WeightComparison) -> tuple[Verdict, list[Measurement]]:

@@ -1,8 +1,24 @@
 """The verdict on two folders of weights."""
 
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
 from assay.models.quantization.results import Finding, Place, WeightComparison, WeightResult
+from assay.offline.check import Comparison, compare
 from assay.offline.weights import judge_weights
+from assay.runs import SilentProgress
 from assay.verdicts import Outcome, find_contradiction
+from packages.core.tests.dump_writers.msprobe import dumped
+from packages.core.tests.unit.models.quantization.writers import (
+    CASES,
+    Fault,
+    no_fault,
+    times,
+    write_folder,
+)
 
 NAME = "model.layers.3.mlp.down_proj.weight"
 PLACE = Place(range(7, 8), tuple(range(128, 256)))
@@ -72,3 +88,53 @@ def test_words_of_each_cause() -> None:
         "model-00002-of-00004.safetensors: 17 of its weights are other weights;"
         " relative error 1.4 = 14.0x the best that the format can reach (0.1)."
     )
+
+
+def write_quantized(folder: Path, weight: Tensor, fault: Fault) -> Path:
+    case = CASES["gptq4-64"]
+    tensors, _ = case.write(weight, fault)
+    return write_folder(folder, [{f"up.{key}": one for key, one in tensors.items()}], case.settings)
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome"), [(no_fault, Outcome.PASS), (times(1.1, 3), Outcome.FAIL)]
+)
+def test_folder_of_float_weights_and_quantized_folder(
+    fault: Fault, outcome: Outcome, tmp_path: Path
+) -> None:
+    weight = torch.randn(32, 256, generator=torch.Generator().manual_seed(0))
+    expected = write_folder(tmp_path / "expected", [{"up.weight": weight}])
+    actual = write_quantized(tmp_path / "actual", weight, fault)
+    (tmp_path / "run").mkdir()
+    verdict = compare(Comparison(str(expected), str(actual)), tmp_path / "run", SilentProgress())
+    assert verdict.verdict is outcome
+    assert (tmp_path / "run" / "verdict.json").is_file()
+
+
+def test_dump_with_weights_and_quantized_folder(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(256, 32, bias=False)
+    network = nn.Sequential()
+    network.add_module("up", linear)
+    with torch.no_grad(), dumped(network, tmp_path / "dump", parameters=True):
+        network(torch.ones(1, 256))
+    weight = linear.weight.detach()
+    actual = write_quantized(tmp_path / "actual", weight, times(1.1, 3))
+    (tmp_path / "run").mkdir()
+    verdict = compare(
+        Comparison(str(tmp_path / "dump"), str(actual)), tmp_path / "run", SilentProgress()
+    )
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.location is not None
+    assert verdict.location.parameter == "up.weight"
+
+
+def test_two_folders_of_an_unknown_method_are_compared_as_stored(tmp_path: Path) -> None:
+    settings = {"quant_method": "aqlm"}
+    for name, value in (("expected", 1), ("same", 1), ("other", 2)):
+        stored = {"up.codes": torch.full((4, 4), value, dtype=torch.int32)}
+        write_folder(tmp_path / name, [stored], settings)
+    for name, outcome in (("same", Outcome.PASS), ("other", Outcome.FAIL)):
+        (tmp_path / f"run-{name}").mkdir()
+        comparison = Comparison(str(tmp_path / "expected"), str(tmp_path / name))
+        assert compare(comparison, tmp_path / f"run-{name}", SilentProgress()).verdict is outcome

@@ -26,6 +26,14 @@ class Groups:
     order: Tensor | None = None
     """The columns in the order of their groups, if the groups are not contiguous (`g_idx`)."""
 
+    def __post_init__(self) -> None:
+        """Cut blocks down to the weight, so that filling them up takes no memory."""
+        if not self.is_flat:
+            rows, columns = (
+                max(1, min(sizes)) for sizes in zip(self.block, self.weight_shape, strict=True)
+            )
+            object.__setattr__(self, "block", (rows, columns))
+
     @cached_property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of the matrix that is divided."""

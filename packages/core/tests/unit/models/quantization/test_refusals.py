@@ -91,6 +91,11 @@ def test_tensors_that_do_not_fit(
         ("awq", {"group_size": 0}, "group_size = 0"),
         ("compressed-int8-group", {"config_groups": None}, "config_groups = None"),
         ("fp8-blocks", {"weight_block_size": [0, 64]}, "weight_block_size = [0, 64]"),
+        (
+            "compressed-int8-group",
+            {"config_groups": {"group_0": 3}},
+            "config_groups = {'group_0': 3}",
+        ),
         ("fp8-blocks", {"weight_block_size": 128}, "weight_block_size = 128"),
     ],
 )
@@ -113,6 +118,10 @@ def test_group_size_zero_of_compressed_tensors(tmp_path: Path) -> None:
     [
         ({"shape": [32, 256], "blocksize": 0}, "has shape [32, 256] and blocksize 0"),
         ({"shape": [32, -256], "blocksize": 64}, "has shape [32, -256] and blocksize 64"),
+        (
+            {"shape": [32, 256], "blocksize": 1 << 40},
+            "has shape [32, 256] and blocksize 1099511627776",
+        ),
         ({"shape": None, "blocksize": 64}, "has shape None and blocksize 64"),
         ({"shape": "3" * 5, "blocksize": 64}, "has shape 33333 and blocksize 64"),
     ],
@@ -137,3 +146,13 @@ def test_unknown_method_lists_the_known_ones(tmp_path: Path) -> None:
         f"{tmp_path}/actual: the quantization method aqlm cannot be read; known methods:"
         " awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gptq"
     )
+
+
+def test_groups_larger_than_the_weight_take_no_memory(tmp_path: Path) -> None:
+    case = CASES["gptq8--1"]
+    weight = torch.randn(32, 256, generator=torch.Generator().manual_seed(1))
+    stored = {f"{MODULE}.{key}": one for key, one in case.write(weight, no_fault)[0].items()}
+    settings = dict(case.settings) | {"group_size": (1 << 30) - 1}
+    actual = write_folder(tmp_path / "actual", [stored], settings)
+    expected = write_folder(tmp_path / "expected", [{f"{MODULE}.weight": weight}])
+    assert not compare_folders(expected, actual).findings

@@ -17,6 +17,7 @@ from assay.models.quantization.stored import StoredWeights
 _INT8_MAX = 127
 _STATE = "weight.quant_state.bitsandbytes__"
 _NAMES = ("nf4", "fp4")
+_MOST_IN_BLOCK = 4096  # of the library; larger ones would be filled up in memory
 
 
 def _read_int8(stored: StoredWeights, module: str) -> QuantizedWeight:
@@ -44,7 +45,8 @@ def _read_4bit(stored: StoredWeights, module: str) -> QuantizedWeight:
     kind, state = _read_state(stored, module)
     shape, block = state.get("shape"), state.get("blocksize")
     sizes = shape if isinstance(shape, list) and len(shape) == 2 else [0]
-    if any(type(size) is not int or size < 1 for size in (*sizes, block)):
+    is_block = type(block) is int and block in range(1, _MOST_IN_BLOCK + 1)
+    if not is_block or any(type(size) is not int or size < 1 for size in sizes):
         raise stored.refuse(f"{module}.{_STATE}{kind}", f"has shape {shape} and blocksize {block}")
     rows, columns = sizes
     packed = stored.fetch(name, name).contiguous().reshape(-1).view(torch.uint8)

@@ -30,8 +30,8 @@ def _read(stored: StoredWeights, module: str) -> QuantizedWeight:
     data = stored.fetch(name, name, (None, None))
     shape = (data.shape[0], data.shape[1])
     if is_packed:
-        sizes = stored.fetch(f"{module}.weight_shape", name, (2,)).tolist()
-        shape = (int(sizes[0]), int(sizes[1]))
+        sizes = stored.fetch(f"{module}.weight_shape", name, (2,)).long().tolist()
+        shape = (sizes[0], sizes[1])
         if data.shape != (shape[0], packed_width(bits, shape[1])):
             problem = f"has the shape {list(data.shape)} for {list(shape)} values of {bits} bits"
             raise stored.refuse(name, problem)
@@ -75,10 +75,11 @@ def _settings_of(stored: StoredWeights, module: str) -> Mapping[str, object]:
     if not isinstance(groups, dict):
         raise stored.refuse_setting(_GROUPS)
     for group in groups.values():
-        weights = group.get("weights") if isinstance(group, dict) else None
-        if isinstance(weights, dict) and any(
-            _is_target(str(target), module) for target in group.get("targets") or ()
-        ):
+        if not isinstance(group, dict):
+            raise stored.refuse_setting(_GROUPS)
+        weights, targets = group.get("weights"), group.get("targets")
+        names = targets if isinstance(targets, list) else []
+        if isinstance(weights, dict) and any(_is_target(str(one), module) for one in names):
             return weights
     raise stored.refuse(module, f"is quantized, but quantization_config.{_GROUPS} does not name it")
 

@@ -18,6 +18,11 @@ _FORMATS: dict[str, tuple[Format, ...]] = {
 }
 
 
+def has_known_format(stored: StoredWeights) -> bool:
+    """Return True if `formats_of` knows the quantization method."""
+    return str(stored.quantization.get("quant_method")) in _FORMATS
+
+
 def formats_of(stored: StoredWeights) -> tuple[Format, ...]:
     """Return the formats in which weights may be stored; none if they are not quantized.
 
@@ -26,7 +31,7 @@ def formats_of(stored: StoredWeights) -> tuple[Format, ...]:
     method = stored.quantization.get("quant_method")
     if not stored.quantization:
         return ()
-    if method not in _FORMATS:
+    if not has_known_format(stored):
         raise UsageError(
             f"{stored.origin}: the quantization method {shorten(method)} cannot be read;"
             f" known methods: {', '.join(_FORMATS)}"
