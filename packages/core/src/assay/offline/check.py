@@ -14,7 +14,7 @@ from assay.errors import UsageError, name_some
 from assay.files import read_json_object, read_toml, write_whole
 from assay.models.remote_code import RemoteCode
 from assay.offline.judging import Evidence, judge_dumps, list_measurements
-from assay.offline.locating import coarser_unit
+from assay.offline.locating import coarser_unit, expected_score_noise, measured_score_noise
 from assay.offline.matching import is_allowed
 from assay.offline.measuring import Measured
 from assay.offline.metrics.custom import CustomMetric, load_metrics
@@ -26,6 +26,7 @@ from assay.offline.pairing import Pairing, PairingOptions, pair_dumps
 from assay.offline.pairs import observe_nothing
 from assay.offline.ranks import number_ranks
 from assay.offline.replaying import TrustedModel, replay_dump
+from assay.offline.routing import Flip
 from assay.offline.tokens import find_passes
 from assay.offline.weights import compare_quantized
 from assay.output.tables import Table, format_table
@@ -102,16 +103,24 @@ def compare_dumps(
     dtype = _activation_dtype(actual)
     limits = _load_limits(comparison, dtype)
     metrics = MetricObserver(measure_as_published if comparison.compat else measure_metrics, custom)
+    unit = coarser_unit([_activation_dtype(expected), dtype, expected.rounded_to])
+    measured_noise = None
+    score_noise = expected_score_noise(unit)
+    if noise is not None:
+        with progress.step("measures the noise"):
+            pairing = pair_dumps(expected, _normalize(noise)[0], options)
+            measured_noise = pairing.measure(flips=pairing.find_flips(score_noise))
+            score_noise = measured_score_noise(measured_noise, score_noise)
     with progress.step("compares the dumps"):
         pairing = pair_dumps(expected, actual, options)
         needs_metrics = comparison.table is not None or limits.names_metrics
+        flips = pairing.find_flips(score_noise)
         measured = pairing.measure(
-            metrics if needs_metrics else observe_nothing, by_statistics=comparison.stats
+            metrics if needs_metrics else observe_nothing,
+            flips=flips,
+            flips_spread=noise is None,
+            by_statistics=comparison.stats,
         )
-    measured_noise = None
-    if noise is not None:
-        with progress.step("measures the noise"):
-            measured_noise = pair_dumps(expected, _normalize(noise)[0], options).measure()
     replayed = None
     if comparison.model is not None:
         with progress.step(f"replays {actual.path} with {comparison.model}"):
@@ -136,6 +145,7 @@ def compare_dumps(
             *expected_notes,
             *actual_notes,
             *pairing.notes,
+            *_describe_flips(flips),
             *_list_repeats(measured),
         ],
         accepts_statistics=comparison.stats,
@@ -172,6 +182,13 @@ def _list_unmatched(comparison: Comparison, pairing: Pairing, measured: Measured
     missing = (f"tokens of {one}" for one in pairing.alignment.missing)
     names = (*pairing.matching.unmatched_expected, *measured.unpaired, *missing)
     return [name for name in names if not is_allowed(name, comparison.allow_unmatched)]
+
+
+def _describe_flips(flips: Sequence[Flip]) -> list[str]:
+    if not flips:
+        return []
+    first = flips[0]
+    return [wording.describe_flips(len(flips), first.module, first.prompt, first.position)]
 
 
 def _list_repeats(measured: Measured) -> list[str]:

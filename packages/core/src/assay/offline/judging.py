@@ -175,6 +175,9 @@ def _completeness(evidence: Evidence) -> Level:
     reasons = []
     if evidence.unmatched_expected:
         reasons.append(wording.describe_missing(evidence.unmatched_expected))
+    empty = _list_empty(evidence)
+    if empty:
+        reasons.append(wording.describe_left_out(empty))
     reasons += evidence.problems
     if evidence.measured.norm_errors and not evidence.accepts_statistics:
         reasons.append(wording.describe_norms_only(len(evidence.measured.norm_errors)))
@@ -183,6 +186,18 @@ def _completeness(evidence: Evidence) -> Level:
     if reasons:
         return Level(verdict=Outcome.NOT_COMPARED, reason="; ".join(reasons))
     return Level(verdict=Outcome.PASS, compared=evidence.measured.compared)
+
+
+def _list_empty(evidence: Evidence) -> list[str]:
+    """Return the places of which all tokens were left out."""
+    measured = evidence.measured
+    return [
+        str(port)
+        for port in evidence.ports
+        if (found := measured.of(port))
+        and not any(one.sums.num_elements or one.exact.num_compared for one in found)
+        and not any(known == port for known, _ in measured.norm_errors)
+    ]
 
 
 def _ids_level(compared: int, different: list[DifferentToken], what: str) -> Level:

@@ -9,12 +9,16 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from assay.comparing.levels import JudgedRatio
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
 from assay.dtypes import FORMATS, float_format
 from assay.noise import Ratio, error_ratios
 from assay.offline.lanes import Port
+from assay.offline.measuring import Measured
+from assay.offline.routing import ScoreNoise
 from assay.stages import Statistic
 
 # By port and rank, the values of metrics.
@@ -150,6 +154,27 @@ def _norm_ratio(port: Port, error: float, noise: PortResult | None, unit_roundof
 def _expected_noise(port: Port, unit_roundoff: float) -> float:
     """Return the relative error of a healthy run at a place, without a noise run."""
     return ROUNDOFFS * unit_roundoff * math.sqrt(1 + _depth(port.module))
+
+
+def expected_score_noise(unit_roundoff: float) -> ScoreNoise:
+    """Return the noise of a router's scores that their dtype and depth let expect."""
+
+    def noise(port: Port, scores: Tensor) -> float:
+        return _expected_noise(port, unit_roundoff) * float(scores.double().pow(2).mean().sqrt())
+
+    return noise
+
+
+def measured_score_noise(noise: Measured, otherwise: ScoreNoise) -> ScoreNoise:
+    """Return the noise of a router's scores in a noise dump; `otherwise` where it lacks them."""
+
+    def measured(port: Port, scores: Tensor) -> float:
+        found = noise.of(port)
+        if not found or not found[0].sums.num_elements:
+            return otherwise(port, scores)
+        return math.sqrt(found[0].sums.dd / found[0].sums.num_elements)
+
+    return measured
 
 
 def _depth(module: str) -> int:

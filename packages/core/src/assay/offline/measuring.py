@@ -16,6 +16,7 @@ from assay.offline.lanes import Lane, LanePair, Port, Span
 from assay.offline.matching import Matching
 from assay.offline.pairs import Observer, TensorPair, observe_nothing
 from assay.offline.passes import PassPair
+from assay.offline.routing import Flip
 from assay.offline.rows import take_rows
 from assay.offline.shards import find_placements
 from assay.offline.tokens import TokenAlignment
@@ -62,6 +63,8 @@ class PairMeasurer:
     """Measures the pairs of two dumps, whatever ranks hold them.
 
     first_different: by prompt, the position of its first different token; later rows are left out.
+    flips: tokens that went to other experts at a near tie; left out from their router on.
+    flips_spread: whether later tokens of their prompts are left out too.
     by_statistics: compare norms even where both dumps hold values.
     observe: called with every pair, compared or not.
     """
@@ -70,6 +73,8 @@ class PairMeasurer:
     actual: Dump
     alignment: TokenAlignment
     first_different: Mapping[int, int]
+    flips: Sequence[Flip] = ()
+    flips_spread: bool = False
     by_statistics: bool = False
     observe: Observer = observe_nothing
     measured: Measured = field(default_factory=Measured)
@@ -100,8 +105,9 @@ class PairMeasurer:
                 if others is None:
                     self.measured.unpaired.append(f"{lane.port} at step {step}")
                     continue
+                flips = self._flips_in(pair, lane.order)
                 for both in self._read(lanes, tensors, others):
-                    self._add(lanes, pair, *both)
+                    self._add(lanes, pair.by_row() if flips else pair, *both)
 
     def _is_repeat(self, tensors: list[DumpedTensor], lane: Lane, of_pass: tuple[int, int]) -> bool:
         """Return True if a later call in a pass was recorded with the values of the first one."""
@@ -213,19 +219,42 @@ class PairMeasurer:
                 return
         result = self.measured.at(port, rank, value, lanes.expected.class_name)
         value, reference = _give_comparable_dtype(value, reference)
-        compared = measure(result, RowIndex(rows), rows, self._excluded(rows), value, reference)
+        compared = measure(
+            result,
+            RowIndex(rows),
+            rows,
+            self._excluded(rows, self._flips_in(pair, lanes.expected.order)),
+            value,
+            reference,
+        )
         self.observe(replace(tensors, values=compared))
 
-    def _excluded(self, rows: RowMap | None) -> Tensor | None:
-        """Return which batch rows come after a different token, (B,) bool; None if none does."""
-        if rows is None or not self.first_different:
+    def _flips_in(self, pair: PassPair, order: int) -> dict[int, list[int]]:
+        """Return by prompt the positions of flips that concern a pass, up to a place in the network."""
+        prompts = set(pair.rows.prompts) if pair.rows is not None else set()
+        found: dict[int, list[int]] = {}
+        for flip in self.flips:
+            if flip.order <= order and flip.prompt in prompts:
+                found.setdefault(flip.prompt, []).append(flip.position)
+        return found
+
+    def _excluded(self, rows: RowMap | None, flips: Mapping[int, list[int]]) -> Tensor | None:
+        """Return which rows of tokens are not comparable, (B,) bool; None if all are.
+
+        A row is left out if it holds a token after a different one, or a flip.
+        """
+        if rows is None or not (self.first_different or flips):
             return None
         return torch.tensor(
             [
                 max(positions) >= self.first_different.get(prompt, max(positions) + 1)
+                or self._is_flipped(max(positions), flips.get(prompt, []))
                 for prompt, positions in zip(rows.prompts, rows.positions, strict=True)
             ]
         )
+
+    def _is_flipped(self, position: int, flips: list[int]) -> bool:
+        return position in flips or (self.flips_spread and any(position > at for at in flips))
 
     def _measure_parameters(self, lanes: LanePair) -> None:
         """Measure a parameter, or its gradient, once for each step."""

@@ -1,6 +1,6 @@
 """Pairing two dumps: their passes, ports and token ids."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +14,7 @@ from assay.offline.matching import Matching, match_lanes, match_modules
 from assay.offline.measuring import Measured, PairMeasurer
 from assay.offline.pairs import Observer, observe_nothing
 from assay.offline.passes import PassPair
+from assay.offline.routing import Flip, ScoreNoise, find_flips
 from assay.offline.rows import take_rows
 from assay.offline.token_ids import LogitsOf, TokenComparison, compare_ids
 from assay.offline.tokens import TokenAlignment, align_passes, find_passes
@@ -57,17 +58,24 @@ class Pairing:
     """All chosen ports of both dumps, with and without a partner."""
     notes: list[str]
 
-    def measure(
-        self, observe: Observer = observe_nothing, *, by_statistics: bool = False
-    ) -> Measured:
-        """Measure every pair of tensors, and show each to `observe`.
+    def find_flips(self, score_noise: ScoreNoise) -> list[Flip]:
+        """Return the expert choices that differ at near ties."""
+        pairs = self.alignment.pairs
+        return find_flips(self.matching.pairs, pairs, self.expected, self.actual, score_noise)
 
-        by_statistics: compare norms instead of values.
-        """
-        first_different = self.tokens.first_different
+    def measure(
+        self,
+        observe: Observer = observe_nothing,
+        *,
+        flips: Sequence[Flip] = (),
+        flips_spread: bool = False,
+        by_statistics: bool = False,
+    ) -> Measured:
+        """Measure every pair of tensors, and show each to `observe`. See `PairMeasurer`."""
         measurer = PairMeasurer(
-            self.expected, self.actual, self.alignment, first_different, by_statistics, observe
-        )
+            self.expected, self.actual, self.alignment, self.tokens.first_different,
+            flips, flips_spread, by_statistics, observe,
+        )  # fmt: skip
         return measurer.measure(self.matching)
 
     @property

@@ -87,6 +87,14 @@ def describe_missing(missing: list[str]) -> str:
     return f"without a partner ({len(missing):,}): {name_some(missing)}"
 
 
+def describe_left_out(places: list[str]) -> str:
+    """Name places of which no token is comparable."""
+    return (
+        f"no comparable token is left at {len(places):,} places, after different tokens or expert"
+        f" choices: {name_some(places)}"
+    )
+
+
 def describe_topology(count: int) -> str:
     """Note that modules were matched without names."""
     return (
@@ -100,4 +108,12 @@ def describe_norms_only(count: int) -> str:
     return (
         f"{count:,} places are compared by the norms of their tensors only, which an error may keep;"
         " --stats accepts that"
+    )
+
+
+def describe_flips(count: int, module: str, prompt: int, position: int) -> str:
+    """Note tokens that went to other experts at near ties, and the place of the first one."""
+    return (
+        f"expert choices that differ at near ties: {count:,}, first in {module} at prompt {prompt},"
+        f" position {position}; their tokens are left out from there on"
     )

@@ -1,0 +1,89 @@
+"""Expert choices that differ because two scores are nearly equal: they are no errors.
+
+A token that goes to another expert has other values from there on, and later tokens attend to it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from assay.dumps.protocol import Dump
+from assay.locating.matching.routing import find_choice, may_be_routing, near_tie_rows
+from assay.offline.lanes import LanePair, Port
+from assay.offline.passes import PassPair
+from assay.offline.rows import take_rows
+
+# Returns the root mean square error that scores have in a healthy run, from their port and values.
+ScoreNoise = Callable[[Port, Tensor], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A token for which a router chose other experts at a near tie. order: that of the router."""
+
+    order: int
+    module: str
+    prompt: int
+    position: int
+
+
+def find_flips(
+    pairs: Sequence[LanePair],
+    passes: Sequence[PassPair],
+    expected: Dump,
+    actual: Dump,
+    score_noise: ScoreNoise,
+) -> list[Flip]:
+    """Return the near-tie flips of all routers, in the order of the network."""
+    routers: dict[str, dict[str, LanePair]] = {}
+    for lanes in pairs:
+        if lanes.port.direction == "output" and lanes.port.phase == "forward":
+            routers.setdefault(lanes.port.module, {})[lanes.port.name] = lanes
+    found: list[Flip] = []
+    for lanes_of in routers.values():
+        dtypes = {
+            lanes.expected.first.dtype.startswith(("int", "uint")) for lanes in lanes_of.values()
+        }
+        if dtypes == {True, False}:
+            for pair in passes:
+                found += _find_in_pass(lanes_of, pair.by_row(), expected, actual, score_noise)
+    return sorted(found, key=lambda flip: flip.order)
+
+
+def _find_in_pass(
+    lanes_of: Mapping[str, LanePair], pair: PassPair, expected: Dump, actual: Dump,
+    score_noise: ScoreNoise,
+) -> Iterator[Flip]:  # fmt: skip
+    ours = {name: _rows_of(actual, lanes, pair, is_actual=True) for name, lanes in lanes_of.items()}
+    theirs = {
+        name: _rows_of(expected, lanes, pair, is_actual=False) for name, lanes in lanes_of.items()
+    }
+    names = [name for name in lanes_of if ours[name] is not None and theirs[name] is not None]
+    values = {name: value for name in names if (value := ours[name]) is not None}
+    references = {name: value for name in names if (value := theirs[name]) is not None}
+    if not may_be_routing(references) or pair.rows is None:
+        return
+    choice = find_choice(values, references)
+    if choice is None:
+        return
+    scores = references[choice.scores]
+    error = score_noise(lanes_of[choice.scores].port, scores)
+    flipped = near_tie_rows(values[choice.indices], references[choice.indices], scores, error)
+    lane = lanes_of[choice.indices].expected
+    for number in flipped.nonzero()[:, 0].tolist():
+        prompt, position = pair.rows.prompts[number], pair.rows.positions[number][0]
+        if position >= 0:
+            yield Flip(lane.order, lane.port.module, prompt, position)
+
+
+def _rows_of(dump: Dump, lanes: LanePair, pair: PassPair, *, is_actual: bool) -> Tensor | None:
+    """Return the rows of the paired tokens, (R, C); None if one rank does not hold them all."""
+    lane = lanes.actual if is_actual else lanes.expected
+    of_pass = pair.actual if is_actual else pair.expected
+    numbers = pair.actual_rows if is_actual else pair.expected_rows
+    tensors = lane.tensors.get((of_pass.batch, of_pass.step, 0), [])
+    if len(tensors) != 1 or not tensors[0].has_values:
+        return None
+    taken = take_rows(dump.read(tensors[0]), of_pass, numbers)
+    return taken[0][:, 0] if taken is not None and bool(taken[1].all()) else None

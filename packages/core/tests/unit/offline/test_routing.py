@@ -1,0 +1,89 @@
+"""A dump of a layer with experts: near ties are notes, a wrong router is a failure."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.dumps.protocol import Dump
+from assay.offline.check import Comparison, compare_dumps
+from assay.runs import SilentProgress
+from assay.verdicts import Outcome, Verdict
+from packages.core.tests.unit.offline.memory_dump import make_dump
+
+TOKENS, EXPERTS, WIDTH = 6, 4, 8
+ROUTER = torch.randn(WIDTH, EXPERTS, generator=torch.Generator().manual_seed(3))
+WEIGHTS = torch.randn(EXPERTS, WIDTH, WIDTH, generator=torch.Generator().manual_seed(4))
+# Two experts whose scores differ by less than rounding for the token TIED.
+TIED = 2
+
+Nudge = Callable[[Tensor], Tensor]
+
+
+def dump(nudge: Nudge = lambda scores: scores, error: float = 0.0) -> Dump:
+    """Return a dump of one layer. nudge: changes the scores before experts are chosen."""
+    x = torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(5))
+    scores = x @ ROUTER
+    top = scores[TIED].topk(2).indices
+    scores[TIED, top[1]] = scores[TIED, top[0]] - 1e-7
+    scores = nudge(scores)
+    chosen = scores.topk(1, dim=-1).indices
+    result = torch.stack([x[n] @ WEIGHTS[chosen[n, 0]] for n in range(TOKENS)]) * (1 + error)
+    ids = torch.arange(TOKENS).reshape(1, -1)
+    return make_dump(
+        {
+            ("embed", "input.0", 0): ids,
+            ("embed", "output", 0): x[None],
+            ("layers.0.gate", "input.0", 0): x[None],
+            ("layers.0.gate", "output.0", 0): scores,
+            ("layers.0.gate", "output.1", 0): chosen,
+            ("layers.0.experts", "input.0", 0): x[None],
+            ("layers.0.experts", "output", 0): result[None],
+        }
+    )
+
+
+def swap_tie(scores: Tensor) -> Tensor:
+    """Round so that the other one of the tied experts wins."""
+    changed = scores.clone()
+    top = scores[TIED].topk(2).indices
+    changed[TIED, top] = scores[TIED, top.flip(0)]
+    return changed
+
+
+def prefer_expert_0(scores: Tensor) -> Tensor:
+    return scores + torch.tensor([3.0, 0.0, 0.0, 0.0])
+
+
+def judge(actual: Dump) -> Verdict:
+    return compare_dumps(Comparison("", ""), dump(), actual, SilentProgress()).verdict
+
+
+def test_a_near_tie_is_a_note() -> None:
+    verdict = judge(dump(swap_tie))
+    assert verdict.verdict is Outcome.PASS
+    (note,) = verdict.notes
+    assert note.startswith(
+        "expert choices that differ at near ties: 1, first in layers.0.gate at prompt 0, position 2;"
+    )
+
+
+def test_a_wrong_router_is_no_near_tie() -> None:
+    verdict = judge(dump(prefer_expert_0))
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.location is not None
+    assert verdict.location.module == "layers.0.gate"
+
+
+def test_a_wrong_expert_is_seen_beside_a_near_tie() -> None:
+    verdict = judge(dump(swap_tie, error=0.02))
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.location is not None
+    assert verdict.location.module == "layers.0.experts"
+
+
+@pytest.mark.parametrize("nudge", [swap_tie, prefer_expert_0])
+def test_the_same_dump_agrees_with_itself(nudge: Nudge) -> None:
+    one = dump(nudge)
+    assert compare_dumps(Comparison("", ""), one, one, SilentProgress()).verdict.passed
