@@ -13,22 +13,22 @@ from assay.dumps.recognizing import open_dump
 from assay.errors import UsageError, name_some
 from assay.files import read_json_object, read_toml, write_whole
 from assay.models.remote_code import RemoteCode
-from assay.offline.judging import Evidence, judge_dumps, list_measurements
-from assay.offline.locating import coarser_unit, expected_score_noise, measured_score_noise
-from assay.offline.matching import is_allowed
-from assay.offline.measuring import Measured
+from assay.offline.judging.locating import coarser_unit, expected_score_noise, measured_score_noise
+from assay.offline.judging.verdict import Evidence, judge_dumps, list_measurements
+from assay.offline.judging.weights import compare_quantized
+from assay.offline.measuring.pair_measurer import Measured
+from assay.offline.measuring.pairs import observe_nothing
+from assay.offline.measuring.routing import Flip
 from assay.offline.metrics.custom import CustomMetric, load_metrics
 from assay.offline.metrics.observer import MetricObserver
 from assay.offline.metrics.published import measure_as_published, measure_metrics
 from assay.offline.metrics.table import COLUMNS, make_table
-from assay.offline.mixed_passes import split_mixed_passes
 from assay.offline.pairing import Pairing, PairingOptions, pair_dumps
-from assay.offline.pairs import observe_nothing
-from assay.offline.ranks import number_ranks
+from assay.offline.ports.matching import is_allowed
 from assay.offline.replaying import TrustedModel, replay_dump
-from assay.offline.routing import Flip
-from assay.offline.tokens import find_passes
-from assay.offline.weights import compare_quantized
+from assay.offline.tokens.alignment import find_passes
+from assay.offline.tokens.mixed_passes import split_mixed_passes
+from assay.offline.tokens.ranks import number_ranks
 from assay.output.tables import Table, format_table
 from assay.runs import Progress
 from assay.runs.results import write_results

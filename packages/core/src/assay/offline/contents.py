@@ -8,9 +8,9 @@ from typing import Any
 from assay.dumps.recognizing import open_dump
 from assay.errors import name_some
 from assay.foreign_text import one_line
-from assay.offline.lanes import collect_lanes
-from assay.offline.locating import level_of
-from assay.offline.tokens import find_passes
+from assay.offline.judging.locating import level_of
+from assay.offline.ports.lanes import collect_lanes
+from assay.offline.tokens.alignment import find_passes
 
 _NUM_SHOWN = 5
 # Bytes of one value of dtypes whose names do not end in their number of bits.

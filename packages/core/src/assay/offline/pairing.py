@@ -8,17 +8,17 @@ from torch import Tensor
 
 from assay.comparing.wording import dumps as wording
 from assay.dumps.protocol import Dump, DumpError
-from assay.offline.lanes import LanePair, Lanes, collect_lanes
-from assay.offline.locating import level_of
-from assay.offline.matching import Matching, match_lanes, match_modules
-from assay.offline.measuring import Measured, PairMeasurer
-from assay.offline.pairs import Observer, observe_nothing
-from assay.offline.passes import PassPair
-from assay.offline.routing import Flip, ScoreNoise, find_flips
-from assay.offline.rows import take_rows
-from assay.offline.token_ids import LogitsOf, TokenComparison, compare_ids
-from assay.offline.tokens import TokenAlignment, align_passes, find_passes
-from assay.offline.topology import Graph, match_by_topology
+from assay.offline.judging.locating import level_of
+from assay.offline.measuring.pair_measurer import Measured, PairMeasurer
+from assay.offline.measuring.pairs import Observer, observe_nothing
+from assay.offline.measuring.routing import Flip, ScoreNoise, find_flips
+from assay.offline.ports.lanes import LanePair, Lanes, collect_lanes
+from assay.offline.ports.matching import Matching, match_lanes, match_modules
+from assay.offline.ports.topology import Graph, match_by_topology
+from assay.offline.tokens.alignment import TokenAlignment, align_passes, find_passes
+from assay.offline.tokens.ids import LogitsOf, TokenComparison, compare_ids
+from assay.offline.tokens.passes import PassPair
+from assay.offline.tokens.rows import take_rows
 from assay.sites import RecordedLevel
 
 # With fewer modules of the same name, the dumps come from implementations that name modules differently.

@@ -33,9 +33,9 @@ from assay.locating.modules import Replayer
 from assay.models import estimate_size, load_model
 from assay.models.remote_code import RemoteCode
 from assay.models.size_policy import chosen_threads, yardstick_dtype
-from assay.offline.lanes import Lane, Lanes, Port, collect_lanes
-from assay.offline.matching import match_lanes
-from assay.offline.passes import Pass
+from assay.offline.ports.lanes import Lane, Lanes, Port, collect_lanes
+from assay.offline.ports.matching import match_lanes
+from assay.offline.tokens.passes import Pass
 from assay.progress import subtask
 from assay.recording.modules import Recorder
 from assay.sites import Call, CallSite, Site

@@ -1,8 +1,8 @@
 import torch
 from torch import Tensor
 
-from assay.offline.lanes import Lanes, Span, collect_lanes
-from assay.offline.matching import Matching, is_allowed, match_lanes
+from assay.offline.ports.lanes import Lanes, Span, collect_lanes
+from assay.offline.ports.matching import Matching, is_allowed, match_lanes
 from packages.core.tests.unit.offline.memory_dump import make_dump
 
 Values = dict[tuple[str, str], Tensor]

@@ -1,7 +1,7 @@
 import torch
 from torch import Tensor
 
-from assay.offline.shards import Placement, find_placements
+from assay.offline.measuring.shards import Placement, find_placements
 
 WHOLE = torch.arange(24.0).reshape(4, 6)
 BATCH = torch.arange(48.0).reshape(2, 4, 6)

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.offline.passes import Pass
-from assay.offline.token_ids import TokenComparison, compare_ids
-from assay.offline.tokens import align_passes, find_passes
+from assay.offline.tokens.alignment import align_passes, find_passes
+from assay.offline.tokens.ids import TokenComparison, compare_ids
+from assay.offline.tokens.passes import Pass
 from packages.core.tests.unit.offline.memory_dump import make_dump
 
 

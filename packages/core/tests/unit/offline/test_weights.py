@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from assay.models.quantization.results import Finding, Place, WeightComparison, WeightResult
 from assay.offline.check import Comparison, compare
-from assay.offline.weights import judge_weights
+from assay.offline.judging.weights import judge_weights
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, find_contradiction
 from packages.core.tests.dump_writers.msprobe import dumped

@@ -5,11 +5,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from assay.offline.lanes import Port
-from assay.offline.locating import MetricValues, level_of
+from assay.offline.judging.locating import MetricValues, level_of
+from assay.offline.measuring.pairs import TensorPair
 from assay.offline.metrics.custom import CustomMetric
 from assay.offline.metrics.published import MeasurePair, PairMetrics
-from assay.offline.pairs import TensorPair
+from assay.offline.ports.lanes import Port
 from assay.output.tables import Cell
 from assay.stages import Statistic
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 
 from assay.dumps.protocol import DumpedTensor
-from assay.offline.lanes import Lanes, Port
-from assay.offline.locating import JudgedPort
+from assay.offline.judging.locating import JudgedPort
 from assay.offline.metrics.observer import MeasuredPair
 from assay.offline.metrics.published import PairMetrics
+from assay.offline.ports.lanes import Lanes, Port
 from assay.output.tables import Cell, Table
 from assay.verdicts import Outcome
 

@@ -8,14 +8,14 @@ import torch
 
 from assay.comparing.limits import load_limits
 from assay.dumps.protocol import Dump, Statistic
-from assay.offline.lanes import collect_lanes
-from assay.offline.locating import JudgedPort, judge_ports
-from assay.offline.matching import match_lanes
-from assay.offline.measuring import PairMeasurer
+from assay.offline.judging.locating import JudgedPort, judge_ports
+from assay.offline.measuring.pair_measurer import PairMeasurer
 from assay.offline.metrics.observer import MetricObserver
 from assay.offline.metrics.published import measure_metrics
 from assay.offline.metrics.table import make_table
-from assay.offline.tokens import align_passes, find_passes
+from assay.offline.ports.lanes import collect_lanes
+from assay.offline.ports.matching import match_lanes
+from assay.offline.tokens.alignment import align_passes, find_passes
 from assay.output.tables import Cell
 from packages.core.tests.unit.offline.memory_dump import Values, make_dump
 

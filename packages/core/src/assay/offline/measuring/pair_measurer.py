@@ -12,14 +12,14 @@ from assay.dumps.protocol import Dump, DumpedTensor
 from assay.hooks.timeline import RowIndex
 from assay.locating.matching.masks import count_differences, is_attention_mask
 from assay.locating.measuring import measure
-from assay.offline.lanes import Lane, LanePair, Port, Span
-from assay.offline.matching import Matching
-from assay.offline.pairs import Observer, TensorPair, observe_nothing
-from assay.offline.passes import PassPair
-from assay.offline.routing import Flip
-from assay.offline.rows import take_rows
-from assay.offline.shards import find_placements
-from assay.offline.tokens import TokenAlignment
+from assay.offline.measuring.pairs import Observer, TensorPair, observe_nothing
+from assay.offline.measuring.routing import Flip
+from assay.offline.measuring.shards import find_placements
+from assay.offline.ports.lanes import Lane, LanePair, Port, Span
+from assay.offline.ports.matching import Matching
+from assay.offline.tokens.alignment import TokenAlignment
+from assay.offline.tokens.passes import PassPair
+from assay.offline.tokens.rows import take_rows
 from assay.progress import subtask
 from assay.sites import Phase, RowMap
 from assay.stages import Stage

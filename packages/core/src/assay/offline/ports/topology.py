@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from assay.dumps.protocol import DumpedTensor
-from assay.offline.lanes import Lane, Lanes
+from assay.offline.ports.lanes import Lane, Lanes
 
 # Words in class names, by kind of operation.
 _KINDS = {

@@ -16,9 +16,9 @@ from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
 from assay.dtypes import FORMATS, float_format
 from assay.noise import Ratio, error_ratios
-from assay.offline.lanes import Port
-from assay.offline.measuring import Measured
-from assay.offline.routing import ScoreNoise
+from assay.offline.measuring.pair_measurer import Measured
+from assay.offline.measuring.routing import ScoreNoise
+from assay.offline.ports.lanes import Port
 from assay.stages import Statistic
 
 # By port and rank, the values of metrics.

@@ -17,8 +17,7 @@ from assay.comparing.levels import (
 )
 from assay.comparing.limits import Limits
 from assay.comparing.wording import dumps as wording
-from assay.offline.lanes import Port
-from assay.offline.locating import (
+from assay.offline.judging.locating import (
     JudgedPort,
     MetricValues,
     Origin,
@@ -26,10 +25,11 @@ from assay.offline.locating import (
     judge_ports,
     level_of,
 )
-from assay.offline.measuring import Measured
+from assay.offline.measuring.pair_measurer import Measured
+from assay.offline.ports.lanes import Port
 from assay.offline.replaying import Replayed
-from assay.offline.token_ids import DifferentToken, TokenComparison
-from assay.offline.tokens import TokenAlignment
+from assay.offline.tokens.alignment import TokenAlignment
+from assay.offline.tokens.ids import DifferentToken, TokenComparison
 from assay.verdicts import (
     Diagnosis,
     Level,

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from assay.dumps.protocol import Dump
 from assay.locating.matching.routing import find_choice, may_be_routing, near_tie_rows
-from assay.offline.lanes import LanePair, Port
-from assay.offline.passes import PassPair
-from assay.offline.rows import take_rows
+from assay.offline.ports.lanes import LanePair, Port
+from assay.offline.tokens.passes import PassPair
+from assay.offline.tokens.rows import take_rows
 
 # Returns the root mean square error that scores have in a healthy run, from their port and values.
 ScoreNoise = Callable[[Port, Tensor], float]

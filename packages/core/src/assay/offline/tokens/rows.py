@@ -6,7 +6,7 @@ Shape legend: B batch rows, T tokens of a pass, R selected tokens, H heads, C ch
 import torch
 from torch import Tensor
 
-from assay.offline.passes import Pass
+from assay.offline.tokens.passes import Pass
 
 
 def take_rows(value: Tensor, of_pass: Pass, rows: Tensor | None) -> tuple[Tensor, Tensor] | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpedTensor
-from assay.offline.tokens import read_ids
+from assay.offline.tokens.alignment import read_ids
 from assay.sites import Site
 
 _LAYER = re.compile(r"(.*?\.|)([0-9]+)(\..*|)")

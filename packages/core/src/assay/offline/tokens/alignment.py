@@ -12,7 +12,7 @@ from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.errors import name_some
-from assay.offline.passes import Pass, PassPair, match_rows
+from assay.offline.tokens.passes import Pass, PassPair, match_rows
 from assay.sites import RowMap
 
 _ID_PORTS = ("input.input_ids", "input.tokens")

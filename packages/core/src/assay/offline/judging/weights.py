@@ -15,7 +15,7 @@ from assay.models.quantization.comparing import compare_weights
 from assay.models.quantization.formats.registry import has_known_format
 from assay.models.quantization.results import WeightComparison, WeightResult
 from assay.models.quantization.stored import StoredWeights, open_folder
-from assay.offline.matching import is_allowed
+from assay.offline.ports.matching import is_allowed
 from assay.verdicts import Level, Location, Measurement, Outcome, Verdict
 
 _MODEL = "model"  # the reader of Hugging Face folders

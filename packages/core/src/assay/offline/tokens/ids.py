@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from assay.offline.tokens import TokenAlignment
+from assay.offline.tokens.alignment import TokenAlignment
 
 # Returns the logits that chose the token at a position, expected and actual, (V,); None if unknown.
 LogitsOf = Callable[[int, int], tuple[Tensor, Tensor] | None]

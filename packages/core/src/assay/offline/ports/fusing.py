@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from assay.offline.lanes import Lane, LanePair, Span
+from assay.offline.ports.lanes import Lane, LanePair, Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from assay.dumps.protocol import DumpedTensor
-from assay.offline.lanes import Port
+from assay.offline.ports.lanes import Port
 
 
 @dataclass(frozen=True, slots=True)

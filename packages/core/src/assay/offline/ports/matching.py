@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import starmap
 
-from assay.offline.fusing import pair_fused
-from assay.offline.lanes import Lane, LanePair, Lanes
+from assay.offline.ports.fusing import pair_fused
+from assay.offline.ports.lanes import Lane, LanePair, Lanes
 from assay.sites import Phase
 
 # Prefixes by which implementations of one model differ: with or without a head, or with a vision part.

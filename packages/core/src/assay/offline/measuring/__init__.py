@@ -1,0 +1,1 @@
+"""Sums over every pair of tensors, whatever ranks hold them."""

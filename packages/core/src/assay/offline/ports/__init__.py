@@ -1,0 +1,1 @@
+"""The ports of modules, and their partners in another dump."""
