@@ -35,7 +35,7 @@ def compare(  # noqa: PLR0913 - one for each option
     expected, actual: folders or files that any supported tool wrote; see docs/foreign-formats.md.
     model: a trusted model (folder, hub name or micro:RECIPE) that replays the inputs of `actual`.
     noise: a third dump of the same model in the precision of `actual`, from a trusted machine.
-    level: compare no deeper than "logits", "module" or "op"; default: everything.
+    level: compare no deeper than "logits" or "module"; default: everything.
     map: a TOML or JSON file of module names, expected to actual; `*` is the same text on both sides.
     stats: compare the norms of tensors only; the dumps may hold statistics instead of values.
     allow_unmatched: globs of expected ports or modules that may lack a partner.

@@ -1,5 +1,6 @@
 """`assay compare`: reads two dumps, compares them, and writes the verdict."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from assay.offline.metrics.published import measure_as_published, measure_metric
 from assay.offline.metrics.table import COLUMNS, make_table
 from assay.offline.pairing import Pairing, PairingOptions, pair_dumps
 from assay.offline.ports.matching import is_allowed
-from assay.offline.replaying import TrustedModel, replay_dump
+from assay.offline.replaying import Replayed, TrustedModel, replay_dump
 from assay.offline.tokens.alignment import find_passes
 from assay.offline.tokens.mixed_passes import split_mixed_passes
 from assay.offline.tokens.ranks import number_ranks
@@ -34,6 +35,9 @@ from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.sites import RecordedLevel
 from assay.verdicts import Measurement, Verdict
+
+# Relative error of a whole tensor that no rounding causes, in any dtype that models run in.
+_LARGEST_NOISE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,7 @@ def compare_dumps(
         with progress.step("measures the noise"):
             pairing = pair_dumps(expected, _normalize(noise)[0], options)
             measured_noise = pairing.measure(flips=pairing.find_flips(score_noise))
+            _require_healthy(comparison, pairing, measured_noise)
             score_noise = measured_score_noise(measured_noise, score_noise)
     with progress.step("compares the dumps"):
         pairing = pair_dumps(expected, actual, options)
@@ -138,7 +143,7 @@ def compare_dumps(
         alignment=pairing.alignment,
         unit_roundoff=coarser_unit(pairing.dtypes),
         metrics=metrics.worst_values(),
-        unmatched_expected=_list_unmatched(comparison, pairing, measured),
+        unmatched_expected=_list_unmatched(comparison, _list_missing(pairing, measured)),
         unmatched_actual=pairing.matching.unmatched_actual,
         notes=[
             *wording.note_on_metric_limits(limits, dtype),
@@ -146,6 +151,7 @@ def compare_dumps(
             *actual_notes,
             *pairing.notes,
             *_describe_flips(flips),
+            *_describe_extent(comparison, pairing, measured, replayed),
             *_list_repeats(measured),
         ],
         accepts_statistics=comparison.stats,
@@ -170,6 +176,33 @@ def _load_limits(comparison: Comparison, dtype: str) -> Limits:
     return limits
 
 
+def _require_healthy(comparison: Comparison, pairing: Pairing, noise: Measured) -> None:
+    """Refuse a noise dump that is no run of the same model on the same prompts.
+
+    Its errors would excuse anything.
+    """
+    problem = ""
+    worst = max(
+        (
+            error
+            for port in (pair.port for pair in pairing.matching.pairs)
+            for one in noise.of(port)
+            if math.isfinite(error := one.sums.relative_error)
+        ),
+        default=math.inf,
+    )
+    if comparison.noise == comparison.actual:
+        problem = "it is ACTUAL itself"
+    elif pairing.alignment.is_unrelated or pairing.tokens.different_prompts:
+        problem = "it holds other prompts than EXPECTED"
+    elif worst > _LARGEST_NOISE:
+        problem = (
+            f"its values differ from EXPECTED's by {worst:.2g} of their size, far beyond rounding"
+        )
+    if problem:
+        raise DumpError(f"--noise {comparison.noise}: {problem}")
+
+
 def _normalize(dump: Dump) -> tuple[Dump, list[str]]:
     """Give passes, batches and layers one numbering, whatever folders and ranks hold them."""
     dump, mixed = split_mixed_passes(dump)
@@ -177,11 +210,36 @@ def _normalize(dump: Dump) -> tuple[Dump, list[str]]:
     return dump, [mixed, *notes] if mixed else notes
 
 
-def _list_unmatched(comparison: Comparison, pairing: Pairing, measured: Measured) -> list[str]:
+def _list_missing(pairing: Pairing, measured: Measured) -> list[str]:
+    """Return what has no partner."""
+    missing = [f"tokens of {one}" for one in pairing.alignment.missing]
+    if pairing.alignment.missing_tokens:
+        missing.append(f"{pairing.alignment.missing_tokens:,} tokens of other passes")
+    return [*pairing.matching.unmatched_expected, *measured.unpaired, *missing]
+
+
+def _list_unmatched(comparison: Comparison, missing: Sequence[str]) -> list[str]:
     """Return what forbids a PASS because it has no partner."""
-    missing = (f"tokens of {one}" for one in pairing.alignment.missing)
-    names = (*pairing.matching.unmatched_expected, *measured.unpaired, *missing)
-    return [name for name in names if not is_allowed(name, comparison.allow_unmatched)]
+    return [name for name in missing if not is_allowed(name, comparison.allow_unmatched)]
+
+
+def _describe_extent(
+    comparison: Comparison, pairing: Pairing, measured: Measured, replayed: Replayed | None
+) -> list[str]:
+    """Note what the comparison does not cover, and what a reader may not expect."""
+    notes = []
+    dtypes = [_activation_dtype(dump) for dump in (pairing.expected, pairing.actual)]
+    if dtypes[0] != dtypes[1]:
+        notes.append(wording.describe_dtypes(*dtypes))
+    if pairing.matching.unmatched_actual:
+        notes.append(wording.describe_extra(pairing.matching.unmatched_actual))
+    missing = _list_missing(pairing, measured)
+    excused = len(missing) - len(_list_unmatched(comparison, missing))
+    if excused:
+        notes.append(wording.describe_allowed(excused))
+    if replayed is not None and comparison.model is not None:
+        notes.append(wording.describe_replay(replayed.num_ports, comparison.model))
+    return notes
 
 
 def _describe_flips(flips: Sequence[Flip]) -> list[str]:

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
 
 from assay.comparing.wording import dumps as wording
 from assay.dumps.protocol import Dump, DumpError
+from assay.errors import name_some
 from assay.offline.judging.locating import level_of
 from assay.offline.measuring.pair_measurer import Measured, PairMeasurer
 from assay.offline.measuring.pairs import Observer, observe_nothing
@@ -25,7 +27,7 @@ from assay.sites import RecordedLevel
 _LEAST_NAMESAKES = 0.2
 
 _LEVELS_UP_TO = {
-    "logits": ("logits", "weights"),
+    "logits": ("logits",),
     "module": ("logits", "weights", "modules", "gradients"),
     "op": ("logits", "weights", "modules", "gradients", "operations"),
 }
@@ -96,6 +98,7 @@ def pair_dumps(expected: Dump, actual: Dump, options: PairingOptions) -> Pairing
         find_passes(expected, options.rank), find_passes(actual, options.rank), options.token_shift
     )
     names = dict(options.names)
+    _require_known(names, lanes, actual_lanes)
     notes = list(alignment.notes)
     by_name = match_modules(lanes, actual_lanes, names)
     if len(by_name) < _LEAST_NAMESAKES * len({port.module for port in lanes}) and alignment.pairs:
@@ -111,13 +114,30 @@ def pair_dumps(expected: Dump, actual: Dump, options: PairingOptions) -> Pairing
     return Pairing(expected, actual, matching, alignment, tokens, (lanes, actual_lanes), notes)
 
 
+def _require_known(names: Mapping[str, str], expected: Lanes, actual: Lanes) -> None:
+    """Refuse names of modules that are in neither dump: a mistyped one would be ignored."""
+    for side, patterns, lanes in (
+        ("EXPECTED", names.keys(), expected),
+        ("ACTUAL", names.values(), actual),
+    ):
+        modules = {port.module for port in lanes}
+        for pattern in patterns:
+            if not any(fnmatchcase(module, pattern) for module in modules):
+                raise DumpError(f"--map: {side} has no module {pattern}")
+
+
 def _choose(dump: Dump, options: PairingOptions) -> Lanes:
     lanes = collect_lanes(dump, options.rank)
     if options.level is not None:
         kept = _LEVELS_UP_TO[options.level]
         lanes = {port: lane for port, lane in lanes.items() if level_of(port) in kept}
+    if not lanes and dump.problems:
+        raise DumpError(f"{dump.path} holds no tensor: {name_some(list(dump.problems))}")
     if not lanes:
-        raise DumpError(f"{dump.path} holds nothing of the chosen rank and level")
+        ranks = sorted({tensor.site.at.rank for tensor in dump.tensors})
+        raise DumpError(
+            f"{dump.path} holds nothing of the chosen rank and level; its ranks: {ranks}"
+        )
     return lanes
 
 

@@ -41,6 +41,9 @@ from assay.recording.modules import Recorder
 from assay.sites import Call, CallSite, Site
 from assay.trace import Trace, TraceWriter
 
+# Dumps of leaves alone hold half of the modules.
+_LEAST_REPLAYED = 0.2
+
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
@@ -92,12 +95,25 @@ def replay_dump(
 
         view = DumpedTrace.of(dump, trace)
         judged, results = judge(view)
+        _require_replayed(trusted, dump, trace, results)
         origin = _find_origin(judged, results)
         if origin is not None and view.lacks_mask(origin.stage.module):
             # Its module was given no mask. Whether it is wrong for that reason, a causal one tells.
             judged, results = judge(replace(view, supplies_masks=True))
             origin = _find_origin(judged, results) or origin
-    return Replayed(judged, origin, view.num_ports)
+    return Replayed(judged, origin, len(results.ports))
+
+
+def _require_replayed(
+    trusted: TrustedModel, dump: Dump, trace: Trace, results: ReplayResults
+) -> None:
+    """Refuse a model that is not the dump's: hardly any module has its name and shape."""
+    replayed = {module for (module, _), port in results.ports.items() if port.sums.num_elements}
+    if len(replayed) < _LEAST_REPLAYED * len(trace.modules):
+        raise DumpError(
+            f"--model {trusted.model}: {len(replayed)} of its {len(trace.modules)} modules are in"
+            f" {dump.path} with the same shapes, so it is another model"
+        )
 
 
 def _find_origin(judged: list[Judged], results: ReplayResults) -> FailedStage | None:

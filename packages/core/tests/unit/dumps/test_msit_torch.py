@@ -218,14 +218,14 @@ def write_meta(file: Path) -> None:
     ("write", "problem"),
     [
         (write_pickle, "objects other than tensors"),
-        (write_truncated, "no file of tensors"),
+        (write_truncated, "not a file of torch.save"),
         (write_list, "its content is a list, not a tensor"),
         (write_meta, "not a dense tensor"),
         (os.mkfifo, "it is a FIFO, a socket or a device, not a file"),
         (Path.mkdir, "it is a folder, not a file"),
         (lambda file: file.symlink_to("/etc/passwd"), "it lies outside of the dump"),
         (lambda file: file.symlink_to(file), "Symlink loop"),
-        (lambda file: file.write_bytes(b""), "no file of tensors"),
+        (lambda file: file.write_bytes(b""), "not a file of torch.save"),
     ],
     ids=["pickle", "truncated", "list", "meta", "fifo", "folder", "link", "loop", "empty"],
 )

@@ -261,10 +261,10 @@ def write_truncated(file: Path) -> None:
     ("write", "problem"),
     [
         (write_pickle, "objects other than tensors"),
-        (write_truncated, "no file of tensors"),
+        (write_truncated, "not a file of torch.save"),
         (lambda file: torch.save({"value": torch.eye(2).to_sparse(), "meta": {}}, file), "sparse"),
-        (lambda file: file.write_bytes(b""), "no file of tensors"),
-        (lambda file: file.write_bytes(b"\xe9" * 100), "no file of tensors|objects other"),
+        (lambda file: file.write_bytes(b""), "not a file of torch.save"),
+        (lambda file: file.write_bytes(b"\xe9" * 100), "not a file of torch.save|objects other"),
         (os.mkfifo, "it is a FIFO, a socket or a device, not a file"),
         (Path.mkdir, "it is a folder, not a file"),
         (lambda file: file.symlink_to("/etc/passwd"), "it lies outside of the dump"),

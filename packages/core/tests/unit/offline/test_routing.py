@@ -63,8 +63,7 @@ def judge(actual: Dump) -> Verdict:
 def test_a_near_tie_is_a_note() -> None:
     verdict = judge(dump(swap_tie))
     assert verdict.verdict is Outcome.PASS
-    (note,) = verdict.notes
-    assert note.startswith(
+    assert verdict.notes[0].startswith(
         "expert choices that differ at near ties: 1, first in layers.0.gate at prompt 0, position 2;"
     )
 

@@ -11,6 +11,7 @@ from assay.verdicts import Location
 
 EXPECTED_NOISE = "the noise expected of its dtype and depth"
 REPLAY_NOISE = "the noise of the model in the same dtype"
+UNRELATED = "no prompt of EXPECTED is in ACTUAL"
 REPLAY_AGREES = (
     "every module of ACTUAL computes what the model computes from the same inputs: the difference is"
     " made by EXPECTED or outside of the modules"
@@ -19,8 +20,8 @@ REPLAY_AGREES = (
 _EVIDENCE = {
     "replayed": "recomputed from its dumped inputs, it differs: the error is made here",
     "inputs agree": "its inputs agree: the error is made here",
-    "growth": "all earlier results agree: the error is made here or in code whose results were not"
-    " dumped",
+    "growth": "it is the first compared result that differs: the error is made here or in code whose"
+    " results were not compared",
 }
 
 
@@ -72,12 +73,13 @@ def headline_of_weight(name: str, result: PortResult, num_others: int) -> str:
     )
 
 
-def headline_of_agreement(compared: int, missing: list[str]) -> str:
-    """State that all pairs agree, and what has no partner."""
+def headline_of_agreement(compared: int, missing: list[str], norms: int) -> str:
+    """State that all pairs agree, and what has no partner. norms: places compared by norms only."""
     if not compared:
         return "Nothing could be compared."
     if not missing:
-        return f"The dumps agree in all {compared:,} tensors."
+        what = "The norms of the dumps agree" if norms else "The dumps agree"
+        return f"{what} in all {compared:,} tensors."
     count = "1 expected item has" if len(missing) == 1 else f"{len(missing):,} expected items have"
     return f"Everything with a partner agrees ({compared:,} tensors); {count} none."
 
@@ -117,3 +119,40 @@ def describe_flips(count: int, module: str, prompt: int, position: int) -> str:
         f"expert choices that differ at near ties: {count:,}, first in {module} at prompt {prompt},"
         f" position {position}; their tokens are left out from there on"
     )
+
+
+def describe_noise(origin: str, resolution: float, *, coarse: bool) -> str:
+    """State what an error was compared with. coarse: whether a noise dump would show much more."""
+    advice = "; --noise DUMP shows smaller ones" if coarse else ""
+    return (
+        f"judged by {origin}: a relative error below {format_number(resolution)} may not have been"
+        f" seen{advice}"
+    )
+
+
+def describe_lacking_noise(places: list[str]) -> str:
+    """Name places that the noise dump lacks."""
+    return (
+        f"the noise dump lacks {len(places):,} places, which are judged by {EXPECTED_NOISE}:"
+        f" {name_some(places)}"
+    )
+
+
+def describe_extra(names: list[str]) -> str:
+    """Name what only ACTUAL holds."""
+    return f"only in ACTUAL ({len(names):,}): {name_some(names)}"
+
+
+def describe_allowed(count: int) -> str:
+    """State how much a GLOB excused."""
+    return f"expected items that --allow-unmatched excuses: {count:,}"
+
+
+def describe_dtypes(expected: str, actual: str) -> str:
+    """Note that the sides compute in different dtypes."""
+    return f"EXPECTED holds {expected}, ACTUAL {actual}"
+
+
+def describe_replay(num_ports: int, model: str) -> str:
+    """State how much was replayed."""
+    return f"{num_ports:,} module boundaries of ACTUAL are replayed with {model}"

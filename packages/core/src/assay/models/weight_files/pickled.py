@@ -44,7 +44,9 @@ def load_objects(file: Path) -> object:
         problem = "it holds objects other than tensors, which assay does not unpickle"
         raise UnreadableFileError.of(file, problem) from None
     except Exception as error:  # noqa: BLE001 - any: damaged pickles and archives
-        raise UnreadableFileError.of(file, f"no file of tensors: {error}") from None
+        # torch's own messages advise other ways of loading.
+        problem = f"it is not a file of torch.save, or it is cut off ({type(error).__name__})"
+        raise UnreadableFileError.of(file, problem) from None
 
 
 def require_stored(file: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from assay.comparing.levels import (
 )
 from assay.comparing.limits import Limits
 from assay.comparing.wording import dumps as wording
+from assay.metrics import RowErrors
 from assay.offline.judging.locating import (
     JudgedPort,
     MetricValues,
@@ -30,6 +31,7 @@ from assay.offline.ports.lanes import Port
 from assay.offline.replaying import Replayed
 from assay.offline.tokens.alignment import TokenAlignment
 from assay.offline.tokens.ids import DifferentToken, TokenComparison
+from assay.stages import SYSTEMATIC
 from assay.verdicts import (
     Diagnosis,
     Level,
@@ -40,6 +42,9 @@ from assay.verdicts import (
     TokenPosition,
     Verdict,
 )
+
+# That of float32. Coarser dtypes need a noise dump to see errors near their own rounding.
+_FINE_UNIT = 2.0**-24
 
 _LEVELS = ("weights", "logits", "modules", "operations", "gradients")
 
@@ -108,11 +113,15 @@ def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[Judge
         location=location if is_failure else None,
         suspects=_suspects(origins, evidence) if is_failure else [],
         diagnosis=diagnosis if is_failure else None,
-        notes=evidence.notes,
+        notes=[*evidence.notes, *_notes_on_noise(evidence, judged)],
         compared=evidence.measured.compared,
         unmatched=list_unmatched(evidence.unmatched_expected, evidence.unmatched_actual),
         headline=_headline(evidence, location, weights) if is_failure
-        else wording.headline_of_agreement(evidence.measured.compared, evidence.unmatched_expected),
+        else wording.headline_of_agreement(
+            evidence.measured.compared,
+            evidence.unmatched_expected,
+            norms=len(evidence.measured.norm_errors),
+        ),
         **_numbers(judged, origin, weights if is_failure else []),
     )  # fmt: skip
     return verdict, judged
@@ -121,6 +130,20 @@ def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[Judge
 def list_measurements(judged: Iterable[JudgedPort]) -> list[Measurement]:
     """Return the rows of measurements.jsonl."""
     return [row for one in judged for row in _rows(one)]
+
+
+def _notes_on_noise(evidence: Evidence, judged: Sequence[JudgedPort]) -> list[str]:
+    """State what noise was, and the smallest error that could have been seen."""
+    ratios = [ratio for one in judged for ratio in one.ratios]
+    resolution = pool_resolutions(ratios).get("accumulated")
+    if resolution is None:
+        return []
+    advice = evidence.noise is None and evidence.unit_roundoff > _FINE_UNIT
+    notes = [wording.describe_noise(evidence.noise_origin, resolution, coarse=advice)]
+    if evidence.noise is not None:
+        lacking = [str(port) for port in evidence.ports if not evidence.noise.of(port)]
+        notes += [wording.describe_lacking_noise(lacking)] if lacking else []
+    return notes
 
 
 def _replayed_origin(evidence: Evidence) -> Origin | None:
@@ -138,7 +161,7 @@ def _levels(
     tokens = evidence.tokens
     levels = {
         "completeness": _completeness(evidence),
-        "inputs": _ids_level(tokens.num_prompt_tokens, tokens.different_prompts, "prompts"),
+        "inputs": _inputs_level(evidence),
     }
     if tokens.num_generated:
         levels["tokens"] = _tokens_level(tokens)
@@ -200,9 +223,16 @@ def _list_empty(evidence: Evidence) -> list[str]:
     ]
 
 
+def _inputs_level(evidence: Evidence) -> Level:
+    tokens = evidence.tokens
+    if evidence.alignment.is_unrelated:
+        return Level(verdict=Outcome.FAIL, reason=wording.UNRELATED)
+    return _ids_level(tokens.num_prompt_tokens, tokens.different_prompts, "prompts differ")
+
+
 def _ids_level(compared: int, different: list[DifferentToken], what: str) -> Level:
     if different:
-        reason = f"{len(different)} {what} differ; {different[0]}"
+        reason = f"{what}: {len(different)}, first {different[0]}"
         return Level(verdict=Outcome.FAIL, reason=reason, compared=compared)
     if not compared:
         return Level(verdict=None, reason="the dumps do not both hold token ids")
@@ -212,7 +242,7 @@ def _ids_level(compared: int, different: list[DifferentToken], what: str) -> Lev
 def _tokens_level(tokens: TokenComparison) -> Level:
     different = tokens.different_generated
     if any(one.is_near_tie is False for one in different):
-        return _ids_level(tokens.num_generated, different, "generated texts")
+        return _ids_level(tokens.num_generated, different, "generated texts differ")
     if any(one.is_near_tie is None for one in different):
         reason = f"{different[0]}; without logits, a near-tie cannot be told from a fault"
         return Level(verdict=Outcome.NOT_COMPARED, reason=reason, compared=tokens.num_generated)
@@ -226,7 +256,7 @@ def _find_cause(
     evidence: Evidence, weights: list[JudgedPort], origin: Origin | None
 ) -> tuple[Location | None, Diagnosis | None]:
     """Return the first cause, in the order in which one can explain the other."""
-    if evidence.tokens.different_prompts:
+    if evidence.tokens.different_prompts or evidence.alignment.is_unrelated:
         return Location(phase="inputs"), "inputs-differ"
     if weights:
         port = weights[0].port
@@ -247,16 +277,22 @@ def _find_cause(
 def _location(evidence: Evidence, judged: JudgedPort) -> Location:
     port = judged.port
     op = port.name.split(".")[2] if port.direction == "op" else None
-    step = _step_of(evidence, *_worst_row(judged))
+    step = _step_of(evidence, *_first_row(evidence, judged))
     rank = judged.result.rank
     return Location(phase=port.phase, step=step, rank=rank, module=port.module, op=op)
 
 
-def _worst_row(judged: JudgedPort) -> tuple[int, int]:
+def _first_row(evidence: Evidence, judged: JudgedPort) -> tuple[int, int]:
+    """Return prompt and position of the first row over the limit; of the worst one if none is."""
     if judged.result.exact.num_different:
         return judged.result.exact.first
-    _, prompt, position = judged.result.sums.worst_row()
-    return prompt, position
+    rows = RowErrors.concatenate(judged.result.sums.rows)
+    bad = ~(rows.relative() <= judged.worst.limit * judged.worst.ratio.expected)
+    if judged.worst.ratio.statistic in SYSTEMATIC or not bool(bad.any()):
+        _, prompt, position = judged.result.sums.worst_row()
+        return prompt, position
+    places = zip(rows.prompt[bad].tolist(), rows.position[bad].tolist(), strict=True)
+    return min(places, key=lambda place: (_step_of(evidence, *place), place))
 
 
 def _step_of(evidence: Evidence, prompt: int, position: int) -> int:
@@ -279,7 +315,7 @@ def _first_bad_token(
     source = logits[0] if logits else origin.judged if origin else None
     if source is None or source.port.direction == "parameter":
         return None
-    prompt, position = _worst_row(source)
+    prompt, position = _first_row(evidence, source)
     if prompt < 0 or position < 0:
         return None
     step = _step_of(evidence, prompt, position)
@@ -302,6 +338,8 @@ def _suspects(origins: Sequence[Origin], evidence: Evidence) -> list[Suspect]:
 
 def _headline(evidence: Evidence, location: Location | None, weights: list[JudgedPort]) -> str:
     different = evidence.tokens.different_prompts
+    if evidence.alignment.is_unrelated:
+        return f"The prompts differ: {wording.UNRELATED}."
     if different:
         return f"The prompts differ: {different[0]}."
     if weights and location is not None:
@@ -314,9 +352,9 @@ def _headline(evidence: Evidence, location: Location | None, weights: list[Judge
 def _numbers(
     judged: Sequence[JudgedPort], origin: Origin | None, weights: list[JudgedPort]
 ) -> DecidingNumbers:
-    if weights:
-        return EXACT_NUMBERS
     ratios = [ratio for one in judged for ratio in one.ratios]
+    if weights:
+        return EXACT_NUMBERS | {"resolution": pool_resolutions(ratios).get("accumulated")}
     if not ratios:
         return {}
     decided = origin.judged.worst if origin is not None else find_worst(ratios)

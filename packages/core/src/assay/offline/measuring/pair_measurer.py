@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from assay.blocks import WorstElement
 from assay.comparing.results import PortResult, ReplayResults
 from assay.dumps.protocol import Dump, DumpedTensor
+from assay.files import UnreadableFileError
 from assay.hooks.timeline import RowIndex
 from assay.locating.matching.masks import count_differences, is_attention_mask
 from assay.locating.measuring import measure
@@ -135,8 +137,12 @@ class PairMeasurer:
         if self.by_statistics or not all(one.has_values for one in (*tensors, *others)):
             self._compare_norms(lanes, tensors, others, pairs)
             return []
-        references = _read_all(self.expected, tensors, lanes.expected_span, port)
-        values = _read_all(self.actual, others, lanes.actual_span, port)
+        try:
+            references = _read_all(self.expected, tensors, lanes.expected_span, port)
+            values = _read_all(self.actual, others, lanes.actual_span, port)
+        except UnreadableFileError as error:
+            self._leave_out(pairs, str(error))
+            return []
         placements = find_placements(references, values)
         if placements is None:
             shapes = ", ".join(str(list(one.shape)) for one in values)
@@ -147,7 +153,6 @@ class PairMeasurer:
         if placements[1].kind == "partial":
             values = [placements[1].assemble(values)]
         wholes = [placements[1].part(whole, number) for number in range(len(values))]
-        self.measured.compared += len(tensors)
         for pair in pairs[len(values) :]:
             self.observe(pair)  # shards and summands that are measured with the first
         return list(zip(pairs, values, wholes, strict=False))
@@ -205,10 +210,14 @@ class PairMeasurer:
             if value.shape[-2:] == reference.shape[-2:]:
                 count = count_differences(value, reference, rows)
             result.exact.add(*count)
+            self.measured.compared += 1
             self.observe(tensors)
             return
         if value.shape != reference.shape:
             shaped = _give_same_shape(value, reference)
+            if shaped is not None and pair.expected.shape != pair.actual.shape:
+                # A single row is shared by all prompts only if both sides have the same prompts.
+                shaped = shaped if value.numel() == reference.numel() else None
             taken = None if shaped else _take_both(pair.by_row(), value, reference)
             if shaped is not None:
                 value, reference = shaped
@@ -219,6 +228,8 @@ class PairMeasurer:
                 return
         result = self.measured.at(port, rank, value, lanes.expected.class_name)
         value, reference = _give_comparable_dtype(value, reference)
+        value, reference = _count_each(value, reference, rows)
+        self.measured.compared += 1
         compared = measure(
             result,
             RowIndex(rows),
@@ -268,6 +279,7 @@ class PairMeasurer:
                 if value.shape != reference.shape:
                     self._leave_out([pair], _describe_shapes(value, reference))
                     continue
+                self.measured.compared += 1
                 rank, class_name = pair.actual.site.at.rank, lanes.expected.class_name
                 result = self.measured.at(port, rank, value, class_name)
                 if port.phase == "forward":
@@ -322,7 +334,7 @@ def _take_both(
     """Return the paired tokens' rows of both tensors, (R, 1, C), and their addresses."""
     expected = take_rows(reference, pair.expected, pair.expected_rows)
     actual = take_rows(value, pair.actual, pair.actual_rows)
-    if expected is None or actual is None:
+    if expected is None or actual is None or not bool((expected[1] & actual[1]).any()):
         return None
     kept = expected[1] & actual[1]
     rows = pair.rows
@@ -363,7 +375,21 @@ def _measure_parameter(
         value, reference = value.double(), reference.double()
     row = torch.arange(len(reference))
     result.sums.add(value, reference, torch.full_like(row, -1), row)
+    if result.sums.num_nan or result.sums.num_inf:
+        # The sums leave such values out; the first of them is the worst.
+        wrong = (~same & ~value.isfinite()).nonzero()[:1].tolist()
+        for at, channel in wrong:
+            values = float(value[at, channel]), float(reference[at, channel])
+            result.sums.worst = WorstElement(math.inf, *values, (-1, at, channel))
     return value, reference
+
+
+def _count_each(value: Tensor, reference: Tensor, rows: RowMap | None) -> tuple[Tensor, Tensor]:
+    """Return integers with a last dim of 1, so that each value counts; others as they are."""
+    is_of_tokens = rows is not None and value.shape == (rows.num_rows, rows.length)
+    if reference.is_floating_point() or is_of_tokens:
+        return value, reference
+    return value[..., None], reference[..., None]
 
 
 def _give_same_shape(value: Tensor, reference: Tensor) -> tuple[Tensor, Tensor] | None:

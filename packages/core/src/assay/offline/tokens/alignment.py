@@ -18,6 +18,8 @@ from assay.sites import RowMap
 _ID_PORTS = ("input.input_ids", "input.tokens")
 _POSITION_PORTS = ("position_ids", "positions")
 _MASK_PORTS = ("attention_mask",)
+# With fewer tensors of one length, the length is no number of tokens: they are loose tensors.
+_FEWEST_ACTIVATIONS = 3
 
 
 def find_passes(dump: Dump, rank: int | None = None) -> list[Pass]:
@@ -30,7 +32,8 @@ def find_passes(dump: Dump, rank: int | None = None) -> list[Pass]:
     chosen = min(ranks, default=0) if rank is None else rank
     for tensor in dump.tensors:
         at = tensor.site.at
-        if at.phase == "forward" and at.rank == chosen:
+        is_parameter = tensor.site.port.startswith("parameter.")
+        if at.phase == "forward" and at.rank == chosen and not is_parameter:
             groups.setdefault((at.micro_batch, at.step), []).append(tensor)
     passes: list[Pass] = []
     for (batch, step), tensors in sorted(groups.items()):
@@ -135,8 +138,8 @@ def _common_shape(tensors: Iterable[DumpedTensor]) -> tuple[int, int] | None:
     for shape, _ in Counter(one[:2] for one in activations if len(one) == 3).most_common(1):
         return shape[0], shape[1]
     # Tokens of all prompts in one dim.
-    for length, _ in Counter(one[0] for one in activations if len(one) == 2).most_common(1):
-        return 1, length
+    for length, count in Counter(one[0] for one in activations if len(one) == 2).most_common(1):
+        return (1, length) if count >= _FEWEST_ACTIVATIONS else None
     return None
 
 
@@ -163,6 +166,10 @@ class TokenAlignment:
     """Expected passes whose tokens the actual dump lacks."""
     extra: tuple[Pass, ...] = ()
     """Actual passes without a partner, such as warm-up runs."""
+    missing_tokens: int = 0
+    """Expected tokens, in passes that have a partner, which the actual dump lacks."""
+    is_unrelated: bool = False
+    """True if both dumps hold token ids, and no prompt of one is in the other."""
     notes: tuple[str, ...] = ()
 
     def pairs_of(self, batch: int, step: int) -> list[PassPair]:
@@ -191,8 +198,9 @@ def align_passes(
         return TokenAlignment(tuple(map(PassPair, expected, actual)))
     known = all(one.ids is not None and one.rows is not None for one in (*expected, *actual))
     pairs = match_rows(expected, actual) if known else []
+    is_unrelated = known and not pairs and bool(expected) and bool(actual)
     pairs = pairs or _match_whole(expected, actual)
-    return _alignment(pairs, expected, actual)
+    return replace(_alignment(pairs, expected, actual), is_unrelated=is_unrelated and not pairs)
 
 
 def _is_reordered(expected: Sequence[Pass], actual: Sequence[Pass]) -> bool:
@@ -253,4 +261,19 @@ def _alignment(
     if extra:
         names = name_some([str(one) for one in extra])
         notes.append(f"ACTUAL holds passes that EXPECTED lacks (warm-up or repeats): {names}")
-    return TokenAlignment(tuple(pairs), missing, extra, tuple(notes))
+    return TokenAlignment(tuple(pairs), missing, extra, _count_missing(pairs), notes=tuple(notes))
+
+
+def _count_missing(pairs: Sequence[PassPair]) -> int:
+    """Return the number of expected tokens that no pair holds, of passes that some pair holds."""
+    held: dict[int, set[int]] = {}
+    passes: dict[int, Pass] = {}
+    for pair in pairs:
+        if pair.expected_rows is not None:
+            held.setdefault(id(pair.expected), set()).update(pair.expected_rows.tolist())
+            passes[id(pair.expected)] = pair.expected
+    total = 0
+    for key, one in passes.items():
+        positions = [at for row in one.rows.positions for at in row] if one.rows else []
+        total += sum(at >= 0 and number not in held[key] for number, at in enumerate(positions))
+    return total

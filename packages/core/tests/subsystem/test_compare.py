@@ -1,0 +1,50 @@
+"""`assay compare` on dumps of a real model, with and without a trusted model."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import assay
+from assay.dumps.protocol import DumpError
+from assay.models import load_model
+
+IDS = torch.arange(3, 27)[None]
+
+
+def dump(folder: Path, scale: float = 1.0) -> Path:
+    model: Any = load_model("micro:llama", dtype="float32").model
+    model.model.layers[1].mlp.down_proj.weight.data *= scale
+    with assay.capture(model, folder):
+        model.generate(IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=4, do_sample=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("dumps")
+    return dump(folder / "golden"), dump(folder / "mine", 1.02)
+
+
+@pytest.mark.parametrize("model", [None, "micro:llama"])
+def test_a_wrong_weight_is_located(
+    dumps: tuple[Path, Path], tmp_path: Path, model: str | None
+) -> None:
+    verdict = assay.compare(*dumps, model=model, output=tmp_path / "out")
+    assert verdict.location is not None
+    assert verdict.location.module == "model.layers.1.mlp.down_proj"
+    evidence = "recomputed from its dumped inputs" if model else "its inputs agree"
+    assert evidence in str(verdict.levels["modules"].reason)
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_a_right_dump_replays_without_a_finding(dumps: tuple[Path, Path], tmp_path: Path) -> None:
+    verdict = assay.compare(dumps[0], dumps[0], model="micro:llama", output=tmp_path / "out")
+    assert verdict.passed
+    assert any("module boundaries of ACTUAL are replayed" in note for note in verdict.notes)
+
+
+def test_a_model_that_replays_nothing_is_refused(dumps: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(DumpError, match="so it is another model"):
+        assay.compare(*dumps, model="micro:bert", output=tmp_path / "out")
