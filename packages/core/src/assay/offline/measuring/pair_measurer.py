@@ -16,12 +16,18 @@ from assay.locating.matching.masks import count_differences, is_attention_mask
 from assay.locating.measuring import measure
 from assay.offline.measuring.pairs import Observer, TensorPair, observe_nothing
 from assay.offline.measuring.routing import Flip
+from assay.offline.measuring.shapes import (
+    count_each,
+    describe_shapes,
+    give_comparable_dtype,
+    give_same_shape,
+    take_both,
+)
 from assay.offline.measuring.shards import find_placements
 from assay.offline.ports.lanes import Lane, LanePair, Port, Span
 from assay.offline.ports.matching import Matching
 from assay.offline.tokens.alignment import TokenAlignment
 from assay.offline.tokens.passes import PassPair
-from assay.offline.tokens.rows import take_rows
 from assay.progress import subtask
 from assay.sites import Phase, RowMap
 from assay.stages import Stage
@@ -199,7 +205,7 @@ class PairMeasurer:
             if any(masks):  # what they let through shows in what attention returns
                 self.observe(replace(tensors, reason="masks of other tokens are not compared"))
                 return
-            taken = _take_both(pair, value, reference)
+            taken = take_both(pair, value, reference)
             if taken is None:
                 self._leave_out([tensors], "its tokens are unknown")
                 return
@@ -214,21 +220,21 @@ class PairMeasurer:
             self.observe(tensors)
             return
         if value.shape != reference.shape:
-            shaped = _give_same_shape(value, reference)
+            shaped = give_same_shape(value, reference)
             if shaped is not None and pair.expected.shape != pair.actual.shape:
                 # A single row is shared by all prompts only if both sides have the same prompts.
                 shaped = shaped if value.numel() == reference.numel() else None
-            taken = None if shaped else _take_both(pair.by_row(), value, reference)
+            taken = None if shaped else take_both(pair.by_row(), value, reference)
             if shaped is not None:
                 value, reference = shaped
             elif taken is not None and taken[0].shape == taken[1].shape:
                 value, reference, rows = taken
             else:
-                self._leave_out([tensors], _describe_shapes(value, reference))
+                self._leave_out([tensors], describe_shapes(value, reference))
                 return
         result = self.measured.at(port, rank, value, lanes.expected.class_name)
-        value, reference = _give_comparable_dtype(value, reference)
-        value, reference = _count_each(value, reference, rows)
+        value, reference = give_comparable_dtype(value, reference)
+        value, reference = count_each(value, reference, rows)
         self.measured.compared += 1
         compared = measure(
             result,
@@ -277,7 +283,7 @@ class PairMeasurer:
                 continue
             for pair, value, reference in self._read(lanes, tensors, others):
                 if value.shape != reference.shape:
-                    self._leave_out([pair], _describe_shapes(value, reference))
+                    self._leave_out([pair], describe_shapes(value, reference))
                     continue
                 self.measured.compared += 1
                 rank, class_name = pair.actual.site.at.rank, lanes.expected.class_name
@@ -285,7 +291,7 @@ class PairMeasurer:
                 if port.phase == "forward":
                     compared = _measure_parameter(result, value, reference)
                 else:
-                    both = _give_comparable_dtype(value, reference)
+                    both = give_comparable_dtype(value, reference)
                     compared = measure(result, RowIndex(None), None, None, *both)
                 self.observe(replace(pair, values=compared))
 
@@ -324,29 +330,6 @@ def _relative_difference(actual: float, expected: float) -> float:
     return abs(actual - expected) / abs(expected) if expected else math.inf
 
 
-def _describe_shapes(value: Tensor, reference: Tensor) -> str:
-    return f"its shape is {list(value.shape)}, expected {list(reference.shape)}"
-
-
-def _take_both(
-    pair: PassPair, value: Tensor, reference: Tensor
-) -> tuple[Tensor, Tensor, RowMap | None] | None:
-    """Return the paired tokens' rows of both tensors, (R, 1, C), and their addresses."""
-    expected = take_rows(reference, pair.expected, pair.expected_rows)
-    actual = take_rows(value, pair.actual, pair.actual_rows)
-    if expected is None or actual is None or not bool((expected[1] & actual[1]).any()):
-        return None
-    kept = expected[1] & actual[1]
-    rows = pair.rows
-    if rows is not None:
-        numbers = kept.nonzero()[:, 0].tolist()
-        rows = RowMap(
-            tuple(rows.prompts[number] for number in numbers),
-            tuple(rows.positions[number] for number in numbers),
-        )
-    return actual[0][kept], expected[0][kept], rows
-
-
 def _distinct_weights(lane: Lane) -> dict[tuple[int, int, int], list[DumpedTensor]]:
     """Return the first tensor of each step. Tools write a parameter once for every call."""
     first: dict[int, tuple[int, int, int]] = {}
@@ -381,34 +364,4 @@ def _measure_parameter(
         for at, channel in wrong:
             values = float(value[at, channel]), float(reference[at, channel])
             result.sums.worst = WorstElement(math.inf, *values, (-1, at, channel))
-    return value, reference
-
-
-def _count_each(value: Tensor, reference: Tensor, rows: RowMap | None) -> tuple[Tensor, Tensor]:
-    """Return integers with a last dim of 1, so that each value counts; others as they are."""
-    is_of_tokens = rows is not None and value.shape == (rows.num_rows, rows.length)
-    if reference.is_floating_point() or is_of_tokens:
-        return value, reference
-    return value[..., None], reference[..., None]
-
-
-def _give_same_shape(value: Tensor, reference: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return both in one shape, if they differ only in how rows are written; else None."""
-    if value.numel() == reference.numel() and value.shape[-1:] == reference.shape[-1:]:
-        return value.reshape(reference.shape), reference
-    if 1 in (*value.shape[:1], *reference.shape[:1]):
-        try:
-            value, reference = torch.broadcast_tensors(value, reference)
-        except RuntimeError:
-            return None
-        return value, reference
-    return None
-
-
-def _give_comparable_dtype(value: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Return actual in its own dtype and expected in the wider of the two."""
-    if reference.is_floating_point() != value.is_floating_point():
-        return value.double(), reference.double()
-    if reference.is_floating_point():
-        return value, reference.to(torch.promote_types(value.dtype, reference.dtype))
     return value, reference
