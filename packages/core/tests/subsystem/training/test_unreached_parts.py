@@ -11,11 +11,11 @@ from packages.core.tests.subsystem.generate.unreached_models import (
     save_model_with_heads,
 )
 
-RUNS = ("--reference", "cpu/float32", "--candidate", "cpu/float32", "--steps", "2")
+RUNS = ("--reference", "cpu/float32", "--candidate", "cpu/float32")
 
 
 def check_train(folder: Path, *arguments: str | Path) -> Finished:
-    return run_in_process(folder, "check", "train", *arguments, *RUNS)
+    return run_in_process(folder, "check", "train", *arguments, *RUNS, "--steps", "2")
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,19 @@ def test_a_plain_model_is_covered_whole(options: tuple[str, ...], tmp_path: Path
     assert coverage["modules_run"] == coverage["modules"]
     assert coverage["candidate_modules_run"] == coverage["candidate_modules"]
     assert (coverage["unused_parameters"], coverage["unrouted_experts"]) == ([], [])
+
+
+def test_overfitting_covers_the_same_parts(tmp_path: Path) -> None:
+    model = save_model_with_heads(tmp_path / "model")
+    overfit = (
+        "check", "train", model, *RUNS, "--trust-remote-code", "--overfit", "--overfit-steps", "60",
+        "--learning-rate", "0.01", "--allow-unused", "mtp", "--allow-unused", "value_head",
+    )  # fmt: skip
+
+    unsure = run_in_process(tmp_path / "unsure", *overfit)
+    passed = run_in_process(tmp_path / "passed", *overfit, "--allow-unused", "logit_scale")
+
+    assert (unsure.code, passed.code) == (3, 0), unsure.stdout + passed.stdout
+    assert unsure.verdict["levels"]["overfit"]["verdict"] == "PASS"
+    assert unsure.verdict["coverage"]["unused_parameters"] == ["logit_scale"]
+    assert passed.stdout.splitlines()[1].startswith("What ran of the model agrees")

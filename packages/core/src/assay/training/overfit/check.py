@@ -130,7 +130,9 @@ def _evidence(check: TrainCheck, golden: Path) -> "OverfitEvidence":
 
     reference = read_sealed(OverfitReference, golden / REPORT_FILE)
     limits = load_training_limits(check.limits)
-    return OverfitEvidence(check.dtype, check.options.lora, reference, limits)
+    return OverfitEvidence(
+        check.dtype, check.options.lora, reference, limits, allow_unused=check.allow_unused
+    )
 
 
 def _measure_memorization(check: TrainCheck, folder: Path, progress: Progress) -> Memorization:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
 
+from assay.comparing.coverage import CoverageParts, judge_coverage
 from assay.comparing.limits import Limits
 from assay.dtypes import float_format
 from assay.noise import TENSOR_FLOOR
 from assay.training.judging.free_run import relative_error_of_losses
 from assay.training.overfit.memorization import LABELS
 from assay.training.overfit.requests import Curve, Memorization, OverfitCandidate, OverfitReference
-from assay.verdicts import Measurement
+from assay.verdicts import Coverage, Measurement
 
 LEVEL = "overfit"
 
@@ -43,6 +44,7 @@ class OverfitEvidence:
     """What there is to judge; without candidates there is a reference that has not memorized the sequences.
 
     candidates: of each rank, by rank.
+    allow_unused: GLOBs of parts that may stay uncompared.
     """
 
     dtype: str
@@ -51,6 +53,12 @@ class OverfitEvidence:
     limits: Limits
     candidates: list[OverfitCandidate] = field(default_factory=list)
     memorization: Memorization | None = None
+    allow_unused: tuple[str, ...] = ()
+
+    @cached_property
+    def coverage(self) -> Coverage:
+        """Judge how much of the model predicting the sequences uses. The candidate is not watched."""
+        return judge_coverage(CoverageParts(self.reference.usage, None, allowed=self.allow_unused))
 
     @cached_property
     def reached(self) -> float:

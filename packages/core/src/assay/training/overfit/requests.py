@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
+from assay.comparing.coverage import Usage
 from assay.training.processes.requests import TrainOptions
 from assay.verdicts import Number, Record
 
@@ -58,6 +59,8 @@ class OverfitReference(Record):
     trainable: list[str]
     moved: list[str]
     touched: list[str]
+    usage: Usage
+    """Parts of the model that predicting the sequences uses."""
     draws: bool = False
 
 

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from assay.comparing.coverage import Usage
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
+from assay.hooks.module_tracer import ModuleTracer, NullHandler
+from assay.hooks.usage import UsageWatch
 from assay.launch import Rank
 from assay.models import estimate_size
 from assay.models.size_policy import choose_threads, yardstick_dtype
@@ -73,7 +76,13 @@ def overfit_trusted(request: ReferenceRequest, progress: Progress) -> OverfitRef
         opened = OpenedTrainer.of(yardstick, "reference")
         curve, _ = _train(opened, batch, options.steps, task)
     draws = not torch.equal(drawn, torch.get_rng_state())
-    with progress.step("measures what it has memorized"):
+    watch = UsageWatch(NullHandler())
+    watch.add_parameters_of(model)
+    with (
+        progress.step("measures what it has memorized"),
+        ModuleTracer(watch).attached(model),
+        watch.reading(),
+    ):
         memorization = measure_memorization(
             model, [yardstick.on_device(micro_batch) for micro_batch in batch]
         )
@@ -101,6 +110,7 @@ def overfit_trusted(request: ReferenceRequest, progress: Progress) -> OverfitRef
         moved=sorted(name for name, share in shares.items() if 2 * share > 1),
         touched=sorted(name for name, share in shares.items() if share > 0),
         draws=draws,
+        usage=Usage.model_validate(watch.to_json()),
     )
 
 

@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from assay.comparing.levels import EXACT_NUMBERS, DecidingNumbers, Finding
+from assay.comparing.levels import EXACT_NUMBERS, DecidingNumbers, Finding, outcome_of_levels
+from assay.comparing.wording.coverage import notes_on_coverage
 from assay.errors import name_some
 from assay.training.overfit.evidence import (
     LEVEL,
@@ -69,8 +70,9 @@ def judge_overfit(evidence: OverfitEvidence) -> tuple[Verdict, list[Measurement]
     compared = sum(row.limit is not None for row in rows)
     first = failures[0] if failures else None
     level = Level(verdict=outcome, reason=reason, compared=compared, **facts)
+    notes += notes_on_coverage(evidence.coverage)
     verdict = Verdict(
-        verdict=outcome,
+        verdict=outcome_of_levels({LEVEL: level}, evidence.coverage),
         model=evidence.reference.model,
         reference=evidence.reference.reference,
         candidate=evidence.candidates[0].run if evidence.candidates else {},
@@ -79,6 +81,7 @@ def judge_overfit(evidence: OverfitEvidence) -> tuple[Verdict, list[Measurement]
         diagnosis=first.finding.diagnosis if first else None,
         notes=notes,
         compared=compared,
+        coverage=evidence.coverage,
         **_decide_numbers(first, rows),
     )
     return verdict, rows

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from assay.comparing.coverage import Usage
 from assay.comparing.limits import Limits
 from assay.training.overfit.evidence import OverfitEvidence, last_part, why_not_overfit
 from assay.training.overfit.requests import Curve, Memorization, OverfitCandidate, OverfitReference
@@ -20,6 +21,7 @@ TARGET, REACHED = 2.0**-3, 0.75 * 2.0**-6
 NORMS = [1.0] * 10
 KNOWN = {"labels": 2.0**-7, "prompt": 3.0, "padding": 8.0, "labels shifted twice": 9.0}
 NAMES = ["a.weight", "b.weight"]
+USAGE = Usage(parameters={"a": NAMES[:1], "b": NAMES[1:]}, called=["a", "b"], read=NAMES)
 
 
 def evidence(losses: list[float] | None = None, **candidate: Any) -> OverfitEvidence:
@@ -30,13 +32,24 @@ def evidence(losses: list[float] | None = None, **candidate: Any) -> OverfitEvid
     reference = OverfitReference(
         model={}, reference={}, yardstick=Curve(losses=LOSSES, grad_norms=NORMS),
         noise=Curve(losses=NOISE, grad_norms=NORMS), memorization=Memorization(nats=KNOWN), num_tokens=20,
-        trainable=NAMES, moved=NAMES, touched=NAMES,
+        trainable=NAMES, moved=NAMES, touched=NAMES, usage=USAGE,
     )  # fmt: skip
     limits = Limits("mine", "made up", {"loss-error": 20.0})
     candidates = [OverfitCandidate.model_validate(facts | candidate)]
     return OverfitEvidence(
         "float32", False, reference, limits, candidates, Memorization(nats=KNOWN)
     )
+
+
+def test_part_that_predicting_the_sequences_does_not_use_is_not_compared() -> None:
+    judged = evidence()
+    reference = judged.reference.model_copy(
+        update={"usage": USAGE.model_copy(update={"called": ["a"], "read": NAMES[:1]})}
+    )
+    judged = replace(judged, reference=reference)
+
+    assert judge_overfit(judged)[0].verdict is Outcome.NOT_COMPARED
+    assert judge_overfit(replace(judged, allow_unused=("b",)))[0].verdict is Outcome.PASS
 
 
 def reason(judged: OverfitEvidence) -> str:
