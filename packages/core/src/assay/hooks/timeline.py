@@ -168,8 +168,10 @@ def _row_addresses(
     prompts_B = torch.tensor(rows.prompts)
     positions_BT = torch.tensor(rows.positions)
     if layout.flattened:
-        prompt = prompts_B[:, None].expand_as(positions_BT)
-        return prompt.reshape(-1), positions_BT.reshape(-1)
+        prompts_BT = prompts_B[:, None].expand_as(positions_BT)
+        shape = [leading[0]] + [1] * (len(leading) - 1)
+        prompt, position = (of.reshape(shape).expand(leading) for of in (prompts_BT, positions_BT))
+        return prompt.reshape(-1), position.reshape(-1)
     if layout.tail and layout.token_dim is not None:
         positions_BT = positions_BT[:, rows.length - leading[layout.token_dim] :]
     if layout.batch_dim is None:

@@ -41,6 +41,11 @@ def test_pads_are_out_of_flattened_hidden_states() -> None:
     assert addresses(6, 8) == VALID
 
 
+def test_every_chosen_expert_of_a_token_has_its_row() -> None:
+    # (B * T, k, C), as experts return the states of each token.
+    assert addresses(6, 2, 8) == [address for address in VALID for _ in range(2)]
+
+
 def test_pads_are_out_of_caches_by_head() -> None:
     # (B, heads, T, head_dim): every head has its rows.
     assert addresses(2, 2, 3, 8) == [*VALID[:2], *VALID[:2], *VALID[2:], *VALID[2:]]
