@@ -227,6 +227,19 @@ def test_operations_are_in_the_pass_of_their_module(tmp_path: Path) -> None:
     assert contents(dump)["a:op.0.Torch_rsqrt.output forward step 1"] == [1.0]
 
 
+@pytest.mark.parametrize("operation", ["__setitem__", "copy_", "index_put_"])
+def test_destination_of_a_write_is_left_out(tmp_path: Path, operation: str) -> None:
+    # It may be uninitialized memory, as of torch.empty.
+    calls: dict[str, Call] = {
+        f"Tensor.{operation}.0.forward": {
+            "input_args": [number(1), number(2)], "input_kwargs": {}, "output": [None],
+        },
+        "Tensor.add_.0.forward": {"input_args": [number(3)], "input_kwargs": {}, "output": [None]},
+    }  # fmt: skip
+    dump = open_dump(write(tmp_path, calls, level="L1"))
+    assert list(contents(dump).values()) == [[2.0], [3.0]]
+
+
 def test_operations_without_callers_belong_to_the_model(tmp_path: Path) -> None:
     calls = {"Torch.rsqrt.0.forward": output(1), "Torch.rsqrt.1.forward": output(2)}
     calls["Torch.rsqrt.1.backward"] = {"input": [number(3)], "output": [number(4)]}

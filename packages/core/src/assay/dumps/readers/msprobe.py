@@ -30,6 +30,8 @@ _STEP = re.compile(r"step(\d+)")
 _PROCESS = re.compile(r"(rank|proc)(\d*)")
 _MODULE = re.compile(r"(?:Module|Cell)\.(.+)\.([^.]+)\.(forward|backward|parameters_grad)\.(\d+)")
 _OPERATION = re.compile(r"([A-Z]\w*)\.(.+)\.(\d+)\.(forward|backward)")
+# Operations that overwrite their first operand, which may be uninitialized memory.
+_WRITES = re.compile(r"\w+_(?:__setitem__|(?:copy|fill|zero|index_put|index_copy|scatter)_)")
 # Names in dump.json, by ours.
 _STATISTICS = {name: name.capitalize() for name in get_args(Statistic)}
 
@@ -156,7 +158,10 @@ def _read_calls(
         if not isinstance(value, dict):
             raise UnreadableFileError.of(folder / _INDEX, f"{text} is no table")
         ports = _ports_of_gradients if "parameters_grad" in key.counter else _ports_of
+        is_write = _WRITES.fullmatch(key.operation) is not None
         for port, entry in ports(value):
+            if is_write and port == "input.0":
+                continue
             stored = _parse_tensor(entry, folder, text)
             site = Site(at, prefix + port)
             name = str(entry.get("data_name") or "")
