@@ -102,10 +102,9 @@ def _models() -> Iterator[Planted]:
 
 
 def _losses() -> Iterator[Planted]:
-    yield _trainer("loss-double-shift", "losses:ShiftedTwice", "losses:OwnLoss", "forward", "")
-    masked = _trainer(
-        "collator-eos-masked", "losses:MaskedById", "losses:MaskedByMask", "forward", ""
-    )
+    labels = ("inputs", "", "inputs-differ")
+    yield _trainer("loss-double-shift", "losses:ShiftedTwice", "losses:OwnLoss", *labels)
+    masked = _trainer("collator-eos-masked", "losses:MaskedById", "losses:MaskedByMask", *labels)
     yield replace(masked, model="llama, padded by a line end")
     yield _trainer("olmo-zloss-always-on", "losses:ZLossAlwaysOn", "losses:OwnLoss", "forward", "")
     yield _trainer(
