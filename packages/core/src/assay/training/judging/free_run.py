@@ -24,8 +24,8 @@ _MOST_IN_ANY_ORDER = 2
 def judge_losses(evidence: FreeEvidence) -> tuple[Judged | None, list[str]]:
     """The losses of the free run against the yardstick's, and notes on them.
 
-    The error that accumulates is the noise run's, but for the few numbers that a loss is: the
-    root mean square over the steps is taken of both.
+    The error that accumulates is the noise run's, times how far the weights are off. Of both the root mean
+    square over the steps is taken: a loss is only a few numbers.
     """
     expected = evidence.reference.yardstick_losses
     actual = [step.loss for step in evidence.report.free.steps]
@@ -40,7 +40,8 @@ def judge_losses(evidence: FreeEvidence) -> tuple[Judged | None, list[str]]:
         return None, [f"losses are not compared: the noise run itself has {noise}"]
     error = relative_error_of_losses(actual, expected)
     floor = TENSOR_FLOOR * evidence.unit_roundoff
-    ratio = Ratio("loss-error", error, max(relative_error_of_losses(noise, expected), floor))
+    allowed = max(relative_error_of_losses(noise, expected), floor) * _weight_drift(evidence)
+    ratio = Ratio("loss-error", error, allowed)
     port = PortResult("", "free-run", Stage("", "forward"), 0, evidence.dtype, "")
     delta = max((abs(a - e) for a, e in zip(actual, expected, strict=True)), default=math.nan)
     noise_delta = max((abs(a - e) for a, e in zip(noise, expected, strict=True)), default=math.nan)
@@ -108,6 +109,19 @@ def judge_trajectory(evidence: FreeEvidence) -> list[Judged]:
             expected += _declared_drift(evidence) / limit
             judged.append(Judged(Ratio("trajectory-error", row.error, expected), limit, port))
     return judged
+
+
+def _weight_drift(evidence: FreeEvidence) -> float:
+    """Return how many times as far as the noise run's the weights end, at least 1.
+
+    To first order the error of a loss is proportional to it. Adam moves a weight by the learning rate
+    even if its gradient is mostly rounding, so correct runs differ in it. 1 if the weights are over
+    their limit.
+    """
+    judged = judge_trajectory(evidence)
+    if any(item.failed for item in judged):
+        return 1.0
+    return max((1.0, *(item.ratio.value for item in judged)))
 
 
 def _declared_drift(evidence: FreeEvidence) -> float:

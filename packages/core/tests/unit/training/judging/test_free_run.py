@@ -48,6 +48,16 @@ def test_losses_are_compared_by_the_root_mean_square_of_their_relative_errors() 
     ]
 
 
+@pytest.mark.parametrize(("drift", "ratio"), [(0.5, 5.0), (2.0, 2.5), (20.0, 0.25), (22.0, 5.0)])
+def test_losses_may_be_as_far_off_as_the_weights_if_these_are_within_their_limit(
+    drift: float, ratio: float
+) -> None:
+    free = losses(4.0 * (1 + 3 * UNIT), 2.0, 1.0 - 4 * UNIT)
+    free = free.model_copy(update={"trajectory": trajectory(b=drift * UNIT)})
+
+    assert ratio_of_losses(ran(free)) == pytest.approx(ratio)
+
+
 def test_a_step_that_changed_nothing_is_noted() -> None:
     steps = [record.model_copy(update={"updated": record.step != 1}) for record in records(LOSSES)]
 
