@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from assay.comparing.limits import Limits, load_limits
@@ -14,6 +14,7 @@ from assay.dumps.recognizing import open_dump
 from assay.errors import UsageError, name_some
 from assay.files import read_json_object, read_toml, write_whole
 from assay.models.remote_code import RemoteCode
+from assay.offline.completeness.reused_buffers import describe_reused, find_reused_buffers
 from assay.offline.judging.locating import coarser_unit, expected_score_noise, measured_score_noise
 from assay.offline.judging.verdict import Evidence, judge_dumps, list_measurements
 from assay.offline.judging.weights import compare_quantized
@@ -104,6 +105,8 @@ def compare_dumps(
         return Compared(weights[0].model_copy(update=sides), weights[1], None)
     expected, expected_notes = _normalize(expected)
     actual, actual_notes = _normalize(actual)
+    expected = _leave_out_reused(expected)
+    reused = find_reused_buffers(actual)
     dtype = _activation_dtype(actual)
     limits = _load_limits(comparison, dtype)
     metrics = MetricObserver(measure_as_published if comparison.compat else measure_metrics, custom)
@@ -155,7 +158,11 @@ def compare_dumps(
             *_list_repeats(measured),
         ],
         accepts_statistics=comparison.stats,
-        problems=[f"{dump.path}: {text}" for dump in (expected, actual) for text in dump.problems],
+        problems=[
+            *(f"{dump.path}: {text}" for dump in (expected, actual) for text in dump.problems),
+            *(f"{actual.path}: {text}" for text in describe_reused(reused)),
+        ],
+        reused_modules={one.site.at.module for one in reused},
     )
     verdict, judged = judge_dumps(evidence, limits)
     table = None
@@ -191,7 +198,10 @@ def _require_healthy(comparison: Comparison, pairing: Pairing, noise: Measured) 
         ),
         default=math.inf,
     )
-    if comparison.noise == comparison.actual:
+    reused = describe_reused(find_reused_buffers(pairing.actual))
+    if reused:
+        problem = reused[0]
+    elif comparison.noise == comparison.actual:
         problem = "it is ACTUAL itself"
     elif pairing.alignment.is_unrelated or pairing.tokens.different_prompts:
         problem = "it holds other prompts than EXPECTED"
@@ -208,6 +218,17 @@ def _normalize(dump: Dump) -> tuple[Dump, list[str]]:
     dump, mixed = split_mixed_passes(dump)
     dump, notes = number_ranks(dump)
     return dump, [mixed, *notes] if mixed else notes
+
+
+def _leave_out_reused(dump: Dump) -> Dump:
+    """Drop tensors with the values of another step, and make a problem of them."""
+    reused = find_reused_buffers(dump)
+    dropped = {one.site for one in reused}
+    return replace(
+        dump,
+        tensors=[one for one in dump.tensors if one.site not in dropped],
+        problems=[*dump.problems, *describe_reused(reused)],
+    )
 
 
 def _list_missing(pairing: Pairing, measured: Measured) -> list[str]:

@@ -68,3 +68,7 @@ def judge(expected: Path, actual: Path, folder: Path, **options: object) -> Verd
 def double_scale(network: Any) -> None:
     """Make the second block's own code 2 % wrong."""
     network.layers[1].scale = 1.02
+
+
+def halve(network: Network) -> None:
+    network.to(torch.bfloat16)

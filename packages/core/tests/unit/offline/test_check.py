@@ -17,6 +17,7 @@ from packages.core.tests.dump_writers.msprobe import dumped
 from packages.core.tests.unit.offline.small_dumps import (
     Network,
     double_scale,
+    halve,
     judge,
     write,
 )
@@ -102,10 +103,6 @@ def test_what_a_glob_allows_may_be_missing(golden: Path, tmp_path: Path) -> None
         judge(golden, mine, tmp_path / "allowed", allow_unmatched=("lm_head",)).verdict
         is Outcome.PASS
     )
-
-
-def halve(network: Network) -> None:
-    network.to(torch.bfloat16)
 
 
 def test_a_noise_dump_sets_what_is_noise(golden: Path, tmp_path: Path) -> None:

@@ -16,6 +16,10 @@ REPLAY_AGREES = (
     "every module of ACTUAL computes what the model computes from the same inputs: the difference is"
     " made by EXPECTED or outside of the modules"
 )
+REUSED = (
+    "ACTUAL holds the same values there for different tokens: a reused buffer, of the dump or of the"
+    " model."
+)
 
 _EVIDENCE = {
     "replayed": "recomputed from its dumped inputs, it differs: the error is made here",
@@ -102,6 +106,14 @@ def describe_topology(count: int) -> str:
     return (
         f"the dumps name modules differently: {count:,} are matched by order, kind and width; --map"
         " overrides"
+    )
+
+
+def describe_reused(steps: list[int], modules: list[str]) -> str:
+    """State that a dump holds one decode step under the names of others."""
+    return (
+        f"the same values in steps {', '.join(map(str, steps))}, though their tokens differ:"
+        f" a buffer was reused, as by a captured graph ({len(modules):,} modules: {name_some(modules)})"
     )
 
 

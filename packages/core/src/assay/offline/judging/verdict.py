@@ -1,6 +1,6 @@
 """From the measurements of two dumps to one verdict."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +68,8 @@ class Evidence:
     metrics: MetricValues = field(default_factory=dict)
     unmatched_expected: list[str] = field(default_factory=list)
     unmatched_actual: list[str] = field(default_factory=list)
+    reused_modules: Collection[str] = ()
+    """Modules of which ACTUAL holds the values of one decode step in others."""
     accepts_statistics: bool = False
     """Whether a comparison of norms alone may pass."""
     problems: list[str] = field(default_factory=list)
@@ -346,7 +348,10 @@ def _headline(evidence: Evidence, location: Location | None, weights: list[Judge
         return wording.headline_of_weight(
             location.parameter or "", weights[0].result, len(weights) - 1
         )
-    return wording.headline_of_place(location) if location else "The dumps differ."
+    if location is None:
+        return "The dumps differ."
+    text = wording.headline_of_place(location)
+    return f"{text} {wording.REUSED}" if location.module in evidence.reused_modules else text
 
 
 def _numbers(

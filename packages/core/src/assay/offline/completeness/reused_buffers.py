@@ -1,0 +1,138 @@
+"""Reused buffers: the same values in decode steps of different tokens.
+
+A graph that is captured once and replayed writes every step to the same memory. A tool that keeps
+references, or that records at the capture only, then dumps one step under the names of all.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import torch
+
+from assay.comparing.wording import dumps as wording
+from assay.dumps.protocol import Dump, DumpedTensor
+from assay.files import UnreadableFileError
+from assay.offline.judging.locating import level_of
+from assay.offline.ports.lanes import Lane, Lanes, collect_lanes
+from assay.offline.tokens.alignment import find_passes
+from assay.offline.tokens.passes import Pass
+
+# One module may compute the same from different inputs, such as a saturated gate. Three do not.
+_FEWEST_MODULES = 3
+# An output of fewer distinct values may be constant by nature: zeros, a one-hot choice.
+_FEWEST_VALUES = 5
+
+_Pair = tuple[Pass, Pass]
+
+
+def find_reused_buffers(dump: Dump) -> list[DumpedTensor]:
+    """Return the outputs that are bitwise equal in decode steps whose tokens or inputs differ.
+
+    To save time, only the first and the last pair of decode steps of a request are searched.
+    """
+    lanes = {port: lane for port, lane in collect_lanes(dump).items() if port.phase == "forward"}
+    outputs = [
+        lane
+        for port, lane in lanes.items()
+        if port.direction == "output" and "float" in lane.first.dtype
+    ]
+    found = {}
+    for pairs in _list_decode_pairs(find_passes(dump)):
+        telling = [pair for pair in pairs if _have_different_ids(*pair)] or pairs
+        for one, other in dict.fromkeys((*telling[:1], *telling[-1:])):
+            repeated = [lane for lane in outputs if _is_same(dump, lane, one, other)]
+            if repeated and _is_evidence(dump, lanes, (one, other), repeated):
+                steps = dict.fromkeys(each for pair in pairs for each in pair)
+                for lane in repeated:
+                    same = [each for each in steps if _is_same(dump, lane, each, other)]
+                    found |= {held.site: held for each in same for held in _held(lane, each)}
+    return list(found.values())
+
+
+def describe_reused(reused: Sequence[DumpedTensor]) -> list[str]:
+    """Return the problem that reused buffers are; nothing if there are none."""
+    if not reused:
+        return []
+    steps = sorted({one.site.at.step for one in reused})
+    modules = list(dict.fromkeys(one.site.at.module or "(model)" for one in reused))
+    return [wording.describe_reused(steps, modules)]
+
+
+def _list_decode_pairs(passes: Sequence[Pass]) -> Iterator[list[_Pair]]:
+    """Yield the pairs of successive decode steps of each request."""
+    pairs: list[_Pair] = []
+    has_begun = False
+    for one, following in pairwise(passes):
+        lengths = [each.rows.length if each.rows else 0 for each in (one, following)]
+        if one.batch != following.batch or lengths[1] != 1:
+            yield pairs
+            pairs, has_begun = [], False
+        elif lengths[0] > 1:
+            has_begun = True
+        elif has_begun and one.shape == following.shape:
+            pairs.append((one, following))
+    yield pairs
+
+
+def _have_different_ids(one: Pass, other: Pass) -> bool:
+    """Return True if the tokens of two passes are known to differ."""
+    return one.ids is not None and other.ids is not None and not torch.equal(one.ids, other.ids)
+
+
+def _held(lane: Lane, of_pass: Pass) -> list[DumpedTensor]:
+    return lane.tensors.get((of_pass.batch, of_pass.step, 0), [])
+
+
+def _is_same(
+    dump: Dump, lane: Lane, one: Pass, other: Pass, fewest_values: int = _FEWEST_VALUES
+) -> bool:
+    """Return True if a port holds the same values in two passes, on all ranks."""
+    sides = _held(lane, one), _held(lane, other)
+    return len(sides[0]) == len(sides[1]) > 0 and all(
+        _are_equal(dump, *both, fewest_values) for both in zip(*sides, strict=True)
+    )
+
+
+def _are_equal(dump: Dump, one: DumpedTensor, other: DumpedTensor, fewest_values: int) -> bool:
+    if one.shape != other.shape or one.has_values != other.has_values:
+        return False
+    if not one.has_values:
+        known = one.statistics
+        return known == other.statistics and known.get("max") != known.get("min")
+    try:
+        values = dump.read(one), dump.read(other)
+    except UnreadableFileError:
+        return False
+    return torch.equal(*values) and len(values[0].double().unique()) >= fewest_values
+
+
+def _is_evidence(dump: Dump, lanes: Lanes, pair: _Pair, repeated: Sequence[Lane]) -> bool:
+    """Return True if several modules, or the logits, give the same result for different inputs."""
+    have_different_ids = _have_different_ids(*pair)
+    if have_different_ids and any(level_of(lane.port) == "logits" for lane in repeated):
+        return True
+    found = set()
+    for lane in repeated:
+        inputs = [
+            other
+            for port, other in lanes.items()
+            if (port.module, port.direction) == (lane.port.module, "input")
+            and _held(other, pair[0])
+        ]
+        # A module whose inputs repeat too, such as an encoder, gives the same result rightly.
+        is_explained = all(_is_same(dump, one, *pair, fewest_values=0) for one in inputs)
+        if not is_explained or (have_different_ids and not inputs):
+            found.add(lane.port.module)
+    if len(found) >= _FEWEST_MODULES:
+        return True
+    # Attention sees one more token in each step, so that some result must differ.
+    modules = {lane.port.module for lane in repeated}
+    return (
+        len(modules) >= _FEWEST_MODULES
+        and any("att" in module.lower() for module in modules)
+        and all(
+            _is_same(dump, lane, *pair, fewest_values=0)
+            for port, lane in lanes.items()
+            if port.direction == "output" and _held(lane, pair[0])
+        )
+    )
