@@ -11,9 +11,10 @@ from assay.comparing.wording import dumps as wording
 from assay.dtypes import FORMATS
 from assay.dumps.protocol import Dump, DumpError
 from assay.dumps.recognizing import open_dump
-from assay.errors import UsageError, name_some
+from assay.errors import UsageError
 from assay.files import read_json_object, read_toml, write_whole
 from assay.models.remote_code import RemoteCode
+from assay.offline.completeness.endings import find_cut_off
 from assay.offline.completeness.reused_buffers import describe_reused, find_reused_buffers
 from assay.offline.judging.locating import coarser_unit, expected_score_noise, measured_score_noise
 from assay.offline.judging.verdict import Evidence, judge_dumps, list_measurements
@@ -217,6 +218,7 @@ def _normalize(dump: Dump) -> tuple[Dump, list[str]]:
     """Give passes, batches and layers one numbering, whatever folders and ranks hold them."""
     dump, mixed = split_mixed_passes(dump)
     dump, notes = number_ranks(dump)
+    dump = replace(dump, problems=[*dump.problems, *find_cut_off(dump)])
     return dump, [mixed, *notes] if mixed else notes
 
 
@@ -271,10 +273,10 @@ def _describe_flips(flips: Sequence[Flip]) -> list[str]:
 
 
 def _list_repeats(measured: Measured) -> list[str]:
-    repeated = list(dict.fromkeys(measured.repeated))
-    if not repeated:
-        return []
-    return [f"EXPECTED holds the same values twice in a pass: {name_some(repeated)}"]
+    return [
+        wording.describe_repeats(side, list(dict.fromkeys(places)))
+        for side, places in measured.repeated.items()
+    ]
 
 
 def _describe(dump: Dump) -> dict[str, str]:

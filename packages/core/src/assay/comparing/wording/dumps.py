@@ -117,6 +117,17 @@ def describe_reused(steps: list[int], modules: list[str]) -> str:
     )
 
 
+def describe_cut_off(step: int, rank: int, module: str) -> str:
+    """State where a dump ends that does not hold a whole run. module: the last one."""
+    where = f"rank {rank}, step {step}" if rank else f"step {step}"
+    return f"the run was cut off in {where}: its last results are those of {module or '(model)'}"
+
+
+def describe_repeats(side: str, places: list[str]) -> str:
+    """Note calls that a side recorded twice."""
+    return f"{side} holds the same values twice in a pass: {name_some(places)}"
+
+
 def describe_norms_only(count: int) -> str:
     """State that values were not compared."""
     return (

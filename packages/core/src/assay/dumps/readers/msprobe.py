@@ -133,14 +133,18 @@ def _read_calls(
     keys = {text: _parse_key(text, folder) for text in data}
     counts = Counter(key.counter for key in keys.values() if not key.operation)
     num_passes = count_passes(n for counter, n in counts.items() if " " not in counter)
+    numbers = _number_irregular_calls(keys, counts, num_passes)
     is_training = any(key.phase == "backward" for key in keys.values())
     callers = _read_callers(folder) if any(key.operation for key in keys.values()) else {}
     num_operations: Counter[tuple[str, str]] = Counter()
     for text, key in keys.items():
-        caller = key
+        caller, called_by = key, text
         if key.operation:
-            caller = _parse_key(callers[text], folder) if text in callers else _NO_CALLER
-        number, call = split_call(caller.call, counts[caller.counter], num_passes)
+            called_by = callers.get(text, "")
+            caller = _parse_key(called_by, folder) if called_by else _NO_CALLER
+        number, call = numbers.get(called_by) or split_call(
+            caller.call, counts[caller.counter], num_passes
+        )
         at = CallSite(
             step if is_training else number,
             caller.module,
@@ -151,7 +155,7 @@ def _read_calls(
         )
         prefix = ""
         if key.operation:
-            counter = callers.get(text, ""), key.counter
+            counter = called_by, key.counter
             prefix = f"op.{num_operations[counter]}.{key.operation}."
             num_operations[counter] += 1
         value = data[text]
@@ -166,6 +170,38 @@ def _read_calls(
             site = Site(at, prefix + port)
             name = str(entry.get("data_name") or "")
             yield replace(stored, site=site, key=f"{text}.{port}", class_name=key.class_name), name
+
+
+def _number_irregular_calls(
+    keys: Mapping[str, _Key], counts: Mapping[str, int], num_passes: int
+) -> dict[str, tuple[int, int]]:
+    """Return pass and number of the calls of modules that do not run in every pass, as experts.
+
+    They belong to the pass of the modules around them that do.
+    """
+    forward = {
+        text: key.module
+        for text, key in keys.items()
+        if key.phase == "forward" and not key.operation
+    }
+    regular = [
+        module for text, module in forward.items() if counts[keys[text].counter] == num_passes
+    ]
+    if not regular:
+        return {}
+    first, last = regular[0], list(dict.fromkeys(regular))[-1]
+    finished: Counter[str] = Counter()
+    calls: Counter[tuple[str, int]] = Counter()
+    order = {module: at for at, module in enumerate(dict.fromkeys(forward.values()))}
+    found = {}
+    for text, module in forward.items():
+        if counts[keys[text].counter] % num_passes:
+            is_before = order[module] < order[first]
+            number = finished[last] if is_before else finished[first] - 1
+            found[text] = number, calls[module, number]
+            calls[module, number] += 1
+        finished[module] += 1
+    return found
 
 
 def _read_callers(folder: Path) -> dict[str, str]:

@@ -36,7 +36,7 @@ def find_reused_buffers(dump: Dump) -> list[DumpedTensor]:
         for port, lane in lanes.items()
         if port.direction == "output" and "float" in lane.first.dtype
     ]
-    found = {}
+    found: dict[str, DumpedTensor] = {}
     for pairs in _list_decode_pairs(find_passes(dump)):
         telling = [pair for pair in pairs if _have_different_ids(*pair)] or pairs
         for one, other in dict.fromkeys((*telling[:1], *telling[-1:])):
@@ -45,7 +45,7 @@ def find_reused_buffers(dump: Dump) -> list[DumpedTensor]:
                 steps = dict.fromkeys(each for pair in pairs for each in pair)
                 for lane in repeated:
                     same = [each for each in steps if _is_same(dump, lane, each, other)]
-                    found |= {held.site: held for each in same for held in _held(lane, each)}
+                    found |= {str(held.site): held for each in same for held in _held(lane, each)}
     return list(found.values())
 
 

@@ -44,8 +44,8 @@ class Measured:
     """Tensors whose partner is missing in some passes, or has a shape that cannot be matched."""
     norm_errors: dict[tuple[Port, int], float] = field(default_factory=dict)
     """By port and rank, the largest relative difference of two norms, where values are not compared."""
-    repeated: list[str] = field(default_factory=list)
-    """Ports of which EXPECTED holds the same values twice in a pass."""
+    repeated: dict[str, list[str]] = field(default_factory=dict)
+    """By side, the ports of which it holds the same values twice in a pass."""
 
     def of(self, port: Port) -> list[PortResult]:
         """Return the sums of a port, one for each rank on which it was measured."""
@@ -105,10 +105,20 @@ class PairMeasurer:
 
     def _measure_activations(self, lanes: LanePair) -> None:
         lane, partner = lanes.expected, lanes.actual
+        repeats = {
+            side: _list_repeats(dump, one)
+            for side, dump, one in (
+                ("EXPECTED", self.expected, lane),
+                ("ACTUAL", self.actual, partner),
+            )
+        }
+        for side, keys in repeats.items():
+            if keys:
+                self.measured.repeated.setdefault(side, []).append(str(lanes.port))
         for (batch, step, call), tensors in lane.tensors.items():
             for pair in self.alignment.pairs_of(batch, step):
                 others = partner.tensors.get((pair.actual.batch, pair.actual.step, call))
-                if others is None and call and self._is_repeat(tensors, lane, (batch, step)):
+                if others is None and (batch, step, call) in repeats["EXPECTED"]:
                     continue
                 if others is None:
                     self.measured.unpaired.append(f"{lane.port} at step {step}")
@@ -116,19 +126,6 @@ class PairMeasurer:
                 flips = self._flips_in(pair, lane.order)
                 for both in self._read(lanes, tensors, others):
                     self._add(lanes, pair.by_row() if flips else pair, *both)
-
-    def _is_repeat(self, tensors: list[DumpedTensor], lane: Lane, of_pass: tuple[int, int]) -> bool:
-        """Return True if a later call in a pass was recorded with the values of the first one."""
-        first = lane.tensors.get((*of_pass, 0))
-        if first is None or not all(one.has_values for one in (*first, *tensors)):
-            return False
-        repeats = all(
-            torch.equal(self.expected.read(one), self.expected.read(other))
-            for one, other in zip(first, tensors, strict=False)
-        )
-        if repeats:
-            self.measured.repeated.append(str(lane.port))
-        return repeats
 
     def _read(
         self, lanes: LanePair, tensors: list[DumpedTensor], others: list[DumpedTensor]
@@ -304,6 +301,22 @@ class PairMeasurer:
                     if is_attention_mask(lane.port.name, reference):
                         result = self.measured.at(lane.port, 0, reference, lane.class_name)
                         result.exact.add(*count_differences(None, reference, pair.rows))
+
+
+def _list_repeats(dump: Dump, lane: Lane) -> list[tuple[int, int, int]]:
+    """Return the later calls in a pass that were recorded with the values of the first one."""
+    found = []
+    for key, tensors in lane.tensors.items():
+        first = lane.tensors.get((*key[:2], 0), [])
+        if not key[2] or not all(one.has_values for one in (*first, *tensors)):
+            continue
+        pairs = zip(first, tensors, strict=False)
+        try:
+            if first and all(torch.equal(dump.read(one), dump.read(other)) for one, other in pairs):
+                found.append(key)
+        except UnreadableFileError:
+            continue  # the comparison names it
+    return found
 
 
 def _read_all(
