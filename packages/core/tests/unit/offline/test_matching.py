@@ -51,6 +51,21 @@ def test_arguments_by_position_and_by_keyword_match_in_order() -> None:
     ]  # fmt: skip
 
 
+def test_integers_of_different_names_are_different_arguments() -> None:
+    ids = torch.zeros(2, 3, dtype=torch.long)
+    found = matched(
+        {("a", "input.input_ids"): ids, ("a", "input.hidden"): X},
+        {
+            ("a", "input.attention_mask"): ids,
+            ("a", "input.states"): X,
+            ("", "input.input_ids"): ids,
+        },
+    )
+    assert names_of(found) == [
+        ("a:input.input_ids", "(model):input.input_ids"), ("a:input.hidden", "a:input.states"),
+    ]  # fmt: skip
+
+
 def test_an_input_is_never_matched_with_an_output() -> None:
     found = matched({("a", "input.0"): X}, {("a", "output"): X})
     assert found.unmatched_expected == ["a:input.0"]

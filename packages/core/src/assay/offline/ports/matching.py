@@ -154,8 +154,15 @@ def _match_ports(expected: list[Lane], actual: list[Lane]) -> list[tuple[Lane, L
 
 
 def _may_be_same(expected: Lane, actual: Lane) -> bool:
-    """Return True if two tensors have the same shape and kind of values."""
+    """Return True if two tensors have the same shape and kind of values.
+
+    Integers of different names, such as ids and a mask, are different arguments.
+    """
     one, other = expected.first, actual.first
+    both_named = not any(lane.port.name.rpartition(".")[2].isdigit() for lane in (expected, actual))
+    is_index = bool(one.dtype) and "float" not in one.dtype
+    if both_named and is_index and expected.port.direction == "input":
+        return False
     if (one.shape is None) != (other.shape is None):
         return False
     same_kind = ("float" in one.dtype) == ("float" in other.dtype)
