@@ -15,6 +15,7 @@ from assay.errors import UsageError
 from assay.files import read_json_object, read_toml, write_whole
 from assay.models.remote_code import RemoteCode
 from assay.offline.completeness.endings import find_cut_off
+from assay.offline.completeness.lost_ranks import find_lost_ranks
 from assay.offline.completeness.reused_buffers import describe_reused, find_reused_buffers
 from assay.offline.judging.locating import coarser_unit, expected_score_noise, measured_score_noise
 from assay.offline.judging.verdict import Evidence, judge_dumps, list_measurements
@@ -106,6 +107,10 @@ def compare_dumps(
         return Compared(weights[0].model_copy(update=sides), weights[1], None)
     expected, expected_notes = _normalize(expected)
     actual, actual_notes = _normalize(actual)
+    lost = find_lost_ranks(expected, actual) if comparison.rank is None else set()
+    expected = replace(
+        expected, tensors=[one for one in expected.tensors if one.site.at.rank not in lost]
+    )
     expected = _leave_out_reused(expected)
     reused = find_reused_buffers(actual)
     dtype = _activation_dtype(actual)
@@ -136,6 +141,8 @@ def compare_dumps(
             trusted = TrustedModel(comparison.model, comparison.remote_code)
             passes = find_passes(actual, comparison.rank)
             replayed = replay_dump(trusted, actual, passes, dtype, limits)
+    repeats = [wording.describe_repeats(*one) for one in measured.repeated.items()]
+    excuses_repeats = _have_same_repeats(measured) or _is_training(expected)
     evidence = Evidence(
         ports=[pair.port for pair in pairing.matching.pairs],
         absent_masks={lane.port for lane in pairing.matching.absent_masks},
@@ -156,12 +163,14 @@ def compare_dumps(
             *pairing.notes,
             *_describe_flips(flips),
             *_describe_extent(comparison, pairing, measured, replayed),
-            *_list_repeats(measured),
+            *(repeats if excuses_repeats else []),
         ],
         accepts_statistics=comparison.stats,
         problems=[
             *(f"{dump.path}: {text}" for dump in (expected, actual) for text in dump.problems),
             *(f"{actual.path}: {text}" for text in describe_reused(reused)),
+            *(f"{actual.path} lacks rank {rank}" for rank in sorted(lost)),
+            *([] if excuses_repeats else repeats),
         ],
         reused_modules={one.site.at.module for one in reused},
     )
@@ -272,11 +281,14 @@ def _describe_flips(flips: Sequence[Flip]) -> list[str]:
     return [wording.describe_flips(len(flips), first.module, first.prompt, first.position)]
 
 
-def _list_repeats(measured: Measured) -> list[str]:
-    return [
-        wording.describe_repeats(side, list(dict.fromkeys(places)))
-        for side, places in measured.repeated.items()
-    ]
+def _have_same_repeats(measured: Measured) -> bool:
+    """Return True if both sides recorded the same calls twice."""
+    return measured.repeated.get("EXPECTED") == measured.repeated.get("ACTUAL")
+
+
+def _is_training(dump: Dump) -> bool:
+    """Return True for a training step, whose activations may have been recomputed."""
+    return any(one.site.at.phase == "backward" for one in dump.tensors)
 
 
 def _describe(dump: Dump) -> dict[str, str]:

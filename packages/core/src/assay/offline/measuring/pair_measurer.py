@@ -114,7 +114,8 @@ class PairMeasurer:
         }
         for side, keys in repeats.items():
             if keys:
-                self.measured.repeated.setdefault(side, []).append(str(lanes.port))
+                places = self.measured.repeated.setdefault(side, [])
+                places += [str(lanes.port)] if str(lanes.port) not in places else []
         for (batch, step, call), tensors in lane.tensors.items():
             for pair in self.alignment.pairs_of(batch, step):
                 others = partner.tensors.get((pair.actual.batch, pair.actual.step, call))
