@@ -116,7 +116,7 @@ def _write_rank(folder: Path, rank: int, part: torch.Tensor) -> None:
         (hide_code, "objects other than tensors, which assay does not unpickle"),
         (lose_step, "tokens of step 2 (1 tokens of 1 rows)"),
         (cut_off, "the run was cut off in step 2: its last results are those of layers.1"),
-        (double_call, "ACTUAL holds the same values twice in a pass: lm_head:input.0"),
+        (double_call, "ACTUAL holds the same values twice in a pass: lm_head:output"),
         (warm_up, "ACTUAL holds nothing but a warm-up: all of its tokens are the same"),
     ],
 )

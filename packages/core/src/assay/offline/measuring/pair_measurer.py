@@ -113,7 +113,8 @@ class PairMeasurer:
             )
         }
         for side, keys in repeats.items():
-            if keys:
+            # Tools may record an argument for every module that passes it on.
+            if keys and lanes.port.direction != "input":
                 places = self.measured.repeated.setdefault(side, [])
                 places += [str(lanes.port)] if str(lanes.port) not in places else []
         for (batch, step, call), tensors in lane.tensors.items():

@@ -66,25 +66,25 @@ def test_a_run_that_was_cut_off_within_a_pass_is_not_compared(tmp_path: Path) ->
     assert "the run was cut off in step 2" in str(verdict.levels["completeness"].reason)
 
 
-def double(folder: Path, module: str = "layers.1.up") -> Path:
-    """Record the second call of a module twice."""
+def double(folder: Path, **changed: object) -> Path:
+    """Record the second call of a module twice. changed: fields of the second record."""
     (file,) = folder.rglob("dump.json")
     index = json.loads(file.read_text())
     doubled, later = {}, 0
     for key, call in index["data"].items():
         head, _, number = key.rpartition(".")
         number = int(number)
-        own = head == f"Module.{module}.Linear.forward"
+        own = head == "Module.layers.1.up.Linear.forward"
         doubled[f"{head}.{number + (later if own else 0)}"] = call
         if own and number == 1:
             later = 1
-            doubled[f"{head}.2"] = call
+            doubled[f"{head}.2"] = call | changed
     index["data"] = doubled
     file.write_text(json.dumps(index))
     return folder
 
 
-REPEAT = "{} holds the same values twice in a pass: layers.1.up:input.0, layers.1.up:output"
+REPEAT = "{} holds the same values twice in a pass: layers.1.up:output"
 
 
 def test_a_call_that_both_sides_recorded_twice_is_a_note(tmp_path: Path) -> None:
@@ -102,6 +102,11 @@ def test_a_call_that_one_side_recorded_twice_forbids_a_pass(tmp_path: Path, side
     verdict = judge(golden, mine, tmp_path / "out")
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert str(verdict.levels["completeness"].reason) == REPEAT.format(side)
+
+
+def test_an_argument_that_one_side_recorded_twice_is_no_second_call(tmp_path: Path) -> None:
+    golden, mine = write(tmp_path / "golden"), double(write(tmp_path / "mine"), output=[])
+    assert judge(golden, mine, tmp_path / "out").verdict is Outcome.PASS
 
 
 def test_a_warm_up_alone_is_not_compared(tmp_path: Path) -> None:
