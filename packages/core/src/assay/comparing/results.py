@@ -43,6 +43,7 @@ class PortResult:
     num_nonfinite_padding: values in padding, which is not compared, that are not finite where the
         reference's are.
     rank: of the process that measured it, among those of one candidate.
+    step: of a training run whose steps are measured one by one; else 0.
     """
 
     module: str
@@ -56,6 +57,7 @@ class PortResult:
     sums: PairSums = field(default_factory=PairSums)
     exact: ExactCount = field(default_factory=ExactCount)
     rank: int = 0
+    step: int = 0
 
 
 @dataclass(slots=True)

@@ -17,8 +17,9 @@ from assay.models.remote_code import RemoteCode
 from assay.offline.completeness.endings import find_cut_off
 from assay.offline.completeness.lost_ranks import find_lost_ranks
 from assay.offline.completeness.reused_buffers import describe_reused, find_reused_buffers
+from assay.offline.judging.causes import Evidence
 from assay.offline.judging.locating import coarser_unit, expected_score_noise, measured_score_noise
-from assay.offline.judging.verdict import Evidence, judge_dumps, list_measurements
+from assay.offline.judging.verdict import judge_dumps, list_measurements
 from assay.offline.judging.weights import compare_quantized
 from assay.offline.measuring.pair_measurer import Measured
 from assay.offline.measuring.pairs import observe_nothing
@@ -144,7 +145,7 @@ def compare_dumps(
     repeats = [wording.describe_repeats(*one) for one in measured.repeated.items()]
     excuses_repeats = _have_same_repeats(measured) or _is_training(expected)
     evidence = Evidence(
-        ports=[pair.port for pair in pairing.matching.pairs],
+        ports=[*(pair.port for pair in pairing.matching.pairs), *measured.updates],
         absent_masks={lane.port for lane in pairing.matching.absent_masks},
         measured=measured,
         noise=measured_noise,

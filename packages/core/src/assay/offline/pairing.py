@@ -28,8 +28,8 @@ _LEAST_NAMESAKES = 0.2
 
 _LEVELS_UP_TO = {
     "logits": ("logits",),
-    "module": ("logits", "weights", "modules", "gradients"),
-    "op": ("logits", "weights", "modules", "gradients", "operations"),
+    "module": ("logits", "weights", "modules", "inputs", "gradients", "updates"),
+    "op": ("logits", "weights", "modules", "inputs", "gradients", "updates", "operations"),
 }
 
 

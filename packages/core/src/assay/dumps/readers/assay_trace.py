@@ -26,6 +26,8 @@ _HEAD, _HEAD_BYTES = b'"format":"assay-trace"', 64
 _TRACES_IN_GOLDEN = (("trace",), tuple(FORMATS))
 # Attachments of a training trace: a table of values, and their tensors.
 _STEP_TABLE = re.compile(r"(step-(\d+))-table")
+# Before the name of a counter of an optimizer. Optimizers differ in what they count.
+_COUNT = "count-"
 # The elements of a tensor of statistics, in their order.
 _STATISTICS: tuple[Statistic, ...] = ("min", "max", "mean", "norm")
 
@@ -148,9 +150,11 @@ def _attached(trace: Trace) -> Iterator[_Loadable]:
             try:
                 rows: Any = table["values"]  # type: ignore[call-overload,index]
                 sites = [
-                    (_parse_site(row, int(found[2])), values[str(row["tensor"])]) for row in rows
+                    (_parse_site(row, int(found[2])), values[str(row["tensor"])])
+                    for row in rows
+                    if not row["port"].startswith(_COUNT)
                 ]
-            except (KeyError, TypeError, ValueError) as error:
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise TraceError.damaged(trace.folder, name, repr(error)) from None
             for site, value in sites:
                 dtype, shape = dtype_name(value.dtype), tuple(value.shape)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from assay.comparing.levels import JudgedRatio
+from assay.comparing.levels import LEVEL_OF_PHASE, JudgedRatio
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
 from assay.dtypes import FORMATS, float_format
@@ -27,6 +27,10 @@ MetricValues = Mapping[tuple[Port, int], Mapping[Statistic, float]]
 # Relative error of a healthy run without a noise run: this many unit roundoffs, times the root of the
 # number of blocks passed.
 ROUNDOFFS = 4.0
+
+# The same of gradients: sums over all tokens, whose terms cancel. A float32 step of a trained model of
+# 4 blocks is up to 48 unit roundoffs per root of a block away from float64, in its k_proj.
+TRAINING_ROUNDOFFS = 64.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,9 +48,9 @@ class JudgedPort:
         return max(self.ratios, key=lambda item: item.severity)
 
     @property
-    def call(self) -> tuple[str, str, int]:
-        """Return module, phase and rank, which the inputs and outputs of a module share."""
-        return self.port.module, self.port.phase, self.result.rank
+    def call(self) -> tuple[str, str, int, int]:
+        """Return module, phase, rank and step, which the inputs and outputs of a module share."""
+        return self.port.module, self.port.phase, self.result.rank, self.result.step
 
     @property
     def agrees(self) -> bool:
@@ -57,7 +61,7 @@ class JudgedPort:
 def level_of(port: Port) -> str:
     """Return the level that a port belongs to."""
     if port.phase != "forward":
-        return "gradients"
+        return LEVEL_OF_PHASE[port.phase]
     if port.direction == "parameter":
         return "weights"
     if port.direction == "op":
@@ -79,22 +83,28 @@ class Origin:
 
 def judge_ports(
     results: Iterable[tuple[Port, PortResult]],
-    noise: dict[Port, PortResult] | None,
+    noise: Mapping[tuple[Port, int], PortResult] | None,
     limits: Limits,
     unit_roundoff: float,
-    norm_errors: Mapping[tuple[Port, int], float],
+    norm_errors: Mapping[tuple[Port, int, int], float],
     metrics: MetricValues,
 ) -> list[JudgedPort]:
     """Judge every port, in the order of the expected dump.
 
-    norm_errors: by port and rank, of tensors that are compared by their norms.
-    noise: results of the noise dump; None to expect the error of a healthy run of its depth.
+    norm_errors: by port, rank and step, of tensors that are compared by their norms.
+    noise: by port and step, results of the noise dump; None to expect the error of a healthy run of its depth.
     unit_roundoff: of the coarser dtype of the two dumps.
     metrics: are judged if the limits name them. Their ratio is to the limit.
     """
     judged = []
+    results = list(results)
+    law = NoiseLaw(unit_roundoff, max((_depth(port.module) for port, _ in results), default=0))
+    depth = 0
     for order, (port, result) in enumerate(results):
-        reference = noise.get(port) if noise is not None else None
+        if port.phase == "forward":
+            depth = max(depth, _depth(port.module))
+        expected = law.expected(port, _depth(port.module) or depth, result.step)
+        reference = noise.get((port, result.step)) if noise is not None else None
         named = {
             name: value
             for name, value in metrics.get((port, result.rank), {}).items()
@@ -102,11 +112,11 @@ def judge_ports(
         }
         ratios = tuple(
             JudgedRatio(ratio, 1.0 if ratio.statistic in named else limits.of(ratio.statistic))
-            for ratio in _ratios(port, result, reference, limits, unit_roundoff, named)
+            for ratio in _ratios(port, result, reference, limits, expected, unit_roundoff, named)
         )
-        error = norm_errors.get((port, result.rank))
+        error = norm_errors.get((port, result.rank, result.step))
         if error is not None:
-            ratio = _norm_ratio(port, error, reference, unit_roundoff)
+            ratio = _norm_ratio(error, reference, expected)
             ratios += (JudgedRatio(ratio, limits.of(ratio.statistic)),)
         if ratios:
             judged.append(JudgedPort(port, order, result, ratios))
@@ -114,8 +124,8 @@ def judge_ports(
 
 
 def _ratios(
-    port: Port, result: PortResult, noise: PortResult | None, limits: Limits, unit_roundoff: float,
-    metrics: Mapping[Statistic, float],
+    port: Port, result: PortResult, noise: PortResult | None, limits: Limits, expected: float,
+    unit_roundoff: float, metrics: Mapping[Statistic, float],
 ) -> list[Ratio]:  # fmt: skip
     sums = result.sums
     found = []
@@ -135,7 +145,6 @@ def _ratios(
     if noise is not None and noise.sums.num_elements:
         ratios = error_ratios(sums, noise.sums, unit_roundoff)
         return [*found, *map(_name_accumulated, ratios)]
-    expected = _expected_noise(port, unit_roundoff)
     return [*found, Ratio("accumulated", sums.relative_error, expected)]
 
 
@@ -144,23 +153,38 @@ def _name_accumulated(ratio: Ratio) -> Ratio:
     return replace(ratio, statistic="accumulated") if ratio.statistic == "replay-tensor" else ratio
 
 
-def _norm_ratio(port: Port, error: float, noise: PortResult | None, unit_roundoff: float) -> Ratio:
+def _norm_ratio(error: float, noise: PortResult | None, expected: float) -> Ratio:
     if math.isnan(error):
         return Ratio("non-finite", error, 0.0)
     measured = noise.sums.relative_error if noise is not None else 0.0
-    return Ratio("norm-error", error, measured or _expected_noise(port, unit_roundoff))
+    return Ratio("norm-error", error, measured or expected)
 
 
-def _expected_noise(port: Port, unit_roundoff: float) -> float:
-    """Return the relative error of a healthy run at a place, without a noise run."""
-    return ROUNDOFFS * unit_roundoff * math.sqrt(1 + _depth(port.module))
+@dataclass(frozen=True, slots=True)
+class NoiseLaw:
+    """The relative error of a healthy run where there is no noise run."""
+
+    unit_roundoff: float
+    num_blocks: int = 0
+
+    def expected(self, port: Port, depth: int, step: int = 0) -> float:
+        """Return the error at a place. depth: number of blocks before it; step: of training."""
+        if port.phase == "forward" and not step:
+            return ROUNDOFFS * self.unit_roundoff * math.sqrt(1 + depth)
+        # Backward passes all blocks again, and each step begins with the errors of all before it.
+        blocks = math.sqrt(1 + 2 * self.num_blocks)
+        gradient = TRAINING_ROUNDOFFS * self.unit_roundoff * blocks * (1 + step)
+        # Adam divides a gradient by its size. Where it is within its noise of zero, which a share of
+        # about that noise of the elements is, the update has any sign.
+        return math.sqrt(gradient) if port.direction == "update" else gradient
 
 
 def expected_score_noise(unit_roundoff: float) -> ScoreNoise:
     """Return the noise of a router's scores that their dtype and depth let expect."""
 
     def noise(port: Port, scores: Tensor) -> float:
-        return _expected_noise(port, unit_roundoff) * float(scores.double().pow(2).mean().sqrt())
+        expected = NoiseLaw(unit_roundoff).expected(port, _depth(port.module))
+        return expected * float(scores.double().pow(2).mean().sqrt())
 
     return noise
 
@@ -186,35 +210,81 @@ def _depth(module: str) -> int:
 def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -> list[Origin]:
     """Return the modules that make an error, in order; the first one is the place to name.
 
-    A module around another one of them is left out: it differs because of its child.
+    A module around another one of them is left out: it differs because of its child. So is what
+    follows the first training step that differs.
     """
     failed = [
         item
         for item in judged
         if not item.agrees and level_of(item.port) != "weights" and item.port not in absent_masks
     ]
-    inputs: dict[tuple[str, str, int], list[JudgedPort]] = {}
-    for item in judged:
-        if item.port.direction == "input":
-            inputs.setdefault(item.call, []).append(item)
-    found: list[Origin] = []
     if failed and failed[0].worst.ratio.statistic == "non-finite":
         # A NaN in padding is harmless where it is made, and spreads through attention.
         padding = [one for one in judged if one.result.num_nonfinite_padding]
         earlier = [one for one in padding if one.order < failed[0].order]
         if earlier:
             return [Origin(earlier[0], "growth")]
+    given = _group_given(judged)
+    found: list[Origin] = []
     for item in failed:
-        if item.port.direction != "output":
+        if not _is_made(item.port) or item.result.step != failed[0].result.step:
             continue
-        own = inputs.get(item.call, [])
+        own = given.get(_given_key(item), [])
         if own and all(one.agrees for one in own):
             found.append(Origin(item, "inputs agree"))
         elif not own and item is failed[0]:
             found.append(Origin(item, "growth"))
-    names = [one.judged.port.module for one in found]
-    found = [one for one in found if not any(is_inside(n, one.judged.port.module) for n in names)]
+    places = [(one.judged.port.phase, one.judged.port.module) for one in found]
+    found = [
+        one
+        for one in found
+        if not any(
+            phase == one.judged.port.phase and is_inside(module, one.judged.port.module)
+            for phase, module in places
+        )
+    ]
     return found or [Origin(item, "growth") for item in failed[:1]]
+
+
+def _is_given(port: Port) -> bool:
+    """Return True for what a module is given. Backward goes from outputs to inputs."""
+    return port.direction == {"forward": "input", "backward": "output"}.get(port.phase)
+
+
+def _is_made(port: Port) -> bool:
+    """Return True for what a module or phase makes."""
+    if port.is_of_parameter:
+        return True
+    made = {"forward": "output", "backward": "input"}.get(port.phase)
+    return made is None or port.direction == made
+
+
+def _given_key(item: JudgedPort) -> tuple[object, ...]:
+    """Return what the result of a place shares with what it was computed from."""
+    if item.port.is_of_parameter and item.port.phase != "backward":
+        return (*item.call[:1], item.port.name.partition(".")[2], *item.call[1:])
+    return item.call
+
+
+def _group_given(judged: Sequence[JudgedPort]) -> dict[tuple[object, ...], list[JudgedPort]]:
+    """Return by `_given_key` the places from which a result was computed.
+
+    A phase after backward is given the gradient of the last phase before it.
+    """
+    given: dict[tuple[object, ...], list[JudgedPort]] = {}
+    gradients: dict[tuple[str, str, int, int], JudgedPort] = {}
+    for item in judged:
+        if _is_given(item.port):
+            given.setdefault(item.call, []).append(item)
+        elif item.port.is_of_parameter and item.port.phase != "forward":
+            module, phase, rank, step = item.call
+            name = item.port.name.partition(".")[2]
+            before = gradients.get((module, name, rank, step))
+            if before is not None and before.port.phase != phase:
+                given[module, name, phase, rank, step] = [before]
+            if item.port.direction == "parameter":
+                gradients[module, name, rank, step] = item
+    return given
 
 
 def is_inside(module: str, outer: str) -> bool:

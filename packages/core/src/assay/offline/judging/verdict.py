@@ -1,8 +1,7 @@
 """From the measurements of two dumps to one verdict."""
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, get_args
 
 from assay.comparing.levels import (
     EXACT_NUMBERS,
@@ -17,64 +16,31 @@ from assay.comparing.levels import (
 )
 from assay.comparing.limits import Limits
 from assay.comparing.wording import dumps as wording
-from assay.metrics import RowErrors
+from assay.offline.judging.causes import Evidence, find_cause, find_first_bad_token, locate
 from assay.offline.judging.locating import (
     JudgedPort,
-    MetricValues,
     Origin,
     find_origins,
     judge_ports,
     level_of,
 )
-from assay.offline.measuring.pair_measurer import Measured
 from assay.offline.ports.lanes import Port
-from assay.offline.replaying import Replayed
-from assay.offline.tokens.alignment import TokenAlignment
 from assay.offline.tokens.ids import DifferentToken, TokenComparison
-from assay.stages import SYSTEMATIC
+from assay.sites import Phase
 from assay.verdicts import (
-    Diagnosis,
     Level,
     Location,
     Measurement,
     Outcome,
     Suspect,
-    TokenPosition,
     Verdict,
 )
 
 # That of float32. Coarser dtypes need a noise dump to see errors near their own rounding.
 _FINE_UNIT = 2.0**-24
 
-_LEVELS = ("weights", "logits", "modules", "operations", "gradients")
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """Everything that a comparison of two dumps found."""
-
-    ports: Sequence[Port]
-    """Ports with a partner, in the expected order."""
-    absent_masks: set[Port]
-    """Attention masks that only the expected dump has. A difference there decides nothing by itself."""
-    measured: Measured
-    noise: Measured | None
-    noise_origin: str
-    replayed: Replayed | None
-    """The replay of the actual dump, if a model is given."""
-    tokens: TokenComparison
-    alignment: TokenAlignment
-    unit_roundoff: float
-    metrics: MetricValues = field(default_factory=dict)
-    unmatched_expected: list[str] = field(default_factory=list)
-    unmatched_actual: list[str] = field(default_factory=list)
-    reused_modules: Collection[str] = ()
-    """Modules of which ACTUAL holds the values of one decode step in others."""
-    accepts_statistics: bool = False
-    """Whether a comparison of norms alone may pass."""
-    problems: list[str] = field(default_factory=list)
-    """Defects of either dump, such as missing files."""
-    notes: list[str] = field(default_factory=list)
+_PHASES = get_args(Phase)
+_LEVELS = ("weights", "logits", "modules", "operations", "gradients", "updates")
 
 
 def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[JudgedPort]]:
@@ -86,9 +52,12 @@ def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[Judge
     noise = None
     if evidence.noise is not None:
         of_noise = evidence.noise
-        noise = {port: found[0] for port in ports if (found := of_noise.of(port))}
+        noise = {(port, one.step): one for port in ports for one in reversed(of_noise.of(port))}
     judged = judge_ports(
-        [(port, result) for port in ports for result in evidence.measured.of(port)],
+        sorted(
+            [(port, result) for port in ports for result in evidence.measured.of(port)],
+            key=lambda item: (item[1].step, _PHASES.index(item[0].phase)),
+        ),
         noise,
         limits,
         evidence.unit_roundoff,
@@ -104,14 +73,15 @@ def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[Judge
         origins = [replayed, *others]
     origin = origins[0] if origins else None
     weights = [one for one in by_level["weights"] if not one.agrees]
-    levels = _levels(evidence, by_level, origin)
+    labels = [one for one in judged if one.port.phase == "inputs"]
+    levels = _levels(evidence, by_level, origin) | _labels_level(labels)
     outcome = outcome_of_levels(levels)
-    location, diagnosis = _find_cause(evidence, weights, origin)
+    location, diagnosis = find_cause(evidence, judged, weights, origin)
     is_failure = outcome is Outcome.FAIL
     verdict = Verdict(
         verdict=outcome,
         levels=levels,
-        first_bad_token=_first_bad_token(evidence, judged, origin) if is_failure else None,
+        first_bad_token=find_first_bad_token(evidence, judged, origin) if is_failure else None,
         location=location if is_failure else None,
         suspects=_suspects(origins, evidence) if is_failure else [],
         diagnosis=diagnosis if is_failure else None,
@@ -221,7 +191,7 @@ def _list_empty(evidence: Evidence) -> list[str]:
         for port in evidence.ports
         if (found := measured.of(port))
         and not any(one.sums.num_elements or one.exact.num_compared for one in found)
-        and not any(known == port for known, _ in measured.norm_errors)
+        and not any(known == port for known, _, _ in measured.norm_errors)
     ]
 
 
@@ -230,6 +200,15 @@ def _inputs_level(evidence: Evidence) -> Level:
     if evidence.alignment.is_unrelated:
         return Level(verdict=Outcome.FAIL, reason=wording.UNRELATED)
     return _ids_level(tokens.num_prompt_tokens, tokens.different_prompts, "prompts differ")
+
+
+def _labels_level(labels: Sequence[JudgedPort]) -> dict[str, Level]:
+    """Return the level `inputs` of a training step whose labels differ; nothing if they agree."""
+    different = [one for one in labels if not one.agrees]
+    if not different:
+        return {}
+    reason = f"the labels differ, first in step {different[0].result.step}"
+    return {"inputs": Level(verdict=Outcome.FAIL, reason=reason, compared=len(labels))}
 
 
 def _ids_level(compared: int, different: list[DifferentToken], what: str) -> Level:
@@ -254,81 +233,11 @@ def _tokens_level(tokens: TokenComparison) -> Level:
     return Level(verdict=Outcome.PASS, reason=reason, compared=tokens.num_generated)
 
 
-def _find_cause(
-    evidence: Evidence, weights: list[JudgedPort], origin: Origin | None
-) -> tuple[Location | None, Diagnosis | None]:
-    """Return the first cause, in the order in which one can explain the other."""
-    if evidence.tokens.different_prompts or evidence.alignment.is_unrelated:
-        return Location(phase="inputs"), "inputs-differ"
-    if weights:
-        port = weights[0].port
-        name = port.name.removeprefix("parameter.")
-        parameter = f"{port.module}.{name}" if port.module else name
-        return Location(phase="forward", module=port.module, parameter=parameter), "weight-mismatch"
-    if origin is not None:
-        worst = origin.judged.worst
-        diagnosis: Diagnosis = (
-            "non-finite" if worst.ratio.statistic == "non-finite" else "module-error"
-        )
-        return _location(evidence, origin.judged), diagnosis
-    if any(one.is_near_tie is False for one in evidence.tokens.different_generated):
-        return Location(phase="sampler"), "sampler"
-    return None, None
-
-
-def _location(evidence: Evidence, judged: JudgedPort) -> Location:
-    port = judged.port
-    op = port.name.split(".")[2] if port.direction == "op" else None
-    step = _step_of(evidence, *_first_row(evidence, judged))
-    rank = judged.result.rank
-    return Location(phase=port.phase, step=step, rank=rank, module=port.module, op=op)
-
-
-def _first_row(evidence: Evidence, judged: JudgedPort) -> tuple[int, int]:
-    """Return prompt and position of the first row over the limit; of the worst one if none is."""
-    if judged.result.exact.num_different:
-        return judged.result.exact.first
-    rows = RowErrors.concatenate(judged.result.sums.rows)
-    bad = ~(rows.relative() <= judged.worst.limit * judged.worst.ratio.expected)
-    if judged.worst.ratio.statistic in SYSTEMATIC or not bool(bad.any()):
-        _, prompt, position = judged.result.sums.worst_row()
-        return prompt, position
-    places = zip(rows.prompt[bad].tolist(), rows.position[bad].tolist(), strict=True)
-    return min(places, key=lambda place: (_step_of(evidence, *place), place))
-
-
-def _step_of(evidence: Evidence, prompt: int, position: int) -> int:
-    for pair in evidence.alignment.pairs:
-        rows = pair.expected.rows
-        held = rows.positions[rows.prompts.index(prompt)] if rows and prompt in rows.prompts else ()
-        if position in held:
-            return pair.expected.step
-    return 0
-
-
-def _first_bad_token(
-    evidence: Evidence, judged: Sequence[JudgedPort], origin: Origin | None
-) -> TokenPosition | None:
-    """Return the first different token, or the first whose logits are over their limit."""
-    for different in evidence.tokens.different:
-        phase = "prefill" if different.is_prompt else "decode"
-        return TokenPosition(prompt=different.prompt, position=different.position, phase=phase)
-    logits = [one for one in judged if level_of(one.port) == "logits" and not one.agrees]
-    source = logits[0] if logits else origin.judged if origin else None
-    if source is None or source.port.direction == "parameter":
-        return None
-    prompt, position = _first_row(evidence, source)
-    if prompt < 0 or position < 0:
-        return None
-    step = _step_of(evidence, prompt, position)
-    return TokenPosition(prompt=prompt, position=position, phase="decode" if step else "prefill")
-
-
 def _suspects(origins: Sequence[Origin], evidence: Evidence) -> list[Suspect]:
     ranked = sorted((one.judged for one in origins), key=lambda one: -one.worst.severity)
     return [
         Suspect(
-            location=_location(evidence, one),
+            location=locate(evidence, one),
             statistic=one.worst.ratio.statistic,
             error=one.worst.ratio.actual,
             noise_ratio=one.worst.ratio.value,

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from assay.blocks import WorstElement
 from assay.comparing.results import PortResult, ReplayResults
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.files import UnreadableFileError
@@ -15,6 +16,7 @@ from assay.hooks.timeline import RowIndex
 from assay.locating.matching.masks import count_differences, is_attention_mask
 from assay.locating.measuring import measure
 from assay.offline.measuring.pairs import Observer, TensorPair, observe_nothing
+from assay.offline.measuring.parameters import distinct_weights, measure_parameter
 from assay.offline.measuring.routing import Flip
 from assay.offline.measuring.shapes import (
     count_each,
@@ -37,32 +39,39 @@ from assay.stages import Stage
 class Measured:
     """What the comparison of two dumps measured."""
 
-    results: dict[tuple[Phase, int], ReplayResults] = field(default_factory=dict)
-    """By phase and rank of the actual dump, the sums of every port."""
+    results: dict[tuple[Phase, int, int], ReplayResults] = field(default_factory=dict)
+    """By phase, rank and step of the actual dump, the sums of every port.
+
+    The step of a generation is 0: its passes are pooled.
+    """
     compared: int = 0
+    updates: list[Port] = field(default_factory=list)
+    """Changes of parameters between training steps, which no dump holds as such."""
     unpaired: list[str] = field(default_factory=list)
     """Tensors whose partner is missing in some passes, or has a shape that cannot be matched."""
-    norm_errors: dict[tuple[Port, int], float] = field(default_factory=dict)
-    """By port and rank, the largest relative difference of two norms, where values are not compared."""
+    norm_errors: dict[tuple[Port, int, int], float] = field(default_factory=dict)
+    """By port, rank and step, the largest relative difference of two norms, where values are not compared."""
     repeated: dict[str, list[str]] = field(default_factory=dict)
     """By side, the ports of which it holds the same values twice in a pass."""
 
     def of(self, port: Port) -> list[PortResult]:
-        """Return the sums of a port, one for each rank on which it was measured."""
+        """Return the sums of a port, one for each step and rank at which it was measured."""
         found = (
             results.ports.get((port.module, port.name))
-            for (phase, _), results in self.results.items()
+            for (phase, _, _), results in self.results.items()
             if phase == port.phase
         )
-        return sorted((one for one in found if one is not None), key=lambda one: one.rank)
+        return sorted(
+            (one for one in found if one is not None), key=lambda one: (one.step, one.rank)
+        )
 
-    def at(self, port: Port, rank: int, value: Tensor, class_name: str) -> PortResult:
+    def at(self, port: Port, rank: int, step: int, value: Tensor, class_name: str) -> PortResult:
         """Return the sums to which a pair of tensors is added."""
-        results = self.results.setdefault((port.phase, rank), ReplayResults())
+        results = self.results.setdefault((port.phase, rank, step), ReplayResults())
         dtype = str(value.dtype).removeprefix("torch.")
         stage = Stage(port.module, port.phase)
         result = results.at(port.module, port.name, stage, dtype, class_name)
-        result.rank = rank
+        result.rank, result.step = rank, step
         return result
 
 
@@ -92,8 +101,10 @@ class PairMeasurer:
         total = sum(len(pair.expected.tensors) for pair in matching.pairs)
         with subtask("compares", total, "tensors") as task:
             for lanes in matching.pairs:
-                if lanes.port.direction == "parameter":
+                if lanes.port.is_of_parameter:
                     self._measure_parameters(lanes)
+                    if self._is_training and lanes.port.phase == "forward":
+                        self._measure_updates(lanes)
                 else:
                     self._measure_activations(lanes)
                 task.advance(len(lanes.expected.tensors))
@@ -102,6 +113,15 @@ class PairMeasurer:
         for results in self.measured.results.values():
             results.flush()
         return self.measured
+
+    @cached_property
+    def _is_training(self) -> bool:
+        return any(one.site.at.phase == "backward" for one in self.expected.tensors)
+
+    def _place(self, port: Port, tensor: DumpedTensor) -> tuple[Port, int, int]:
+        """Return the port, rank and step to whose sums a tensor of the actual dump is added."""
+        at = tensor.site.at
+        return port, at.rank, at.step if self._is_training else 0
 
     def _measure_activations(self, lanes: LanePair) -> None:
         lane, partner = lanes.expected, lanes.actual
@@ -179,7 +199,7 @@ class PairMeasurer:
             self._leave_out(pairs, "no norm to compare")
             return
         for pair, (expected, actual) in zip(pairs, norms, strict=True):
-            key = lanes.port, pair.actual.site.at.rank
+            key = self._place(lanes.port, pair.actual)
             error = _relative_difference(actual or 0.0, expected or 0.0)
             self.measured.norm_errors[key] = max(self.measured.norm_errors.get(key, 0.0), error)
             empty = torch.empty(0, dtype=getattr(torch, pair.actual.dtype, torch.float32))
@@ -197,9 +217,8 @@ class PairMeasurer:
         self, lanes: LanePair, pair: PassPair, tensors: TensorPair, value: Tensor, reference: Tensor
     ) -> None:
         """Add one pair of tensors to the sums of its port."""
-        port, rank = lanes.port, tensors.actual.site.at.rank
-        rows = pair.rows
-        masks = [is_attention_mask(port.name, one) for one in (value, reference)]
+        place, rows = self._place(lanes.port, tensors.actual), pair.rows
+        masks = [is_attention_mask(lanes.port.name, one) for one in (value, reference)]
         if pair.expected_rows is not None:
             if any(masks):  # what they let through shows in what attention returns
                 self.observe(replace(tensors, reason="masks of other tokens are not compared"))
@@ -210,7 +229,7 @@ class PairMeasurer:
                 return
             value, reference, rows = taken
         elif all(masks):
-            result = self.measured.at(port, rank, torch.empty(0, dtype=torch.bool), "")
+            result = self.measured.at(*place, torch.empty(0, dtype=torch.bool), "")
             count = (reference.numel(), reference.numel())
             if value.shape[-2:] == reference.shape[-2:]:
                 count = count_differences(value, reference, rows)
@@ -231,7 +250,7 @@ class PairMeasurer:
             else:
                 self._leave_out([tensors], describe_shapes(value, reference))
                 return
-        result = self.measured.at(port, rank, value, lanes.expected.class_name)
+        result = self.measured.at(*place, value, lanes.expected.class_name)
         value, reference = give_comparable_dtype(value, reference)
         value, reference = count_each(value, reference, rows)
         self.measured.compared += 1
@@ -275,7 +294,7 @@ class PairMeasurer:
     def _measure_parameters(self, lanes: LanePair) -> None:
         """Measure a parameter, or its gradient, once for each step."""
         port = lanes.port
-        for key, tensors in _distinct_weights(lanes.expected).items():
+        for key, tensors in distinct_weights(lanes.expected).items():
             others = lanes.actual.tensors.get(key)
             if others is None:
                 self.measured.unpaired.append(f"{port} at step {key[1]}")
@@ -285,14 +304,40 @@ class PairMeasurer:
                     self._leave_out([pair], describe_shapes(value, reference))
                     continue
                 self.measured.compared += 1
-                rank, class_name = pair.actual.site.at.rank, lanes.expected.class_name
-                result = self.measured.at(port, rank, value, class_name)
+                place = self._place(port, pair.actual)
+                result = self.measured.at(*place, value, lanes.expected.class_name)
                 if port.phase == "forward":
-                    compared = _measure_parameter(result, value, reference)
+                    compared = measure_parameter(result, value, reference)
                 else:
                     both = give_comparable_dtype(value, reference)
                     compared = measure(result, RowIndex(None), None, None, *both)
                 self.observe(replace(pair, values=compared))
+
+    def _measure_updates(self, lanes: LanePair) -> None:
+        """Measure how a parameter changes from one training step to the next."""
+        firsts = {key[1]: key for key in reversed(lanes.expected.tensors)}
+        steps = sorted(firsts)
+        name = lanes.port.name.replace("parameter.", "update.", 1)
+        port = Port(lanes.port.module, name, "optimizer")
+        read = {
+            step: self._read(lanes, lanes.expected.tensors[key], lanes.actual.tensors[key])
+            for step, key in firsts.items()
+            if key in lanes.actual.tensors
+        }
+        for step, following in pairwise(steps):
+            for before, after in zip(read.get(step, []), read.get(following, []), strict=False):
+                (pair, *old), (_, *new) = before, after
+                if len({one.shape for one in (*old, *new)}) > 1:
+                    continue
+                value, reference = (
+                    late.double() - early.double() for early, late in zip(old, new, strict=True)
+                )
+                place = self._place(port, pair.actual)
+                result = self.measured.at(*place, old[0], lanes.expected.class_name)
+                measure(result, RowIndex(None), None, None, value, reference)
+                self.measured.compared += 1
+                if port not in self.measured.updates:
+                    self.measured.updates.append(port)
 
     def _measure_absent_mask(self, lane: Lane) -> None:
         """Compare a mask with the causal one, which attention applies if it is given none."""
@@ -301,7 +346,7 @@ class PairMeasurer:
                 if pair.expected_rows is None and tensors[0].has_values:
                     reference = self.expected.read(tensors[0])
                     if is_attention_mask(lane.port.name, reference):
-                        result = self.measured.at(lane.port, 0, reference, lane.class_name)
+                        result = self.measured.at(lane.port, 0, 0, reference, lane.class_name)
                         result.exact.add(*count_differences(None, reference, pair.rows))
 
 
@@ -343,40 +388,3 @@ def _relative_difference(actual: float, expected: float) -> float:
     if actual == expected:
         return 0.0
     return abs(actual - expected) / abs(expected) if expected else math.inf
-
-
-def _distinct_weights(lane: Lane) -> dict[tuple[int, int, int], list[DumpedTensor]]:
-    """Return the first tensor of each step. Tools write a parameter once for every call."""
-    first: dict[int, tuple[int, int, int]] = {}
-    for key in lane.tensors:
-        # A generation changes no weight, and its steps are forward passes.
-        first.setdefault(key[1] if lane.port.phase == "backward" else 0, key)
-    return {key: lane.tensors[key] for key in first.values()}
-
-
-def _measure_parameter(
-    result: PortResult, value: Tensor, reference: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Add a parameter, which must be equal. Where the dtypes differ, the wider is rounded first.
-
-    The position of the worst element is its row.
-    Returns: the compared rows of both, (R, C).
-    """
-    if value.dtype != reference.dtype:
-        coarser = min(value.dtype, reference.dtype, key=lambda dtype: (dtype.itemsize, str(dtype)))
-        value, reference = value.to(coarser), reference.to(coarser)
-    width = reference.shape[-1] if reference.ndim > 1 else 1
-    value, reference = value.reshape(-1, width), reference.reshape(-1, width)
-    same = (value == reference) | (value.isnan() & reference.isnan())
-    result.exact.add(same.numel(), same.numel() - int(same.count_nonzero()))
-    if not reference.is_floating_point():
-        value, reference = value.double(), reference.double()
-    row = torch.arange(len(reference))
-    result.sums.add(value, reference, torch.full_like(row, -1), row)
-    if result.sums.num_nan or result.sums.num_inf:
-        # The sums leave such values out; the first of them is the worst.
-        wrong = (~same & ~value.isfinite()).nonzero()[:1].tolist()
-        for at, channel in wrong:
-            values = float(value[at, channel]), float(reference[at, channel])
-            result.sums.worst = WorstElement(math.inf, *values, (-1, at, channel))
-    return value, reference

@@ -42,21 +42,23 @@ def make_table(
 
     expected, actual: all that was chosen of both dumps. custom: names of the user's metrics.
     """
-    places: dict[tuple[Port, int | None], JudgedPort] = {}
+    places: dict[tuple[Port, int | None, int], JudgedPort] = {}
     for one in judged:
-        places.setdefault((one.port, None), one)
-        places[one.port, one.result.rank] = one
+        places.setdefault((one.port, None, one.result.step), one)
+        places[one.port, one.result.rank, one.result.step] = one
     rows: list[list[Cell]] = []
     for row in sorted(_collect(pairs, expected, actual), key=lambda row: row.place):
         sites = [one.site.at for one in (row.expected, row.actual) if one is not None]
         at, rank = sites[0], sites[-1].rank
         metrics = row.measured.metrics if row.measured else None
         found = row.measured.custom if row.measured else []
+        # The steps of a generation are judged together, those of a training run one by one.
+        keys = [(row.port, of_rank, step) for step in (at.step, 0) for of_rank in (rank, None)]
         rows.append([
             len(rows), row.port.module, row.port.name, at.phase, rank, at.step, at.micro_batch,
             *_describe(row.expected), *_describe(row.actual),
             *(astuple(metrics) if metrics else [None] * len(_METRICS)),
-            *_judge(row.reason, places.get((row.port, rank), places.get((row.port, None)))),
+            *_judge(row.reason, next((places[key] for key in keys if key in places), None)),
             *([cell for pair in found for cell in pair] or [None] * (2 * len(custom))),
         ])  # fmt: skip
     names = [name for one in custom for name in (one, f"{one}_message")]

@@ -22,6 +22,11 @@ class Port:
         return f"{self.module or '(model)'}:{self.name}{phase}"
 
     @property
+    def is_of_parameter(self) -> bool:
+        """Return True for a parameter, its gradient, its update and the optimizer's state of it."""
+        return self.direction == "parameter" or self.phase in ("reduce", "clip", "optimizer")
+
+    @property
     def direction(self) -> str:
         """Return the first word of the name: input, output, parameter or op."""
         return self.name.partition(".")[0]

@@ -1,0 +1,167 @@
+"""The cause of a difference: its place, its diagnosis, and the first token that it affects."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from assay.metrics import RowErrors
+from assay.offline.judging.locating import JudgedPort, MetricValues, Origin, level_of
+from assay.offline.measuring.pair_measurer import Measured
+from assay.offline.ports.lanes import Port
+from assay.offline.replaying import Replayed
+from assay.offline.tokens.alignment import TokenAlignment
+from assay.offline.tokens.ids import TokenComparison
+from assay.sites import Phase
+from assay.stages import SYSTEMATIC
+from assay.verdicts import Diagnosis, Location, TokenPosition
+
+# A sum of squares that is as small as this, relative to another, is its rounding.
+_ZERO = 1e-9
+
+# Phases of training whose error has a name of its own.
+_DIAGNOSES: dict[Phase, Diagnosis] = {
+    "inputs": "inputs-differ", "reduce": "missing-reduction", "clip": "clip-norm",
+    "optimizer": "optimizer-update",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything that a comparison of two dumps found."""
+
+    ports: Sequence[Port]
+    """Ports with a partner, in the expected order."""
+    absent_masks: set[Port]
+    """Attention masks that only the expected dump has. A difference there decides nothing by itself."""
+    measured: Measured
+    noise: Measured | None
+    noise_origin: str
+    replayed: Replayed | None
+    """The replay of the actual dump, if a model is given."""
+    tokens: TokenComparison
+    alignment: TokenAlignment
+    unit_roundoff: float
+    metrics: MetricValues = field(default_factory=dict)
+    unmatched_expected: list[str] = field(default_factory=list)
+    unmatched_actual: list[str] = field(default_factory=list)
+    reused_modules: Collection[str] = ()
+    """Modules of which ACTUAL holds the values of one decode step in others."""
+    accepts_statistics: bool = False
+    """Whether a comparison of norms alone may pass."""
+    problems: list[str] = field(default_factory=list)
+    """Defects of either dump, such as missing files."""
+    notes: list[str] = field(default_factory=list)
+
+
+def find_cause(
+    evidence: Evidence,
+    judged: Sequence[JudgedPort],
+    weights: list[JudgedPort],
+    origin: Origin | None,
+) -> tuple[Location | None, Diagnosis | None]:
+    """Return the first cause, in the order in which one can explain the other."""
+    if evidence.tokens.different_prompts or evidence.alignment.is_unrelated:
+        return Location(phase="inputs"), "inputs-differ"
+    if weights:
+        port = weights[0].port
+        name = port.name.removeprefix("parameter.")
+        parameter = f"{port.module}.{name}" if port.module else name
+        return Location(phase="forward", module=port.module, parameter=parameter), "weight-mismatch"
+    if origin is not None:
+        return _diagnose(evidence, judged, origin.judged)
+    if any(one.is_near_tie is False for one in evidence.tokens.different_generated):
+        return Location(phase="sampler"), "sampler"
+    return None, None
+
+
+def _diagnose(
+    evidence: Evidence, judged: Sequence[JudgedPort], origin: JudgedPort
+) -> tuple[Location, Diagnosis]:
+    """Return the place and diagnosis of the first error."""
+    location, phase = locate(evidence, origin), origin.port.phase
+    if origin.worst.ratio.statistic == "non-finite":
+        return location, "non-finite"
+    step = origin.result.step
+    if phase == "forward" and step and any(_is_update_of(one, origin, step - 1) for one in judged):
+        # The same code agreed with the parameters of the steps before.
+        location = location.model_copy(update={"phase": "optimizer", "step": step - 1})
+        return location, "optimizer-update"
+    if phase not in _DIAGNOSES:
+        return location, "module-error"
+    frozen = [one for one in judged if one.result.step == origin.result.step and _is_frozen(one)]
+    if frozen:  # what an optimizer does not hold is not clipped either
+        return locate(evidence, frozen[0]), "frozen-parameters"
+    others = [
+        one
+        for one in judged
+        if (one.port.phase, one.port.direction, one.result.step)
+        == (phase, origin.port.direction, origin.result.step)
+    ]
+    if len(others) > 1 and not any(one.agrees for one in others):
+        location = Location(phase=phase, step=location.step, rank=location.rank)
+    return location, _DIAGNOSES[phase]
+
+
+def _is_update_of(one: JudgedPort, module: JudgedPort, step: int) -> bool:
+    at = one.port.module, one.port.direction, one.result.step
+    return at == (module.port.module, "update", step)
+
+
+def _is_frozen(one: JudgedPort) -> bool:
+    """Return True for a parameter that ACTUAL alone leaves as it was."""
+    sums = one.result.sums
+    squares_of_actual = sums.dd + 2 * sums.de + sums.ee
+    return one.port.direction == "update" and sums.ee > 0 and squares_of_actual < _ZERO * sums.ee
+
+
+def locate(evidence: Evidence, judged: JudgedPort) -> Location:
+    """Return the place of a judged port, with the step at which it first differs."""
+    port = judged.port
+    op = port.name.split(".")[2] if port.direction == "op" else None
+    op = port.direction if port.direction == "loss" else op
+    step = judged.result.step or _step_of(evidence, *_first_row(evidence, judged))
+    rank = judged.result.rank
+    short = port.name.partition(".")[2] if port.is_of_parameter else ""
+    parameter = ".".join(filter(None, (port.module, short))) if short else None
+    return Location(
+        phase=port.phase, step=step, rank=rank, module=port.module, op=op, parameter=parameter
+    )
+
+
+def _first_row(evidence: Evidence, judged: JudgedPort) -> tuple[int, int]:
+    """Return prompt and position of the first row over the limit; of the worst one if none is."""
+    if judged.result.exact.num_different:
+        return judged.result.exact.first
+    rows = RowErrors.concatenate(judged.result.sums.rows)
+    bad = ~(rows.relative() <= judged.worst.limit * judged.worst.ratio.expected)
+    if judged.worst.ratio.statistic in SYSTEMATIC or not bool(bad.any()):
+        _, prompt, position = judged.result.sums.worst_row()
+        return prompt, position
+    places = zip(rows.prompt[bad].tolist(), rows.position[bad].tolist(), strict=True)
+    return min(places, key=lambda place: (_step_of(evidence, *place), place))
+
+
+def _step_of(evidence: Evidence, prompt: int, position: int) -> int:
+    for pair in evidence.alignment.pairs:
+        rows = pair.expected.rows
+        held = rows.positions[rows.prompts.index(prompt)] if rows and prompt in rows.prompts else ()
+        if position in held:
+            return pair.expected.step
+    return 0
+
+
+def find_first_bad_token(
+    evidence: Evidence, judged: Sequence[JudgedPort], origin: Origin | None
+) -> TokenPosition | None:
+    """Return the first different token, or the first whose logits are over their limit."""
+    for different in evidence.tokens.different:
+        phase = "prefill" if different.is_prompt else "decode"
+        return TokenPosition(prompt=different.prompt, position=different.position, phase=phase)
+    logits = [one for one in judged if level_of(one.port) == "logits" and not one.agrees]
+    source = logits[0] if logits else origin.judged if origin else None
+    if source is None or source.port.direction == "parameter":
+        return None
+    prompt, position = _first_row(evidence, source)
+    if prompt < 0 or position < 0:
+        return None
+    step = _step_of(evidence, prompt, position)
+    return TokenPosition(prompt=prompt, position=position, phase="decode" if step else "prefill")

@@ -1,0 +1,49 @@
+"""Measuring parameters, which must be equal."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from assay.blocks import WorstElement
+from assay.comparing.results import PortResult
+from assay.dumps.protocol import DumpedTensor
+from assay.offline.ports.lanes import Lane
+
+
+def distinct_weights(lane: Lane) -> dict[tuple[int, int, int], list[DumpedTensor]]:
+    """Return the first tensor of each micro-batch. Tools write a parameter once for every call."""
+    first: dict[tuple[int, int], tuple[int, int, int]] = {}
+    for key in lane.tensors:
+        # A generation changes no weight, and its steps are forward passes. In training, what later
+        # steps begin with is the result of the updates before them.
+        first.setdefault(key[:2] if lane.port.phase != "forward" else (0, 0), key)
+    return {key: lane.tensors[key] for key in first.values()}
+
+
+def measure_parameter(
+    result: PortResult, value: Tensor, reference: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Add a parameter, which must be equal. Where the dtypes differ, the wider is rounded first.
+
+    The position of the worst element is its row.
+    Returns: the compared rows of both, (R, C).
+    """
+    if value.dtype != reference.dtype:
+        coarser = min(value.dtype, reference.dtype, key=lambda dtype: (dtype.itemsize, str(dtype)))
+        value, reference = value.to(coarser), reference.to(coarser)
+    width = reference.shape[-1] if reference.ndim > 1 else 1
+    value, reference = value.reshape(-1, width), reference.reshape(-1, width)
+    same = (value == reference) | (value.isnan() & reference.isnan())
+    result.exact.add(same.numel(), same.numel() - int(same.count_nonzero()))
+    if not reference.is_floating_point():
+        value, reference = value.double(), reference.double()
+    row = torch.arange(len(reference))
+    result.sums.add(value, reference, torch.full_like(row, -1), row)
+    if result.sums.num_nan or result.sums.num_inf:
+        # The sums leave such values out; the first of them is the worst.
+        wrong = (~same & ~value.isfinite()).nonzero()[:1].tolist()
+        for at, channel in wrong:
+            values = float(value[at, channel]), float(reference[at, channel])
+            result.sums.worst = WorstElement(math.inf, *values, (-1, at, channel))
+    return value, reference
