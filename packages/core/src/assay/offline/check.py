@@ -19,10 +19,12 @@ from assay.offline.completeness.lost_ranks import find_lost_ranks
 from assay.offline.completeness.reused_buffers import describe_reused, find_reused_buffers
 from assay.offline.judging.causes import Evidence
 from assay.offline.judging.locating import coarser_unit, expected_score_noise, measured_score_noise
+from assay.offline.judging.quantized_layers import find_quantized_layers
 from assay.offline.judging.verdict import judge_dumps, list_measurements
 from assay.offline.judging.weights import compare_quantized
+from assay.offline.measuring.coarseness import CoarsenessObserver
 from assay.offline.measuring.pair_measurer import Measured
-from assay.offline.measuring.pairs import observe_nothing
+from assay.offline.measuring.pairs import observe_with
 from assay.offline.measuring.routing import Flip
 from assay.offline.metrics.custom import CustomMetric, load_metrics
 from assay.offline.metrics.observer import MetricObserver
@@ -128,10 +130,11 @@ def compare_dumps(
             score_noise = measured_score_noise(measured_noise, score_noise)
     with progress.step("compares the dumps"):
         pairing = pair_dumps(expected, actual, options)
+        coarseness = CoarsenessObserver()
         needs_metrics = comparison.table is not None or limits.names_metrics
         flips = pairing.find_flips(score_noise)
         measured = pairing.measure(
-            metrics if needs_metrics else observe_nothing,
+            observe_with(coarseness, *([metrics] if needs_metrics else [])),
             flips=flips,
             flips_spread=noise is None,
             by_statistics=comparison.stats,
@@ -144,7 +147,9 @@ def compare_dumps(
             replayed = replay_dump(trusted, actual, passes, dtype, limits)
     repeats = [wording.describe_repeats(*one) for one in measured.repeated.items()]
     excuses_repeats = _have_same_repeats(measured) or _is_training(expected)
+    quantized = find_quantized_layers(*pairing.lanes, pairing.matching.pairs, coarseness.coarse)
     evidence = Evidence(
+        quantized=quantized,
         ports=[*(pair.port for pair in pairing.matching.pairs), *measured.updates],
         absent_masks={lane.port for lane in pairing.matching.absent_masks},
         measured=measured,
@@ -164,6 +169,7 @@ def compare_dumps(
             *pairing.notes,
             *_describe_flips(flips),
             *_describe_extent(comparison, pairing, measured, replayed),
+            *wording.note_on_quantized([one.module for one in quantized]),
             *(repeats if excuses_repeats else []),
         ],
         accepts_statistics=comparison.stats,

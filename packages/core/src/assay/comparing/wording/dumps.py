@@ -77,6 +77,27 @@ def headline_of_weight(name: str, result: PortResult, num_others: int) -> str:
     )
 
 
+def headline_of_quantized(module: str, side: str, sign: str) -> str:
+    """State that a layer is quantized on one side only. sign: the reason for it."""
+    return f"{module} is quantized in {side} only: {sign}."
+
+
+def describe_stored(dtype: str) -> str:
+    """Give a stored dtype as the sign of quantization."""
+    return f"its weight is stored as {dtype}"
+
+
+def describe_coarse(what: str, actual: float, expected: float) -> str:
+    """Give coarse values as the sign of quantization. actual, expected: parts that are distinct."""
+    return f"{actual:.0%} of the {what} in a row are distinct, expected {expected:.0%}"
+
+
+def note_on_quantized(modules: list[str]) -> list[str]:
+    """Name all layers that are quantized on one side only; nothing if there are none."""
+    text = f"quantized on one side only ({len(modules):,}): {name_some(modules)}"
+    return [text] if modules else []
+
+
 def headline_of_agreement(compared: int, missing: list[str], norms: int) -> str:
     """State that all pairs agree, and what has no partner. norms: places compared by norms only."""
     if not compared:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from assay.metrics import RowErrors
 from assay.offline.judging.locating import JudgedPort, MetricValues, Origin, level_of
+from assay.offline.judging.quantized_layers import QuantizedLayer
 from assay.offline.measuring.pair_measurer import Measured
 from assay.offline.ports.lanes import Port
 from assay.offline.replaying import Replayed
@@ -45,6 +46,8 @@ class Evidence:
     unmatched_actual: list[str] = field(default_factory=list)
     reused_modules: Collection[str] = ()
     """Modules of which ACTUAL holds the values of one decode step in others."""
+    quantized: Sequence[QuantizedLayer] = ()
+    """Layers that one side only quantizes, in order."""
     accepts_statistics: bool = False
     """Whether a comparison of norms alone may pass."""
     problems: list[str] = field(default_factory=list)

@@ -253,6 +253,9 @@ def _headline(evidence: Evidence, location: Location | None, weights: list[Judge
         return f"The prompts differ: {wording.UNRELATED}."
     if different:
         return f"The prompts differ: {different[0]}."
+    for one in evidence.quantized:
+        if location is not None and one.module == location.module:
+            return wording.headline_of_quantized(one.module, one.side, one.sign)
     if weights and location is not None:
         return wording.headline_of_weight(
             location.parameter or "", weights[0].result, len(weights) - 1

@@ -25,5 +25,15 @@ class TensorPair:
 Observer = Callable[[TensorPair], None]
 
 
+def observe_with(*observers: Observer) -> Observer:
+    """Return an observer that shows a pair to several others."""
+
+    def observe(pair: TensorPair) -> None:
+        for one in observers:
+            one(pair)
+
+    return observe
+
+
 def observe_nothing(pair: TensorPair) -> None:
     """Ignore a pair."""
