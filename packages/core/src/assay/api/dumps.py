@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.api.command_line import command_line
-from assay.sites import RecordedLevel
+from assay.sites import ComparedLevel
 
 if TYPE_CHECKING:
     from assay.api.verdict import CheckedVerdict
@@ -17,7 +17,7 @@ def compare(  # noqa: PLR0913 - one for each option
     *,
     model: str | None = None,
     noise: str | Path | None = None,
-    level: RecordedLevel | None = None,
+    level: ComparedLevel | None = None,
     map: str | Path | None = None,  # noqa: A002 - the name of the option
     stats: bool = False,
     allow_unmatched: Sequence[str] = (),
@@ -35,7 +35,7 @@ def compare(  # noqa: PLR0913 - one for each option
     expected, actual: folders or files that any supported tool wrote; see docs/foreign-formats.md.
     model: a trusted model (folder, hub name or micro:RECIPE) that replays the inputs of `actual`.
     noise: a third dump of the same model in the precision of `actual`, from a trusted machine.
-    level: compare no deeper than "logits" or "module"; default: everything.
+    level: compare no deeper than "logits", "layer" (repeated blocks), "module" or "op"; default: everything.
     map: a TOML or JSON file of module names, expected to actual; `*` is the same text on both sides.
     stats: compare the norms of tensors only; the dumps may hold statistics instead of values.
     allow_unmatched: globs of expected ports or modules that may lack a partner.
@@ -65,11 +65,24 @@ def compare(  # noqa: PLR0913 - one for each option
     if table is None and (metric or compat):
         table = folder / "tensors.csv"
     comparison = Comparison(
-        str(expected), str(actual), model, remote_code_of(trusted=trust_remote_code), str(noise) if noise else None, level,
-        str(map) if map else None, tuple(allow_unmatched), rank, token_shift, format, limits, stats,
-        tuple(metric), compat, table,
-        command_line(compare, arguments, ("expected", "actual")),
-    )  # fmt: skip
+        expected=str(expected),
+        actual=str(actual),
+        model=model,
+        remote_code=remote_code_of(trusted=trust_remote_code),
+        noise=str(noise) if noise else None,
+        level=level,
+        name_map=str(map) if map else None,
+        allow_unmatched=tuple(allow_unmatched),
+        rank=rank,
+        token_shift=token_shift,
+        format=format,
+        limits=limits,
+        stats=stats,
+        metrics=tuple(metric),
+        compat=compat,
+        table=table,
+        command=command_line(compare, arguments, ("expected", "actual")),
+    )
     with open_progress() as progress:
         run_comparison(comparison, folder, progress)
         with progress.step("writes the report"):

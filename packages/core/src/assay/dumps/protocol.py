@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from assay.errors import UsageError
+from assay.files import UnreadableFileError
 from assay.sites import CallSite, RowMap, Site
 
 Statistic = Literal["max", "min", "mean", "norm", "std"]
@@ -73,6 +74,13 @@ class Dump:
     """Facts on its origin, such as the version of the tool, for people."""
     problems: Sequence[str] = ()
     """Defects, such as missing files. A dump with defects can fail a comparison but never pass one."""
+
+    def read_intact(self, tensor: DumpedTensor) -> Tensor | None:
+        """Read values that pair or align; None if the file is damaged. Their comparison names it."""
+        try:
+            return self.read(tensor)
+        except UnreadableFileError:
+            return None
 
 
 class Reader(Protocol):

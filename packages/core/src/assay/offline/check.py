@@ -21,7 +21,7 @@ from assay.offline.judging.causes import Evidence
 from assay.offline.judging.locating import coarser_unit, expected_score_noise, measured_score_noise
 from assay.offline.judging.quantized_layers import find_quantized_layers
 from assay.offline.judging.verdict import judge_dumps, list_measurements
-from assay.offline.judging.weights import compare_quantized
+from assay.offline.judging.weights import compare_quantized, open_quantized
 from assay.offline.measuring.coarseness import CoarsenessObserver
 from assay.offline.measuring.pair_measurer import Measured
 from assay.offline.measuring.pairs import observe_with
@@ -39,23 +39,31 @@ from assay.offline.tokens.ranks import number_ranks
 from assay.output.tables import Table, format_table
 from assay.runs import Progress
 from assay.runs.results import write_results
-from assay.sites import RecordedLevel
+from assay.sites import ComparedLevel
 from assay.verdicts import Measurement, Verdict
 
 # Relative error of a whole tensor that no rounding causes, in any dtype that models run in.
 _LARGEST_NOISE = 0.5
 
+# Options without a meaning for quantized weights, by field of `Comparison`. The table comes last: --metric
+# and --compat ask for one, too.
+_OPTIONS_OF_TENSORS = {
+    "model": "--model", "noise": "--noise", "level": "--level", "name_map": "--map", "rank": "--rank",
+    "token_shift": "--token-shift", "limits": "--limits", "stats": "--stats", "metrics": "--metric",
+    "compat": "--compat", "table": "a table as --output",
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What is compared. command: what to type for the same comparison."""
+    """The options of a comparison. command: what to type for the same comparison."""
 
     expected: str
     actual: str
     model: str | None = None
     remote_code: RemoteCode = "refuse"
     noise: str | None = None
-    level: RecordedLevel | None = None
+    level: ComparedLevel | None = None
     name_map: str | None = None
     allow_unmatched: tuple[str, ...] = ()
     rank: int | None = None
@@ -101,13 +109,15 @@ def compare_dumps(
     noise: Dump | None = None, custom: Sequence[CustomMetric] = (),
 ) -> Compared:  # fmt: skip
     """Compare opened dumps. noise: the third dump, if there is one; custom: metrics of the user."""
+    sides = {"reference": _describe(expected), "candidate": _describe(actual)}
+    weights = open_quantized(expected, actual)
+    if weights is not None:
+        _refuse_options_of_tensors(comparison)
+        verdict, rows = compare_quantized(weights, comparison.allow_unmatched)
+        return Compared(verdict.model_copy(update=sides), rows, None)
     options = PairingOptions(
         comparison.level, comparison.rank, comparison.token_shift, _read_map(comparison.name_map)
     )
-    sides = {"reference": _describe(expected), "candidate": _describe(actual)}
-    weights = compare_quantized(expected, actual, comparison.allow_unmatched)
-    if weights is not None:
-        return Compared(weights[0].model_copy(update=sides), weights[1], None)
     expected, expected_notes = _normalize(expected)
     actual, actual_notes = _normalize(actual)
     lost = find_lost_ranks(expected, actual) if comparison.rank is None else set()
@@ -187,6 +197,21 @@ def compare_dumps(
         names = [one.name for one in custom]
         table = make_table(metrics.pairs, *pairing.lanes, judged, names)
     return Compared(verdict.model_copy(update=sides), list_measurements(judged), table)
+
+
+def _refuse_options_of_tensors(comparison: Comparison) -> None:
+    """Raise UsageError for options that a comparison of quantized weights would ignore."""
+    default = Comparison(comparison.expected, comparison.actual)
+    given = [
+        option
+        for name, option in _OPTIONS_OF_TENSORS.items()
+        if getattr(comparison, name) != getattr(default, name)
+    ]
+    if given:
+        raise UsageError(
+            "one of the two is a quantized model folder, whose weights are compared as they are:"
+            f" leave out {', '.join(given)}"
+        )
 
 
 def _load_limits(comparison: Comparison, dtype: str) -> Limits:

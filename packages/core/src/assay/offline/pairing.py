@@ -1,5 +1,6 @@
 """Pairing two dumps: their passes, ports and token ids."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -21,13 +22,17 @@ from assay.offline.tokens.alignment import TokenAlignment, align_passes, find_pa
 from assay.offline.tokens.ids import LogitsOf, TokenComparison, compare_ids
 from assay.offline.tokens.passes import PassPair
 from assay.offline.tokens.rows import take_rows
-from assay.sites import RecordedLevel
+from assay.sites import ComparedLevel
 
 # With fewer modules of the same name, the dumps come from implementations that name modules differently.
 _LEAST_NAMESAKES = 0.2
 
+# A repeated block such as `model.layers.3`, and not an expert in it.
+_BLOCK = re.compile(r"(?:[^.\d][^.]*\.)*\d+")
+
 _LEVELS_UP_TO = {
     "logits": ("logits",),
+    "layer": ("logits", "modules", "gradients"),
     "module": ("logits", "weights", "modules", "inputs", "gradients", "updates"),
     "op": ("logits", "weights", "modules", "inputs", "gradients", "updates", "operations"),
 }
@@ -35,9 +40,9 @@ _LEVELS_UP_TO = {
 
 @dataclass(frozen=True, slots=True)
 class PairingOptions:
-    """Which parts of two dumps are paired, and how."""
+    """The parts of two dumps to pair, and how."""
 
-    level: RecordedLevel | None = None
+    level: ComparedLevel | None = None
     """Deepest level that is compared; None for everything."""
     rank: int | None = None
     """The only rank that is compared; None for all."""
@@ -104,8 +109,8 @@ def pair_dumps(expected: Dump, actual: Dump, options: PairingOptions) -> Pairing
     if len(by_name) < _LEAST_NAMESAKES * len({port.module for port in lanes}) and alignment.pairs:
         first = alignment.pairs[0]
         found = match_by_topology(
-            Graph(lanes, expected.read, first.expected.batch, first.expected.step),
-            Graph(actual_lanes, actual.read, first.actual.batch, first.actual.step),
+            Graph(lanes, expected.read_intact, first.expected.batch, first.expected.step),
+            Graph(actual_lanes, actual.read_intact, first.actual.batch, first.actual.step),
         )
         names = found | names
         notes.append(wording.describe_topology(len(found)))
@@ -131,6 +136,12 @@ def _choose(dump: Dump, options: PairingOptions) -> Lanes:
     if options.level is not None:
         kept = _LEVELS_UP_TO[options.level]
         lanes = {port: lane for port, lane in lanes.items() if level_of(port) in kept}
+    if options.level == "layer":
+        lanes = {
+            port: lane
+            for port, lane in lanes.items()
+            if level_of(port) == "logits" or _BLOCK.fullmatch(port.module)
+        }
     if not lanes and dump.problems:
         raise DumpError(f"{dump.path} holds no tensor: {name_some(list(dump.problems))}")
     if not lanes:
@@ -177,7 +188,8 @@ def _read_logits(
         if len(tensors) != 1 or not tensors[0].has_values:
             return None
         row = torch.tensor([number if rows is None else int(rows[number])])
-        taken = take_rows(dump.read(tensors[0]), one, row)
+        values = dump.read_intact(tensors[0])
+        taken = take_rows(values, one, row) if values is not None else None
         if taken is None or not bool(taken[1].all()):
             return None
         found.append(taken[0].flatten())

@@ -102,9 +102,12 @@ def _models() -> Iterator[Planted]:
 
 
 def _losses() -> Iterator[Planted]:
-    labels = ("inputs", "", "inputs-differ")
-    yield _trainer("loss-double-shift", "losses:ShiftedTwice", "losses:OwnLoss", *labels)
-    masked = _trainer("collator-eos-masked", "losses:MaskedById", "losses:MaskedByMask", *labels)
+    yield _trainer(
+        "loss-double-shift", "losses:ShiftedTwice", "losses:OwnLoss", "inputs", "", "inputs-differ"
+    )
+    masked = _trainer(
+        "collator-eos-masked", "losses:MaskedById", "losses:MaskedByMask", "inputs", "", "inputs-differ",
+    )  # fmt: skip
     yield replace(masked, model="llama, padded by a line end")
     yield _trainer("olmo-zloss-always-on", "losses:ZLossAlwaysOn", "losses:OwnLoss", "forward", "")
     yield _trainer(

@@ -1,6 +1,7 @@
 """Dumps of Ascend Transformer Boost models: the file format, links, folders, and hostile files."""
 
 import os
+import re
 import resource
 import struct
 from collections.abc import Callable
@@ -14,6 +15,14 @@ from assay.dumps.recognizing import open_dump
 from assay.files import UnreadableFileError
 
 FLOAT32, FLOAT16, INT8, INT32, INT64, BOOL, BFLOAT16 = 0, 1, 2, 3, 9, 12, 27
+
+
+def first_problem(path: Path) -> str:
+    """Return the first problem of a dump whose other tensors can be read."""
+    dump = open_dump(path)
+    assert dump.tensors
+    assert "\n" not in dump.problems[0]
+    return dump.problems[0]
 
 
 def header(dims: str, dtype: int, length: int, *more: str) -> bytes:
@@ -287,29 +296,24 @@ class TestLinks:
         self, token: Path, target: str, problem: str
     ) -> None:
         write_link(token / "2_Head" / "before" / "intensor0.bin", target)
-        with pytest.raises(UnreadableFileError, match=problem) as caught:
-            open_dump(token)
-        assert "\n" not in str(caught.value)
+        assert problem in first_problem(token)
 
     def test_link_to_a_file_of_other_length_is_refused(self, token: Path) -> None:
         write(token / "1_Attention" / "after" / "outtensor2.bin", b"\1", "1", INT8)
         write_link(token / "2_Head" / "before" / "intensor0.bin", "1_outtensor2.bin")
-        with pytest.raises(UnreadableFileError, match="has 1 bytes, dims and dtype need 4"):
-            open_dump(token)
+        assert "has 1 bytes, dims and dtype need 4" in first_problem(token)
 
     def test_loop_of_links_is_refused(self, token: Path) -> None:
         folder = token / "2_Head" / "before"
         write_link(folder / "intensor0.bin", "intensor1.bin")
         write_link(folder / "intensor1.bin", "../before/intensor0.bin")
-        with pytest.raises(UnreadableFileError, match="its links form a loop"):
-            open_dump(token)
+        assert "its links form a loop" in first_problem(token)
 
     def test_loop_of_symbolic_links_is_refused(self, token: Path) -> None:
         link = token / "2_Head" / "before" / "intensor0.bin"
         link.parent.mkdir()
         link.symlink_to("intensor0.bin")
-        with pytest.raises(UnreadableFileError, match="its links form a loop"):
-            open_dump(token)
+        assert "its links form a loop" in first_problem(token)
 
 
 GOOD = header("2,3", FLOAT16, 12, "$Object.data=0,12") + bytes(12)
@@ -374,8 +378,7 @@ def test_file_that_became_shorter_is_one_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir], ids=["fifo", "folder"])
 def test_tensor_that_is_no_file_is_one_error(token: Path, make: Callable[[Path], object]) -> None:
     make(token / "2_Head" / "after" / "outtensor1.bin")
-    with pytest.raises(UnreadableFileError, match=r"outtensor1\.bin: it is a .*, not a file"):
-        open_dump(token)
+    assert re.search(r"outtensor1\.bin: it is a .*, not a file", first_problem(token))
 
 
 def test_fifo_is_no_dump(tmp_path: Path) -> None:
@@ -386,5 +389,4 @@ def test_fifo_is_no_dump(tmp_path: Path) -> None:
 
 def test_operation_named_in_latin_1_is_refused(token: Path) -> None:
     write_float(token / os.fsdecode(b"3_caf\xe9") / "after" / "outtensor0.bin", 1)
-    with pytest.raises(UnreadableFileError, match="its name is not UTF-8"):
-        open_dump(token)
+    assert "its name is not UTF-8" in first_problem(token)

@@ -27,6 +27,14 @@ TREE = {
 HEADER = "NodeName,NodeType,InputOutput,Index,DataType,Shape,Max,Min,Mean,L2Norm\n"
 
 
+def first_problem(path: Path) -> str:
+    """Return the first problem of a dump whose other tensors can be read."""
+    dump = open_dump(path)
+    assert dump.tensors
+    assert "\n" not in dump.problems[0]
+    return dump.problems[0]
+
+
 def save(file: Path, *values: float) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     torch.save(torch.tensor(values, dtype=torch.float32), file)
@@ -177,9 +185,7 @@ def test_statistics_of_two_calls(process: Path) -> None:
 def test_broken_row_is_one_error_with_its_line(process: Path, row: str) -> None:
     good = "root.head,Linear,Input,0,torch.float32,(),1,1,1,1\n"
     file = write_statistics(process, good + row)
-    with pytest.raises(UnreadableFileError) as caught:
-        open_dump(process)
-    assert str(caught.value).startswith(f"{file}, line 3: no row of statistics: ")
+    assert first_problem(process).startswith(f"{file}, line 3: no row of statistics: ")
 
 
 def test_two_dumps_in_one_folder_are_named(dump: Path, process: Path) -> None:
@@ -234,10 +240,8 @@ def test_hostile_file_is_one_error(
 ) -> None:
     file = process / "0" / "root.head" / "input_0.pth"
     write(file)
-    with pytest.raises(UnreadableFileError, match=problem) as caught:
-        open_dump(process)
-    assert str(caught.value).startswith(f"{file}: ")
-    assert "\n" not in str(caught.value)
+    assert first_problem(process).startswith(f"{file}: ")
+    assert problem in first_problem(process)
 
 
 def test_claim_of_10_gb_is_refused_when_it_is_read(process: Path) -> None:

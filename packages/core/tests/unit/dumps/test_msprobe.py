@@ -230,12 +230,9 @@ def test_operations_are_in_the_pass_of_their_module(tmp_path: Path) -> None:
 @pytest.mark.parametrize("operation", ["__setitem__", "copy_", "index_put_"])
 def test_destination_of_a_write_is_left_out(tmp_path: Path, operation: str) -> None:
     # It may be uninitialized memory, as of torch.empty.
-    calls: dict[str, Call] = {
-        f"Tensor.{operation}.0.forward": {
-            "input_args": [number(1), number(2)], "input_kwargs": {}, "output": [None],
-        },
-        "Tensor.add_.0.forward": {"input_args": [number(3)], "input_kwargs": {}, "output": [None]},
-    }  # fmt: skip
+    written: Call = {"input_args": [number(1), number(2)], "input_kwargs": {}, "output": [None]}
+    added: Call = {"input_args": [number(3)], "input_kwargs": {}, "output": [None]}
+    calls = {f"Tensor.{operation}.0.forward": written, "Tensor.add_.0.forward": added}
     dump = open_dump(write(tmp_path, calls, level="L1"))
     assert list(contents(dump).values()) == [[2.0], [3.0]]
 

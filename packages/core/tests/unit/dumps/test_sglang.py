@@ -97,6 +97,17 @@ class TestDumper:
             "a:output forward step 1": 3.0,
         }
 
+    def test_damaged_file_is_a_problem_and_counts_as_a_call(self, experiment: Experiment) -> None:
+        files = [experiment.add("non_intrusive__a.output", value) for value in (1.0, 2.0, 3.0)]
+        files[1].write_bytes(b"")
+        opened = open_dump(experiment.folder)
+        assert values(opened) == {
+            "a:output forward step 0": 1.0,
+            "a:output forward step 0 call 2": 3.0,
+        }
+        (problem,) = opened.problems
+        assert problem.startswith(f"{files[1]}: ")
+
     def test_dump_index_orders_the_files(self, experiment: Experiment) -> None:
         for number in range(12):
             experiment.add(f"non_intrusive__a.{number}.output")
@@ -238,9 +249,9 @@ class TestHooks:
 
     def test_file_without_a_table_is_one_error(self, folder: Path) -> None:
         file = write_pass(folder, 2, [torch.zeros(1)])
-        with pytest.raises(UnreadableFileError) as caught:
-            open_dump(folder)
-        assert str(caught.value) == f"{file}: it holds no outputs by module name"
+        opened = open_dump(folder)
+        assert opened.problems == [f"{file}: it holds no outputs by module name"]
+        assert opened.tensors
 
 
 class Dangerous:

@@ -1,6 +1,7 @@
 """Two dumps of a small network in msprobe's layout, compared by the whole command."""
 
 import csv
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,19 @@ def test_an_error_of_a_block_s_own_code_is_located_in_the_block(
     assert verdict.location.module == "layers.1"
     assert verdict.diagnosis == "module-error"
     assert "its inputs agree" in str(verdict.levels["modules"].reason)
+
+
+def test_level_layer_compares_the_blocks_and_not_what_is_in_them(
+    golden: Path, tmp_path: Path
+) -> None:
+    verdict = judge(golden, write(tmp_path / "mine", double_scale), tmp_path / "out", level="layer")
+    assert verdict.location is not None
+    assert verdict.location.module == "layers.1"
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "out" / "measurements.jsonl").read_text().splitlines()
+    ]
+    assert {row["module"] for row in rows} == {"layers.0", "layers.1", "layers.2", "lm_head"}
 
 
 def test_a_changed_weight_is_named_with_its_row(golden: Path, tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """The verdict on two folders of weights."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from assay.errors import UsageError
 from assay.models.quantization.results import Finding, Place, WeightComparison, WeightResult
 from assay.offline.check import Comparison, compare
 from assay.offline.judging.weights import judge_weights
@@ -109,6 +111,31 @@ def test_folder_of_float_weights_and_quantized_folder(
     verdict = compare(Comparison(str(expected), str(actual)), tmp_path / "run", SilentProgress())
     assert verdict.verdict is outcome
     assert (tmp_path / "run" / "verdict.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"model": "micro:llama"}, "--model"),
+        ({"level": "logits"}, "--level"),
+        ({"name_map": "names.toml"}, "--map"),
+        ({"rank": 0}, "--rank"),
+        ({"token_shift": 0}, "--token-shift"),
+        ({"limits": "ascend"}, "--limits"),
+        ({"stats": True}, "--stats"),
+        ({"compat": True, "table": Path("x.csv")}, "--compat, a table as --output"),
+        ({"table": Path("x.csv")}, "a table as --output"),
+    ],
+)
+def test_options_that_quantized_weights_would_ignore_are_refused(
+    options: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    weight = torch.randn(32, 256, generator=torch.Generator().manual_seed(0))
+    expected = write_folder(tmp_path / "expected", [{"up.weight": weight}])
+    actual = write_quantized(tmp_path / "actual", weight, no_fault)
+    with pytest.raises(UsageError) as caught:
+        compare(Comparison(str(expected), str(actual), **options), tmp_path, SilentProgress())
+    assert str(caught.value).endswith(f"leave out {named}")
 
 
 def test_dump_with_weights_and_quantized_folder(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from assay.cli import generation_options as options
-from assay.sites import RecordedLevel
+from assay.sites import ComparedLevel
 
 _FORMATS = "docs/foreign-formats.md lists the formats."
 
@@ -29,7 +29,7 @@ def compare(  # noqa: PLR0913 - one for each option
         ),
     ] = None,
     level: Annotated[
-        RecordedLevel | None, typer.Option(help="Compare no deeper than this; default: everything.")
+        ComparedLevel | None, typer.Option(help="Compare no deeper than this; default: everything.")
     ] = None,
     name_map: Annotated[
         Path | None,

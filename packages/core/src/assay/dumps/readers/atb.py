@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from assay.dumps.damaged_files import DamagedFiles
 from assay.dumps.passes import number_ports
 from assay.dumps.paths import path_inside, require_inside
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
@@ -111,14 +112,16 @@ class AtbReader:
             for token in tokens
             for folder in _list_operations(token)
         ]
+        damaged = DamagedFiles()
         for rank, device, token, folder in counted("reads headers", calls, "operations"):
             module = ".".join(folder.relative_to(token).parts)
             at = CallSite(int(token.name), module, rank=rank)
             for port, file in _list_files(folder).items():
-                tensor = _describe(device, file, Site(at, port))
-                files[tensor.key] = device, file
-                class_name = folder.name.partition("_")[2]
-                tensors.append(replace(tensor, order=len(tensors), class_name=class_name))
+                with damaged.skipped():
+                    tensor = _describe(device, file, Site(at, port))
+                    files[tensor.key] = device, file
+                    class_name = folder.name.partition("_")[2]
+                    tensors.append(replace(tensor, order=len(tensors), class_name=class_name))
         if not devices:
             file = path.resolve()
             around = (folder for folder in file.parents if _DEVICE.fullmatch(folder.name))
@@ -131,7 +134,10 @@ class AtbReader:
 
         topologies = ", ".join(_list_topologies(devices[0][0])) if devices else ""
         provenance = {"topologies": topologies} if topologies else {}
-        return Dump(format=self.name, path=path, tensors=tensors, read=read, provenance=provenance)
+        return Dump(
+            format=self.name, path=path, tensors=tensors, read=read, provenance=provenance,
+            problems=damaged.list_problems(tensors),
+        )  # fmt: skip
 
 
 def _find_devices(path: Path) -> list[tuple[Path, list[Path]]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from assay.dumps.damaged_files import DamagedFiles
 from assay.dumps.paths import path_inside, require_inside
 from assay.dumps.pickled_tensors import require_dense, require_values
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
@@ -74,13 +75,14 @@ class MsitTorchReader:
             names = ", ".join(str(root.relative_to(path.resolve())) for root in roots)
             raise DumpError(f"{path} holds several dumps; name one of them: {names}")
         tensors: list[DumpedTensor] = []
+        damaged = DamagedFiles()
         for rank, (folder, tokens) in enumerate(processes):
             require_inside(path, folder)
             classes = _read_tree(folder)
             calls = [call for token in tokens for call in _list_calls(token, classes)]
-            found = list(_read_weights(folder, calls[0].token if calls else 0))
+            found = list(_read_weights(folder, calls[0].token if calls else 0, damaged))
             for call in counted(f"reads {folder.name}", calls, "calls"):
-                found += _read_call(roots[0], call)
+                found += _read_call(roots[0], call, damaged)
             for tensor in found:
                 class_name = classes.get(tensor.site.at.module, "")
                 site = _our_site(tensor.site, rank)
@@ -93,7 +95,10 @@ class MsitTorchReader:
             return require_values(file, "its content", load_objects(file))
 
         provenance = {"dump": roots[0].parent.name}
-        return Dump(format=self.name, path=path, tensors=tensors, read=read, provenance=provenance)
+        return Dump(
+            format=self.name, path=path, tensors=tensors, read=read, provenance=provenance,
+            problems=damaged.list_problems(tensors),
+        )  # fmt: skip
 
 
 def _find_processes(path: Path) -> list[tuple[Path, list[Path]]]:
@@ -188,21 +193,24 @@ def _our_site(site: Site, rank: int) -> Site:
     return Site(replace(site.at, module=module, rank=rank), site.port)
 
 
-def _read_weights(folder: Path, token: int) -> Iterator[DumpedTensor]:
+def _read_weights(folder: Path, token: int, damaged: DamagedFiles) -> Iterator[DumpedTensor]:
     for file in sorted((folder / "weights").glob("root.*.pth")):
         module, _, name = file.stem.rpartition(".")
-        yield _describe(folder.parent, file, Site(CallSite(token, module), f"parameter.{name}"))
+        with damaged.skipped():
+            yield _describe(folder.parent, file, Site(CallSite(token, module), f"parameter.{name}"))
 
 
-def _read_call(root: Path, call: _CallFolder) -> Iterator[DumpedTensor]:
+def _read_call(root: Path, call: _CallFolder, damaged: DamagedFiles) -> Iterator[DumpedTensor]:
     files = sorted(call.folder.glob("*.pth"), key=_natural)
     table = call.folder / _STATISTICS_FILE
     if not files and table.is_file():
-        yield from _read_statistics(root, table, call)
+        with damaged.skipped():
+            yield from _read_statistics(root, table, call)
     for file in files:
         known = _TENSOR.fullmatch(file.stem)
         port = call.prefix + (known[1] + known[2].replace("_", ".") if known else file.stem)
-        yield _describe(root, file, Site(CallSite(call.token, call.module), port))
+        with damaged.skipped():
+            yield _describe(root, file, Site(CallSite(call.token, call.module), port))
 
 
 def _describe(root: Path, file: Path, site: Site) -> DumpedTensor:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from assay.dumps.damaged_files import DamagedFiles
 from assay.dumps.paths import path_inside, require_inside
 from assay.dumps.pickled_tensors import require_dense, require_values
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError
@@ -71,10 +72,11 @@ class SglangReader:
             raise DumpError(f"{path} holds several runs of one rank; name one of them: {names}")
         for folder in (*experiments, *(folder for _, folder in processes)):
             require_inside(path, folder)
+        damaged = DamagedFiles()
         if experiments:
-            stored = list(_read_experiment(experiments[0], facts))
+            stored = list(_read_experiment(experiments[0], facts, damaged))
         else:
-            stored = list(_read_passes(processes))
+            stored = list(_read_passes(processes, damaged))
         # The dumper records inputs before a call, but a call has one position.
         finished = {one.tensor.site.at: position for position, one in enumerate(stored)}
         stored.sort(key=lambda one: finished[one.tensor.site.at])
@@ -88,7 +90,10 @@ class SglangReader:
             return require_values(place.file, f"the entry of {tensor.key}", value)
 
         tensors = [replace(one.tensor, order=order) for order, one in enumerate(stored)]
-        return Dump(format=self.name, path=path, tensors=tensors, read=read, provenance=facts)
+        return Dump(
+            format=self.name, path=path, tensors=tensors, read=read, provenance=facts,
+            problems=damaged.list_problems(tensors),
+        )  # fmt: skip
 
 
 def _find_experiments(path: Path) -> list[Path]:
@@ -114,34 +119,51 @@ def _parse_file_name(file: Path) -> dict[str, str]:
     return keys if "name" in keys and all(map(_NUMBER.fullmatch, numbers)) else {}
 
 
-def _read_experiment(folder: Path, facts: dict[str, str]) -> Iterator[_Stored]:
+def _read_experiment(
+    folder: Path, facts: dict[str, str], damaged: DamagedFiles
+) -> Iterator[_Stored]:
     """Yield the tensors of all files. Short values that hold no tensor go to `facts`."""
     files = [(keys, file) for file in folder.glob("*=*.pt") if (keys := _parse_file_name(file))]
     files.sort(key=lambda one: [int(one[0].get(key, 0)) for key in ("step", "rank", "dump_index")])
     counts: Counter[Site] = Counter()
     for keys, file in counted(f"reads {folder.name}", files, "files"):
-        content = load_objects(path_inside(folder, file.name))
-        # The first versions wrote the bare value.
-        wrapped = isinstance(content, dict) and {"value", "meta"} <= content.keys()
-        meta = _contents(_contents(content).get("meta")) if wrapped else {}
-        value = _contents(content)["value"] if wrapped else content
         module, port, phase = _parse_name(keys["name"], keys.get("layer_id", ""))
-        world_rank = meta.get("world_rank")
-        rank = int(keys.get("rank", world_rank if isinstance(world_rank, int) else 0))
-        dims = meta.get("dims")
-        layout = one_line(dims) if isinstance(dims, str) else ""
-        items = value if isinstance(value, list) else [value]
-        if texts := [one_line(item) for item in items if isinstance(item, str)]:
-            text = ", ".join(texts)
-            if len(text) <= _MAX_FACT_CHARACTERS:
-                facts.setdefault(keys["name"], text)
-        for inner, tensor in _tensors_in(value).items():
-            at = CallSite(int(keys["step"]), module, 0, phase, rank=rank)
-            site = Site(at, port + _suffix(inner))
-            call = replace(at, call=counts[site])
+        at = CallSite(int(keys["step"]), module, 0, phase, rank=int(keys.get("rank", 0)))
+        found: list[_Stored] = []
+        with damaged.skipped():
+            found = list(_read_file(path_inside(folder, file.name), keys, Site(at, port), facts))
+        # A damaged file counts as a call, so that later calls keep their numbers.
+        for site in {one.tensor.site for one in found} or {Site(at, port)}:
             counts[site] += 1
-            dumped = _describe(Site(call, site.port), file.name + _suffix(inner), file, tensor)
-            yield _Stored(replace(dumped, layout=layout), file, ("value",) * wrapped + inner)
+        for one in found:
+            site = one.tensor.site
+            call = replace(site.at, call=counts[site] - 1)
+            yield replace(one, tensor=replace(one.tensor, site=Site(call, site.port)))
+
+
+def _read_file(
+    file: Path, keys: Mapping[str, str], site: Site, facts: dict[str, str]
+) -> Iterator[_Stored]:
+    """Yield the tensors of one file. site: that of a single tensor in it."""
+    content = load_objects(file)
+    # The first versions wrote the bare value.
+    wrapped = isinstance(content, dict) and {"value", "meta"} <= content.keys()
+    meta = _contents(_contents(content).get("meta")) if wrapped else {}
+    value = _contents(content)["value"] if wrapped else content
+    at, world_rank = site.at, meta.get("world_rank")
+    if "rank" not in keys and isinstance(world_rank, int):
+        at = replace(at, rank=world_rank)
+    dims = meta.get("dims")
+    layout = one_line(dims) if isinstance(dims, str) else ""
+    items = value if isinstance(value, list) else [value]
+    if texts := [one_line(item) for item in items if isinstance(item, str)]:
+        text = ", ".join(texts)
+        if len(text) <= _MAX_FACT_CHARACTERS:
+            facts.setdefault(keys["name"], text)
+    for inner, tensor in _tensors_in(value).items():
+        port = Site(at, site.port + _suffix(inner))
+        dumped = _describe(port, file.name + _suffix(inner), file, tensor)
+        yield _Stored(replace(dumped, layout=layout), file, ("value",) * wrapped + inner)
 
 
 def _parse_name(name: str, layer: str) -> tuple[str, str, Phase]:
@@ -202,21 +224,26 @@ def _find_processes(path: Path) -> list[tuple[int, Path]]:
     )
 
 
-def _read_passes(processes: list[tuple[int, Path]]) -> Iterator[_Stored]:
+def _read_passes(processes: list[tuple[int, Path]], damaged: DamagedFiles) -> Iterator[_Stored]:
     """Yield the tensors of all passes of the older hooks."""
     for rank, folder in processes:
         files = {file: _PASS.fullmatch(file.name) for file in folder.glob("Pass*.pt")}
         passes = sorted((int(found[1]), file) for file, found in files.items() if found)
         for number, file in counted(f"reads {folder.name}", passes, "passes"):
-            table = _contents(load_objects(path_inside(folder, file.name)))
-            outputs = {name: value for name, value in table.items() if isinstance(name, str)}
-            if not outputs:
-                raise UnreadableFileError.of(file, "it holds no outputs by module name")
-            for at, port, name in _parse_outputs(list(outputs), number):
-                for keys, tensor in _tensors_in(outputs[name]).items():
-                    site = Site(replace(at, rank=rank), port + _suffix(keys))
-                    key = f"{folder.name}/{file.name} {one_line(name)}{_suffix(keys)}"
-                    yield _Stored(_describe(site, key, file, tensor), file, (name, *keys))
+            with damaged.skipped():
+                yield from _read_pass(path_inside(folder, file.name), rank, number)
+
+
+def _read_pass(file: Path, rank: int, number: int) -> Iterator[_Stored]:
+    table = _contents(load_objects(file))
+    outputs = {name: value for name, value in table.items() if isinstance(name, str)}
+    if not outputs:
+        raise UnreadableFileError.of(file, "it holds no outputs by module name")
+    for at, port, name in _parse_outputs(list(outputs), number):
+        for keys, tensor in _tensors_in(outputs[name]).items():
+            site = Site(replace(at, rank=rank), port + _suffix(keys))
+            key = f"{file.parent.name}/{file.name} {one_line(name)}{_suffix(keys)}"
+            yield _Stored(_describe(site, key, file, tensor), file, (name, *keys))
 
 
 def _parse_outputs(names: list[str], number: int) -> Iterator[tuple[CallSite, str, str]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from assay.dumps.damaged_files import DamagedFiles
 from assay.dumps.numpy_files import map_array
 from assay.dumps.paths import path_inside
 from assay.dumps.pickled_tensors import require_values
@@ -58,17 +59,13 @@ class TensorFilesReader:
         folder = path if path.is_dir() else path.parent
         files = sorted(_walk_files(path, _MAX_FOLDER_DEPTH)) if path.is_dir() else [path]
         found: list[tuple[Path, _Entry]] = []
-        problems: list[UnreadableFileError] = []
+        damaged = DamagedFiles()
         for file in files:
             path_inside(folder, str(file.relative_to(folder)))
-            try:
+            with damaged.skipped():
                 found += [
                     (file.relative_to(folder), entry) for entry in _READERS[file.suffix](file)
                 ]
-            except UnreadableFileError as error:
-                problems.append(error)
-        if problems and not found:
-            raise problems[0]
         sites = _name_sites([(file, entry.name) for file, entry in found])
         keys = [f"{file}:{entry.name}".removesuffix(":") for file, entry in found]
         loaders = {key: entry.load for key, (_, entry) in zip(keys, found, strict=True)}
@@ -82,7 +79,7 @@ class TensorFilesReader:
             tensors=tensors,
             read=lambda tensor: loaders[tensor.key](),
             provenance={"names": "modules are guessed from the names of tensors"},
-            problems=[str(problem) for problem in problems],
+            problems=damaged.list_problems(tensors),
         )
 
 

@@ -16,6 +16,7 @@ from assay.comparing.levels import (
 )
 from assay.comparing.limits import Limits
 from assay.comparing.wording import dumps as wording
+from assay.dtypes import float_format
 from assay.offline.judging.causes import Evidence, find_cause, find_first_bad_token, locate
 from assay.offline.judging.locating import (
     JudgedPort,
@@ -37,7 +38,7 @@ from assay.verdicts import (
 )
 
 # That of float32. Coarser dtypes need a noise dump to see errors near their own rounding.
-_FINE_UNIT = 2.0**-24
+_FINE_UNIT = float_format("float32").unit_roundoff
 
 _PHASES = get_args(Phase)
 _LEVELS = ("weights", "logits", "modules", "operations", "gradients", "updates")

@@ -22,20 +22,25 @@ _MODEL = "model"  # the reader of Hugging Face folders
 _PARAMETER = "parameter."
 
 
-def compare_quantized(
-    expected: Dump, actual: Dump, allow_unmatched: Sequence[str] = ()
-) -> tuple[Verdict, list[Measurement]] | None:
-    """Compare the weights of two dumps; None if neither is a model folder with quantized weights.
+def open_quantized(expected: Dump, actual: Dump) -> tuple[StoredWeights, StoredWeights] | None:
+    """Open the weights of two dumps; None if neither is a model folder with quantized weights.
 
     Raises: UsageError, naming file and key, for weights that cannot be read.
     """
     if _MODEL not in (expected.format, actual.format):
         return None
-    stored = [_open_weights(dump) for dump in (expected, actual)]
+    stored = _open_weights(expected), _open_weights(actual)
     if not any(one.quantization for one in stored):
         return None
     if all(one.quantization and not has_known_format(one) for one in stored):
         return None  # what is stored can still be compared
+    return stored
+
+
+def compare_quantized(
+    stored: tuple[StoredWeights, StoredWeights], allow_unmatched: Sequence[str] = ()
+) -> tuple[Verdict, list[Measurement]]:
+    """Compare expected and actual weights, one of which is quantized."""
     found = compare_weights(*stored)
     missing = [one for one in found.unmatched_expected if not is_allowed(one, allow_unmatched)]
     return judge_weights(replace(found, unmatched_expected=tuple(missing)))

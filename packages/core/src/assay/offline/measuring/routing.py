@@ -85,5 +85,6 @@ def _rows_of(dump: Dump, lanes: LanePair, pair: PassPair, *, is_actual: bool) ->
     tensors = lane.tensors.get((of_pass.batch, of_pass.step, 0), [])
     if len(tensors) != 1 or not tensors[0].has_values:
         return None
-    taken = take_rows(dump.read(tensors[0]), of_pass, numbers)
+    values = dump.read_intact(tensors[0])
+    taken = take_rows(values, of_pass, numbers) if values is not None else None
     return taken[0][:, 0] if taken is not None and bool(taken[1].all()) else None

@@ -44,7 +44,8 @@ class Graph:
     """The ports of a dump, and the pass whose values are compared."""
 
     lanes: Lanes
-    read: Callable[[DumpedTensor], Tensor]
+    read: Callable[[DumpedTensor], Tensor | None]
+    """Return None for a damaged file."""
     batch: int
     step: int
 
@@ -53,7 +54,8 @@ class Graph:
         tensors = lane.tensors.get((self.batch, self.step, 0), [])
         if len(tensors) != 1 or not tensors[0].has_values:
             return None
-        return self.read(tensors[0]).flatten()[:_NUM_VALUES].double()
+        values = self.read(tensors[0])
+        return None if values is None else values.flatten()[:_NUM_VALUES].double()
 
 
 def match_by_topology(expected: Graph, actual: Graph) -> dict[str, str]:

@@ -97,7 +97,10 @@ def read_ids(dump: Dump, tensors: Iterable[DumpedTensor]) -> Tensor | None:
         if one.site.port == "input.0" and "embed" in f"{one.class_name} {one.site.at.module}".lower()
     ]  # fmt: skip
     for tensor in (*named, *embedded):
-        value = dump.read(tensor).long()
+        value = dump.read_intact(tensor)
+        if value is None:
+            continue
+        value = value.long()
         return value if value.ndim == 2 else value.reshape(1, -1)
     return None
 
@@ -109,7 +112,10 @@ def _read_positions(
     for tensor in tensors:
         if not tensor.has_values or not tensor.site.port.endswith(_POSITION_PORTS):
             continue
-        value = dump.read(tensor).long()
+        value = dump.read_intact(tensor)
+        if value is None:
+            continue
+        value = value.long()
         if value.numel() == shape[0] * shape[1]:
             positions = value.reshape(shape)
         elif value.numel() == shape[1]:
@@ -128,7 +134,9 @@ def _read_mask(
     for tensor in tensors:
         fits = tensor.shape is not None and len(tensor.shape) == 2 and tensor.shape[0] == shape[0]
         if fits and tensor.has_values and tensor.site.port.endswith(_MASK_PORTS):
-            return dump.read(tensor)[:, -shape[1] :].long()
+            mask = dump.read_intact(tensor)
+            if mask is not None:
+                return mask[:, -shape[1] :].long()
     return None
 
 
