@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 
 from assay.comparing.wording.numerals import format_number
 from assay.report.page.html import render_first_screen
+from assay.report.page.table import draw_table
 from assay.report.publish import publish_one, publish_several
 from assay.report.run_report import Report, read_report
 from assay.verdicts import Measurement, Outcome, Verdict
@@ -17,7 +18,7 @@ from packages.core.tests.unit.report.sample_runs import Sample, write_hostile_sa
 
 FAULTY = "model.layers.2.mlp.down_proj"
 FAULTY_LINE = 4 + 2 * 13 + 12  # model, embedding and so on; two layers; last of the third
-MAX_BYTES = 3_000_000
+MAX_BYTES = 7_000_000
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='hacked = 1'>\"&"
 
 
@@ -237,27 +238,68 @@ def test_large_run_is_small_and_quick(chromium: Chromium, large: Path) -> None:
     assert large.stat().st_size < MAX_BYTES
     began = time.perf_counter()
     opened = chromium.open(large)
-    assert time.perf_counter() - began < 10  # 0.4 s on a laptop
+    assert time.perf_counter() - began < 3
     lines = tip_at(opened.page, *middle_of(opened.page, "#worst-cell"))
     assert lines[:3] == [
         "model.layers.7.mlp.down_proj",
         "prompt 1, token 17",
         "91.0x the noise of this row",
     ]
-    assert "20,000 of 102,306 measurements are listed" in opened.page.locator("main").inner_text()
+    assert "100,000 of 102,306 measurements are listed" in opened.page.locator("main").inner_text()
     assert opened.complaints == []
+
+
+def test_table_of_100_000_rows_sorts_and_filters_without_freezing(
+    chromium: Chromium, large: Path
+) -> None:
+    page = chromium.open(large).page
+    sort = (
+        "number => { const began = performance.now();"
+        "document.querySelectorAll('#table th button')[number].click();"
+        "return performance.now() - began; }"
+    )
+    columns = page.locator("#table th").count()
+    sorting = [page.evaluate(sort, number) for number in range(columns) for _ in range(2)]
+    assert page.locator("#table th[aria-sort=ascending]").count() == 1
+    filtering = page.evaluate(
+        "() => { const filter = document.getElementById('filter');"
+        "return ['layers.7.', 'layers.7.mlp.down', 'token', ''].map((text) => {"
+        "const began = performance.now(); filter.value = text;"
+        "filter.dispatchEvent(new Event('input')); return performance.now() - began; }); }"
+    )
+    print(f"sorting: {max(sorting):.0f} ms at most, filtering: {max(filtering):.0f} ms")  # noqa: T201
+    assert max(sorting) < 500
+    assert max(filtering) < 500
 
 
 def test_table_scrolls_through_all_of_its_rows(chromium: Chromium, large: Path) -> None:
     page = chromium.open(large).page
     table = page.locator("#table")
     table.scroll_into_view_if_needed()
-    assert page.locator("#filter-count").inner_text() == "20,000 rows"
+    assert page.locator("#filter-count").inner_text() == "100,000 rows"
     assert table.locator("tbody tr").count() < 100
     table.evaluate("element => { element.scrollTop = element.scrollHeight; }")
     last = table.locator("tbody tr:not(.spacer)").last.locator("td")
-    expect(last.nth(3)).to_have_text("first-difference")  # judged, and of the lowest ratio
-    expect(last.nth(4)).to_have_text("0.5")
+    lowest = draw_table(read_report(large.parent)).rows[-1]
+    expect(last.nth(1)).to_have_text(lowest.module)
+    expect(last.nth(4)).to_have_text(format_number(lowest.ratio))
+
+
+def test_table_of_more_tokens_than_16_bits_name_shows_the_last(
+    chromium: Chromium, tmp_path: Path
+) -> None:
+    count = (1 << 16) + 10
+    rows = [
+        Measurement(
+            level="logits", module="", port="logits", statistic="kl", prompt=0, position=number,
+            actual=1.0, expected=1.0, ratio=float(count - number),
+        )
+        for number in range(count)
+    ]  # fmt: skip
+    page = chromium.open(publish_one(Report(tmp_path, Verdict(verdict=Outcome.PASS), rows))).page
+    page.locator("#table").evaluate("element => { element.scrollTop = element.scrollHeight; }")
+    last = page.locator("#table tbody tr:not(.spacer)").last.locator("td")
+    expect(last.nth(9)).to_have_text(str(count - 1))
 
 
 def test_table_is_sorted_and_filtered(chromium: Chromium, failed: Path) -> None:

@@ -16,7 +16,7 @@ from assay.report.run_report import Report, StageKey
 from assay.sites import Phase
 from assay.verdicts import Measurement
 
-# Three numbers and a port are 8 bytes a cell, 10.7 in base64: 1.3 MB of the 3 MB of a report.
+# Three numbers and a port are 8 bytes a cell, 10.7 in base64: 1.3 MB of the 7 MB of a report.
 MAX_CELLS = 120_000
 # A larger map cannot be read: at 13 px the lines fill six screens, at 4 px the columns ten.
 MAX_STAGES = 400

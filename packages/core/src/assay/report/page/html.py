@@ -18,7 +18,7 @@ from assay.report.run_report import LadderRung, Report
 
 REPORT_FILE = "report.html"
 INDEX_FILE = "index.html"
-MAX_PAGE_BYTES = 3_000_000
+MAX_PAGE_BYTES = 7_000_000
 _FEWEST_ROWS = 100
 MAX_SUSPECTS = 100
 MAX_UNMATCHED = 200

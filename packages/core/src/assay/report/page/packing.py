@@ -68,15 +68,16 @@ def number_codes(values: NDArray[np.float64]) -> NDArray[np.uint16]:
 
 
 def pack_labels(values: Sequence[str | int | None]) -> dict[str, object]:
-    """Values as the list of distinct ones and 16-bit indices into it."""
+    """Values as the list of distinct ones and indices into it, of 16 bits if they suffice."""
     labels = list(dict.fromkeys(values))
     shown = [one_line(label) if isinstance(label, str) else label for label in labels]
-    if len(labels) > MAX_LABELS:
-        raise ValueError(f"{len(labels)} different labels do not fit into 16 bits")
     index = {label: number for number, label in enumerate(labels)}
-    codes = np.fromiter((index[value] for value in values), dtype=np.uint16, count=len(values))
-    return {"labels": shown, "codes": _base64(codes)}
+    is_wide = len(labels) > MAX_LABELS
+    kind = np.dtype("<u4" if is_wide else "<u2")
+    codes = np.fromiter((index[value] for value in values), dtype=kind, count=len(values))
+    return {"labels": shown, "codes": _base64(codes), "wide": is_wide}
 
 
-def _base64(codes: NDArray[np.uint16]) -> str:
-    return base64.b64encode(codes.astype("<u2").tobytes()).decode("ascii")
+def _base64(codes: NDArray[np.uint16] | NDArray[np.uint32]) -> str:
+    little_endian = codes.astype(codes.dtype.newbyteorder("<"))
+    return base64.b64encode(little_endian.tobytes()).decode("ascii")

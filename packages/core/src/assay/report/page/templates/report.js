@@ -12,9 +12,9 @@
   const LARGEST_EXPONENT = 41;
   const CODES_PER_DECADE = 900;
 
-  const unpack = (text) => {
+  const unpack = (text, isWide = false) => {
     const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-    return new Uint16Array(bytes.buffer);
+    return isWide ? new Uint32Array(bytes.buffer) : new Uint16Array(bytes.buffer);
   };
   const split = (code) => [
     ((code - TINY - 1) % CODES_PER_DECADE) + 100,
@@ -242,20 +242,34 @@
   const OVERSCAN = 12;
   const WIDTHS = { module: 300, port: 130, statistic: 130, level: 80 };
 
+  const rankLabels = (labels) => {
+    const numbers = labels.map((_, number) => number).sort((one, other) => {
+      const [left, right] = [labels[one] ?? -1, labels[other] ?? -1];
+      return left < right ? -1 : left > right ? 1 : 0;
+    });
+    const places = new Float64Array(labels.length);
+    numbers.forEach((number, place) => { places[number] = place; });
+    return places;
+  };
+
   function drawTable(packed) {
     const host = document.getElementById("table");
     const filter = document.getElementById("filter");
     const columns = packed.columns.map((column) => {
-      const codes = unpack(column.codes);
+      const codes = unpack(column.codes, column.wide);
       const negative = new Set(column.negative ?? []);
       const numeric = !column.labels || column.labels.some((label) => typeof label === "number");
       const text = column.labels
         ? (row) => String(column.labels[codes[row]] ?? "")
         : (row) => numberText(codes[row], negative.has(row));
+      // Comparing numbers is fast: a text is ranked once, not at every comparison.
+      const places = column.labels && rankLabels(column.labels);
       const rank = column.labels
-        ? (row) => column.labels[codes[row]] ?? -1
+        ? (row) => places[codes[row]]
         : (row) => (codes[row] === ABSENT ? -Infinity : negative.has(row) ? -codes[row] : codes[row]);
-      return { title: column.title, numeric, text, rank, searched: column.labels && !numeric };
+      const searched = column.labels && !numeric &&
+        column.labels.map((label) => String(label ?? "").toLowerCase());
+      return { title: column.title, numeric, text, rank, codes, searched };
     });
     let order = Uint32Array.from({ length: packed.count }, (_, row) => row);
     const all = order;
@@ -318,13 +332,14 @@
     };
     const choose = () => {
       const wanted = filter.value.trim().toLowerCase();
-      order = all.filter((row) => !wanted || columns.some((column) =>
-        column.searched && column.text(row).toLowerCase().includes(wanted)));
+      const hits = columns.filter((column) => wanted && column.searched).map((column) =>
+        [column.codes, column.searched.map((label) => label.includes(wanted))]);
+      order = all.filter((row) => !wanted || hits.some(([codes, isHit]) => isHit[codes[row]]));
       const { column, sign } = sorted;
       if (column) {
-        const ranks = new Map(Array.from(order, (row) => [row, column.rank(row)]));
+        const ranks = Float64Array.from(all, column.rank);
         order.sort((one, other) => {
-          const [left, right] = [ranks.get(one), ranks.get(other)];
+          const [left, right] = [ranks[one], ranks[other]];
           return sign * (left < right ? -1 : left > right ? 1 : 0) || one - other;
         });
       }
