@@ -20,6 +20,7 @@ from assay.offline.completeness.reused_buffers import describe_reused, find_reus
 from assay.offline.judging.causes import Evidence
 from assay.offline.judging.locating import coarser_unit, expected_score_noise, measured_score_noise
 from assay.offline.judging.quantized_layers import find_quantized_layers
+from assay.offline.judging.token_rows import list_tokens
 from assay.offline.judging.verdict import judge_dumps, list_measurements
 from assay.offline.judging.weights import compare_quantized, open_quantized
 from assay.offline.measuring.coarseness import CoarsenessObserver
@@ -196,7 +197,9 @@ def compare_dumps(
     if comparison.table is not None:
         names = [one.name for one in custom]
         table = make_table(metrics.pairs, *pairing.lanes, judged, names)
-    return Compared(verdict.model_copy(update=sides), list_measurements(judged), table)
+    tokens, notes = list_tokens(evidence, judged)
+    verdict = verdict.model_copy(update={**sides, "notes": [*verdict.notes, *notes]})
+    return Compared(verdict, list_measurements(judged) + tokens, table)
 
 
 def _refuse_options_of_tensors(comparison: Comparison) -> None:

@@ -55,6 +55,14 @@ def note_on_metric_limits(limits: Limits, dtype: str) -> list[str]:
     return [text] if listed else []
 
 
+def describe_token_rows(num_tokens: int) -> str:
+    """State that the rows of single tokens are a selection."""
+    return (
+        f"errors of single tokens are kept for the outer modules and for the {num_tokens:,} tokens with"
+        " the largest ones; all were judged"
+    )
+
+
 def describe_evidence(evidence: str) -> str:
     """Describe how the place was found."""
     return _EVIDENCE[evidence]

@@ -41,6 +41,8 @@ class JudgedPort:
     order: int
     result: PortResult
     ratios: tuple[JudgedRatio, ...]
+    expected_noise: float = 0.0
+    """Relative error of a healthy run, where there is no noise run."""
 
     @property
     def worst(self) -> JudgedRatio:
@@ -119,7 +121,7 @@ def judge_ports(
             ratio = _norm_ratio(error, reference, expected)
             ratios += (JudgedRatio(ratio, limits.of(ratio.statistic)),)
         if ratios:
-            judged.append(JudgedPort(port, order, result, ratios))
+            judged.append(JudgedPort(port, order, result, ratios, expected))
     return judged
 
 

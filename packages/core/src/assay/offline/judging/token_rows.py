@@ -1,0 +1,87 @@
+"""Errors of single tokens, for the heat map of a comparison."""
+
+import re
+from collections.abc import Sequence
+
+from assay.comparing.token_rows import TokenPort, list_token_rows
+from assay.comparing.wording import dumps as wording
+from assay.offline.judging.causes import Evidence
+from assay.offline.judging.locating import JudgedPort, level_of
+from assay.verdicts import Measurement
+
+# About 25 MB of measurements.jsonl.
+MAX_TOKEN_ROWS = 100_000
+
+_IN_BLOCK = re.compile(r"\.\d+(\.|$)")
+
+
+def list_tokens(
+    evidence: Evidence, judged: Sequence[JudgedPort]
+) -> tuple[list[Measurement], list[str]]:
+    """Return the rows of every token at the outputs of modules, and a note on what is left out.
+
+    Of a large dump, outer modules and the tokens with the highest ratios are kept.
+    """
+    outputs = [one for one in judged if _is_output(one)]
+    kept = _keep_outer(outputs)
+    steps = {
+        (prompt, position): pair.expected.step
+        for pair in evidence.alignment.pairs
+        if pair.expected.rows is not None
+        for prompt, positions in zip(
+            pair.expected.rows.prompts, pair.expected.rows.positions, strict=True
+        )
+        for position in positions
+    }
+    ports = [_token_port(evidence, one) for one in kept]
+    rows = list_token_rows(ports, lambda *token: steps.get(token, 0), MAX_TOKEN_ROWS)
+    num_tokens = len({(row.prompt, row.position) for row in rows})
+    is_bounded = len(kept) < len(outputs) or num_tokens < _count_tokens(kept)
+    return rows, [wording.describe_token_rows(num_tokens)] if rows and is_bounded else []
+
+
+def _is_output(judged: JudgedPort) -> bool:
+    return judged.port.direction == "output" and level_of(judged.port) == "modules"
+
+
+def _keep_outer(outputs: Sequence[JudgedPort]) -> list[JudgedPort]:
+    """Return the outputs of the outermost modules: all blocks, and inner modules while they fit."""
+    kept: list[JudgedPort] = []
+    has_blocks = False
+    for depth in sorted({_depth(one) for one in outputs}):
+        level = [one for one in outputs if _depth(one) == depth]
+        if has_blocks and sum(map(_count_rows, [*kept, *level])) > MAX_TOKEN_ROWS:
+            break
+        kept += level
+        has_blocks = has_blocks or any(_IN_BLOCK.search(one.port.module) for one in level)
+    return sorted(kept, key=lambda one: one.order)
+
+
+def _depth(judged: JudgedPort) -> int:
+    return judged.port.module.count(".")
+
+
+def _count_rows(judged: JudgedPort) -> int:
+    return sum(len(part.prompt) for part in judged.result.sums.rows)
+
+
+def _count_tokens(kept: Sequence[JudgedPort]) -> int:
+    tokens: set[tuple[int, int]] = set()
+    for one in kept:
+        for part in one.result.sums.rows:
+            tokens.update(zip(part.prompt.tolist(), part.position.tolist(), strict=True))
+    return sum(min(token) >= 0 for token in tokens)
+
+
+def _token_port(evidence: Evidence, judged: JudgedPort) -> TokenPort:
+    port, noise = judged.port, evidence.noise
+    measured = [
+        one
+        for one in (noise.of(port) if noise is not None else [])
+        if one.step == judged.result.step
+    ]
+    place = {"level": "modules", "module": port.module, "port": port.name, "phase": port.phase,
+             "order": judged.order, "rank": judged.result.rank}  # fmt: skip
+    if measured:
+        return TokenPort(judged.result, measured[0].sums.rows, evidence.unit_roundoff / 2, place)
+    return TokenPort(judged.result, None, judged.expected_noise, place)
