@@ -84,6 +84,22 @@ TOKENS_ARE_NOT_JUDGED = (
     "each module. Single cells are shown and not judged: clean ones scatter, up to 20 times. A fault "
     "stands out as a line."
 )
+_TOKENS_OF_DUMPS = (
+    "Error of each token's row at the output of each module, relative to the noise there. Single cells "
+    "are shown and not judged. An error travels down from the module, and right from the token, that "
+    "made it."
+)
+_DEPTH_OF_DUMPS = (
+    "Accumulated error drifts down the depth and hides where it began. What a module adds is the error "
+    "of its output beyond that of its inputs (the root of the difference of the squares), where both "
+    "dumps hold them. Past a fault, it includes what the module amplifies."
+)
+TREE_MEANING = (
+    "Each line shows the statistic furthest over its limit, or nearest to it, of the module and all that "
+    "it contains. The worst child of each module is marked. What a module adds is the error of its output "
+    "beyond that of its inputs."
+)
+RANKS_MEANING = "What is worst on each rank, and the highest ratio / limit in each of its layers."
 DEPTH_MEANING = (
     "Accumulated error drifts down the depth and hides where it began. Replayed error is what each "
     "stage adds by itself: there a fault is a single peak."
@@ -108,6 +124,16 @@ def describe_sides(verdict: Verdict) -> str:
     if "format" in verdict.candidate:
         return one_line(f"{candidate} against {reference}")
     return one_line(f"{name} on {candidate} against {reference}")
+
+
+def describe_cells(verdict: Verdict) -> str:
+    """What the heat map shows."""
+    return _TOKENS_OF_DUMPS if "format" in verdict.candidate else TOKENS_ARE_NOT_JUDGED
+
+
+def describe_depth(verdict: Verdict) -> str:
+    """What the curve along the depth shows."""
+    return _DEPTH_OF_DUMPS if "format" in verdict.candidate else DEPTH_MEANING
 
 
 def describe_place(location: Location) -> str:
@@ -211,6 +237,11 @@ def describe_measurements_left_out(kept: int, total: int, worst: float) -> str:
         f"{kept:,} of {total:,} measurements are listed: those that were judged, then those with "
         f"the highest ratios; the highest ratio left out is {format_number(worst)}x."
     )
+
+
+def describe_nodes_left_out(kept: int, total: int) -> str:
+    """The same for the tree of modules."""
+    return f"{kept:,} of {total:,} modules are shown, those nearest to or over their limits."
 
 
 def describe_judged(ratio: float, limit: float) -> str:

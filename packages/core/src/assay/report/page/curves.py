@@ -18,13 +18,14 @@ from assay.comparing.wording.phrases import (
     describe_tokens,
 )
 from assay.report.run_report import Report, StageKey
+from assay.sites import Phase
 from assay.verdicts import Measurement
 
 MAX_POINTS = 1000  # about one a pixel
 _SPAN = 1000
 _MAX_X_TICKS = 12
 _MANY_DECADES = 100.0
-_LAYER = re.compile(r"\.(?:layers|layer|h|blocks|block)\.(\d+)(?:\.|$)")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)(?:\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One series: a line where neighbours are connected, and a dot for every value.
+    """One series: a line where neighbours are connected, or bars, and a dot for every value.
 
     kind: the style class; path, dots, outside: SVG path data; `outside` marks NaN and infinity.
     """
@@ -70,34 +71,75 @@ class _Place:
 
 
 def draw_depth(report: Report) -> Chart | None:
-    """Accumulated against replayed error, candidate and noise run, along the forward pass."""
-    worst: dict[tuple[str, StageKey], Measurement] = {}
-    for row in report.measurements:
-        if row.level == "modules" and row.statistic in ("accumulated", "replay-tensor"):
-            key = row.statistic, report.stages[row.module, row.phase]
-            known = worst.get(key)
-            if known is None or severity(row.ratio) > severity(known.ratio):
-                worst[key] = row
-    stages = sorted({stage for _, stage in worst})
+    """Accumulated, added and replayed error, candidate and noise, along the forward pass."""
+    accumulated = _worst_of_outputs(report, "accumulated")
+    replayed = _worst_of_outputs(report, "replay-tensor")
+    stages = sorted({*accumulated, *replayed})
     if not stages:
         return None
-    stages, statements = _keep_worst(stages, lambda key: worst.get(("replay-tensor", key)))
-    places = []
-    for stage in stages:
-        rows = [worst.get((name, stage)) for name in ("accumulated", "replay-tensor")]
-        values = [value for row in rows for value in _both(row)]
-        places.append(_Place(stage.label, tuple(values)))
+    decisive = replayed or accumulated
+    stages, statements = _keep_worst(stages, decisive.get)
+    added = added_errors(report)
+    places = [
+        _Place(
+            stage.label,
+            (
+                *_both(accumulated.get(stage)),
+                added.get((stage.module, stage.phase)),
+                *_both(replayed.get(stage)),
+            ),
+        )
+        for stage in stages
+    ]
     return _chart(
         places,
         [
             ("accumulated, candidate", "accumulated"),
-            ("accumulated, noise run", "accumulated noise"),
+            ("accumulated, noise", "accumulated noise"),
+            ("added beyond the inputs", "added"),
             ("replayed, candidate", "replayed"),
-            ("replayed, noise run", "replayed noise"),
+            ("replayed, noise", "replayed noise"),
         ],
         _layer_ticks(stages),
         statements,
     )
+
+
+def layer_of(module: str) -> int | None:
+    """The number of the repeated block that `module` belongs to."""
+    found = _LAYER.search(module)
+    return int(found[1]) if found else None
+
+
+def added_errors(report: Report) -> dict[tuple[str, Phase], float]:
+    """By module and phase, the error of the output beyond that of the inputs, where both are known."""
+    inputs: dict[tuple[str, Phase], float] = {}
+    for row in report.measurements:
+        if row.level == "modules" and row.statistic == "accumulated" and _is_input(row):
+            key = row.module, row.phase
+            inputs[key] = max(severity(row.actual), inputs.get(key, 0.0))
+    added = {}
+    for stage, row in _worst_of_outputs(report, "accumulated").items():
+        before = inputs.get((stage.module, stage.phase), math.inf)
+        if math.isfinite(before):
+            grown = row.actual**2 - before**2
+            added[stage.module, stage.phase] = math.sqrt(grown) if not grown <= 0 else 0.0
+    return added
+
+
+def _worst_of_outputs(report: Report, statistic: str) -> dict[StageKey, Measurement]:
+    worst: dict[StageKey, Measurement] = {}
+    for row in report.measurements:
+        if row.level == "modules" and row.statistic == statistic and not _is_input(row):
+            stage = report.stages[row.module, row.phase]
+            known = worst.get(stage)
+            if known is None or severity(row.ratio) > severity(known.ratio):
+                worst[stage] = row
+    return worst
+
+
+def _is_input(row: Measurement) -> bool:
+    return row.phase == "forward" and row.port.startswith("input.")
 
 
 def draw_kl(report: Report) -> Chart | None:
@@ -217,7 +259,10 @@ def _curve(name: str, kind: str, values: list[tuple[float | None, int]], axis: "
         if value is None:
             continue
         x, y = _x(number, len(values)), axis.y(value)
-        path.append(f"{'L' if group == last_group else 'M'}{x:g} {y:g}")
+        path.append(
+            f"M{x:g} {_SPAN}V{y:g}" if kind == "added"
+            else f"{'L' if group == last_group else 'M'}{x:g} {y:g}"
+        )  # fmt: skip
         (dots if math.isfinite(value) else outside).append(f"M{x:g} {y:g}h0")
         last_group = group
     return Curve(name, kind, "".join(path), "".join(dots), "".join(outside))
@@ -267,9 +312,9 @@ class LogAxis:
 def _layer_ticks(stages: list[StageKey]) -> list[Tick]:
     firsts: dict[int, int] = {}
     for number, stage in enumerate(stages):
-        found = _LAYER.search(stage.module)
-        if found:
-            firsts.setdefault(int(found[1]), number)
+        layer = layer_of(stage.module)
+        if layer is not None:
+            firsts.setdefault(layer, number)
     ticks = [
         Tick(_x(number, len(stages)), f"layer {layer}") for layer, number in sorted(firsts.items())
     ]

@@ -103,9 +103,9 @@ def draw_heat_map(report: Report, max_cells: int = MAX_CELLS) -> HeatMap | None:
     if not steps:
         return None
     statements: list[str] = []
-    names = _keep_worst(of_stage, MAX_STAGES, "modules", statements)
+    names = keep_worst(of_stage, MAX_STAGES, "modules", statements)
     stages = sorted(report.stages[name] for name in names)
-    prompts = set(_keep_worst(of_prompt, MAX_PROMPTS, "prompts", statements))
+    prompts = set(keep_worst(of_prompt, MAX_PROMPTS, "prompts", statements))
     columns, column_of = _fit_columns(
         {token: step for token, step in sorted(steps.items()) if token[0] in prompts},
         min(MAX_COLUMNS, max_cells // len(stages)),
@@ -136,9 +136,10 @@ def _cells(report: Report) -> Iterator[tuple[StageName, Token, Measurement]]:
             yield (row.module, row.phase), (row.prompt, row.position), row
 
 
-def _keep_worst(
+def keep_worst(
     worst: dict[_Key, float], limit: int, things: str, statements: list[str]
 ) -> list[_Key]:
+    """The `limit` worst keys, the worst first; a statement tells of the others."""
     ranked = sorted(worst, key=lambda key: -worst[key])
     if len(ranked) > limit:
         statements.append(describe_left_out(limit, len(ranked), things, worst[ranked[limit]]))

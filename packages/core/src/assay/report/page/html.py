@@ -9,11 +9,14 @@ from pathlib import Path
 from jinja2 import Environment
 
 from assay.comparing.wording import phrases
+from assay.comparing.wording.deciding_rows import over_limit
 from assay.comparing.wording.numerals import format_number
 from assay.output.pages import page_environment
 from assay.report.page.curves import draw_depth, draw_kl, draw_losses
 from assay.report.page.heatmap import MAX_CELLS, draw_heat_map
+from assay.report.page.ranks import draw_ranks
 from assay.report.page.table import MAX_ROWS, draw_table
+from assay.report.page.tree import draw_tree, is_over_limit
 from assay.report.run_report import LadderRung, Report
 
 REPORT_FILE = "report.html"
@@ -66,6 +69,8 @@ def _render_report(report: Report, max_cells: int, max_rows: int) -> str:
         explanation=report.explanation,
         command=shlex.join(report.verdict.command),
         heat_map=heat_map,
+        tree=draw_tree(report),
+        ranks=draw_ranks(report),
         **drawn,
         table=table,
         data={
@@ -91,6 +96,8 @@ def _environment() -> Environment:
     environment = page_environment(_TEMPLATES)
     environment.globals["phrases"] = phrases
     environment.globals["describe_worst"] = describe_worst
+    environment.globals["is_over_limit"] = is_over_limit
+    environment.globals["over_limit"] = over_limit
     environment.filters["number"] = format_number
     return environment
 

@@ -30,7 +30,7 @@ class MeasurementTable:
             ("ratio", pack_numbers([shown_ratio(row) for row in rows])),
             ("limit", pack_numbers([row.limit for row in rows])),
             ("candidate", pack_numbers([row.actual for row in rows])),
-            ("noise run", pack_numbers([row.expected for row in rows])),
+            ("noise", pack_numbers([row.expected for row in rows])),
             ("prompt", pack_labels([row.prompt for row in rows])),
             ("token", pack_labels([row.position for row in rows])),
             ("phase", pack_labels([row.phase for row in rows])),

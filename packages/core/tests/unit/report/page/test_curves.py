@@ -71,12 +71,12 @@ def test_depth_shows_accumulated_and_replayed_error_of_both_runs() -> None:
     assert chart is not None
     assert chart.points == [
         (250.0, [
-            "a", "accumulated, candidate: 4e-3", "accumulated, noise run: 1e-3",
-            "replayed, candidate: 3e-3", "replayed, noise run: 1e-3",
+            "a", "accumulated, candidate: 4e-3", "accumulated, noise: 1e-3",
+            "replayed, candidate: 3e-3", "replayed, noise: 1e-3",
         ]),
         (750.0, [
-            "b", "accumulated, candidate: 5e-2", "accumulated, noise run: 1e-3",
-            "replayed, candidate: 2e-2", "replayed, noise run: 1e-3",
+            "b", "accumulated, candidate: 5e-2", "accumulated, noise: 1e-3",
+            "replayed, candidate: 2e-2", "replayed, noise: 1e-3",
         ]),
     ]  # fmt: skip
 
@@ -95,7 +95,7 @@ def test_port_with_the_highest_ratio_represents_its_stage() -> None:
 def test_stage_without_an_accumulated_error_shows_what_it_has() -> None:
     chart = draw_depth(report_of(stage("a", 0, "replay-tensor", 0.02)))
     assert chart is not None
-    assert chart.points[0][1] == ["a", "replayed, candidate: 2e-2", "replayed, noise run: 1e-3"]
+    assert chart.points[0][1] == ["a", "replayed, candidate: 2e-2", "replayed, noise: 1e-3"]
 
 
 def test_layers_are_marked_where_they_begin() -> None:

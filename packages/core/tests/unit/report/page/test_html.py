@@ -44,7 +44,8 @@ def test_verdict_comes_first(failed: Report) -> None:
 def test_every_section_is_there(failed: Report) -> None:
     headings = re.findall(r"<h2[^>]*>(.*?)</h2>", render_html(failed))
     assert headings == [
-        "Ladder", "Tokens by modules", "Error along the depth", "KL divergence of each token",
+        "Ladder",
+        "Modules", "Tokens by modules", "Error along the depth", "KL divergence of each token",
         "Suspects", "Measurements", "Where it ran", "To repeat it",
     ]  # fmt: skip
 

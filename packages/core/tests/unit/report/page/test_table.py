@@ -52,7 +52,7 @@ def test_judged_rows_are_kept_before_higher_ones_that_were_not() -> None:
 def test_every_field_of_a_measurement_is_a_column() -> None:
     packed: dict[str, Any] = draw_table(report_of(measured(1.0))).packed()
     titles = [column["title"] for column in packed["columns"]]
-    renamed = {"actual": "candidate", "expected": "noise run", "position": "token"}
+    renamed = {"actual": "candidate", "expected": "noise", "position": "token"}
     # The order of a stage is that of the pictures, which means nothing in a table.
     fields = set(Measurement.model_fields) - {"order"}
     assert set(titles) == {renamed.get(name, name) for name in fields}

@@ -161,7 +161,7 @@
       return [
         ...lines,
         ratio[index] < INFINITE ? `${numberText(ratio[index])}x the noise of this row` : "not finite",
-        `candidate ${numberText(actual[index])}, noise run ${numberText(expected[index])}`,
+        `candidate ${numberText(actual[index])}, noise ${numberText(expected[index])}`,
         map.port.labels[ports[index]],
       ];
     };

@@ -1,0 +1,108 @@
+"""The network as a tree of its modules, each with the worst judged measurement of its subtree."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from assay.comparing.wording.deciding_rows import over_limit
+from assay.comparing.wording.phrases import describe_nodes_left_out
+from assay.report.page.curves import added_errors
+from assay.report.run_report import Report
+from assay.verdicts import Measurement
+
+MAX_NODES = 4_000
+MAX_DEPTH = 16  # deeper parts of a path stay in one name
+
+Path = tuple[str, ...]
+
+
+@dataclass
+class Node:
+    """A module, or a part of a path that several share."""
+
+    name: str
+    worst: Measurement
+    """The worst judged row of the module and all that it contains."""
+    children: dict[str, "Node"] = field(default_factory=dict)
+    added: float | None = None
+    """Error of the output beyond that of the inputs; None if either was not compared."""
+    is_worst: bool = False
+    is_open: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Return True if the worst row is over its limit."""
+        return is_over_limit(self.worst)
+
+
+@dataclass(frozen=True)
+class ModuleTree:
+    """The tree from its root, and what it leaves out."""
+
+    root: Node
+    statements: list[str]
+
+
+def is_over_limit(row: Measurement) -> bool:
+    """Return True for a judged row that failed."""
+    return row.limit is not None and not row.ratio <= row.limit
+
+
+def draw_tree(report: Report, max_nodes: int = MAX_NODES) -> ModuleTree | None:
+    """The tree of all modules with judged rows; None if there are none.
+
+    It is open along the path to the verdict's location, and of clean runs at its first two levels.
+    Of too many modules, those with the lowest ratios are left out.
+    """
+    worst = _worst_of_subtrees(report.measurements)
+    if len(worst) <= 1:
+        return None
+    # A subtree is as bad as its worst member, so the parent of a kept node is kept too.
+    ranked = sorted(worst, key=lambda path: (-over_limit(worst[path]), len(path)))
+    kept = set(ranked[:max_nodes])
+    nodes = _link_nodes({path: row for path, row in worst.items() if path in kept})
+    for (module, _), added in added_errors(report).items():
+        if _path(module) in nodes:
+            nodes[_path(module)].added = added
+    for path in _opened(report):
+        if path in nodes:
+            nodes[path].is_open = True
+    is_bounded = len(worst) > len(nodes)
+    statements = [describe_nodes_left_out(len(nodes), len(worst))] if is_bounded else []
+    return ModuleTree(nodes[()], statements)
+
+
+def _worst_of_subtrees(measurements: Iterable[Measurement]) -> dict[Path, Measurement]:
+    """By path, in network order, the worst judged row of a module and all that it contains."""
+    worst: dict[Path, Measurement] = {}
+    for row in sorted(measurements, key=lambda row: row.order):
+        if row.limit is None:
+            continue
+        path = _path(row.module)
+        for depth in range(len(path) + 1):
+            known = worst.get(path[:depth])
+            if known is None or over_limit(row) > over_limit(known):
+                worst[path[:depth]] = row
+    return worst
+
+
+def _link_nodes(worst: dict[Path, Measurement]) -> dict[Path, Node]:
+    """Make the nodes, parents before children, and mark the worst child of each."""
+    nodes: dict[Path, Node] = {}
+    for path, row in worst.items():
+        nodes[path] = Node(path[-1] if path else "(model)", row)
+        if path:
+            nodes[path[:-1]].children[path[-1]] = nodes[path]
+    for node in nodes.values():
+        if len(node.children) > 1 and over_limit(node.worst) > 0:
+            max(node.children.values(), key=lambda one: over_limit(one.worst)).is_worst = True
+    return nodes
+
+
+def _path(module: str) -> Path:
+    return tuple(module.split(".", MAX_DEPTH - 1)) if module else ()
+
+
+def _opened(report: Report) -> Iterator[Path]:
+    location = report.verdict.location
+    path = _path(location.module or "") if location else ()
+    yield from (path[:depth] for depth in range(max(len(path), 2)))
