@@ -63,7 +63,7 @@ def list_token_rows(
         )
     addresses = [(prompt, position) for prompt, position in tokens.addresses_T2.tolist()]
     steps = [step_of(*address) for address in addresses]
-    kept = range(len(addresses))
+    kept = list(range(len(addresses)))
     if max_rows is not None and len(worst) * len(kept) > max_rows:
         severest_T = (
             torch.stack([one.ratio for one in worst.values()]).nan_to_num(torch.inf).amax(0)
@@ -77,7 +77,7 @@ def list_token_rows(
         )
         for one in worst.values()
         for token, ratio, actual, expected, port in zip(
-            kept, *(values[list(kept)].tolist() for values in (one.ratio, one.actual, one.expected, one.port)),
+            kept, *(values[kept].tolist() for values in (one.ratio, one.actual, one.expected, one.port)),
             strict=True,
         )
         if port >= 0

@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, Route, ViewportSize, sync_playwright
 
+from assay.report.publish import publish_one
+from assay.report.run_report import read_report
+from packages.core.tests.subsystem.report.opened_pages import FAULTY
+from packages.core.tests.unit.report.sample_runs import Sample, write_sample
+
 REQUIRED = "ASSAY_REQUIRE_BROWSER"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = (
@@ -75,3 +80,10 @@ def chromium() -> Iterator[Chromium]:
         browser = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
         yield Chromium(browser)
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run with a fault in `FAULTY`."""
+    folder = write_sample(tmp_path_factory.mktemp("failed"), Sample(faulty_module=FAULTY))
+    return publish_one(read_report(folder))
