@@ -42,7 +42,7 @@ def test_a_wrong_weight_is_located(
 def test_a_right_dump_replays_without_a_finding(dumps: tuple[Path, Path], tmp_path: Path) -> None:
     verdict = assay.compare(dumps[0], dumps[0], model="micro:llama", output=tmp_path / "out")
     assert verdict.passed
-    assert any("module boundaries of ACTUAL are replayed" in note for note in verdict.notes)
+    assert any("module boundaries of ACTUAL that are replayed" in note for note in verdict.notes)
 
 
 def test_a_model_that_replays_nothing_is_refused(dumps: tuple[Path, Path], tmp_path: Path) -> None:

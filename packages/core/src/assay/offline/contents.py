@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
+from assay.comparing.wording.numerals import format_count
 from assay.dumps.recognizing import open_dump
 from assay.errors import name_some
 from assay.foreign_text import one_line
@@ -40,10 +41,11 @@ class Contents:
 
     def to_lines(self) -> list[str]:
         """Return the text that the command prints."""
-        kind = "statistics of tensors, no values" if self.statistics_only else "tensors"
+        kind = format_count(self.tensors, "tensor")
+        kind += " (statistics, no values)" if self.statistics_only else ""
         lines = [
             f"{self.format} dump {self.path}",
-            f"  {self.tensors:,} {kind}, {self.size_bytes / 1e6:,.1f} MB, {self.modules:,} modules",
+            f"  {kind}, {self.size_bytes / 1e6:,.1f} MB, {format_count(self.modules, 'module')}",
             f"  levels: {_counts(self.by_level)}",
             f"  dtypes: {_counts(self.dtypes)}",
             f"  ranks: {', '.join(map(str, self.ranks))}",

@@ -49,7 +49,6 @@ _LEAST_REPLAYED = 0.2
 class Replayed:
     """The replay of one dump."""
 
-    judged: list[Judged]
     origin: FailedStage | None
     num_ports: int
     """Number of module boundaries of the model whose values the dump holds."""
@@ -101,7 +100,7 @@ def replay_dump(
             # Its module was given no mask. Whether it is wrong for that reason, a causal one tells.
             judged, results = judge(replace(view, supplies_masks=True))
             origin = _find_origin(judged, results) or origin
-    return Replayed(judged, origin, len(results.ports))
+    return Replayed(origin, len(results.ports))
 
 
 def _require_replayed(
@@ -205,7 +204,6 @@ class DumpedTrace:
 
     dump: Dump
     calls: list[Call]
-    num_ports: int
     _lanes: dict[tuple[str, str], Lane]
     supplies_masks: bool = False
     _by_site: dict[CallSite, Call] = field(default_factory=dict)
@@ -236,7 +234,7 @@ class DumpedTrace:
                 and _can_replace(lane.tensors.get(key, ()), trace.stored(call, port).shape)
             )
             calls.append(replace(call, ports=ports))
-        view = cls(dump, calls, len(lanes), lanes)
+        view = cls(dump, calls, lanes)
         view._by_site = {call.site: call for call in calls}
         for call in trace.calls:
             for port in call.ports:
@@ -280,9 +278,8 @@ def _can_replace(tensors: Sequence[DumpedTensor], shape: tuple[int, ...]) -> boo
     """Return True if the model, which has `shape` there, can go on with the one dumped tensor."""
     if len(tensors) != 1 or not tensors[0].has_values:
         return False
-    tensor = tensors[0]
     # A generation may compute only the logits of the last token.
-    return tensor.shape is None or tensor.shape == shape or tensor.shape == (1, *shape[1:])
+    return tensors[0].shape in (None, shape, (1, *shape[1:]))
 
 
 def _forward(lanes: Lanes) -> Lanes:

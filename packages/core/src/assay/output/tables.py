@@ -31,8 +31,16 @@ class Table:
 
 
 def is_table_file(path: str | Path) -> bool:
-    """Return True if the name of a file ends like that of a table."""
-    return Path(path).suffix.lower() in _FORMATS
+    """Return True for the name of a table, and False for that of a folder.
+
+    Raises: TableError for a name like that of another kind of file, unless it is a folder.
+    """
+    path = Path(path).expanduser()
+    suffix = path.suffix.lower()
+    # `run.v2` and `llama-3.1` are names of folders.
+    if suffix not in _FORMATS and suffix[1:].isalpha() and not path.is_dir():
+        raise TableError(f"{path}: a table ends in {', '.join(_FORMATS)}; a folder has no suffix")
+    return suffix in _FORMATS
 
 
 def prepare_table_file(path: Path) -> None:

@@ -1,11 +1,13 @@
 """A dump in memory, for tests."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpedTensor
+from assay.files import UnreadableFileError
 from assay.sites import CallSite, Site
 
 # (module, port, step) of a tensor; the order of the entries is that of the calls.
@@ -29,3 +31,15 @@ def make_dump(values: Values, **fields: object) -> Dump:
         format="memory", path=Path("memory"), tensors=tensors, read=lambda one: by_key[one.key],
         **fields,  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def damaged(dump: Dump, key: str) -> Dump:
+    """Return a dump whose tensor `key` cannot be read."""
+
+    def read(tensor: DumpedTensor) -> Tensor:
+        if tensor.key == key:
+            raise UnreadableFileError(f"{key} is damaged")
+        return dump.read(tensor)
+
+    assert key in {one.key for one in dump.tensors}
+    return replace(dump, read=read)

@@ -49,7 +49,9 @@ def test_wrong_scale_fails_and_is_described() -> None:
 def test_sound_weights_pass_with_their_resolution() -> None:
     verdict, _ = judge_weights(WeightComparison((result(),), ()))
     assert (verdict.verdict, verdict.resolution) == (Outcome.PASS, 0.05)
-    assert verdict.headline == "All 1 weights agree in 64 groups, as far as their formats allow."
+    assert (
+        verdict.headline == "The weights agree, as far as their formats allow: 1 weight, 64 groups."
+    )
     assert verdict.levels["weights"].reason == (
         f"an error of one scale below 5.0 % may be unseen (in {NAME})"
     )

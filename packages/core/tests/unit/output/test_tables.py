@@ -88,9 +88,17 @@ def test_a_table_is_known_by_its_suffix(name: str) -> None:
     assert is_table_file(name)
 
 
-@pytest.mark.parametrize("name", ["runs/1", "csv", "x.csv.d", "x.tsv"])
-def test_another_name_is_no_table(name: str) -> None:
+@pytest.mark.parametrize("name", ["runs/1", "csv", "llama-3.1", "run.v2", ".hidden"])
+def test_another_name_is_that_of_a_folder(name: str) -> None:
     assert not is_table_file(name)
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x.TSV", "x.csv.gz", "out/x.json"])
+def test_the_name_of_another_kind_of_file_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(TableError, match=r"a table ends in \.csv, \.xlsx, \.parquet; a folder"):
+        is_table_file(tmp_path / name)
+    (tmp_path / name).mkdir(parents=True)
+    assert not is_table_file(tmp_path / name)
 
 
 @pytest.mark.parametrize(("suffix", "package"), [("xlsx", "openpyxl"), ("parquet", "pyarrow")])

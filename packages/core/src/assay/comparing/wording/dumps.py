@@ -3,7 +3,7 @@
 from assay.comparing.levels import JudgedRatio
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
-from assay.comparing.wording.numerals import format_against, format_number
+from assay.comparing.wording.numerals import format_against, format_count, format_number
 from assay.comparing.wording.phrases import describe_error, describe_location, describe_statistic
 from assay.errors import name_some
 from assay.stages import METRICS
@@ -21,16 +21,24 @@ REUSED = (
     " model."
 )
 
+_FIRST_RESULT = "growth"
 _EVIDENCE = {
     "replayed": "recomputed from its dumped inputs, it differs: the error is made here",
     "inputs agree": "its inputs agree: the error is made here",
-    "growth": "it is the first compared result that differs: the error is made here or in code whose"
+    _FIRST_RESULT: "it is the first compared result that differs: the error is made here or in code whose"
     " results were not compared",
 }
 
 
-def describe_difference(item: JudgedRatio, noise: str) -> str:
-    """Describe one ratio over its limit. noise: whose noise it is, as in "the noise of DUMP"."""
+def describe_origin(item: JudgedRatio, noise: str, evidence: str) -> str:
+    """Describe the ratio over its limit that names the place, and how the place was found.
+
+    noise: whose noise it is, as in "the noise of DUMP".
+    """
+    return f"{_describe_difference(item, noise, evidence)}; {_EVIDENCE[evidence]}"
+
+
+def _describe_difference(item: JudgedRatio, noise: str, evidence: str) -> str:
     ratio, limit = item.ratio, item.limit
     if ratio.statistic == "non-finite":
         return "NaN or infinity where the expected value is finite"
@@ -40,7 +48,9 @@ def describe_difference(item: JudgedRatio, noise: str) -> str:
         shown, shown_limit = format_against(ratio.actual, ratio.expected)
         return f"{describe_statistic(ratio.statistic)} {shown} (limit {shown_limit})"
     shown, shown_limit = format_against(ratio.value, limit)
-    error = describe_error(ratio.statistic, ratio.actual)
+    # An error that is made at the place has accumulated nowhere.
+    is_accumulated = evidence == _FIRST_RESULT or ratio.statistic != "accumulated"
+    error = describe_error(ratio.statistic if is_accumulated else "replay-tensor", ratio.actual)
     return f"{error} = {shown}x {noise} (limit {shown_limit}x)"
 
 
@@ -63,11 +73,6 @@ def describe_token_rows(num_tokens: int) -> str:
     )
 
 
-def describe_evidence(evidence: str) -> str:
-    """Describe how the place was found."""
-    return _EVIDENCE[evidence]
-
-
 def headline_of_place(location: Location) -> str:
     """State where the two dumps first differ."""
     return f"{describe_location(location)} is the first that differs."
@@ -77,7 +82,7 @@ def headline_of_weight(name: str, result: PortResult, num_others: int) -> str:
     """State which parameter differs, and where most."""
     worst, count = result.sums.worst, result.exact
     row, column = worst.index[1:] if worst.index else (0, 0)
-    others = f"; {num_others:,} more parameters differ" if num_others else ""
+    others = f"; so do {format_count(num_others, 'other parameter')}" if num_others else ""
     return (
         f"{name} differs in {count.num_different:,} of {count.num_compared:,} values, most at row {row},"
         f" column {column}: {format_number(worst.actual)}, expected {format_number(worst.expected)}"
@@ -112,9 +117,10 @@ def headline_of_agreement(compared: int, missing: list[str], norms: int) -> str:
         return "Nothing could be compared."
     if not missing:
         what = "The norms of the dumps agree" if norms else "The dumps agree"
-        return f"{what} in all {compared:,} tensors."
+        return f"{what} in {'all ' if compared > 1 else ''}{format_count(compared, 'tensor')}."
     count = "1 expected item has" if len(missing) == 1 else f"{len(missing):,} expected items have"
-    return f"Everything with a partner agrees ({compared:,} tensors); {count} none."
+    tensors = format_count(compared, "tensor")
+    return f"Everything with a partner agrees ({tensors}); {count} none."
 
 
 def describe_missing(missing: list[str]) -> str:
@@ -125,7 +131,7 @@ def describe_missing(missing: list[str]) -> str:
 def describe_left_out(places: list[str]) -> str:
     """Name places of which no token is comparable."""
     return (
-        f"no comparable token is left at {len(places):,} places, after different tokens or expert"
+        f"no comparable token is left at {format_count(len(places), 'place')}, after different tokens or expert"
         f" choices: {name_some(places)}"
     )
 
@@ -133,8 +139,8 @@ def describe_left_out(places: list[str]) -> str:
 def describe_topology(count: int) -> str:
     """Note that modules were matched without names."""
     return (
-        f"the dumps name modules differently: {count:,} are matched by order, kind and width; --map"
-        " overrides"
+        f"the dumps name modules differently: {format_count(count, 'module')} matched by order, kind"
+        " and width; --map overrides"
     )
 
 
@@ -142,7 +148,8 @@ def describe_reused(steps: list[int], modules: list[str]) -> str:
     """State that a dump holds one decode step under the names of others."""
     return (
         f"the same values in steps {', '.join(map(str, steps))}, though their tokens differ:"
-        f" a buffer was reused, as by a captured graph ({len(modules):,} modules: {name_some(modules)})"
+        f" a buffer was reused, as by a captured graph ({format_count(len(modules), 'module')}:"
+        f" {name_some(modules)})"
     )
 
 
@@ -160,7 +167,7 @@ def describe_repeats(side: str, places: list[str]) -> str:
 def describe_norms_only(count: int) -> str:
     """State that values were not compared."""
     return (
-        f"{count:,} places are compared by the norms of their tensors only, which an error may keep;"
+        f"{format_count(count, 'place')} compared by the norms of tensors only, which an error may keep;"
         " --stats accepts that"
     )
 
@@ -185,7 +192,7 @@ def describe_noise(origin: str, resolution: float, *, coarse: bool) -> str:
 def describe_lacking_noise(places: list[str]) -> str:
     """Name places that the noise dump lacks."""
     return (
-        f"the noise dump lacks {len(places):,} places, which are judged by {EXPECTED_NOISE}:"
+        f"the noise dump lacks {format_count(len(places), 'place')}, judged by {EXPECTED_NOISE}:"
         f" {name_some(places)}"
     )
 
@@ -207,4 +214,4 @@ def describe_dtypes(expected: str, actual: str) -> str:
 
 def describe_replay(num_ports: int, model: str) -> str:
     """State how much was replayed."""
-    return f"{num_ports:,} module boundaries of ACTUAL are replayed with {model}"
+    return f"module boundaries of ACTUAL that are replayed with {model}: {num_ports:,}"

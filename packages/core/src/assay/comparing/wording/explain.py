@@ -8,7 +8,7 @@ from assay.comparing.levels import LEVEL_OF_PHASE
 from assay.comparing.wording.coverage import describe_coverage, list_gaps
 from assay.comparing.wording.deciding_rows import DecidingRows
 from assay.comparing.wording.diagnoses import load_diagnoses
-from assay.comparing.wording.numerals import format_against, format_number
+from assay.comparing.wording.numerals import format_against, format_count, format_number
 from assay.comparing.wording.phrases import (
     describe_error,
     describe_first_affected_token,
@@ -369,8 +369,11 @@ def _describe_compared(verdict: Verdict) -> str:
     by_level = ", ".join(
         f"{name} {level.compared:,}" for name, level in verdict.levels.items() if level.compared
     )
-    unit = verdict.compared_unit or f"tensor pair{'' if verdict.compared == 1 else 's'}"
-    text = f"compared {verdict.compared:,} {unit}"
+    unit = verdict.compared_unit
+    count = (
+        f"{verdict.compared:,} {unit}" if unit else format_count(verdict.compared, "tensor pair")
+    )
+    text = f"compared {count}"
     return f"{text} ({by_level})" if by_level else text
 
 

@@ -31,6 +31,15 @@ def format_number(value: float, digits: int = DIGITS) -> str:
     return plain + "0" if plain.endswith(".") else plain
 
 
+def format_count(count: int, noun: str) -> str:
+    """Put a number before its noun.
+
+    >>> [format_count(count, "tensor") for count in (1, 1200)]
+    ['1 tensor', '1,200 tensors']
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_against(value: float, limit: float) -> tuple[str, str]:
     """Both numbers with as many digits as it takes to see which one is larger.
 

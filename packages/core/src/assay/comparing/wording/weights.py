@@ -1,6 +1,6 @@
 """The sentences of a comparison of stored weights."""
 
-from assay.comparing.wording.numerals import format_number
+from assay.comparing.wording.numerals import format_count, format_number
 from assay.models.quantization.results import Finding, Place, WeightComparison
 
 
@@ -32,14 +32,15 @@ def describe_place(place: Place) -> str:
 
 
 def headline_of_weights(comparison: WeightComparison) -> str:
-    """State the worst fault, or that there is none."""
-    count, groups = len(comparison.results), comparison.num_groups
+    """State the worst fault, or the agreement."""
+    count = len(comparison.results)
     if not count:
         return "Nothing could be compared."
     if not comparison.findings:
-        return f"All {count:,} weights agree in {groups:,} groups, as far as their formats allow."
+        groups = format_count(comparison.num_groups, "group")
+        return f"The weights agree, as far as their formats allow: {format_count(count, 'weight')}, {groups}."
     others = len(comparison.findings) - 1
-    more = f" {others:,} more findings." if others else ""
+    more = f" {format_count(others, 'more finding')}." if others else ""
     return f"{describe_finding(comparison.findings[0])}.{more}"
 
 

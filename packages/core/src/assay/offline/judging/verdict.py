@@ -152,10 +152,7 @@ def _levels(
         if origin is not None and is_deciding:
             is_replayed = origin.evidence == "replayed"
             noise = wording.REPLAY_NOISE if is_replayed else evidence.noise_origin
-            facts["reason"] = (
-                f"{wording.describe_difference(origin.judged.worst, noise)};"
-                f" {wording.describe_evidence(origin.evidence)}"
-            )
+            facts["reason"] = wording.describe_origin(origin.judged.worst, noise, origin.evidence)
         elif failed:
             facts["reason"] = f"{len(failed):,} of {len(items):,} places differ"
             if name == "modules" and evidence.replayed is not None:

@@ -344,8 +344,10 @@ class PairMeasurer:
         for (batch, step, _), tensors in lane.tensors.items():
             for pair in self.alignment.pairs_of(batch, step):
                 if pair.expected_rows is None and tensors[0].has_values:
-                    reference = self.expected.read(tensors[0])
-                    if is_attention_mask(lane.port.name, reference):
+                    reference = self.expected.read_intact(tensors[0])
+                    if reference is None:
+                        self.measured.unpaired.append(f"{lane.port} at step {step}: damaged")
+                    elif is_attention_mask(lane.port.name, reference):
                         result = self.measured.at(lane.port, 0, 0, reference, lane.class_name)
                         result.exact.add(*count_differences(None, reference, pair.rows))
 
@@ -376,9 +378,10 @@ def _read_all(
 
 
 def _norm(dump: Dump, tensor: DumpedTensor) -> float | None:
-    if tensor.has_values:
-        return float(torch.linalg.vector_norm(dump.read(tensor), dtype=torch.float64))
-    return tensor.statistics.get("norm")
+    if not tensor.has_values:
+        return tensor.statistics.get("norm")
+    value = dump.read_intact(tensor)
+    return None if value is None else float(torch.linalg.vector_norm(value, dtype=torch.float64))
 
 
 def _relative_difference(actual: float, expected: float) -> float:

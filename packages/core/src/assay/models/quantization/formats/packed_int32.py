@@ -7,6 +7,7 @@ Sources of the layouts: AutoGPTQ 0.7.1, `qlinear_cuda_old.py` (`pack`, `forward`
 import torch
 from torch import Tensor
 
+from assay.models.quantization.formats.packing import packed_width, unpack_bits
 from assay.models.quantization.formats.protocol import (
     Format,
     parse_count,
@@ -16,7 +17,6 @@ from assay.models.quantization.formats.protocol import (
 )
 from assay.models.quantization.grids import Grid
 from assay.models.quantization.groups import Groups
-from assay.models.quantization.packing import packed_width, unpack_bits
 from assay.models.quantization.quantized_weight import QuantizedWeight
 from assay.models.quantization.stored import StoredWeights
 

@@ -136,3 +136,10 @@ def test_a_damaged_file_forbids_a_pass_and_hides_no_failure(golden: Path, tmp_pa
     verdict = judge(golden, mine, tmp_path / "out")
     assert verdict.verdict is Outcome.FAIL
     assert "not a file of torch.save" in str(verdict.levels["completeness"].reason)
+
+
+def test_an_error_made_at_the_place_is_not_called_accumulated(golden: Path, tmp_path: Path) -> None:
+    verdict = judge(golden, write(tmp_path / "mine", double_scale), tmp_path / "out")
+    reason = str(verdict.levels["modules"].reason)
+    assert reason.startswith("relative error ")
+    assert reason.endswith("; its inputs agree: the error is made here")
