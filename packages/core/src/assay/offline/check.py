@@ -13,6 +13,7 @@ from assay.dumps.protocol import Dump, DumpError
 from assay.dumps.recognizing import open_dump
 from assay.errors import UsageError
 from assay.files import read_json_object, read_toml, write_whole
+from assay.metrics import PairSums
 from assay.models.remote_code import RemoteCode
 from assay.offline.completeness.endings import find_cut_off
 from assay.offline.completeness.lost_ranks import find_lost_ranks
@@ -24,6 +25,7 @@ from assay.offline.judging.token_rows import list_tokens
 from assay.offline.judging.verdict import judge_dumps, list_measurements
 from assay.offline.judging.weights import compare_quantized, open_quantized
 from assay.offline.measuring.coarseness import CoarsenessObserver
+from assay.offline.measuring.norm_sums import NormSums
 from assay.offline.measuring.pair_measurer import Measured
 from assay.offline.measuring.pairs import observe_with
 from assay.offline.measuring.routing import Flip
@@ -149,6 +151,7 @@ def compare_dumps(
             flips=flips,
             flips_spread=noise is None,
             by_statistics=comparison.stats,
+            sums=PairSums if noise is not None else NormSums,
         )
     replayed = None
     if comparison.model is not None:

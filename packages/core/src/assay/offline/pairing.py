@@ -11,6 +11,7 @@ from torch import Tensor
 from assay.comparing.wording import dumps as wording
 from assay.dumps.protocol import Dump, DumpError
 from assay.errors import name_some
+from assay.metrics import PairSums
 from assay.offline.judging.locating import level_of
 from assay.offline.measuring.pair_measurer import Measured, PairMeasurer
 from assay.offline.measuring.pairs import Observer, observe_nothing
@@ -77,11 +78,12 @@ class Pairing:
         flips: Sequence[Flip] = (),
         flips_spread: bool = False,
         by_statistics: bool = False,
+        sums: type[PairSums] = PairSums,
     ) -> Measured:
         """Measure every pair of tensors, and show each to `observe`. See `PairMeasurer`."""
         measurer = PairMeasurer(
             self.expected, self.actual, self.alignment, self.tokens.first_different,
-            flips, flips_spread, by_statistics, observe,
+            flips, flips_spread, by_statistics, observe, Measured(sums=sums),
         )  # fmt: skip
         return measurer.measure(self.matching)
 

@@ -15,6 +15,8 @@ from assay.files import UnreadableFileError
 from assay.hooks.timeline import RowIndex
 from assay.locating.matching.masks import count_differences, is_attention_mask
 from assay.locating.measuring import measure
+from assay.metrics import PairSums
+from assay.offline.measuring.norm_sums import NormSums
 from assay.offline.measuring.pairs import Observer, TensorPair, observe_nothing
 from assay.offline.measuring.parameters import distinct_weights, measure_parameter
 from assay.offline.measuring.routing import Flip
@@ -53,6 +55,8 @@ class Measured:
     """By port, rank and step, the largest relative difference of two norms, where values are not compared."""
     repeated: dict[str, list[str]] = field(default_factory=dict)
     """By side, the ports of which it holds the same values twice in a pass."""
+    sums: type[PairSums] = PairSums
+    """Sums of activations. Weights need their norms only, gradients and updates all sums."""
 
     def of(self, port: Port) -> list[PortResult]:
         """Return the sums of a port, one for each step and rank at which it was measured."""
@@ -71,6 +75,11 @@ class Measured:
         dtype = str(value.dtype).removeprefix("torch.")
         stage = Stage(port.module, port.phase)
         result = results.at(port.module, port.name, stage, dtype, class_name)
+        sums = self.sums if port.phase == "forward" else PairSums
+        if port.phase == "forward" and port.direction == "parameter":
+            sums = NormSums
+        if type(result.sums) is not sums:  # a new one
+            result.sums = sums()
         result.rank, result.step = rank, step
         return result
 
