@@ -1,5 +1,6 @@
 """From the measured errors of one weight to the groups that are wrong, and what is wrong with them."""
 
+import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -81,6 +82,8 @@ class JudgedWeight:
         is_coded = codes.hypot(deviations.clamp(min=0)) > self.limit
         is_coded &= errors.is_rounded
         is_scale = (deviations > self.limit) | (is_coded & (deviations > _FEWEST_DEVIATIONS))
+        pooled, pooled_resolution = self._judge_pooled()
+        is_scale |= pooled
         is_zero = errors.offset.abs() > (self.limit * errors.offset_deviation).clamp(_LEAST_STEPS)
         over = self._over_best()
         most = _MOST_OVER_BEST if errors.is_rounded else _MOST_OVER_BEST_OF_GPTQ
@@ -97,6 +100,7 @@ class JudgedWeight:
             is_scale, is_zero, is_other, is_unlike, over
         )  # fmt: skip
         resolution = float((self.limit * errors.slope_deviation + allowed).nanmedian())
+        resolution = min(resolution, pooled_resolution)
         return WeightResult(
             self.name,
             self.file,
@@ -108,6 +112,20 @@ class JudgedWeight:
             findings=tuple(found),
             is_other=is_all,
         )
+
+    def _judge_pooled(self) -> tuple[Tensor, float]:
+        """Return which groups have other slopes than the same columns of most rows, and the resolution."""
+        errors, pooled = self.errors, self.errors.pooled
+        if pooled is None:
+            return torch.zeros_like(errors.slope, dtype=torch.bool), math.inf
+        bent = self._slope_allowed()
+        least = self.limit * pooled.deviation + self.weight.scale_precision
+        usual = torch.minimum(torch.maximum(pooled.usual, -bent), bent)
+        return (pooled.slope - usual).abs() > least, float(least.nanmedian())
+
+    def _factor_of(self, group: int) -> float:
+        pooled = self.errors.pooled
+        return float(self.errors.factor[group] if pooled is None else 1 + pooled.slope[group])
 
     def _floor(self) -> float:
         """Return the relative error that the dtypes of weights and scales alone may make."""
@@ -169,7 +187,7 @@ class JudgedWeight:
             elif is_zero[group]:
                 cause, amount = "zero-point", float(errors.offset[group])
             elif is_scale[group] and errors.correlation[group] >= self._least_similar:
-                cause, amount = "scale", float(errors.factor[group])
+                cause, amount = "scale", self._factor_of(group)
             found.append(
                 Finding(
                     self.name,

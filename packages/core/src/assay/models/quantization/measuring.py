@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from assay.models.quantization.grids import Grid
+from assay.models.quantization.pooled_slopes import PooledSlopes, pool_slopes
 from assay.models.quantization.quantized_weight import QuantizedWeight
 
 # The search for the best scale: parts of the scale that just covers the largest value. Down to 0.7,
@@ -65,6 +66,8 @@ class GroupErrors:
     """Standard deviation of `other_codes` in a weight that is rounded to nearest."""
     correlation: Tensor
     """Cosine of the angle between d and w."""
+    pooled: PooledSlopes | None
+    """The slopes again, of errors that are not those of exact rounding; None where they are."""
     is_rounded: bool
     """The codes are those of exact rounding, so that any other error stands out."""
 
@@ -104,6 +107,7 @@ def measure_groups(
         factor=sums.dequantized_squares / sums.products if is_rounded else 1 + fit.slope,
         other_codes=other_codes,
         other_codes_deviation=(_OTHER_CODES / count).sqrt(),
+        pooled=None if is_rounded else pool_slopes(weight, reference),
         correlation=sums.products / (norm * sums.dequantized_squares.sqrt()),
         is_rounded=is_rounded,
     )

@@ -1,0 +1,100 @@
+"""Scales that are wrong among the errors of GPTQ, which are as large."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.models.quantization.grids import Grid
+from assay.models.quantization.groups import Groups
+from assay.models.quantization.judging import JudgedWeight, deviations_allowed
+from assay.models.quantization.measuring import measure_groups
+from assay.models.quantization.pooled_slopes import pool_slopes
+from assay.models.quantization.quantized_weight import QuantizedWeight
+from assay.models.quantization.results import Finding
+
+ROWS, COLUMNS = 1024, 256
+
+
+@dataclass
+class Sample:
+    original: Tensor
+    weight: QuantizedWeight
+
+    def findings(self) -> tuple[Finding, ...]:
+        errors = measure_groups(self.weight, self.original)
+        limit = deviations_allowed(self.weight.groups.num_groups)
+        return JudgedWeight("w", "f", self.weight, self.original, errors, limit).judge().findings
+
+    def with_factor(self, group: int, factor: float) -> "Sample":
+        scales = self.weight.scales.clone()
+        scales[group] *= factor
+        return Sample(self.original, replace(self.weight, scales=scales))
+
+
+def quantize_by_gptq(size: int, bits: int = 4, rows: int = ROWS) -> Sample:
+    """Quantize column by column; each error is made up for by the columns after it, as the inputs allow."""
+    generator = torch.Generator().manual_seed(size)
+    original = torch.randn(rows, COLUMNS, generator=generator, dtype=torch.float64) * 0.05
+    decay = (1 + torch.arange(COLUMNS)).double() ** -0.5
+    mixing = torch.linalg.qr(torch.randn(COLUMNS, COLUMNS, generator=generator).double()).Q
+    inputs = torch.randn(1024, COLUMNS, generator=generator).double() * decay @ mixing
+    hessian = inputs.t() @ inputs
+    hessian.diagonal().add_(0.01 * hessian.diagonal().mean())
+    factor = torch.linalg.cholesky(torch.linalg.inv(hessian), upper=True)
+    left, highest = original.clone(), 2**bits - 1
+    codes, scales, zeros = torch.zeros_like(original), [], []
+    for column in range(COLUMNS):
+        if column % size == 0:
+            group = left[:, column : column + size]
+            low, high = group.amin(1).clamp(max=0), group.amax(1).clamp(min=0)
+            scales.append(((high - low) / highest).half().double())
+            zeros.append((-low / scales[-1]).round())
+        code = (left[:, column] / scales[-1]).round().add(zeros[-1]).clamp(0, highest)
+        codes[:, column] = code
+        error = (left[:, column] - (code - zeros[-1]) * scales[-1]) / factor[column, column]
+        left[:, column:] -= error[:, None] * factor[column, column:]
+    weight = QuantizedWeight(
+        codes.to(torch.uint8),
+        Grid.of_unsigned(bits),
+        Groups((rows, COLUMNS), (1, size)),
+        torch.stack(scales, 1).float().flatten(),
+        torch.stack(zeros, 1).float().flatten(),
+        has_zeros=True,
+        scale_precision=2.0**-11,
+    )
+    return Sample(original.float(), weight)
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_a_scale_that_is_a_tenth_off_is_named_in_nine_of_ten_groups(size: int) -> None:
+    sample = quantize_by_gptq(size)
+    assert sample.findings() == ()
+    num_groups, seen = sample.weight.groups.num_groups, 0
+    for number in range(10):
+        group, factor = number * 331 % num_groups, (1.1, 0.9)[number % 2]
+        found = sample.with_factor(group, factor).findings()
+        assert len(found) <= 1
+        for one in found:
+            assert one.cause == "scale"
+            assert one.amount == pytest.approx(factor, abs=0.06)
+            assert one.place is not None
+            assert one.place.rows.start == group // (COLUMNS // size)
+        seen += len(found)
+    assert seen >= 9
+
+
+def test_the_scales_of_one_group_in_all_rows_are_not_the_usual_ones() -> None:
+    sample = quantize_by_gptq(64)
+    columns = COLUMNS // 64
+    scales = sample.weight.scales.clone()
+    scales[1::columns] *= 1.1
+    wrong = Sample(sample.original, replace(sample.weight, scales=scales))
+    assert len(wrong.findings()) > 90
+
+
+@pytest.mark.parametrize("rows", [32, 64])
+def test_few_rows_are_not_pooled(rows: int) -> None:
+    sample = quantize_by_gptq(64, rows=rows)
+    assert pool_slopes(sample.weight, sample.original) is None
