@@ -9,6 +9,8 @@ import torch
 import assay
 from assay.dumps.protocol import DumpError
 from assay.models import load_model
+from assay.verdicts import Outcome
+from packages.core.tests.dump_writers.msprobe import dumped
 
 IDS = torch.arange(3, 27)[None]
 
@@ -43,6 +45,28 @@ def test_a_right_dump_replays_without_a_finding(dumps: tuple[Path, Path], tmp_pa
     verdict = assay.compare(dumps[0], dumps[0], model="micro:llama", output=tmp_path / "out")
     assert verdict.passed
     assert any("module boundaries of ACTUAL that are replayed" in note for note in verdict.notes)
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda file: file.write_text("damaged")])
+@pytest.mark.parametrize(
+    ("scale", "outcome", "module"),
+    [(1.0, Outcome.NOT_COMPARED, None), (1.02, Outcome.FAIL, "model.layers.1.mlp")],
+)
+def test_a_result_that_a_dump_lacks_is_part_of_the_noise_of_its_parent(
+    tmp_path: Path, spoil: Any, scale: float, outcome: Outcome, module: str | None
+) -> None:
+    for name, factor in (("golden", 1.0), ("mine", scale)):
+        model: Any = load_model("micro:llama", dtype="float32").model
+        model.model.layers[1].mlp.down_proj.weight.data *= factor
+        with torch.no_grad(), dumped(model, tmp_path / name):
+            model(IDS)
+    (file,) = (tmp_path / "mine").rglob("*layers.1.mlp.down_proj*output.0.pt")
+    spoil(file)
+    verdict = assay.compare(
+        tmp_path / "golden", tmp_path / "mine", model="micro:llama", output=tmp_path / "out"
+    )
+    assert verdict.verdict is outcome
+    assert (verdict.location.module if verdict.location else None) == module
 
 
 def test_a_model_that_replays_nothing_is_refused(dumps: tuple[Path, Path], tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from assay.offline.tokens.passes import Pass
 from assay.progress import subtask
 from assay.recording.modules import Recorder
 from assay.sites import Call, CallSite, Site
-from assay.trace import Trace, TraceWriter
+from assay.trace import StoredTensor, Trace, TraceWriter
 
 # Dumps of leaves alone hold half of the modules.
 _LEAST_REPLAYED = 0.2
@@ -81,7 +81,8 @@ def replay_dump(
         with TraceWriter(trace_folder, {"dtype": dtype}) as writer:
             _run("records", yardstick, passes, Recorder(writer, boundary), None)
         trace = Trace.open(trace_folder)
-        noise = Replayer(trace, boundary)
+        view = DumpedTrace.of(dump, trace)
+        noise = Replayer(_SamePorts(trace, view), boundary)
         _run("measures the noise", _load(trusted, dtype, None), passes, noise, noise)
         noise_results = noise.finish()
 
@@ -92,7 +93,6 @@ def replay_dump(
             _set_dtype(results, dtype)
             return judge_replay(results, noise_results, limits)[0], results
 
-        view = DumpedTrace.of(dump, trace)
         judged, results = judge(view)
         _require_replayed(trusted, dump, trace, results)
         origin = _find_origin(judged, results)
@@ -231,7 +231,7 @@ class DumpedTrace:
                 # The arguments of the model itself are the dump's tokens, given by `_run`.
                 if (call.caller is not None or not port.startswith("input."))
                 and (lane := lanes.get((at.module, port))) is not None
-                and _can_replace(lane.tensors.get(key, ()), trace.stored(call, port).shape)
+                and _can_replace(dump, lane.tensors.get(key, ()), trace.stored(call, port).shape)
             )
             calls.append(replace(call, ports=ports))
         view = cls(dump, calls, lanes)
@@ -274,12 +274,41 @@ class DumpedTrace:
         return self._last[1]
 
 
-def _can_replace(tensors: Sequence[DumpedTensor], shape: tuple[int, ...]) -> bool:
+@dataclass(frozen=True, slots=True)
+class _SamePorts:
+    """The model's own trace, limited to the ports that a dump holds.
+
+    A module whose child lacks a result in the dump computes the child's part, too: its noise must.
+    """
+
+    trace: Trace
+    dumped: DumpedTrace
+
+    @property
+    def calls(self) -> list[Call]:
+        """Return the calls of the model, with the ports that the dump holds."""
+        return self.dumped.calls
+
+    def find(self, site: CallSite) -> Call | None:
+        """Return the call at `site`; None if the model made none."""
+        return self.dumped.find(site)
+
+    def stored(self, call: Call, port: str) -> StoredTensor:
+        """Return shape and content hash of a tensor."""
+        return self.trace.stored(call, port)
+
+    def tensor(self, call: Call, port: str) -> Tensor:
+        """Return the recorded tensor at a port of a call."""
+        return self.trace.tensor(call, port)
+
+
+def _can_replace(dump: Dump, tensors: Sequence[DumpedTensor], shape: tuple[int, ...]) -> bool:
     """Return True if the model, which has `shape` there, can go on with the one dumped tensor."""
     if len(tensors) != 1 or not tensors[0].has_values:
         return False
     # A generation may compute only the logits of the last token.
-    return tensors[0].shape in (None, shape, (1, *shape[1:]))
+    fits = tensors[0].shape in (None, shape, (1, *shape[1:]))
+    return fits and dump.read_intact(tensors[0]) is not None
 
 
 def _forward(lanes: Lanes) -> Lanes:
