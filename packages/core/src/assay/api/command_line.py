@@ -10,9 +10,9 @@ def command_line(
     arguments: Mapping[str, Any],
     positional: Sequence[str] = ("model",),
 ) -> tuple[str, ...]:
-    """The words of the command that `function` is, for the `arguments` that are not its defaults.
+    """Return the words of the command for a call of `function`, without arguments that are defaults.
 
-    positional: names of the arguments that are no options.
+    positional: names of the positional arguments.
     Without `output`: a folder is written to once, and this is for doing it again.
     """
     parameters = inspect.signature(function).parameters

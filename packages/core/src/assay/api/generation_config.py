@@ -42,7 +42,7 @@ class GenerationConfigError(UsageError):
 
     @classmethod
     def of(cls, path: str | Path, problem: object) -> "GenerationConfigError":
-        """What is wrong with it."""
+        """Make the error from the file and its problem."""
         return cls(f"generation config {path}: {problem}")
 
 
@@ -86,7 +86,7 @@ def choose_sampling(from_file: dict[str, Any], from_flags: dict[str, Any]) -> di
 
 
 def _odd(name: str, value: object) -> bool:
-    """Whether it is neither passed on nor without effect."""
+    """Return True if it is neither passed on nor without effect."""
     if name == "do_sample":
         return not isinstance(value, bool)
     if name in _LISTS:
@@ -100,7 +100,7 @@ def _odd(name: str, value: object) -> bool:
 
 
 def _is_outside(value: object, low: float, high: float | None) -> bool:
-    """Whether it is no number of the kind of `low`, or not within the bounds."""
+    """Return True unless it is a number of the kind of `low` within the bounds."""
     if isinstance(value, bool) or not isinstance(value, int | type(low)):
         return True
     return not low <= value < math.inf or (high is not None and value > high)

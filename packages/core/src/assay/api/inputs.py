@@ -1,4 +1,4 @@
-"""Which prompts are run, and how tokens are chosen, from options that may be left out."""
+"""Prompts and the choice of tokens, from options that may be left out."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ def input_options(  # noqa: PLR0913 - one for each option
     generation_config: str | Path | None,
     seed: int | None,
 ) -> InputOptions:
-    """What was asked for: `model_fields_set` are the options that were given.
+    """The requested inputs: `model_fields_set` are the options that were given.
 
     Raises: UsageError for values out of range, and for a file that asks for what cannot be.
     """

@@ -1,4 +1,4 @@
-"""How long `assay check train` trains, and to what end: options that exclude one another."""
+"""Length and purpose of a training in `assay check train`: options that exclude one another."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -27,7 +27,7 @@ class CheckedVerdict(Verdict):
 
     @classmethod
     def publish(cls, folder: Path) -> "CheckedVerdict":
-        """Write the report's page beside the files of the run in `folder`.
+        """Write the report's page next to the files of the run in `folder`.
 
         Returns: the verdict of that run, even if the page cannot be written: see `unwritten`.
         Raises: UnreadableFileError if the folder has no verdict.
@@ -46,12 +46,12 @@ class CheckedVerdict(Verdict):
 
     @property
     def unwritten(self) -> str:
-        """Why the report's page could not be written; empty where it was."""
+        """Reason why the report's page could not be written; empty if it was."""
         return self._unwritten
 
     @property
     def folder(self) -> Path:
-        """Where verdict.json, report.html, the measurements and the golden lie."""
+        """Folder of verdict.json, report.html, the measurements and the golden."""
         return self._report.folder
 
     def print_to(self, console: Console) -> None:

@@ -15,7 +15,7 @@ _MAX_EXPANDED_BYTES = 1 << 30
 def require_dense(file: Path, name: str, value: object) -> Tensor:
     """Return `value`, the entry `name` of `file`, as a tensor without gradient history.
 
-    Raises: UnreadableFileError if it is no dense tensor on the CPU.
+    Raises: UnreadableFileError unless it is a dense tensor on the CPU.
     """
     if not isinstance(value, Tensor):
         raise UnreadableFileError.of(file, f"{name} is a {type(value).__name__}, not a tensor")
@@ -30,7 +30,7 @@ def require_values(file: Path, name: str, value: object) -> Tensor:
 
     Tools save expanded tensors (stride 0) as they are: a file then holds fewer values than the
     tensor. Such a tensor is copied if it is small.
-    Raises: UnreadableFileError if it is no dense tensor, or claims far more values than are stored.
+    Raises: UnreadableFileError unless it is a dense tensor, and if it claims far more values than are stored.
     """
     tensor = require_dense(file, name, value)
     size_bytes = tensor.numel() * tensor.element_size()  # Tensor.nbytes is modulo 2**64

@@ -232,7 +232,7 @@ def _load_limits(comparison: Comparison, dtype: str) -> Limits:
 
 
 def _require_healthy(comparison: Comparison, pairing: Pairing, noise: Measured) -> None:
-    """Refuse a noise dump that is no run of the same model on the same prompts.
+    """Refuse a noise dump of another model or of other prompts.
 
     Its errors would excuse anything.
     """
@@ -281,7 +281,7 @@ def _leave_out_reused(dump: Dump) -> Dump:
 
 
 def _list_missing(pairing: Pairing, measured: Measured) -> list[str]:
-    """Return what has no partner."""
+    """Return the names of expected tensors and tokens without a partner."""
     missing = [f"tokens of {one}" for one in pairing.alignment.missing]
     if pairing.alignment.missing_tokens:
         missing.append(f"{pairing.alignment.missing_tokens:,} tokens of other passes")
@@ -289,7 +289,7 @@ def _list_missing(pairing: Pairing, measured: Measured) -> list[str]:
 
 
 def _list_unmatched(comparison: Comparison, missing: Sequence[str]) -> list[str]:
-    """Return what forbids a PASS because it has no partner."""
+    """Return those of `missing` that --allow-unmatched does not excuse."""
     return [name for name in missing if not is_allowed(name, comparison.allow_unmatched)]
 
 

@@ -322,7 +322,7 @@ GOOD = header("2,3", FLOAT16, 12, "$Object.data=0,12") + bytes(12)
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (GOOD.replace(b"$End=1\n", b""), "is no part of a header|no \\$End"),
+        (GOOD.replace(b"$End=1\n", b""), "does not belong to a header|no \\$End"),
         (GOOD[:40], "no \\$End in its first 40 bytes"),
         (b"$Version=1.0\n" + b"a=b\n" * 10_000, "no \\$End in its first 4,096 bytes"),
         (b"$Version=" + b"1" * 10_000, "no \\$End in its first 4,096 bytes"),
@@ -342,7 +342,7 @@ GOOD = header("2,3", FLOAT16, 12, "$Object.data=0,12") + bytes(12)
         (GOOD.replace(b"Length=12", b"Length=x"), "\\$Object.Length is not a size: 'x'"),
         (GOOD[:-1], "\\$Object.Length is 12, and the file holds 11"),
         (GOOD + GOOD, "\\$Object.Length is 12, and the file holds 122"),
-        (GOOD.replace(b"format=2", b"format=\xe9"), "is no part of a header"),
+        (GOOD.replace(b"format=2", b"format=\xe9"), "does not belong to a header"),
         (
             header("2500000000", FLOAT32, 10**10, f"$Object.data=0,{10**10}") + bytes(900),
             "\\$Object.Length is 10,000,000,000, and the file holds 900",

@@ -185,7 +185,7 @@ def test_statistics_of_two_calls(process: Path) -> None:
 def test_broken_row_is_one_error_with_its_line(process: Path, row: str) -> None:
     good = "root.head,Linear,Input,0,torch.float32,(),1,1,1,1\n"
     file = write_statistics(process, good + row)
-    assert first_problem(process).startswith(f"{file}, line 3: no row of statistics: ")
+    assert first_problem(process).startswith(f"{file}, line 3: not a row of statistics: ")
 
 
 def test_two_dumps_in_one_folder_are_named(dump: Path, process: Path) -> None:

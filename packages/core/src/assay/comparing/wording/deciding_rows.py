@@ -114,7 +114,7 @@ def _decided(row: Measurement, verdict: Verdict) -> bool:
 
 
 def _extras(verdict: Verdict, deciding: Measurement | None) -> dict[str, Any]:
-    """What the judge left beside the level that decided."""
+    """Return the facts that the judge left with the deciding level."""
     names = [deciding.level] if deciding else []
     names += [name for name, level in verdict.levels.items() if level.verdict is verdict.verdict]
     for name in names:

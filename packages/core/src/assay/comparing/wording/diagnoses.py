@@ -1,4 +1,4 @@
-"""What each diagnosis means: `diagnoses.toml`, read and worded."""
+"""The meaning of each diagnosis, from `diagnoses.toml`."""
 
 import difflib
 from functools import cache

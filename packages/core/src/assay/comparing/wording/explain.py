@@ -115,7 +115,7 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
 
 
 def describe_cause(verdict: Verdict) -> str:
-    """Describe in one line why `verdict` is no PASS, where no ratio says it; "" for a PASS."""
+    """State in one line why `verdict` is not a PASS; "" for a PASS, or if only a ratio says it."""
     if verdict.verdict is Outcome.PASS:
         return ""
     causes = [
@@ -142,7 +142,7 @@ def _headline_of_gaps(coverage: Coverage | None) -> str:
 
 
 def _reasons(verdict: Verdict) -> list[str]:
-    """Of every level that is no pass."""
+    """Return the reason of every level that did not pass."""
     return [
         f"{name}: {level.reason}"
         for name, level in verdict.levels.items()
@@ -236,7 +236,7 @@ def _explain_failed_levels(verdict: Verdict, evidence: DecidingRows) -> tuple[st
 
 
 def _is_decided_by_load(verdict: Verdict) -> bool:
-    """Whether what is wrong was wrong before anything was computed, and no ratio shows it."""
+    """Return True if the error was there before anything was computed, so that no ratio shows it."""
     load = verdict.levels.get("load")
     return load is not None and load.verdict is Outcome.FAIL and verdict.noise_ratio is None
 
@@ -259,7 +259,7 @@ def _explain_load(verdict: Verdict, location: Location | None) -> tuple[str, lis
 
 
 def _explain_no_place(verdict: Verdict) -> list[str]:
-    """What the level that looks for a place found, and why others than `tokens` failed."""
+    """Describe the result of the level that looks for a place, and the failures of other levels."""
     details = [
         f"{name}: {level.reason}"
         for name, level in verdict.levels.items()
@@ -344,7 +344,7 @@ def _describe_noise(verdict: Verdict, row: Measurement | None) -> str:
 
 
 def _floor_decided(row: Measurement) -> bool:
-    """Whether the ratio was taken to the floor, as the noise run's error was smaller."""
+    """Return True if the ratio is to the floor, because the noise run's error was smaller."""
     return row.ratio > 0 and row.actual / row.ratio > 1.01 * row.expected
 
 

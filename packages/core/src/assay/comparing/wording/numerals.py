@@ -1,4 +1,4 @@
-"""How numbers are written in every message, table and picture."""
+"""The form of numbers in every message, table and picture."""
 
 import math
 

@@ -9,7 +9,7 @@ from assay.sites import Phase
 from assay.stages import METRICS
 from assay.verdicts import Level, Location, Outcome, Suspect, Verdict
 
-# A sign beside the word, for those who do not see the colour.
+# A sign next to the word, for readers who do not see the color.
 OUTCOME_SIGNS = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.NOT_COMPARED: "?"}
 
 LEVEL_QUESTIONS = {
@@ -77,7 +77,7 @@ _SUBJECTS: dict[Phase, str] = {
 }
 
 READ_MEASUREMENTS = (
-    "Every measurement, with all digits, is in measurements.jsonl beside this report."
+    "Every measurement, with all digits, is in measurements.jsonl next to this report."
 )
 TOKENS_ARE_NOT_JUDGED = (
     "Error of each token's row relative to the noise run's, the reference's own inputs injected into "
@@ -117,7 +117,7 @@ LOSSES_MEANING = (
 
 
 def describe_sides(verdict: Verdict) -> str:
-    """Which model ran where, and against what."""
+    """Name the candidate, and the reference that it is compared with."""
     name = verdict.model.get("name") or "the model"
     candidate = verdict.candidate.get("run") or "the candidate"
     reference = verdict.reference.get("run") or "the reference"
@@ -137,7 +137,7 @@ def describe_depth(verdict: Verdict) -> str:
 
 
 def describe_place(location: Location) -> str:
-    """The module, operation or parameter of `location`."""
+    """Name the module, operation or parameter of `location`."""
     place = location.module or _SUBJECTS.get(location.phase, "(model)")
     if location.module == "" and location.phase == "backward":
         place = "(model)"
@@ -180,17 +180,17 @@ def describe_tokens(prompt: int, first: int, last: int, step: int) -> str:
 
 
 def is_against_target(statistic: str | None) -> bool:
-    """Whether the ratio of `statistic` is to a target, and not to the noise run's error."""
+    """Return True if the ratio of `statistic` is to a target instead of the noise run's error."""
     return statistic in ("overfit-loss", "overfit-memorization", *METRICS)
 
 
 def name_ratio(statistic: str | None) -> str:
-    """What the ratio that decides is called."""
+    """Return the name of the deciding ratio."""
     return "times the target" if is_against_target(statistic) else "noise ratio"
 
 
 def describe_statistic(statistic: str) -> str:
-    """What the value of `statistic` is."""
+    """Name the value of `statistic`."""
     return _STATISTICS.get(statistic, statistic)
 
 
@@ -201,7 +201,7 @@ def describe_error(statistic: str, error: float | None) -> str:
 
 
 def describe_resolution(verdict: Verdict) -> str | None:
-    """What the run could not have seen; None where that is unknown, or is no relative error."""
+    """State the smallest relative error that the run would have seen; None if unknown, or not relative."""
     if verdict.resolution is None or verdict.compared_unit:
         return None
     return (
@@ -211,7 +211,7 @@ def describe_resolution(verdict: Verdict) -> str | None:
 
 
 def describe_level(level: Level) -> str:
-    """The word for what a level found."""
+    """Return the outcome of a level as a word."""
     return level.verdict.value if level.verdict else "not run"
 
 
@@ -224,7 +224,7 @@ def describe_first_affected_token(verdict: Verdict) -> str | None:
 
 
 def describe_left_out(kept: int, total: int, things: str, worst: float) -> str:
-    """What a table or picture leaves out to stay small."""
+    """State how much a table or picture leaves out to stay small."""
     return (
         f"{kept:,} of {total:,} {things} are shown, those with the highest ratios; "
         f"the highest ratio left out is {format_number(worst)}x."
@@ -232,7 +232,7 @@ def describe_left_out(kept: int, total: int, things: str, worst: float) -> str:
 
 
 def describe_measurements_left_out(kept: int, total: int, worst: float) -> str:
-    """The same for the table of measurements."""
+    """State how much the table of measurements leaves out."""
     return (
         f"{kept:,} of {total:,} measurements are listed: those that were judged, then those with "
         f"the highest ratios; the highest ratio left out is {format_number(worst)}x."
@@ -245,7 +245,7 @@ def describe_nodes_left_out(kept: int, total: int) -> str:
 
 
 def describe_judged(ratio: float, limit: float) -> str:
-    """A ratio beside the limit that it was judged by."""
+    """Show a ratio with its limit."""
     if not limit or not math.isfinite(ratio):
         return f"{describe_ratio(ratio)} / {format_number(limit)}"
     shown, shown_limit = format_against(ratio, limit)
@@ -258,17 +258,17 @@ def describe_ratio(ratio: float) -> str:
 
 
 def describe_counts(outcomes: list[Outcome]) -> str:
-    """How many of several runs ended how, worst first."""
+    """Count the outcomes of several runs, worst first."""
     counts = Counter(outcomes)
     order = (Outcome.FAIL, Outcome.NOT_COMPARED, Outcome.PASS)
     return ", ".join(f"{counts[outcome]:,} {outcome.value}" for outcome in order if counts[outcome])
 
 
 def describe_pooling(width: int) -> str:
-    """What one place of a picture is, where it is more than one token."""
+    """Explain a place of a picture that stands for several tokens."""
     return f"One place is the worst of up to {width} neighbouring tokens."
 
 
 def describe_thinning(width: int) -> str:
-    """What one place of a picture is, where not every step has one."""
+    """Explain a picture that does not show every step."""
     return f"Every {width}th step is shown."

@@ -197,7 +197,7 @@ def _list_operations(token: Path) -> list[Path]:
 def _list_files(operation: Path) -> dict[str, Path]:
     """Return the files of an operation by port.
 
-    An input that was saved again after the call is `changed`. Outputs before the call are no values.
+    An input that was saved again after the call is `changed`. Outputs before the call are not read.
     """
     before, after = (
         {
@@ -301,7 +301,7 @@ def _split_fields(head: bytes, file: Path) -> tuple[dict[str, str], int]:
     for line in head.split(b"\n")[:-1]:
         key, equals, value = line.decode("ascii", "backslashreplace").partition("=")
         if not equals or not line.isascii():
-            raise UnreadableFileError.of(file, f"the line {key!r} is no part of a header")
+            raise UnreadableFileError.of(file, f"the line {key!r} does not belong to a header")
         position += len(line) + 1
         fields[key] = value
         if key == "$End":

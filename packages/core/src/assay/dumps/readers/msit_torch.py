@@ -258,10 +258,10 @@ def _read_rows(file: Path) -> Iterator[_Row]:
             )
             yield _Row(line, kind, int(row["Index"]), tensor)
     except (KeyError, ValueError, TypeError, AttributeError, csv.Error) as error:
-        raise UnreadableFileError.of(file, f"no row of statistics: {error!r}", line) from None
+        raise UnreadableFileError.of(file, f"not a row of statistics: {error!r}", line) from None
 
 
 def _parse_dim(text: str) -> int:
     if (dim := int(text)) < 0:
-        raise ValueError(f"{dim} is no dim")
+        raise ValueError(f"{dim} is not a dim")
     return dim

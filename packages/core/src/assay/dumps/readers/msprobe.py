@@ -160,7 +160,7 @@ def _read_calls(
             num_operations[counter] += 1
         value = data[text]
         if not isinstance(value, dict):
-            raise UnreadableFileError.of(folder / _INDEX, f"{text} is no table")
+            raise UnreadableFileError.of(folder / _INDEX, f"{text} is not a table")
         ports = _ports_of_gradients if "parameters_grad" in key.counter else _ports_of
         is_write = _WRITES.fullmatch(key.operation) is not None
         for port, entry in ports(value):
@@ -275,7 +275,7 @@ def _walk(port: str, value: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _parse_tensor(entry: Mapping[str, Any], folder: Path, key: str) -> DumpedTensor:
     shape = entry.get("shape")
     if not isinstance(shape, list) or not all(type(dim) is int and dim >= 0 for dim in shape):
-        raise UnreadableFileError.of(folder / _INDEX, f"{key}: {shape!r} is no shape")
+        raise UnreadableFileError.of(folder / _INDEX, f"{key}: {shape!r} is not a shape")
     numbers = {ours: entry.get(theirs) for ours, theirs in _STATISTICS.items()}
     try:
         statistics = {

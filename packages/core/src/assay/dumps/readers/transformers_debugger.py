@@ -102,7 +102,7 @@ def _read_tree(tree: Path) -> dict[str, Any]:
     path_inside(tree.parent, tree.name)
     root = parse_json(read_text(tree, _MAX_TREE_BYTES), tree)
     if not isinstance(root, dict) or not isinstance(root.get("module_path"), str):
-        raise UnreadableFileError.of(tree, "it is no tree of calls")
+        raise UnreadableFileError.of(tree, "it is not a tree of calls")
     return root
 
 
@@ -114,7 +114,7 @@ def _walk_calls(
     children = node.get("children") or []
     for child in children if isinstance(children, list) else [None]:
         if not isinstance(child, dict) or not isinstance(child.get("module_path"), str):
-            raise UnreadableFileError.of(tree, f"a child of {path} is no call")
+            raise UnreadableFileError.of(tree, f"a child of {path} is not a call")
         yield from _walk_calls(child, model, num_calls, tree)
     module = unwrapped_path("" if path == model else path.removeprefix(f"{model}."))
     at = CallSite(0, module, num_calls[module])
@@ -152,7 +152,7 @@ def _walk_values(port: str, value: object) -> Iterator[tuple[str, Mapping[str, A
 def _parse_tensor(site: Site, entry: Mapping[str, Any], tree: Path) -> DumpedTensor:
     shape = _SHAPE.fullmatch(entry["shape"])
     if shape is None:
-        raise UnreadableFileError.of(tree, f"{site}: {entry['shape']!r} is no shape")
+        raise UnreadableFileError.of(tree, f"{site}: {entry['shape']!r} is not a shape")
     statistics = {name: _parse_printed(entry.get(name)) for name in _STATISTICS}
     return DumpedTensor(
         site,

@@ -18,7 +18,7 @@ class _Kind:
     description: str
     """Tool and content."""
     advice: str
-    """What to do instead."""
+    """Advice: the next step."""
     patterns: tuple[str, ...] = ()
     """Globs below the folder; one match is enough."""
     folder_names: re.Pattern[str] | None = None

@@ -67,11 +67,11 @@ class _Task:
     expected: tuple[str, ...]
     actual: str
     first_row: int | None = None
-    """Where its rows start, if it is a part of the expected weight."""
+    """First of its rows in the expected weight, if it is a part of that."""
 
 
 class _Sides:
-    """Both folders and what their weights are."""
+    """Both folders, with the format of each weight."""
 
     def __init__(self, expected: StoredWeights, actual: StoredWeights) -> None:
         self.expected, self.actual = expected, actual

@@ -15,7 +15,7 @@ from torch import Tensor
 _PASSES = 3
 # Factors that vary less than this, in the median, are the noise of the fit: 0.1 / sqrt(rows) for 4 bits.
 _LEAST_SPREAD = 0.01
-# How far the product of factors that cancel may be from 1, in the median channel.
+# Largest distance from 1 of the product of factors that cancel, in the median channel.
 _MOST_APART = 0.05
 # The same for one channel, and in standard deviations of all: noise reaches 5 among 100,000.
 _MOST_DEVIATIONS = 8.0
@@ -24,7 +24,7 @@ _BLOCK = re.compile(r"(.*?\.\d+)\.")
 
 @dataclass(frozen=True)
 class Factors:
-    """What the rows and columns of a weight are multiplied by; a vector has no columns."""
+    """Factors of the rows and columns of a weight; a vector has only rows."""
 
     rows: Tensor
     columns: Tensor
@@ -61,7 +61,7 @@ def _slope(expected: Tensor, actual: Tensor, dim: int) -> Tensor:
 def explain_factors(fitted: dict[str, Factors]) -> dict[str, Factors]:
     """Return those weights whose factors another weight of the block takes back, with these factors.
 
-    What nothing takes back is left at 1, so that it is seen as an error.
+    A factor that nothing takes back stays 1, so that it counts as an error.
     """
     found: dict[str, Factors] = {}
     known = dict(fitted)
@@ -79,9 +79,8 @@ def explain_factors(fitted: dict[str, Factors]) -> dict[str, Factors]:
                 ):
                     continue
                 product = factors.columns * others.rows
-                if (
-                    is_vector
-                ):  # a fit leaves a constant open between rows and columns; a vector settles it
+                if is_vector:
+                    # A fit leaves a constant open between rows and columns. A vector settles it.
                     known[name] = Factors(factors.rows * product.median(), factors.columns)
                 own, theirs = (found.get(one, _ones(fitted[one])) for one in (name, producer))
                 found[name] = replace(

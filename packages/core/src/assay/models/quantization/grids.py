@@ -20,7 +20,7 @@ _FP4 = (-12.0, -8.0, -6.0, -4.0, -3.0, -2.0, -0.0625, 0.0, 0.0625, 2.0, 3.0, 4.0
 
 @dataclass(frozen=True)
 class Grid:
-    """What each code stands for, in units of the scale."""
+    """Values of the codes, in units of the scale."""
 
     table: Tensor
     """Value of each code as the file has it."""

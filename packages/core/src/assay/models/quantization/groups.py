@@ -1,4 +1,4 @@
-"""Groups: which elements of a quantized weight share one scale and zero point."""
+"""Groups: elements of a quantized weight that share one scale and zero point."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

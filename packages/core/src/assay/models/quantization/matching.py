@@ -1,4 +1,4 @@
-"""Which weights of two folders correspond: by name, and by rows where several are stored as one."""
+"""Matching the weights of two folders by name, and by rows if several are stored as one."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Pairs:
-    """All pairs of two folders, and what has no partner."""
+    """All pairs of two folders, and the weights without a partner."""
 
     pairs: tuple[Pair, ...]
     unmatched_expected: tuple[str, ...]

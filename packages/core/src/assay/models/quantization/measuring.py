@@ -77,7 +77,7 @@ def measure_groups(
 ) -> GroupErrors:
     """Measure every group of `weight` against the weight `reference`, rows x columns, any float dtype.
 
-    is_exact: False if `reference` has noise of its own, so that exact rounding of it proves nothing.
+    is_exact: False if `reference` is noisy itself, so that exact rounding of it proves nothing.
     """
     groups, grid = weight.groups, weight.grid
     candidates = list(_candidates(weight, reference))
@@ -128,7 +128,7 @@ def _candidates(weight: QuantizedWeight, reference: Tensor) -> Iterator[tuple[Te
     middle = weight.zeros
     if weight.has_zeros:
         middle = torch.full_like(low, float(levels[0] + levels[-1] + 1) / 2)
-    # A quantizer that is told to be symmetric does not shift, even if the format could.
+    # A symmetric quantizer does not shift, even if the format could.
     if weight.has_zeros and float((middle == weight.zeros).float().mean()) <= 1 / 2:
         for part in _SHIFTED_PARTS:
             scales = _nonzero((high - low) * part / (levels[-1] - levels[0]))

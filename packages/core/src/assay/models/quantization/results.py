@@ -1,4 +1,4 @@
-"""What a comparison of weights found."""
+"""Results of a comparison of weights."""
 
 from dataclasses import dataclass, field, replace
 from typing import Literal

@@ -65,7 +65,7 @@ def open_folder(folder: Path) -> StoredWeights:
     config = read_json_object(folder / _CONFIG)
     quantization = config.get("quantization_config") or {}
     if not isinstance(quantization, dict):
-        raise UsageError(f"{folder / _CONFIG}: quantization_config is no table")
+        raise UsageError(f"{folder / _CONFIG}: quantization_config is not a table")
     found = read_tensors(folder)
     if found is None:
         tensors = read_pickled(folder)

@@ -18,7 +18,7 @@ from assay.verdicts import Diagnosis, Location, TokenPosition
 # A sum of squares that is as small as this, relative to another, is its rounding.
 _ZERO = 1e-9
 
-# Phases of training whose error has a name of its own.
+# Phases of training whose errors have their own diagnosis.
 _DIAGNOSES: dict[Phase, Diagnosis] = {
     "inputs": "inputs-differ", "reduce": "missing-reduction", "clip": "clip-norm",
     "optimizer": "optimizer-update",
@@ -49,7 +49,7 @@ class Evidence:
     quantized: Sequence[QuantizedLayer] = ()
     """Layers that one side only quantizes, in order."""
     accepts_statistics: bool = False
-    """Whether a comparison of norms alone may pass."""
+    """True if a comparison of norms alone may pass."""
     problems: list[str] = field(default_factory=list)
     """Defects of either dump, such as missing files."""
     notes: list[str] = field(default_factory=list)

@@ -39,7 +39,7 @@ from assay.stages import Stage
 
 @dataclass(slots=True)
 class Measured:
-    """What the comparison of two dumps measured."""
+    """Measurements of two dumps."""
 
     results: dict[tuple[Phase, int, int], ReplayResults] = field(default_factory=dict)
     """By phase, rank and step of the actual dump, the sums of every port.

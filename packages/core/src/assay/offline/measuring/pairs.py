@@ -19,7 +19,7 @@ class TensorPair:
     values: tuple[Tensor, Tensor] | None = None
     """The compared rows of actual and expected, (R, C); None for masks, and if there is a reason."""
     reason: str = ""
-    """Why the pair was not compared; "" if it was."""
+    """Reason why the pair was not compared; "" if it was."""
 
 
 Observer = Callable[[TensorPair], None]

@@ -1,4 +1,4 @@
-"""Expert choices that differ because two scores are nearly equal: they are no errors.
+"""Expert choices that differ because two scores are nearly equal. They are not errors.
 
 A token that goes to another expert has other values from there on, and later tokens attend to it.
 """

@@ -16,7 +16,7 @@ _LARGEST_REPLICA_DIFFERENCE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How a tensor is spread over ranks. dim and sizes: of shards, in the order of the ranks."""
+    """Distribution of a tensor over ranks. dim and sizes: of shards, in the order of the ranks."""
 
     kind: Kind
     dim: int = 0
@@ -42,7 +42,7 @@ def find_placements(
 ) -> tuple[Placement, Placement] | None:
     """Infer how the two sides spread one tensor over their ranks.
 
-    The number of rows (dims 0 and 1) may differ: another batch size is no shard.
+    The number of rows (dims 0 and 1) may differ: another batch size is not a shard.
     Returns: None if no pair of placements fits.
     """
     known = _find_whole(expected), _find_whole(actual)

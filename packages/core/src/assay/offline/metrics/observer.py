@@ -16,7 +16,7 @@ from assay.stages import Statistic
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPair:
-    """A pair without its values. metrics: None if there were none."""
+    """A pair without its values. metrics: None if it was not compared."""
 
     pair: TensorPair
     metrics: PairMetrics | None = None

@@ -18,7 +18,7 @@ from assay.sites import RowMap
 _ID_PORTS = ("input.input_ids", "input.tokens")
 _POSITION_PORTS = ("position_ids", "positions")
 _MASK_PORTS = ("attention_mask",)
-# With fewer tensors of one length, the length is no number of tokens: they are loose tensors.
+# With fewer tensors of one length, the length does not count tokens: they are loose tensors.
 _FEWEST_ACTIVATIONS = 3
 
 

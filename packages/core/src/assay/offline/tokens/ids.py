@@ -23,7 +23,7 @@ class DifferentToken:
     is_prompt: bool
     """True if the token was given, False if it was generated."""
     is_near_tie: bool | None = None
-    """Whether each side chose the largest of its logits; None if the logits are not in both dumps."""
+    """True if each side chose the largest of its logits; None if the logits are not in both dumps."""
 
     def __str__(self) -> str:
         """Name the place and both ids."""

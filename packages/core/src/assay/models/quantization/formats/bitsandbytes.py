@@ -77,7 +77,7 @@ def _read_state(stored: StoredWeights, module: str) -> tuple[str, dict[str, obje
             text = bytes(stored.fetch(name, name, (None,)).to(torch.uint8).tolist())
             state = parse_json(text.decode(errors="replace"), str(stored.files.get(name, name)))
             if not isinstance(state, dict):
-                raise stored.refuse(name, "is no table")
+                raise stored.refuse(name, "is not a table")
             return kind, state
     raise stored.refuse(f"{module}.weight", f"is quantized, but {_STATE}nf4 or fp4 is missing")
 

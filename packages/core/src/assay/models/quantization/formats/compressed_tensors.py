@@ -115,7 +115,7 @@ def _block_of(
     return rows, columns
 
 
-# What else a quantized module stores concerns activations and caches.
+# Other tensors of a quantized module, which concern activations and caches.
 _OTHERS = tuple(
     f"{kind}_{what}" for kind in ("input", "output", "k", "v", "q")
     for what in ("scale", "zero_point", "global_scale")

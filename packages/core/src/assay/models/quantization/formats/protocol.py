@@ -1,4 +1,4 @@
-"""What a format of quantized weights is to the rest of the package."""
+"""The interface of a format of quantized weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
