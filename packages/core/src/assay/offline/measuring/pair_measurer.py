@@ -28,7 +28,7 @@ from assay.offline.measuring.shapes import (
     take_both,
 )
 from assay.offline.measuring.shards import find_placements
-from assay.offline.ports.lanes import Lane, LanePair, Port, Span
+from assay.offline.ports.lanes import Lane, LanePair, Port, Span, list_repeats
 from assay.offline.ports.matching import Matching
 from assay.offline.tokens.alignment import TokenAlignment
 from assay.offline.tokens.passes import PassPair
@@ -135,7 +135,7 @@ class PairMeasurer:
     def _measure_activations(self, lanes: LanePair) -> None:
         lane, partner = lanes.expected, lanes.actual
         repeats = {
-            side: _list_repeats(dump, one)
+            side: list_repeats(dump, one)
             for side, dump, one in (
                 ("EXPECTED", self.expected, lane),
                 ("ACTUAL", self.actual, partner),
@@ -359,22 +359,6 @@ class PairMeasurer:
                     elif is_attention_mask(lane.port.name, reference):
                         result = self.measured.at(lane.port, 0, 0, reference, lane.class_name)
                         result.exact.add(*count_differences(None, reference, pair.rows))
-
-
-def _list_repeats(dump: Dump, lane: Lane) -> list[tuple[int, int, int]]:
-    """Return the later calls in a pass that were recorded with the values of the first one."""
-    found = []
-    for key, tensors in lane.tensors.items():
-        first = lane.tensors.get((*key[:2], 0), [])
-        if not key[2] or not all(one.has_values for one in (*first, *tensors)):
-            continue
-        pairs = zip(first, tensors, strict=False)
-        try:
-            if first and all(torch.equal(dump.read(one), dump.read(other)) for one, other in pairs):
-                found.append(key)
-        except UnreadableFileError:
-            continue  # the comparison names it
-    return found
 
 
 def _read_all(

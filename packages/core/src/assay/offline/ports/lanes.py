@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpedTensor
@@ -95,3 +96,21 @@ class LanePair:
     def port(self) -> Port:
         """Return the address under which the pair is reported: that of the narrower lane."""
         return self.actual.port if self.expected_span is not None else self.expected.port
+
+
+def list_repeats(dump: Dump, lane: Lane) -> list[tuple[int, int, int]]:
+    """Return the later calls in a pass that were recorded with the values of the first one."""
+    found = []
+    for key, tensors in lane.tensors.items():
+        first = lane.tensors.get((*key[:2], 0), [])
+        pairs = zip(first, tensors, strict=False)
+        if key[2] and first and all(_are_equal(dump, *pair) for pair in pairs):
+            found.append(key)
+    return found
+
+
+def _are_equal(dump: Dump, one: DumpedTensor, other: DumpedTensor) -> bool:
+    if not (one.has_values and other.has_values):
+        return False
+    values, others = dump.read_intact(one), dump.read_intact(other)
+    return values is not None and others is not None and torch.equal(values, others)
