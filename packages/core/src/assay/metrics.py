@@ -290,6 +290,12 @@ class PairSums:
     # Statistics: each a function of the sums alone.
 
     @property
+    def lacks_expected(self) -> bool:
+        """Whether an expected value is not finite, and the actual one another."""
+        is_known = self.num_nan or self.num_inf
+        return not is_known and any(bool(rows.error.isnan().any()) for rows in self.rows)
+
+    @property
     def relative_error(self) -> float:
         """||d|| / ||e||, dimensionless; inf if only e is zero, nan if a value was not finite.
 

@@ -208,8 +208,10 @@ def channel_noise(
     floor = floor.clamp(
         min=TENSOR_FLOOR * unit_roundoff * math.sqrt(actual.ee / actual.num_elements)
     )
-    if noise is None or noise.channel is None or noise.channel.shape != actual.channel.shape:
+    if noise is None or noise.channel is None:
         return floor
+    if noise.channel.shape != actual.channel.shape:
+        return None  # of a rank that holds some of the channels
     return torch.maximum(floor, (noise.channel[3] / max(noise.channel_rows, 1)).sqrt())
 
 

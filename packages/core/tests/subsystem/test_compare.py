@@ -8,7 +8,10 @@ import torch
 
 import assay
 from assay.dumps.protocol import DumpError
+from assay.dumps.recognizing import open_dump
 from assay.models import load_model
+from assay.offline.replaying import TrustedModel, record_reference
+from assay.offline.tokens.alignment import find_passes
 from assay.verdicts import Outcome
 from packages.core.tests.dump_writers.msprobe import dumped
 
@@ -72,3 +75,18 @@ def test_a_result_that_a_dump_lacks_is_part_of_the_noise_of_its_parent(
 def test_a_model_that_replays_nothing_is_refused(dumps: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(DumpError, match="so it is another model"):
         assay.compare(*dumps, model="micro:bert", output=tmp_path / "out")
+
+
+def test_the_yardstick_is_in_double_precision_throughout(
+    dumps: tuple[Path, Path], tmp_path: Path
+) -> None:
+    # Models of Hugging Face compute rotary tables in float32 whatever the dtype of their weights.
+    passes = find_passes(open_dump(dumps[0]))
+    reference = record_reference(TrustedModel("micro:llama"), passes, "float32", tmp_path / "trace")
+    trace = reference.trace
+    (cosine, *_) = [
+        trace.tensor(call, "output.0")
+        for call in trace.calls
+        if call.site.module == "model.rotary_emb"
+    ]
+    assert not torch.equal(cosine, cosine.float().double())

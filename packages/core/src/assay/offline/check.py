@@ -28,7 +28,7 @@ from assay.offline.measuring.coarseness import CoarsenessObserver
 from assay.offline.measuring.norm_sums import NormSums
 from assay.offline.measuring.pair_measurer import Measured
 from assay.offline.measuring.pairs import observe_with
-from assay.offline.measuring.routing import Flip
+from assay.offline.measuring.routing import Flip, ScoreNoise
 from assay.offline.metrics.custom import CustomMetric, load_metrics
 from assay.offline.metrics.observer import MetricObserver
 from assay.offline.metrics.published import measure_as_published, measure_metrics
@@ -137,10 +137,8 @@ def compare_dumps(
     score_noise = expected_score_noise(unit)
     if noise is not None:
         with progress.step("measures the noise"):
-            pairing = pair_dumps(expected, _normalize(noise)[0], options)
-            measured_noise = pairing.measure(flips=pairing.find_flips(score_noise))
-            _require_healthy(comparison, pairing, measured_noise)
-            score_noise = measured_score_noise(measured_noise, score_noise)
+            measured_noise = measure_noise(comparison, expected, noise, options, score_noise)
+        score_noise = measured_score_noise(measured_noise, score_noise)
     with progress.step("compares the dumps"):
         pairing = pair_dumps(expected, actual, options)
         coarseness = CoarsenessObserver()
@@ -218,6 +216,19 @@ def _refuse_options_of_tensors(comparison: Comparison) -> None:
             "one of the two is a quantized model folder, whose weights are compared as they are:"
             f" leave out {', '.join(given)}"
         )
+
+
+def measure_noise(
+    comparison: Comparison, expected: Dump, noise: Dump, options: PairingOptions, scores: ScoreNoise
+) -> Measured:
+    """Measure the errors of the noise dump. scores: the noise that router scores let expect.
+
+    Raises: DumpError if it is no healthy run of the same model on the same prompts.
+    """
+    pairing = pair_dumps(expected, _normalize(noise)[0], options)
+    measured = pairing.measure(flips=pairing.find_flips(scores))
+    _require_healthy(comparison, pairing, measured)
+    return measured
 
 
 def _load_limits(comparison: Comparison, dtype: str) -> Limits:

@@ -6,6 +6,7 @@ replayed against that trace and measures the noise, and the yardstick is replaye
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from assay.dumps.protocol import Dump, DumpedTensor, DumpError
 from assay.hooks.module_tracer import ModuleTracer, TraceHandler
 from assay.hooks.timeline import Timeline
 from assay.hooks.values.boundary import Boundary
+from assay.hooks.values.exact_double import ExactDouble
 from assay.locating.matching.batch_source import BatchSource
 from assay.locating.modules import Replayer
 from assay.models import estimate_size, load_model
@@ -62,6 +64,14 @@ class TrustedModel:
     remote_code: RemoteCode = "refuse"
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The yardstick, and its calls on the tokens of a dump."""
+
+    yardstick: nn.Module
+    trace: Trace
+
+
 def replay_dump(
     trusted: TrustedModel, dump: Dump, passes: Sequence[Pass], dtype: str, limits: Limits
 ) -> Replayed:
@@ -73,34 +83,43 @@ def replay_dump(
     if any(one.ids is None or one.rows is None for one in passes) or not passes:
         raise DumpError(f"{dump.path} holds no token ids: --model needs them to run the model")
     size = estimate_size(trusted.model)
-    wide = yardstick_dtype(size.num_parameters, ("float64", "float32"))
-    boundary = Boundary.exact_inputs_for(getattr(torch, dtype))
     with chosen_threads(size.num_parameters), tempfile.TemporaryDirectory() as folder:
-        trace_folder = Path(folder) / "trace"
-        yardstick = _load(trusted, wide, dtype)
-        with TraceWriter(trace_folder, {"dtype": dtype}) as writer:
-            _run("records", yardstick, passes, Recorder(writer, boundary), None)
-        trace = Trace.open(trace_folder)
-        view = DumpedTrace.of(dump, trace)
-        noise = Replayer(_SamePorts(trace, view), boundary)
+        reference = record_reference(trusted, passes, dtype, Path(folder) / "trace")
+        view = DumpedTrace.of(dump, reference.trace)
+        boundary = Boundary.exact_inputs_for(getattr(torch, dtype))
+        noise = Replayer(_SamePorts(reference.trace, view), boundary)
         _run("measures the noise", _load(trusted, dtype, None), passes, noise, noise)
         noise_results = noise.finish()
 
         def judge(view: DumpedTrace) -> tuple[list[Judged], ReplayResults]:
             replayer = Replayer(view, Boundary(), judged="trace")
-            _run("replays the dump", yardstick, passes, replayer, replayer)
+            _run("replays the dump", reference.yardstick, passes, replayer, replayer)
             results = replayer.finish()
             _set_dtype(results, dtype)
             return judge_replay(results, noise_results, limits)[0], results
 
         judged, results = judge(view)
-        _require_replayed(trusted, dump, trace, results)
+        _require_replayed(trusted, dump, reference.trace, results)
         origin = _find_origin(judged, results)
         if origin is not None and view.lacks_mask(origin.stage.module):
             # Its module was given no mask. Whether it is wrong for that reason, a causal one tells.
             judged, results = judge(replace(view, supplies_masks=True))
             origin = _find_origin(judged, results) or origin
     return Replayed(origin, len(results.ports))
+
+
+def record_reference(
+    trusted: TrustedModel, passes: Sequence[Pass], dtype: str, folder: Path
+) -> Reference:
+    """Run the yardstick of a run in `dtype`, and write its trace to `folder`."""
+    size = estimate_size(trusted.model)
+    yardstick = _load(
+        trusted, yardstick_dtype(size.num_parameters, ("float64", "float32")), dtype
+    )
+    boundary = Boundary.exact_inputs_for(getattr(torch, dtype))
+    with TraceWriter(folder, {"dtype": dtype}) as writer:
+        _run("records", yardstick, passes, Recorder(writer, boundary), None)
+    return Reference(yardstick, Trace.open(folder))
 
 
 def _require_replayed(
@@ -145,7 +164,8 @@ def _run(
 ) -> None:  # fmt: skip
     """Run the passes of a dump through a model, with its tokens."""
     tracer = ModuleTracer(handler)
-    with tracer.attached(model), subtask(what, len(passes), "passes") as task:
+    exact = ExactDouble() if getattr(model, "dtype", None) is torch.float64 else nullcontext()
+    with exact, tracer.attached(model), subtask(what, len(passes), "passes") as task:
         for request in _split_requests(passes):
             timeline = _timeline(request)
             tracer.begin_batch(request[0].batch, timeline, request[0].step)

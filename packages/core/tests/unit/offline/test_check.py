@@ -131,11 +131,29 @@ def spoil(network: Any) -> None:
         network.layers[0].up.bias[2] = torch.nan
 
 
+def spoil_head(network: Any) -> None:
+    """Make one of the logits NaN."""
+    with torch.no_grad():
+        network.lm_head.weight[31] = torch.nan
+
+
 def test_a_nan_is_a_failure(golden: Path, tmp_path: Path) -> None:
     verdict = judge(golden, write(tmp_path / "mine", spoil), tmp_path / "out")
     assert verdict.diagnosis == "non-finite"
     assert verdict.location is not None
     assert verdict.location.module == "layers.0.up"
+
+
+@pytest.mark.parametrize("has_noise", [True, False])
+def test_a_nan_in_expected_forbids_a_pass_and_is_no_failure(
+    golden: Path, tmp_path: Path, has_noise: bool
+) -> None:
+    broken = write(tmp_path / "broken", spoil_head)
+    noise = {"noise": str(write(tmp_path / "noise", spoil_head))} if has_noise else {}
+    verdict = judge(broken, golden, tmp_path / "out", **noise)
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    reason = "EXPECTED holds NaN or infinity at 1 places: lm_head:output"
+    assert reason in str(verdict.levels["completeness"].reason)
 
 
 def as_statistics(folder: Path) -> Path:

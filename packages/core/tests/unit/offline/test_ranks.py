@@ -128,3 +128,16 @@ def test_a_fault_on_one_rank_is_located_with_its_rank(whole: Dump, expected: str
     assert verdict.verdict is Outcome.FAIL
     assert verdict.location is not None
     assert (verdict.location.module, verdict.location.rank) == ("layers.1.mlp.up_proj", 1)
+
+
+def test_a_noise_dump_of_one_process_serves_ranks(whole: Dump) -> None:
+    rounded = {one.key: whole.read(one) for one in whole.tensors}
+    rounded = {
+        key: value * (1 + 1e-7 * torch.randn(value.shape)) if value.is_floating_point() else value
+        for key, value in rounded.items()
+    }
+    noise = replace(whole, path=Path("noise"), read=lambda one: rounded[one.key])
+    comparison = Comparison("", "", noise="noise")
+    spread = on_ranks(noise, LAYOUTS["tp=2"])
+    verdict = compare_dumps(comparison, whole, spread, SilentProgress(), noise).verdict
+    assert verdict.verdict is Outcome.PASS, verdict.headline

@@ -136,6 +136,11 @@ def describe_left_out(places: list[str]) -> str:
     )
 
 
+def describe_unknown(places: list[str]) -> str:
+    """Name places where the expected values are no numbers, and the actual ones are others."""
+    return f"EXPECTED holds NaN or infinity at {len(places):,} places: {name_some(places)}"
+
+
 def describe_topology(count: int) -> str:
     """Note that modules were matched without names."""
     return (

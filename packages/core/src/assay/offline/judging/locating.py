@@ -145,7 +145,12 @@ def _ratios(
     if not limits.names_noise_ratios:
         return found
     if noise is not None and noise.sums.num_elements:
-        ratios = error_ratios(sums, noise.sums, unit_roundoff)
+        ratios = [
+            ratio
+            for ratio in error_ratios(sums, noise.sums, unit_roundoff)
+            # The rest of a row is no measure of it.
+            if ratio.statistic != "replay-row" or not sums.lacks_expected
+        ]
         return [*found, *map(_name_accumulated, ratios)]
     return [*found, Ratio("accumulated", sums.relative_error, expected)]
 

@@ -171,6 +171,13 @@ def _completeness(evidence: Evidence) -> Level:
     empty = _list_empty(evidence)
     if empty:
         reasons.append(wording.describe_left_out(empty))
+    unknown = [
+        str(port)
+        for port in evidence.ports
+        if any(one.sums.lacks_expected for one in evidence.measured.of(port))
+    ]
+    if unknown:
+        reasons.append(wording.describe_unknown(unknown))
     reasons += evidence.problems
     if evidence.measured.norm_errors and not evidence.accepts_statistics:
         reasons.append(wording.describe_norms_only(len(evidence.measured.norm_errors)))

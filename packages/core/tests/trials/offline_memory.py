@@ -1,0 +1,105 @@
+"""What comparisons with one golden have in common, measured once."""
+
+import shutil
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor
+
+from assay.comparing.limits import Limits
+from assay.dumps.protocol import Dump, DumpedTensor
+from assay.dumps.recognizing import open_dump
+from assay.offline import check, replaying
+from assay.offline.check import Comparison
+from assay.offline.judging.verdict import Evidence
+from assay.offline.measuring.pair_measurer import Measured
+from assay.offline.replaying import Reference, TrustedModel
+from assay.offline.tokens.passes import Pass
+
+_MOST_REFERENCES = 4
+
+
+@dataclass
+class Memory:
+    """Results that later comparisons take from here instead of computing them again.
+
+    evidence: of the last comparison, with its limits.
+    """
+
+    evidence: tuple[Evidence, Limits] | None = None
+    _noise: dict[Hashable, Measured] = field(default_factory=dict)
+    _references: OrderedDict[Hashable, tuple[Reference, Path]] = field(default_factory=OrderedDict)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Let comparisons use it, and keep their evidence."""
+        judge, measure = check.judge_dumps, check.measure_noise
+        record = replaying.record_reference
+
+        def judge_dumps(evidence: Evidence, limits: Limits) -> Any:
+            self.evidence = evidence, limits
+            return judge(evidence, limits)
+
+        def measure_noise(comparison: Comparison, *rest: Any) -> Measured:
+            key = comparison.expected, comparison.noise
+            if key not in self._noise:
+                self._noise = {key: measure(comparison, *rest)}
+            return self._noise[key]
+
+        def record_reference(
+            trusted: TrustedModel, passes: Sequence[Pass], dtype: str, folder: Path
+        ) -> Reference:
+            del folder
+            key = trusted.model, dtype, *map(_key_of, passes)
+            if key not in self._references:
+                own = Path(tempfile.mkdtemp(prefix="reference-"))
+                self._references[key] = record(trusted, passes, dtype, own / "trace"), own
+            self._references.move_to_end(key)
+            self._forget()
+            return self._references[key][0]
+
+        with ExitStack() as patches:
+            for module, function in (
+                (check, judge_dumps),
+                (check, measure_noise),
+                (replaying, record_reference),
+            ):
+                patches.enter_context(patch.object(module, function.__name__, function))
+            yield
+
+    def _forget(self) -> None:
+        while len(self._references) > _MOST_REFERENCES:
+            _, (_, folder) = self._references.popitem(last=False)
+            shutil.rmtree(folder)
+
+
+def _key_of(one: Pass) -> Hashable:
+    ids = None if one.ids is None else tuple(map(tuple, one.ids.tolist()))
+    return one.batch, one.step, ids, str(one.rows)
+
+
+@lru_cache(maxsize=2)
+def open_shared(path: str) -> Dump:
+    """Open a dump that many comparisons read."""
+    return read_once(open_dump(path))
+
+
+def read_once(dump: Dump) -> Dump:
+    """Keep the tensors of a dump in memory after the first reading."""
+    kept: dict[Hashable, Tensor] = {}
+    read: Callable[[DumpedTensor], Tensor] = dump.read
+
+    def recall(tensor: DumpedTensor) -> Tensor:
+        key = tensor.site, tensor.key
+        if key not in kept:
+            kept[key] = read(tensor)
+        return kept[key].clone()  # a model may write to what it is given
+
+    return replace(dump, read=recall)
