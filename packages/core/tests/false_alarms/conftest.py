@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from packages.core.tests.false_alarms.offline_pairs import DTYPES, RECIPES
 from packages.core.tests.false_alarms.parts import Part
 from packages.core.tests.false_alarms.training_variants import training_variants
 from packages.core.tests.false_alarms.variants import variants
@@ -9,11 +10,12 @@ from packages.core.tests.false_alarms.variants import variants
 CORPORA = {
     "generation": "test_false_alarms.py",
     "training": "test_training_false_alarms.py",
+    "offline": "test_offline_false_alarms.py",
 }
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--corpus", choices=CORPORA, help="only variants of this; default: both")
+    parser.addoption("--corpus", choices=CORPORA, help="only variants of this; default: all")
     parser.addoption("--variant", default="", help="only variants whose name contains this")
     parser.addoption(
         "--part", type=Part.parse, default=Part(1, 1), help="only a part of them, such as 2/4"
@@ -33,9 +35,10 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(
                 f"{option} is for a whole corpus: leave out --variant and --part"
             )
-    if config.getoption("--limits-to") and not config.getoption("--corpus"):
+    calibrated = ("generation", "training")
+    if config.getoption("--limits-to") and config.getoption("--corpus") not in calibrated:
         raise pytest.UsageError(
-            f"--limits-to is for the runs of one corpus: add --corpus {' or '.join(CORPORA)}"
+            f"--limits-to is for the runs of one corpus: add --corpus {' or '.join(calibrated)}"
         )
 
 
@@ -44,6 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config) -> None:
     names = {
         "generation": [variant.name for variant in variants()],
         "training": [variant.name for variant in training_variants()],
+        "offline": [f"{recipe} {dtype}" for recipe in RECIPES for dtype in DTYPES],
     }
     chosen = [config.getoption("--corpus")] if config.getoption("--corpus") else list(names)
     if not any(wanted in name for corpus in chosen for name in names[corpus]):

@@ -12,6 +12,7 @@ from assay.inputs import PlanOptions
 from assay.offline.check import Comparison, compare_dumps
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
+from packages.core.tests.false_alarms.parts import Part
 from packages.core.tests.false_alarms.variants import SETUPS
 from packages.core.tests.trials.model_dumps import DumpTask, Format, write_dump
 from packages.core.tests.trials.offline_memory import Memory, read_once
@@ -166,15 +167,16 @@ def _open(folder: Path) -> Dump:
     return read_once(open_dump(folder))
 
 
-def judge_all(recipes: str, folder: Path) -> list[Judged]:
-    """Judge the pairs of all recipes and dtypes whose `RECIPE DTYPE` contains `recipes`."""
+def judge_all(wanted: str, part: Part, folder: Path) -> list[Judged]:
+    """Judge the pairs of all recipes and dtypes whose `RECIPE DTYPE` contains `wanted`."""
     works = [
         Work(recipe, dtype, folder / f"{recipe}-{dtype}")
         for recipe in RECIPES
         for dtype in DTYPES
-        if recipes in f"{recipe} {dtype}"
+        if wanted in f"{recipe} {dtype}"
     ]
-    return [one for found in run_all(judge, works, 1) for one in found]
+    chosen = part.take(works, lambda work: work.folder.name)
+    return [one for found in run_all(judge, chosen, 1) for one in found]
 
 
 def pairs_table(judged: Sequence[Judged]) -> str:

@@ -20,8 +20,9 @@ from packages.core.tests.trials.trial import run_all
 
 Mode = Literal["noise", "model"]
 
-# All prompts in one batch: the time goes with the number of forward passes.
-_OPTIONS = PlanOptions(batch_size=8, max_new_tokens=4)
+# All prompts in one batch: time goes with the number of forward passes. One plant shows in the ninth
+# step of decoding.
+_OPTIONS = PlanOptions(batch_size=8, max_new_tokens=10)
 _MEMORY = Memory()
 
 
@@ -121,11 +122,14 @@ def offline_table(findings: Sequence[OfflineFinding]) -> str:
 
 
 def offline_totals(findings: Sequence[OfflineFinding]) -> str:
-    """State for each dtype, format and mode how many faults are located."""
-    lines = []
-    for key in sorted({(one.fault.dtype, one.format, one.mode) for one in findings}):
-        chosen = [one for one in findings if (one.fault.dtype, one.format, one.mode) == key]
-        located = sum(one.located for one in chosen)
-        share = located / len(chosen)
-        lines.append(f"{', '.join(key)}: {located} of {len(chosen)} located ({share:.0%})")
-    return "\n".join(lines)
+    """One row for each mode and dtype: how many faults are located, by format."""
+    rows = []
+    for mode, dtype in sorted({(one.mode, one.fault.dtype) for one in findings}):
+        chosen = [one for one in findings if (one.mode, one.fault.dtype) == (mode, dtype)]
+        shares = []
+        for form in get_args(Format):
+            of_format = [one for one in chosen if one.format == form]
+            located = sum(one.located for one in of_format)
+            shares.append(f"{located} of {len(of_format)} ({located / len(of_format):.0%})")
+        rows.append((mode, dtype, *shares))
+    return markdown_table(("judged by", "dtype", *get_args(Format)), rows)

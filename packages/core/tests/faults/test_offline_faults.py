@@ -27,10 +27,11 @@ def findings(
 ) -> list[OfflineFinding]:
     chosen = choose_faults(request.config.getoption("--fault"))
     found = list(examine(chosen, tmp_path_factory.mktemp("dumps")))
-    text = f"{offline_table(found)}\n\n{offline_totals(found)}"
-    request.config.get_terminal_writer().line(f"\n{text}")
+    totals = offline_totals(found)
+    request.config.get_terminal_writer().line(f"\n{offline_table(found)}\n\n{totals}")
     if request.config.getoption("--publish"):
-        publish(text, "offline faults")
+        missed = offline_table([one for one in found if not one.located])
+        publish(f"{totals}\n\n{missed}", "offline faults")
     return found
 
 
