@@ -67,7 +67,7 @@ class Pair:
 
     @property
     def format(self) -> Format:
-        """The format of ACTUAL: either for about half of the pairs of each kind."""
+        """The format of its dumps: either for about half of the pairs."""
         return "assay" if len(self.actual) % 2 else "msprobe"
 
 
@@ -140,18 +140,19 @@ def _write(work: Work, run: str) -> None:
     options = PlanOptions(batch_size=BATCHES.get(way, 4), max_new_tokens=6)
     task = DumpTask(work.recipe, dtype, work.folder / run, options, texts=TEXTS)
     if way == YARDSTICK:
-        task = replace(task, dtype=YARDSTICK, rounded_to=dtype, formats=("assay",))
+        task = replace(task, dtype=YARDSTICK, rounded_to=dtype)
     if not is_plain:
         task = replace(task, setup=f"{SETUPS}:{way.replace(' ', '_')}")
     write_dump(task)
 
 
 def _compare(pair: Pair, folder: Path) -> Verdict:
-    expected, noise = (
-        _open(folder / run / "assay") if run else None for run in (pair.expected, pair.noise)
+    expected, actual, noise = (
+        _open(folder / run / pair.format) if run else None
+        for run in (pair.expected, pair.actual, pair.noise)
     )
     assert expected is not None
-    actual = _open(folder / pair.actual / pair.format)
+    assert actual is not None
     if pair.num_ranks > 1:
         actual = on_ranks(actual, tensor_parallel(pair.num_ranks))
     comparison = Comparison(

@@ -77,6 +77,30 @@ def test_a_model_that_replays_nothing_is_refused(dumps: tuple[Path, Path], tmp_p
         assay.compare(*dumps, model="micro:bert", output=tmp_path / "out")
 
 
+def dump_batches(folder: Path, batches: list[list[int]]) -> Path:
+    """Generate from prompts of these lengths, batch by batch, padded on the left."""
+    loaded = load_model("micro:llama", dtype="float32")
+    model: Any = loaded.model
+    with assay.capture(model, folder):
+        for lengths in batches:
+            mask = (
+                torch.arange(max(lengths)) >= max(lengths) - torch.tensor(lengths)[:, None]
+            ).long()
+            prompts = [torch.arange(100 - length, 100) for length in lengths]
+            ids = torch.full(mask.shape, loaded.pad_token_id or 0)
+            for row, prompt in zip(ids, prompts, strict=True):
+                row[-len(prompt) :] = prompt
+            model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
+    return folder
+
+
+def test_padding_masks_of_other_batches_forbid_no_pass(tmp_path: Path) -> None:
+    expected = dump_batches(tmp_path / "golden", [[8, 12, 24]])
+    actual = dump_batches(tmp_path / "mine", [[8, 12], [24]])
+    verdict = assay.compare(expected, actual, output=tmp_path / "out")
+    assert verdict.passed, verdict.levels["completeness"].reason
+
+
 def test_the_yardstick_is_in_double_precision_throughout(
     dumps: tuple[Path, Path], tmp_path: Path
 ) -> None:

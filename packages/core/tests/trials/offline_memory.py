@@ -18,7 +18,8 @@ from assay.dumps.protocol import Dump, DumpedTensor
 from assay.dumps.recognizing import open_dump
 from assay.offline import check, replaying
 from assay.offline.check import Comparison
-from assay.offline.judging.verdict import Evidence
+from assay.offline.judging.causes import Evidence
+from assay.offline.judging.verdict import judge_dumps as judge
 from assay.offline.measuring.pair_measurer import Measured
 from assay.offline.replaying import Reference, TrustedModel
 from assay.offline.tokens.passes import Pass
@@ -40,7 +41,7 @@ class Memory:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Let comparisons use it, and keep their evidence."""
-        judge, measure = check.judge_dumps, check.measure_noise
+        measure = check.measure_noise
         record = replaying.record_reference
 
         def judge_dumps(evidence: Evidence, limits: Limits) -> Any:

@@ -20,6 +20,12 @@ def is_attention_mask(port: str, expected: Tensor) -> bool:
     return not expected.is_floating_point() or bool(((expected == 0) | ~allowed(expected)).all())
 
 
+def is_any_mask(port: str, expected: Tensor) -> bool:
+    """Return True for an attention mask, and for one of the keys of each prompt that are padding, (B, S)."""
+    is_of_keys = _is_named_mask(port) and expected.ndim == 2 and not expected.is_floating_point()
+    return is_of_keys or is_attention_mask(port, expected)
+
+
 def is_mask_of_pairs_for_padding(port: str, actual: Tensor, expected: tuple[int, ...]) -> bool:
     """Whether a trainer says which keys each query may see, (B, 1, T, S), and not what is padding.
 

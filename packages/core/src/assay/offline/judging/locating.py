@@ -6,7 +6,7 @@ within noise and whose output does not.
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -15,7 +15,8 @@ from assay.comparing.levels import LEVEL_OF_PHASE, JudgedRatio
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
 from assay.dtypes import FORMATS, float_format
-from assay.noise import Ratio, error_ratios
+from assay.metrics import PairSums
+from assay.noise import TENSOR_FLOOR, Ratio, channel_ratio, error_ratios
 from assay.offline.measuring.pair_measurer import Measured
 from assay.offline.measuring.routing import ScoreNoise
 from assay.offline.ports.lanes import Port
@@ -145,19 +146,23 @@ def _ratios(
     if not limits.names_noise_ratios:
         return found
     if noise is not None and noise.sums.num_elements:
-        ratios = [
-            ratio
-            for ratio in error_ratios(sums, noise.sums, unit_roundoff)
-            # The rest of a row is no measure of it.
-            if ratio.statistic != "replay-row" or not sums.lacks_expected
-        ]
-        return [*found, *map(_name_accumulated, ratios)]
+        return [*found, *_accumulated_ratios(sums, noise.sums, unit_roundoff)]
     return [*found, Ratio("accumulated", sums.relative_error, expected)]
 
 
-def _name_accumulated(ratio: Ratio) -> Ratio:
-    """Name the error of a whole tensor what it is: nothing was replaced on the way."""
-    return replace(ratio, statistic="accumulated") if ratio.statistic == "replay-tensor" else ratio
+def _accumulated_ratios(actual: PairSums, noise: PairSums, unit_roundoff: float) -> Iterator[Ratio]:
+    """Yield the statistics of an error that was carried on: nothing was replaced on the way."""
+    for ratio in error_ratios(actual, noise, unit_roundoff):
+        if ratio.statistic == "replay-tensor":
+            yield replace(ratio, statistic="accumulated")
+        elif ratio.statistic == "replay-channel":
+            # Where one token makes a channel, one noise dump may be exact by chance: a channel of a tensor
+            # with relative noise 2.7e-7 had 5e-8. So it has at least the noise of the whole tensor.
+            unit = max(unit_roundoff, noise.relative_error / TENSOR_FLOOR)
+            yield channel_ratio(actual, noise, unit) or ratio
+        # Where expected values are not finite, the rest of a row is no measure of it.
+        elif ratio.statistic != "replay-row" or not actual.lacks_expected:
+            yield ratio
 
 
 def _norm_ratio(error: float, noise: PortResult | None, expected: float) -> Ratio:

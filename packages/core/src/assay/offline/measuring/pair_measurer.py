@@ -13,7 +13,7 @@ from assay.comparing.results import PortResult, ReplayResults
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.files import UnreadableFileError
 from assay.hooks.timeline import RowIndex
-from assay.locating.matching.masks import count_differences, is_attention_mask
+from assay.locating.matching.masks import count_differences, is_any_mask, is_attention_mask
 from assay.locating.measuring import measure
 from assay.metrics import PairSums
 from assay.offline.measuring.norm_sums import NormSums
@@ -149,14 +149,20 @@ class PairMeasurer:
         for (batch, step, call), tensors in lane.tensors.items():
             for pair in self.alignment.pairs_of(batch, step):
                 others = partner.tensors.get((pair.actual.batch, pair.actual.step, call))
-                if others is None and (batch, step, call) in repeats["EXPECTED"]:
-                    continue
                 if others is None:
-                    self.measured.unpaired.append(f"{lane.port} at step {step}")
+                    if (batch, step, call) not in repeats["EXPECTED"] and (
+                        pair.expected_rows is None or not self._are_masks(lane, tensors)
+                    ):
+                        self.measured.unpaired.append(f"{lane.port} at step {step}")
                     continue
                 flips = self._flips_in(pair, lane.order)
                 for both in self._read(lanes, tensors, others):
                     self._add(lanes, pair.by_row() if flips else pair, *both)
+
+    def _are_masks(self, lane: Lane, tensors: Sequence[DumpedTensor]) -> bool:
+        """Return True for masks, which a batch without padding needs none of."""
+        values = [self.expected.read(one) for one in tensors if one.has_values]
+        return any(is_any_mask(lane.port.name, one) for one in values)
 
     def _read(
         self, lanes: LanePair, tensors: list[DumpedTensor], others: list[DumpedTensor]
@@ -229,7 +235,8 @@ class PairMeasurer:
         place, rows = self._place(lanes.port, tensors.actual), pair.rows
         masks = [is_attention_mask(lanes.port.name, one) for one in (value, reference)]
         if pair.expected_rows is not None:
-            if any(masks):  # what they let through shows in what attention returns
+            # What they let through shows in what attention returns.
+            if any(masks) or is_any_mask(lanes.port.name, reference):
                 self.observe(replace(tensors, reason="masks of other tokens are not compared"))
                 return
             taken = take_both(pair, value, reference)

@@ -1,0 +1,47 @@
+"""The noise of single channels, where the noise dump is one draw."""
+
+import torch
+from torch import Tensor
+
+from assay.dumps.protocol import Dump
+from assay.offline.check import Comparison, compare_dumps
+from assay.runs import SilentProgress
+from assay.verdicts import Outcome, Verdict
+from packages.core.tests.unit.offline.memory_dump import make_dump
+
+NOISE = 1e-3
+TOKEN, CHANNEL = 5, 23
+
+
+def dump(value: Tensor) -> Dump:
+    return make_dump({("layer", "output", 0): value})
+
+
+def values() -> tuple[Tensor, Tensor, Tensor]:
+    """Return the values of EXPECTED, of the noise dump, and of ACTUAL; one token makes a channel."""
+    torch.manual_seed(0)
+    expected = torch.randn(128, 64)
+    expected[TOKEN, CHANNEL] = 60.0
+    noise, actual = (expected * (1 + NOISE * torch.randn(128, 64)) for _ in range(2))
+    noise[TOKEN, CHANNEL] = expected[TOKEN, CHANNEL] * (1 + NOISE / 50)  # exact by chance
+    actual[TOKEN, CHANNEL] = expected[TOKEN, CHANNEL] * (1 + NOISE)
+    return expected, noise, actual
+
+
+def judge(expected: Tensor, noise: Tensor, actual: Tensor) -> Verdict:
+    comparison = Comparison("", "", noise="noise")
+    dumps = dump(expected), dump(actual), SilentProgress(), dump(noise)
+    return compare_dumps(comparison, *dumps).verdict
+
+
+def test_a_noise_dump_that_is_exact_by_chance_fails_no_channel() -> None:
+    verdict = judge(*values())
+    assert verdict.verdict is Outcome.PASS, (verdict.statistic, verdict.noise_ratio)
+
+
+def test_a_scaled_channel_fails() -> None:
+    expected, noise, actual = values()
+    actual[:, 7] *= 1 + 4 * NOISE
+    verdict = judge(expected, noise, actual)
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.statistic == "replay-channel"
