@@ -113,9 +113,7 @@ def record_reference(
 ) -> Reference:
     """Run the yardstick of a run in `dtype`, and write its trace to `folder`."""
     size = estimate_size(trusted.model)
-    yardstick = _load(
-        trusted, yardstick_dtype(size.num_parameters, ("float64", "float32")), dtype
-    )
+    yardstick = _load(trusted, yardstick_dtype(size.num_parameters, ("float64", "float32")), dtype)
     boundary = Boundary.exact_inputs_for(getattr(torch, dtype))
     with TraceWriter(folder, {"dtype": dtype}) as writer:
         _run("records", yardstick, passes, Recorder(writer, boundary), None)
