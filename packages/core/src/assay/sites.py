@@ -22,6 +22,8 @@ _WRAPPER_SEGMENTS = re.compile(
     r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$)"
 )
 _WRAPPER_PREFIXES = ("module.", "base_model.model.")
+# With or without a head, or with a vision part.
+_MODEL_PREFIXES = ("model.", "language_model.", "transformer.")
 _WRAPPERS = ("module", "base_model", "base_model.model")
 
 
@@ -40,6 +42,17 @@ def unwrapped_path(path: str) -> str:
     while path.startswith(_WRAPPER_PREFIXES):
         path = path.removeprefix("module.").removeprefix("base_model.model.")
     return "" if path in _WRAPPERS else path
+
+
+def strip_model_prefixes(path: str) -> str:
+    """Return a path without the prefixes by which implementations of one model differ.
+
+    >>> strip_model_prefixes("model.language_model.layers.0.mlp")
+    'layers.0.mlp'
+    """
+    while path.startswith(_MODEL_PREFIXES):
+        path = path.partition(".")[2]
+    return path
 
 
 @dataclass(frozen=True, slots=True, order=True)

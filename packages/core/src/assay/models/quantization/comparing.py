@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -15,15 +14,10 @@ from assay.models.quantization.measuring import measure_groups
 from assay.models.quantization.plain import compare_plain
 from assay.models.quantization.quantized_weight import QuantizedWeight
 from assay.models.quantization.results import Finding, Place, WeightComparison, WeightResult
-from assay.models.quantization.stored import StoredWeights, open_folder
+from assay.models.quantization.stored import StoredWeights
 from assay.progress import counted
 
 _MOST_LISTED = 100
-
-
-def compare_folders(expected: Path, actual: Path) -> WeightComparison:
-    """Compare the weights of two model folders. Raises: UsageError, naming file and key."""
-    return compare_weights(open_folder(expected), open_folder(actual))
 
 
 def compare_weights(expected: StoredWeights, actual: StoredWeights) -> WeightComparison:

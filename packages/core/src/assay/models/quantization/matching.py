@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from assay.models.quantization.formats.protocol import Format
 from assay.models.quantization.formats.registry import formats_of
 from assay.models.quantization.stored import StoredWeights
+from assay.sites import strip_model_prefixes
 
 # Modules that hold the rows of several others, in this order.
 _FUSED = {
@@ -13,8 +15,6 @@ _FUSED = {
     "W_pack": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-# Prefixes by which implementations of one model differ.
-_PREFIXES = ("model.", "language_model.", "transformer.")
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ def list_weights(stored: StoredWeights) -> dict[str, Format | None]:
 
 def match_weights(expected: Iterable[str], actual: Iterable[str]) -> Pairs:
     """Match names, without prefixes that implementations add, and fused weights with their parts."""
-    of_expected = {_strip(name): name for name in expected}
-    of_actual = {_strip(name): name for name in actual}
+    of_expected = {strip_model_prefixes(name): name for name in expected}
+    of_actual = {strip_model_prefixes(name): name for name in actual}
     pairs = [
         Pair((name,), (of_actual[key],)) for key, name in of_expected.items() if key in of_actual
     ]
@@ -73,20 +73,10 @@ def _take_fused(wholes: dict[str, str], parts: dict[str, str]) -> list[tuple[str
     return found
 
 
-def _strip(name: str) -> str:
-    while name.startswith(_PREFIXES):
-        name = name.partition(".")[2]
-    return name
-
-
 def count_groups(stored: StoredWeights, weights: Mapping[str, Format | None]) -> int:
     """Return the number of scales of all quantized weights, without reading them."""
-    total = 0
-    for name, one in weights.items():
-        if one is not None:
-            shape = stored.shapes.get(f"{name.removesuffix('weight')}{one.scales}", ())
-            size = 1
-            for dim in shape:
-                size *= dim
-            total += size
-    return total
+    return sum(
+        prod(stored.shapes.get(f"{name.removesuffix('weight')}{one.scales}", ()))
+        for name, one in weights.items()
+        if one is not None
+    )

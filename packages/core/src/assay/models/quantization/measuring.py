@@ -95,16 +95,17 @@ def measure_groups(
     count = sums.count.clamp(min=1)
     other_codes = (sums.others / count - _MOST_OTHER_CODES).clamp(min=0)
     is_rounded = is_exact and not float(other_codes.nanmedian())
-    fit, norm = _fit(sums, grid, is_rounded=is_rounded), sums.squares.sqrt()
+    slope, slope_deviation, offset, offset_deviation = _fit(sums, grid, is_rounded=is_rounded)
+    norm = sums.squares.sqrt()
     return GroupErrors(
         error=_ratio(sums.error_squares.sqrt(), norm),
         best=_ratio(best.sqrt(), norm),
         size=norm,
-        slope=fit.slope,
-        slope_deviation=fit.slope_deviation,
-        offset=-fit.offset,
-        offset_deviation=fit.offset_deviation,
-        factor=sums.dequantized_squares / sums.products if is_rounded else 1 + fit.slope,
+        slope=slope,
+        slope_deviation=slope_deviation,
+        offset=-offset,
+        offset_deviation=offset_deviation,
+        factor=sums.dequantized_squares / sums.products if is_rounded else 1 + slope,
         other_codes=other_codes,
         other_codes_deviation=(_OTHER_CODES / count).sqrt(),
         pooled=None if is_rounded else pool_slopes(weight, reference),
@@ -126,10 +127,10 @@ def _candidates(weight: QuantizedWeight, reference: Tensor) -> Iterator[tuple[Te
     levels = weight.grid.levels
     low, high = weight.groups.find_range(reference)
     middle = weight.zeros
-    if weight.has_zeros:
+    if weight.stored_zeros is not None:
         middle = torch.full_like(low, float(levels[0] + levels[-1] + 1) / 2)
     # A symmetric quantizer does not shift, even if the format could.
-    if weight.has_zeros and float((middle == weight.zeros).float().mean()) <= 1 / 2:
+    if weight.stored_zeros is not None and float((middle == weight.zeros).float().mean()) <= 1 / 2:
         for part in _SHIFTED_PARTS:
             scales = _nonzero((high - low) * part / (levels[-1] - levels[0]))
             yield scales, (levels[0] - low * part / scales).round()
@@ -183,16 +184,10 @@ class _Sums:
             groups.add(part, rows, into)
 
 
-@dataclass(frozen=True)
-class _Fit:
-    slope: Tensor
-    slope_deviation: Tensor
-    offset: Tensor
-    offset_deviation: Tensor
+def _fit(sums: _Sums, grid: Grid, *, is_rounded: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Fit slope and offset by least squares, and return each with its standard deviation.
 
-
-def _fit(sums: _Sums, grid: Grid, *, is_rounded: bool) -> _Fit:
-    """Fit slope and offset by least squares. Where hardly two levels occur, deviations are infinite.
+    Where hardly two levels occur, deviations are infinite.
 
     Unless the codes are those of exact rounding, the variance of the errors is measured: at least that of
     a uniform error, at least the weight's median, and for the slope at least White's estimate.
@@ -214,9 +209,8 @@ def _fit(sums: _Sums, grid: Grid, *, is_rounded: bool) -> _Fit:
         squares = sums.aauu - 2 * slope * sums.aaau + slope.square() * sums.aaaa
         white = squares.clamp(min=0) * (sums.cc / determinant).square()
     slope_variance = torch.maximum(variance * sums.cc / determinant, white)
-    return _Fit(
-        slope,
-        torch.where(is_known, slope_variance, torch.inf).sqrt(),
-        offset,
-        torch.where(is_known, variance * sums.aa / determinant, torch.inf).sqrt(),
-    )
+    offset_variance = variance * sums.aa / determinant
+    deviations = [
+        torch.where(is_known, one, torch.inf).sqrt() for one in (slope_variance, offset_variance)
+    ]
+    return slope, deviations[0], offset, deviations[1]

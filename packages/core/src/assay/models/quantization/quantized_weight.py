@@ -1,6 +1,7 @@
 """One quantized weight, as all formats are read."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,12 +20,17 @@ class QuantizedWeight:
     groups: Groups
     scales: Tensor
     """One a group, float32."""
-    zeros: Tensor
-    """One a group, in grid values, float32."""
-    has_zeros: bool
-    """The format stores zero points; otherwise `zeros` is a constant."""
     scale_precision: float
     """Relative error of a scale from the dtype in which it is stored."""
+    stored_zeros: Tensor | None = None
+    """Zero points, one a group, in grid values, float32; None if they are all `middle`."""
+    middle: float = 0.0
+
+    @cached_property
+    def zeros(self) -> Tensor:
+        """Return the zero points, one a group."""
+        constant = torch.full((self.groups.num_groups,), self.middle)
+        return constant if self.stored_zeros is None else self.stored_zeros
 
     def dequantize_rows(self, rows: slice) -> Tensor:
         """Return rows of the divided matrix, float32: rows x groups across x elements."""

@@ -8,10 +8,7 @@ from itertools import starmap
 
 from assay.offline.ports.fusing import pair_fused
 from assay.offline.ports.lanes import Lane, LanePair, Lanes
-from assay.sites import Phase
-
-# Prefixes by which implementations of one model differ: with or without a head, or with a vision part.
-_PREFIXES = ("model.", "language_model.", "transformer.")
+from assay.sites import Phase, strip_model_prefixes
 
 _NUM_NEAREST = 3
 
@@ -108,20 +105,14 @@ def match_modules(expected: Lanes, actual: Lanes, names: Mapping[str, str]) -> d
     found = {}
     without_prefix: dict[str, list[str]] = {}
     for module in available:
-        without_prefix.setdefault(_strip(module), []).append(module)
+        without_prefix.setdefault(strip_model_prefixes(module), []).append(module)
     for module in {port.module: None for port in expected}:
         mapped = _apply_map(module, names)
         if mapped in available:
             found[module] = mapped
-        elif len(alike := without_prefix.get(_strip(module), [])) == 1:
+        elif len(alike := without_prefix.get(strip_model_prefixes(module), [])) == 1:
             found[module] = alike[0]
     return found
-
-
-def _strip(module: str) -> str:
-    while module.startswith(_PREFIXES):
-        module = module.partition(".")[2]
-    return module
 
 
 def _apply_map(module: str, names: Mapping[str, str]) -> str:

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.models.quantization.comparing import compare_folders
 from assay.models.quantization.results import Place, WeightComparison
 from packages.core.tests.unit.models.quantization.writers import (
     CASES,
     Case,
     Fault,
     Tensors,
+    compare_folders,
     no_fault,
     swap,
     times,

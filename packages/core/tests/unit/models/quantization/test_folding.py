@@ -5,12 +5,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from assay.models.quantization.comparing import compare_folders
 from assay.models.quantization.results import Place, WeightComparison
 from packages.core.tests.unit.models.quantization.writers import (
     CASES,
     Fault,
     Tensors,
+    compare_folders,
     no_fault,
     times,
     write_folder,

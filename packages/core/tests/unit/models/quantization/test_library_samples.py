@@ -17,11 +17,14 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from assay.models.quantization.comparing import compare_folders
 from assay.models.quantization.formats.protocol import Format
 from assay.models.quantization.matching import list_weights
 from assay.models.quantization.stored import StoredWeights, open_folder
-from packages.core.tests.unit.models.quantization.writers import Tensors, write_folder
+from packages.core.tests.unit.models.quantization.writers import (
+    Tensors,
+    compare_folders,
+    write_folder,
+)
 
 MODULE = "model.layers.0.mlp.up_proj"
 SAMPLES = Path(__file__).parent / "library_samples.safetensors"

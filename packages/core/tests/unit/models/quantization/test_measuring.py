@@ -20,9 +20,8 @@ def two_bit_weight() -> QuantizedWeight:
         grid=Grid.of_unsigned(2),
         groups=Groups((1, 4), (1, 4)),
         scales=torch.ones(1),
-        zeros=torch.ones(1),
-        has_zeros=True,
         scale_precision=0.0,
+        stored_zeros=torch.ones(1),
     )
 
 
@@ -73,11 +72,8 @@ def rounded(groups: Groups, reference: Tensor) -> QuantizedWeight:
     rows = slice(0, groups.shape[0])
     matrix = groups.select(reference, rows).flatten(1)[:, : groups.shape[1]]
     codes = (matrix / scale).round().clamp(-128, 127).to(torch.int8).view(torch.uint8)
-    count = groups.num_groups
-    return QuantizedWeight(
-        codes, Grid.of_signed(-128, 127), groups, torch.full((count,), scale), torch.zeros(count),
-        has_zeros=False, scale_precision=0.0,
-    )  # fmt: skip
+    scales = torch.full((groups.num_groups,), scale)
+    return QuantizedWeight(codes, Grid.of_signed(-128, 127), groups, scales, scale_precision=0.0)
 
 
 @pytest.mark.parametrize("name", DIVISIONS)

@@ -60,9 +60,8 @@ def quantize_by_gptq(size: int, bits: int = 4, rows: int = ROWS) -> Sample:
         Grid.of_unsigned(bits),
         Groups((rows, COLUMNS), (1, size)),
         torch.stack(scales, 1).float().flatten(),
-        torch.stack(zeros, 1).float().flatten(),
-        has_zeros=True,
         scale_precision=2.0**-11,
+        stored_zeros=torch.stack(zeros, 1).float().flatten(),
     )
     return Sample(original.float(), weight)
 

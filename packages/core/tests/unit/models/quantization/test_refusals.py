@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from assay.errors import UsageError
-from assay.models.quantization.comparing import compare_folders
 from packages.core.tests.unit.models.quantization.writers import (
     CASES,
     Case,
     Tensors,
+    compare_folders,
     no_fault,
     write_folder,
 )

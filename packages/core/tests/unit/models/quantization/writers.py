@@ -13,6 +13,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from assay.models.quantization.comparing import compare_weights
+from assay.models.quantization.results import WeightComparison
+from assay.models.quantization.stored import open_folder
+
 Tensors = dict[str, Tensor]
 
 
@@ -389,3 +393,7 @@ def write_folder(
         places |= dict.fromkeys(shard, name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     return folder
+
+
+def compare_folders(expected: Path, actual: Path) -> WeightComparison:
+    return compare_weights(open_folder(expected), open_folder(actual))

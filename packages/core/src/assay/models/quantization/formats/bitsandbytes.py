@@ -33,8 +33,6 @@ def _read_int8(stored: StoredWeights, module: str) -> QuantizedWeight:
         grid=Grid.of_signed(-_INT8_MAX, _INT8_MAX),
         groups=groups,
         scales=scales.float() / _INT8_MAX,
-        zeros=torch.zeros(groups.num_groups),
-        has_zeros=False,
         scale_precision=precision_of(scales),
     )
 
@@ -64,8 +62,6 @@ def _read_4bit(stored: StoredWeights, module: str) -> QuantizedWeight:
         grid=Grid.of_4bit(kind, table),
         groups=groups,
         scales=per_group(stored, f"{name}.absmax", scales, groups),
-        zeros=torch.zeros(groups.num_groups),
-        has_zeros=False,
         scale_precision=precision,
     )
 

@@ -46,10 +46,9 @@ def _read(stored: StoredWeights, module: str) -> QuantizedWeight:
         grid, codes = Grid.of_signed(-middle, middle - 1), data.view(torch.uint8)
     else:
         raise stored.refuse(name, f"of dtype {data.dtype} does not hold {kind}{bits}")
-    zeros = torch.full((groups.num_groups,), float(middle) if is_packed else 0.0)
+    zeros = None
     zero_name = f"{module}.weight_zero_point"
-    has_zeros = zero_name in stored.shapes and grid.is_integer
-    if has_zeros:
+    if zero_name in stored.shapes and grid.is_integer:
         points = stored.fetch(zero_name, name)
         if is_packed:  # packed down the rows, and shifted as the codes are
             wanted = (packed_width(bits, shape[0]), groups.grid_shape[1])
@@ -63,9 +62,9 @@ def _read(stored: StoredWeights, module: str) -> QuantizedWeight:
         grid=grid,
         groups=groups,
         scales=per_group(stored, f"{module}.weight_scale", scales, groups),
-        zeros=zeros,
-        has_zeros=has_zeros,
         scale_precision=precision_of(scales),
+        stored_zeros=zeros,
+        middle=float(middle) if is_packed else 0.0,
     )
 
 
@@ -121,11 +120,5 @@ _OTHERS = tuple(
     for what in ("scale", "zero_point", "global_scale")
 )  # fmt: skip
 
-COMPRESSED_TENSORS = Format(
-    "weight_scale",
-    "weight_scale",
-    (
-        "weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", *_OTHERS,
-    ),
-    _read,
-)  # fmt: skip
+_PARTS = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", *_OTHERS)
+COMPRESSED_TENSORS = Format("weight_scale", "weight_scale", _PARTS, _read)

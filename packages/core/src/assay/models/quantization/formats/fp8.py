@@ -48,17 +48,11 @@ def _read(
         grid=Grid.of_dtype(data.dtype),
         groups=groups,
         scales=per_group(stored, f"{module}.{scale}", scales, groups),
-        zeros=torch.zeros(groups.num_groups),
-        has_zeros=False,
         scale_precision=precision_of(scales),
     )
 
 
 _ACTIVATIONS = ("activation_scale", "activation_scale_inv", "input_scale", "input_scale_ub")
-BLOCKS = Format(
-    "weight_scale_inv",
-    "weight_scale_inv",
-    ("weight", "weight_scale_inv", *_ACTIVATIONS),
-    _read_blocks,
-)
+_INVERSE = "weight_scale_inv"
+BLOCKS = Format(_INVERSE, _INVERSE, ("weight", _INVERSE, *_ACTIVATIONS), _read_blocks)
 ROWS = Format("weight_scale", "weight_scale", ("weight", "weight_scale", *_ACTIVATIONS), _read_rows)

@@ -12,7 +12,6 @@ from assay.models.quantization.formats.protocol import (
     Format,
     parse_count,
     parse_group_size,
-    per_group,
     precision_of,
 )
 from assay.models.quantization.grids import Grid
@@ -32,14 +31,18 @@ def _read_gptq(stored: StoredWeights, module: str) -> QuantizedWeight:
     bits = parse_count(stored, "bits", _MOST_BITS)
     name = f"{module}.qweight"
     packed = stored.fetch(name, name, (None, None))
-    index = _read_index(stored, module)
+    index_name = f"{module}.g_idx"
+    index = order = None
+    if index_name in stored.shapes:
+        index = stored.fetch(index_name, index_name, (None,)).long()
     num_rows = packed.shape[1]
     num_columns = len(index) if index is not None else len(packed) * _WORD_BITS // bits
     if len(packed) != packed_width(bits, num_columns):
         problem = f"has {len(packed)} words a column for {num_columns} inputs of {bits} bits"
         raise stored.refuse(name, problem)
     size = parse_group_size(stored, "group_size", num_columns)
-    order = _order_of(stored, f"{module}.g_idx", index, size) if index is not None else None
+    if index is not None:
+        order = _order_of(stored, index_name, index, size)
     groups = Groups((num_rows, num_columns), (1, size), order=order)
     num_across = groups.grid_shape[1]
     scales = stored.fetch(f"{module}.scales", name, (num_across, num_rows))
@@ -48,22 +51,21 @@ def _read_gptq(stored: StoredWeights, module: str) -> QuantizedWeight:
     if stored.quantization.get("checkpoint_format", "gptq") != "gptq_v2":
         zeros = (zeros + 1) & ((1 << bits) - 1)  # the first version stores them less one
     codes = unpack_bits(packed.t(), bits, num_columns)
+    return _make(codes if order is None else codes[:, order], bits, groups, scales, zeros)
+
+
+def _make(
+    codes: Tensor, bits: int, groups: Groups, scales: Tensor, zeros: Tensor
+) -> QuantizedWeight:
+    """Return the weight. scales, zeros: groups x outputs."""
     return QuantizedWeight(
-        codes=codes if order is None else codes[:, order],
+        codes=codes,
         grid=Grid.of_unsigned(bits),
         groups=groups,
-        scales=per_group(stored, f"{module}.scales", scales.t(), groups),
-        zeros=zeros.t().reshape(-1).float(),
-        has_zeros=True,
+        scales=scales.t().reshape(-1).float(),
         scale_precision=precision_of(scales),
+        stored_zeros=zeros.t().reshape(-1).float(),
     )
-
-
-def _read_index(stored: StoredWeights, module: str) -> Tensor | None:
-    name = f"{module}.g_idx"
-    if name not in stored.shapes:
-        return None
-    return stored.fetch(name, name, (None,)).long()
 
 
 def _order_of(stored: StoredWeights, name: str, index: Tensor, size: int) -> Tensor | None:
@@ -94,15 +96,8 @@ def _read_awq(stored: StoredWeights, module: str) -> QuantizedWeight:
     num_across = groups.grid_shape[1]
     scales = stored.fetch(f"{module}.scales", name, (num_across, num_rows))
     zeros = stored.fetch(f"{module}.qzeros", name, (num_across, packed.shape[1]))
-    return QuantizedWeight(
-        codes=_unpack_awq(packed).t().contiguous(),
-        grid=Grid.of_unsigned(bits),
-        groups=groups,
-        scales=per_group(stored, f"{module}.scales", scales.t(), groups),
-        zeros=_unpack_awq(zeros).t().reshape(-1).float(),
-        has_zeros=True,
-        scale_precision=precision_of(scales),
-    )
+    codes = _unpack_awq(packed).t().contiguous()
+    return _make(codes, bits, groups, scales, _unpack_awq(zeros))
 
 
 def _unpack_awq(packed: Tensor) -> Tensor:
