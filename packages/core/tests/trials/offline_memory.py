@@ -20,7 +20,7 @@ from assay.offline import check, replaying
 from assay.offline.check import Comparison
 from assay.offline.judging.causes import Evidence
 from assay.offline.judging.verdict import judge_dumps as judge
-from assay.offline.measuring.pair_measurer import Measured
+from assay.offline.measuring.measured import Measured
 from assay.offline.replaying import Reference, TrustedModel
 from assay.offline.tokens.passes import Pass
 

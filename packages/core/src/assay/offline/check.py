@@ -25,9 +25,8 @@ from assay.offline.judging.token_rows import list_tokens
 from assay.offline.judging.verdict import judge_dumps, list_measurements
 from assay.offline.judging.weights import compare_quantized, open_quantized
 from assay.offline.measuring.coarseness import CoarsenessObserver
+from assay.offline.measuring.measured import Measured
 from assay.offline.measuring.norm_sums import NormSums
-from assay.offline.measuring.pair_measurer import Measured
-from assay.offline.measuring.pairs import observe_with
 from assay.offline.measuring.routing import Flip, ScoreNoise
 from assay.offline.metrics.custom import CustomMetric, load_metrics
 from assay.offline.metrics.observer import MetricObserver
@@ -145,7 +144,7 @@ def compare_dumps(
         needs_metrics = comparison.table is not None or limits.names_metrics
         flips = pairing.find_flips(score_noise)
         measured = pairing.measure(
-            observe_with(coarseness, *([metrics] if needs_metrics else [])),
+            [coarseness, *([metrics] if needs_metrics else [])],
             flips=flips,
             flips_spread=noise is None,
             by_statistics=comparison.stats,

@@ -13,8 +13,9 @@ from assay.dumps.protocol import Dump, DumpError
 from assay.errors import name_some
 from assay.metrics import PairSums
 from assay.offline.judging.locating import level_of
-from assay.offline.measuring.pair_measurer import Measured, PairMeasurer
-from assay.offline.measuring.pairs import Observer, observe_nothing
+from assay.offline.measuring.measured import Measured
+from assay.offline.measuring.pair_measurer import PairMeasurer
+from assay.offline.measuring.pairs import Observer
 from assay.offline.measuring.routing import Flip, ScoreNoise, find_flips
 from assay.offline.ports.lanes import LanePair, Lanes, collect_lanes
 from assay.offline.ports.matching import Matching, match_lanes, match_modules
@@ -73,17 +74,17 @@ class Pairing:
 
     def measure(
         self,
-        observe: Observer = observe_nothing,
+        observers: Sequence[Observer] = (),
         *,
         flips: Sequence[Flip] = (),
         flips_spread: bool = False,
         by_statistics: bool = False,
         sums: type[PairSums] = PairSums,
     ) -> Measured:
-        """Measure every pair of tensors, and show each to `observe`. See `PairMeasurer`."""
+        """Measure every pair of tensors, and show each to `observers`. See `PairMeasurer`."""
         measurer = PairMeasurer(
             self.expected, self.actual, self.alignment, self.tokens.first_different,
-            flips, flips_spread, by_statistics, observe, Measured(sums=sums),
+            flips, flips_spread, by_statistics, observers, Measured(sums=sums),
         )  # fmt: skip
         return measurer.measure(self.matching)
 

@@ -33,9 +33,10 @@ def test_large_run_is_small_and_quick(chromium: Chromium, large: Path) -> None:
     seconds = []
     for _ in range(3):  # other processes delay single ones
         began = time.perf_counter()
-        opened = chromium.open(large)
+        chromium.open(large)
         seconds.append(time.perf_counter() - began)
     assert min(seconds) < 3
+    opened = chromium.open(large)
     lines = tip_at(opened.page, *middle_of(opened.page, "#worst-cell"))
     assert lines[:3] == [
         "model.layers.7.mlp.down_proj",

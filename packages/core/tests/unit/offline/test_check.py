@@ -286,3 +286,22 @@ def test_a_metric_that_raises_is_named_with_the_place(golden: Path, tmp_path: Pa
             golden, golden, tmp_path / "out", metrics=(f"{tmp_path / 'm.py'}:size",),
             table=tmp_path / "x.csv",
         )  # fmt: skip
+
+
+def test_processes_measure_the_same_as_one(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.offline.measuring.shares._FEWEST_BYTES", 1 << 10)
+    mine = write(tmp_path / "mine", double_scale)
+    threads = torch.get_num_threads()
+    written = []
+    for number in (1, 2):
+        torch.set_num_threads(number)
+        folder = tmp_path / f"{number}"
+        judge(golden, mine, folder, table=tmp_path / f"{number}.csv")
+        table = (tmp_path / f"{number}.csv").read_text()
+        written.append((table, (folder / "measurements.jsonl").read_text()))
+    torch.set_num_threads(threads)
+
+    assert "FAIL" in written[0][0]
+    assert written[0] == written[1]

@@ -17,7 +17,7 @@ from assay.comparing.results import PortResult
 from assay.dtypes import FORMATS, float_format
 from assay.metrics import PairSums
 from assay.noise import TENSOR_FLOOR, Ratio, channel_ratio, error_ratios
-from assay.offline.measuring.pair_measurer import Measured
+from assay.offline.measuring.measured import Measured
 from assay.offline.measuring.routing import ScoreNoise
 from assay.offline.ports.lanes import Port
 from assay.stages import Statistic

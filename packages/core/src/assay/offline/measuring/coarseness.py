@@ -56,6 +56,14 @@ class CoarsenessObserver:
             if found is not None and found.side:
                 self.coarse[port] = found
 
+    def renew(self) -> "CoarsenessObserver":
+        """Return one that has seen no pair."""
+        return CoarsenessObserver()
+
+    def extend(self, later: "CoarsenessObserver") -> None:
+        """Add what one of later pairs has collected."""
+        self.coarse.update(later.coarse)
+
 
 def measure_coarseness(
     value: Tensor, reference: Tensor, stored: Sequence[torch.dtype] = ()

@@ -9,15 +9,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from assay.comparing.results import PortResult, ReplayResults
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.files import UnreadableFileError
 from assay.hooks.timeline import RowIndex
 from assay.locating.matching.masks import count_differences, is_any_mask, is_attention_mask
 from assay.locating.measuring import measure
-from assay.metrics import PairSums
-from assay.offline.measuring.norm_sums import NormSums
-from assay.offline.measuring.pairs import Observer, TensorPair, observe_nothing
+from assay.offline.measuring.measured import Measured
+from assay.offline.measuring.pairs import Observer, TensorPair
 from assay.offline.measuring.parameters import distinct_weights, measure_parameter
 from assay.offline.measuring.routing import Flip
 from assay.offline.measuring.shapes import (
@@ -28,60 +26,14 @@ from assay.offline.measuring.shapes import (
     take_both,
 )
 from assay.offline.measuring.shards import find_placements
+from assay.offline.measuring.shares import Share, divide_pairs
 from assay.offline.ports.lanes import Lane, LanePair, Port, Span, list_repeats
 from assay.offline.ports.matching import Matching
 from assay.offline.tokens.alignment import TokenAlignment
 from assay.offline.tokens.passes import PassPair
 from assay.progress import subtask
-from assay.sites import Phase, RowMap
-from assay.stages import Stage
-
-
-@dataclass(slots=True)
-class Measured:
-    """Measurements of two dumps."""
-
-    results: dict[tuple[Phase, int, int], ReplayResults] = field(default_factory=dict)
-    """By phase, rank and step of the actual dump, the sums of every port.
-
-    The step of a generation is 0: its passes are pooled.
-    """
-    compared: int = 0
-    updates: list[Port] = field(default_factory=list)
-    """Changes of parameters between training steps, which no dump holds as such."""
-    unpaired: list[str] = field(default_factory=list)
-    """Tensors whose partner is missing in some passes, or has a shape that cannot be matched."""
-    norm_errors: dict[tuple[Port, int, int], float] = field(default_factory=dict)
-    """By port, rank and step, the largest relative difference of two norms, where values are not compared."""
-    repeated: dict[str, list[str]] = field(default_factory=dict)
-    """By side, the ports of which it holds the same values twice in a pass."""
-    sums: type[PairSums] = PairSums
-    """Sums of activations. Weights need their norms only, gradients and updates all sums."""
-
-    def of(self, port: Port) -> list[PortResult]:
-        """Return the sums of a port, one for each step and rank at which it was measured."""
-        found = (
-            results.ports.get((port.module, port.name))
-            for (phase, _, _), results in self.results.items()
-            if phase == port.phase
-        )
-        return sorted(
-            (one for one in found if one is not None), key=lambda one: (one.step, one.rank)
-        )
-
-    def at(self, port: Port, rank: int, step: int, value: Tensor, class_name: str) -> PortResult:
-        """Return the sums to which a pair of tensors is added."""
-        results = self.results.setdefault((port.phase, rank, step), ReplayResults())
-        dtype = str(value.dtype).removeprefix("torch.")
-        stage = Stage(port.module, port.phase)
-        result = results.at(port.module, port.name, stage, dtype, class_name)
-        sums = self.sums if port.phase == "forward" else PairSums
-        if port.phase == "forward" and port.direction == "parameter":
-            sums = NormSums
-        if type(result.sums) is not sums:  # a new one
-            result.sums = sums()
-        result.rank, result.step = rank, step
-        return result
+from assay.runs.forked_pool import map_forked
+from assay.sites import RowMap
 
 
 @dataclass
@@ -92,7 +44,7 @@ class PairMeasurer:
     flips: tokens that went to other experts at a near tie; left out from their router on.
     flips_spread: whether later tokens of their prompts are left out too.
     by_statistics: compare norms even where both dumps hold values.
-    observe: called with every pair, compared or not.
+    observers: shown every pair, compared or not.
     """
 
     expected: Dump
@@ -102,26 +54,49 @@ class PairMeasurer:
     flips: Sequence[Flip] = ()
     flips_spread: bool = False
     by_statistics: bool = False
-    observe: Observer = observe_nothing
+    observers: Sequence[Observer] = ()
     measured: Measured = field(default_factory=Measured)
 
     def measure(self, matching: Matching) -> Measured:
-        """Measure every pair, in the expected order."""
-        total = sum(len(pair.expected.tensors) for pair in matching.pairs)
-        with subtask("compares", total, "tensors") as task:
-            for lanes in matching.pairs:
-                if lanes.port.is_of_parameter:
-                    self._measure_parameters(lanes)
-                    if self._is_training and lanes.port.phase == "forward":
-                        self._measure_updates(lanes)
-                else:
-                    self._measure_activations(lanes)
-                task.advance(len(lanes.expected.tensors))
+        """Measure every pair, in the expected order, on all cores."""
+        shares = divide_pairs(matching.pairs)
+        parts: dict[int, tuple[Measured, Sequence[Observer]]] = {}
+        total = sum(share.num_bytes for share in shares)
+        with subtask("compares", total, "bytes") as task:
+            for number, part in map_forked(self._measure_share, shares):
+                parts[number] = part
+                task.advance(shares[number].num_bytes)
+        for number in range(len(shares)):
+            measured, observers = parts.pop(number)
+            self.measured.extend(measured)
+            for one, other in zip(self.observers, observers, strict=True):
+                one.extend(other)
         for lane in matching.absent_masks:
             self._measure_absent_mask(lane)
+        return self.measured
+
+    def _measure_share(self, share: Share) -> tuple[Measured, Sequence[Observer]]:
+        """Measure a few pairs, apart from all others."""
+        empty = Measured(sums=self.measured.sums)
+        part = replace(self, measured=empty, observers=[one.renew() for one in self.observers])
+        part.measure_pairs(share.pairs)
+        return part.measured, part.observers
+
+    def measure_pairs(self, pairs: Sequence[LanePair]) -> None:
+        """Measure pairs in this process."""
+        for lanes in pairs:
+            if lanes.port.is_of_parameter:
+                self._measure_parameters(lanes)
+                if self._is_training and lanes.port.phase == "forward":
+                    self._measure_updates(lanes)
+            else:
+                self._measure_activations(lanes)
         for results in self.measured.results.values():
             results.flush()
-        return self.measured
+
+    def _observe(self, pair: TensorPair) -> None:
+        for one in self.observers:
+            one(pair)
 
     @cached_property
     def _is_training(self) -> bool:
@@ -194,7 +169,7 @@ class PairMeasurer:
             values = [placements[1].assemble(values)]
         wholes = [placements[1].part(whole, number) for number in range(len(values))]
         for pair in pairs[len(values) :]:
-            self.observe(pair)  # shards and summands that are measured with the first
+            self._observe(pair)  # shards and summands that are measured with the first
         return list(zip(pairs, values, wholes, strict=False))
 
     def _compare_norms(
@@ -204,7 +179,7 @@ class PairMeasurer:
         """Compare the norms of whole tensors, rank by rank."""
         if not tensors[0].dtype.startswith(("float", "bfloat")):
             for pair in pairs:
-                self.observe(replace(pair, reason="tools record no norm of integers"))
+                self._observe(replace(pair, reason="tools record no norm of integers"))
             return
         is_part = lanes.expected_span is not None or lanes.actual_span is not None
         norms = [
@@ -219,14 +194,14 @@ class PairMeasurer:
             self.measured.norm_errors[key] = max(self.measured.norm_errors.get(key, 0.0), error)
             empty = torch.empty(0, dtype=getattr(torch, pair.actual.dtype, torch.float32))
             self.measured.at(*key, empty, lanes.expected.class_name)
-            self.observe(pair)
+            self._observe(pair)
         self.measured.compared += len(tensors)
 
     def _leave_out(self, pairs: list[TensorPair], reason: str) -> None:
         step = pairs[0].expected.site.at.step
         self.measured.unpaired.append(f"{pairs[0].port} at step {step}: {reason}")
         for pair in pairs:
-            self.observe(replace(pair, reason=reason))
+            self._observe(replace(pair, reason=reason))
 
     def _add(
         self, lanes: LanePair, pair: PassPair, tensors: TensorPair, value: Tensor, reference: Tensor
@@ -237,7 +212,7 @@ class PairMeasurer:
         if pair.expected_rows is not None:
             # What they let through shows in what attention returns.
             if any(masks) or is_any_mask(lanes.port.name, reference):
-                self.observe(replace(tensors, reason="masks of other tokens are not compared"))
+                self._observe(replace(tensors, reason="masks of other tokens are not compared"))
                 return
             taken = take_both(pair, value, reference)
             if taken is None:
@@ -251,7 +226,7 @@ class PairMeasurer:
                 count = count_differences(value, reference, rows)
             result.exact.add(*count)
             self.measured.compared += 1
-            self.observe(tensors)
+            self._observe(tensors)
             return
         if value.shape != reference.shape:
             shaped = give_same_shape(value, reference)
@@ -278,7 +253,7 @@ class PairMeasurer:
             value,
             reference,
         )
-        self.observe(replace(tensors, values=compared))
+        self._observe(replace(tensors, values=compared))
 
     def _flips_in(self, pair: PassPair, order: int) -> dict[int, list[int]]:
         """Return by prompt the positions of flips that concern a pass, up to a place in the network."""
@@ -327,7 +302,7 @@ class PairMeasurer:
                 else:
                     both = give_comparable_dtype(value, reference)
                     compared = measure(result, RowIndex(None), None, None, *both)
-                self.observe(replace(pair, values=compared))
+                self._observe(replace(pair, values=compared))
 
     def _measure_updates(self, lanes: LanePair) -> None:
         """Measure how a parameter changes from one training step to the next."""

@@ -1,7 +1,7 @@
 """Pairs of tensors, as a comparison shows them to an observer."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, Self
 
 from torch import Tensor
 
@@ -22,18 +22,14 @@ class TensorPair:
     """Reason why the pair was not compared; "" if it was."""
 
 
-Observer = Callable[[TensorPair], None]
+class Observer(Protocol):
+    """Collects something of every pair. Processes measure parts of the pairs, each with its own."""
 
+    def __call__(self, pair: TensorPair) -> None:
+        """Look at one pair."""
 
-def observe_with(*observers: Observer) -> Observer:
-    """Return an observer that shows a pair to several others."""
+    def renew(self) -> Self:
+        """Return an observer with the same settings that has seen no pair."""
 
-    def observe(pair: TensorPair) -> None:
-        for one in observers:
-            one(pair)
-
-    return observe
-
-
-def observe_nothing(pair: TensorPair) -> None:
-    """Ignore a pair."""
+    def extend(self, later: Self) -> None:
+        """Add what an observer of later pairs has collected."""

@@ -43,6 +43,14 @@ class MetricObserver:
         metrics = self.measure(expected, actual)
         self.pairs.append(MeasuredPair(replace(pair, values=None), metrics, custom))
 
+    def renew(self) -> "MetricObserver":
+        """Return one with the same metrics that has seen no pair."""
+        return MetricObserver(self.measure, self.custom)
+
+    def extend(self, later: "MetricObserver") -> None:
+        """Add what one of later pairs has collected."""
+        self.pairs += later.pairs
+
     def worst_values(self) -> MetricValues:
         """Return the metrics that limits can judge: the worst of each port and actual rank.
 

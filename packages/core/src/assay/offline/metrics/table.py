@@ -9,6 +9,7 @@ from assay.offline.metrics.observer import MeasuredPair
 from assay.offline.metrics.published import PairMetrics
 from assay.offline.ports.lanes import Lanes, Port
 from assay.output.tables import Cell, Table
+from assay.sites import Site
 from assay.verdicts import Outcome
 
 _METRICS = tuple(one.name for one in fields(PairMetrics))
@@ -70,27 +71,32 @@ def _collect(pairs: Sequence[MeasuredPair], expected: Lanes, actual: Lanes) -> l
 
     One that only the actual dump has comes after the tensor that precedes it there.
     """
-    place_of = {id(one): place for place, (one, _) in enumerate(_in_order(expected))}
+    place_of = {_address(one): place for place, (one, _) in enumerate(_in_order(expected))}
     rows = [
-        _Row((place_of[id(one.pair.expected)], number), one.pair.port, one.pair.expected,
+        _Row((place_of[_address(one.pair.expected)], number), one.pair.port, one.pair.expected,
              one.pair.actual, one.pair.reason, one)
         for number, one in enumerate(pairs)
     ]  # fmt: skip
-    partners = {id(row.actual): row.place[0] for row in rows}
-    paired = {id(row.expected) for row in rows}
+    partners = {_address(row.actual): row.place[0] for row in rows}
+    paired = {_address(row.expected) for row in rows}
     repeated = {row.port for row in rows if row.port.direction == "parameter"}
     reasons = dict.fromkeys(repeated, "written again; a parameter is compared once in each step")
     for place, (tensor, port) in enumerate(_in_order(expected)):
-        if id(tensor) not in paired:
+        if _address(tensor) not in paired:
             reason = reasons.get(port, "no partner in ACTUAL")
             rows.append(_Row((place, -1), port, tensor, None, reason))
     place = -1
     for number, (tensor, port) in enumerate(_in_order(actual), len(pairs)):
-        place = partners.get(id(tensor), place)
-        if id(tensor) not in partners:
+        place = partners.get(_address(tensor), place)
+        if _address(tensor) not in partners:
             reason = reasons.get(port, "no partner in EXPECTED")
             rows.append(_Row((place, number), port, None, tensor, reason))
     return rows
+
+
+def _address(tensor: DumpedTensor | None) -> tuple[Site, str] | None:
+    """Return what tells a tensor from all others of its dump."""
+    return (tensor.site, tensor.key) if tensor is not None else None
 
 
 def _in_order(lanes: Lanes) -> list[tuple[DumpedTensor, Port]]:

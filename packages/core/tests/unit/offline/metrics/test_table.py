@@ -28,7 +28,7 @@ def tabulate(expected: Dump, actual: Dump) -> list[dict[str, Cell]]:
     matching = match_lanes(collect_lanes(expected), collect_lanes(actual))
     alignment = align_passes(find_passes(expected), find_passes(actual))
     observer = MetricObserver(measure_metrics)
-    measured = PairMeasurer(expected, actual, alignment, {}, observe=observer).measure(matching)
+    measured = PairMeasurer(expected, actual, alignment, {}, observers=[observer]).measure(matching)
     results = [(pair.port, found) for pair in matching.pairs for found in measured.of(pair.port)]
     judged: list[JudgedPort] = judge_ports(
         results, None, load_limits(), 2**-24, measured.norm_errors, {}
