@@ -48,7 +48,16 @@ class DumpedTensor:
     has_values: bool = True
     """False if the dump holds only the statistics."""
     layout: str = ""
-    """Placement over ranks, one word per dim, such as `b s[cp:zigzag] h[tp]`; "" for a whole tensor."""
+    """Placement over ranks, one word per dim, such as `b s[cp:zigzag] h[tp]`; "" if unknown."""
+    axes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """By mesh axis, such as `tp`, the place of the rank on it and the size of the axis."""
+    world_rank: int | None = None
+    """Rank that wrote it, where `site` numbers the ranks of a group; None if both are the same."""
+
+    @property
+    def writer(self) -> int:
+        """Return the rank that wrote it."""
+        return self.site.at.rank if self.world_rank is None else self.world_rank
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,61 +1,109 @@
+import pytest
 import torch
 from torch import Tensor
 
-from assay.offline.measuring.shards import Placement, find_placements
+from assay.offline.layouts.placements import Placement
+from assay.offline.layouts.shards import (
+    PlacementFinder,
+    Rule,
+    find_wrong_summand,
+    list_errors,
+    list_rules,
+)
+from assay.offline.measuring.shapes import give_comparable
 
-WHOLE = torch.arange(24.0).reshape(4, 6)
-BATCH = torch.arange(48.0).reshape(2, 4, 6)
+WHOLE = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 
 
-def placements(expected: list[Tensor], actual: list[Tensor]) -> tuple[Placement, Placement]:
-    found = find_placements(expected, actual)
+def find(expected: list[Tensor], actual: list[Tensor]) -> tuple[Rule | None, Rule | None] | None:
+    finder = PlacementFinder((False, False))
+    finder.add_pass((expected, actual), (None, None), lambda *both: give_comparable(None, *both))
+    return finder.find()
+
+
+def rule(actual: list[Tensor]) -> Rule | None:
+    found = find([WHOLE], actual)
     assert found is not None
-    return found
+    return found[1]
+
+
+def place(one: Rule, parts: list[Tensor]) -> Placement:
+    placement = one.place([tuple(part.shape) for part in parts])
+    assert placement is not None
+    return placement
 
 
 def test_equal_parts_are_replicas() -> None:
-    _, placement = placements([WHOLE], [WHOLE, WHOLE])
-    assert placement == Placement("replicated")
-    assert placement.part(WHOLE, 1) is WHOLE
+    assert rule([WHOLE, WHOLE]) == Rule("replicated")
+    placement = place(Rule("replicated"), [WHOLE, WHOLE])
+    assert placement.replicas == [(1, 0)]
+    assert placement.parts == [(0,), (1,)]
+    assert placement.part(WHOLE, (1,)) is WHOLE
 
 
-def test_parts_along_a_dim_make_up_the_whole() -> None:
-    parts = [WHOLE[:, :2], WHOLE[:, 2:]]
-    _, placement = placements([WHOLE], parts)
-    assert placement == Placement("sharded", 1, (2, 4))
+@pytest.mark.parametrize("dim", [-1, -2])
+def test_parts_along_a_dim_make_up_the_whole(dim: int) -> None:
+    parts = list(WHOLE.split((1, 3) if dim == -2 else (2, 4), dim))
+    assert rule(parts) == Rule("sharded", dim)
+    placement = place(Rule("sharded", dim), parts)
     assert torch.equal(placement.assemble(parts), WHOLE)
-    assert torch.equal(placement.part(WHOLE, 1), parts[1])
+    assert torch.equal(placement.part(WHOLE, (1,)), parts[1])
 
 
-def test_rows_of_a_weight_may_be_divided() -> None:
-    assert placements([WHOLE], [WHOLE[:2], WHOLE[2:]])[1] == Placement("sharded", 0, (2, 2))
+def test_consecutive_ranks_may_hold_the_same_shard() -> None:
+    one, other = WHOLE.chunk(2, 1)
+    parts = [one, one, other, other]
+    assert rule(parts) == Rule("sharded", -1, 2)
+    assert torch.equal(place(Rule("sharded", -1, 2), parts).assemble(parts), WHOLE)
 
 
-def test_different_parts_of_the_whole_shape_are_summands() -> None:
+def test_parts_that_add_up_to_the_whole_are_summands() -> None:
     parts = [WHOLE * 0.25, WHOLE * 0.75]
-    _, placement = placements([WHOLE], parts)
-    assert placement == Placement("partial")
+    assert rule(parts) == Rule("partial")
+    placement = place(Rule("partial"), parts)
+    assert placement.parts == [(0, 1)]
     assert torch.equal(placement.assemble(parts), WHOLE)
 
 
 def test_two_shards_and_three_of_one_tensor() -> None:
     two, three = list(WHOLE.chunk(2, 1)), list(WHOLE.chunk(3, 1))
-    assert placements(two, three) == (
-        Placement("sharded", 1, (3, 3)), Placement("sharded", 1, (2, 2, 2)),
-    )  # fmt: skip
+    assert find(two, three) == (Rule("sharded", -1), Rule("sharded", -1))
 
 
 def test_shards_against_summands() -> None:
     shards, summands = list(WHOLE.chunk(2, 1)), [WHOLE - 7, WHOLE * 0 + 7]
-    assert [one.kind for one in placements(shards, summands)] == ["sharded", "partial"]
-    assert [one.kind for one in placements(summands, shards)] == ["partial", "sharded"]
+    assert find(shards, summands) == (Rule("sharded", -1), Rule("partial"))
+    assert find(summands, shards) == (Rule("partial"), Rule("sharded", -1))
 
 
-def test_another_batch_size_is_no_shard() -> None:
-    parts = list(BATCH[:1].chunk(2, 2))
-    assert placements([BATCH], parts)[1] == Placement("sharded", 2, (3, 3))
+def test_one_wrong_rank_changes_no_placement() -> None:
+    assert rule([WHOLE, WHOLE.flip(0)]) == Rule("replicated")
+    first, second = WHOLE.chunk(2, 1)
+    assert rule([first, second * 1.5]) == Rule("sharded", -1)
+    assert find([WHOLE, WHOLE.flip(0)], [WHOLE]) == (Rule("replicated"), Rule("replicated"))
+
+
+def test_a_lost_replica_is_no_summand() -> None:
+    """Zeros would complete a sum, so values alone must not make them one."""
+    assert rule([WHOLE, WHOLE * 0]) == Rule("replicated")
 
 
 def test_parts_that_fit_no_placement_have_none() -> None:
-    assert find_placements([WHOLE], [WHOLE[:, :2], WHOLE[:, 2:5]]) is None
-    assert find_placements([WHOLE], [WHOLE, WHOLE[0]]) is None
+    assert find([WHOLE], [WHOLE[:, :2], WHOLE[:, 2:5]]) is None
+    assert list_rules([(4, 2), (3, 3)]) == []
+
+
+def test_every_replica_of_expected_is_an_error_of_its_own() -> None:
+    placement = place(Rule("replicated"), [WHOLE, WHOLE])
+    single = place(Rule("replicated"), [WHOLE])
+    sides = [WHOLE, WHOLE * 1.5], [WHOLE]
+    found = list_errors(sides, placement, single, lambda *both: both)
+    assert list(found) == [pytest.approx(0.5), 0.0]
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.05])
+def test_the_wrong_summand_is_the_one_that_explains_the_error(factor: float) -> None:
+    summands = [WHOLE, WHOLE.flip(0).exp(), WHOLE.flip(1)]
+    wrong = [summands[0], summands[1] * factor, summands[2]]
+    total = sum(wrong, WHOLE * 0)
+    assert find_wrong_summand((0, 1, 2), wrong, total, sum(summands, WHOLE * 0)) == 1

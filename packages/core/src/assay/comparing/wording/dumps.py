@@ -141,6 +141,11 @@ def describe_unknown(places: list[str]) -> str:
     return f"EXPECTED holds NaN or infinity at {len(places):,} places: {name_some(places)}"
 
 
+def describe_wrong_replica(port: str, rank: int, error: float) -> str:
+    """State that ranks of EXPECTED which must hold the same values do not."""
+    return f"EXPECTED holds another {port} on rank {rank} than on the first one: error {error:.2g}"
+
+
 def describe_topology(count: int) -> str:
     """Note that modules were matched without names."""
     return (

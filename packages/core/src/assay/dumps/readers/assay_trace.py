@@ -55,11 +55,11 @@ class AssayReader:
             raise DumpError(f"{folder} holds no recorded module calls: capture with --level module")
         if any(tensor.site.at.phase == "backward" for tensor, _ in loadable):
             loadable.sort(key=lambda pair: pair[0].site.at.step)
-        loaders = {tensor.site: load for tensor, load in loadable}
+        loaders = {tensor.key: load for tensor, load in loadable}
 
         def read(tensor: DumpedTensor) -> Tensor:
             try:
-                return loaders[tensor.site]()
+                return loaders[tensor.key]()
             except TraceError as error:
                 raise UnreadableFileError(str(error)) from None
 

@@ -31,6 +31,7 @@ _MODEL_INPUTS = (
     "input_ids", "positions", "seq_lens", "req_pool_indices", "rids", "position_ids", "cu_seqlens_q",
     "cu_seqlens_kv",
 )  # fmt: skip
+_PARALLEL_INFO = ("sglang_parallel_info", "megatron_parallel_info")
 _PROCESS = re.compile(r"TP[0-9]+_PP[0-9]+_Rank([0-9]{1,9})_pid[0-9]+")
 _PASS = re.compile(r"Pass([0-9]{1,9})\.pt")
 _BATCH = ".forward_batch_info."
@@ -163,7 +164,22 @@ def _read_file(
     for inner, tensor in _tensors_in(value).items():
         port = Site(at, site.port + _suffix(inner))
         dumped = _describe(port, file.name + _suffix(inner), file, tensor)
-        yield _Stored(replace(dumped, layout=layout), file, ("value",) * wrapped + inner)
+        dumped = replace(dumped, layout=layout, axes=_read_axes(meta))
+        yield _Stored(dumped, file, ("value",) * wrapped + inner)
+
+
+def _read_axes(meta: Mapping[object, object]) -> dict[str, tuple[int, int]]:
+    """Return the place of a rank on each mesh axis, as the dumper stores it with every value."""
+    facts: dict[object, object] = {}
+    for name in _PARALLEL_INFO:
+        facts |= _contents(meta.get(name))
+    axes = {}
+    for key, place in facts.items():
+        axis, _, kind = str(key).rpartition("_")
+        size = facts.get(f"{axis}_size")
+        if axis and kind == "rank" and isinstance(place, int) and isinstance(size, int):
+            axes[axis] = place, size
+    return axes
 
 
 def _parse_name(name: str, layer: str) -> tuple[str, str, Phase]:

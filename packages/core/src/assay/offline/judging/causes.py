@@ -68,7 +68,10 @@ def find_cause(
         port = weights[0].port
         name = port.name.removeprefix("parameter.")
         parameter = f"{port.module}.{name}" if port.module else name
-        return Location(phase="forward", module=port.module, parameter=parameter), "weight-mismatch"
+        location = Location(
+            phase="forward", module=port.module, parameter=parameter, rank=weights[0].result.rank
+        )
+        return location, "weight-mismatch"
     if origin is not None:
         return _diagnose(evidence, judged, origin.judged)
     if any(one.is_near_tie is False for one in evidence.tokens.different_generated):

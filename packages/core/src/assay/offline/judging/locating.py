@@ -14,6 +14,7 @@ from torch import Tensor
 from assay.comparing.levels import LEVEL_OF_PHASE, JudgedRatio
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
+from assay.comparing.wording import dumps as wording
 from assay.dtypes import FORMATS, float_format
 from assay.metrics import PairSums
 from assay.noise import TENSOR_FLOOR, Ratio, channel_ratio, error_ratios
@@ -189,6 +190,28 @@ class NoiseLaw:
         # Adam divides a gradient by its size. Where it is within its noise of zero, which a share of
         # about that noise of the elements is, the update has any sign.
         return math.sqrt(gradient) if port.direction == "update" else gradient
+
+
+def find_wrong_replicas(
+    replica_errors: Mapping[tuple[Port, int], float], limits: Limits, unit_roundoff: float
+) -> list[str]:
+    """Return a sentence for each value of EXPECTED that its ranks must share, and do not.
+
+    replica_errors: by port and rank, the relative difference from the first rank.
+    """
+    deepest = max((_depth(port.module) for port, _ in replica_errors), default=0)
+    law = NoiseLaw(unit_roundoff, deepest)
+
+    def limit(port: Port) -> float:
+        if port.direction == "parameter" or not limits.names_noise_ratios:
+            return 0.0
+        return limits.of("accumulated") * law.expected(port, _depth(port.module) or deepest)
+
+    return [
+        wording.describe_wrong_replica(str(port), rank, error)
+        for (port, rank), error in replica_errors.items()
+        if error > limit(port)
+    ]
 
 
 def expected_score_noise(unit_roundoff: float) -> ScoreNoise:

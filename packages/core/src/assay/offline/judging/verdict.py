@@ -22,6 +22,7 @@ from assay.offline.judging.locating import (
     JudgedPort,
     Origin,
     find_origins,
+    find_wrong_replicas,
     judge_ports,
     level_of,
 )
@@ -75,7 +76,7 @@ def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[Judge
     origin = origins[0] if origins else None
     weights = [one for one in by_level["weights"] if not one.agrees]
     labels = [one for one in judged if one.port.phase == "inputs"]
-    levels = _levels(evidence, by_level, origin) | _labels_level(labels)
+    levels = _levels(evidence, limits, by_level, origin) | _labels_level(labels)
     outcome = outcome_of_levels(levels)
     location, diagnosis = find_cause(evidence, judged, weights, origin)
     is_failure = outcome is Outcome.FAIL
@@ -129,11 +130,12 @@ def _replayed_origin(evidence: Evidence) -> Origin | None:
 
 
 def _levels(
-    evidence: Evidence, by_level: dict[str, list[JudgedPort]], origin: Origin | None
-) -> dict[str, Level]:
+    evidence: Evidence, limits: Limits, by_level: dict[str, list[JudgedPort]],
+    origin: Origin | None,
+) -> dict[str, Level]:  # fmt: skip
     tokens = evidence.tokens
     levels = {
-        "completeness": _completeness(evidence),
+        "completeness": _completeness(evidence, limits),
         "inputs": _inputs_level(evidence),
     }
     if tokens.num_generated:
@@ -164,7 +166,7 @@ def _levels(
     return levels
 
 
-def _completeness(evidence: Evidence) -> Level:
+def _completeness(evidence: Evidence, limits: Limits) -> Level:
     reasons = []
     if evidence.unmatched_expected:
         reasons.append(wording.describe_missing(evidence.unmatched_expected))
@@ -179,6 +181,7 @@ def _completeness(evidence: Evidence) -> Level:
     if unknown:
         reasons.append(wording.describe_unknown(unknown))
     reasons += evidence.problems
+    reasons += find_wrong_replicas(evidence.measured.replica_errors, limits, evidence.unit_roundoff)
     if evidence.measured.norm_errors and not evidence.accepts_statistics:
         reasons.append(wording.describe_norms_only(len(evidence.measured.norm_errors)))
     if not evidence.measured.compared:

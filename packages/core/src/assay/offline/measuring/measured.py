@@ -30,9 +30,14 @@ class Measured:
     """By port, rank and step, the largest relative difference of two norms, where values are not compared."""
     repeated: dict[str, list[str]] = field(default_factory=dict)
     """By side, the ports of which it holds the same values twice in a pass."""
-
     sums: type[PairSums] = PairSums
     """Sums of activations. Weights need their norms only, gradients and updates all sums."""
+    replica_errors: dict[tuple[Port, int], float] = field(default_factory=dict)
+    """By port and rank of EXPECTED, the largest difference of a value that ranks must share."""
+
+    def add_replica(self, port: Port, rank: int, error: float) -> None:
+        """Add the difference of a replica of EXPECTED from the first one."""
+        self.replica_errors[port, rank] = max(self.replica_errors.get((port, rank), 0.0), error)
 
     def of(self, port: Port) -> list[PortResult]:
         """Return the sums of a port, one for each step and rank at which it was measured."""
@@ -70,5 +75,6 @@ class Measured:
         self.updates += later.updates
         self.unpaired += later.unpaired
         self.norm_errors |= later.norm_errors
+        self.replica_errors |= later.replica_errors
         for side, places in later.repeated.items():
             self.repeated.setdefault(side, []).extend(places)

@@ -14,20 +14,26 @@ from assay.files import UnreadableFileError
 from assay.hooks.timeline import RowIndex
 from assay.locating.matching.masks import count_differences, is_any_mask, is_attention_mask
 from assay.locating.measuring import measure
+from assay.offline.layouts.declared import LayoutError
 from assay.offline.measuring.measured import Measured
 from assay.offline.measuring.pairs import Observer, TensorPair
-from assay.offline.measuring.parameters import distinct_weights, measure_parameter
+from assay.offline.measuring.parameters import (
+    compare_copies,
+    distinct_weights,
+    measure_parameter,
+)
+from assay.offline.measuring.parts import HeldCall, Rules, find_rules, read_parts
 from assay.offline.measuring.routing import Flip
 from assay.offline.measuring.shapes import (
     count_each,
     describe_shapes,
+    expects_nothing,
     give_comparable_dtype,
     give_same_shape,
     take_both,
 )
-from assay.offline.measuring.shards import find_placements
 from assay.offline.measuring.shares import Share, divide_pairs
-from assay.offline.ports.lanes import Lane, LanePair, Port, Span, list_repeats
+from assay.offline.ports.lanes import Lane, LanePair, Port, list_repeats
 from assay.offline.ports.matching import Matching
 from assay.offline.tokens.alignment import TokenAlignment
 from assay.offline.tokens.passes import PassPair
@@ -105,7 +111,7 @@ class PairMeasurer:
     def _place(self, port: Port, tensor: DumpedTensor) -> tuple[Port, int, int]:
         """Return the port, rank and step to whose sums a tensor of the actual dump is added."""
         at = tensor.site.at
-        return port, at.rank, at.step if self._is_training else 0
+        return port, tensor.writer, at.step if self._is_training else 0
 
     def _measure_activations(self, lanes: LanePair) -> None:
         lane, partner = lanes.expected, lanes.actual
@@ -121,29 +127,36 @@ class PairMeasurer:
             if keys and lanes.port.direction != "input":
                 places = self.measured.repeated.setdefault(side, [])
                 places += [str(lanes.port)] if str(lanes.port) not in places else []
+        calls: list[tuple[PassPair, HeldCall]] = []
         for (batch, step, call), tensors in lane.tensors.items():
             for pair in self.alignment.pairs_of(batch, step):
                 others = partner.tensors.get((pair.actual.batch, pair.actual.step, call))
                 if others is None:
                     if (batch, step, call) not in repeats["EXPECTED"] and (
-                        pair.expected_rows is None or not self._are_masks(lane, tensors)
+                        pair.expected_rows is None or not self._needs_none(lane, pair, tensors)
                     ):
                         self.measured.unpaired.append(f"{lane.port} at step {step}")
                     continue
-                flips = self._flips_in(pair, lane.order)
-                for both in self._read(lanes, tensors, others):
-                    self._add(lanes, pair.by_row() if flips else pair, *both)
+                tokens = pair.by_row() if self._flips_in(pair, lane.order) else pair
+                calls.append((tokens, HeldCall(tensors, others, tokens)))
+        rules = find_rules(self.expected, self.actual, lanes, [one for _, one in calls])
+        for tokens, one in calls:
+            for both in self._read(lanes, one, rules):
+                self._add(lanes, tokens, *both)
 
-    def _are_masks(self, lane: Lane, tensors: Sequence[DumpedTensor]) -> bool:
-        """Return True for masks, which a batch without padding needs none of."""
-        values = [self.expected.read(one) for one in tensors if one.has_values]
-        return any(is_any_mask(lane.port.name, one) for one in values)
+    def _needs_none(self, lane: Lane, pair: PassPair, tensors: Sequence[DumpedTensor]) -> bool:
+        """Return True for tensors that need no partner: masks of other batches, and other tokens."""
+        values = [self.expected.read_intact(one) for one in tensors if one.has_values]
+        return any(
+            one is not None and (is_any_mask(lane.port.name, one) or expects_nothing(pair, one))
+            for one in values
+        )
 
     def _read(
-        self, lanes: LanePair, tensors: list[DumpedTensor], others: list[DumpedTensor]
+        self, lanes: LanePair, call: HeldCall, rules: Rules | None
     ) -> list[tuple[TensorPair, Tensor, Tensor]]:
-        """Return the tensors of each actual rank: its values, and those that it should have."""
-        port = lanes.port
+        """Return the parts that actual ranks hold, each with what it must be."""
+        port, tensors, others = lanes.port, call.expected, call.actual
         # The last tensor of the side with fewer ranks is paired with all that remain.
         pairs = [
             TensorPair(port, tensors[min(n, len(tensors) - 1)], others[min(n, len(others) - 1)])
@@ -153,24 +166,17 @@ class PairMeasurer:
             self._compare_norms(lanes, tensors, others, pairs)
             return []
         try:
-            references = _read_all(self.expected, tensors, lanes.expected_span, port)
-            values = _read_all(self.actual, others, lanes.actual_span, port)
-        except UnreadableFileError as error:
+            found = read_parts(self.expected, self.actual, lanes, call, rules)
+        except (UnreadableFileError, LayoutError) as error:
             self._leave_out(pairs, str(error))
             return []
-        placements = find_placements(references, values)
-        if placements is None:
-            shapes = ", ".join(str(list(one.shape)) for one in values)
-            wanted = ", ".join(str(list(one.shape)) for one in references)
-            self._leave_out(pairs, f"its shape is {shapes}, expected {wanted}")
-            return []
-        whole = placements[0].assemble(references)
-        if placements[1].kind == "partial":
-            values = [placements[1].assemble(values)]
-        wholes = [placements[1].part(whole, number) for number in range(len(values))]
-        for pair in pairs[len(values) :]:
-            self._observe(pair)  # shards and summands that are measured with the first
-        return list(zip(pairs, values, wholes, strict=False))
+        for holder, difference in found.replica_errors.items():
+            self.measured.add_replica(port, tensors[holder].writer, difference)
+        measured = {part.holder for part in found.parts}
+        for number, pair in enumerate(pairs):
+            if number not in measured:
+                self._observe(pair)  # shards and summands that are measured with another
+        return [(pairs[part.holder], part.value, part.reference) for part in found.parts]
 
     def _compare_norms(
         self, lanes: LanePair, tensors: list[DumpedTensor], others: list[DumpedTensor],
@@ -203,6 +209,12 @@ class PairMeasurer:
         for pair in pairs:
             self._observe(replace(pair, reason=reason))
 
+    def _leave_out_tokens(self, pair: PassPair, tensors: TensorPair, reference: Tensor) -> None:
+        if expects_nothing(pair, reference):
+            self._observe(replace(tensors, reason="it holds none of these tokens"))
+        else:
+            self._leave_out([tensors], "its tokens are unknown")
+
     def _add(
         self, lanes: LanePair, pair: PassPair, tensors: TensorPair, value: Tensor, reference: Tensor
     ) -> None:
@@ -216,7 +228,7 @@ class PairMeasurer:
                 return
             taken = take_both(pair, value, reference)
             if taken is None:
-                self._leave_out([tensors], "its tokens are unknown")
+                self._leave_out_tokens(pair, tensors, reference)
                 return
             value, reference, rows = taken
         elif all(masks):
@@ -285,12 +297,18 @@ class PairMeasurer:
     def _measure_parameters(self, lanes: LanePair) -> None:
         """Measure a parameter, or its gradient, once for each step."""
         port = lanes.port
-        for key, tensors in distinct_weights(lanes.expected).items():
-            others = lanes.actual.tensors.get(key)
-            if others is None:
+        held = distinct_weights(lanes.expected), distinct_weights(lanes.actual)
+        calls: list[HeldCall] = []
+        for key, copies in held[0].items():
+            if key not in held[1]:
                 self.measured.unpaired.append(f"{port} at step {key[1]}")
                 continue
-            for pair, value, reference in self._read(lanes, tensors, others):
+            calls += [HeldCall(copies[0], others, None) for others in held[1][key]]
+            for writer, difference in compare_copies(self.expected, copies):
+                self.measured.add_replica(port, writer, difference)
+        rules = find_rules(self.expected, self.actual, lanes, calls)
+        for call in calls:
+            for pair, value, reference in self._read(lanes, call, rules):
                 if value.shape != reference.shape:
                     self._leave_out([pair], describe_shapes(value, reference))
                     continue
@@ -310,11 +328,13 @@ class PairMeasurer:
         steps = sorted(firsts)
         name = lanes.port.name.replace("parameter.", "update.", 1)
         port = Port(lanes.port.module, name, "optimizer")
-        read = {
-            step: self._read(lanes, lanes.expected.tensors[key], lanes.actual.tensors[key])
+        calls = {
+            step: HeldCall(lanes.expected.tensors[key], lanes.actual.tensors[key], None)
             for step, key in firsts.items()
             if key in lanes.actual.tensors
         }
+        rules = find_rules(self.expected, self.actual, lanes, [*calls.values()])
+        read = {step: self._read(lanes, call, rules) for step, call in calls.items()}
         for step, following in pairwise(steps):
             for before, after in zip(read.get(step, []), read.get(following, []), strict=False):
                 (pair, *old), (_, *new) = before, after
@@ -341,15 +361,6 @@ class PairMeasurer:
                     elif is_attention_mask(lane.port.name, reference):
                         result = self.measured.at(lane.port, 0, 0, reference, lane.class_name)
                         result.exact.add(*count_differences(None, reference, pair.rows))
-
-
-def _read_all(
-    dump: Dump, tensors: Sequence[DumpedTensor], span: Span | None, port: Port
-) -> list[Tensor]:
-    values = [dump.read(one) for one in tensors]
-    if span is None:
-        return values
-    return [span.of(one, is_parameter=port.direction == "parameter") for one in values]
 
 
 def _norm(dump: Dump, tensor: DumpedTensor) -> float | None:

@@ -1,24 +1,43 @@
 """Measuring parameters, which must be equal."""
 
 import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from assay.blocks import WorstElement
 from assay.comparing.results import PortResult
-from assay.dumps.protocol import DumpedTensor
+from assay.dumps.protocol import Dump, DumpedTensor
+from assay.offline.layouts.shards import relative_difference
 from assay.offline.ports.lanes import Lane
 
 
-def distinct_weights(lane: Lane) -> dict[tuple[int, int, int], list[DumpedTensor]]:
-    """Return the first tensor of each micro-batch. Tools write a parameter once for every call."""
-    first: dict[tuple[int, int], tuple[int, int, int]] = {}
-    for key in lane.tensors:
+def distinct_weights(lane: Lane) -> dict[tuple[int, int], list[list[DumpedTensor]]]:
+    """Return the first tensors of each micro-batch, for every group of ranks that holds copies.
+
+    Tools write a parameter once for every call.
+    """
+    found: dict[tuple[int, int], dict[tuple[int, ...], list[DumpedTensor]]] = {}
+    for key, tensors in lane.tensors.items():
         # A generation changes no weight, and its steps are forward passes. In training, what later
         # steps begin with is the result of the updates before them.
-        first.setdefault(key[:2] if lane.port.phase != "forward" else (0, 0), key)
-    return {key: lane.tensors[key] for key in first.values()}
+        is_weight = lane.port.phase == "forward"
+        writers = tuple(one.writer for one in tensors) if is_weight else ()
+        found.setdefault((0, 0) if is_weight else key[:2], {}).setdefault(writers, tensors)
+    return {key: list(copies.values()) for key, copies in found.items()}
+
+
+def compare_copies(dump: Dump, copies: Sequence[list[DumpedTensor]]) -> Iterator[tuple[int, float]]:
+    """Yield the rank of each copy of a parameter, and its difference from the first group's."""
+    for copy in copies[1:]:
+        for one, first in zip(copy, copies[0], strict=False):
+            if one.has_values and first.has_values and one.shape == first.shape:
+                value, reference = dump.read_intact(one), dump.read_intact(first)
+                error = math.inf  # of a damaged file
+                if value is not None and reference is not None:
+                    error = relative_difference(value, reference)
+                yield one.writer, error
 
 
 def measure_parameter(

@@ -35,6 +35,33 @@ def take_both(
     return actual[0][kept], expected[0][kept], rows
 
 
+def give_comparable(
+    pair: PassPair | None, value: Tensor, reference: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """Return both in one shape, as far as they hold the same tokens; None if they cannot be.
+
+    pair: the passes of the two; None for parameters, which must have the same shape.
+    """
+    if pair is None:
+        return (value, reference) if value.shape == reference.shape else None
+    if pair.expected_rows is None:
+        if value.shape == reference.shape:
+            return value, reference
+        if (
+            value.numel() == reference.numel()
+            and (shaped := give_same_shape(value, reference)) is not None
+        ):
+            return shaped
+    taken = take_both(pair.by_row(), value, reference)
+    return taken[:2] if taken is not None and taken[0].shape == taken[1].shape else None
+
+
+def expects_nothing(pair: PassPair, reference: Tensor) -> bool:
+    """Return True if the expected tensor holds none of the paired tokens, as logits of the last one."""
+    taken = take_rows(reference, pair.expected, pair.expected_rows)
+    return taken is not None and not bool(taken[1].any())
+
+
 def count_each(value: Tensor, reference: Tensor, rows: RowMap | None) -> tuple[Tensor, Tensor]:
     """Return integers with a last dim of 1, so that each value counts; others as they are."""
     is_of_tokens = rows is not None and value.shape == (rows.num_rows, rows.length)

@@ -76,7 +76,7 @@ def _read_pass(
     shape = (ids.shape[0], ids.shape[1]) if ids is not None else _common_shape(tensors)
     if shape is None:
         return Pass(batch, step, None)
-    positions = _read_positions(dump, tensors, shape)
+    positions = read_positions(dump, tensors, shape)
     if positions is None:
         start = _first_position(ids, shape, previous)
         positions = [list(range(start, start + shape[1]))] * shape[0]
@@ -105,7 +105,7 @@ def read_ids(dump: Dump, tensors: Iterable[DumpedTensor]) -> Tensor | None:
     return None
 
 
-def _read_positions(
+def read_positions(
     dump: Dump, tensors: Iterable[DumpedTensor], shape: tuple[int, int]
 ) -> list[list[int]] | None:
     """Return the positions of a pass, -1 for padding, (B, T); None if the dump lacks them."""
@@ -223,12 +223,15 @@ def _is_warm_up(passes: Sequence[Pass]) -> bool:
 
 
 def _is_reordered(expected: Sequence[Pass], actual: Sequence[Pass]) -> bool:
-    """Return True if the first pass holds the same prompts in another order."""
-    one, other = expected[0].ids if expected else None, actual[0].ids if actual else None
-    if one is None or other is None:
+    """Return True if the first pass holds the same prompts, or other tokens of them, in another order."""
+    if not expected or not actual:
         return False
-    rows, others = one.tolist(), other.tolist()
-    return rows != others and sorted(rows) == sorted(others)
+    first, second = expected[0], actual[0]
+    if first.ids is None or second.ids is None or first.rows is None or second.rows is None:
+        return False
+    rows, others = first.ids.tolist(), second.ids.tolist()
+    is_of_other_tokens = first.rows.positions != second.rows.positions
+    return rows != others and (is_of_other_tokens or sorted(rows) == sorted(others))
 
 
 def _match_whole(expected: Sequence[Pass], actual: Sequence[Pass]) -> list[PassPair]:

@@ -1,10 +1,10 @@
-"""Giving the tensors of several ranks one numbering: data-parallel batches and pipeline stages.
+"""Giving the tensors of several ranks one numbering: batches, parts of prompts, stages, experts.
 
-Tensor-parallel shards keep their ranks; `shards.py` compares them part by part.
+Tensor-parallel shards keep their ranks; `parts.py` compares them part by part.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -12,13 +12,15 @@ from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.offline.tokens.alignment import read_ids
-from assay.sites import Site
+from assay.offline.tokens.context_parallel import PartsOfPasses, find_parts
+from assay.offline.tokens.experts import number_experts
+from assay.offline.tokens.moving import move_all, move_tensor
 
 _LAYER = re.compile(r"(.*?\.|)([0-9]+)(\..*|)")
 
 
 def number_ranks(dump: Dump) -> tuple[Dump, list[str]]:
-    """Number data-parallel batches and the layers of pipeline stages over all ranks.
+    """Number batches, parts of prompts, layers and experts over all ranks.
 
     Returns: the dump, and notes on what was recognized; the same dump if one rank made it.
     """
@@ -26,25 +28,36 @@ def number_ranks(dump: Dump) -> tuple[Dump, list[str]]:
     if len(ranks) < 2:
         return dump, []
     notes = []
-    groups = _find_data_parallel(dump, ranks)
-    if len(groups) > 1:
-        dump = _number_batches(dump, groups)
-        notes.append(f"{dump.path}: {len(groups)} data-parallel groups hold different prompts")
+    tensors = [replace(tensor, world_rank=tensor.site.at.rank) for tensor in dump.tensors]
+    dump = replace(dump, tensors=tensors)
     stages = _find_stages(dump)
     if len(stages) > 1:
         dump = _number_layers(dump, stages)
         notes.append(f"{dump.path}: {len(stages)} pipeline stages hold different layers")
+    dump, experts = number_experts(dump)
+    if experts:
+        notes.append(f"{dump.path}: its experts are numbered on each of {experts} ranks")
+    groups = _find_groups(dump)
+    if len(groups) > 1 and (parts := find_parts(dump, groups)):
+        dump = _number_parts(dump, groups, parts)
+        notes.append(
+            f"{dump.path}: {len(groups)} groups of ranks hold different tokens of a prompt"
+        )
+    elif len(groups) > 1:
+        dump = _number_batches(dump, groups)
+        notes.append(f"{dump.path}: {len(groups)} data-parallel groups hold different prompts")
     return dump, notes
 
 
-def _find_data_parallel(dump: Dump, ranks: Sequence[int]) -> list[list[int]]:
-    """Return the ranks that hold the same prompts, group by group; one group if a rank has no ids."""
+def _find_groups(dump: Dump) -> list[list[int]]:
+    """Return the ranks that hold the same tokens, group by group; one group if a rank has no ids."""
+    ranks = sorted({tensor.site.at.rank for tensor in dump.tensors})
     first = min((tensor.site.at.micro_batch, tensor.site.at.step) for tensor in dump.tensors)
     groups: list[tuple[Tensor, list[int]]] = []
     for rank in ranks:
         ids = read_ids(dump, [one for one in dump.tensors if _is_of(one, rank, first)])
         if ids is None:
-            return [list(ranks)]
+            return [ranks]
         for known, members in groups:
             if torch.equal(known, ids):
                 members.append(rank)
@@ -52,7 +65,7 @@ def _find_data_parallel(dump: Dump, ranks: Sequence[int]) -> list[list[int]]:
         else:
             groups.append((ids, [rank]))
     members_of = [members for _, members in groups]
-    return members_of if len({len(members) for members in members_of}) == 1 else [list(ranks)]
+    return members_of if len({len(members) for members in members_of}) == 1 else [ranks]
 
 
 def _is_of(tensor: DumpedTensor, rank: int, first: tuple[int, int]) -> bool:
@@ -60,20 +73,57 @@ def _is_of(tensor: DumpedTensor, rank: int, first: tuple[int, int]) -> bool:
     return at.rank == rank and (at.micro_batch, at.step) == first and at.phase == "forward"
 
 
-def _number_batches(dump: Dump, groups: list[list[int]]) -> Dump:
-    place = {
+def _places(groups: list[list[int]]) -> dict[int, tuple[int, int]]:
+    """Return by rank its group and its number there."""
+    return {
         rank: (group, number)
         for group, members in enumerate(groups)
         for number, rank in enumerate(members)
     }
 
+
+def _leave_axes(dump: Dump, groups: list[list[int]]) -> Dump:
+    """Give the groups one place on the mesh axes along which they lie: they become passes."""
+    axes = {tensor.site.at.rank: tensor.axes for tensor in dump.tensors}
+    firsts = [axes[members[0]] for members in groups]
+    left = {
+        name: (0, 1) for name in firsts[0] if len({one.get(name) for one in firsts}) == len(groups)
+    }
+    tensors = [replace(tensor, axes={**tensor.axes, **left}) for tensor in dump.tensors]
+    return replace(dump, tensors=tensors)
+
+
+def _number_batches(dump: Dump, groups: list[list[int]]) -> Dump:
+    places = _places(groups)
+    dump = _leave_axes(dump, groups)
+
     def move(tensor: DumpedTensor) -> DumpedTensor:
         at = tensor.site.at
-        group, rank = place[at.rank]
-        batch = at.micro_batch * len(groups) + group
-        return _at(tensor, micro_batch=batch, rank=rank)
+        group, rank = places[at.rank]
+        return move_tensor(tensor, micro_batch=at.micro_batch * len(groups) + group, rank=rank)
 
-    return replace(dump, tensors=[move(tensor) for tensor in dump.tensors])
+    return move_all(dump, ((tensor, move(tensor)) for tensor in dump.tensors))
+
+
+def _number_parts(dump: Dump, groups: list[list[int]], parts: PartsOfPasses) -> Dump:
+    """Give each group's part of a prompt its own pass. Passes that all groups share keep one."""
+    places = _places(groups)
+    dump = _leave_axes(dump, groups)
+
+    def move(tensor: DumpedTensor) -> DumpedTensor:
+        at = tensor.site.at
+        group, rank = places[at.rank]
+        if (at.micro_batch, at.step) not in parts:
+            return move_tensor(tensor, step=at.step * len(groups))
+        return move_tensor(tensor, step=at.step * len(groups) + group, rank=rank)
+
+    dump = move_all(dump, ((tensor, move(tensor)) for tensor in dump.tensors))
+    rows = {
+        tensor.site.at: found[tensor.site.at.step % len(groups)]
+        for tensor in dump.tensors
+        if (found := parts.get((tensor.site.at.micro_batch, tensor.site.at.step // len(groups))))
+    }
+    return replace(dump, rows={**dump.rows, **rows})
 
 
 def _find_stages(dump: Dump) -> list[list[int]]:
@@ -108,7 +158,7 @@ def _number_layers(dump: Dump, stages: list[list[int]]) -> Dump:
         sum(len(earlier) for earlier in layers[:stage]) if is_local else 0
         for stage in range(len(stages))
     ]
-    kept: list[DumpedTensor] = []
+    kept: list[tuple[DumpedTensor, DumpedTensor]] = []
     for tensor in _in_order(dump.tensors, stage_of):
         at = tensor.site.at
         stage = stage_of[at.rank]
@@ -117,8 +167,10 @@ def _number_layers(dump: Dump, stages: list[list[int]]) -> Dump:
         if len(of_module) > 1 and stage != (min(of_module) if is_input else max(of_module)):
             continue  # what a stage passes to the next one, under the name of the whole
         module = _add_to_layer(at.module, offsets[stage])
-        kept.append(_at(tensor, module=module, rank=stages[stage].index(at.rank)))
-    return replace(dump, tensors=[replace(one, order=n) for n, one in enumerate(kept)])
+        rank = stages[stage].index(at.rank)
+        moved = move_tensor(tensor, module=module, rank=rank)
+        kept.append((tensor, replace(moved, order=len(kept))))
+    return move_all(dump, kept)
 
 
 def _in_order(tensors: Iterable[DumpedTensor], stage_of: Mapping[int, int]) -> list[DumpedTensor]:
@@ -137,8 +189,3 @@ def _in_order(tensors: Iterable[DumpedTensor], stage_of: Mapping[int, int]) -> l
 def _add_to_layer(module: str, offset: int) -> str:
     found = _LAYER.fullmatch(module)
     return f"{found[1]}{int(found[2]) + offset}{found[3]}" if found and offset else module
-
-
-def _at(tensor: DumpedTensor, **changes: object) -> DumpedTensor:
-    at = replace(tensor.site.at, **changes)  # type: ignore[arg-type]  # fields of CallSite
-    return replace(tensor, site=Site(at, tensor.site.port))

@@ -1,0 +1,1 @@
+"""Placements of tensors over ranks: declared, or found from shapes and values."""

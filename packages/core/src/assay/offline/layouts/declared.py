@@ -1,0 +1,167 @@
+"""Placements that a dump declares: `b s[cp:zigzag] (h*d)[tp] # ep:replicated`.
+
+The text has one word for each dim, with the mesh axes that divide it in brackets. An axis may be
+`zigzag` (each rank holds one chunk from each end) or `partial` (ranks hold summands). Ranks that
+differ only in other axes hold the same values. `dp:=moe_dp` means `moe_dp` wherever it says `dp`.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from assay.dumps.protocol import DumpedTensor
+from assay.offline.layouts.placements import Piece, Placement, Ranges, Shape
+
+_WORD = re.compile(r"([^\s\[\]]+)(?:\[([^\[\]]*)\])?")
+_QUALIFIERS = ("natural", "zigzag", "partial", "sharded", "replicated")
+# Sequence parallelism divides tokens over the ranks of tensor parallelism.
+_SAME_RANKS = {"sp": "tp"}
+
+
+class LayoutError(Exception):
+    """A declared layout that cannot be understood, or that contradicts the tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class _DividedDim:
+    """The axes that divide a dim, outermost first, each with its qualifiers."""
+
+    dim: int
+    axes: tuple[tuple[str, frozenset[str]], ...]
+
+    def axes_without(self, *qualifiers: str) -> list[str]:
+        """Return the axes that have none of some qualifiers."""
+        return [name for name, own in self.axes if not own & {*qualifiers}]
+
+    @property
+    def is_zigzag(self) -> bool:
+        """Return True if each rank holds one chunk from each end."""
+        return any("zigzag" in own for _, own in self.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A parsed layout."""
+
+    num_dims: int
+    divided: tuple[_DividedDim, ...]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def axes(self) -> list[str]:
+        """Return the names of all axes that divide a dim or hold summands."""
+        return [name for one in self.divided for name, _ in one.axes]
+
+
+def parse_layout(text: str) -> Layout:
+    """Parse a declared layout.
+
+    Raises: LayoutError if it is not of the published form.
+    """
+    dims, _, notes = text.partition("#")
+    words = [_WORD.fullmatch(word) for word in re.sub(r",\s+", ",", dims).split()]
+    divided = []
+    for number, word in enumerate(words):
+        if word is None:
+            raise LayoutError(f"its layout {text!r} is not understood")
+        axes = [one.strip().split(":") for one in (word[2] or "").split(",") if one.strip()]
+        for _, *qualifiers in axes:
+            if unknown := [one for one in qualifiers if one not in _QUALIFIERS]:
+                raise LayoutError(f"its layout {text!r} is not understood: {unknown[0]}")
+        if axes:
+            named = tuple((name, frozenset(rest)) for name, *rest in axes)
+            divided.append(_DividedDim(number - len(words), named))
+    aliases = dict(one.split(":=") for one in notes.split() if one.count(":=") == 1)
+    return Layout(len(words), tuple(divided), aliases)
+
+
+def place_declared(tensors: Sequence[DumpedTensor], shapes: Sequence[Shape]) -> Placement | None:
+    """Return the declared placement of a tensor over its holders; None if none is declared.
+
+    Raises: LayoutError if the declared layout contradicts the shapes or the ranks.
+    """
+    text = tensors[0].layout
+    if not text:
+        return None
+    layout = parse_layout(text)
+    if any(one.layout != text for one in tensors):
+        raise LayoutError("its ranks declare different layouts")
+    if any(len(shape) != layout.num_dims for shape in shapes):
+        raise LayoutError(f"its layout {text!r} contradicts its shape {list(shapes[0])}")
+    places = [
+        _places(layout, tensor, number, len(tensors)) for number, tensor in enumerate(tensors)
+    ]
+    ranges: list[list[tuple[int, tuple[range, ...]]]] = [[] for _ in tensors]
+    whole = list(shapes[0])
+    for divided in layout.divided:
+        chunks, total = _number(divided.axes_without("partial", "replicated"), places)
+        if total > 1:
+            lengths = dict(zip(chunks, (shape[divided.dim] for shape in shapes), strict=True))
+            _require_all(text, lengths, total)
+            whole[divided.dim] = sum(lengths.values())
+            for own, chunk in zip(ranges, chunks, strict=True):
+                own.append((divided.dim, _ranges(chunk, lengths, is_zigzag=divided.is_zigzag)))
+    added = [name for one in layout.divided for name, rest in one.axes if "partial" in rest]
+    summands, total = _number(added, places)
+    _require_all(text, summands, total)
+    pieces = tuple(Piece(tuple(own), one) for own, one in zip(ranges, summands, strict=True))
+    _require_shapes(text, pieces, whole, shapes)
+    return Placement(pieces, tuple(whole))
+
+
+def _number(
+    names: Sequence[str], places: Sequence[Mapping[str, tuple[int, int]]]
+) -> tuple[list[int], int]:
+    """Return the number of each holder along several axes, outermost first, and their product."""
+    numbers, total = [0] * len(places), 1
+    for name in names:
+        size = places[0][name][1]
+        numbers = [one * size + place[name][0] for one, place in zip(numbers, places, strict=True)]
+        total *= size
+    return numbers, total
+
+
+def _require_all(text: str, numbers: Iterable[int], total: int) -> None:
+    missing = total - len({*numbers})
+    if missing:
+        raise LayoutError(f"{missing} of {total} parts of its layout {text!r} are missing")
+
+
+def _places(
+    layout: Layout, tensor: DumpedTensor, number: int, num_holders: int
+) -> dict[str, tuple[int, int]]:
+    """Return the place of a holder on each axis of the layout, and the size of the axis."""
+    found = {}
+    for name in layout.axes:
+        axis = layout.aliases.get(name, name)
+        place = tensor.axes.get(axis) or tensor.axes.get(_SAME_RANKS.get(axis, ""))
+        if place is None and len(layout.axes) == 1:
+            place = number, num_holders
+        if place is None:
+            raise LayoutError(f"the dump does not record the place of its ranks on the axis {axis}")
+        found[name] = place
+    return found
+
+
+def _ranges(chunk: int, lengths: Mapping[int, int], *, is_zigzag: bool) -> tuple[range, ...]:
+    if not is_zigzag:
+        start = sum(length for other, length in lengths.items() if other < chunk)
+        return (range(start, start + lengths[chunk]),)
+    half = lengths[chunk] // 2
+    last = 2 * len(lengths) - 1 - chunk
+    return range(chunk * half, (chunk + 1) * half), range(last * half, (last + 1) * half)
+
+
+def _require_shapes(
+    text: str, pieces: Sequence[Piece], whole: Sequence[int], shapes: Sequence[Shape]
+) -> None:
+    sizes: dict[Ranges, int] = {}
+    for piece, shape in zip(pieces, shapes, strict=True):
+        wanted = list(whole)
+        for dim, ranges in piece.ranges:
+            wanted[dim] = sum(map(len, ranges))
+        if wanted != list(shape):
+            raise LayoutError(f"its layout {text!r} contradicts its shapes {list(shapes)}")
+        sizes[piece.ranges] = sizes.get(piece.ranges, 0) + 1
+    if len({*sizes.values()}) > 1:
+        raise LayoutError(f"some ranks of its layout {text!r} are missing")

@@ -1,0 +1,157 @@
+"""Reading the parts of a tensor that ranks hold, each with what it must be."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from assay.dumps.protocol import Dump, DumpedTensor
+from assay.files import UnreadableFileError
+from assay.offline.layouts.declared import LayoutError, place_declared
+from assay.offline.layouts.placements import Placement
+from assay.offline.layouts.shards import (
+    PlacementFinder,
+    Rule,
+    find_wrong_summand,
+    pair_parts,
+    relative_difference,
+)
+from assay.offline.measuring.shapes import give_comparable
+from assay.offline.ports.lanes import LanePair
+from assay.offline.tokens.passes import PassPair
+
+# By side, the rule of its placement; None where the dump declares it, or if none fits.
+Rules = tuple[Rule | None, Rule | None]
+
+# Passes whose values decide how a tensor is spread. A rank may add nothing to the sum of one.
+_NUM_SAMPLES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class HeldCall:
+    """The tensors of all ranks at one call, on both sides."""
+
+    expected: list[DumpedTensor]
+    actual: list[DumpedTensor]
+    tokens: PassPair | None
+    """The passes; None for a parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an actual tensor, and what it must be. holder: number of its rank in the call."""
+
+    holder: int
+    value: Tensor
+    reference: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of one call. replica_errors: by number of an expected holder, its difference."""
+
+    parts: list[Part]
+    replica_errors: dict[int, float]
+
+
+def find_rules(
+    expected: Dump, actual: Dump, lanes: LanePair, calls: Sequence[HeldCall]
+) -> Rules | None:
+    """Return how the two sides spread the tensors of a port; None if nothing fits."""
+    calls = [one for one in calls if all(t.has_values for t in (*one.expected, *one.actual))]
+    if not calls or all(len(one.expected) == len(one.actual) == 1 for one in calls):
+        return Rule("replicated"), Rule("replicated")
+    calls.sort(key=lambda one: -len(one.expected) - len(one.actual))
+    first = calls[0]
+    is_declared = bool(first.expected[0].layout), bool(first.actual[0].layout)
+    if all(is_declared):
+        return None, None
+    finder = PlacementFinder(is_declared)
+    for call in calls[:_NUM_SAMPLES]:
+        try:
+            sides = _read_both(expected, actual, lanes, call)
+            placed = _place_declared(call, sides)
+        except (UnreadableFileError, LayoutError):
+            continue
+        finder.add_pass(sides, placed, partial(give_comparable, call.tokens))
+    return finder.find()
+
+
+def read_parts(
+    expected: Dump, actual: Dump, lanes: LanePair, call: HeldCall, rules: Rules | None
+) -> Parts:
+    """Return the parts of one call.
+
+    Raises: UnreadableFileError; LayoutError if a layout is declared that contradicts the tensors,
+        or if none fits.
+    """
+    sides = _read_both(expected, actual, lanes, call)
+    declared = _place_declared(call, sides)
+    single = tuple(Rule("replicated") if len(side) == 1 else None for side in sides)
+    placed = [
+        placement or (rule.place([tuple(one.shape) for one in side]) if rule is not None else None)
+        for rule, placement, side in zip(rules or single, declared, sides, strict=True)
+    ]
+    if placed[0] is None or placed[1] is None:
+        wanted, shapes = (", ".join(str(list(one.shape)) for one in side) for side in sides)
+        raise LayoutError(f"its shape is {shapes}, expected {wanted}")
+    references, values = sides
+    replica_errors = {
+        holder: relative_difference(references[holder], references[first])
+        for holder, first in placed[0].replicas
+    }
+    whole = placed[0].assemble(references)
+    _require_same_width(placed[1], whole, values, call, is_declared=declared[1] is not None)
+    return Parts(
+        [
+            Part(find_wrong_summand(holders, values, value, reference), value, reference)
+            for holders, value, reference in pair_parts(whole, values, placed[1])
+        ],
+        replica_errors,
+    )
+
+
+def _read_both(
+    expected: Dump, actual: Dump, lanes: LanePair, call: HeldCall
+) -> tuple[list[Tensor], list[Tensor]]:
+    is_parameter = lanes.port.direction == "parameter"
+    found = []
+    for dump, tensors, span in (
+        (expected, call.expected, lanes.expected_span),
+        (actual, call.actual, lanes.actual_span),
+    ):
+        values = [dump.read(one) for one in tensors]
+        if span is not None:
+            values = [span.of(one, is_parameter=is_parameter) for one in values]
+        found.append(values)
+    return found[0], found[1]
+
+
+def _place_declared(
+    call: HeldCall, sides: tuple[Sequence[Tensor], Sequence[Tensor]]
+) -> tuple[Placement | None, Placement | None]:
+    expected, actual = (
+        place_declared(tensors, [tuple(one.shape) for one in side])
+        for tensors, side in zip((call.expected, call.actual), sides, strict=True)
+    )
+    return expected, actual
+
+
+def _require_same_width(
+    placement: Placement,
+    whole: Tensor,
+    values: Sequence[Tensor],
+    call: HeldCall,
+    *,
+    is_declared: bool,
+) -> None:
+    """Refuse a declared layout whose whole tensor has another width than the expected one."""
+    # The last dim of ids is that of tokens, which other passes may hold.
+    is_width = whole.is_floating_point()
+    if is_declared and is_width and placement.shape[-1:] != tuple(whole.shape[-1:]):
+        shape = list(placement.shape)
+        raise LayoutError(
+            f"its layout {call.actual[0].layout!r} makes {len(values)} parts a tensor of shape"
+            f" {shape}, expected {list(whole.shape)}"
+        )

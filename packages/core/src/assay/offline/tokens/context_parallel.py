@@ -1,0 +1,88 @@
+"""Passes whose tokens several ranks divide among themselves: context parallelism."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import arange
+
+from assay.dumps.protocol import Dump, DumpedTensor
+from assay.offline.layouts.declared import LayoutError, place_declared
+from assay.offline.tokens.alignment import read_ids, read_positions
+from assay.sites import RowMap
+
+# By batch and step, the rows of every group of ranks.
+PartsOfPasses = Mapping[tuple[int, int], Sequence[RowMap]]
+
+
+def find_parts(dump: Dump, groups: Sequence[Sequence[int]]) -> PartsOfPasses:
+    """Return the rows of each group's part of a pass, for passes that the groups divide.
+
+    Returns: nothing if the groups have prompts of their own, which all begin at position 0.
+    """
+    passes: dict[tuple[int, int], dict[int, list[DumpedTensor]]] = {}
+    for tensor in dump.tensors:
+        at = tensor.site.at
+        if at.phase == "forward":
+            of_rank = passes.setdefault((at.micro_batch, at.step), {})
+            of_rank.setdefault(at.rank, []).append(tensor)
+    found = {}
+    for key, of_rank in sorted(passes.items()):
+        if any(members[0] not in of_rank for members in groups):
+            continue
+        rows = _read_rows(dump, [of_rank[members[0]] for members in groups], key[0])
+        if rows is not None and len({one.positions for one in rows}) > 1:
+            found[key] = rows
+    first = found.get(min(passes, default=(0, 0)))
+    if first is None or all(_begins(one) for one in first):
+        return {}
+    return found
+
+
+def _begins(rows: RowMap) -> bool:
+    return any(0 in positions for positions in rows.positions)
+
+
+def _read_rows(dump: Dump, parts: Sequence[list[DumpedTensor]], batch: int) -> list[RowMap] | None:
+    """Return the rows of the groups' first ranks: recorded, or from the layout of their ids."""
+    recorded = [
+        next((rows for one in part if (rows := dump.rows.get(one.site.at)) is not None), None)
+        for part in parts
+    ]
+    if all(recorded):
+        return [one for one in recorded if one is not None]
+    ids = [read_ids(dump, part) for part in parts]
+    shapes = [(one.shape[0], one.shape[1]) for one in ids if one is not None]
+    if len(shapes) < len(parts):
+        return None
+    known = [read_positions(dump, part, shape) for part, shape in zip(parts, shapes, strict=True)]
+    positions = [one for one in known if one is not None]
+    if len(positions) < len(parts):
+        positions = _declared_positions(parts, shapes)
+    prompts = [tuple(batch * shape[0] + row for row in range(shape[0])) for shape in shapes]
+    return [
+        RowMap(names, tuple(map(tuple, rows)))
+        for names, rows in zip(prompts, positions, strict=False)
+    ] or None
+
+
+def _declared_positions(
+    parts: Sequence[list[DumpedTensor]], shapes: Sequence[tuple[int, int]]
+) -> list[list[list[int]]]:
+    """Return the positions that the declared layout of the ids gives each part; none without one."""
+    tensors = [
+        next((one for one in part if one.layout and one.site.port.endswith("ids")), None)
+        for part in parts
+    ]
+    held = [one for one in tensors if one is not None and one.shape is not None]
+    if len(held) < len(parts):
+        return []
+    try:
+        placement = place_declared(held, [one.shape or () for one in held])
+    except LayoutError:
+        return []
+    if placement is None:
+        return []
+    whole = arange(placement.shape[-1])
+    return [
+        [piece.cut(whole).tolist()] * shape[0]
+        for piece, shape in zip(placement.pieces, shapes, strict=True)
+    ]

@@ -1,0 +1,300 @@
+"""Dumps of micro models as several parallel layouts: every pair agrees, and a fault names its rank."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.dumps.protocol import Dump
+from assay.dumps.recognizing import open_dump
+from assay.offline.check import Comparison, compare_dumps
+from assay.runs import SilentProgress
+from assay.verdicts import Outcome, Verdict
+from packages.core.tests.dump_writers import layouts
+from packages.core.tests.dump_writers.layouts import (
+    LAYOUTS,
+    Format,
+    Recorded,
+    Value,
+    expert_parallel,
+    make_model,
+    spread_values,
+)
+
+FORMATS: tuple[Format, Format] = ("assay", "sglang")
+DumpOf = Callable[[str, str, Format], Dump]
+LAYOUTS_OF = {
+    "micro:llama": LAYOUTS,
+    "micro:mixtral": {**LAYOUTS, "ep=2": expert_parallel(2)},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recorded]:
+    folder = tmp_path_factory.mktemp("runs")
+    return {
+        name: layouts.record(make_model(name), folder / name.replace(":", "-"), parameters=True)
+        for name in LAYOUTS_OF
+    }
+
+
+@pytest.fixture(scope="module")
+def dump_of(runs: dict[str, Recorded], tmp_path_factory: pytest.TempPathFactory) -> DumpOf:
+    folder = tmp_path_factory.mktemp("dumps")
+    opened: dict[tuple[str, str, Format], Dump] = {}
+
+    def get(model: str, layout: str, form: Format) -> Dump:
+        key = model, layout, form
+        if key not in opened:
+            values = spread_values(runs[model], LAYOUTS_OF[model][layout])
+            place = folder / str(len(opened))
+            opened[key] = write(values, place, form)
+        return opened[key]
+
+    return get
+
+
+def write(values: list[Value], folder: Path, form: Format) -> Dump:
+    """Write values with their dims in SGLang's format, and without in assay's."""
+    return open_dump(layouts.write(values, folder, form, declared=form == "sglang"))
+
+
+def judge(expected: Dump, actual: Dump) -> Verdict:
+    return compare_dumps(Comparison("", ""), expected, actual, SilentProgress()).verdict
+
+
+def in_turn(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return every pair of names, each second one in the other order."""
+    pairs = enumerate(combinations(names, 2))
+    return [(other, one) if number % 2 else (one, other) for number, (one, other) in pairs]
+
+
+PAIRS = [
+    (model, *pair)
+    for model, of in LAYOUTS_OF.items()
+    for pair in in_turn(of)
+    if model == "micro:llama" or "ep=2" in pair
+]
+
+
+@pytest.mark.parametrize(("model", "one", "other"), PAIRS)
+def test_layouts_agree(dump_of: DumpOf, model: str, one: str, other: str) -> None:
+    """EXPECTED declares nothing: shapes and values tell. ACTUAL declares its dims."""
+    verdict = judge(dump_of(model, one, "assay"), dump_of(model, other, "sglang"))
+    assert verdict.verdict is Outcome.PASS, (verdict.headline, verdict.levels, verdict.unmatched)
+
+
+def scale(path: str, columns: slice, rows: slice, factor: float) -> Callable[[Any], None]:
+    def change(model: Any) -> None:
+        model.get_parameter(path).data[..., rows, columns] *= factor
+
+    return change
+
+
+def wrong_expert(model: Any) -> None:
+    model.model.layers[1].mlp.experts.down_proj.data[3] *= 1.05
+
+
+ALL = slice(None)
+# Of layer 1: the second half of up_proj's rows, or of down_proj's columns, is on the second of two ranks.
+FAULTS: dict[str, tuple[str, str, Callable[[Any], None], str]] = {
+    "scaled shard": (
+        "micro:llama", "tp=2", scale("model.layers.1.mlp.up_proj.weight", ALL, slice(128, 256), 1.05),
+        "model.layers.1.mlp.up_proj",
+    ),
+    "scaled summand": (
+        "micro:llama", "tp=2 partial",
+        scale("model.layers.1.mlp.down_proj.weight", slice(128, 256), ALL, 1.05),
+        "model.layers.1.mlp.down_proj",
+    ),
+    "lost summand": (
+        "micro:llama", "tp=2 partial",
+        scale("model.layers.1.self_attn.o_proj.weight", slice(48, 96), ALL, 0.0),
+        "model.layers.1.self_attn.o_proj",
+    ),
+    "wrong stage": (
+        "micro:llama", "pp=2 local", scale("model.layers.1.mlp.up_proj.weight", ALL, ALL, 1.05),
+        "model.layers.1.mlp.up_proj",
+    ),
+    "wrong expert": ("micro:mixtral", "ep=2", wrong_expert, "model.layers.1.mlp.experts"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["assay", "sglang"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_one_ranks_weights_is_located_with_its_rank(
+    runs: dict[str, Recorded], dump_of: DumpOf, tmp_path: Path, fault: str, form: Format
+) -> None:
+    name, layout, change, module = FAULTS[fault]
+    model = make_model(name)
+    change(model)
+    spread = LAYOUTS_OF[name][layout]
+    run = layouts.record(model, tmp_path / "run")
+    # With the right weights: what they compute shows the fault.
+    run.values.extend(one for one in runs[name].values if one.port.startswith("parameter."))
+    actual = write(spread_values(run, spread), tmp_path / "dump", form)
+    for expected in ("tp=1", "tp=4", layout):
+        verdict = judge(dump_of(name, expected, "sglang"), actual)
+        assert verdict.verdict is Outcome.FAIL
+        assert verdict.location is not None
+        assert (verdict.location.module, verdict.location.rank) == (module, 1), expected
+
+
+def spoil(
+    values: list[Value], module: str, port: str, change: Callable[[Value], Any]
+) -> list[Value]:
+    """Change the last value of rank 1 at a port."""
+    at = next(
+        number
+        for number in reversed(range(len(values)))
+        if (values[number].at.module, values[number].port) == (module, port)
+        and values[number].at.rank == 1
+    )
+    return [replace(one, value=change(one)) if n == at else one for n, one in enumerate(values)]
+
+
+@pytest.mark.parametrize("form", ["assay", "sglang"])
+@pytest.mark.parametrize("layout", ["tp=2", "tp=2 partial", "dp=2"])
+def test_a_stale_value_of_one_rank_is_located_with_its_rank(
+    runs: dict[str, Recorded], dump_of: DumpOf, tmp_path: Path, layout: str, form: Format
+) -> None:
+    run, module = runs["micro:llama"], "model.layers.1.mlp"
+    values = spread_values(run, LAYOUTS[layout])
+    stale = spoil(values, module, "output", lambda one: one.value.flip(-1))
+    verdict = judge(dump_of("micro:llama", "tp=1", "assay"), write(stale, tmp_path / "dump", form))
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.location is not None
+    assert (verdict.location.module, verdict.location.rank) == (module, 1)
+
+
+@pytest.mark.parametrize("form", ["assay", "sglang"])
+@pytest.mark.parametrize(
+    ("module", "port"), [("model.layers.1.mlp", "output"), ("model.norm", "parameter.weight")]
+)
+def test_a_stale_replica_of_expected_forbids_a_pass(
+    runs: dict[str, Recorded], dump_of: DumpOf, tmp_path: Path, form: Format, module: str, port: str
+) -> None:
+    values = spread_values(runs["micro:llama"], LAYOUTS["tp=2"])
+    stale = spoil(values, module, port, lambda one: one.value * 1.01)
+    verdict = judge(write(stale, tmp_path / "dump", form), dump_of("micro:llama", "tp=1", "assay"))
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    reason = verdict.levels["completeness"].reason or ""
+    assert f"{module}:{port} on rank 1" in reason
+
+
+@pytest.mark.parametrize("layout", ["tp=2", "dp=2"])
+def test_a_wrong_weight_of_one_rank_is_named_with_its_rank(
+    runs: dict[str, Recorded], dump_of: DumpOf, tmp_path: Path, layout: str
+) -> None:
+    values = spread_values(runs["micro:llama"], LAYOUTS[layout])
+    module = "model.layers.1.mlp.up_proj"
+    wrong = spoil(values, module, "parameter.weight", lambda one: one.value * 1.01)
+    verdict = judge(
+        dump_of("micro:llama", "tp=1", "assay"), write(wrong, tmp_path / "dump", "sglang")
+    )
+    assert verdict.diagnosis == "weight-mismatch"
+    assert verdict.location is not None
+    assert (verdict.location.parameter, verdict.location.rank) == (f"{module}.weight", 1)
+
+
+def test_a_layout_that_contradicts_the_shapes_is_no_pass(
+    runs: dict[str, Recorded], dump_of: DumpOf, tmp_path: Path
+) -> None:
+    """Declare the replicas of a norm as shards: together they are twice as wide as expected."""
+    values = [
+        replace(one, split={-1: "tp"}) if (one.name, one.port) == ("norm", "output") else one
+        for one in spread_values(runs["micro:llama"], LAYOUTS["tp=2"])
+    ]
+    verdict = judge(
+        dump_of("micro:llama", "tp=1", "assay"), write(values, tmp_path / "dump", "sglang")
+    )
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert "its layout 'b s h[tp]' makes 2 parts" in (verdict.levels["completeness"].reason or "")
+
+
+EXPERTS = {
+    "one rank": layouts.single,
+    "ep=2": layouts.experts_over_ranks(2, local=False),
+    "ep=2 local": layouts.experts_over_ranks(2, local=True),
+    "ep=4 local": layouts.experts_over_ranks(4, local=True),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), in_turn(EXPERTS))
+def test_experts_are_matched_however_ranks_number_them(
+    runs: dict[str, Recorded], tmp_path: Path, one: str, other: str
+) -> None:
+    run = layouts.split_experts(runs["micro:mixtral"])
+    dumps = [
+        write(spread_values(run, EXPERTS[name]), tmp_path / name, form)
+        for name, form in zip((one, other), FORMATS, strict=True)
+    ]
+    verdict = judge(*dumps)
+    assert verdict.verdict is Outcome.PASS, (verdict.headline, verdict.levels)
+    module = "model.layers.1.mlp.experts.1" if "local" in other else "model.layers.1.mlp.experts.3"
+    values = spread_values(run, EXPERTS[other])
+    if other in ("ep=2", "ep=2 local"):
+        wrong = spoil(values, module, "output", lambda value: value.value * 1.05)
+        verdict = judge(dumps[0], write(wrong, tmp_path / "wrong", "sglang"))
+        assert verdict.location is not None
+        found = verdict.location.module, verdict.location.rank
+        assert found == ("model.layers.1.mlp.experts.3", 1)
+
+
+CONTEXT = {
+    "one rank": layouts.single,
+    "cp=2": layouts.context_parallel(2, zigzag=False),
+    "cp=2 zigzag": layouts.context_parallel(2, zigzag=True),
+    "cp=4 zigzag": layouts.context_parallel(4, zigzag=True),
+    "tp=2": LAYOUTS["tp=2"],
+}
+
+
+@pytest.mark.parametrize(("one", "other"), in_turn(CONTEXT))
+def test_parts_of_a_prompt_are_matched_by_position(
+    runs: dict[str, Recorded], tmp_path: Path, one: str, other: str
+) -> None:
+    """In assay's format the rows tell the positions, in SGLang's the ids of positions or the layout."""
+    run = runs["micro:llama"]
+    dumps = [
+        write(spread_values(run, CONTEXT[name]), tmp_path / name, form)
+        for name, form in zip((one, other), FORMATS, strict=True)
+    ]
+    verdict = judge(*dumps)
+    assert verdict.verdict is Outcome.PASS, (verdict.headline, verdict.levels, verdict.unmatched)
+
+
+@pytest.mark.parametrize("form", ["assay", "sglang"])
+def test_a_fault_in_a_part_of_a_prompt_is_located_with_its_rank(
+    runs: dict[str, Recorded], dump_of: DumpOf, tmp_path: Path, form: Format
+) -> None:
+    module = "model.layers.1.mlp.up_proj"
+    values = spread_values(runs["micro:llama"], CONTEXT["cp=2 zigzag"])
+    wrong = [
+        replace(one, value=one.value * 1.05)
+        if one.at.rank == 1 and (one.at.module, one.port) == (module, "output")
+        else one
+        for one in values
+    ]
+    verdict = judge(dump_of("micro:llama", "tp=1", "assay"), write(wrong, tmp_path / "dump", form))
+    assert verdict.location is not None
+    assert (verdict.location.module, verdict.location.rank) == (module, 1)
+
+
+def test_the_layout_tells_positions_that_no_tensor_holds(
+    runs: dict[str, Recorded], dump_of: DumpOf, tmp_path: Path
+) -> None:
+    values = [
+        one
+        for one in spread_values(runs["micro:llama"], CONTEXT["cp=2 zigzag"])
+        if not one.port.endswith("position_ids") and one.at.step == 0
+    ]
+    actual = write(values, tmp_path / "dump", "sglang")
+    verdict = judge(dump_of("micro:llama", "tp=1", "assay"), actual)
+    # Positions of the prefill are known; those that only EXPECTED dumped have no partner.
+    failed = [name for name, level in verdict.levels.items() if level.verdict is Outcome.FAIL]
+    assert not failed
+    assert (verdict.levels["modules"].compared or 0) > 100
