@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from assay.dumps.protocol import Dump
 from assay.dumps.recognizing import open_dump
@@ -298,3 +299,45 @@ def test_the_layout_tells_positions_that_no_tensor_holds(
     failed = [name for name, level in verdict.levels.items() if level.verdict is Outcome.FAIL]
     assert not failed
     assert (verdict.levels["modules"].compared or 0) > 100
+
+
+def fuse(values: list[Value]) -> list[Value]:
+    """Return values of a model that computes queries, keys and values of a rank in one projection."""
+    by_place = {(one.at, one.port): one.value for one in values}
+    fused = []
+    for one in values:
+        if one.name in {"k_proj", "v_proj"}:
+            continue
+        if one.name == "q_proj":
+            path = one.at.module.removesuffix("q_proj")
+            dim = -2 if one.port.startswith("parameter.") else -1
+            names = ("q_proj", "k_proj", "v_proj")
+            places = [(replace(one.at, module=path + name), one.port) for name in names]
+            value = one.value
+            if not one.port.startswith("input."):
+                value = torch.cat([by_place[place] for place in places], dim)
+            at = replace(one.at, module=f"{path}qkv_proj")
+            fused.append(replace(one, at=at, value=value, split={-9: "tp"}))
+        else:
+            fused.append(one)
+    return fused
+
+
+@pytest.mark.parametrize(("one", "other"), [("tp=1", "tp=2"), ("tp=2", "tp=1")])
+def test_fused_projections_of_ranks_are_put_together(
+    runs: dict[str, Recorded], tmp_path: Path, one: str, other: str
+) -> None:
+    run = runs["micro:llama"]
+    sides = [fuse(spread_values(run, LAYOUTS[name])) for name in (one, other)]
+    dumps = [
+        write(values, tmp_path / name, form)
+        for values, name, form in zip(sides, (one, other), FORMATS, strict=True)
+    ]
+    verdict = judge(*dumps)
+    assert verdict.verdict is Outcome.PASS, (verdict.headline, verdict.levels)
+    if other == "tp=2":
+        module = "model.layers.1.self_attn.qkv_proj"
+        wrong = spoil(sides[1], module, "output", lambda value: value.value * 1.05)
+        verdict = judge(dumps[0], write(wrong, tmp_path / "wrong", "sglang"))
+        assert verdict.location is not None
+        assert (verdict.location.module, verdict.location.rank) == (module, 1)

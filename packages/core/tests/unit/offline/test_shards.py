@@ -1,13 +1,16 @@
+from collections.abc import Callable, Sequence
+
 import pytest
 import torch
 from torch import Tensor
 
-from assay.offline.layouts.placements import Placement
+from assay.offline.layouts.placements import Placement, Shape
 from assay.offline.layouts.shards import (
     PlacementFinder,
     Rule,
     find_wrong_summand,
     list_errors,
+    list_fused_rules,
     list_rules,
 )
 from assay.offline.measuring.shapes import give_comparable
@@ -15,10 +18,15 @@ from assay.offline.measuring.shapes import give_comparable
 WHOLE = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 
 
-def find(expected: list[Tensor], actual: list[Tensor]) -> tuple[Rule | None, Rule | None] | None:
-    finder = PlacementFinder((False, False))
+def find(
+    expected: list[Tensor],
+    actual: list[Tensor],
+    list_candidates: Callable[[Sequence[Shape]], list[Rule]] = list_rules,
+) -> tuple[Rule | None, Rule | None] | None:
+    finder = PlacementFinder((False, False), list_candidates)
     finder.add_pass((expected, actual), (None, None), lambda *both: give_comparable(None, *both))
-    return finder.find()
+    found = finder.find()
+    return found.rules if found is not None else None
 
 
 def rule(actual: list[Tensor]) -> Rule | None:
@@ -107,3 +115,20 @@ def test_the_wrong_summand_is_the_one_that_explains_the_error(factor: float) -> 
     wrong = [summands[0], summands[1] * factor, summands[2]]
     total = sum(wrong, WHOLE * 0)
     assert find_wrong_summand((0, 1, 2), wrong, total, sum(summands, WHOLE * 0)) == 1
+
+
+@pytest.mark.parametrize("sections", [(1, 1), (1, 1, 1), (4, 1, 1)])
+@pytest.mark.parametrize("num", [2, 4])
+def test_ranks_hold_a_shard_of_each_fused_projection(sections: tuple[int, ...], num: int) -> None:
+    projections = [torch.randn(5, 8 * share) for share in sections]
+    whole = torch.cat(projections, -1)
+    parts = [
+        torch.cat([one.chunk(num, -1)[rank] for one in projections], -1) for rank in range(num)
+    ]
+    fused = Rule("sharded", -1, 1, sections)
+    assert find([whole], parts, list_fused_rules) == (Rule("replicated"), fused)
+    assert torch.equal(place(fused, parts).assemble(parts), whole)
+    assert torch.equal(place(fused, parts).part(whole, (1,)), parts[1])
+    # A fault on one rank changes no placement.
+    wrong = [parts[0], parts[1] * 1.5, *parts[2:]]
+    assert find([whole], wrong, list_fused_rules) == (Rule("replicated"), fused)

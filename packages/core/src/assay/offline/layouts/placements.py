@@ -13,7 +13,7 @@ Ranges = tuple[tuple[int, tuple[range, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one rank holds of a tensor. Pieces with equal ranges and another summand add up."""
+    """The part of a tensor that one rank holds. Pieces with equal ranges and another summand add up."""
 
     ranges: Ranges = ()
     summand: int = 0
@@ -27,7 +27,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How a tensor is spread over the ranks that hold it. shape: that of the whole tensor."""
+    """Distribution of a tensor over the ranks that hold it. shape: that of the whole tensor."""
 
     pieces: tuple[Piece, ...]
     shape: Shape

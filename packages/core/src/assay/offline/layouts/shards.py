@@ -23,18 +23,22 @@ Comparable = Callable[[Tensor, Tensor], tuple[Tensor, Tensor] | None]
 # Values fit if they differ by rounding: by so many unit roundoffs, and by less than so much.
 _ROUNDOFFS = 64
 _LARGEST_ROUNDING = 0.1
+# Query heads for each key head: 16 in the models with the most.
+_MOST_QUERIES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a tensor is spread over ranks, whatever its number of tokens.
+    """Distribution of a tensor over ranks, for any number of tokens.
 
     dim: of shards, counted from the end. copies: consecutive ranks that hold the same shard.
+    sections: relative widths of fused projections, of each of which a rank holds a shard.
     """
 
     kind: Kind
     dim: int = 0
     copies: int = 1
+    sections: tuple[int, ...] = (1,)
 
     def place(self, shapes: Sequence[Shape]) -> Placement | None:
         """Return the placement of parts of these shapes; None if they do not fit."""
@@ -48,13 +52,23 @@ class Rule:
             return None
         if any(_without(shape, self.dim) != _without(one, self.dim) for shape in shapes):
             return None
-        pieces, start = [], 0
-        for shape in shapes[:: self.copies]:
-            stop = start + shape[self.dim]
-            pieces += [Piece(((self.dim, (range(start, stop),)),))] * self.copies
-            start = stop
+        if len(self.sections) > 1 and len({*shapes}) > 1:
+            return None
+        shards = shapes[:: self.copies]
+        starts = [
+            sum(shape[self.dim] for shape in shards[:number]) for number in range(len(shards))
+        ]
+        pieces = []
+        for shape, start in zip(shards, starts, strict=True):
+            ranges, before = [], 0
+            for share in self.sections:
+                width = shape[self.dim] * share // sum(self.sections)
+                first = before * len(shards) + start * share // sum(self.sections)
+                ranges.append(range(first, first + width))
+                before += width
+            pieces += [Piece(((self.dim, tuple(ranges)),))] * self.copies
         whole = list(one)
-        whole[self.dim] = start
+        whole[self.dim] = sum(shape[self.dim] for shape in shards)
         return Placement(tuple(pieces), tuple(whole))
 
 
@@ -73,6 +87,19 @@ def list_rules(shapes: Sequence[Shape]) -> list[Rule]:
     return [*rules, Rule("partial")] if is_same else rules
 
 
+def list_fused_rules(shapes: Sequence[Shape]) -> list[Rule]:
+    """Return the rules of fused projections: equal parts, or queries with their keys and values."""
+    if len(shapes) == 1:
+        return [Rule("replicated")]
+    sections = [(1, 1), *((count, 1, 1) for count in range(1, _MOST_QUERIES + 1))]
+    return [
+        Rule("sharded", dim, 1, one)
+        for dim in range(-1, -min(2, len(shapes[0])) - 1, -1)
+        for one in sections
+        if len({*shapes}) == 1 and shapes[0][dim] % sum(one) == 0
+    ]
+
+
 @dataclass(slots=True)
 class _Candidate:
     rules: tuple[Rule | None, Rule | None]
@@ -88,11 +115,20 @@ class _Candidate:
         return share, self.error / max(1, self.checks) if self.misfits else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class FoundRules:
+    """The rules of both sides, None for a declared one. misfits: share of parts that do not fit."""
+
+    rules: tuple[Rule | None, Rule | None]
+    misfits: float
+
+
 @dataclass(slots=True)
 class PlacementFinder:
     """Finds the rules of the two sides of one port, from the values of some passes."""
 
     declared: tuple[bool, bool]
+    list_candidates: Callable[[Sequence[Shape]], list[Rule]] = list_rules
     _candidates: list[_Candidate] | None = None
     _silent: list[set[int] | None] = field(default_factory=lambda: [None, None])
 
@@ -106,7 +142,7 @@ class PlacementFinder:
         shapes = [[tuple(one.shape) for one in side] for side in sides]
         if self._candidates is None:
             rules: list[list[Rule | None]] = [
-                [None] if is_declared else [*list_rules(of_side)]
+                [None] if is_declared else [*self.list_candidates(of_side)]
                 for is_declared, of_side in zip(self.declared, shapes, strict=True)
             ]
             self._candidates = [_Candidate(pair) for pair in product(rules[0], rules[1])]
@@ -144,7 +180,7 @@ class PlacementFinder:
         known = [one for one in errors if one is not None]
         return known if len(known) == len(errors) else None
 
-    def find(self) -> tuple[Rule | None, Rule | None] | None:
+    def find(self) -> FoundRules | None:
         """Return the rules that fit best; None if none is possible."""
         possible = [one for one in self._candidates or () if one.checks and not one.is_impossible]
         for best in sorted(possible, key=lambda one: one.key):
@@ -153,7 +189,7 @@ class PlacementFinder:
                 rule is not None and rule.kind == "partial" and silent
                 for rule, silent in zip(best.rules, self._silent, strict=True)
             ):
-                return best.rules
+                return FoundRules(best.rules, best.misfits / best.checks)
         return None
 
 

@@ -11,9 +11,12 @@ from assay.files import UnreadableFileError
 from assay.offline.layouts.declared import LayoutError, place_declared
 from assay.offline.layouts.placements import Placement
 from assay.offline.layouts.shards import (
+    FoundRules,
     PlacementFinder,
     Rule,
     find_wrong_summand,
+    list_fused_rules,
+    list_rules,
     pair_parts,
     relative_difference,
 )
@@ -67,15 +70,22 @@ def find_rules(
     is_declared = bool(first.expected[0].layout), bool(first.actual[0].layout)
     if all(is_declared):
         return None, None
-    finder = PlacementFinder(is_declared)
-    for call in calls[:_NUM_SAMPLES]:
-        try:
-            sides = _read_both(expected, actual, lanes, call)
-            placed = _place_declared(call, sides)
-        except (UnreadableFileError, LayoutError):
-            continue
-        finder.add_pass(sides, placed, partial(give_comparable, call.tokens))
-    return finder.find()
+    best: FoundRules | None = None
+    for list_candidates in (list_rules, list_fused_rules):
+        finder = PlacementFinder(is_declared, list_candidates)
+        for call in calls[:_NUM_SAMPLES]:
+            try:
+                sides = _read_both(expected, actual, lanes, call)
+                placed = _place_declared(call, sides)
+            except (UnreadableFileError, LayoutError):
+                continue
+            finder.add_pass(sides, placed, partial(give_comparable, call.tokens))
+        found = finder.find()
+        if found is not None and (best is None or found.misfits < best.misfits):
+            best = found
+        if best is not None and not best.misfits:
+            break
+    return best.rules if best is not None else None
 
 
 def read_parts(
