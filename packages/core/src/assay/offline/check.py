@@ -19,7 +19,12 @@ from assay.offline.completeness.endings import find_cut_off
 from assay.offline.completeness.lost_ranks import find_lost_ranks
 from assay.offline.completeness.reused_buffers import describe_reused, find_reused_buffers
 from assay.offline.judging.causes import Evidence
-from assay.offline.judging.locating import coarser_unit, expected_score_noise, measured_score_noise
+from assay.offline.judging.locating import (
+    coarser_unit,
+    count_blocks,
+    expected_score_noise,
+    measured_score_noise,
+)
 from assay.offline.judging.quantized_layers import find_quantized_layers
 from assay.offline.judging.token_rows import list_tokens
 from assay.offline.judging.verdict import judge_dumps, list_measurements
@@ -170,6 +175,7 @@ def compare_dumps(
         tokens=pairing.tokens,
         alignment=pairing.alignment,
         unit_roundoff=coarser_unit(pairing.dtypes),
+        num_blocks=max((count_blocks(one.site.at.module) for one in expected.tensors), default=0),
         metrics=metrics.worst_values(),
         unmatched_expected=_list_unmatched(comparison, _list_missing(pairing, measured)),
         unmatched_actual=pairing.matching.unmatched_actual,
@@ -261,6 +267,8 @@ def _require_healthy(comparison: Comparison, pairing: Pairing, noise: Measured) 
         problem = reused[0]
     elif comparison.noise == comparison.actual:
         problem = "it is ACTUAL itself"
+    elif comparison.noise == comparison.expected:
+        problem = "it is EXPECTED itself, whose error is 0"
     elif pairing.alignment.is_unrelated or pairing.tokens.different_prompts:
         problem = "it holds other prompts than EXPECTED"
     elif worst > _LARGEST_NOISE:

@@ -65,6 +65,14 @@ def test_level_layer_compares_the_blocks_and_not_what_is_in_them(
     assert {row["module"] for row in rows} == {"layers.0", "layers.1", "layers.2", "lm_head"}
 
 
+@pytest.mark.parametrize("level", ["logits", "module"])
+def test_logits_have_passed_all_blocks_whatever_is_compared(
+    level: str, golden: Path, tmp_path: Path
+) -> None:
+    verdict = judge(golden, write(tmp_path / "mine", halve), tmp_path / "out", level=level)
+    assert verdict.resolution == pytest.approx(3.5 * 4 * 2**-8 * 2)  # three blocks and itself
+
+
 def test_a_changed_weight_is_named_with_its_row(golden: Path, tmp_path: Path) -> None:
     del golden
     expected = write(tmp_path / "with", parameters=True)

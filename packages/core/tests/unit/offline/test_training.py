@@ -220,3 +220,11 @@ def test_gradients_of_later_micro_batches_and_steps_are_compared() -> None:
     assert verdict.location is not None
     assert (verdict.location.phase, verdict.location.step) == ("backward", last)
     assert verdict.location.parameter == "head.weight"
+
+
+def test_noise_that_hides_a_tensor_of_zeros_forbids_a_pass() -> None:
+    verdict = judge(Run(dtype=torch.bfloat16))
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert "so much expected noise that zeros would agree" in str(
+        verdict.levels["completeness"].reason
+    )

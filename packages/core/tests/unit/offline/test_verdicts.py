@@ -70,6 +70,7 @@ def double_everything(network: Any) -> None:
     ("noise", "problem"),
     [
         ("mine", "it is ACTUAL itself"),
+        ("golden", "it is EXPECTED itself, whose error is 0"),
         ("other prompts", "it holds other prompts than EXPECTED"),
         ("doubled", "far beyond rounding"),
     ],

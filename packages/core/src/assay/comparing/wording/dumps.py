@@ -1,5 +1,7 @@
 """The sentences of a comparison of two dumps."""
 
+from collections.abc import Sequence
+
 from assay.comparing.levels import JudgedRatio
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
@@ -172,6 +174,14 @@ def describe_cut_off(step: int, rank: int, module: str) -> str:
 def describe_repeats(side: str, places: list[str]) -> str:
     """Note calls that a side recorded twice."""
     return f"{side} holds the same values twice in a pass: {name_some(places)}"
+
+
+def describe_blind(places: Sequence[str]) -> str:
+    """State that the expected noise hides any error at some places."""
+    return (
+        f"{format_count(len(places), 'place')} with so much expected noise that zeros would agree,"
+        f" such as {places[0]}; --noise DUMP measures it"
+    )
 
 
 def describe_norms_only(count: int) -> str:

@@ -41,6 +41,8 @@ class Evidence:
     tokens: TokenComparison
     alignment: TokenAlignment
     unit_roundoff: float
+    num_blocks: int = 0
+    """Number of repeated blocks in EXPECTED."""
     metrics: MetricValues = field(default_factory=dict)
     unmatched_expected: list[str] = field(default_factory=list)
     unmatched_actual: list[str] = field(default_factory=list)

@@ -57,6 +57,12 @@ class JudgedPort:
         return self.port.module, self.port.phase, self.result.rank, self.result.step
 
     @property
+    def is_blind(self) -> bool:
+        """Return True if noise is expected to be so large that a tensor of zeros would agree."""
+        inexact = [item for item in self.ratios if item.ratio.expected]
+        return bool(inexact) and all(item.resolution >= 1 for item in inexact)
+
+    @property
     def agrees(self) -> bool:
         """Return True if no ratio is over its limit."""
         return not any(item.failed for item in self.ratios)
@@ -92,6 +98,7 @@ def judge_ports(
     unit_roundoff: float,
     norm_errors: Mapping[tuple[Port, int, int], float],
     metrics: MetricValues,
+    num_blocks: int = 0,
 ) -> list[JudgedPort]:
     """Judge every port, in the order of the expected dump.
 
@@ -99,15 +106,19 @@ def judge_ports(
     noise: by port and step, results of the noise dump; None to expect the error of a healthy run of its depth.
     unit_roundoff: of the coarser dtype of the two dumps.
     metrics: are judged if the limits name them. Their ratio is to the limit.
+    num_blocks: of the network, which logits have passed even if no block is compared.
     """
     judged = []
     results = list(results)
-    law = NoiseLaw(unit_roundoff, max((_depth(port.module) for port, _ in results), default=0))
+    deepest = max((count_blocks(port.module) for port, _ in results), default=0)
+    law = NoiseLaw(unit_roundoff, max(deepest, num_blocks))
     depth = 0
     for order, (port, result) in enumerate(results):
         if port.phase == "forward":
-            depth = max(depth, _depth(port.module))
-        expected = law.expected(port, _depth(port.module) or depth, result.step)
+            depth = max(depth, count_blocks(port.module))
+        if level_of(port) == "logits":
+            depth = max(depth, num_blocks)
+        expected = law.expected(port, count_blocks(port.module) or depth, result.step)
         reference = noise.get((port, result.step)) if noise is not None else None
         named = {
             name: value
@@ -199,13 +210,13 @@ def find_wrong_replicas(
 
     replica_errors: by port and rank, the relative difference from the first rank.
     """
-    deepest = max((_depth(port.module) for port, _ in replica_errors), default=0)
+    deepest = max((count_blocks(port.module) for port, _ in replica_errors), default=0)
     law = NoiseLaw(unit_roundoff, deepest)
 
     def limit(port: Port) -> float:
         if port.direction == "parameter" or not limits.names_noise_ratios:
             return 0.0
-        return limits.of("accumulated") * law.expected(port, _depth(port.module) or deepest)
+        return limits.of("accumulated") * law.expected(port, count_blocks(port.module) or deepest)
 
     return [
         wording.describe_wrong_replica(str(port), rank, error)
@@ -218,7 +229,7 @@ def expected_score_noise(unit_roundoff: float) -> ScoreNoise:
     """Return the noise of a router's scores that their dtype and depth let expect."""
 
     def noise(port: Port, scores: Tensor) -> float:
-        expected = NoiseLaw(unit_roundoff).expected(port, _depth(port.module))
+        expected = NoiseLaw(unit_roundoff).expected(port, count_blocks(port.module))
         return expected * float(scores.double().pow(2).mean().sqrt())
 
     return noise
@@ -236,7 +247,7 @@ def measured_score_noise(noise: Measured, otherwise: ScoreNoise) -> ScoreNoise:
     return measured
 
 
-def _depth(module: str) -> int:
+def count_blocks(module: str) -> int:
     """Return the number of repeated blocks before a module, from the first number in its path."""
     number = re.search(r"\.(\d+)(?:\.|$)", module)
     return int(number[1]) + 1 if number else 0

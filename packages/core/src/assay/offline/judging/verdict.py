@@ -65,6 +65,7 @@ def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[Judge
         evidence.unit_roundoff,
         evidence.measured.norm_errors,
         evidence.metrics,
+        evidence.num_blocks,
     )
     origins = find_origins(judged, evidence.absent_masks)
     judged = [one for one in judged if one.port not in evidence.absent_masks]
@@ -77,6 +78,11 @@ def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[Judge
     weights = [one for one in by_level["weights"] if not one.agrees]
     labels = [one for one in judged if one.port.phase == "inputs"]
     levels = _levels(evidence, limits, by_level, origin) | _labels_level(labels)
+    blind = [str(one.port) for one in judged if one.is_blind]
+    if blind and levels["completeness"].verdict is not Outcome.FAIL:
+        reasons = [levels["completeness"].reason, wording.describe_blind(blind)]
+        reason = "; ".join(filter(None, reasons))
+        levels["completeness"] = Level(verdict=Outcome.NOT_COMPARED, reason=reason)
     outcome = outcome_of_levels(levels)
     location, diagnosis = find_cause(evidence, judged, weights, origin)
     is_failure = outcome is Outcome.FAIL
