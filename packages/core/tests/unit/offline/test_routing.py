@@ -1,6 +1,7 @@
 """A dump of a layer with experts: near ties are notes, a wrong router is a failure."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from assay.dumps.protocol import Dump
 from assay.offline.check import Comparison, compare_dumps
 from assay.runs import SilentProgress
+from assay.sites import Site
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.unit.offline.memory_dump import make_dump
 
@@ -66,6 +68,22 @@ def test_a_near_tie_is_a_note() -> None:
     assert verdict.notes[0].startswith(
         "expert choices that differ at near ties: 1, first in layers.0.gate at prompt 0, position 2;"
     )
+
+
+def on_two_ranks(one: Dump) -> Dump:
+    """Return a dump of two ranks that hold the same."""
+    tensors = [
+        replace(each, site=Site(replace(each.site.at, rank=rank), each.site.port))
+        for each in one.tensors
+        for rank in range(2)
+    ]
+    return replace(one, tensors=tensors)
+
+
+def test_a_near_tie_on_every_rank_is_a_note() -> None:
+    verdict = judge(on_two_ranks(dump(swap_tie)))
+    assert verdict.verdict is Outcome.PASS, verdict.levels
+    assert any("differ at near ties: 1, first in layers.0.gate" in one for one in verdict.notes)
 
 
 def test_a_wrong_router_is_no_near_tie() -> None:

@@ -20,6 +20,19 @@ def is_attention_mask(port: str, expected: Tensor) -> bool:
     return not expected.is_floating_point() or bool(((expected == 0) | ~allowed(expected)).all())
 
 
+def is_unnamed_mask(value: Tensor) -> bool:
+    """Return True for values that only an attention mask has, (B, 1, T, S), whatever its port is called."""
+    if value.ndim != 4 or value.shape[1] != 1:
+        return False
+    if value.dtype is torch.bool:
+        return True
+    return (
+        value.is_floating_point()
+        and bool((value != 0).any())
+        and bool(((value == 0) | ~allowed(value)).all())
+    )
+
+
 def is_any_mask(port: str, expected: Tensor) -> bool:
     """Return True for an attention mask, and for one of the keys of each prompt that are padding, (B, S)."""
     is_of_keys = _is_named_mask(port) and expected.ndim == 2 and not expected.is_floating_point()

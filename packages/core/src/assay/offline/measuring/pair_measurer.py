@@ -12,7 +12,12 @@ from torch import Tensor
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.files import UnreadableFileError
 from assay.hooks.timeline import RowIndex
-from assay.locating.matching.masks import count_differences, is_any_mask, is_attention_mask
+from assay.locating.matching.masks import (
+    count_differences,
+    is_any_mask,
+    is_attention_mask,
+    is_unnamed_mask,
+)
 from assay.locating.measuring import measure
 from assay.offline.layouts.declared import LayoutError
 from assay.offline.measuring.measured import Measured
@@ -220,7 +225,11 @@ class PairMeasurer:
     ) -> None:
         """Add one pair of tensors to the sums of its port."""
         place, rows = self._place(lanes.port, tensors.actual), pair.rows
-        masks = [is_attention_mask(lanes.port.name, one) for one in (value, reference)]
+        masks = [
+            is_attention_mask(lanes.port.name, one)
+            or (lanes.port.is_positional and is_unnamed_mask(one))
+            for one in (value, reference)
+        ]
         if pair.expected_rows is not None:
             # What they let through shows in what attention returns.
             if any(masks) or is_any_mask(lanes.port.name, reference):

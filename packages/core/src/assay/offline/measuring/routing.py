@@ -6,6 +6,7 @@ A token that goes to another expert has other values from there on, and later to
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from assay.dumps.protocol import Dump
@@ -78,13 +79,18 @@ def _find_in_pass(
 
 
 def _rows_of(dump: Dump, lanes: LanePair, pair: PassPair, *, is_actual: bool) -> Tensor | None:
-    """Return the rows of the paired tokens, (R, C); None if one rank does not hold them all."""
+    """Return the rows of the paired tokens, (R, C); None if no rank holds them all.
+
+    Of several ranks, all must hold the same.
+    """
     lane = lanes.actual if is_actual else lanes.expected
     of_pass = pair.actual if is_actual else pair.expected
     numbers = pair.actual_rows if is_actual else pair.expected_rows
     tensors = lane.tensors.get((of_pass.batch, of_pass.step, 0), [])
-    if len(tensors) != 1 or not tensors[0].has_values:
+    if not tensors or not all(one.has_values for one in tensors):
         return None
-    values = dump.read_intact(tensors[0])
-    taken = take_rows(values, of_pass, numbers) if values is not None else None
+    values, *others = map(dump.read_intact, tensors)
+    if values is None or not all(one is not None and torch.equal(one, values) for one in others):
+        return None
+    taken = take_rows(values, of_pass, numbers)
     return taken[0][:, 0] if taken is not None and bool(taken[1].all()) else None

@@ -28,6 +28,11 @@ class Port:
         return self.direction == "parameter" or self.phase in ("reduce", "clip", "optimizer")
 
     @property
+    def is_positional(self) -> bool:
+        """Return True for an argument without a name."""
+        return self.direction == "input" and self.name.rpartition(".")[2].isdigit()
+
+    @property
     def direction(self) -> str:
         """Return the first word of the name: input, output, parameter or op."""
         return self.name.partition(".")[0]
