@@ -138,10 +138,15 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def perf(session: nox.Session) -> None:
-    """Measure the cost of recording, metrics and the whole check, as ratios."""
+    """Measure the cost of recording, metrics, checks and comparisons, as ratios."""
     # The published tool, to be timed beside ours; its metrics need no more than this of the rest.
     published = ("aiu-fms-testing-utils==0.9.0", "ibm-fms==1.13.1")
-    torch_environment(session).install(session, "--no-deps", *published)
+    # The tool whose comparison of dumps is timed, and what it imports.
+    compared = (
+        "mindstudio-probe==26.2.0", "matplotlib==3.11.2", "contourpy==1.3.3", "cycler==0.12.1",
+        "fonttools==4.68.0", "kiwisolver==1.5.1", "pyparsing==3.3.3",
+    )  # fmt: skip
+    torch_environment(session).install(session, "--no-deps", *published, *compared)
     _run_heavy_tests(session, "perf")
 
 

@@ -25,6 +25,11 @@ class Table:
         self._add(what, measured, f"<= {bound:g}", note)
         assert measured.cpu <= bound, what
 
+    def at_least(self, what: str, ratio: Times, bound: float, note: str = "") -> None:
+        """Judge the ratio of two rates by the clock: tools differ in how many cores they use."""
+        self._add(what, ratio, f">= {bound:g}", note)
+        assert ratio.wall >= bound, what
+
     def _add(self, what: str, measured: Times, bound: str, note: str) -> None:
         self.rows.append((what, bound, f"{measured.cpu:.2f}", f"{measured.wall:.2f}", note))
 

@@ -1,0 +1,125 @@
+"""What `test_comparing_dumps.py` runs in processes of their own: msprobe changes torch where it is imported."""
+
+import json
+import multiprocessing
+import os
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from packages.core.tests.perf.conftest import BATCH, LENGTH, VOCABULARY, llama
+
+_SAMPLE_SECONDS = 0.02
+
+
+def dump_with_msprobe(folder: Path) -> None:
+    """Dump one forward pass of the model: all tensors of modules and operations."""
+    from msprobe.pytorch import PrecisionDebugger
+
+    task = {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": "statistics"}
+    config = folder.with_suffix(".json")
+    config.write_text(
+        json.dumps({"task": "tensor", "rank": [], "step": [], "level": "mix", "tensor": task})
+    )
+    model = llama()
+    generator = torch.Generator().manual_seed(0)
+    debugger = PrecisionDebugger(config_path=str(config), dump_path=str(folder))
+    debugger.start(model=model)
+    with torch.no_grad():
+        model(input_ids=torch.randint(VOCABULARY, (BATCH, LENGTH), generator=generator))
+    debugger.stop()
+    debugger.step()
+
+
+def compare_with_msprobe(expected: Path, actual: Path, output: Path) -> dict[str, float]:
+    """Measure msprobe's comparison without its imports."""
+    from msprobe.core.compare.utils import compare_distributed_inner
+    from msprobe.pytorch.compare import pt_compare  # noqa: F401 - imported by the comparison
+
+    # It starts one process for each four cores, which import it again unless they are forked.
+    multiprocessing.set_start_method("fork", force=True)
+    steps = [str(side / "step0") for side in (actual, expected)]
+    return _measure(lambda: compare_distributed_inner(*steps, str(output)))
+
+
+def compare_with_assay(expected: Path, actual: Path, output: Path) -> dict[str, float]:
+    """Measure assay's comparison without its imports."""
+    from assay.offline.check import Comparison, compare
+    from assay.runs import SilentProgress
+
+    output.mkdir()
+    comparison = Comparison(str(expected), str(actual))
+    return _measure(lambda: compare(comparison, output, SilentProgress()))
+
+
+def read_files(expected: Path, actual: Path, _: Path) -> dict[str, float]:
+    """Measure how fast the files are read that are in the page cache."""
+    buffer = bytearray(1 << 20)
+
+    def read() -> None:
+        for side in (expected, actual):
+            for path in side.rglob("*.pt"):
+                with path.open("rb", buffering=0) as file:
+                    while file.readinto(buffer):
+                        pass
+
+    read()
+    return _measure(read)
+
+
+def _measure(work: Callable[[], object]) -> dict[str, float]:
+    """Return seconds by the clock and of processors, and the most anonymous memory over that of now."""
+    before, peak = _anonymous_bytes(), [0]
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_SAMPLE_SECONDS):
+            peak[0] = max(peak[0], _anonymous_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    clock, processor = time.perf_counter(), _processor_seconds()
+    try:
+        work()
+    finally:
+        clock, processor = time.perf_counter() - clock, _processor_seconds() - processor
+        done.set()
+        watcher.join()
+    return {"wall": clock, "cpu": processor, "anonymous": max(0, peak[0] - before)}
+
+
+def _processor_seconds() -> float:
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in usages)
+
+
+def _anonymous_bytes() -> int:
+    """Return the most that this process or one of its children has: each has a bound of its own."""
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return max(map(_anonymous_bytes_of, [str(os.getpid()), *children]))
+
+
+def _anonymous_bytes_of(pid: str) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0  # it has ended
+    sizes = [line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:")]
+    return int(sizes[0]) * 1024 if sizes else 0
+
+
+_COMPARISONS = {"msprobe": compare_with_msprobe, "assay": compare_with_assay, "read": read_files}
+
+if __name__ == "__main__":
+    name, *paths = sys.argv[1:]
+    folders = [Path(path) for path in paths]
+    if name == "dump":
+        dump_with_msprobe(*folders)
+    else:
+        result = _COMPARISONS[name](*folders)
+        Path(f"{folders[2]}.json").write_text(json.dumps(result))

@@ -1,0 +1,81 @@
+"""How fast and in how much memory dumps are compared, next to msprobe and to reading the files."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import pytest
+import torch
+
+from packages.core.tests.perf.conftest import Table
+from packages.core.tests.perf.stopwatch import Times
+
+ROUNDS = 3
+LEAST_OVER_MSPROBE = 20
+LEAST_OF_READING = 0.1
+MOST_ANONYMOUS_BYTES = 600e6
+
+
+def run(name: str, *folders: Path) -> dict[str, float]:
+    """Run a function of `dump_tools` in a new process with as many threads as there are cores."""
+    command = [sys.executable, "-m", "packages.core.tests.perf.dump_tools", name]
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    subprocess.run(
+        [*command, *map(str, folders)], check=True, env=environment, stdout=subprocess.DEVNULL
+    )
+    result = Path(f"{folders[-1]}.json")
+    measured: dict[str, float] = json.loads(result.read_text()) if len(folders) > 1 else {}
+    return measured
+
+
+def write_other_machine(golden: Path, mine: Path) -> None:
+    """Copy a dump, and change every float32 result as another order of sums would.
+
+    Equal values change alike: the tool writes a tensor for each module that gets or returns it.
+    """
+    shutil.copytree(golden, mine)
+    for file in sorted(mine.rglob("*.pt")):
+        value = torch.load(file, weights_only=True)
+        is_result = isinstance(value, torch.Tensor) and value.dtype is torch.float32
+        if not is_result or re.search(
+            r"parameters|linear.*input\.1|embedding.*input\.1", file.name
+        ):
+            continue
+        numbers = value.contiguous().view(torch.int32).long() * 2654435761 % 8191
+        torch.save((value.double() * (1 + 2.0**-22 * (numbers / 4095 - 1))).float(), file)
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    pytest.importorskip("msprobe", reason="`nox -s perf` installs it")
+    folder = tmp_path_factory.mktemp("msprobe")
+    run("dump", folder / "golden")
+    write_other_machine(folder / "golden", folder / "mine")
+    return folder / "golden", folder / "mine"
+
+
+def test_dumps_are_compared_faster_than_by_msprobe(
+    dumps: tuple[Path, Path], table: Table, new_folder: Callable[[], Path]
+) -> None:
+    size = sum(file.stat().st_size for side in dumps for file in side.rglob("*") if file.is_file())
+    run("read", *dumps, new_folder())  # all files are in the page cache now
+    times: dict[str, list[dict[str, float]]] = {"msprobe": [], "assay": [], "read": []}
+    for _ in range(ROUNDS):
+        for name, found in times.items():
+            found.append(run(name, *dumps, new_folder()))
+    rates = {
+        name: Times(*(size / median(one[key] for one in found) for key in ("wall", "cpu")))
+        for name, found in times.items()
+    }
+    note = ", ".join(f"{name} {rate.wall / 1e6:.0f} MB/s" for name, rate in rates.items())
+    table.at_least(
+        "dumps over msprobe", rates["assay"].over(rates["msprobe"]), LEAST_OVER_MSPROBE, note
+    )
+    table.at_least("dumps over reading", rates["assay"].over(rates["read"]), LEAST_OF_READING, note)
+    assert max(one["anonymous"] for one in times["assay"]) <= MOST_ANONYMOUS_BYTES
