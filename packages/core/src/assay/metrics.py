@@ -291,7 +291,7 @@ class PairSums:
 
     @property
     def lacks_expected(self) -> bool:
-        """Whether an expected value is not finite, and the actual one another."""
+        """Return True if an expected value is NaN or infinity and the actual one differs."""
         is_known = self.num_nan or self.num_inf
         return not is_known and any(bool(rows.error.isnan().any()) for rows in self.rows)
 

@@ -25,7 +25,7 @@ class TokenPort:
 
     result: PortResult
     noise: list[RowErrors] | None
-    """Errors of the noise run; None if there is none, and `floor` is the noise."""
+    """Errors of the noise run. Without a noise run this is None, and `floor` is the noise."""
     floor: float
     """The smallest noise that an error is divided by."""
     place: dict[str, Any]
@@ -109,7 +109,7 @@ class _Tokens:
         return cls(numbers_PS, is_token_PS.nonzero())
 
     def worst(self, parts: list[RowErrors]) -> Tensor:
-        """The largest relative error of each token, (T,); nan is larger, -1 is none at all."""
+        """Return the largest relative error of each token, (T,): nan before any number, -1 without a row."""
         rows = RowErrors.concatenate(parts)
         addresses_R2 = _addresses(rows)
         inside = (addresses_R2 >= 0) & (addresses_R2 < torch.tensor(self.numbers_PS.shape))
@@ -128,7 +128,7 @@ def _addresses(rows: RowErrors) -> Tensor:
 
 @dataclass(slots=True)
 class _Worst:
-    """The worst port of a stage for each token, all (T,); port is -1 where there is none."""
+    """The worst port of a stage for each token, all (T,); the port of a token without rows is -1."""
 
     ratio: Tensor
     actual: Tensor

@@ -25,7 +25,7 @@ class DamagedFiles:
         """Return the errors.
 
         tensors: those of the readable files.
-        Raises: UnreadableFileError, the first one, if there are none.
+        Raises: UnreadableFileError for the first damaged file if `tensors` is empty.
         """
         if self._errors and not tensors:
             raise self._errors[0]

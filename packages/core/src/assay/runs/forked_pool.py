@@ -1,4 +1,4 @@
-"""A function applied to many items by forked copies of this process, one for each core.
+"""Forked copies of this process, one for each core, that apply a function to many items.
 
 The copies share what is loaded, such as the indexes of dumps. Each has one thread of torch.
 """
@@ -34,7 +34,7 @@ def map_forked(
     """Yield number and result of each item, as they are ready.
 
     With one thread of torch, or fewer items than threads, this process does all itself.
-    Raises: what `function` raises; MachineError with the item if a process was killed.
+    Raises: what `function` raises; MachineError with the process id and the signal if a process was killed.
     """
     num_processes = torch.get_num_threads()
     if num_processes == 1 or not num_processes <= len(items) <= _MOST_ITEMS:

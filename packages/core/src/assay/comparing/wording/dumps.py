@@ -108,7 +108,7 @@ def describe_coarse(what: str, actual: float, expected: float) -> str:
 
 
 def note_on_quantized(modules: list[str]) -> list[str]:
-    """Name all layers that are quantized on one side only; nothing if there are none."""
+    """Name the layers that one side only quantizes; return an empty list without any."""
     text = f"quantized on one side only ({len(modules):,}): {name_some(modules)}"
     return [text] if modules else []
 
@@ -139,7 +139,7 @@ def describe_left_out(places: list[str]) -> str:
 
 
 def describe_unknown(places: list[str]) -> str:
-    """Name places where the expected values are no numbers, and the actual ones are others."""
+    """Name places where EXPECTED holds NaN or infinity and ACTUAL another value."""
     return f"EXPECTED holds NaN or infinity at {len(places):,} places: {name_some(places)}"
 
 

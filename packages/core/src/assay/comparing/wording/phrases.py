@@ -127,12 +127,12 @@ def describe_sides(verdict: Verdict) -> str:
 
 
 def describe_cells(verdict: Verdict) -> str:
-    """What the heat map shows."""
+    """Explain the heat map."""
     return _TOKENS_OF_DUMPS if "format" in verdict.candidate else TOKENS_ARE_NOT_JUDGED
 
 
 def describe_depth(verdict: Verdict) -> str:
-    """What the curve along the depth shows."""
+    """Explain the curve along the depth."""
     return _DEPTH_OF_DUMPS if "format" in verdict.candidate else DEPTH_MEANING
 
 

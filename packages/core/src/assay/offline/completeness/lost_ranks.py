@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpedTensor
-from assay.files import UnreadableFileError
 from assay.offline.ports.lanes import Lane, collect_lanes
 
 # Places whose values are read. Their majority decides.
@@ -46,17 +45,21 @@ def _vote(
     """Return [True] for values nearer to those of the same rank than to their sum; [] for replicas."""
     if not all(one.has_values for one in (*parts, *others)):
         return []
-    try:
-        values = {one.site.at.rank: expected.read(one).double() for one in parts}
-        other = actual.read(others[0]).double()
-    except UnreadableFileError:
+    values = {
+        one.site.at.rank: value.double()
+        for one in parts
+        if (value := expected.read_intact(one)) is not None
+    }
+    other = actual.read_intact(others[0])
+    if other is None or len(values) < len(parts):
         return []
     if len({one.shape for one in values.values()}) > 1:
         return [True]
     own = values[others[0].site.at.rank]
     if all(torch.equal(one, own) for one in values.values()):
         return []
-    return [_distance(other, own) < _distance(other, torch.stack([*values.values()]).sum(0))]
+    total = torch.stack([*values.values()]).sum(0)
+    return [_distance(other.double(), own) < _distance(other.double(), total)]
 
 
 def _distance(one: Tensor, other: Tensor) -> float:

@@ -11,7 +11,6 @@ import torch
 
 from assay.comparing.wording import dumps as wording
 from assay.dumps.protocol import Dump, DumpedTensor
-from assay.files import UnreadableFileError
 from assay.offline.judging.locating import level_of
 from assay.offline.ports.lanes import Lane, Lanes, collect_lanes
 from assay.offline.tokens.alignment import find_passes
@@ -50,7 +49,7 @@ def find_reused_buffers(dump: Dump) -> list[DumpedTensor]:
 
 
 def describe_reused(reused: Sequence[DumpedTensor]) -> list[str]:
-    """Return the problem that reused buffers are; nothing if there are none."""
+    """Return one problem for all reused buffers; an empty list without any."""
     if not reused:
         return []
     steps = sorted({one.site.at.step for one in reused})
@@ -99,11 +98,10 @@ def _are_equal(dump: Dump, one: DumpedTensor, other: DumpedTensor, fewest_values
     if not one.has_values:
         known = one.statistics
         return known == other.statistics and known.get("max") != known.get("min")
-    try:
-        values = dump.read(one), dump.read(other)
-    except UnreadableFileError:
+    value, repeated = dump.read_intact(one), dump.read_intact(other)
+    if value is None or repeated is None:
         return False
-    return torch.equal(*values) and len(values[0].double().unique()) >= fewest_values
+    return torch.equal(value, repeated) and len(value.double().unique()) >= fewest_values
 
 
 def _is_evidence(dump: Dump, lanes: Lanes, pair: _Pair, repeated: Sequence[Lane]) -> bool:

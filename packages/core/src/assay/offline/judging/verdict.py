@@ -77,12 +77,8 @@ def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[Judge
     origin = origins[0] if origins else None
     weights = [one for one in by_level["weights"] if not one.agrees]
     labels = [one for one in judged if one.port.phase == "inputs"]
-    levels = _levels(evidence, limits, by_level, origin) | _labels_level(labels)
-    blind = [str(one.port) for one in judged if one.is_blind]
-    if blind and levels["completeness"].verdict is not Outcome.FAIL:
-        reasons = [levels["completeness"].reason, wording.describe_blind(blind)]
-        reason = "; ".join(filter(None, reasons))
-        levels["completeness"] = Level(verdict=Outcome.NOT_COMPARED, reason=reason)
+    completeness = _completeness(evidence, limits, judged)
+    levels = _levels(evidence, completeness, by_level, origin) | _labels_level(labels)
     outcome = outcome_of_levels(levels)
     location, diagnosis = find_cause(evidence, judged, weights, origin)
     is_failure = outcome is Outcome.FAIL
@@ -136,12 +132,12 @@ def _replayed_origin(evidence: Evidence) -> Origin | None:
 
 
 def _levels(
-    evidence: Evidence, limits: Limits, by_level: dict[str, list[JudgedPort]],
+    evidence: Evidence, completeness: Level, by_level: dict[str, list[JudgedPort]],
     origin: Origin | None,
 ) -> dict[str, Level]:  # fmt: skip
     tokens = evidence.tokens
     levels = {
-        "completeness": _completeness(evidence, limits),
+        "completeness": completeness,
         "inputs": _inputs_level(evidence),
     }
     if tokens.num_generated:
@@ -172,7 +168,7 @@ def _levels(
     return levels
 
 
-def _completeness(evidence: Evidence, limits: Limits) -> Level:
+def _completeness(evidence: Evidence, limits: Limits, judged: Sequence[JudgedPort]) -> Level:
     reasons = []
     if evidence.unmatched_expected:
         reasons.append(wording.describe_missing(evidence.unmatched_expected))
@@ -190,6 +186,8 @@ def _completeness(evidence: Evidence, limits: Limits) -> Level:
     reasons += find_wrong_replicas(evidence.measured.replica_errors, limits, evidence.unit_roundoff)
     if evidence.measured.norm_errors and not evidence.accepts_statistics:
         reasons.append(wording.describe_norms_only(len(evidence.measured.norm_errors)))
+    if blind := [str(one.port) for one in judged if one.is_blind]:
+        reasons.append(wording.describe_blind(blind))
     if not evidence.measured.compared:
         reasons.insert(0, "no tensor has a partner")
     if reasons:
