@@ -16,7 +16,7 @@ from torch import Tensor
 from assay.comparing.limits import Limits
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.dumps.recognizing import open_dump
-from assay.offline import check, replaying
+from assay.offline import check, measured_dumps, replaying
 from assay.offline.check import Comparison
 from assay.offline.judging.causes import Evidence
 from assay.offline.judging.verdict import judge_dumps as judge
@@ -41,7 +41,7 @@ class Memory:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Let comparisons use it, and keep their evidence."""
-        measure = check.measure_noise
+        measure = measured_dumps.measure_noise
         record = replaying.record_reference
 
         def judge_dumps(evidence: Evidence, limits: Limits) -> Any:
@@ -69,7 +69,7 @@ class Memory:
         with ExitStack() as patches:
             for module, function in (
                 (check, judge_dumps),
-                (check, measure_noise),
+                (measured_dumps, measure_noise),
                 (replaying, record_reference),
             ):
                 patches.enter_context(patch.object(module, function.__name__, function))

@@ -1,6 +1,7 @@
 """`assay.compare`."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,20 +49,23 @@ def compare(  # noqa: PLR0913 - one for each option
     output: the folder of the run; or a new .csv, .xlsx or .parquet file for a table of all tensors. With
         `metric` or `compat` and no such file, the table is tensors.csv in the folder.
 
+    Under torchrun every rank calls this: the ranks share the work, on one machine or several.
+
     Returns: the verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
-    Raises: UsageError if a dump cannot be read.
+    Raises: UsageError if a dump cannot be read; WorldError if another rank fails.
     """
     arguments = dict(locals())
+    from assay.launch import is_first_rank, on_first_rank
     from assay.models.remote_code import remote_code_of
     from assay.offline.check import Comparison
     from assay.offline.check import compare as run_comparison
     from assay.output.tables import is_table_file, prepare_table_file
-    from assay.runs import RunFolder, open_progress
+    from assay.runs import RunFolder, SilentProgress, open_progress
 
     table = Path(output).expanduser() if output and is_table_file(output) else None
-    if table is not None:
+    if table is not None and is_first_rank():
         prepare_table_file(table)
-    folder = RunFolder.create("compare", None if table else output).path
+    folder = on_first_rank(lambda: RunFolder.create("compare", None if table else output).path)
     if table is None and (metric or compat):
         table = folder / "tensors.csv"
     comparison = Comparison(
@@ -83,9 +87,9 @@ def compare(  # noqa: PLR0913 - one for each option
         table=table,
         command=command_line(compare, arguments, ("expected", "actual")),
     )
-    with open_progress() as progress:
+    with open_progress() if is_first_rank() else nullcontext(SilentProgress()) as progress:
         run_comparison(comparison, folder, progress)
         with progress.step("writes the report"):
             from assay.api.verdict import CheckedVerdict  # jinja2 and rich are not needed before
 
-            return CheckedVerdict.publish(folder)
+            return on_first_rank(lambda: CheckedVerdict.publish(folder))

@@ -21,10 +21,13 @@ def finish(folder: Path, *, as_json: bool) -> None:
 
 
 def end_with(verdict: "CheckedVerdict", *, as_json: bool) -> None:
-    """Show `verdict` and exit with its code."""
+    """Show `verdict` and exit with its code. Under torchrun the first rank does."""
+    from assay.launch import is_first_rank
     from assay.output.console import open_console
     from assay.runs.results import format_verdict
 
+    if not is_first_rank():
+        raise typer.Exit
     verdict.print_to(open_console(sys.stderr if as_json else None))
     if as_json:
         print_text(format_verdict(verdict), end="")

@@ -11,7 +11,7 @@ from assay.launch.errors import (
     WorldSkipped,
 )
 from assay.launch.launching import launch_world, start_ahead
-from assay.launch.leading import leave_together, on_first_rank
+from assay.launch.leading import is_first_rank, leave_together, on_first_rank, require_one_machine
 from assay.launch.rank import Rank
 from assay.launch.world import TimeLimits, World, outer_world_size
 
@@ -24,9 +24,11 @@ __all__ = [
     "WorldError",
     "WorldHungError",
     "WorldSkipped",
+    "is_first_rank",
     "launch_world",
     "leave_together",
     "on_first_rank",
     "outer_world_size",
+    "require_one_machine",
     "start_ahead",
 ]

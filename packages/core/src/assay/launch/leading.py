@@ -43,15 +43,11 @@ def on_first_rank(work: Callable[[], T]) -> T:
 
     There it may launch worlds, whose ranks are processes of their own: it sees no variable of torchrun.
     Every rank calls this equally often. What is returned is pickled.
-    Raises: on rank 0 what `work` raises, on the others WorldError; UsageError for several machines.
+    Raises: on rank 0 what `work` raises, on the others WorldError.
     """
     size = outer_world_size(os.environ)
     if size is None:
         return work()
-    if os.environ.get("LOCAL_WORLD_SIZE", str(size)) != str(size):
-        raise UsageError(
-            f"torchrun started {size} ranks on several machines; this runs on one: --nnodes=1"
-        )
     from torch._C._distributed_c10d import PrefixStore
 
     from assay.launch.under_torchrun import outer_store
@@ -75,6 +71,20 @@ def on_first_rank(work: Callable[[], T]) -> T:
         # This process may serve the store: it stays until all have read.
         store.wait([f"read{rank}" for rank in range(1, size)])
     return done.result()
+
+
+def require_one_machine() -> None:
+    """Raise UsageError under a torchrun that started ranks on several machines."""
+    size = outer_world_size(os.environ)
+    if size is not None and os.environ.get("LOCAL_WORLD_SIZE", str(size)) != str(size):
+        raise UsageError(
+            f"torchrun started {size} ranks on several machines; this runs on one: --nnodes=1"
+        )
+
+
+def is_first_rank() -> bool:
+    """Return True without torchrun, and on its rank 0."""
+    return outer_world_size(os.environ) is None or os.environ["RANK"] == "0"
 
 
 def leave_together() -> None:

@@ -3,6 +3,7 @@
 import faulthandler
 import os
 import pickle
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
@@ -15,7 +16,13 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from assay.launch.errors import WorldError, WorldSkipped
-from assay.launch.failures.causes import RankState, failure_of, strongest
+from assay.launch.failures.causes import (
+    Directness,
+    RankState,
+    failure_of,
+    name_ranks,
+    strongest,
+)
 from assay.launch.failures.rank_reports import RankReport, report_of
 from assay.launch.joining import joined
 from assay.launch.rank import Rank
@@ -26,6 +33,8 @@ T = TypeVar("T")
 
 # How long a rank whose communication failed waits for a report of another rank with the cause.
 _SETTLE_SECONDS = 2.0
+# A rank that has reported answers within this time.
+_POLL_SECONDS = 0.1
 
 _numbers = count()
 
@@ -87,21 +96,28 @@ def outer_store() -> Store:
 def _agree(world: World, store: Store, own: RankReport, number: int, seconds: float) -> list[Any]:
     """Read the reports of all ranks. Returns and raises: as `launch_world`.
 
-    own: the report of this rank, `number`; seconds: how long to wait for each of the others.
+    own: the report of this rank, `number`; seconds: how long to wait for the others.
     """
     states = {number: RankState(report=own)}
+    silent = []
+    deadline = time.monotonic() + seconds
     for rank in range(world.size):
+        left = max(deadline - time.monotonic(), _POLL_SECONDS)
         try:
-            store.wait([f"report{rank}"], timedelta(seconds=seconds))
-        except dist.DistError as error:
-            raise WorldError(
-                f"rank {rank} of {world} did not report how it ended within "
-                f"{seconds:g} s after rank {number} had",
-                [rank],
-            ) from error
+            store.wait([f"report{rank}"], timedelta(seconds=left))
+        except dist.DistError:
+            silent.append(rank)
+            continue
         data = bytes.fromhex(store.get(f"report{rank}").decode())
         states[rank] = RankState(report=pickle.loads(data))  # noqa: S301 - written by a rank
-    if found := strongest(states):
+    found = strongest(states)
+    if silent and (found is None or found[0] is Directness.COMMUNICATION):
+        raise WorldError(
+            f"{name_ranks(silent)} of {world} did not report within {seconds:g} s after rank"
+            f" {number} had",
+            silent,
+        )
+    if found:
         raise failure_of(world, states, found)
     if own.kind == "skipped":
         raise WorldSkipped(own.summary)

@@ -3,7 +3,7 @@
 import pytest
 
 from assay.errors import UsageError
-from assay.launch import leave_together, on_first_rank
+from assay.launch import leave_together, on_first_rank, require_one_machine
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 
@@ -14,16 +14,14 @@ def test_without_torchrun_the_process_does_it_itself() -> None:
         on_first_rank(lambda: int("no"))
 
 
-def test_ranks_on_several_machines_are_refused_before_anything_is_done(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_on_several_machines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    require_one_machine()
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    done: list[int] = []
     with pytest.raises(UsageError, match="started 4 ranks on several machines"):
-        on_first_rank(lambda: done.append(1))
-    assert done == []
+        require_one_machine()
 
 
 def test_nobody_is_waited_for_where_no_work_was_shared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from assay.errors import MachineError, UsageError
-from assay.runs import forked_pool
 from assay.runs.forked_pool import map_forked
 
 
@@ -25,14 +24,6 @@ def test_every_item_is_done_once_in_other_processes() -> None:
         number: number**2 for number in range(100)
     }
     assert os.getpid() not in {pid for _, pid in results.values()}
-
-
-def test_tensors_come_back_as_they_were() -> None:
-    made = [torch.arange(6).reshape(2, 3), torch.rand(3, 2).double().T, torch.ones(2).bfloat16()]
-    results = dict(map_forked(lambda number: made[number], range(3)))
-
-    assert all(torch.equal(results[number], made[number]) for number in range(3))
-    assert [results[number].dtype for number in range(3)] == [one.dtype for one in made]
 
 
 def test_one_thread_needs_no_other_process() -> None:
@@ -54,8 +45,10 @@ def test_an_error_is_raised_here() -> None:
 
 
 def test_another_exception_comes_with_its_traceback() -> None:
-    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+    with pytest.raises(ZeroDivisionError) as caught:
         list(map_forked(lambda item: 1 // item, range(4)))
+
+    assert "test_forked_pool.py" in str(caught.value.__cause__)
 
 
 def test_a_killed_process_is_named() -> None:
@@ -64,7 +57,9 @@ def test_a_killed_process_is_named() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return item
 
-    with pytest.raises(MachineError, match=r"process \d+.*by signal 9: out of memory"):
+    with pytest.raises(
+        MachineError, match="one of the processes that compare was killed: out of memory"
+    ):
         list(map_forked(die, range(8)))
 
 
@@ -75,9 +70,3 @@ def test_no_process_is_left_when_the_results_are_not_wanted() -> None:
 
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-
-
-def test_more_items_than_a_pipe_holds_are_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forked_pool, "_MOST_ITEMS", 3)
-
-    assert {pid for _, pid in map_forked(lambda _: os.getpid(), range(4))} == {os.getpid()}

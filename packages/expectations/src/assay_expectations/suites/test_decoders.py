@@ -11,7 +11,7 @@ import pytest
 
 from assay.api.verdict import CheckedVerdict
 from assay.errors import AssayError
-from assay.launch import on_first_rank
+from assay.launch import on_first_rank, require_one_machine
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome
 from assay_expectations.decoders.checking import DecoderCheck
@@ -36,6 +36,7 @@ def test_decoders(
     setup = decoder_setup(pytestconfig)
     check = DecoderCheck(model, shape, run, tmp_path, options, setup, attention)
     try:
+        require_one_machine()
         failures = on_first_rank(lambda: _failures(check))
     except AssayError as error:
         raise pytest.fail.Exception(str(error), pytrace=False) from None

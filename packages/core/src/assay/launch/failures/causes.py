@@ -113,7 +113,7 @@ def hang_of(
     what: the limit that was passed, for the message.
     """
     waiting = sorted(ranks)
-    lines = [f"{_name_ranks(waiting)} of {world} hung: {what}"]
+    lines = [f"{name_ranks(waiting)} of {world} hung: {what}"]
     lines += _describe_others(states, None)
     for rank in waiting:
         lines += _quote_log(rank, states[rank])
@@ -153,7 +153,7 @@ def _describe_others(states: Mapping[int, RankState], reported: int | None) -> l
         else:
             line = f"waited at {state.where}" if state.where else "did not report where it stands"
         ranks_of.setdefault(line, []).append(rank)
-    return [f"  {_name_ranks(ranks)} {line}" for line, ranks in ranks_of.items()]
+    return [f"  {name_ranks(ranks)} {line}" for line, ranks in ranks_of.items()]
 
 
 def _quote_log(rank: int, state: RankState) -> list[str]:
@@ -165,8 +165,8 @@ def _indent(text: str, by: int = 2) -> list[str]:
     return [f"{' ' * by}{line}".rstrip() for line in text.splitlines()]
 
 
-def _name_ranks(ranks: Sequence[int]) -> str:
-    """Such as "rank 3" or "ranks 0-2, 5"."""
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return a text such as "rank 3" or "ranks 0-2, 5"."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][-1] + 1:

@@ -37,13 +37,11 @@ from assay.offline.measuring.shapes import (
     give_same_shape,
     take_both,
 )
-from assay.offline.measuring.shares import Share, divide_pairs
+from assay.offline.measuring.shares import Share, divide_pairs, map_shares
 from assay.offline.ports.lanes import Lane, LanePair, Port, list_repeats
 from assay.offline.ports.matching import Matching
 from assay.offline.tokens.alignment import TokenAlignment
 from assay.offline.tokens.passes import PassPair
-from assay.progress import subtask
-from assay.runs.forked_pool import map_forked
 from assay.sites import RowMap
 
 
@@ -70,15 +68,7 @@ class PairMeasurer:
 
     def measure(self, matching: Matching) -> Measured:
         """Measure every pair, in the expected order, on all cores."""
-        shares = divide_pairs(matching.pairs)
-        parts: dict[int, tuple[Measured, Sequence[Observer]]] = {}
-        total = sum(share.num_bytes for share in shares)
-        with subtask("compares", total, "bytes") as task:
-            for number, part in map_forked(self._measure_share, shares):
-                parts[number] = part
-                task.advance(shares[number].num_bytes)
-        for number in range(len(shares)):
-            measured, observers = parts.pop(number)
+        for measured, observers in map_shares(self._measure_share, divide_pairs(matching.pairs)):
             self.measured.extend(measured)
             for one, other in zip(self.observers, observers, strict=True):
                 one.extend(other)

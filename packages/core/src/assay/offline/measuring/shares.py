@@ -1,18 +1,32 @@
-"""Pairs of ports, divided by bytes into shares that processes measure."""
+"""Pairs of ports, divided by bytes into shares that processes measure, and ranks under torchrun."""
 
 import math
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from tempfile import TemporaryFile
+from typing import IO, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from assay.dumps.protocol import DumpedTensor
+from assay.launch import Rank, TimeLimits, World, launch_world, outer_world_size
 from assay.offline.ports.lanes import LanePair
+from assay.progress import subtask
+from assay.runs.forked_pool import map_forked
+from assay.runs.mapped_pickles import dump_mapped, load_mapped
+
+T = TypeVar("T")
 
 # A share of so many bytes takes a tenth of a second, about as long as starting a process.
 _FEWEST_BYTES = 64 << 20
 # Of about so many shares, the last ones end nearly together on 16 cores.
 _NUM_SHARES = 128
+
+# A rank with little to do waits for the others, however long they take.
+_LONGEST = timedelta(days=7).total_seconds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +35,70 @@ class Share:
 
     pairs: Sequence[LanePair]
     num_bytes: int
+
+
+def map_shares(function: Callable[[Share], T], shares: Sequence[Share]) -> list[T]:
+    """Apply `function` to every share, on all cores. Under torchrun each rank does its part of the bytes.
+
+    Returns: the results in the order of the shares, on every rank.
+    Raises: what `function` raises; WorldError, which names the rank, if another rank fails.
+    """
+    size = outer_world_size(os.environ)
+    if size is None:
+        results = _map_numbered(function, shares, range(len(shares)))
+    else:
+        limits = TimeLimits(collective_seconds=_LONGEST, body_seconds=2 * _LONGEST)
+        world = World({"rank": size}, threads=torch.get_num_threads(), limits=limits)
+        results = {}
+        launch_world(_map_on_rank, world, function, shares, results)
+    return [results[number] for number in range(len(shares))]
+
+
+def _map_on_rank(
+    rank: Rank, function: Callable[[Share], T], shares: Sequence[Share], results: dict[int, T]
+) -> None:
+    """Add the results of all ranks to `results`."""
+    numbers = _divide_by_bytes(shares, rank.size)
+    own = _map_numbered(function, shares, numbers[rank.number])
+    for source in range(rank.size):
+        with TemporaryFile() as file:
+            if source == rank.number:
+                dump_mapped(own, file)
+            _broadcast(file, source)
+            results |= load_mapped(file)
+
+
+def _broadcast(file: IO[bytes], source: int) -> None:
+    """Send the content of the source rank's file to the file of every other rank."""
+    file.seek(0)
+    content = [file.read()]
+    dist.broadcast_object_list(content, source)
+    file.seek(0)
+    file.write(content[0])
+    file.flush()
+
+
+def _map_numbered(
+    function: Callable[[Share], T], shares: Sequence[Share], numbers: Sequence[int]
+) -> dict[int, T]:
+    results: dict[int, T] = {}
+    total = sum(shares[number].num_bytes for number in numbers)
+    with subtask("compares", total, "bytes") as task:
+        for place, result in map_forked(function, [shares[number] for number in numbers]):
+            results[numbers[place]] = result
+            task.advance(shares[numbers[place]].num_bytes)
+    return results
+
+
+def _divide_by_bytes(shares: Sequence[Share], num_ranks: int) -> list[list[int]]:
+    """Return for each rank the numbers of its shares: the largest first, each to the least loaded rank."""
+    numbers: list[list[int]] = [[] for _ in range(num_ranks)]
+    loads = [0] * num_ranks
+    for number in sorted(range(len(shares)), key=lambda number: -shares[number].num_bytes):
+        rank = loads.index(min(loads))
+        numbers[rank].append(number)
+        loads[rank] += shares[number].num_bytes
+    return numbers
 
 
 def divide_pairs(pairs: Sequence[LanePair]) -> list[Share]:

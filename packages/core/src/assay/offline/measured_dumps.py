@@ -1,0 +1,211 @@
+"""Two dumps, brought into one order, paired and measured: what a judgment needs."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from assay.comparing.limits import Limits, load_limits
+from assay.dtypes import FORMATS
+from assay.dumps.protocol import Dump, DumpedTensor, DumpError
+from assay.errors import UsageError
+from assay.files import read_json_object, read_toml
+from assay.metrics import PairSums
+from assay.offline.comparison import Comparison
+from assay.offline.completeness.endings import find_cut_off
+from assay.offline.completeness.lost_ranks import find_lost_ranks
+from assay.offline.completeness.reused_buffers import describe_reused, find_reused_buffers
+from assay.offline.judging.locating import (
+    coarser_unit,
+    expected_score_noise,
+    measured_score_noise,
+)
+from assay.offline.measuring.coarseness import Coarseness, CoarsenessObserver
+from assay.offline.measuring.measured import Measured
+from assay.offline.measuring.norm_sums import NormSums
+from assay.offline.measuring.routing import Flip, ScoreNoise
+from assay.offline.metrics.custom import CustomMetric
+from assay.offline.metrics.observer import MetricObserver
+from assay.offline.metrics.published import measure_as_published, measure_metrics
+from assay.offline.pairing import Pairing, PairingOptions, pair_dumps
+from assay.offline.ports.lanes import Port
+from assay.offline.tokens.mixed_passes import split_mixed_passes
+from assay.offline.tokens.ranks import number_ranks
+from assay.progress import Progress
+
+# Relative error of a whole tensor that no rounding causes, in any dtype that models run in.
+_LARGEST_NOISE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredDumps:
+    """Two dumps, measured."""
+
+    comparison: Comparison
+    expected: Dump
+    actual: Dump
+    limits: Limits
+    pairing: Pairing
+    measured: Measured
+    noise: Measured | None
+    """Errors of the noise dump, if there is one."""
+    flips: Sequence[Flip]
+    """Expert choices that differ at near ties."""
+    coarse: Mapping[Port, Coarseness]
+    """Values that lie on a coarser grid on one side."""
+    metrics: MetricObserver
+    notes: list[str]
+    """How the passes, batches and layers of both were numbered."""
+    reused: list[DumpedTensor]
+    """Tensors of ACTUAL with the values of another step."""
+    lost_ranks: set[int]
+    """Ranks that ACTUAL lacks."""
+
+    @property
+    def dtype(self) -> str:
+        """Return the dtype of most activations of ACTUAL."""
+        return activation_dtype(self.actual)
+
+
+def measure_dumps(
+    comparison: Comparison, expected: Dump, actual: Dump, progress: Progress,
+    noise: Dump | None, custom: Sequence[CustomMetric],
+) -> MeasuredDumps:  # fmt: skip
+    """Measure every pair of tensors. Under torchrun, ranks share the work; each returns the whole.
+
+    Raises: UsageError for options that contradict each other; DumpError for dumps that cannot be paired.
+    """
+    options = PairingOptions(
+        comparison.level, comparison.rank, comparison.token_shift, _read_map(comparison.name_map)
+    )
+    expected, expected_notes = _normalize(expected)
+    actual, actual_notes = _normalize(actual)
+    lost = find_lost_ranks(expected, actual) if comparison.rank is None else set()
+    expected = replace(
+        expected, tensors=[one for one in expected.tensors if one.site.at.rank not in lost]
+    )
+    expected = _leave_out_reused(expected)
+    dtype = activation_dtype(actual)
+    limits = _load_limits(comparison, dtype)
+    unit = coarser_unit([activation_dtype(expected), dtype, expected.rounded_to])
+    score_noise = expected_score_noise(unit)
+    measured_noise = None
+    if noise is not None:
+        with progress.step("measures the noise"):
+            measured_noise = measure_noise(comparison, expected, noise, options, score_noise)
+        score_noise = measured_score_noise(measured_noise, score_noise)
+    metrics = MetricObserver(measure_as_published if comparison.compat else measure_metrics, custom)
+    coarseness = CoarsenessObserver()
+    needs_metrics = comparison.table is not None or limits.names_metrics
+    with progress.step("compares the dumps"):
+        pairing = pair_dumps(expected, actual, options)
+        flips = pairing.find_flips(score_noise)
+        measured = pairing.measure(
+            [coarseness, *([metrics] if needs_metrics else [])],
+            flips=flips,
+            flips_spread=noise is None,
+            by_statistics=comparison.stats,
+            sums=PairSums if noise is not None else NormSums,
+        )
+    return MeasuredDumps(
+        comparison, expected, actual, limits, pairing, measured, measured_noise, flips,
+        coarseness.coarse, metrics, [*expected_notes, *actual_notes], find_reused_buffers(actual), lost,
+    )  # fmt: skip
+
+
+def measure_noise(
+    comparison: Comparison, expected: Dump, noise: Dump, options: PairingOptions, scores: ScoreNoise
+) -> Measured:
+    """Measure the errors of the noise dump. scores: the noise that router scores let expect.
+
+    Raises: DumpError if it is no healthy run of the same model on the same prompts.
+    """
+    pairing = pair_dumps(expected, _normalize(noise)[0], options)
+    measured = pairing.measure(flips=pairing.find_flips(scores))
+    _require_healthy(comparison, pairing, measured)
+    return measured
+
+
+def _load_limits(comparison: Comparison, dtype: str) -> Limits:
+    limits = load_limits(comparison.limits, dtype)
+    needs_noise = comparison.model or comparison.noise or comparison.stats
+    if needs_noise and not limits.names_noise_ratios:
+        raise UsageError(
+            "--model, --noise and --stats judge by noise ratios,"
+            f" and the limits {limits.name!r} name none"
+        )
+    return limits
+
+
+def _require_healthy(comparison: Comparison, pairing: Pairing, noise: Measured) -> None:
+    """Refuse a noise dump of another model or of other prompts.
+
+    Its errors would excuse anything.
+    """
+    problem = ""
+    worst = max(
+        (
+            error
+            for port in (pair.port for pair in pairing.matching.pairs)
+            for one in noise.of(port)
+            if math.isfinite(error := one.sums.relative_error)
+        ),
+        default=math.inf,
+    )
+    reused = describe_reused(find_reused_buffers(pairing.actual))
+    if reused:
+        problem = reused[0]
+    elif comparison.noise == comparison.actual:
+        problem = "it is ACTUAL itself"
+    elif comparison.noise == comparison.expected:
+        problem = "it is EXPECTED itself, whose error is 0"
+    elif pairing.alignment.is_unrelated or pairing.tokens.different_prompts:
+        problem = "it holds other prompts than EXPECTED"
+    elif worst > _LARGEST_NOISE:
+        problem = (
+            f"its values differ from EXPECTED's by {worst:.2g} of their size, far beyond rounding"
+        )
+    if problem:
+        raise DumpError(f"--noise {comparison.noise}: {problem}")
+
+
+def _normalize(dump: Dump) -> tuple[Dump, list[str]]:
+    """Give passes, batches and layers one numbering, whatever folders and ranks hold them."""
+    dump, mixed = split_mixed_passes(dump)
+    dump, notes = number_ranks(dump)
+    dump = replace(dump, problems=[*dump.problems, *find_cut_off(dump)])
+    return dump, [mixed, *notes] if mixed else notes
+
+
+def _leave_out_reused(dump: Dump) -> Dump:
+    """Drop tensors with the values of another step, and make a problem of them."""
+    reused = find_reused_buffers(dump)
+    dropped = {one.site for one in reused}
+    return replace(
+        dump,
+        tensors=[one for one in dump.tensors if one.site not in dropped],
+        problems=[*dump.problems, *describe_reused(reused)],
+    )
+
+
+def activation_dtype(dump: Dump) -> str:
+    """Return the dtype of most floating-point activations."""
+    counts = Counter(
+        one.dtype
+        for one in dump.tensors
+        if one.dtype in FORMATS and not one.site.port.startswith("parameter.")
+    )
+    return counts.most_common(1)[0][0] if counts else "float32"
+
+
+def _read_map(path: str | None) -> dict[str, str]:
+    """Read --map: a TOML or JSON table of expected to actual module names."""
+    if path is None:
+        return {}
+    file = Path(path).expanduser()
+    table = read_json_object(file) if file.suffix == ".json" else read_toml(file)
+    names = {str(key): value for key, value in table.items() if isinstance(value, str)}
+    if len(names) != len(table):
+        raise DumpError(f"{path} holds more than pairs of module names")
+    return names
