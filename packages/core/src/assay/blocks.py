@@ -35,6 +35,7 @@ NUM_CHANNEL_SUMS = 5
 
 _LINE_BYTES = 64
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -74,7 +75,7 @@ class BlockSums:
             torch.zeros(NUM_CHANNEL_SUMS, num_channels, dtype=torch.float64),
         )
         products: _Products | None = None
-        for at in _blocks(actual_RC):
+        for at in list_blocks(actual_RC.shape, compute_dtype(actual_RC.dtype).itemsize):
             actual, expected = prepare_pair(actual_RC[at], expected_RC[at])
             if products is None or not products.fit(expected):
                 products = _Products(expected)
@@ -199,12 +200,12 @@ def sum_pair(actual_RC: Tensor, expected_RC: Tensor) -> BlockSums:
     return _join(map_on_threads(sum_span, range(0, num_rows, height)), height)
 
 
-def map_on_threads(function: Callable[[int], Result], numbers: Sequence[int]) -> list[Result]:
-    """The results of `function` for each number, computed by as many threads as torch has."""
+def map_on_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Return the results of `function` for each item, computed by as many threads as torch has."""
     num_threads = torch.get_num_threads()
     if num_threads == 1:
-        return [function(number) for number in numbers]
-    return list(_lone_threads(num_threads).map(function, numbers))
+        return [function(item) for item in items]
+    return list(_lone_threads(num_threads).map(function, items))
 
 
 @cache
@@ -233,15 +234,16 @@ os.register_at_fork(after_in_child=_lone_threads.cache_clear)
 def count_misrounded(actual_RC: Tensor, expected_RC: Tensor) -> int:
     """Number of elements of `actual` that differ from the expected value rounded to their dtype."""
     count = 0
-    for at in _blocks(actual_RC):
+    for at in list_blocks(actual_RC.shape, compute_dtype(actual_RC.dtype).itemsize):
         actual, expected = prepare_pair(actual_RC[at], expected_RC[at])
         count += int((expected.to(actual.dtype) != actual).count_nonzero())
     return count
 
 
-def _blocks(actual_RC: Tensor) -> Iterator[tuple[slice, slice]]:
-    num_rows, num_channels = actual_RC.shape
-    width = BLOCK_BYTES // compute_dtype(actual_RC.dtype).itemsize
+def list_blocks(shape: Sequence[int], itemsize: int) -> Iterator[tuple[slice, slice]]:
+    """Yield rows and columns of blocks that cover (R, C) elements, each of at most BLOCK_BYTES."""
+    num_rows, num_channels = shape
+    width = BLOCK_BYTES // itemsize
     height = max(1, width // num_channels)
     rows = [slice(start, start + height) for start in range(0, num_rows, height)]
     columns = [slice(start, start + width) for start in range(0, num_channels, width)]

@@ -57,6 +57,14 @@ def compare_with_assay(expected: Path, actual: Path, output: Path) -> dict[str, 
     return _measure(lambda: compare(comparison, output, SilentProgress()))
 
 
+def run_whole_command(expected: Path, actual: Path, output: Path) -> dict[str, float]:
+    """Measure assay's comparison with its report, without imports."""
+    import assay
+    import assay.api.verdict
+
+    return _measure(lambda: assay.compare(expected, actual, output=output))
+
+
 def read_files(expected: Path, actual: Path, _: Path) -> dict[str, float]:
     """Measure how fast the files are read that are in the page cache."""
     buffer = bytearray(1 << 20)
@@ -113,7 +121,12 @@ def _anonymous_bytes_of(pid: str) -> int:
     return int(sizes[0]) * 1024 if sizes else 0
 
 
-_COMPARISONS = {"msprobe": compare_with_msprobe, "assay": compare_with_assay, "read": read_files}
+_COMPARISONS = {
+    "msprobe": compare_with_msprobe,
+    "assay": compare_with_assay,
+    "command": run_whole_command,
+    "read": read_files,
+}
 
 if __name__ == "__main__":
     name, *paths = sys.argv[1:]

@@ -20,6 +20,7 @@ ROUNDS = 3
 LEAST_OVER_MSPROBE = 20
 LEAST_OF_READING = 0.1
 MOST_ANONYMOUS_BYTES = 600e6
+MOST_GROWTH = 1.1
 
 
 def run(name: str, *folders: Path) -> dict[str, float]:
@@ -79,3 +80,34 @@ def test_dumps_are_compared_faster_than_by_msprobe(
     )
     table.at_least("dumps over reading", rates["assay"].over(rates["read"]), LEAST_OF_READING, note)
     assert max(one["anonymous"] for one in times["assay"]) <= MOST_ANONYMOUS_BYTES
+
+
+def write_sparse(folder: Path, num_bytes: int) -> Path:
+    """Write a dump of bfloat16 zeros that takes no room on the disk."""
+    folder.mkdir()
+    shape = (4096, 4096)
+    size = 2 * shape[0] * shape[1]
+    for number in range(num_bytes // size):
+        entry = {"dtype": "BF16", "shape": shape, "data_offsets": [0, size]}
+        header = json.dumps({f"model.layers.{number:04}.mlp.output": entry}).encode()
+        header += b" " * (-len(header) % 8)
+        with (folder / f"{number:04}.safetensors").open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(file.tell() + size)
+    return folder
+
+
+def test_memory_does_not_grow_with_the_dump(
+    tmp_path: Path, table: Table, new_folder: Callable[[], Path]
+) -> None:
+    peaks = {}
+    for gigabytes in (1, 20):
+        sides = [
+            write_sparse(tmp_path / f"{side}{gigabytes}", gigabytes * 500_000_000)
+            for side in ("golden", "mine")
+        ]
+        peaks[gigabytes] = run("command", *sides, new_folder())["anonymous"]
+        assert peaks[gigabytes] <= MOST_ANONYMOUS_BYTES
+    note = f"{peaks[1] / 1e6:.0f} MB at 1 GB, {peaks[20] / 1e6:.0f} MB at 20 GB"
+    growth = peaks[20] / peaks[1]
+    table.at_most("memory of 20 GB over 1 GB", Times(growth, growth), MOST_GROWTH, note)

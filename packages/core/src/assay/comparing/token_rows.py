@@ -3,8 +3,10 @@
 Shape legend: R rows of a port, S stages, T tokens.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -32,56 +34,85 @@ class TokenPort:
     """Columns of the rows that say where: level, module, port, phase, order."""
 
 
-def list_token_rows(
-    ports: Sequence[TokenPort], step_of: Callable[[int, int], int], max_rows: int | None = None
-) -> list[Measurement]:
-    """Return for every stage and token the row of its worst port.
+@dataclass(frozen=True)
+class TokenRows(Iterable[Measurement]):
+    """For every stage and token, the row of its worst port. Each iteration computes the rows anew.
 
     step_of: from prompt and position to the forward pass.
     max_rows: keep the tokens with the highest ratios, each in all stages.
     """
-    tokens = _Tokens.of(port.result for port in ports)
-    worst: dict[Stage, _Worst] = {}
-    for number, port in enumerate(ports):
-        actual = tokens.worst(port.result.sums.rows)
-        expected = torch.full_like(actual, port.floor)
-        if port.noise is not None:
-            expected = tokens.worst(port.noise).clamp(min=0)
-        ratio = torch.where(actual < 0, -1.0, actual / expected.clamp(min=port.floor))
-        stage = port.result.stage
-        known = worst.get(stage)
-        if known is None:
-            nothing = torch.full_like(ratio, -1.0)
-            known = worst[stage] = _Worst(nothing, actual, expected, nothing.long())
-        # Not written as "is larger": nothing is worse than a NaN.
-        worse = ~(ratio <= known.ratio) & ~known.ratio.isnan()
-        worst[stage] = _Worst(
-            torch.where(worse, ratio, known.ratio),
-            torch.where(worse, actual, known.actual),
-            torch.where(worse, expected, known.expected),
-            torch.where(worse, number, known.port),
-        )
-    addresses = [(prompt, position) for prompt, position in tokens.addresses_T2.tolist()]
-    steps = [step_of(*address) for address in addresses]
-    kept = list(range(len(addresses)))
-    if max_rows is not None and len(worst) * len(kept) > max_rows:
-        severest_T = (
-            torch.stack([one.ratio for one in worst.values()]).nan_to_num(torch.inf).amax(0)
-        )
-        kept = sorted(severest_T.argsort(descending=True)[: max_rows // len(worst)].tolist())
-    return [
-        Measurement(
-            **ports[port].place, statistic=TOKEN_STATISTIC, actual=actual, expected=expected,
-            ratio=ratio, prompt=addresses[token][0], position=addresses[token][1],
-            step=steps[token],
-        )
-        for one in worst.values()
-        for token, ratio, actual, expected, port in zip(
-            kept, *(values[kept].tolist() for values in (one.ratio, one.actual, one.expected, one.port)),
-            strict=True,
-        )
-        if port >= 0
-    ]  # fmt: skip
+
+    ports: Sequence[TokenPort]
+    step_of: Callable[[int, int], int]
+    max_rows: int | None = None
+
+    @cached_property
+    def kept(self) -> list[tuple[int, tuple[int, int]]]:
+        """Number, prompt and position of the tokens that are kept."""
+        addresses = self._tokens.addresses_T2.tolist()
+        numbers = list(range(len(addresses)))
+        if self.is_bounded and self.max_rows is not None:
+            severest_T = torch.full((len(addresses),), -math.inf, dtype=torch.float64)
+            for ports in self._stages:
+                ratio_T = self._find_worst(ports).ratio.nan_to_num(math.inf)
+                severest_T = torch.maximum(severest_T, ratio_T)
+            most = self.max_rows // len(self._stages)
+            numbers = sorted(severest_T.argsort(descending=True)[:most].tolist())
+        return [(number, tuple(addresses[number])) for number in numbers]
+
+    @property
+    def is_bounded(self) -> bool:
+        """Return True if tokens are left out."""
+        num_rows = len(self._stages) * len(self._tokens.addresses_T2)
+        return self.max_rows is not None and num_rows > self.max_rows
+
+    def __iter__(self) -> Iterator[Measurement]:
+        """Yield the rows of one stage after the other."""
+        numbers = [number for number, _ in self.kept]
+        for ports in self._stages:
+            worst = self._find_worst(ports)
+            columns = (worst.ratio, worst.actual, worst.expected, worst.port)
+            rows = zip(self.kept, *(one[numbers].tolist() for one in columns), strict=True)
+            for (_, (prompt, position)), ratio, actual, expected, port in rows:
+                if port >= 0:
+                    yield Measurement(
+                        **self.ports[port].place, statistic=TOKEN_STATISTIC, actual=actual,
+                        expected=expected, ratio=ratio, prompt=prompt, position=position,
+                        step=self.step_of(prompt, position),
+                    )  # fmt: skip
+
+    @cached_property
+    def _tokens(self) -> "_Tokens":
+        return _Tokens.of(port.result for port in self.ports)
+
+    @cached_property
+    def _stages(self) -> list[list[int]]:
+        """The numbers of the ports of each stage."""
+        stages: dict[Stage, list[int]] = {}
+        for number, port in enumerate(self.ports):
+            stages.setdefault(port.result.stage, []).append(number)
+        return list(stages.values())
+
+    def _find_worst(self, numbers: Sequence[int]) -> "_Worst":
+        """Return the worst of some ports for each token."""
+        nothing_T = torch.full((len(self._tokens.addresses_T2),), -1.0, dtype=torch.float64)
+        worst = _Worst(nothing_T, nothing_T, nothing_T, nothing_T.long())
+        for number in numbers:
+            port = self.ports[number]
+            actual = self._tokens.worst(port.result.sums.rows)
+            expected = torch.full_like(actual, port.floor)
+            if port.noise is not None:
+                expected = self._tokens.worst(port.noise).clamp(min=0)
+            ratio = torch.where(actual < 0, -1.0, actual / expected.clamp(min=port.floor))
+            # Not written as "is larger": nothing is worse than a NaN.
+            worse = ~(ratio <= worst.ratio) & ~worst.ratio.isnan()
+            worst = _Worst(
+                torch.where(worse, ratio, worst.ratio),
+                torch.where(worse, actual, worst.actual),
+                torch.where(worse, expected, worst.expected),
+                torch.where(worse, number, worst.port),
+            )
+        return worst
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +129,14 @@ class _Tokens:
     @classmethod
     def of(cls, ports: Iterable[PortResult]) -> Self:
         """All tokens of these ports."""
-        addresses = [_addresses(RowErrors.concatenate(port.sums.rows)) for port in ports]
-        known_R2 = torch.cat([torch.zeros(0, 2, dtype=torch.long), *addresses])
-        known_R2 = known_R2[(known_R2 >= 0).all(1)]
-        sizes = (known_R2.amax(0) + 1).tolist() if len(known_R2) else (0, 0)
-        is_token_PS = torch.zeros(*sizes, dtype=torch.bool)
-        is_token_PS[known_R2[:, 0], known_R2[:, 1]] = True
+        is_token_PS = torch.zeros(0, 0, dtype=torch.bool)
+        for port in ports:
+            for rows in port.sums.rows:
+                known_R2 = _addresses(rows)
+                known_R2 = known_R2[(known_R2 >= 0).all(1)]
+                if len(known_R2):
+                    is_token_PS = _grow(is_token_PS, (known_R2.amax(0) + 1).tolist())
+                    is_token_PS[known_R2[:, 0], known_R2[:, 1]] = True
         numbers_PS = torch.full(is_token_PS.shape, -1)
         numbers_PS[is_token_PS] = torch.arange(int(is_token_PS.sum()))
         return cls(numbers_PS, is_token_PS.nonzero())
@@ -119,6 +152,12 @@ class _Tokens:
         known = numbers >= 0
         worst_T = torch.full(self.addresses_T2.shape[:1], -1.0, dtype=torch.float64)
         return worst_T.scatter_reduce(0, numbers[known], rows.relative()[known].double(), "amax")
+
+
+def _grow(table: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return a table of at least these sizes, with the values of `table`; False elsewhere."""
+    missing = [max(0, size - known) for size, known in zip(sizes, table.shape, strict=True)]
+    return torch.nn.functional.pad(table, (0, missing[1], 0, missing[0])) if any(missing) else table
 
 
 def _addresses(rows: RowErrors) -> Tensor:

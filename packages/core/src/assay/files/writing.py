@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,24 +22,28 @@ def create_temporary(path: Path) -> tuple[int, Path]:
     return os.open(temporary, flags, 0o666), temporary
 
 
-def write_whole(path: Path, content: str | bytes) -> Path:
+def write_whole(path: Path, content: str | bytes | Iterable[str]) -> Path:
     """Write `content` to a temporary file, then rename it to `path`. Text is written as UTF-8.
 
-    A symbolic link at `path` is replaced, not followed.
+    content: the whole, or its parts in order. A symbolic link at `path` is replaced, not followed.
     Raises: DiskError if it cannot be written. `path` is then unchanged.
     """
     try:
         descriptor, temporary = create_temporary(path)
     except OSError as error:
         raise DiskError.refused(path, error) from error
-    if isinstance(content, str):
-        content = content.encode("utf-8", errors="backslashreplace")
+    parts = [content] if isinstance(content, (str, bytes)) else content
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            for part in parts:
+                if isinstance(part, str):
+                    part = part.encode("utf-8", errors="backslashreplace")  # noqa: PLW2901
+                file.write(part)
         temporary.replace(path)
-    except OSError as error:
+    except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
-        raise DiskError.refused(path, error) from error
+        if isinstance(error, OSError):
+            raise DiskError.refused(path, error) from error
+        raise
     return path

@@ -1,8 +1,9 @@
 """`assay compare`: reads two dumps, compares them, and writes the verdict."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from assay.comparing.wording import dumps as wording
@@ -41,7 +42,7 @@ class Compared:
     """The result of a comparison. table: one row for each pair of tensors, if it was asked for."""
 
     verdict: Verdict
-    measurements: list[Measurement]
+    measurements: Iterable[Measurement]
     table: Table | None = None
 
 
@@ -113,7 +114,7 @@ def _judge(dumps: MeasuredDumps, progress: Progress, custom: Sequence[CustomMetr
         table = make_table(dumps.metrics.pairs, *dumps.pairing.lanes, judged, names)
     tokens, notes = list_tokens(evidence, judged)
     verdict = verdict.model_copy(update={"notes": [*verdict.notes, *notes]})
-    return Compared(verdict, list_measurements(judged) + tokens, table)
+    return Compared(verdict, chain(list_measurements(judged), tokens), table)
 
 
 def _replay(dumps: MeasuredDumps, progress: Progress) -> Replayed | None:

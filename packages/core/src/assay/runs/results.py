@@ -48,9 +48,9 @@ def write_results(
         there was no room for the measurements.
     Raises: DiskError, which tells the verdict, if it cannot be written.
     """
-    text = "".join(row.model_dump_json() + "\n" for row in measurements)
+    lines = (row.model_dump_json() + "\n" for row in measurements)
     try:
-        write_whole(folder / MEASUREMENTS_FILE, text)
+        write_whole(folder / MEASUREMENTS_FILE, lines)
     except DiskError as error:
         verdict = _with_note(verdict, f"{error}: tables and pictures are empty")
     return write_verdict(verdict, folder, command)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.blocks import BLOCK_BYTES
 from assay.metrics import PairSums
 from assay.offline.measuring.norm_sums import NormSums
 
@@ -78,3 +79,31 @@ def test_small_calls_are_collected() -> None:
         one.flush()
     assert (norms.num_calls, norms.num_elements) == (sums.num_calls, sums.num_elements)
     assert norms.relative_error == pytest.approx(sums.relative_error, rel=1e-5)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_rows_longer_than_a_block_are_added_up(num_rows: int) -> None:
+    width = 2 * BLOCK_BYTES // 4 + 5
+    expected = torch.randn(num_rows, width, generator=torch.Generator().manual_seed(0))
+    actual = expected * 1.01
+    actual[-1, -2] += 9
+    norms, sums = NormSums(), PairSums()
+    for one in (norms, sums):
+        one.add(actual, expected, PROMPT[:num_rows], POSITION[:num_rows])
+    assert norms.relative_error == pytest.approx(sums.relative_error, rel=1e-5)
+    assert norms.worst.difference == pytest.approx(sums.worst.difference, rel=1e-6)
+    assert norms.worst.index == sums.worst.index == (0, num_rows - 1, width - 2)
+
+
+def test_numbers_do_not_depend_on_the_number_of_threads() -> None:
+    generator = torch.Generator().manual_seed(0)
+    expected = torch.randn(50, 1 << 18, generator=generator)
+    actual = expected + 1e-3 * torch.randn(50, 1 << 18, generator=generator)
+    before, found = torch.get_num_threads(), []
+    for num_threads in (1, 3):
+        torch.set_num_threads(num_threads)
+        norms = NormSums()
+        norms.add(actual, expected, PROMPT[:50], POSITION[:50])
+        found.append((norms.dd, norms.ee, norms.worst, norms.rows[0].error.tolist()))
+    torch.set_num_threads(before)
+    assert found[0] == found[1]

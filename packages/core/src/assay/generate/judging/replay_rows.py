@@ -4,7 +4,7 @@ from typing import Any
 
 from assay.comparing.judge import Judged
 from assay.comparing.results import PortResult, ReplayResults
-from assay.comparing.token_rows import TokenPort, list_token_rows
+from assay.comparing.token_rows import TokenPort, TokenRows
 from assay.generate.judging.evidence import GenerateEvidence
 from assay.verdicts import Measurement
 
@@ -34,7 +34,7 @@ def _token_rows(
         )
         for key, port in ports.items()
     ]
-    return list_token_rows(measured, lambda *token: evidence.call_of(evidence.token(*token))[1])
+    return list(TokenRows(measured, lambda *token: evidence.call_of(evidence.token(*token))[1]))
 
 
 def drift_rows(judged: list[Judged], evidence: GenerateEvidence) -> list[Measurement]:

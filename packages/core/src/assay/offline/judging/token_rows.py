@@ -1,23 +1,23 @@
 """Errors of single tokens, for the heat map of a comparison."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from assay.comparing.token_rows import TokenPort, list_token_rows
+from assay.comparing.token_rows import TokenPort, TokenRows
 from assay.comparing.wording import dumps as wording
 from assay.offline.judging.causes import Evidence
 from assay.offline.judging.locating import JudgedPort, level_of
 from assay.verdicts import Measurement
 
-# About 25 MB of measurements.jsonl.
-MAX_TOKEN_ROWS = 100_000
+# About 10 MB of measurements.jsonl, and 60 MB of memory where the report reads them.
+MAX_TOKEN_ROWS = 40_000
 
 _IN_BLOCK = re.compile(r"\.\d+(\.|$)")
 
 
 def list_tokens(
     evidence: Evidence, judged: Sequence[JudgedPort]
-) -> tuple[list[Measurement], list[str]]:
+) -> tuple[Iterable[Measurement], list[str]]:
     """Return the rows of every token at the outputs of modules, and a note on what is left out.
 
     Of a large dump, outer modules and the tokens with the highest ratios are kept.
@@ -34,10 +34,10 @@ def list_tokens(
         for position in positions
     }
     ports = [_token_port(evidence, one) for one in kept]
-    rows = list_token_rows(ports, lambda *token: steps.get(token, 0), MAX_TOKEN_ROWS)
-    num_tokens = len({(row.prompt, row.position) for row in rows})
-    is_bounded = len(kept) < len(outputs) or num_tokens < _count_tokens(kept)
-    return rows, [wording.describe_token_rows(num_tokens)] if rows and is_bounded else []
+    rows = TokenRows(ports, lambda *token: steps.get(token, 0), MAX_TOKEN_ROWS)
+    is_bounded = len(kept) < len(outputs) or rows.is_bounded
+    num_tokens = len(rows.kept)
+    return rows, [wording.describe_token_rows(num_tokens)] if num_tokens and is_bounded else []
 
 
 def _is_output(judged: JudgedPort) -> bool:
@@ -63,14 +63,6 @@ def _depth(judged: JudgedPort) -> int:
 
 def _count_rows(judged: JudgedPort) -> int:
     return sum(len(part.prompt) for part in judged.result.sums.rows)
-
-
-def _count_tokens(kept: Sequence[JudgedPort]) -> int:
-    tokens: set[tuple[int, int]] = set()
-    for one in kept:
-        for part in one.result.sums.rows:
-            tokens.update(zip(part.prompt.tolist(), part.position.tolist(), strict=True))
-    return sum(min(token) >= 0 for token in tokens)
 
 
 def _token_port(evidence: Evidence, judged: JudgedPort) -> TokenPort:

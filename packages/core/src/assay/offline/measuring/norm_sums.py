@@ -4,13 +4,19 @@ Shape legend: R rows (tokens), C channels (last dim).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
+from threading import get_ident
 
 import torch
 from torch import Tensor
 
-from assay.blocks import BLOCK_BYTES, USUAL_SIZE, WorstElement
+from assay.blocks import BLOCK_BYTES, USUAL_SIZE, WorstElement, list_blocks, map_on_threads
 from assay.metrics import PairSums, RowErrors, ShapeMismatchError
+
+# Threads compute so many blocks at a time. Results do not depend on the number of threads.
+_SPAN_BLOCKS = 16
 
 
 @dataclass(slots=True)
@@ -51,26 +57,64 @@ def _sum_rows(actual: Tensor, expected: Tensor) -> tuple[Tensor, Tensor, WorstEl
     if not (actual.is_floating_point() and expected.is_floating_point()):
         return None
     dtype = torch.promote_types(torch.promote_types(actual.dtype, expected.dtype), torch.float32)
-    num_rows, num_channels = actual.shape
-    norms = torch.empty(2, num_rows, dtype=dtype)
-    height = max(1, BLOCK_BYTES // (dtype.itemsize * num_channels))
-    errors = torch.empty(min(height, num_rows), num_channels, dtype=dtype)
-    worst = WorstElement()
-    for start in range(0, num_rows, height):
-        block = slice(start, start + height)
-        e = expected[block].to(dtype)
-        d = torch.sub(actual[block].to(dtype), e, out=errors[: len(e)])
-        torch.linalg.vector_norm(d, dim=1, out=norms[0, block])
-        torch.linalg.vector_norm(e, dim=1, out=norms[1, block])
+    blocks = list(list_blocks(actual.shape, dtype.itemsize))
+    spans = [blocks[start : start + _SPAN_BLOCKS] for start in range(0, len(blocks), _SPAN_BLOCKS)]
+    norms = torch.zeros(2, len(actual), dtype=dtype)
+    worst, has_values = WorstElement(), False
+    for span in map_on_threads(partial(_sum_blocks, actual, expected, dtype), spans):
+        torch.hypot(norms[:, span.rows], span.norms, out=norms[:, span.rows])
+        worst = max(worst, span.worst, key=lambda one: one.difference)
+        has_values = has_values or span.has_values
+    is_small = float(norms[1].max()) < USUAL_SIZE[0] and has_values
+    if is_small or not bool(norms.isfinite().all()):
+        return None
+    error, expected_norm = norms.double()
+    return error, expected_norm, worst
+
+
+@dataclass(frozen=True, slots=True)
+class _SpanSums:
+    """The sums of consecutive blocks. norms: of error and expected, (2, R), for `rows`."""
+
+    rows: slice
+    norms: Tensor
+    worst: WorstElement
+    has_values: bool
+
+
+def _sum_blocks(
+    actual: Tensor, expected: Tensor, dtype: torch.dtype, blocks: Sequence[tuple[slice, slice]]
+) -> _SpanSums:
+    first = blocks[0][0].start
+    norms = torch.zeros(2, min(blocks[-1][0].stop, len(actual)) - first, dtype=dtype)
+    worst, has_values = WorstElement(), False
+    buffers = _make_buffers(dtype, get_ident())
+    for rows, columns in blocks:
+        parts = actual[rows, columns], expected[rows, columns]
+        d, e = (
+            buffer[: part.numel()].view(part.shape).copy_(part)
+            for part, buffer in zip(parts, buffers, strict=True)
+        )
+        has_values = has_values or any(
+            float(one) != 0 for side in (d, e) for one in torch.aminmax(side)
+        )
+        d -= e
+        own = norms[:, rows.start - first : rows.stop - first]
+        for norm, part in zip(own, (d, e), strict=True):
+            torch.hypot(norm, torch.linalg.vector_norm(part, dim=1), out=norm)
         low, high = torch.aminmax(d)
         largest = max(-float(low), float(high))
         if largest > worst.difference:
             row = int(d.abs().amax(1).argmax())
             column = int(d[row].abs().argmax())
-            values = float(actual[start + row, column]), float(e[row, column])
-            worst = WorstElement(largest, *values, (start + row, column))
-    is_small = float(norms[1].max()) < USUAL_SIZE[0] and bool(expected.any() or actual.any())
-    if is_small or not bool(norms.isfinite().all()):
-        return None
-    error, expected_norm = norms.double()
-    return error, expected_norm, worst
+            at = rows.start + row, columns.start + column
+            worst = WorstElement(largest, float(actual[at]), float(e[row, column]), at)
+    return _SpanSums(slice(first, first + norms.shape[1]), norms, worst, has_values)
+
+
+@cache
+def _make_buffers(dtype: torch.dtype, thread: int) -> tuple[Tensor, Tensor]:
+    """Return two blocks of memory for all calls in a thread: new ones would fragment the memory."""
+    del thread
+    actual, expected = torch.empty(2, BLOCK_BYTES // dtype.itemsize, dtype=dtype)
+    return actual, expected
