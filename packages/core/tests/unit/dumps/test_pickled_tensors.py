@@ -68,3 +68,15 @@ def test_linked_dump_is_inside_of_itself_but_not_of_the_folder_around_it(tmp_pat
     require_inside(link / "step", link.resolve())
     with pytest.raises(UnreadableFileError, match="it lies outside of the dump"):
         require_inside(tmp_path / "dumps", link)
+
+
+@pytest.mark.parametrize("name", ["..", "step/..", "step/../..", "../mine", "link", "link/a.pt"])
+def test_names_that_leave_the_dump_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine" / "step").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "mine" / "link").symlink_to(tmp_path / "other")
+    if name in ("step/..", "../mine"):
+        path_inside(tmp_path / "mine", name)
+        return
+    with pytest.raises(UnreadableFileError, match="it lies outside of the dump"):
+        path_inside(tmp_path / "mine", name)

@@ -9,8 +9,8 @@ from assay.offline.judging.causes import Evidence
 from assay.offline.judging.locating import JudgedPort, level_of
 from assay.verdicts import Measurement
 
-# About 10 MB of measurements.jsonl, and 60 MB of memory where the report reads them.
-MAX_TOKEN_ROWS = 40_000
+# About 5 MB of measurements.jsonl, and 30 MB of memory where the report reads them.
+MAX_TOKEN_ROWS = 20_000
 
 _IN_BLOCK = re.compile(r"\.\d+(\.|$)")
 

@@ -90,15 +90,16 @@ def _sum_blocks(
     worst, has_values = WorstElement(), False
     buffers = _make_buffers(dtype, get_ident())
     for rows, columns in blocks:
-        parts = actual[rows, columns], expected[rows, columns]
-        d, e = (
-            buffer[: part.numel()].view(part.shape).copy_(part)
-            for part, buffer in zip(parts, buffers, strict=True)
+        a, e = (
+            part if part.dtype is dtype else _view(buffer, part.shape).copy_(part)
+            for part, buffer in zip(
+                (actual[rows, columns], expected[rows, columns]), buffers, strict=True
+            )
         )
         has_values = has_values or any(
-            float(one) != 0 for side in (d, e) for one in torch.aminmax(side)
+            float(one) != 0 for side in (a, e) for one in torch.aminmax(side)
         )
-        d -= e
+        d = torch.sub(a, e, out=_view(buffers[0], e.shape))
         own = norms[:, rows.start - first : rows.stop - first]
         for norm, part in zip(own, (d, e), strict=True):
             torch.hypot(norm, torch.linalg.vector_norm(part, dim=1), out=norm)
@@ -110,6 +111,10 @@ def _sum_blocks(
             at = rows.start + row, columns.start + column
             worst = WorstElement(largest, float(actual[at]), float(e[row, column]), at)
     return _SpanSums(slice(first, first + norms.shape[1]), norms, worst, has_values)
+
+
+def _view(buffer: Tensor, shape: Sequence[int]) -> Tensor:
+    return buffer[: math.prod(shape)].view(shape)
 
 
 @cache

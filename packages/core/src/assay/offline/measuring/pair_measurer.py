@@ -65,6 +65,7 @@ class PairMeasurer:
     by_statistics: bool = False
     observers: Sequence[Observer] = ()
     measured: Measured = field(default_factory=Measured)
+    _indexes: dict[int, RowIndex] = field(default_factory=dict, init=False)
 
     def measure(self, matching: Matching) -> Measured:
         """Measure every pair, in the expected order, on all cores."""
@@ -258,13 +259,19 @@ class PairMeasurer:
         self.measured.compared += 1
         compared = measure(
             result,
-            RowIndex(rows),
+            self._index_of(pair, rows),
             rows,
             self._excluded(rows, self._flips_in(pair, lanes.expected.order)),
             value,
             reference,
         )
         self._observe(replace(tensors, values=compared))
+
+    def _index_of(self, pair: PassPair, rows: RowMap | None) -> RowIndex:
+        """Return the addresses of rows. Those of a pass are computed once for all its tensors."""
+        if rows is None or rows is not pair.rows:
+            return RowIndex(rows)
+        return self._indexes.setdefault(id(rows), RowIndex(rows))
 
     def _flips_in(self, pair: PassPair, order: int) -> dict[int, list[int]]:
         """Return by prompt the positions of flips that concern a pass, up to a place in the network."""
