@@ -17,8 +17,10 @@ from assay.offline.measuring.measured import Measured
 from assay.offline.measuring.pair_measurer import PairMeasurer
 from assay.offline.measuring.pairs import Observer
 from assay.offline.measuring.routing import Flip, ScoreNoise, find_flips
+from assay.offline.ports.fusing import find_groups
 from assay.offline.ports.lanes import LanePair, Lanes, collect_lanes
 from assay.offline.ports.matching import Matching, match_lanes, match_modules
+from assay.offline.ports.residuals import add_residuals
 from assay.offline.ports.topology import Graph, match_by_topology
 from assay.offline.tokens.alignment import TokenAlignment, align_passes, find_passes
 from assay.offline.tokens.ids import LogitsOf, TokenComparison, compare_ids
@@ -117,7 +119,16 @@ def pair_dumps(expected: Dump, actual: Dump, options: PairingOptions) -> Pairing
         )
         names = found | names
         notes.append(wording.describe_topology(len(found)))
+    opened = expected, actual
+    partner_of = match_modules(lanes, actual_lanes, names)
+    expected, actual = add_residuals(opened, (lanes, actual_lanes), partner_of)
+    for side, dump, before in zip(("EXPECTED", "ACTUAL"), (expected, actual), opened, strict=True):
+        if dump is not before:
+            notes.append(wording.describe_residuals(side))
+    if len(notes) > len(alignment.notes):
+        lanes, actual_lanes = _choose(expected, options), _choose(actual, options)
     matching = match_lanes(lanes, actual_lanes, names)
+    matching.pairs = find_groups(matching.pairs, expected, actual)
     tokens = compare_ids(alignment, _read_logits_with(expected, actual, matching, alignment))
     return Pairing(expected, actual, matching, alignment, tokens, (lanes, actual_lanes), notes)
 

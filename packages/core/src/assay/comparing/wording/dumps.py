@@ -156,6 +156,11 @@ def describe_topology(count: int) -> str:
     )
 
 
+def describe_residuals(side: str) -> str:
+    """Note that a side keeps hidden state and residual apart."""
+    return f"{side} keeps hidden states and residuals apart: their sums are compared"
+
+
 def describe_reused(steps: list[int], modules: list[str]) -> str:
     """State that a dump holds one decode step under the names of others."""
     return (

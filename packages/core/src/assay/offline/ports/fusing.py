@@ -1,9 +1,16 @@
 """Pairing fused projections with the parts that another implementation computes one by one."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
+
+from assay.dumps.protocol import Dump
 from assay.offline.ports.lanes import Lane, LanePair, Span
+
+# So many values of the first call decide how parts are interleaved.
+_NUM_VALUES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +90,58 @@ def _pair_lanes(fused: _Module, part: _Module, span: Span) -> list[tuple[Lane, L
         if other is not None:
             found.append((other, lane, None if direction == "input" else span))
     return found
+
+
+def find_groups(pairs: Sequence[LanePair], expected: Dump, actual: Dump) -> list[LanePair]:
+    """Return the pairs; spans of fused modules whose parts are interleaved get their number of groups.
+
+    Some models fuse by head, or one value of a gate and one of its projection in turn. The values decide.
+    """
+    of_module: dict[tuple[str, str], list[LanePair]] = {}
+    for pair in pairs:
+        if pair.expected_span is not None or pair.actual_span is not None:
+            fused = pair.expected if pair.expected_span is not None else pair.actual
+            of_module.setdefault((fused.port.module, pair.port.phase), []).append(pair)
+    groups: dict[int, int] = {}
+    for parts in of_module.values():
+        found = _choose_groups(parts, expected, actual)
+        groups |= {id(pair): found for pair in parts}
+    return [_with_groups(pair, groups.get(id(pair), 1)) for pair in pairs]
+
+
+def _choose_groups(parts: Sequence[LanePair], expected: Dump, actual: Dump) -> int:
+    """Return the number of groups with which the outputs of all parts agree best."""
+    outputs = [pair for pair in parts if pair.port.direction == "output"]
+    firsts = [lane.first for pair in outputs for lane in (pair.expected, pair.actual)]
+    if not outputs or not all(one.has_values for one in firsts):
+        return 1
+    spans = [pair.expected_span or pair.actual_span for pair in outputs]
+    width = math.gcd(*(span.length for span in spans if span is not None))
+    candidates = [number for number in range(1, width + 1) if width % number == 0]
+    errors = dict.fromkeys(candidates, 0.0)
+    for pair in outputs:
+        values = expected.read_intact(pair.expected.first), actual.read_intact(pair.actual.first)
+        if values[0] is None or values[1] is None:
+            return 1
+        rows = [max(1, _NUM_VALUES // value.shape[-1]) for value in values]
+        theirs, ours = (one.flatten(0, -2)[: min(rows)].double() for one in values)
+        for number in candidates:
+            chosen = _with_groups(pair, number)
+            reference, value = (
+                span.of(one, is_parameter=False) if span is not None else one
+                for one, span in ((theirs, chosen.expected_span), (ours, chosen.actual_span))
+            )
+            if value.shape != reference.shape:
+                return 1
+            errors[number] += float(torch.linalg.vector_norm(value - reference))
+    return min(candidates, key=errors.__getitem__)
+
+
+def _with_groups(pair: LanePair, number: int) -> LanePair:
+    if number == 1:
+        return pair
+    spans = (
+        replace(span, groups=number) if span is not None else None
+        for span in (pair.expected_span, pair.actual_span)
+    )
+    return LanePair(pair.expected, pair.actual, *spans)

@@ -82,10 +82,15 @@ class Span:
 
     start: int
     length: int
+    groups: int = 1
+    """Number of equal groups, such as heads, each of which holds a part of all that is fused."""
 
     def of(self, value: Tensor, *, is_parameter: bool) -> Tensor:
         """Return this part of a tensor."""
-        return value.narrow(0 if is_parameter else -1, self.start, self.length)
+        dim = 0 if is_parameter else value.ndim - 1
+        groups = value.unflatten(dim, (self.groups, -1))
+        start, length = self.start // self.groups, self.length // self.groups
+        return groups.narrow(dim + 1, start, length).flatten(dim, dim + 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
