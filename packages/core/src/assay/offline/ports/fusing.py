@@ -120,11 +120,12 @@ def _choose_groups(parts: Sequence[LanePair], expected: Dump, actual: Dump) -> i
     candidates = [number for number in range(1, width + 1) if width % number == 0]
     errors = dict.fromkeys(candidates, 0.0)
     for pair in outputs:
-        values = expected.read_intact(pair.expected.first), actual.read_intact(pair.actual.first)
-        if values[0] is None or values[1] is None:
+        theirs = expected.read_intact(pair.expected.first)
+        ours = actual.read_intact(pair.actual.first)
+        if theirs is None or ours is None:
             return 1
-        rows = [max(1, _NUM_VALUES // value.shape[-1]) for value in values]
-        theirs, ours = (one.flatten(0, -2)[: min(rows)].double() for one in values)
+        num_rows = max(1, _NUM_VALUES // max(theirs.shape[-1], ours.shape[-1]))
+        theirs, ours = (one.flatten(0, -2)[:num_rows].double() for one in (theirs, ours))
         for number in candidates:
             chosen = _with_groups(pair, number)
             reference, value = (
@@ -140,8 +141,8 @@ def _choose_groups(parts: Sequence[LanePair], expected: Dump, actual: Dump) -> i
 def _with_groups(pair: LanePair, number: int) -> LanePair:
     if number == 1:
         return pair
-    spans = (
+    theirs, ours = (
         replace(span, groups=number) if span is not None else None
         for span in (pair.expected_span, pair.actual_span)
     )
-    return LanePair(pair.expected, pair.actual, *spans)
+    return LanePair(pair.expected, pair.actual, theirs, ours)

@@ -88,7 +88,7 @@ class Span:
     def of(self, value: Tensor, *, is_parameter: bool) -> Tensor:
         """Return this part of a tensor."""
         dim = 0 if is_parameter else value.ndim - 1
-        groups = value.unflatten(dim, (self.groups, -1))
+        groups: Tensor = value.unflatten(dim, (self.groups, -1))
         start, length = self.start // self.groups, self.length // self.groups
         return groups.narrow(dim + 1, start, length).flatten(dim, dim + 1)
 
