@@ -6,10 +6,18 @@ import torch
 from torch import Tensor
 
 from assay.files import UnreadableFileError
-from assay.models.weight_files.pickled import require_stored
+from assay.models.weight_files.pickled import load_objects, require_stored
 
 # An attention mask of 8 x 32 x 2,048 x 2,048 one-byte values, expanded over the heads, still fits.
 _MAX_EXPANDED_BYTES = 1 << 30
+
+
+def load_tensor(file: Path, name: str) -> Tensor:
+    """Read the only content of `file`, which errors call `name`.
+
+    Raises: UnreadableFileError as `require_values` does.
+    """
+    return require_values(file, name, load_objects(file))
 
 
 def require_dense(file: Path, name: str, value: object) -> Tensor:

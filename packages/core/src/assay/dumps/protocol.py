@@ -4,10 +4,10 @@ A reader turns the files of one tool into `DumpedTensor` addresses, and reads si
 Everything after it (matching, judging, reports) sees addresses only, never file names.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 from torch import Tensor
 
@@ -16,6 +16,9 @@ from assay.files import UnreadableFileError
 from assay.sites import CallSite, RowMap, Site
 
 Statistic = Literal["max", "min", "mean", "norm", "std"]
+
+# Of a tensor whose address a reader has yet to work out.
+UNKNOWN_SITE = Site(CallSite(0, ""), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,12 @@ class DumpedTensor:
     """By mesh axis, such as `tp`, the place of the rank on it and the size of the axis."""
     world_rank: int | None = None
     """Rank that wrote it, where `site` numbers the ranks of a group; None if both are the same."""
+
+    @classmethod
+    def of_values(cls, site: Site, key: str, values: Tensor) -> Self:
+        """Describe a tensor that has been opened."""
+        dtype = str(values.dtype).removeprefix("torch.")
+        return cls(site, key, dtype=dtype, shape=tuple(values.shape))
 
     @property
     def writer(self) -> int:
@@ -111,3 +120,8 @@ class Reader(Protocol):
 
 class DumpError(UsageError):
     """A dump that cannot be used."""
+
+    @classmethod
+    def of_several(cls, path: Path, what: str, names: Iterable[str]) -> Self:
+        """Make the error for a path that holds several of `what`, only one of which can be opened."""
+        return cls(f"{path} holds several {what}; name one of them: {', '.join(names)}")

@@ -6,7 +6,7 @@ trace of a training golden also holds the values between the phases of each step
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,11 +15,11 @@ from typing import Any, get_args
 from torch import Tensor
 
 from assay.dtypes import FORMATS
+from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
 from assay.files import UnreadableFileError, open_file, read_json_object
 from assay.sites import Call, CallSite, Phase, Site
 from assay.trace import Trace, TraceError
-from assay.trace.layout import dtype_name
 
 _HEAD, _HEAD_BYTES = b'"format":"assay-trace"', 64
 # Names of the traces in a golden: that of a training golden, or the dtypes, the widest first.
@@ -30,8 +30,6 @@ _STEP_TABLE = re.compile(r"(step-(\d+))-table")
 _COUNT = "count-"
 # The elements of a tensor of statistics, in their order.
 _STATISTICS: tuple[Statistic, ...] = ("min", "max", "mean", "norm")
-
-_Loadable = tuple[DumpedTensor, Callable[[], Tensor]]
 
 
 class AssayReader:
@@ -48,34 +46,24 @@ class AssayReader:
         folder, *others = _find_traces(path)
         try:
             trace = Trace.open(folder)
-            loadable = [*_recorded(trace), *_attached(trace)]
+            found = [*_recorded(trace), *_attached(trace)]
         except TraceError as error:
             raise DumpError(str(error)) from None
         if not trace.calls:
             raise DumpError(f"{folder} holds no recorded module calls: capture with --level module")
-        if any(tensor.site.at.phase == "backward" for tensor, _ in loadable):
-            loadable.sort(key=lambda pair: pair[0].site.at.step)
-        loaders = {tensor.key: load for tensor, load in loadable}
-
-        def read(tensor: DumpedTensor) -> Tensor:
-            try:
-                return loaders[tensor.key]()
-            except TraceError as error:
-                raise UnreadableFileError(str(error)) from None
-
+        if any(tensor.site.at.phase == "backward" for tensor, _ in found):
+            found.sort(key=lambda pair: pair[0].site.at.step)
         provenance = _provenance(trace)
         if others:
             provenance["trace"] = f"{folder.name}; not read: {', '.join(o.name for o in others)}"
-        cut_off = f"{folder}: the run was cut off, its last calls are missing"
-        return Dump(
-            format=self.name,
-            path=path,
-            tensors=[replace(tensor, order=order) for order, (tensor, _) in enumerate(loadable)],
-            read=read,
+        damaged = DamagedFiles()
+        if not trace.complete:
+            cut_off = f"{folder}: the run was cut off, its last calls are missing"
+            damaged.problems.append(cut_off)
+        return replace(
+            assemble_dump(self.name, path, found, damaged, provenance),
             rows={call.site: call.rows for call in trace.calls if call.rows is not None},
             rounded_to=str(trace.manifest.get("dtype") or ""),
-            provenance=provenance,
-            problems=[] if trace.complete else [cut_off],
         )
 
 
@@ -96,11 +84,11 @@ def _is_trace(folder: Path) -> bool:
         return _HEAD in stream.read(_HEAD_BYTES)
 
 
-def _recorded(trace: Trace) -> Iterator[_Loadable]:
+def _recorded(trace: Trace) -> Iterator[FoundTensor]:
     """Yield the tensors of all module calls."""
     for call in _by_end(trace.calls):
         for port in call.ports:
-            site, load = Site(call.site, port), partial(trace.tensor, call, port)
+            site, load = Site(call.site, port), partial(_read, trace, call, port)
             stored = trace.stored(call, port)
             tensor = DumpedTensor(
                 site,
@@ -120,6 +108,13 @@ def _recorded(trace: Trace) -> Iterator[_Loadable]:
                     has_values=False,
                 )
             yield tensor, load
+
+
+def _read(trace: Trace, call: Call, port: str) -> Tensor:
+    try:
+        return trace.tensor(call, port)
+    except TraceError as error:
+        raise UnreadableFileError(str(error)) from None
 
 
 def _by_end(calls: Iterable[Call]) -> Iterator[Call]:
@@ -142,7 +137,7 @@ def _by_end(calls: Iterable[Call]) -> Iterator[Call]:
         yield from (call for call in reversed(calls_of_pass) if call.site.phase == "backward")
 
 
-def _attached(trace: Trace) -> Iterator[_Loadable]:
+def _attached(trace: Trace) -> Iterator[FoundTensor]:
     """Yield the values between the phases of training steps: losses, gradients, updates."""
     for name in trace.attachments:
         if found := _STEP_TABLE.fullmatch(name):
@@ -157,8 +152,7 @@ def _attached(trace: Trace) -> Iterator[_Loadable]:
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise TraceError.damaged(trace.folder, name, repr(error)) from None
             for site, value in sites:
-                dtype, shape = dtype_name(value.dtype), tuple(value.shape)
-                yield DumpedTensor(site, str(site), dtype=dtype, shape=shape), value.detach
+                yield DumpedTensor.of_values(site, str(site), value), value.detach
 
 
 def _parse_site(row: dict[str, Any], step: int) -> Site:

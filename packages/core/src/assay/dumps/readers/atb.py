@@ -12,15 +12,17 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from assay.dumps.damaged_files import DamagedFiles
+from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
 from assay.dumps.passes import number_ports
-from assay.dumps.paths import path_inside, require_inside
+from assay.dumps.paths import path_inside
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
+from assay.dumps.token_folders import Processes, find_processes, find_root
 from assay.files import UnreadableFileError, open_file, refuse_link
 from assay.progress import counted
 from assay.sites import CallSite, Site
@@ -29,7 +31,6 @@ from assay.sites import CallSite, Site
 _MAX_HEADER_BYTES = 4096
 _MAGIC = b"$Version="
 _DEVICE = re.compile(r"[0-9]{1,9}_[0-9]{1,18}")
-_TOKEN = re.compile(r"[0-9]{1,9}")
 _OPERATION = re.compile(r"([0-9]{1,9})_([A-Za-z].*)")
 _TENSOR = re.compile(r"(in|out)tensor([0-9]{1,9})\.bin", re.IGNORECASE)
 _ALIAS = re.compile(r"((?:[0-9]{1,9}_)+)((in|out)tensor[0-9]{1,9}\.bin)")
@@ -95,74 +96,46 @@ class AtbReader:
     def open(self, path: Path) -> Dump:
         """Read the headers of all tensors."""
         devices = _find_devices(path)
-        roots = sorted({device.parent for device, _ in devices})
-        if len(roots) > 1:
-            names = ", ".join(str(root.relative_to(path.resolve())) for root in roots)
-            raise DumpError(f"{path} holds several dumps; name one of them: {names}")
-        for device, _ in devices:
-            require_inside(path, device)
+        if not devices:
+            return _open_file(self.name, path)
+        find_root(path, devices)
         if len({device.name.partition("_")[0] for device, _ in devices}) < len(devices):
-            names = ", ".join(device.name for device, _ in devices)
-            raise DumpError(f"{path} holds several runs of one device; name one of them: {names}")
-        tensors: list[DumpedTensor] = []
-        files: dict[str, tuple[Path, Path]] = {}
+            names = (device.name for device, _ in devices)
+            raise DumpError.of_several(path, "runs of one device", names)
         calls = [
             (rank, device, token, folder)
             for rank, (device, tokens) in enumerate(devices)
             for token in tokens
             for folder in _list_operations(token)
         ]
+        found: list[FoundTensor] = []
         damaged = DamagedFiles()
         for rank, device, token, folder in counted("reads headers", calls, "operations"):
             module = ".".join(folder.relative_to(token).parts)
+            class_name = folder.name.partition("_")[2]
             at = CallSite(int(token.name), module, rank=rank)
             for port, file in _list_files(folder).items():
                 with damaged.skipped():
-                    tensor = _describe(device, file, Site(at, port))
-                    files[tensor.key] = device, file
-                    class_name = folder.name.partition("_")[2]
-                    tensors.append(replace(tensor, order=len(tensors), class_name=class_name))
-        if not devices:
-            file = path.resolve()
-            around = (folder for folder in file.parents if _DEVICE.fullmatch(folder.name))
-            device = next(around, file.parent)
-            tensors = [_describe(device, file, Site(CallSite(0, ""), "output"))]
-            files[tensors[0].key] = device, file
-
-        def read(tensor: DumpedTensor) -> Tensor:
-            return _read_values(*files[tensor.key])
-
-        topologies = ", ".join(_list_topologies(devices[0][0])) if devices else ""
+                    tensor = replace(_describe(device, file, Site(at, port)), class_name=class_name)
+                    found.append((tensor, partial(_read_values, device, file)))
+        topologies = ", ".join(_list_topologies(devices[0][0]))
         provenance = {"topologies": topologies} if topologies else {}
-        return Dump(
-            format=self.name, path=path, tensors=tensors, read=read, provenance=provenance,
-            problems=damaged.list_problems(tensors),
-        )  # fmt: skip
+        return assemble_dump(self.name, path, found, damaged, provenance)
 
 
-def _find_devices(path: Path) -> list[tuple[Path, list[Path]]]:
-    """Return the folder of each device in `path`, and the folders of its tokens."""
-    path = path.resolve()
-    if _is_token(path):
-        return [(path.parent, [path])]
+def _open_file(format_name: str, path: Path) -> Dump:
+    """Open one tensor. Its links may lead to other files of its device."""
+    file = path.resolve()
+    around = (folder for folder in file.parents if _DEVICE.fullmatch(folder.name))
+    device = next(around, file.parent)
+    tensor = _describe(device, file, Site(CallSite(0, ""), "output"))
+    return assemble_dump(format_name, path, [(tensor, partial(_read_values, device, file))])
+
+
+def _find_devices(path: Path) -> Processes:
     patterns = ("*_*/", "tensors/*_*/", "data/*_*/", "*/tensors/*_*/", "*/data/*_*/")
-    folders = {path, *(folder for pattern in patterns for folder in path.glob(pattern))}
-    found = []
-    for device in sorted(folders, key=_numbers_of):
-        tokens = sorted(filter(_is_token, device.glob("[0-9]*")), key=_numbers_of)
-        if tokens and _DEVICE.fullmatch(device.name):
-            found.append((device, tokens))
-    return found
-
-
-def _numbers_of(path: Path) -> tuple[list[int], Path]:
-    return [int(number) for number in re.findall("[0-9]{1,18}", path.name)], path
-
-
-def _is_token(path: Path) -> bool:
-    return bool(_TOKEN.fullmatch(path.name)) and any(
-        _OPERATION.fullmatch(folder.name) and folder.is_dir() for folder in path.glob("*_*")
-    )
+    found = find_processes(path, patterns, lambda call: bool(_OPERATION.fullmatch(call.name)))
+    return [one for one in found if one[1] and _DEVICE.fullmatch(one[0].name)]
 
 
 def _is_tensor_file(path: Path) -> bool:

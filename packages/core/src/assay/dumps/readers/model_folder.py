@@ -1,9 +1,9 @@
 """Hugging Face model folders: `config.json` and weight files. Each weight is a tensor of the dump."""
 
+from functools import partial
 from pathlib import Path
 
-from torch import Tensor
-
+from assay.dumps.assembling import FoundTensor, assemble_dump
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError
 from assay.errors import UsageError
 from assay.files import UnreadableFileError
@@ -36,22 +36,18 @@ class ModelFolderReader:
             raise
         except UsageError as error:
             raise DumpError(str(error)) from None
-        stored = {one.name: one for one in found or ()}
-        if len(stored) < len(found or ()):
+        if len({one.name for one in found or ()}) < len(found or ()):
             raise DumpError(f"{path}: two of its weight files hold a weight of the same name")
-        weights = [(name, dtype_of(one), one.shape) for name, one in stored.items()]
-        for name, value in pickled.items():
-            weights.append((name, str(value.dtype).removeprefix("torch."), tuple(value.shape)))
-
-        def read(tensor: DumpedTensor) -> Tensor:
-            name = tensor.key
-            return pickled[name] if name in pickled else map_tensor(stored[name])
-
-        tensors = [
-            DumpedTensor(_site_of(name), name, order, dtype=dtype, shape=shape)
-            for order, (name, dtype, shape) in enumerate(weights)
+        weights: list[FoundTensor] = [
+            (
+                DumpedTensor(_site_of(one.name), one.name, dtype=dtype_of(one), shape=one.shape),
+                partial(map_tensor, one),
+            )
+            for one in found or ()
         ]
-        return Dump(format=self.name, path=path, tensors=tensors, read=read)
+        for name, value in pickled.items():
+            weights.append((DumpedTensor.of_values(_site_of(name), name, value), value.detach))
+        return assemble_dump(self.name, path, weights)
 
 
 def _site_of(weight: str) -> Site:

@@ -10,15 +10,16 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
-from torch import Tensor
-
-from assay.dumps.damaged_files import DamagedFiles
-from assay.dumps.paths import path_inside, require_inside
-from assay.dumps.pickled_tensors import require_dense, require_values
-from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
+from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
+from assay.dumps.paths import path_inside
+from assay.dumps.pickled_tensors import load_tensor, require_dense
+from assay.dumps.protocol import UNKNOWN_SITE, Dump, DumpedTensor, Statistic
+from assay.dumps.token_folders import Processes, find_processes, find_root, natural_order
 from assay.files import UnreadableFileError, read_json_object, read_text
 from assay.models.weight_files.pickled import load_objects
 from assay.progress import counted
@@ -26,7 +27,7 @@ from assay.sites import CallSite, Site, unwrapped_path
 
 _TREE = "model_tree.json"
 _STATISTICS_FILE = "statistics.csv"
-_TOKEN = re.compile(r"[0-9]{1,9}")
+_CONTENT = "its content"
 _TENSOR = re.compile(r"(input|output)((?:_[0-9]{1,9})*)")
 _NUMBERED = re.compile(r"(.+)\.([0-9]{1,9})")
 _COLUMNS: Mapping[Statistic, str] = {"max": "Max", "min": "Min", "mean": "Mean", "norm": "L2Norm"}
@@ -40,19 +41,6 @@ class _CallFolder:
     token: int
     module: str
     prefix: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A line of a `statistics.csv`. kind: `input` or `output`."""
-
-    line: int
-    kind: str
-    index: int
-    tensor: DumpedTensor
-
-
-_NO_SITE = Site(CallSite(0, ""), "")
 
 
 class MsitTorchReader:
@@ -70,70 +58,31 @@ class MsitTorchReader:
     def open(self, path: Path) -> Dump:
         """Read the module trees, and dtype and shape of each tensor."""
         processes = _find_processes(path)
-        roots = sorted({folder.parent for folder, _ in processes})
-        if len(roots) > 1:
-            names = ", ".join(str(root.relative_to(path.resolve())) for root in roots)
-            raise DumpError(f"{path} holds several dumps; name one of them: {names}")
-        tensors: list[DumpedTensor] = []
+        root = find_root(path, processes)
+        found: list[FoundTensor] = []
         damaged = DamagedFiles()
         for rank, (folder, tokens) in enumerate(processes):
-            require_inside(path, folder)
             classes = _read_tree(folder)
             calls = [call for token in tokens for call in _list_calls(token, classes)]
-            found = list(_read_weights(folder, calls[0].token if calls else 0, damaged))
+            tensors = list(_read_weights(folder, calls[0].token if calls else 0, damaged))
             for call in counted(f"reads {folder.name}", calls, "calls"):
-                found += _read_call(roots[0], call, damaged)
-            for tensor in found:
+                tensors += _read_call(root, call, damaged)
+            for tensor in tensors:
                 class_name = classes.get(tensor.site.at.module, "")
                 site = _our_site(tensor.site, rank)
-                tensors.append(
-                    replace(tensor, site=site, order=len(tensors), class_name=class_name)
-                )
-
-        def read(tensor: DumpedTensor) -> Tensor:
-            file = path_inside(roots[0], tensor.key)
-            return require_values(file, "its content", load_objects(file))
-
-        provenance = {"dump": roots[0].parent.name}
-        return Dump(
-            format=self.name, path=path, tensors=tensors, read=read, provenance=provenance,
-            problems=damaged.list_problems(tensors),
-        )  # fmt: skip
+                load = partial(load_tensor, root / tensor.key, _CONTENT)
+                found.append((replace(tensor, site=site, class_name=class_name), load))
+        return assemble_dump(self.name, path, found, damaged, {"dump": root.parent.name})
 
 
-def _find_processes(path: Path) -> list[tuple[Path, list[Path]]]:
-    """Return the folder of each process in `path`, and the folders of its tokens."""
-    path = path.resolve()
-    if _is_token(path):
-        return [(path.parent, [path])]
-    folders = [
-        path,
-        *path.glob("*_*/"),
-        *path.glob("torch_tensors/*/"),
-        *path.glob("*/torch_tensors/*/"),
-    ]
-    found = []
-    for folder in sorted(set(folders), key=_natural):
-        tokens = sorted(filter(_is_token, folder.glob("[0-9]*")), key=_natural)
-        if tokens or (folder / _TREE).is_file():
-            found.append((folder, tokens))
-    return found
-
-
-def _is_token(path: Path) -> bool:
-    return bool(_TOKEN.fullmatch(path.name)) and any(
-        folder.is_dir() and _is_module(folder.name) for folder in path.glob("root*")
-    )
+def _find_processes(path: Path) -> Processes:
+    patterns = ("*_*/", "torch_tensors/*/", "*/torch_tensors/*/")
+    found = find_processes(path, patterns, lambda call: _is_module(call.name))
+    return [one for one in found if one[1] or (one[0] / _TREE).is_file()]
 
 
 def _is_module(name: str) -> bool:
     return name == "root" or name.startswith("root.")
-
-
-def _natural(path: Path) -> list[tuple[int, str]]:
-    """Return a key that sorts npu2 before npu10."""
-    parts = re.findall("[0-9]{1,9}|[^0-9]+", str(path))
-    return [(int(part), "") if part[0] in "0123456789" else (-1, part) for part in parts]
 
 
 def _read_tree(folder: Path) -> dict[str, str]:
@@ -201,7 +150,7 @@ def _read_weights(folder: Path, token: int, damaged: DamagedFiles) -> Iterator[D
 
 
 def _read_call(root: Path, call: _CallFolder, damaged: DamagedFiles) -> Iterator[DumpedTensor]:
-    files = sorted(call.folder.glob("*.pth"), key=_natural)
+    files = sorted(call.folder.glob("*.pth"), key=natural_order)
     table = call.folder / _STATISTICS_FILE
     if not files and table.is_file():
         with damaged.skipped():
@@ -215,9 +164,8 @@ def _read_call(root: Path, call: _CallFolder, damaged: DamagedFiles) -> Iterator
 
 def _describe(root: Path, file: Path, site: Site) -> DumpedTensor:
     key = str(file.relative_to(root))
-    tensor = require_dense(file, "its content", load_objects(path_inside(root, key)))
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return DumpedTensor(site, key, dtype=dtype, shape=tuple(tensor.shape))
+    values = require_dense(file, _CONTENT, load_objects(path_inside(root, key)))
+    return DumpedTensor.of_values(site, key, values)
 
 
 def _read_statistics(root: Path, file: Path, call: _CallFolder) -> Iterator[DumpedTensor]:
@@ -226,37 +174,36 @@ def _read_statistics(root: Path, file: Path, call: _CallFolder) -> Iterator[Dump
     An input after an output begins the next call. The tensors of a nested output share an index:
     all but the first get the next free one.
     """
-    key = str(file.relative_to(root))
     number, last_kind = 0, ""
-    for kind, run in groupby(_read_rows(path_inside(root, key)), key=lambda row: row.kind):
+    for kind, run in groupby(_read_rows(root, file), key=itemgetter(0)):
         rows = list(run)
         number += kind == "input" and last_kind == "output"
         last_kind, used, next_free = kind, set[int](), 0
-        for row in rows:
-            index = next_free if row.index in used else row.index
+        for _, row_index, tensor in rows:
+            index = next_free if row_index in used else row_index
             used.add(index)
             next_free = max(next_free, index + 1)
             single = kind == "output" and len(rows) == 1 and index == 0
             port = call.prefix + (kind if single else f"{kind}.{index}")
-            site = Site(CallSite(call.token, call.module, number), port)
-            yield replace(row.tensor, site=site, key=f"{key}, line {row.line}")
+            yield replace(tensor, site=Site(CallSite(call.token, call.module, number), port))
 
 
-def _read_rows(file: Path) -> Iterator[_Row]:
-    line = 1
+def _read_rows(root: Path, file: Path) -> Iterator[tuple[str, int, DumpedTensor]]:
+    """Yield `input` or `output`, the index and the statistics of each row."""
+    key, line = str(file.relative_to(root)), 1
     try:
-        for row in csv.DictReader(read_text(file).splitlines()):
+        for row in csv.DictReader(read_text(path_inside(root, key)).splitlines()):
             line += 1
             kind = {"Input": "input", "Output": "output"}[row["InputOutput"]]
             tensor = DumpedTensor(
-                _NO_SITE,
-                "",
+                UNKNOWN_SITE,
+                f"{key}, line {line}",
                 dtype=row["DataType"].removeprefix("torch."),
                 shape=tuple(_parse_dim(dim) for dim in row["Shape"].strip("()").split(",") if dim),
                 statistics={name: float(row[column]) for name, column in _COLUMNS.items()},
                 has_values=False,
             )
-            yield _Row(line, kind, int(row["Index"]), tensor)
+            yield kind, int(row["Index"]), tensor
     except (KeyError, ValueError, TypeError, AttributeError, csv.Error) as error:
         raise UnreadableFileError.of(file, f"not a row of statistics: {error!r}", line) from None
 

@@ -8,18 +8,18 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
-from torch import Tensor
-
+from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
+from assay.dumps.nested_values import walk_values
 from assay.dumps.passes import count_passes, split_call
 from assay.dumps.paths import path_inside
-from assay.dumps.pickled_tensors import require_values
+from assay.dumps.pickled_tensors import load_tensor
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
 from assay.files import UnreadableFileError, parse_json, read_text
-from assay.models.weight_files.pickled import load_objects
 from assay.sites import CallSite, Phase, Site, unwrapped_path
 
 _INDEX = "dump.json"
@@ -62,9 +62,8 @@ class MsprobeReader:
 
     def open(self, path: Path) -> Dump:
         """Read every dump.json."""
-        tensors: list[DumpedTensor] = []
-        files: dict[str, Path] = {}
-        problems: list[str] = []
+        found: list[FoundTensor] = []
+        damaged = DamagedFiles()
         tasks: set[str] = set()
         processes = _process_folders(path)
         _require_distinct(path, processes)
@@ -75,23 +74,11 @@ class MsprobeReader:
                 file = path_inside(folder, f"{_DATA}/{name}") if name else None
                 key = str((file or folder / tensor.key).relative_to(path))
                 if file is not None and not file.is_file():
-                    problems.append(f"{key} is missing")
+                    damaged.problems.append(f"{key} is missing")
                     continue
-                if file is not None:
-                    files[key] = file
-                tensors.append(
-                    replace(tensor, key=key, order=len(tensors), has_values=file is not None)
-                )
-
-        def read(tensor: DumpedTensor) -> Tensor:
-            file = files[tensor.key]
-            return require_values(file, "its tensor", load_objects(file))
-
-        provenance = {"task": ", ".join(sorted(tasks))}
-        return Dump(
-            format=self.name, path=path, tensors=tensors, read=read, provenance=provenance,
-            problems=problems,
-        )  # fmt: skip
+                load = partial(load_tensor, file, "its tensor") if file else None
+                found.append((replace(tensor, key=key), load))
+        return assemble_dump(self.name, path, found, damaged, {"task": ", ".join(sorted(tasks))})
 
 
 def _process_folders(path: Path) -> list[tuple[int, int, Path]]:
@@ -166,10 +153,8 @@ def _read_calls(
         for port, entry in ports(value):
             if is_write and port == "input.0":
                 continue
-            stored = _parse_tensor(entry, folder, text)
-            site = Site(at, prefix + port)
-            name = str(entry.get("data_name") or "")
-            yield replace(stored, site=site, key=f"{text}.{port}", class_name=key.class_name), name
+            tensor = _parse_tensor(Site(at, prefix + port), f"{text}.{port}", entry, folder, text)
+            yield replace(tensor, class_name=key.class_name), str(entry.get("data_name") or "")
 
 
 def _number_irregular_calls(
@@ -260,31 +245,36 @@ def _ports_of_gradients(call: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[
 
 
 def _walk(port: str, value: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if port == "output" and isinstance(value, list) and len(value) == 1:
-        yield from _walk(port, value[0])
-    elif isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from _walk(f"{port}.{number}", item)
-    elif isinstance(value, dict) and "shape" in value and "dtype" in value:
-        yield port, value
-    elif isinstance(value, dict) and "type" not in value:
-        for name, item in value.items():
-            yield from _walk(f"{port}.{name}", item)
+    while port == "output" and isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    for name, entry in walk_values(port, value, _is_entry):
+        if _is_tensor(entry):
+            yield name, entry
 
 
-def _parse_tensor(entry: Mapping[str, Any], folder: Path, key: str) -> DumpedTensor:
+def _is_entry(value: object) -> bool:
+    return isinstance(value, dict) and ("type" in value or _is_tensor(value))
+
+
+def _is_tensor(entry: Mapping[str, Any]) -> bool:
+    return "shape" in entry and "dtype" in entry
+
+
+def _parse_tensor(
+    site: Site, key: str, entry: Mapping[str, Any], folder: Path, call: str
+) -> DumpedTensor:
     shape = entry.get("shape")
     if not isinstance(shape, list) or not all(type(dim) is int and dim >= 0 for dim in shape):
-        raise UnreadableFileError.of(folder / _INDEX, f"{key}: {shape!r} is not a shape")
+        raise UnreadableFileError.of(folder / _INDEX, f"{call}: {shape!r} is not a shape")
     numbers = {ours: entry.get(theirs) for ours, theirs in _STATISTICS.items()}
     try:
         statistics = {
             name: float(one) for name, one in numbers.items() if isinstance(one, int | float)
         }
     except OverflowError:
-        raise UnreadableFileError.of(folder / _INDEX, f"{key}: a statistic is too large") from None
+        raise UnreadableFileError.of(folder / _INDEX, f"{call}: a statistic is too large") from None
     return DumpedTensor(
-        Site(CallSite(0, ""), ""),
+        site,
         key,
         dtype=str(entry.get("dtype", "")).removeprefix("torch."),
         shape=tuple(shape),

@@ -8,12 +8,13 @@ a table of `value` and `meta`. The hooks write a file for each pass of a rank,
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
-from assay.dumps.damaged_files import DamagedFiles
+from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
 from assay.dumps.paths import path_inside, require_inside
 from assay.dumps.pickled_tensors import require_dense, require_values
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError
@@ -39,15 +40,6 @@ _PROXY = ".pp_proxy_tensors."
 _MAX_FACT_CHARACTERS = 200
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """A tensor of a dump, its file, and the keys that lead to it there."""
-
-    tensor: DumpedTensor
-    file: Path
-    keys: tuple[object, ...]
-
-
 class SglangReader:
     """Reader of the dumps of SGLang's dumper and of SGLang's older hooks.
 
@@ -64,37 +56,24 @@ class SglangReader:
         """Read the names of all files, and dtype, shape and layout from each."""
         experiments = _find_experiments(path)
         if len(experiments) > 1:
-            names = ", ".join(folder.name for folder in experiments)
-            raise DumpError(f"{path} holds several experiments; name one of them: {names}")
+            names = (folder.name for folder in experiments)
+            raise DumpError.of_several(path, "experiments", names)
         facts: dict[str, str] = {}
         processes = [] if experiments else _find_processes(path)
         if len({rank for rank, _ in processes}) < len(processes):
-            names = ", ".join(folder.name for _, folder in processes)
-            raise DumpError(f"{path} holds several runs of one rank; name one of them: {names}")
+            names = (folder.name for _, folder in processes)
+            raise DumpError.of_several(path, "runs of one rank", names)
         for folder in (*experiments, *(folder for _, folder in processes)):
             require_inside(path, folder)
         damaged = DamagedFiles()
         if experiments:
-            stored = list(_read_experiment(experiments[0], facts, damaged))
+            found = list(_read_experiment(experiments[0], facts, damaged))
         else:
-            stored = list(_read_passes(processes, damaged))
+            found = list(_read_passes(processes, damaged))
         # The dumper records inputs before a call, but a call has one position.
-        finished = {one.tensor.site.at: position for position, one in enumerate(stored)}
-        stored.sort(key=lambda one: finished[one.tensor.site.at])
-        places = {one.tensor.key: one for one in stored}
-
-        def read(tensor: DumpedTensor) -> Tensor:
-            place = places[tensor.key]
-            value = load_objects(place.file)
-            for key in place.keys:
-                value = _contents(value).get(key)
-            return require_values(place.file, f"the entry of {tensor.key}", value)
-
-        tensors = [replace(one.tensor, order=order) for order, one in enumerate(stored)]
-        return Dump(
-            format=self.name, path=path, tensors=tensors, read=read, provenance=facts,
-            problems=damaged.list_problems(tensors),
-        )  # fmt: skip
+        finished = {tensor.site.at: position for position, (tensor, _) in enumerate(found)}
+        found.sort(key=lambda one: finished[one[0].site.at])
+        return assemble_dump(self.name, path, found, damaged, facts)
 
 
 def _find_experiments(path: Path) -> list[Path]:
@@ -122,7 +101,7 @@ def _parse_file_name(file: Path) -> dict[str, str]:
 
 def _read_experiment(
     folder: Path, facts: dict[str, str], damaged: DamagedFiles
-) -> Iterator[_Stored]:
+) -> Iterator[FoundTensor]:
     """Yield the tensors of all files. Short values that hold no tensor go to `facts`."""
     files = [(keys, file) for file in folder.glob("*=*.pt") if (keys := _parse_file_name(file))]
     files.sort(key=lambda one: [int(one[0].get(key, 0)) for key in ("step", "rank", "dump_index")])
@@ -130,27 +109,28 @@ def _read_experiment(
     for keys, file in counted(f"reads {folder.name}", files, "files"):
         module, port, phase = _parse_name(keys["name"], keys.get("layer_id", ""))
         at = CallSite(int(keys["step"]), module, 0, phase, rank=int(keys.get("rank", 0)))
-        found: list[_Stored] = []
+        found: list[FoundTensor] = []
         with damaged.skipped():
             found = list(_read_file(path_inside(folder, file.name), keys, Site(at, port), facts))
         # A damaged file counts as a call, so that later calls keep their numbers.
-        for site in {one.tensor.site for one in found} or {Site(at, port)}:
+        for site in {tensor.site for tensor, _ in found} or {Site(at, port)}:
             counts[site] += 1
-        for one in found:
-            site = one.tensor.site
+        for tensor, load in found:
+            site = tensor.site
             call = replace(site.at, call=counts[site] - 1)
-            yield replace(one, tensor=replace(one.tensor, site=Site(call, site.port)))
+            yield replace(tensor, site=Site(call, site.port)), load
 
 
 def _read_file(
     file: Path, keys: Mapping[str, str], site: Site, facts: dict[str, str]
-) -> Iterator[_Stored]:
+) -> Iterator[FoundTensor]:
     """Yield the tensors of one file. site: that of a single tensor in it."""
     content = load_objects(file)
     # The first versions wrote the bare value.
     wrapped = isinstance(content, dict) and {"value", "meta"} <= content.keys()
     meta = _contents(_contents(content).get("meta")) if wrapped else {}
     value = _contents(content)["value"] if wrapped else content
+    value_key = ("value",) if wrapped else ()
     at, world_rank = site.at, meta.get("world_rank")
     if "rank" not in keys and isinstance(world_rank, int):
         at = replace(at, rank=world_rank)
@@ -163,9 +143,8 @@ def _read_file(
             facts.setdefault(keys["name"], text)
     for inner, tensor in _tensors_in(value).items():
         port = Site(at, site.port + _suffix(inner))
-        dumped = _describe(port, file.name + _suffix(inner), file, tensor)
-        dumped = replace(dumped, layout=layout, axes=_read_axes(meta))
-        yield _Stored(dumped, file, ("value",) * wrapped + inner)
+        found, load = _found(port, file.name + _suffix(inner), file, tensor, value_key + inner)
+        yield replace(found, layout=layout, axes=_read_axes(meta)), load
 
 
 def _read_axes(meta: Mapping[object, object]) -> dict[str, tuple[int, int]]:
@@ -223,10 +202,19 @@ def _suffix(keys: tuple[object, ...]) -> str:
     return "".join(f".{one_line(str(key))}" for key in keys)
 
 
-def _describe(site: Site, key: str, file: Path, value: Tensor) -> DumpedTensor:
-    tensor = require_dense(file, key, value)
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return DumpedTensor(site, key, dtype=dtype, shape=tuple(tensor.shape))
+def _found(
+    site: Site, key: str, file: Path, value: Tensor, keys: tuple[object, ...]
+) -> FoundTensor:
+    """Describe a tensor. keys: what leads to it in `file`."""
+    tensor = DumpedTensor.of_values(site, key, require_dense(file, key, value))
+    return tensor, partial(_load, file, key, keys)
+
+
+def _load(file: Path, name: str, keys: tuple[object, ...]) -> Tensor:
+    value = load_objects(file)
+    for key in keys:
+        value = _contents(value).get(key)
+    return require_values(file, f"the entry of {name}", value)
 
 
 def _find_processes(path: Path) -> list[tuple[int, Path]]:
@@ -240,7 +228,7 @@ def _find_processes(path: Path) -> list[tuple[int, Path]]:
     )
 
 
-def _read_passes(processes: list[tuple[int, Path]], damaged: DamagedFiles) -> Iterator[_Stored]:
+def _read_passes(processes: list[tuple[int, Path]], damaged: DamagedFiles) -> Iterator[FoundTensor]:
     """Yield the tensors of all passes of the older hooks."""
     for rank, folder in processes:
         files = {file: _PASS.fullmatch(file.name) for file in folder.glob("Pass*.pt")}
@@ -250,7 +238,7 @@ def _read_passes(processes: list[tuple[int, Path]], damaged: DamagedFiles) -> It
                 yield from _read_pass(path_inside(folder, file.name), rank, number)
 
 
-def _read_pass(file: Path, rank: int, number: int) -> Iterator[_Stored]:
+def _read_pass(file: Path, rank: int, number: int) -> Iterator[FoundTensor]:
     table = _contents(load_objects(file))
     outputs = {name: value for name, value in table.items() if isinstance(name, str)}
     if not outputs:
@@ -259,7 +247,7 @@ def _read_pass(file: Path, rank: int, number: int) -> Iterator[_Stored]:
         for keys, tensor in _tensors_in(outputs[name]).items():
             site = Site(replace(at, rank=rank), port + _suffix(keys))
             key = f"{file.parent.name}/{file.name} {one_line(name)}{_suffix(keys)}"
-            yield _Stored(_describe(site, key, file, tensor), file, (name, *keys))
+            yield _found(site, key, file, tensor, (name, *keys))
 
 
 def _parse_outputs(names: list[str], number: int) -> Iterator[tuple[CallSite, str, str]]:

@@ -6,17 +6,18 @@ They record no module calls. Module and port are guessed from each tensor's name
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
 from torch import Tensor
 
-from assay.dumps.damaged_files import DamagedFiles
+from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
+from assay.dumps.nested_values import walk_values
 from assay.dumps.numpy_files import map_array
 from assay.dumps.paths import path_inside
 from assay.dumps.pickled_tensors import require_values
-from assay.dumps.protocol import Dump, DumpedTensor
+from assay.dumps.protocol import UNKNOWN_SITE, Dump, DumpedTensor
 from assay.files import UnreadableFileError
 from assay.models.weight_files.mapping import dtype_of, map_tensor
 from assay.models.weight_files.pickled import load_objects
@@ -29,16 +30,6 @@ _MAX_NESTING = 8
 # `output`, so no other name follows it.
 _CALL = re.compile(r"(?:(.+)\.)?(input(?:\.[A-Za-z_]\w*)?(?:\.\d+)*|output(?:\.\d+)*)")
 _PARAMETER = re.compile(r"(?:(.+?)\.)?(?:parameter\.)?((?:weight|bias)(?:_\w+)?)")
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A tensor of a file. Its values are read by `load`. name: "" in a file of one tensor."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    load: Callable[[], Tensor]
 
 
 class TensorFilesReader:
@@ -58,28 +49,23 @@ class TensorFilesReader:
         """List the tensors of every file."""
         folder = path if path.is_dir() else path.parent
         files = sorted(_walk_files(path, _MAX_FOLDER_DEPTH)) if path.is_dir() else [path]
-        found: list[tuple[Path, _Entry]] = []
+        found: list[tuple[Path, FoundTensor]] = []
         damaged = DamagedFiles()
         for file in files:
-            path_inside(folder, str(file.relative_to(folder)))
+            name = file.relative_to(folder)
+            path_inside(folder, str(name))
             with damaged.skipped():
-                found += [
-                    (file.relative_to(folder), entry) for entry in _READERS[file.suffix](file)
-                ]
-        sites = _name_sites([(file, entry.name) for file, entry in found])
-        keys = [f"{file}:{entry.name}".removesuffix(":") for file, entry in found]
-        loaders = {key: entry.load for key, (_, entry) in zip(keys, found, strict=True)}
-        tensors = [
-            DumpedTensor(site, key, order, dtype=entry.dtype, shape=entry.shape)
-            for order, (site, key, (_, entry)) in enumerate(zip(sites, keys, found, strict=True))
-        ]
-        return Dump(
-            format=self.name,
-            path=path,
-            tensors=tensors,
-            read=lambda tensor: loaders[tensor.key](),
+                found += [(name, one) for one in _READERS[file.suffix](file)]
+        sites = _name_sites([(file, tensor.key) for file, (tensor, _) in found])
+        return assemble_dump(
+            self.name,
+            path,
+            (
+                (replace(tensor, site=site, key=f"{file}:{tensor.key}".removesuffix(":")), load)
+                for site, (file, (tensor, load)) in zip(sites, found, strict=True)
+            ),
+            damaged=damaged,
             provenance={"names": "modules are guessed from the names of tensors"},
-            problems=damaged.list_problems(tensors),
         )
 
 
@@ -122,21 +108,25 @@ def _guess_site(name: str) -> Site:
     return Site(CallSite(0, unwrapped_path(module)), port)
 
 
-def _read_safetensors(file: Path) -> Iterator[_Entry]:
+def _read_safetensors(file: Path) -> Iterator[FoundTensor]:
     for stored in read_header(file):
-        yield _Entry(stored.name, dtype_of(stored), stored.shape, partial(map_tensor, stored))
+        tensor = DumpedTensor(UNKNOWN_SITE, stored.name, dtype=dtype_of(stored), shape=stored.shape)
+        yield tensor, partial(map_tensor, stored)
 
 
-def _read_array(file: Path) -> Iterator[_Entry]:
-    yield _entry("", map_array(file), partial(map_array, file))
+def _read_array(file: Path) -> Iterator[FoundTensor]:
+    yield DumpedTensor.of_values(UNKNOWN_SITE, "", map_array(file)), partial(map_array, file)
 
 
-def _read_pickled(file: Path) -> Iterator[_Entry]:
+def _read_pickled(file: Path) -> Iterator[FoundTensor]:
     found = _map_objects(file)
     if not found:
         raise UnreadableFileError.of(file, "it holds no tensors")
     for name, tensor in found.items():
-        yield _entry(name, tensor, partial(_load_object, file, name))
+        yield (
+            DumpedTensor.of_values(UNKNOWN_SITE, name, tensor),
+            partial(_load_object, file, name),
+        )
 
 
 def _load_object(file: Path, name: str) -> Tensor:
@@ -156,25 +146,15 @@ def _map_objects(file: Path) -> dict[str, Tensor]:
 
 @lru_cache(maxsize=4)  # both sides of a comparison read such a file tensor by tensor
 def _map_version(file: Path, _modified_ns: int) -> dict[str, Tensor]:
-    found = dict(_walk_objects("", load_objects(file), 0))
-    return {name: require_values(file, name or "it", tensor) for name, tensor in found.items()}
+    found = walk_values("", load_objects(file), _is_tensor, _MAX_NESTING)
+    return {name: require_values(file, name or "it", tensor) for name, tensor in found}
 
 
-def _walk_objects(name: str, value: object, depth: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in nested mappings and lists, by the path of their keys."""
-    if isinstance(value, Tensor):
-        yield name, value
-    elif depth < _MAX_NESTING and isinstance(value, Mapping | list | tuple):
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, item in items:
-            yield from _walk_objects(f"{name}.{key}".removeprefix("."), item, depth + 1)
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
 
 
-def _entry(name: str, tensor: Tensor, load: Callable[[], Tensor]) -> _Entry:
-    return _Entry(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), load)
-
-
-_READERS: Mapping[str, Callable[[Path], Iterator[_Entry]]] = {
+_READERS: Mapping[str, Callable[[Path], Iterator[FoundTensor]]] = {
     ".safetensors": _read_safetensors,
     ".npy": _read_array,
     ".pt": _read_pickled,

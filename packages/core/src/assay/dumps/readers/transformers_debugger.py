@@ -10,11 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
+from assay.dumps.nested_values import walk_values
 from assay.dumps.paths import path_inside
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
 from assay.files import UnreadableFileError, parse_json, read_text
@@ -51,40 +54,30 @@ class TransformersDebuggerReader:
         tree, root = trees[0], _read_tree(trees[0])
         found = list(_walk_calls(root, root["module_path"], Counter(), tree))
         num_tensors = Counter(file for _, file in found if file)
-        tensors: list[DumpedTensor] = []
-        files: dict[str, Path] = {}
-        problems = [
+        damaged = DamagedFiles()
+        damaged.problems += [
             f"{file} holds only the last of {number} calls of its module"
             for file, number in num_tensors.items()
             if number > 1
         ]
+        readable: list[FoundTensor] = []
         for tensor, name in found:
             num_tensors[name] -= 1
             file = path_inside(tree.parent, name) if name else None
             if file is not None and not file.is_file():
-                problems.append(f"{file.name} is missing")
+                damaged.problems.append(f"{file.name} is missing")
                 continue
-            has_values = file is not None and not num_tensors[name]
-            if has_values and file is not None:
-                files[tensor.key] = file
-            tensors.append(replace(tensor, order=len(tensors), has_values=has_values))
-
-        def read(tensor: DumpedTensor) -> Tensor:
-            file = files[tensor.key]
-            for stored in read_header(file):
-                if stored.name == _TENSOR_NAME:
-                    return map_tensor(stored)
-            raise UnreadableFileError.of(file, f"it holds no tensor `{_TENSOR_NAME}`")
-
+            is_last = not num_tensors[name]
+            readable.append((tensor, partial(_read_file, file) if file and is_last else None))
         provenance = {"model": root["module_path"], "tree": tree.name, "pass": "the last forward"}
-        return Dump(
-            format=self.name,
-            path=path,
-            tensors=tensors,
-            read=read,
-            provenance=provenance,
-            problems=problems,
-        )
+        return assemble_dump(self.name, path, readable, damaged, provenance)
+
+
+def _read_file(file: Path) -> Tensor:
+    for stored in read_header(file):
+        if stored.name == _TENSOR_NAME:
+            return map_tensor(stored)
+    raise UnreadableFileError.of(file, f"it holds no tensor `{_TENSOR_NAME}`")
 
 
 def _find_trees(path: Path) -> list[Path]:
@@ -127,7 +120,7 @@ def _walk_calls(
         ("input", inputs.get("kwargs")),
         ("output", node.get("outputs")),
     ):
-        for name, entry in _walk_values(port, value):
+        for name, entry in walk_values(port, value, _is_tensor):
             stored = entry.get("value")
             tensor = replace(
                 _parse_tensor(Site(at, name), entry, tree),
@@ -137,16 +130,8 @@ def _walk_calls(
             yield tensor, stored if isinstance(stored, str) else ""
 
 
-def _walk_values(port: str, value: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield port and entry of every tensor in a nested value."""
-    if isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from _walk_values(f"{port}.{number}", item)
-    elif isinstance(value, dict) and isinstance(value.get("shape"), str) and "dtype" in value:
-        yield port, value
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield from _walk_values(f"{port}.{name}", item)
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("shape"), str) and "dtype" in value
 
 
 def _parse_tensor(site: Site, entry: Mapping[str, Any], tree: Path) -> DumpedTensor:
