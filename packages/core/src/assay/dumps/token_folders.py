@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from assay.dumps.paths import require_inside
 from assay.dumps.protocol import DumpError
+from assay.dumps.reading import require_inside
 
 _TOKEN = re.compile(r"[0-9]{1,9}")
 

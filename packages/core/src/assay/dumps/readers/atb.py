@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
-from assay.dumps.passes import number_ports
-from assay.dumps.paths import path_inside
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
+from assay.dumps.reading import path_inside
 from assay.dumps.token_folders import Processes, find_processes, find_root
 from assay.files import UnreadableFileError, open_file, refuse_link
 from assay.progress import counted
@@ -186,9 +185,10 @@ def _list_files(operation: Path) -> dict[str, Path]:
             found[f"input.{number}"] = file
             if file != after.get((kind, number), file):
                 found[f"changed.{number}"] = after[kind, number]
-    outputs = {str(number): file for (kind, number), file in sorted(after.items()) if kind == "out"}
-    ports = number_ports(outputs)
-    return found | {ports[number]: file for number, file in outputs.items()}
+    outputs = {number: file for (kind, number), file in sorted(after.items()) if kind == "out"}
+    for number, file in outputs.items():
+        found["output" if len(outputs) == 1 else f"output.{number}"] = file
+    return found
 
 
 def _describe(device: Path, file: Path, site: Site) -> DumpedTensor:

@@ -16,9 +16,8 @@ from operator import itemgetter
 from pathlib import Path
 
 from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
-from assay.dumps.paths import path_inside
-from assay.dumps.pickled_tensors import load_tensor, require_dense
 from assay.dumps.protocol import UNKNOWN_SITE, Dump, DumpedTensor, Statistic
+from assay.dumps.reading import load_tensor, path_inside, require_dense
 from assay.dumps.token_folders import Processes, find_processes, find_root, natural_order
 from assay.files import UnreadableFileError, read_json_object, read_text
 from assay.models.weight_files.pickled import load_objects

@@ -6,7 +6,7 @@ statistics of every tensor; `dump_tensor_data/*.pt` holds the values, unless the
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -15,10 +15,8 @@ from typing import Any, get_args
 
 from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
 from assay.dumps.nested_values import walk_values
-from assay.dumps.passes import count_passes, split_call
-from assay.dumps.paths import path_inside
-from assay.dumps.pickled_tensors import load_tensor
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
+from assay.dumps.reading import load_tensor, path_inside
 from assay.files import UnreadableFileError, parse_json, read_text
 from assay.sites import CallSite, Phase, Site, unwrapped_path
 
@@ -119,7 +117,7 @@ def _read_calls(
     """Yield every tensor with the name of its file, "" if there is none."""
     keys = {text: _parse_key(text, folder) for text in data}
     counts = Counter(key.counter for key in keys.values() if not key.operation)
-    num_passes = count_passes(n for counter, n in counts.items() if " " not in counter)
+    num_passes = _count_passes(n for counter, n in counts.items() if " " not in counter)
     numbers = _number_irregular_calls(keys, counts, num_passes)
     is_training = any(key.phase == "backward" for key in keys.values())
     callers = _read_callers(folder) if any(key.operation for key in keys.values()) else {}
@@ -129,7 +127,7 @@ def _read_calls(
         if key.operation:
             called_by = callers.get(text, "")
             caller = _parse_key(called_by, folder) if called_by else _NO_CALLER
-        number, call = numbers.get(called_by) or split_call(
+        number, call = numbers.get(called_by) or _split_call(
             caller.call, counts[caller.counter], num_passes
         )
         at = CallSite(
@@ -155,6 +153,25 @@ def _read_calls(
                 continue
             tensor = _parse_tensor(Site(at, prefix + port), f"{text}.{port}", entry, folder, text)
             yield replace(tensor, class_name=key.class_name), str(entry.get("data_name") or "")
+
+
+def _count_passes(calls: Iterable[int]) -> int:
+    """Return the number of passes, from the number of calls of each module.
+
+    Most modules run once in a pass, so it is the most common number.
+    """
+    counts = Counter(calls)
+    return max(counts, key=lambda number: (counts[number], number), default=0)
+
+
+def _split_call(call: int, num_calls: int, num_passes: int) -> tuple[int, int]:
+    """Return the pass of a module's call, and its number within the pass.
+
+    >>> _split_call(5, num_calls=6, num_passes=3)  # a module that is called twice in each pass
+    (2, 1)
+    """
+    in_each_pass, rest = divmod(num_calls, num_passes) if num_passes else (0, 1)
+    return divmod(call, in_each_pass) if in_each_pass and not rest else (call, 0)
 
 
 def _number_irregular_calls(

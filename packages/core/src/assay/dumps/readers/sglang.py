@@ -15,9 +15,8 @@ from pathlib import Path
 from torch import Tensor
 
 from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
-from assay.dumps.paths import path_inside, require_inside
-from assay.dumps.pickled_tensors import require_dense, require_values
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError
+from assay.dumps.reading import path_inside, require_dense, require_inside, require_values
 from assay.files import UnreadableFileError
 from assay.foreign_text import one_line
 from assay.models.weight_files.pickled import load_objects

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from assay.dumps.paths import path_inside, require_inside
-from assay.dumps.pickled_tensors import require_dense, require_values
+from assay.dumps.reading import path_inside, require_dense, require_inside, require_values
 from assay.files import UnreadableFileError
 from assay.models.weight_files.pickled import load_objects
 
