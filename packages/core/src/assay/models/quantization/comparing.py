@@ -1,6 +1,7 @@
 """Comparing all weights of two model folders, one weight at a time."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,16 +9,42 @@ from torch import Tensor
 
 from assay.models.quantization.folding import Factors, block_of, explain_factors, fit_factors
 from assay.models.quantization.formats.protocol import Format
+from assay.models.quantization.formats.registry import count_groups, list_weights
 from assay.models.quantization.judging import JudgedWeight, deviations_allowed
-from assay.models.quantization.matching import Pair, count_groups, list_weights, match_weights
 from assay.models.quantization.measuring import measure_groups
-from assay.models.quantization.plain import compare_plain
 from assay.models.quantization.quantized_weight import QuantizedWeight
-from assay.models.quantization.results import Finding, Place, WeightComparison, WeightResult
+from assay.models.quantization.results import Cause, Finding, Place, WeightComparison, WeightResult
 from assay.models.quantization.stored import StoredWeights
 from assay.progress import counted
+from assay.sites import strip_model_prefixes
 
 _MOST_LISTED = 100
+_CHUNK_ELEMENTS = 1 << 22
+
+# Two values that differ by a factor leave less than this part of their difference to a fit.
+_MOST_REMAINING = 0.05
+
+# Modules that hold the rows of several others, in this order.
+_FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "W_pack": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """One actual weight, and the expected ones whose rows it holds."""
+
+    expected: tuple[str, ...]
+    actual: str
+    parts: tuple[str, ...] = ()
+    """All actual weights that hold the rows of the expected one, in order; none if it is one."""
+
+    @property
+    def name(self) -> str:
+        """Name in results."""
+        return self.actual if self.parts else " + ".join(self.expected)
 
 
 def compare_weights(expected: StoredWeights, actual: StoredWeights) -> WeightComparison:
@@ -27,24 +54,20 @@ def compare_weights(expected: StoredWeights, actual: StoredWeights) -> WeightCom
     Raises: UsageError, naming file and key, for weights that cannot be read.
     """
     sides = _Sides(expected, actual)
-    matched = match_weights(sides.of_expected, sides.of_actual)
+    pairs, *unmatched = _match_weights(sides.of_expected, sides.of_actual)
     results: dict[str, WeightResult] = {}
-    tasks: dict[str, _Task] = {}
     not_compared: list[str] = []
-    for pair in counted("compares weights", matched.pairs, "weights"):
-        for task in sides.tasks(pair):
-            tasks[task.name] = task
-            try:
-                results[task.name] = sides.compare(task)
-            except _ShapeError as error:
-                not_compared.append(str(error))
-    results |= _explain(sides, results, tasks)
+    for pair in counted("compares weights", pairs, "weights"):
+        try:
+            results[pair.name] = sides.compare(pair)
+        except _ShapeError as error:
+            not_compared.append(str(error))
+    results |= _explain(sides, results, {pair.name: pair for pair in pairs})
     findings = sorted(_findings(list(results.values())), key=lambda one: -one.ratio)
     return WeightComparison(
         tuple(results.values()),
         tuple(findings[:_MOST_LISTED]),
-        matched.unmatched_expected,
-        matched.unmatched_actual,
+        *(tuple(names) for names in unmatched),
         tuple(not_compared),
     )
 
@@ -53,15 +76,33 @@ class _ShapeError(ValueError):
     """Two weights of different shapes."""
 
 
-@dataclass(frozen=True)
-class _Task:
-    """One actual weight, and the expected ones whose rows it holds."""
+def _match_weights(
+    expected: Iterable[str], actual: Iterable[str]
+) -> tuple[list[_Pair], list[str], list[str]]:
+    """Match names, without prefixes that implementations add, and fused weights with their parts.
 
-    name: str
-    expected: tuple[str, ...]
-    actual: str
-    first_row: int | None = None
-    """First of its rows in the expected weight, if it is a part of that."""
+    Returns: the pairs, and the expected and the actual names without a partner.
+    """
+    of_expected = {strip_model_prefixes(name): name for name in expected}
+    of_actual = {strip_model_prefixes(name): name for name in actual}
+    both = [key for key in of_expected if key in of_actual]
+    pairs = [_Pair((of_expected.pop(key),), of_actual.pop(key)) for key in both]
+    pairs += [_Pair(parts, whole) for whole, parts in _take_fused(of_actual, of_expected)]
+    for whole, parts in _take_fused(of_expected, of_actual):
+        pairs += [_Pair((whole,), part, parts) for part in parts]
+    return pairs, list(of_expected.values()), list(of_actual.values())
+
+
+def _take_fused(wholes: dict[str, str], parts: dict[str, str]) -> list[tuple[str, tuple[str, ...]]]:
+    """Remove fused weights and their parts from what is left, and return them."""
+    found = []
+    for key in list(wholes):
+        module, _, kind = key.rpartition(".")
+        parent, _, last = module.rpartition(".")
+        keys = [f"{parent}.{name}.{kind}" for name in _FUSED.get(last, ())]
+        if keys and all(one in parts for one in keys):
+            found.append((wholes.pop(key), tuple(parts.pop(one) for one in keys)))
+    return found
 
 
 class _Sides:
@@ -74,44 +115,36 @@ class _Sides:
             count_groups(actual, self.of_actual) or count_groups(expected, self.of_expected)
         )
 
-    def tasks(self, pair: Pair) -> list[_Task]:
-        """Divide a pair into single actual weights."""
-        if len(pair.actual) == 1:
-            return [_Task(" + ".join(pair.expected), pair.expected, pair.actual[0])]
-        row, tasks = 0, []
-        for name in pair.actual:
-            tasks.append(_Task(name, pair.expected, name, row))
-            row += _num_rows(_load(self.actual, name, self.of_actual[name]))
-        return tasks
-
-    def compare(self, task: _Task, factors: Factors | None = None) -> WeightResult:
+    def compare(self, pair: _Pair, factors: Factors | None = None) -> WeightResult:
         """Compare one actual weight. factors: what its expected rows and columns are multiplied by."""
-        judged, reference = self.load(task)
-        file = self.actual.files.get(self._stored_name(task.actual), self.actual.origin).name
+        judged, reference = self.load(pair)
+        file = self.actual.files.get(self._stored_name(pair.actual), self.actual.origin).name
         if 0 in _shape(judged):
-            return WeightResult(task.name, file, 0, 0.0, 0.0, 0.0)
+            return WeightResult(pair.name, file, 0, 0.0, 0.0, 0.0)
         if isinstance(judged, Tensor):
             if isinstance(reference, Tensor):
-                return compare_plain(task.name, file, reference, judged)
+                return _compare_plain(pair.name, file, reference, judged)
             judged, reference = reference, judged  # a float weight in a quantized folder
         values = _values(reference)
         values = factors.apply(values) if factors is not None else values
         is_exact = factors is None or factors.is_exact
         errors = measure_groups(judged, values, is_exact=is_exact)
-        return JudgedWeight(task.name, file, judged, values, errors, self.limit).judge()
+        return JudgedWeight(pair.name, file, judged, values, errors, self.limit).judge()
 
-    def load(self, task: _Task) -> tuple[Tensor | QuantizedWeight, Tensor | QuantizedWeight]:
+    def load(self, pair: _Pair) -> tuple[Tensor | QuantizedWeight, Tensor | QuantizedWeight]:
         """Read the judged weight and its reference. Raises: _ShapeError if they differ in shape."""
-        actual = _load(self.actual, task.actual, self.of_actual[task.actual])
-        parts = [_load(self.expected, one, self.of_expected[one]) for one in task.expected]
+        actual = _load(self.actual, pair.actual, self.of_actual[pair.actual])
+        parts = [_load(self.expected, one, self.of_expected[one]) for one in pair.expected]
         expected = parts[0]
         if len(parts) > 1:
             expected = torch.cat([_values(one) for one in parts])
         shape = _shape(actual)
-        if task.first_row is not None:
-            expected = _values(expected)[task.first_row : task.first_row + _num_rows(actual)]
+        if pair.parts:
+            before = pair.parts[: pair.parts.index(pair.actual)]
+            row = sum(_num_rows(_load(self.actual, one, self.of_actual[one])) for one in before)
+            expected = _values(expected)[row : row + _num_rows(actual)]
         if _shape(expected) != shape:
-            raise _ShapeError(f"{task.name} (expected {_shape(expected)}, actual {shape})")
+            raise _ShapeError(f"{pair.name} (expected {_shape(expected)}, actual {shape})")
         return (expected, actual) if self._is_reversed else (actual, expected)
 
     @property
@@ -142,7 +175,7 @@ def _num_rows(weight: Tensor | QuantizedWeight) -> int:
 
 
 def _explain(
-    sides: _Sides, results: dict[str, WeightResult], tasks: dict[str, _Task]
+    sides: _Sides, results: dict[str, WeightResult], pairs: dict[str, _Pair]
 ) -> dict[str, WeightResult]:
     """Compare weights once more whose rows or columns were scaled in a way that others take back."""
     blocks = {
@@ -151,14 +184,14 @@ def _explain(
     fitted: dict[str, Factors] = {}
     for name, result in results.items():
         if result.findings or block_of(name) in blocks:
-            judged, reference = sides.load(tasks[name])
+            judged, reference = sides.load(pairs[name])
             if len(_shape(judged)) in (1, 2):
                 fitted[name] = fit_factors(_values(reference), _values(judged))
     found = {}
     for name, factors in explain_factors(fitted).items():
         result = results[name].rescaled()
         if len(factors.columns):
-            result = replace(sides.compare(tasks[name], factors), is_rescaled=True)
+            result = replace(sides.compare(pairs[name], factors), is_rescaled=True)
         if factors.apart:
             place = Place(range(min(factors.apart), max(factors.apart) + 1), ())
             finding = Finding(name, "values", results[name].error, results[name].best, place)
@@ -182,3 +215,44 @@ def _findings(results: list[WeightResult]) -> list[Finding]:
         worst = max(inside, key=lambda one: one.ratio)
         found.append(Finding(file, "shard", worst.error, worst.best, amount=others[file]))
     return found
+
+
+def _compare_plain(name: str, file: str, expected: Tensor, actual: Tensor) -> WeightResult:
+    """Compare two tensors of one shape: equal, up to the rounding of the coarser dtype if they have two."""
+    dtypes = [one.dtype for one in (expected, actual)]
+    is_float = all(one.is_floating_point for one in dtypes)
+    rounding, smallest = 0.0, 0.0
+    if dtypes[0] != dtypes[1] and is_float:
+        facts = [torch.finfo(one) for one in dtypes]
+        rounding = max(one.eps for one in facts) / 2
+        smallest = max(one.smallest_normal * one.eps for one in facts)
+    num_rows, row_size = (
+        (len(expected), expected[0].numel()) if expected.dim() and len(expected) else (1, 1)
+    )
+    squares = errors = products = 0.0
+    different = 0
+    rows: list[Tensor] = []
+    step = max(1, _CHUNK_ELEMENTS // max(1, row_size))
+    for start in range(0, num_rows, step):
+        want, have = (
+            one.reshape(num_rows, -1)[start : start + step].double() for one in (expected, actual)
+        )
+        differs = ~torch.isclose(have, want, rtol=rounding, atol=smallest, equal_nan=True)
+        different += int(differs.sum())
+        rows.append(differs.any(1).nonzero()[:, 0] + start)
+        squares += float(want.square().sum())
+        errors += float((have - want).square().sum())
+        products += float((want * (have - want)).sum())
+    error = (errors / squares) ** 0.5 if squares else float("inf") if errors else 0.0
+    if not different:
+        return WeightResult(name, file, 1, error, rounding, 0.0)
+    slope = products / squares if squares else 0.0
+    is_factor = errors - slope * products < _MOST_REMAINING * errors
+    cause: Cause = "scale" if is_factor else "values"
+    wrong = torch.cat(rows)
+    place = Place(range(int(wrong[0]), int(wrong[-1]) + 1), ())
+    finding = Finding(name, cause, error, rounding, place, 1 + slope if is_factor else 0.0)
+    is_other = 2 * different > expected.numel()
+    return WeightResult(
+        name, file, 1, error, rounding, finding.ratio, findings=(finding,), is_other=is_other
+    )

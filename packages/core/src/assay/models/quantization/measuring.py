@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from assay.models.quantization.grids import Grid
 from assay.models.quantization.pooled_slopes import PooledSlopes, pool_slopes
-from assay.models.quantization.quantized_weight import QuantizedWeight
+from assay.models.quantization.quantized_weight import Grid, QuantizedWeight
 
 # The search for the best scale: parts of the scale that just covers the largest value. Down to 0.7,
 # clipping outliers lowers the error of a group of normal values (4 bits: by a tenth); above 1 for

@@ -1,4 +1,4 @@
-"""One quantized weight, as all formats are read."""
+"""One quantized weight, as all formats are read: its codes, and the values that they stand for."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -6,8 +6,79 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from assay.models.quantization.grids import Grid
 from assay.models.quantization.groups import Groups
+
+# Source: Dettmers et al., QLoRA, appendix E.
+_NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0,
+)  # fmt: skip
+
+# Source: bitsandbytes 0.50, `functional.get_4bit_type`: a bit of sign, two of exponent, one of mantissa.
+_FP4 = (-12.0, -8.0, -6.0, -4.0, -3.0, -2.0, -0.0625, 0.0, 0.0625, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Values of the codes, in units of the scale."""
+
+    table: Tensor
+    """Value of each code as the file has it."""
+    levels: Tensor
+    """The values that the format defines, ascending: what a quantizer can choose from."""
+    is_integer: bool = False
+    """The levels are consecutive integers, so that a zero point can shift them."""
+
+    @staticmethod
+    def of_unsigned(num_bits: int) -> "Grid":
+        """Return the grid of unsigned integers."""
+        levels = torch.arange(1 << num_bits, dtype=torch.float32)
+        return Grid(levels, levels, is_integer=True)
+
+    @staticmethod
+    def of_signed(low: int, high: int) -> "Grid":
+        """Return the grid of the integers from `low` to `high`, stored as int8."""
+        table = torch.arange(256).to(torch.uint8).view(torch.int8).float()
+        return Grid(table, torch.arange(low, high + 1, dtype=torch.float32), is_integer=True)
+
+    @staticmethod
+    def of_dtype(dtype: torch.dtype) -> "Grid":
+        """Return the grid of a floating-point dtype of 8 bits."""
+        table = torch.arange(256).to(torch.uint8).view(dtype).float()
+        return Grid(table, table[table.isfinite()].unique())
+
+    @staticmethod
+    def of_4bit(name: str, table: Tensor) -> "Grid":
+        """Return the grid of bitsandbytes' `nf4` or `fp4`, for the stored table of the codes."""
+        levels = torch.tensor(_NF4 if name == "nf4" else _FP4)
+        return Grid(table.float(), levels / levels.max())
+
+    @cached_property
+    def widths(self) -> Tensor:
+        """Width of each level's cell, which is all that is rounded to it."""
+        ends = self.levels.diff()[[0, -1]]
+        return torch.cat([ends[:1], self._middles.diff(), ends[1:]])
+
+    @cached_property
+    def is_inner(self) -> Tensor:
+        """True for each level but the lowest and the highest, to which larger values are clipped."""
+        return (self.levels > self.levels[0]) & (self.levels < self.levels[-1])
+
+    @cached_property
+    def _middles(self) -> Tensor:
+        return (self.levels[1:] + self.levels[:-1]) / 2
+
+    def nearest(self, values: Tensor) -> Tensor:
+        """Return the indices of the levels to which an exact quantizer rounds."""
+        return torch.bucketize(values, self._middles, out_int32=True)
+
+    def round(self, values: Tensor) -> Tensor:
+        """Round values to the nearest levels."""
+        if self.is_integer:
+            return values.round().clamp_(float(self.levels[0]), float(self.levels[-1]))
+        return self.levels[self.nearest(values)]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from assay.models.quantization.matching import list_weights
+from assay.models.quantization.formats.registry import list_weights
 from assay.models.quantization.stored import open_folder
 from packages.core.tests.unit.models.quantization.writers import (
     CASES,

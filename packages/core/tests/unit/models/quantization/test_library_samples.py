@@ -18,7 +18,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from assay.models.quantization.formats.protocol import Format
-from assay.models.quantization.matching import list_weights
+from assay.models.quantization.formats.registry import list_weights
 from assay.models.quantization.stored import StoredWeights, open_folder
 from packages.core.tests.unit.models.quantization.writers import (
     Tensors,

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from assay.models.quantization import groups as groups_module
-from assay.models.quantization.grids import Grid
 from assay.models.quantization.groups import Groups
 from assay.models.quantization.measuring import measure_groups
-from assay.models.quantization.quantized_weight import QuantizedWeight
+from assay.models.quantization.quantized_weight import Grid, QuantizedWeight
 
 
 def two_bit_weight() -> QuantizedWeight:

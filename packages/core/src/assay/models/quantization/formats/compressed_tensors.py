@@ -11,9 +11,8 @@ import torch
 
 from assay.models.quantization.formats.packing import packed_width, unpack_bits
 from assay.models.quantization.formats.protocol import Format, per_group, precision_of
-from assay.models.quantization.grids import Grid
 from assay.models.quantization.groups import Groups
-from assay.models.quantization.quantized_weight import QuantizedWeight
+from assay.models.quantization.quantized_weight import Grid, QuantizedWeight
 from assay.models.quantization.stored import StoredWeights
 
 _GROUPS = "config_groups"

@@ -7,9 +7,8 @@ Sources of the layouts: Transformers 5.23, `integrations/finegrained_fp8.py` (`F
 import torch
 
 from assay.models.quantization.formats.protocol import Format, per_group, precision_of
-from assay.models.quantization.grids import Grid
 from assay.models.quantization.groups import Groups
-from assay.models.quantization.quantized_weight import QuantizedWeight
+from assay.models.quantization.quantized_weight import Grid, QuantizedWeight
 from assay.models.quantization.stored import StoredWeights
 
 _BLOCK = "weight_block_size"

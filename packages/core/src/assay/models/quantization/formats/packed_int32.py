@@ -14,9 +14,8 @@ from assay.models.quantization.formats.protocol import (
     parse_group_size,
     precision_of,
 )
-from assay.models.quantization.grids import Grid
 from assay.models.quantization.groups import Groups
-from assay.models.quantization.quantized_weight import QuantizedWeight
+from assay.models.quantization.quantized_weight import Grid, QuantizedWeight
 from assay.models.quantization.stored import StoredWeights
 
 _WORD_BITS = 32

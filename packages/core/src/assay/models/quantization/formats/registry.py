@@ -1,5 +1,8 @@
 """The formats by `quantization_config.quant_method` of a model's config.json."""
 
+from collections.abc import Mapping
+from math import prod
+
 from assay.errors import UsageError
 from assay.foreign_text import shorten
 from assay.models.quantization.formats import bitsandbytes, fp8
@@ -19,11 +22,11 @@ _FORMATS: dict[str, tuple[Format, ...]] = {
 
 
 def has_known_format(stored: StoredWeights) -> bool:
-    """Return True if `formats_of` knows the quantization method."""
+    """Return True if the quantization method is known."""
     return str(stored.quantization.get("quant_method")) in _FORMATS
 
 
-def formats_of(stored: StoredWeights) -> tuple[Format, ...]:
+def _formats_of(stored: StoredWeights) -> tuple[Format, ...]:
     """Return the formats in which weights may be stored; none if they are not quantized.
 
     Raises: UsageError for a method that is not known.
@@ -37,3 +40,25 @@ def formats_of(stored: StoredWeights) -> tuple[Format, ...]:
             f" known methods: {', '.join(_FORMATS)}"
         )
     return _FORMATS[str(method)]
+
+
+def list_weights(stored: StoredWeights) -> dict[str, Format | None]:
+    """Return every weight, once, with the format of the quantized ones."""
+    found: dict[str, Format | None] = {}
+    parts: set[str] = set()
+    for one in _formats_of(stored):
+        for name in stored.shapes:
+            module = name.removesuffix(f".{one.marker}")
+            if module != name:
+                found[f"{module}.weight"] = one
+                parts |= {f"{module}.{part}" for part in one.parts}
+    return found | {name: None for name in stored.shapes if name not in parts}
+
+
+def count_groups(stored: StoredWeights, weights: Mapping[str, Format | None]) -> int:
+    """Return the number of scales of all quantized weights, without reading them."""
+    return sum(
+        prod(stored.shapes.get(f"{name.removesuffix('weight')}{one.scales}", ()))
+        for name, one in weights.items()
+        if one is not None
+    )
