@@ -89,26 +89,24 @@ class Groups:
 
     def spread(self, per_group: Tensor, rows: slice) -> Tensor:
         """Return the values of the groups of `rows`: rows x groups across x 1."""
-        numbers = torch.arange(rows.start, rows.stop) // self.block[0]
-        return per_group.view(self.grid_shape)[numbers].unsqueeze(-1)
+        return per_group.view(self.grid_shape)[self._down(rows)].unsqueeze(-1)
 
     def add(self, values: Tensor, rows: slice, into: Tensor) -> None:
         """Add the elements of `rows` to the sums of their groups."""
-        numbers = torch.arange(rows.start, rows.stop) // self.block[0]
-        into.view(self.grid_shape).index_add_(0, numbers, values.sum(-1).to(into.dtype))
+        into.view(self.grid_shape).index_add_(0, self._down(rows), values.sum(-1).to(into.dtype))
+
+    def _down(self, rows: slice) -> Tensor:
+        """Return for each row the number of its groups, counted down."""
+        return torch.arange(rows.start, rows.stop) // self.block[0]
 
     def find_range(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return the lowest and highest value of each group; both ranges include zero."""
         low, high = torch.zeros(2, *self.grid_shape)
         for rows in self.chunks():
             lowest, highest = self.select(weight, rows).aminmax(dim=-1)
-            for index in range(0, len(lowest), self.block[0]):
-                down, part = (
-                    (rows.start + index) // self.block[0],
-                    slice(index, index + self.block[0]),
-                )
-                low[down] = torch.minimum(low[down], lowest[part].amin(0))
-                high[down] = torch.maximum(high[down], highest[part].amax(0))
+            numbers = self._down(rows).unsqueeze(1).expand_as(lowest)
+            low.scatter_reduce_(0, numbers, lowest, "amin")
+            high.scatter_reduce_(0, numbers, highest, "amax")
         return low.flatten(), high.flatten()
 
     def stack(self, weight: Tensor, rows: slice) -> tuple[int, Tensor]:
