@@ -118,7 +118,7 @@ def _read(trace: Trace, call: Call, port: str) -> Tensor:
 
 
 def _by_end(calls: Iterable[Call]) -> Iterator[Call]:
-    """Sort calls by their end. They are given by their start.
+    """Sort calls from the order in which they started to that in which they ended.
 
     A call ends after the calls that it made. Backward runs through them in the opposite order.
     """

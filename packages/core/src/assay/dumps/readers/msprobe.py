@@ -177,9 +177,9 @@ def _split_call(call: int, num_calls: int, num_passes: int) -> tuple[int, int]:
 def _number_irregular_calls(
     keys: Mapping[str, _Key], counts: Mapping[str, int], num_passes: int
 ) -> dict[str, tuple[int, int]]:
-    """Return pass and number of the calls of modules that do not run in every pass, as experts.
+    """Return pass and number of the calls of modules that run in some passes only, such as experts.
 
-    They belong to the pass of the modules around them that do.
+    Such a call belongs to the pass of the regular modules around it.
     """
     forward = {
         text: key.module

@@ -54,7 +54,7 @@ def compare_weights(expected: StoredWeights, actual: StoredWeights) -> WeightCom
     Raises: UsageError, naming file and key, for weights that cannot be read.
     """
     sides = _Sides(expected, actual)
-    pairs, *unmatched = _match_weights(sides.of_expected, sides.of_actual)
+    pairs, left_expected, left_actual = _match_weights(sides.of_expected, sides.of_actual)
     results: dict[str, WeightResult] = {}
     not_compared: list[str] = []
     for pair in counted("compares weights", pairs, "weights"):
@@ -67,7 +67,8 @@ def compare_weights(expected: StoredWeights, actual: StoredWeights) -> WeightCom
     return WeightComparison(
         tuple(results.values()),
         tuple(findings[:_MOST_LISTED]),
-        *(tuple(names) for names in unmatched),
+        tuple(left_expected),
+        tuple(left_actual),
         tuple(not_compared),
     )
 
@@ -177,7 +178,7 @@ def _num_rows(weight: Tensor | QuantizedWeight) -> int:
 def _explain(
     sides: _Sides, results: dict[str, WeightResult], pairs: dict[str, _Pair]
 ) -> dict[str, WeightResult]:
-    """Compare weights once more whose rows or columns were scaled in a way that others take back."""
+    """Compare weights again after removing scales of rows and columns that other weights cancel."""
     blocks = {
         block_of(name) for name, one in results.items() if one.findings and one.num_groups == 1
     }
@@ -201,7 +202,7 @@ def _explain(
 
 
 def _findings(results: list[WeightResult]) -> list[Finding]:
-    """Return all findings; those of a shard of which most weights are others become one."""
+    """Return all findings. Merge those of a stale shard, most of whose weights are other weights."""
     total, others = Counter(one.file for one in results), Counter(
         one.file for one in results if one.is_other
     )  # fmt: skip

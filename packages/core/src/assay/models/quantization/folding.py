@@ -29,9 +29,9 @@ class Factors:
     rows: Tensor
     columns: Tensor
     is_exact: bool = True
-    """False if they were fitted to quantized values, and so have their noise."""
+    """False if they were fitted to quantized values, and so are noisy."""
     apart: tuple[int, ...] = ()
-    """Rows that are multiplied by something else than the other weight takes back."""
+    """Rows whose factor does not cancel the other weight's."""
 
     def apply(self, reference: Tensor) -> Tensor:
         """Return the weight with its factors, float32."""
@@ -59,9 +59,9 @@ def _slope(expected: Tensor, actual: Tensor, dim: int) -> Tensor:
 
 
 def explain_factors(fitted: dict[str, Factors]) -> dict[str, Factors]:
-    """Return those weights whose factors another weight of the block takes back, with these factors.
+    """Return the weights whose factors cancel those of another weight of the block, with the factors.
 
-    A factor that nothing takes back stays 1, so that it counts as an error.
+    A factor that nothing cancels stays 1, so that it counts as an error.
     """
     found: dict[str, Factors] = {}
     known = dict(fitted)

@@ -1,4 +1,4 @@
-"""From the measured errors of one weight to the groups that are wrong, and what is wrong with them."""
+"""Find the wrong groups of one weight from its measured errors, and name the cause."""
 
 import math
 from dataclasses import dataclass

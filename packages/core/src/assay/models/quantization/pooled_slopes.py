@@ -1,8 +1,8 @@
 """Wrong scales among errors as large as GPTQ's.
 
 GPTQ moves codes so that the errors of one column make up for those of earlier ones. The same inputs decide
-this for all rows, so the errors of all rows have one covariance. By it, generalized least squares weighs
-down the directions in which GPTQ may err, and a group whose values are all a tenth too large stands out.
+this for all rows, so the errors of all rows share one covariance. Generalized least squares uses it to
+downweight the directions in which GPTQ errs. A group whose values are all a tenth too large then stands out.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from assay.models.quantization.quantized_weight import QuantizedWeight
 
-# A covariance of fewer rows for each column would know the errors of a group by heart.
+# With fewer rows for each column, the covariance overfits the errors of a group.
 _ROWS_PER_COLUMN = 4
 _MOST_COLUMNS = 512
-# Part of the mean variance that is added to each: the inverse stays accurate.
+# Part of the mean variance, added to each variance to keep the inverse accurate.
 _RIDGE = 1e-3
 # Standard deviation over median absolute deviation of normal values.
 _NORMAL = 1.4826
@@ -58,7 +58,7 @@ def pool_slopes(weight: QuantizedWeight, reference: Tensor) -> PooledSlopes | No
         if int(is_singular):
             return None
         precision = torch.cholesky_inverse(factor)
-        # All groups of a row and window together: the error of one is none of the others.
+        # Fit all groups of a row and window together, so that one's error does not leak into the others.
         weighted = torch.stack(
             [part @ own for part, own in zip(parts.unbind(1), precision.split(size), strict=True)],
             1,

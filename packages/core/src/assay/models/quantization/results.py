@@ -65,7 +65,7 @@ class WeightResult:
     is_other: bool = False
     """Most of it differs."""
     is_rescaled: bool = False
-    """Its rows or columns were scaled, and another weight of its block takes that back."""
+    """Its rows or columns were scaled, and another weight of its block cancels that."""
 
     def rescaled(self) -> "WeightResult":
         """Return the result without findings, for a weight whose factors are explained."""
