@@ -21,6 +21,7 @@ from assay.offline.judging.locating import (
     expected_score_noise,
     measured_score_noise,
 )
+from assay.offline.layouts.ranks import number_ranks
 from assay.offline.measuring.coarseness import Coarseness, CoarsenessObserver
 from assay.offline.measuring.measured import Measured
 from assay.offline.measuring.norm_sums import NormSums
@@ -31,7 +32,6 @@ from assay.offline.metrics.published import measure_as_published, measure_metric
 from assay.offline.pairing import Pairing, PairingOptions, pair_dumps
 from assay.offline.ports.lanes import Port
 from assay.offline.tokens.mixed_passes import split_mixed_passes
-from assay.offline.tokens.ranks import number_ranks
 from assay.progress import Progress
 
 # Relative error of a whole tensor that no rounding causes, in any dtype that models run in.

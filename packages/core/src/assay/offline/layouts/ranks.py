@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpedTensor
+from assay.offline.layouts.context_parallel import PartsOfPasses, find_parts
+from assay.offline.layouts.experts import number_experts
+from assay.offline.layouts.moving import move_all, move_tensor
 from assay.offline.tokens.alignment import read_ids
-from assay.offline.tokens.context_parallel import PartsOfPasses, find_parts
-from assay.offline.tokens.experts import number_experts
-from assay.offline.tokens.moving import move_all, move_tensor
 
 _LAYER = re.compile(r"(.*?\.|)([0-9]+)(\..*|)")
 
