@@ -50,6 +50,8 @@ def write_dump(task: DumpTask) -> None:
             raise RuntimeError(f"{task} ended with {status}")
         return
     try:
+        # Its thread pool is gone. Threads that load a model would all make a new one at once.
+        torch.set_num_threads(torch.get_num_threads())
         _write(task)
         os._exit(0)
     except BaseException:  # noqa: BLE001 - reported by the parent
