@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from assay.api.generation import check_generate
     from assay.api.loading import check_load
     from assay.api.training import check_train
-    from assay.recording.session import capture
+    from assay.recording.capture import capture
     from assay.verdicts import Verdict
 
     __version__: str
 
 _HOMES = {
     "Verdict": "assay.verdicts",
-    "capture": "assay.recording.session",
+    "capture": "assay.recording.capture",
     "compare": "assay.api.dumps",
     "check_generate": "assay.api.generation",
     "check_load": "assay.api.loading",

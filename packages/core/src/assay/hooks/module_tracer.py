@@ -68,6 +68,7 @@ class ModuleTracer:
     recomputing: whether calls are those of the last root call made again, as activation
         checkpointing makes them in backward.
     paused: whether the handler is not called at all.
+    rank: of this process.
     """
 
     handler: TraceHandler
@@ -77,6 +78,7 @@ class ModuleTracer:
     order: int = 0
     recomputing: bool = False
     paused: bool = False
+    rank: int = 0
     _column: int = 0
     _stack: list[ActiveCall] = field(default_factory=list)
     _counts: Counter[str] = field(default_factory=Counter)
@@ -101,6 +103,11 @@ class ModuleTracer:
             return None
         site = self._stack[-1].call.site
         return site.module, site.step, site.call
+
+    @property
+    def is_recomputing(self) -> bool:
+        """Return True if calls are those of the last root call, made again."""
+        return self.recomputing
 
     @contextmanager
     def attached(self, model: nn.Module) -> Iterator[None]:
@@ -136,7 +143,7 @@ class ModuleTracer:
                 if not name:
                     self._stack.clear()  # of a root call that ended by an exception
                 arguments = signature.bind(args, kwargs)
-                if self.recomputing:
+                if self.is_recomputing:
                     known = self._made.get((name, self._num_recomputed[name]))
                     self._num_recomputed[name] += 1
                     if known is None:
@@ -165,7 +172,7 @@ class ModuleTracer:
                     return None  # a call made again that was not made before
                 active = self._stack.pop()
                 output = self.handler.leave(active, output)
-                if not self._stack and not self.recomputing:
+                if not self._stack and not self.is_recomputing:
                     self.handler.finish_root(active)
                 return output
 
@@ -175,7 +182,7 @@ class ModuleTracer:
     def _begin_call(self, name: str, class_name: str) -> Call:
         number = self._counts[name]
         self._counts[name] += 1
-        site = CallSite(self.step, name, number, micro_batch=self.batch)
+        site = CallSite(self.step, name, number, micro_batch=self.batch, rank=self.rank)
         caller = self._stack[-1].call.site.module if self._stack else None
         call = Call(site, class_name, caller, self.order, rows=self._rows)
         self.order += 1

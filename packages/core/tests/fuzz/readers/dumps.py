@@ -11,7 +11,7 @@ from torch import nn
 from assay.dumps.recognizing import open_dump
 from assay.offline.check import Comparison, compare_dumps
 from assay.offline.tokens.alignment import find_passes
-from assay.recording.session import capture
+from assay.recording.capture import capture
 from assay.runs import SilentProgress
 from packages.core.tests.dump_writers.atb import write_operation
 from packages.core.tests.dump_writers.msprobe import dumped

@@ -6,7 +6,7 @@ trace of a training golden also holds the values between the phases of each step
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor
 from assay.dtypes import FORMATS
 from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
+from assay.errors import name_some
 from assay.files import UnreadableFileError, open_file, read_json_object
 from assay.sites import Call, CallSite, Phase, Site
 from assay.trace import Trace, TraceError
@@ -26,6 +27,8 @@ _HEAD, _HEAD_BYTES = b'"format":"assay-trace"', 64
 _TRACES_IN_GOLDEN = (("trace",), tuple(FORMATS))
 # Attachments of a training trace: a table of values, and their tensors.
 _STEP_TABLE = re.compile(r"(step-(\d+))-table")
+# Folder of one rank of a capture.
+_RANK = re.compile(r"rank-(\d{1,6})")
 # Before the name of a counter of an optimizer. Optimizers differ in what they count.
 _COUNT = "count-"
 # The elements of a tensor of statistics, in their order.
@@ -38,11 +41,13 @@ class AssayReader:
     name = "assay"
 
     def recognize(self, path: Path) -> bool:
-        """Return True for a trace, a golden, or the folder of a check that holds a golden."""
-        return bool(_find_traces(path))
+        """Return True for a trace, those of several ranks, a golden, or the folder of a check."""
+        return bool(_find_traces(path) or _find_ranks(path))
 
     def open(self, path: Path) -> Dump:
-        """Read the index of the trace."""
+        """Read the index of the trace, or those of all ranks."""
+        if ranks := _find_ranks(path):
+            return self._join(path, ranks)
         folder, *others = _find_traces(path)
         try:
             trace = Trace.open(folder)
@@ -65,6 +70,34 @@ class AssayReader:
             rows={call.site: call.rows for call in trace.calls if call.rows is not None},
             rounded_to=str(trace.manifest.get("dtype") or ""),
         )
+
+    def _join(self, path: Path, folders: Mapping[int, Path]) -> Dump:
+        """Return the dump of all ranks. A rank that cannot be read is a problem of the dump."""
+        dumps, damaged = [], DamagedFiles()
+        for rank, folder in folders.items():
+            try:
+                dumps.append(self.open(folder))
+            except (DumpError, UnreadableFileError) as error:
+                damaged.problems.append(f"rank {rank}: {error}")
+        if not dumps:
+            raise DumpError(f"{path}: no rank can be read: {name_some(damaged.problems)}")
+        found = [(one, partial(dump.read, one)) for dump in dumps for one in dump.tensors]
+        sizes = [int(dump.provenance.get("world_size", 0)) for dump in dumps]
+        missing = [rank for rank in range(max(sizes)) if rank not in folders]
+        damaged.problems += [f"rank {rank} is missing" for rank in missing]
+        damaged.problems += [problem for dump in dumps for problem in dump.problems]
+        whole = assemble_dump(self.name, path, found, damaged, dumps[0].provenance)
+        return replace(whole, rows={at: rows for one in dumps for at, rows in one.rows.items()})
+
+
+def _find_ranks(path: Path) -> dict[int, Path]:
+    """Return by number the folders of the ranks of one capture."""
+    folders = {
+        int(found[1]): folder
+        for folder in (path.glob("rank-*") if path.is_dir() else ())
+        if (found := _RANK.fullmatch(folder.name)) and _is_trace(folder)
+    }
+    return dict(sorted(folders.items()))
 
 
 def _find_traces(path: Path) -> list[Path]:
@@ -139,13 +172,15 @@ def _by_end(calls: Iterable[Call]) -> Iterator[Call]:
 
 def _attached(trace: Trace) -> Iterator[FoundTensor]:
     """Yield the values between the phases of training steps: losses, gradients, updates."""
+    recorded = trace.manifest.get("rank")
+    rank = recorded if isinstance(recorded, int) else 0
     for name in trace.attachments:
         if found := _STEP_TABLE.fullmatch(name):
             values, table = trace.attachment(found[1]), trace.attachment_json(name)
             try:
                 rows: Any = table["values"]  # type: ignore[call-overload,index]
                 sites = [
-                    (_parse_site(row, int(found[2])), values[str(row["tensor"])])
+                    (_parse_site(row, int(found[2]), rank), values[str(row["tensor"])])
                     for row in rows
                     if not row["port"].startswith(_COUNT)
                 ]
@@ -155,17 +190,20 @@ def _attached(trace: Trace) -> Iterator[FoundTensor]:
                 yield DumpedTensor.of_values(site, str(site), value), value.detach
 
 
-def _parse_site(row: dict[str, Any], step: int) -> Site:
+def _parse_site(row: dict[str, Any], step: int, rank: int) -> Site:
     """Return the address of a value. A gradient has the port of its parameter."""
     phase, index = row["phase"], row["index"]
     if phase not in get_args(Phase) or type(index) is not int:
         raise ValueError(f"{phase!r}, {index!r}")
     port = re.sub(r"^gradient\.", "parameter.", row["port"])
-    return Site(CallSite(step, str(row["module"]), phase=phase, micro_batch=index), port)
+    at = CallSite(step, str(row["module"]), phase=phase, micro_batch=index, rank=rank)
+    return Site(at, port)
 
 
 def _provenance(trace: Trace) -> dict[str, str]:
     facts = {key: value for key, value in trace.manifest.items() if isinstance(value, str)}
+    if isinstance(size := trace.manifest.get("world_size"), int) and size > 1:
+        facts["world_size"] = str(size)
     if dtype := facts.pop("dtype", ""):
         facts["inputs"] = f"those of every module are rounded to {dtype}"
     for name in ("golden.json", "report.json"):
