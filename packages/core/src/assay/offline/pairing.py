@@ -23,6 +23,7 @@ from assay.offline.ports.matching import Matching, match_lanes, match_modules
 from assay.offline.ports.residuals import add_residuals
 from assay.offline.ports.topology import Graph, match_by_topology
 from assay.offline.tokens.alignment import TokenAlignment, align_passes, find_passes
+from assay.offline.tokens.expert_rows import place_expert_rows
 from assay.offline.tokens.ids import LogitsOf, TokenComparison, compare_ids
 from assay.offline.tokens.passes import PassPair
 from assay.offline.tokens.rows import take_rows
@@ -130,6 +131,9 @@ def pair_dumps(expected: Dump, actual: Dump, options: PairingOptions) -> Pairing
     matching = match_lanes(lanes, actual_lanes, names)
     matching.pairs = find_groups(matching.pairs, expected, actual)
     tokens = compare_ids(alignment, _read_logits_with(expected, actual, matching, alignment))
+    expected, actual = place_expert_rows(
+        expected, actual, matching, alignment.pairs, tokens.first_different
+    )
     return Pairing(expected, actual, matching, alignment, tokens, (lanes, actual_lanes), notes)
 
 

@@ -130,6 +130,11 @@ def describe_missing(missing: list[str]) -> str:
     return f"without a partner ({len(missing):,}): {name_some(missing)}"
 
 
+def describe_unknown_rows(port: str) -> str:
+    """State that the rows of a port inside fused experts have no known token."""
+    return f"{port}: the recorded expert choices do not tell the tokens of its rows"
+
+
 def describe_left_out(places: list[str]) -> str:
     """Name places of which no token is comparable."""
     return (

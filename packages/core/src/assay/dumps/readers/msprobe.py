@@ -197,7 +197,7 @@ def _number_irregular_calls(
     order = {module: at for at, module in enumerate(dict.fromkeys(forward.values()))}
     found = {}
     for text, module in forward.items():
-        if counts[keys[text].counter] % num_passes:
+        if counts[keys[text].counter] % num_passes or "experts" in module.split("."):
             is_before = order[module] < order[first]
             number = finished[last] if is_before else finished[first] - 1
             found[text] = number, calls[module, number]

@@ -1,0 +1,258 @@
+"""Rows inside fused experts: one for each token and each expert that its router chose.
+
+Implementations compute them in different orders. The recorded choices give each row its token and expert.
+
+Shape legend: N tokens of a pass, K experts of a token, C channels, R paired tokens.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import inf, prod
+
+import torch
+from torch import Tensor
+
+from assay.comparing.wording.dumps import describe_unknown_rows
+from assay.dumps.protocol import Dump, DumpedTensor
+from assay.offline.ports.lanes import Lane, LanePair
+from assay.offline.ports.matching import Matching
+from assay.offline.tokens.passes import Pass, PassPair
+from assay.offline.tokens.rows import take_rows
+from assay.sites import Site
+
+_ROUTERS = ("gate", "router")
+# Rows of one token differ by less than half of their size, those of different tokens by more than it.
+_SIMILAR = 0.5
+# The sums of equal errors differ in their last digits.
+_CLEARLY = 1e-3
+
+_Key = tuple[int, int]  # batch and step
+
+
+def place_expert_rows(
+    expected: Dump, actual: Dump, matching: Matching, passes: Sequence[PassPair],
+    first_different: Mapping[int, int],
+) -> tuple[Dump, Dump]:  # fmt: skip
+    """Give the rows inside fused experts the shape (N, K, C), in the lanes of `matching`.
+
+    Where the routers of both sides agree, rows that correspond stay as they are. Ports whose rows have no
+    known token become unmatched.
+    first_different: by prompt, the position of its first different token.
+    Returns: both dumps, able to read the changed lanes.
+    """
+    readers = _Reader(expected), _Reader(actual)
+    alike = [_find_comparable(pair, first_different) for pair in passes]
+    for choices, inner in _find_fused(matching.pairs):
+        layer = _Layer(
+            _Experts(expected, choices.expected if choices else None, [x.expected for x in inner]),
+            _Experts(actual, choices.actual if choices else None, [x.actual for x in inner]),
+        )
+        alike = list(map(layer.compare_choices, passes, alike))
+        keeps = all(bool(one.all()) for one in alike)
+        if all(layer.choose_orders(*one, keeps=keeps) for one in zip(passes, alike, strict=True)):
+            layer.expected.place(readers[0])
+            layer.actual.place(readers[1])
+            continue
+        for lanes in inner:
+            matching.pairs.remove(lanes)
+            matching.unmatched_expected.append(describe_unknown_rows(str(lanes.port)))
+    return replace(expected, read=readers[0].read), replace(actual, read=readers[1].read)
+
+
+def _find_comparable(pair: PassPair, first_different: Mapping[int, int]) -> Tensor:
+    """Return which paired tokens are not after a different one, (R,)."""
+    rows = pair.by_row().rows
+    places = zip(rows.prompts, rows.positions, strict=True) if rows is not None else ()
+    return torch.tensor([at < first_different.get(prompt, inf) for prompt, (at,) in places])
+
+
+def _find_fused(pairs: Sequence[LanePair]) -> Iterator[tuple[LanePair | None, list[LanePair]]]:
+    """Yield the recorded choices of fused experts, and the ports of a module inside them."""
+    choices: dict[str, LanePair] = {}
+    inner: dict[str, list[LanePair]] = {}
+    for pair in pairs:
+        port, first = pair.port, pair.expected.first
+        parent, _, name = port.module.rpartition(".")
+        if port.phase != "forward" or port.direction not in ("input", "output"):
+            continue
+        if "int" in first.dtype and len(first.shape or ()) > 1:
+            if port.direction == "input":
+                choices[port.module] = pair
+            elif name in _ROUTERS:
+                choices.setdefault(f"{parent}.experts", pair)
+        elif parent.split(".")[-1] == "experts" and not name.isdigit() and _are_matrices(pair):
+            inner.setdefault(port.module, []).append(pair)
+    for module, lanes in inner.items():
+        yield choices.get(module.rpartition(".")[0]), lanes
+
+
+def _are_matrices(pair: LanePair) -> bool:
+    sides = (*pair.expected.tensors.values(), *pair.actual.tensors.values())
+    tensors = [tensor for held in sides for tensor in held]
+    return all(one.has_values and not one.layout and len(one.shape or ()) == 2 for one in tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads a dump with placed rows. placed: by address, the tensors of all calls, and their order."""
+
+    dump: Dump
+    placed: dict[tuple[Site, str], tuple[list[DumpedTensor], Tensor]] = field(default_factory=dict)
+
+    def read(self, tensor: DumpedTensor) -> Tensor:
+        """Read a tensor of the dump or of a changed lane."""
+        address = tensor.site, tensor.key
+        if address not in self.placed:
+            return self.dump.read(tensor)
+        parts, order_NK = self.placed[address]
+        return torch.cat([self.dump.read(one) for one in parts])[order_NK]
+
+
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    """A module inside the fused experts of one dump.
+
+    orders: by batch and step, for each token and expert, (N, K), its row among those of all calls.
+    """
+
+    dump: Dump
+    choices: Lane | None
+    lanes: Sequence[Lane]
+    orders: dict[_Key, Tensor] = field(default_factory=dict)
+
+    def read_choices(self, of_pass: Pass) -> Tensor | None:
+        """Return the experts of each token, (N, K); None if they are unknown or ranks differ."""
+        lane, key = self.choices, (*_key(of_pass), 0)
+        held = [self.dump.read_intact(one) for one in lane.tensors.get(key, [])] if lane else []
+        first = held[0] if held else None
+        if first is None or any(one is None or not torch.equal(one, first) for one in held):
+            return None
+        choice_NK = first.flatten(0, -2).long()
+        fits = of_pass.shape is not None and len(choice_NK) == prod(of_pass.shape)
+        return choice_NK if fits and bool((choice_NK >= 0).all()) else None
+
+    def read_rows(self, of_pass: Pass) -> Tensor | None:
+        """Return the rows of all calls, as the first port and rank hold them; None if some are lost."""
+        found = [
+            self.dump.read_intact(held[0])
+            for held in _calls_of(self.lanes[0], _key(of_pass)).values()
+        ]
+        intact = [one for one in found if one is not None]
+        return torch.cat(intact) if intact and len(intact) == len(found) else None
+
+    def list_lengths(self, of_pass: Pass) -> set[tuple[int, ...]]:
+        """Return the numbers of rows of all calls; several if ports or ranks differ."""
+        return {
+            tuple(tensor.shape[0] for tensor in tensors if tensor.shape)
+            for lane in self.lanes
+            for tensors in zip(*_calls_of(lane, _key(of_pass)).values(), strict=False)
+        }
+
+    def list_orders(self, of_pass: Pass) -> list[Tensor]:
+        """Return the orders of a pass that the numbers of rows allow, the most usual one first."""
+        choice_NK = self.read_choices(of_pass)
+        if choice_NK is None:
+            return []
+        known = self.orders.get(_key(of_pass))
+        return [known] if known is not None else _list_orders(choice_NK, self.list_lengths(of_pass))
+
+    def place(self, reader: _Reader) -> None:
+        """Replace the calls of each pass with a known order by one."""
+        for lane in self.lanes:
+            for key, order_NK in self.orders.items():
+                calls = _calls_of(lane, key)
+                placed = []
+                for parts in map(list, zip(*calls.values(), strict=True)):
+                    shape = (*order_NK.shape, *(parts[0].shape or ())[1:])
+                    placed.append(replace(parts[0], key=f"{parts[0].key} (by token)", shape=shape))
+                    reader.placed[placed[-1].site, placed[-1].key] = parts, order_NK
+                for at in calls:
+                    del lane.tensors[at]
+                lane.tensors[*key, 0] = placed
+
+
+def _key(of_pass: Pass) -> _Key:
+    return of_pass.batch, of_pass.step
+
+
+def _calls_of(lane: Lane, key: _Key) -> dict[tuple[int, int, int], list[DumpedTensor]]:
+    return {at: tensors for at, tensors in sorted(lane.tensors.items()) if at[:2] == key}
+
+
+def _list_orders(choice_NK: Tensor, lengths: set[tuple[int, ...]]) -> list[Tensor]:
+    """Return possible orders, the experts of a token in ascending order. lengths: rows of the calls."""
+    num_tokens, num_chosen = choice_NK.shape
+    chosen = choice_NK.flatten()
+    counts = chosen.bincount()
+    slots: list[Tensor] = []
+    # Source: transformers 5, integrations/moe.py and models/mixtral/modeling_mixtral.py.
+    if lengths == {(len(chosen),)}:
+        # grouped_mm sorts by expert, on CPUs not stably; batched_mm does not sort.
+        slots = [chosen.argsort(stable=True), chosen.argsort(), torch.arange(len(chosen))]
+    elif lengths == {tuple(counts[counts > 0].tolist())}:
+        # eager calls one expert after the other, with all first choices before all second ones.
+        by_choice = choice_NK * num_chosen + torch.arange(num_chosen)
+        slots = [by_choice.flatten().argsort(stable=True)]
+    ascending = choice_NK.argsort(dim=1, stable=True)
+    wanted = torch.arange(num_tokens)[:, None] * num_chosen + ascending
+    return [one.argsort()[wanted] for one in slots]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A module inside fused experts, on both sides."""
+
+    expected: _Experts
+    actual: _Experts
+
+    def compare_choices(self, pair: PassPair, alike: Tensor) -> Tensor:
+        """Return which of the tokens in `alike` have the same experts in the same order, (R,)."""
+        choices = self.expected.read_choices(pair.expected), self.actual.read_choices(pair.actual)
+        if choices[0] is None or choices[1] is None:
+            return alike
+        taken = _take_both(pair, choices[0], choices[1])
+        return alike & (taken[0] == taken[1]).all(1) if taken is not None else alike
+
+    def choose_orders(self, pair: PassPair, alike: Tensor, *, keeps: bool) -> bool:
+        """Keep the orders by which tokens agree best, unless rows correspond as they are.
+
+        alike: tokens that must agree. Returns: False if no order is known by which they do.
+        """
+        reference = self.expected.read_rows(pair.expected)
+        value = self.actual.read_rows(pair.actual)
+        if reference is None or value is None:
+            return True  # the comparison names a pass without a partner, or the damaged file
+        orders = self.expected.list_orders(pair.expected), self.actual.list_orders(pair.actual)
+        lengths = self.actual.list_lengths(pair.actual)
+        is_same = pair.expected_rows is None and lengths == self.expected.list_lengths(
+            pair.expected
+        )
+        if is_same and keeps and (not all(orders) or _difference(reference, value) <= _SIMILAR):
+            return True
+        least = inf
+        for expected, actual in product(*orders):
+            taken = _take_both(pair, reference[expected], value[actual])
+            error = inf if taken is None else _difference(taken[0][alike], taken[1][alike])
+            if error <= _SIMILAR and error < least - _CLEARLY:
+                least = error
+                self.expected.orders[_key(pair.expected)] = expected
+                self.actual.orders[_key(pair.actual)] = actual
+        return least < inf
+
+
+def _take_both(pair: PassPair, reference: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the rows of the paired tokens, (R, C), as wide as the narrower side."""
+    pair, width = pair.by_row(), min(reference.shape[-1], value.shape[-1])
+    one = take_rows(reference[..., :width], pair.expected, pair.expected_rows)
+    other = take_rows(value[..., :width], pair.actual, pair.actual_rows)
+    return (one[0][:, 0], other[0][:, 0]) if one is not None and other is not None else None
+
+
+def _difference(reference: Tensor, value: Tensor) -> float:
+    """Return the mean relative error of rows, each at most 1, over the channels of the narrower side."""
+    width = min(reference.shape[-1], value.shape[-1])
+    wanted = reference[:, :width].double()
+    norms = wanted.norm(dim=1).clamp(min=torch.finfo(torch.float64).tiny)
+    errors = (value[:, :width].double() - wanted).norm(dim=1) / norms
+    return float(errors.nan_to_num(1.0).clamp(max=1.0).mean()) if len(errors) else 0.0
