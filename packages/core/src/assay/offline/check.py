@@ -12,7 +12,7 @@ from assay.dumps.recognizing import open_dump
 from assay.files import write_whole
 from assay.launch import on_first_rank
 from assay.models.quantization.stored import StoredWeights
-from assay.offline.comparison import Comparison, refuse_options_of_tensors
+from assay.offline.comparison import Comparison, refuse_dump_as_model, refuse_options_of_tensors
 from assay.offline.completeness.reused_buffers import describe_reused
 from assay.offline.judging.causes import Evidence
 from assay.offline.judging.locating import coarser_unit, count_blocks
@@ -51,6 +51,7 @@ def compare(comparison: Comparison, folder: Path, progress: Progress) -> Verdict
 
     Under torchrun every rank calls this. They share the measuring; the first judges and writes.
     """
+    refuse_dump_as_model(comparison.model)
     custom = load_metrics(comparison.metrics, COLUMNS)
     with progress.step("reads the indexes"):
         expected = open_dump(comparison.expected, comparison.format)

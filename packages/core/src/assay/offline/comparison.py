@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from assay.dumps.recognizing import readers
 from assay.errors import UsageError
 from assay.models.remote_code import RemoteCode
 from assay.sites import ComparedLevel
@@ -40,6 +41,19 @@ class Comparison:
     table: Path | None = None
     """File for a table of all tensors."""
     command: tuple[str, ...] = field(default=(), compare=False)
+
+
+def refuse_dump_as_model(model: str | None) -> None:
+    """Raise UsageError for a dump that is given as --model."""
+    path = Path(model or "")
+    if model is None or not path.exists() or (path / "config.json").exists():
+        return
+    for reader in readers():
+        if reader.recognize(path):
+            raise UsageError(
+                f"--model {model} is a dump ({reader.name}): name the model that made it, a folder with"
+                " config.json, a hub name or micro:RECIPE"
+            )
 
 
 def refuse_options_of_tensors(comparison: Comparison) -> None:

@@ -6,12 +6,15 @@ from math import prod
 from typing import Any
 
 from assay.comparing.wording.numerals import format_count
+from assay.dumps.protocol import Dump, DumpedTensor
 from assay.dumps.recognizing import open_dump
 from assay.errors import name_some
+from assay.files import UnreadableFileError
 from assay.foreign_text import one_line
 from assay.offline.judging.locating import level_of
 from assay.offline.ports.lanes import collect_lanes
 from assay.offline.tokens.alignment import find_passes
+from assay.progress import subtask
 
 _NUM_SHOWN = 5
 # Bytes of one value of dtypes whose names do not end in their number of bits.
@@ -34,6 +37,8 @@ class Contents:
     dtypes: dict[str, int]
     provenance: dict[str, str]
     problems: list[str]
+    damaged: list[str]
+    """Errors of the files that cannot be read."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -53,11 +58,12 @@ class Contents:
         ]
         lines += [f"  {name}: {value}" for name, value in self.provenance.items()]
         lines += [f"  missing: {problem}" for problem in self.problems]
+        lines += [f"  damaged: {problem}" for problem in self.damaged]
         return [one_line(line) for line in lines]
 
 
 def describe_contents(path: str, format_name: str | None = None) -> Contents:
-    """Open a dump and count what it holds.
+    """Open a dump, count what it holds, and read every tensor, one at a time.
 
     Raises: DumpError or UnreadableFileError if it cannot be read.
     """
@@ -67,7 +73,7 @@ def describe_contents(path: str, format_name: str | None = None) -> Contents:
         dump.format,
         str(dump.path),
         len(dump.tensors),
-        sum(prod(one.shape or (0,)) * _item_bytes(one.dtype) for one in dump.tensors),
+        sum(map(_size_bytes, dump.tensors)),
         bool(dump.tensors) and not any(one.has_values for one in dump.tensors),
         sorted({one.site.at.rank for one in dump.tensors}),
         [str(one) for one in find_passes(dump)],
@@ -76,12 +82,27 @@ def describe_contents(path: str, format_name: str | None = None) -> Contents:
         dict(Counter(one.dtype or "unknown" for one in dump.tensors)),
         dict(dump.provenance),
         list(dump.problems),
+        _find_damaged(dump),
     )
 
 
-def _item_bytes(dtype: str) -> int:
-    digits = dtype.lstrip("abcdefghijklmnopqrstuvwxyz")
-    return (_BITS.get(dtype) or int(digits if digits.isdigit() else 0)) // 8
+def _find_damaged(dump: Dump) -> list[str]:
+    errors: dict[str, None] = {}
+    stored = [one for one in dump.tensors if one.has_values]
+    with subtask(f"reads {dump.path}", sum(map(_size_bytes, stored)), "bytes") as task:
+        for tensor in stored:
+            try:
+                dump.read(tensor)
+            except UnreadableFileError as error:
+                errors[str(error)] = None
+            task.advance(_size_bytes(tensor))
+    return list(errors)
+
+
+def _size_bytes(tensor: DumpedTensor) -> int:
+    digits = tensor.dtype.lstrip("abcdefghijklmnopqrstuvwxyz")
+    bits = _BITS.get(tensor.dtype) or int(digits if digits.isdigit() else 0)
+    return prod(tensor.shape or (0,)) * bits // 8
 
 
 def _counts(counts: dict[str, int]) -> str:

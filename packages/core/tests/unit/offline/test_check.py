@@ -12,6 +12,7 @@ from torch import nn
 
 import assay
 from assay.errors import UsageError
+from assay.offline.contents import describe_contents
 from assay.offline.metrics.custom import MetricError
 from assay.verdicts import Outcome
 from packages.core.tests.dump_writers.msprobe import dumped
@@ -39,6 +40,29 @@ def test_equal_dumps_pass(golden: Path, tmp_path: Path) -> None:
     assert verdict.verdict is Outcome.PASS
     assert verdict.headline == "The dumps agree in all 66 tensors."
     assert verdict.compared == 66
+
+
+def test_a_coarser_expected_may_be_swapped(tmp_path: Path) -> None:
+    fine, coarse = write(tmp_path / "fine"), write(tmp_path / "coarse", lambda one: one.bfloat16())
+    question = "EXPECTED is usually the finer one: are the two swapped?"
+    notes = judge(coarse, fine, tmp_path / "swapped").notes
+    assert f"EXPECTED holds bfloat16, ACTUAL float32; {question}" in notes
+    assert not any(question in one for one in judge(fine, coarse, tmp_path / "right").notes)
+
+
+def test_a_dump_as_model_is_refused(golden: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--model .*golden is a dump \(msprobe\)"):
+        judge(golden, golden, tmp_path / "out", model=str(golden))
+
+
+def test_inspect_lists_damaged_files(golden: Path) -> None:
+    assert describe_contents(str(golden)).damaged == []
+    file = next(golden.rglob("*layers.1.up*output.0.pt"))
+    file.write_bytes(file.read_bytes()[:100])
+    contents = describe_contents(str(golden))
+    assert len(contents.damaged) == 1
+    assert file.name in contents.damaged[0]
+    assert f"  damaged: {contents.damaged[0]}" in contents.to_lines()
 
 
 def test_an_error_of_a_block_s_own_code_is_located_in_the_block(

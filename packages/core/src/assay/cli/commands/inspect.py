@@ -14,7 +14,7 @@ def inspect(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List what a dump holds: format, ranks, passes, modules, sizes, and what is missing.
+    """List what a dump holds: format, ranks, passes, modules, sizes, and what is missing or damaged.
 
     Example: assay inspect dump/golden
 
@@ -22,8 +22,10 @@ def inspect(
     """
     from assay.offline.contents import describe_contents
     from assay.output.streams import print_text
+    from assay.runs import open_progress
 
-    contents = describe_contents(folder, format_name)
+    with open_progress() as progress, progress.step(f"inspects {folder}"):
+        contents = describe_contents(folder, format_name)
     if as_json:
         print_text(json.dumps(contents.to_json(), indent=1))
     else:

@@ -7,6 +7,7 @@ from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
 from assay.comparing.wording.numerals import format_against, format_count, format_number
 from assay.comparing.wording.phrases import describe_error, describe_location, describe_statistic
+from assay.dtypes import FORMATS
 from assay.errors import name_some
 from assay.stages import METRICS
 from assay.verdicts import Location
@@ -238,8 +239,10 @@ def describe_allowed(count: int) -> str:
 
 
 def describe_dtypes(expected: str, actual: str) -> str:
-    """Note that the sides compute in different dtypes."""
-    return f"EXPECTED holds {expected}, ACTUAL {actual}"
+    """Note that the sides compute in different dtypes, and that they may be swapped."""
+    is_coarser = FORMATS[expected].unit_roundoff > FORMATS[actual].unit_roundoff
+    question = "; EXPECTED is usually the finer one: are the two swapped?" if is_coarser else ""
+    return f"EXPECTED holds {expected}, ACTUAL {actual}{question}"
 
 
 def describe_replay(num_ports: int, model: str) -> str:
