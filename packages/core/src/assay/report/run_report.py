@@ -144,13 +144,18 @@ class Report:
         return {key: StageKey(order, *key) for key, order in first.items()}
 
     @property
+    def judged_side(self) -> str:
+        """Return what the command calls the side that is judged."""
+        return "ACTUAL" if "format" in self.verdict.candidate else "candidate"
+
+    @property
     def facts(self) -> dict[str, list[tuple[str, str]]]:
         """Model, environment and sides as names and values; the command is shown separately."""
-        verdict = self.verdict
+        verdict, is_of_dumps = self.verdict, self.judged_side == "ACTUAL"
         groups = {
             "Model": verdict.model,
-            "Reference": verdict.reference,
-            "Candidate": verdict.candidate,
+            "EXPECTED" if is_of_dumps else "Reference": verdict.reference,
+            "ACTUAL" if is_of_dumps else "Candidate": verdict.candidate,
             "Environment": verdict.environment,
         }
         flat = {title: _flatten(facts) for title, facts in groups.items() if facts}

@@ -28,6 +28,9 @@ _STYLES = {
     Outcome.NOT_COMPARED: "bold yellow",
 }
 
+# In columns; no row is as long.
+_UNLIMITED = 100_000
+
 _NUMBERS = ("compared", "ratio / limit")
 _WORDS = ("level", "verdict")
 
@@ -35,8 +38,10 @@ _WORDS = ("level", "verdict")
 def print_report(report: Report, console: Console, html: Path | None = None) -> None:
     """Print `report`: the verdict first, `html` (its page) last.
 
-    Long lines that may be copied are left for the terminal to wrap.
+    Long lines that may be copied are left for the terminal to wrap. A file gets each row on one line.
     """
+    if not console.is_terminal:
+        console.width = _UNLIMITED
     for piece in _pieces(report, html):
         if isinstance(piece, Text):
             console.print(piece, soft_wrap=True)
@@ -65,13 +70,13 @@ def _pieces(report: Report, html: Path | None) -> Iterator[RenderableType]:
         yield Text.assemble("Next: ", (words.next_command, "bold"))
     if verdict.verdict is not Outcome.PASS:
         yield Text("")
-        yield Padding(_ladder(report.ladder), (0, 0, 0, 2))
+        yield Padding(_ladder(report.ladder), (0, 0, 0, 2), expand=False)
     if len(verdict.suspects) > 1:
         yield Text("")
         yield Text(
             f"Suspects, worst first ({len(report.top_suspects)} of {len(verdict.suspects)}):"
         )
-        yield Padding(_suspects(report), (0, 0, 0, 2))
+        yield Padding(_suspects(report), (0, 0, 0, 2), expand=False)
     for note in report.notes:
         yield Text(f"note: {one_line(note)}")
     resolution = describe_resolution(verdict)

@@ -129,6 +129,8 @@ def test_colours_follow_the_logarithm_and_nan_has_its_own(
     ]
     report = Report(tmp_path, Verdict(verdict=Outcome.FAIL), rows)
     page = chromium.open(publish_one(report)).page
+    heading = page.locator("#heat-map [title^=prompt]")
+    assert heading.get_attribute("title") == "prompt 0, tokens 0 to 3"
     assert colour_of(page, 1, 2) == [0, 160, 138, 255]
     assert colour_of(page, 0, 0) == [241, 244, 248, 255]
     # log10(1.78) of six steps is 1.5: half way from the second colour to the third.

@@ -22,7 +22,8 @@ def inside_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def printed(report: Report, width: int = 100) -> str:
     stream = io.StringIO()
-    print_report(report, Console(file=stream, width=width), Path("runs/0412/report.html"))
+    console = Console(file=stream, width=width, force_terminal=True, color_system=None)
+    print_report(report, console, Path("runs/0412/report.html"))
     return "".join(line.rstrip() + "\n" for line in stream.getvalue().splitlines())
 
 
@@ -57,6 +58,16 @@ def test_failure_is_printed_whole() -> None:
         "resolution 8.4e-3: a smaller relative error may not have been seen\n"
         "report: runs/0412/report.html\n"
     )
+
+
+def test_a_file_gets_paths_of_modules_on_one_line() -> None:
+    report = read_report(write_sample(Path("runs/0412"), FAILED))
+    stream = io.StringIO()
+    print_report(report, Console(file=stream, width=40))
+    lines = [line.strip() for line in stream.getvalue().splitlines()]
+    (line,) = [one for one in lines if one.endswith("14.6x / 3.0x")]
+    assert line.startswith("model.layers.0.mlp.down_proj (forward, step 0) (named above)")
+    assert "inputs   PASS            9" in lines
 
 
 def test_pass_is_short_and_states_its_resolution() -> None:

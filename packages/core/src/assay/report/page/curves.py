@@ -94,10 +94,10 @@ def draw_depth(report: Report) -> Chart | None:
     return _chart(
         places,
         [
-            ("accumulated, candidate", "accumulated"),
+            (f"accumulated, {report.judged_side}", "accumulated"),
             ("accumulated, noise", "accumulated noise"),
             ("added beyond the inputs", "added"),
-            ("replayed, candidate", "replayed"),
+            (f"replayed, {report.judged_side}", "replayed"),
             ("replayed, noise", "replayed noise"),
         ],
         _layer_ticks(stages),
@@ -163,7 +163,7 @@ def draw_kl(report: Report) -> Chart | None:
     places = [_Place(title, _both(row), row.prompt or 0) for title, row in kept]
     return _chart(
         places,
-        [("candidate", "replayed"), ("noise run", "replayed noise")],
+        [(report.judged_side, "replayed"), ("noise run", "replayed noise")],
         _prompt_ticks([row for _, row in kept]),
         [describe_pooling(width)] if width > 1 else [],
     )

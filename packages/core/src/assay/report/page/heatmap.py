@@ -54,6 +54,7 @@ class HeatMap:
     columns: list[Column]
     cells: list[Measurement | None]
     located: int | None
+    judged_side: str = "candidate"
     statements: list[str] = field(default_factory=list)
 
     @property
@@ -76,6 +77,8 @@ class HeatMap:
             "stages": [stage.label for stage in self.stages],
             "columns": [column.label for column in self.columns],
             "prompts": [column.prompt for column in self.columns],
+            "tokens": [[column.first, column.last] for column in self.columns],
+            "judgedSide": self.judged_side,
             "ratio": pack_numbers([cell.ratio if cell else None for cell in self.cells]),
             "actual": pack_numbers([cell.actual if cell else None for cell in self.cells]),
             "expected": pack_numbers([cell.expected if cell else None for cell in self.cells]),
@@ -122,7 +125,7 @@ def draw_heat_map(report: Report, max_cells: int = MAX_CELLS) -> HeatMap | None:
         known = cells[index]
         if known is None or severity(row.ratio) > severity(known.ratio):
             cells[index] = row
-    return HeatMap(stages, columns, cells, _located(report, stages), statements)
+    return HeatMap(stages, columns, cells, _located(report, stages), report.judged_side, statements)
 
 
 def _cells(report: Report) -> Iterator[tuple[StageName, Token, Measurement]]:

@@ -18,6 +18,7 @@ class MeasurementTable:
 
     rows: list[Measurement]
     statements: list[str]
+    judged_side: str = "candidate"
 
     def packed(self) -> dict[str, object]:
         """Data for the page: for each column its title and its packed values."""
@@ -29,7 +30,7 @@ class MeasurementTable:
             ("statistic", pack_labels([row.statistic for row in rows])),
             ("ratio", pack_numbers([shown_ratio(row) for row in rows])),
             ("limit", pack_numbers([row.limit for row in rows])),
-            ("candidate", pack_numbers([row.actual for row in rows])),
+            (self.judged_side, pack_numbers([row.actual for row in rows])),
             ("noise", pack_numbers([row.expected for row in rows])),
             ("prompt", pack_labels([row.prompt for row in rows])),
             ("token", pack_labels([row.position for row in rows])),
@@ -56,4 +57,4 @@ def draw_table(report: Report, max_rows: int = MAX_ROWS) -> MeasurementTable:
         highest = max(rank_of(row) for row in left_out)
         statements.append(describe_measurements_left_out(len(kept), len(ranked), highest))
     kept.sort(key=rank_of, reverse=True)
-    return MeasurementTable(kept, statements)
+    return MeasurementTable(kept, statements, report.judged_side)

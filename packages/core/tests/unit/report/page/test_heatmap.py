@@ -1,6 +1,7 @@
 """The cells of the heat map, and what it leaves out."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from assay.report.page import heatmap
 from assay.report.page.heatmap import draw_heat_map
+from assay.report.page.table import draw_table
 from assay.report.run_report import Report
 from assay.verdicts import Location, Measurement, Outcome, Verdict
 
@@ -80,6 +82,29 @@ def test_located_stage_is_marked_by_module_and_phase() -> None:
     assert found is not None
     assert [stage.label for stage in found.stages] == ["(model) (inputs)", "(model)"]
     assert found.located == 0
+
+
+def test_columns_carry_prompts_and_tokens_for_their_headings() -> None:
+    found = draw_heat_map(
+        report_of(cell("a", 3, 1.0), cell("a", 7, 1.0), cell("a", 2, 1.0, prompt=1))
+    )
+    assert found is not None
+    packed = found.packed()
+    assert packed["prompts"] == [0, 0, 1]
+    assert packed["tokens"] == [[3, 3], [7, 7], [2, 2]]
+
+
+def test_a_comparison_of_dumps_names_the_judged_side_actual() -> None:
+    report = report_of(cell("a", 0, 1.0))
+    dumps = replace(
+        report, verdict=report.verdict.model_copy(update={"candidate": {"format": "msprobe"}})
+    )
+    for one, side in (report, "candidate"), (dumps, "ACTUAL"):
+        found = draw_heat_map(one)
+        assert found is not None
+        assert found.packed()["judgedSide"] == side
+        assert draw_table(one).judged_side == side
+    assert list(dumps.facts) == ["ACTUAL"]
 
 
 def test_prompts_and_decode_steps_are_distinguished() -> None:

@@ -145,9 +145,13 @@
       grid.style.setProperty("--labels", `${labelWidth}px`);
       cells.style.cssText = `width:${width * columns}px;height:${rowHeight * rows}px`;
       starts.forEach((start, number) => {
-        const span = ((starts[number + 1] ?? columns) - start) * width;
-        const text = span > 70 ? `prompt ${map.prompts[start]}` : map.prompts[start];
-        headings[number].replaceChildren(make("b", "", text));
+        const end = starts[number + 1] ?? columns;
+        const span = (end - start) * width;
+        const [first, last] = [map.tokens[start][0], map.tokens[end - 1][1]];
+        const tokens = `prompt ${map.prompts[start]}, tokens ${first} to ${last}`;
+        const short = span > 70 ? `prompt ${map.prompts[start]}` : map.prompts[start];
+        headings[number].replaceChildren(make("b", "", span > 180 ? tokens : short));
+        headings[number].title = tokens;
         headings[number].style.width = `${span}px`;
         if (number) edges[number - 1].style.left = `${start * width}px`;
       });
@@ -161,7 +165,7 @@
       return [
         ...lines,
         ratio[index] < INFINITE ? `${numberText(ratio[index])}x the noise of this row` : "not finite",
-        `candidate ${numberText(actual[index])}, noise ${numberText(expected[index])}`,
+        `${map.judgedSide} ${numberText(actual[index])}, noise ${numberText(expected[index])}`,
         map.port.labels[ports[index]],
       ];
     };
