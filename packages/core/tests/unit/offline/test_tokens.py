@@ -48,6 +48,20 @@ def test_recorded_positions_and_padding_are_used() -> None:
     assert rows_of(find_passes(dump)[0]).positions == ((-1, -1, 0), (0, 1, 2))
 
 
+def test_without_positions_the_mask_counts_them() -> None:
+    dump = make_dump(
+        {
+            (*IDS, 0): torch.tensor([[0, 0, 7], [4, 5, 6]]),
+            ("model", "input.attention_mask", 0): torch.tensor([[0, 0, 1], [1, 1, 1]]),
+            (*IDS, 1): torch.tensor([[8], [9]]),
+            ("model", "input.attention_mask", 1): torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]),
+        }
+    )
+    prefill, decode = find_passes(dump)
+    assert rows_of(prefill).positions == ((-1, -1, 0), (0, 1, 2))
+    assert rows_of(decode).positions == ((1,), (3,))
+
+
 def test_without_ids_the_shape_of_most_activations_counts() -> None:
     dump = make_dump({("a", "output", 0): torch.zeros(2, 5, 8)})
     assert find_passes(dump)[0].shape == (2, 5)

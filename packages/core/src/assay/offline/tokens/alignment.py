@@ -108,7 +108,12 @@ def read_ids(dump: Dump, tensors: Iterable[DumpedTensor]) -> Tensor | None:
 def read_positions(
     dump: Dump, tensors: Iterable[DumpedTensor], shape: tuple[int, int]
 ) -> list[list[int]] | None:
-    """Return the positions of a pass, -1 for padding, (B, T); None if the dump lacks them."""
+    """Return the positions of a pass, -1 for padding, (B, T); None if the dump lacks them.
+
+    Without recorded positions, they are counted along the mask.
+    """
+    length = shape[1]
+    mask = _read_mask(dump, tensors, shape)
     for tensor in tensors:
         if not tensor.has_values or not tensor.site.port.endswith(_POSITION_PORTS):
             continue
@@ -116,27 +121,31 @@ def read_positions(
         if value is None:
             continue
         value = value.long()
-        if value.numel() == shape[0] * shape[1]:
+        if value.numel() == shape[0] * length:
             positions = value.reshape(shape)
-        elif value.numel() == shape[1]:
+        elif value.numel() == length:
             positions = value.reshape(1, -1).expand(shape)
         else:
             continue
-        mask = _read_mask(dump, tensors, shape)
-        return (positions if mask is None else positions.masked_fill(mask == 0, -1)).tolist()
-    return None
+        if mask is not None:
+            positions = positions.masked_fill(mask[:, -length:] == 0, -1)
+        return positions.tolist()
+    if mask is None:
+        return None
+    return (mask.cumsum(1) - 1).masked_fill(mask == 0, -1)[:, -length:].tolist()
 
 
 def _read_mask(
     dump: Dump, tensors: Iterable[DumpedTensor], shape: tuple[int, int]
 ) -> Tensor | None:
-    """Return the padding mask of a pass, (B, T), 0 for padding."""
+    """Return the padding mask of a pass and all before it, 0 for padding, (B, S)."""
     for tensor in tensors:
-        fits = tensor.shape is not None and len(tensor.shape) == 2 and tensor.shape[0] == shape[0]
+        dims = tensor.shape or ()
+        fits = len(dims) == 2 and dims[0] == shape[0] and dims[1] >= shape[1]
         if fits and tensor.has_values and tensor.site.port.endswith(_MASK_PORTS):
             mask = dump.read_intact(tensor)
             if mask is not None:
-                return mask[:, -shape[1] :].long()
+                return mask.long()
     return None
 
 
