@@ -49,6 +49,11 @@ class OfflineFinding:
     verdict: Verdict
 
     @property
+    def is_in_dump(self) -> bool:
+        """Return True if the dump holds the faulty module. msprobe records no outermost one."""
+        return self.format == "assay" or bool(self.fault.stage.module)
+
+    @property
     def located(self) -> bool:
         """Whether the verdict names the module that makes the error."""
         location = self.verdict.location
