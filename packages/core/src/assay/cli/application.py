@@ -26,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(check.app, name="check")
-app.command("capture")(capture.capture)
+app.command("capture", cls=capture.CaptureCommand)(capture.capture)
 app.command("compare")(compare.compare)
 app.command("inspect")(inspect.inspect)
 app.command("calibrate")(calibrate.calibrate)

@@ -48,6 +48,13 @@ def test_dtypes_of_a_golden_are_checked_first(dtypes: str, problem: str, tmp_pat
     assert not (tmp_path / "golden").exists()
 
 
+def test_options_of_a_command_are_refused_for_a_model() -> None:
+    arguments = ["micro:llama", "--run", "cpu/float32", "--output", "golden"]
+    said = message(capture, *arguments, "--steps", "0:2", "--stats-only")
+    assert said == "--steps, --stats-only: only for a command after --"
+    assert message(capture, "--output", "golden").startswith("name a model and its --run, or")
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

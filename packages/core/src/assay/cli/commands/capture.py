@@ -1,22 +1,64 @@
-"""`assay capture`: record the reference, for candidates elsewhere."""
+"""`assay capture`: record the reference, for candidates elsewhere, or the models of a command."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from assay.cli import generation_options as options
+from assay.errors import UsageError
 from assay.output.streams import print_text
 from assay.sites import RecordedLevel
 
+_COMMAND = "assay.command"
+_MIN_PARAMETERS = 1_000_000
+
+
+class CaptureCommand(TyperCommand):
+    """Keeps all that follows `--`, which click would take for arguments of its own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - click's or typer's
+        """Parse what comes before `--`."""
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[_COMMAND] = args[at + 1 :]
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
 
 def capture(  # noqa: PLR0913 - one for each option
+    context: typer.Context,
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")
-    ],
+        str | None, typer.Argument(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")
+    ] = None,
     *,
-    run: Annotated[str, typer.Option(metavar="RUN", help="The trusted device: cpu/float32.")],
-    output: Annotated[Path, typer.Option(metavar="TRACE", help="Folder of the golden.")],
+    run: Annotated[
+        str | None, typer.Option(metavar="RUN", help="The trusted device: cpu/float32.")
+    ] = None,
+    output: Annotated[Path, typer.Option(metavar="TRACE", help="Folder of the golden or trace.")],
+    include: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Of a command: modules to record.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Of a command: modules to leave out.")
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option(metavar="RANGES", help="Of a command: steps, such as 0,100:102.")
+    ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(metavar="RANGES", help="Of a command: passes of each generation, as 0:16."),
+    ] = None,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Of a command: parameters and their gradients, too.")
+    ] = False,
+    stats_only: Annotated[
+        bool, typer.Option("--stats-only", help="Of a command: statistics instead of values.")
+    ] = False,
+    min_parameters: Annotated[
+        int, typer.Option(metavar="N", help="Of a command: leave out smaller modules.")
+    ] = _MIN_PARAMETERS,
     noise_for: Annotated[
         str, typer.Option(metavar="DTYPES", help="Dtypes of the candidates to come.")
     ] = "bfloat16,float16",
@@ -33,10 +75,28 @@ def capture(  # noqa: PLR0913 - one for each option
     seed: options.Seed = None,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
-    """Record MODEL on a trusted device as a golden for `assay check generate --golden`.
+    """Record MODEL on a trusted device as a golden, or the models of any COMMAND as a trace.
 
     Example: assay capture micro:llama --run cpu/float32 --output golden --noise-for bfloat16
+
+    Example: assay capture --output trace --steps 0:2 -- torchrun --nproc-per-node 2 train.py
+
+    A golden is for `assay check generate --golden`, a trace for `assay compare`. With `-- COMMAND` the
+    script is unchanged, and the exit code is the command's.
     """
+    chosen = {
+        "include": include, "exclude": exclude, "steps": steps, "tokens": tokens, "weights": weights,
+        "stats_only": stats_only,
+    }  # fmt: skip
+    recorded = {name: value for name, value in chosen.items() if value}
+    if _COMMAND in context.meta:
+        recorded["level"] = level
+        _run_command(model, context.meta[_COMMAND], output, min_parameters, recorded)
+    if model is None or run is None:
+        raise UsageError("name a model and its --run, or a command after --")
+    if recorded:
+        options_given = ", ".join(f"--{name.replace('_', '-')}" for name in recorded)
+        raise UsageError(f"{options_given}: only for a command after --")
     from assay.api.inputs import input_options
     from assay.comparing.coverage import CoverageParts, judge_coverage
     from assay.comparing.wording.coverage import describe_coverage
@@ -74,6 +134,20 @@ def capture(  # noqa: PLR0913 - one for each option
         usage = GoldenSection.open(folder.path, dtypes[0]).usage()
         progress.note(describe_coverage(judge_coverage(CoverageParts(usage, usage))))
     print_text(folder.path)
+
+
+def _run_command(
+    model: str | None,
+    command: list[str],
+    output: Path,
+    min_parameters: int,
+    recorded: dict[str, Any],
+) -> NoReturn:
+    from assay.recording.attaching.launching import run_captured
+
+    if model is not None or not command:
+        raise UsageError("give either a model, or a command after --")
+    raise typer.Exit(run_captured(command, output, min_parameters, recorded))
 
 
 def _dtypes(text: str) -> list[str]:

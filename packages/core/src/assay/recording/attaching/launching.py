@@ -1,0 +1,50 @@
+"""Running a command whose processes capture their models."""
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from assay.errors import UsageError
+from assay.output.streams import print_error
+from assay.recording.attaching.settings import CaptureSettings
+
+_STARTUP = Path(__file__).parent / "startup"
+
+
+def run_captured(
+    command: Sequence[str], output: Path, min_parameters: int, options: Mapping[str, Any]
+) -> int:
+    """Run a command, and write the traces of its models.
+
+    options: keyword arguments of `assay.capture`.
+    Returns: its exit code; 128 and the number of the signal that ended it.
+    Raises: UsageError if the folder is not empty, or if the command cannot be started.
+    """
+    if output.exists() and any(output.iterdir()):
+        raise UsageError(f"{output} is not empty")
+    with tempfile.TemporaryDirectory(prefix="assay-capture-") as notes:
+        settings = CaptureSettings(str(output.absolute()), notes, min_parameters, dict(options))
+        paths = [str(_STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = settings.to_environment() | {"PYTHONPATH": os.pathsep.join(paths)}
+        try:
+            code = subprocess.run(command, env=os.environ | environment, check=False).returncode
+        except OSError as error:
+            raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from None
+        for note in sorted(Path(notes).iterdir()):
+            print_error(f"assay: {note.read_text(encoding='utf-8').strip()}")
+    print_error(f"assay: {_describe(output, min_parameters)}")
+    return 128 - code if code < 0 else code
+
+
+def _describe(output: Path, min_parameters: int) -> str:
+    found = sorted(file.parent for file in output.rglob("manifest.json"))
+    if not found:
+        return (
+            f"nothing was captured: no module with {min_parameters:,} parameters or more was called"
+            " (--min-parameters)"
+        )
+    names = [str(one.relative_to(output)) for one in found]
+    return f"captured {output}" + (f": {', '.join(names)}" if names != ["."] else "")

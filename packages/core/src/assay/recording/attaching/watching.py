@@ -1,0 +1,105 @@
+"""Capturing the models that a process calls, from its start on."""
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from assay.recording.attaching.settings import CaptureSettings
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from assay.recording.capture import Capture
+
+# Defines torch.nn.Module.
+_WATCHED = "torch.nn.modules.module"
+
+
+def attach() -> None:
+    """Capture the models of this process, once it has imported torch."""
+    watcher = ModelWatcher(CaptureSettings.of_environment())
+    sys.meta_path.insert(0, _ImportWatcher(watcher.install))
+
+
+class _ImportWatcher(MetaPathFinder):
+    """Calls a function with `torch.nn.modules.module` as soon as that is imported."""
+
+    def __init__(self, act: Callable[[ModuleType], None]) -> None:
+        self._act = act
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the usual spec of the watched module, with a loader that acts afterwards."""
+        if fullname != _WATCHED:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ActingLoader(spec.loader, self._act)
+        return spec
+
+
+class _ActingLoader(Loader):
+    def __init__(self, loader: Loader, act: Callable[[ModuleType], None]) -> None:
+        self._loader, self._act = loader, act
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._act(module)
+
+
+class ModelWatcher:
+    """Starts a capture of each large module at its first call that no other module makes."""
+
+    def __init__(self, settings: CaptureSettings) -> None:
+        self._settings = settings
+        self._depth = threading.local()
+        self._seen: dict[int, nn.Module] = {}
+        self._num_captured = 0
+
+    def install(self, module: ModuleType) -> None:
+        """Watch all calls of modules. module: `torch.nn.modules.module`."""
+        original = module.Module.__call__
+
+        def call(called: "nn.Module", *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if getattr(self._depth, "value", 0):
+                return original(called, *args, **kwargs)
+            self._depth.value = 1
+            try:
+                self._look_at(called)
+                return original(called, *args, **kwargs)
+            finally:
+                self._depth.value = 0
+
+        module.Module.__call__ = call
+
+    def _look_at(self, called: "nn.Module") -> None:
+        if id(called) in self._seen:
+            return
+        self._seen[id(called)] = called
+        num_parameters = sum(one.numel() for one in called.parameters())
+        if num_parameters >= self._settings.min_parameters:
+            atexit.register(self._start(called).stop)
+
+    def _start(self, called: "nn.Module") -> "Capture":
+        from assay.recording.capture import capture
+        from assay.trace import TraceError
+
+        folder = Path(self._settings.output)
+        self._num_captured += 1
+        try:
+            return capture(called, folder, **self._settings.options).start()
+        except TraceError:  # another model or process has it
+            own = folder / f"process-{os.getpid()}-{self._num_captured}"
+            return capture(called, own, **self._settings.options).start()

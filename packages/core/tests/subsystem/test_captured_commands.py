@@ -1,0 +1,107 @@
+"""`assay capture -- COMMAND` of scripts that know nothing of assay."""
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from assay.dumps.recognizing import open_dump
+from assay.offline.check import Comparison, compare_dumps
+from assay.runs import SilentProgress
+from assay.verdicts import Outcome, Verdict
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+ranks = "ranks" in sys.argv
+net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+if "fault" in sys.argv:
+    net[2].register_forward_hook(lambda module, arguments, output: output * 1.02)
+if ranks:
+    torch.distributed.init_process_group("gloo")
+    net = nn.parallel.DistributedDataParallel(net)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(2):
+    loss = nn.functional.mse_loss(net(torch.ones(3, 16) * (step + 1)), torch.ones(3, 4))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("printed", sys.argv[1:])
+sys.exit(7)
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("script") / "train.py"
+    file.write_text(SCRIPT)
+    return file
+
+
+def capture(output: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "assay.cli", "capture", "--output", str(output), "--weights"]
+    return subprocess.run(
+        [*words, "--min-parameters", "100", "--", *map(str, command)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def judged(expected: Path, actual: Path) -> Verdict:
+    sides = open_dump(str(expected)), open_dump(str(actual))
+    return compare_dumps(Comparison("a", "b"), *sides, SilentProgress()).verdict
+
+
+def test_a_script_runs_as_always_and_leaves_a_trace(script: Path, tmp_path: Path) -> None:
+    done = {
+        name: capture(tmp_path / name, sys.executable, script, "--help", "--", name)
+        for name in ("one", "two", "fault")
+    }
+    for name, one in done.items():
+        assert one.returncode == 7, one.stderr
+        assert one.stdout == f"printed ['--help', '--', '{name}']\n"
+        assert one.stderr == f"assay: captured {tmp_path / name}\n"
+
+    assert judged(tmp_path / "one", tmp_path / "two").verdict is Outcome.PASS
+    location = judged(tmp_path / "one", tmp_path / "fault").location
+    assert location is not None
+    assert location.module == "2"
+
+
+def test_every_rank_leaves_a_trace(script: Path, tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = capture(tmp_path / "t", *launcher, "--nproc-per-node", "2", script, "ranks")
+
+    assert f"assay: captured {tmp_path / 't'}: rank-0, rank-1\n" in done.stderr
+    dump = open_dump(str(tmp_path / "t"))
+    assert {one.site.at.rank for one in dump.tensors} == {0, 1}
+    assert {one.site.at.phase for one in dump.tensors} == {"forward", "backward"}
+    assert not dump.problems
+
+
+def test_what_was_not_captured_is_said(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare")
+    python = tmp_path / "bare" / "bin" / "python"
+    # Without the checkout that this test may run from.
+    done = capture(tmp_path / "t", "bash", "-c", f"PYTHONPATH=${{PYTHONPATH%%:*}} {python} -c 1")
+
+    assert done.returncode == 0
+    assert f"assay: {python} has no assay, and was not captured" in done.stderr
+    assert "assay: nothing was captured: no module with 100 parameters" in done.stderr
+
+
+def test_bad_commands_are_refused(script: Path, tmp_path: Path) -> None:
+    assert "assay: nosuch cannot be started" in capture(tmp_path / "t", "nosuch").stderr
+    assert capture(tmp_path / "t").returncode == 2
+    (tmp_path / "t").mkdir(exist_ok=True)
+    (tmp_path / "t" / "file").touch()
+    refused = capture(tmp_path / "t", sys.executable, script)
+    assert refused.stderr == f"assay: {tmp_path / 't'} is not empty\n"
+    assert refused.returncode == 2
