@@ -2,6 +2,7 @@ import torch
 
 from assay.offline.tokens.alignment import align_passes, find_passes
 from assay.offline.tokens.passes import Pass
+from assay.offline.tokens.rows import take_rows
 from assay.sites import RowMap
 from packages.core.tests.unit.offline.memory_dump import make_dump
 
@@ -131,3 +132,22 @@ def test_prompts_one_by_one_are_paired_with_a_batch() -> None:
     assert pairs_by_row(expected, actual) == [
         (0, 2, [0, 1], [0, 1]), (1, 3, [0], [0]), (0, 0, [2, 3], [0, 1]), (1, 1, [1], [0]),
     ]  # fmt: skip
+
+
+def test_a_cache_of_a_window_holds_the_last_tokens() -> None:
+    one = Pass(0, 0, RowMap((0, 1), ((0, 1, 2, 3), (0, 1, 2, 3))))
+    whole_BHTC = torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    numbers = torch.tensor(
+        [0, 2, 3, 5, 6, 7]
+    )  # tokens 0, 2, 3 of the first prompt, 1, 2, 3 of the second
+
+    expected, all_held = take_rows(whole_BHTC, one, numbers) or (None, None)
+    found, held = take_rows(whole_BHTC[:, :, -2:], one, numbers) or (None, None)
+
+    assert expected is not None
+    assert found is not None
+    assert held is not None
+    assert all_held is not None
+    assert all_held.all()
+    assert held.tolist() == [False, True, True, False, True, True]
+    assert torch.equal(found[held], expected[held])

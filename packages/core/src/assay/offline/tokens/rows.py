@@ -12,7 +12,8 @@ from assay.offline.tokens.passes import Pass
 def take_rows(value: Tensor, of_pass: Pass, rows: Tensor | None) -> tuple[Tensor, Tensor] | None:
     """Return the rows of some tokens, (R, 1, C), and which of them the tensor holds, (R,) bool.
 
-    value: (B, T, ...), (B, H, T, C), (B * T, ...), (1, T, ...), or (B, 1, ...) of the last tokens only.
+    value: (B, T, ...), (B, H, T, C), (B * T, ...), (1, T, ...), or of the last tokens only (B, 1, ...), and
+        (B, H, S, C) as caches of sliding windows have it.
     rows: flat numbers b * T + t of the tokens, (R,).
     Returns: None for a tensor without tokens, or if the tokens are not known.
     """
@@ -31,6 +32,12 @@ def take_rows(value: Tensor, of_pass: Pass, rows: Tensor | None) -> tuple[Tensor
     elif value.shape[:2] == (batch, 1):
         held = rows % length == length - 1
         flat, rows = value[:, 0], rows // length
+    elif value.ndim == 4 and value.shape[0] == batch and 0 < value.shape[2] < length:
+        num_last = value.shape[2]
+        place = rows % length - (length - num_last)
+        held = place >= 0
+        flat = value.transpose(1, 2).flatten(0, 1)
+        rows = rows // length * num_last + place.clamp(min=0)
     else:
         return None
     return flat[rows].reshape(len(rows), 1, -1), held
