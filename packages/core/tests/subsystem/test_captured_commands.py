@@ -31,6 +31,8 @@ for step in range(2):
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
+if "crash" in sys.argv:
+    raise RuntimeError("no more data")
 print("printed", sys.argv[1:])
 sys.exit(7)
 """
@@ -43,10 +45,12 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def capture(output: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+def capture(
+    output: Path, *command: str | Path, options: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "assay.cli", "capture", "--output", str(output), "--weights"]
     return subprocess.run(
-        [*words, "--min-parameters", "100", "--", *map(str, command)],
+        [*words, "--min-parameters", "100", *options, "--", *map(str, command)],
         capture_output=True,
         text=True,
         check=False,
@@ -97,9 +101,27 @@ def test_what_was_not_captured_is_said(tmp_path: Path) -> None:
     assert "assay: nothing was captured: no module with 100 parameters" in done.stderr
 
 
+def test_the_trace_of_a_crash_is_incomplete(script: Path, tmp_path: Path) -> None:
+    done = capture(tmp_path / "t", sys.executable, script, "crash")
+
+    assert done.returncode == 1
+    assert done.stderr.count("RuntimeError: no more data") == 1
+    assert any("cut off" in one for one in open_dump(str(tmp_path / "t")).problems)
+
+
+def test_a_glob_without_a_match_does_not_stop_the_script(script: Path, tmp_path: Path) -> None:
+    done = capture(tmp_path / "t", sys.executable, script, options=("--include", "layer.*"))
+
+    assert done.returncode == 7
+    assert "assay: Sequential was not captured: no module of the model matches" in done.stderr
+
+
 def test_bad_commands_are_refused(script: Path, tmp_path: Path) -> None:
     assert "assay: nosuch cannot be started" in capture(tmp_path / "t", "nosuch").stderr
     assert capture(tmp_path / "t").returncode == 2
+    nonsense = capture(tmp_path / "t", sys.executable, script, options=("--steps", "nonsense"))
+    assert nonsense.stderr == "assay: 'nonsense' is not a list of ranges such as 0,100:102\n"
+    assert nonsense.returncode == 2
     (tmp_path / "t").mkdir(exist_ok=True)
     (tmp_path / "t" / "file").touch()
     refused = capture(tmp_path / "t", sys.executable, script)

@@ -259,6 +259,34 @@ def test_faults_in_training_are_located_in_captures(tmp_path: Path) -> None:
         assert (location.module, location.phase) == ("layers.1", phase)
 
 
+def test_later_steps_are_compared_with_the_weights_of_their_own_step(tmp_path: Path) -> None:
+    for name, steps in (("all", None), ("later", "1:")):
+        net = Causal()
+        with capture(net, tmp_path / name, weights=True, steps=steps):
+            train(net)
+
+    assert judged(tmp_path / "later", tmp_path / "all").verdict is Outcome.PASS
+    assert "weights" in judged(tmp_path / "later", tmp_path / "all").levels
+
+
+def test_two_captures_of_statistics_are_compared(tmp_path: Path) -> None:
+    for name, scale in (("one", 1.0), ("two", 1.0), ("fault", 1.05)):
+        net = Causal()
+        net.head.register_forward_hook(lambda _m, _a, output, scale=scale: output * scale)
+        with capture(net, tmp_path / name, stats_only=True):
+            generate(net)
+
+    def judge(actual: str) -> Verdict:
+        sides = open_dump(str(tmp_path / "one")), open_dump(str(tmp_path / actual))
+        return compare_dumps(Comparison("a", "b", stats=True), *sides, SilentProgress()).verdict
+
+    assert judge("two").verdict is Outcome.PASS
+    found = judge("fault")
+    assert found.verdict is Outcome.FAIL
+    assert found.location is not None
+    assert found.location.module == "head"
+
+
 def test_ranks_are_read_as_one_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder, ranks in (("whole", (0, 1, 2)), ("partial", (0, 2))):
         for rank in ranks:

@@ -25,6 +25,7 @@ from assay.offline.measuring.pairs import Observer, TensorPair
 from assay.offline.measuring.parameters import (
     compare_copies,
     distinct_weights,
+    find_first_step,
     measure_parameter,
 )
 from assay.offline.measuring.parts import HeldCall, Rules, find_rules, read_parts
@@ -179,7 +180,8 @@ class PairMeasurer:
         pairs: list[TensorPair],
     ) -> None:  # fmt: skip
         """Compare the norms of whole tensors, rank by rank."""
-        if not tensors[0].dtype.startswith(("float", "bfloat")):
+        dtype = tensors[0].dtype or others[0].dtype
+        if dtype and not dtype.startswith(("float", "bfloat")):
             for pair in pairs:
                 self._observe(replace(pair, reason="tools record no norm of integers"))
             return
@@ -303,7 +305,8 @@ class PairMeasurer:
     def _measure_parameters(self, lanes: LanePair) -> None:
         """Measure a parameter, or its gradient, once for each step."""
         port = lanes.port
-        held = distinct_weights(lanes.expected), distinct_weights(lanes.actual)
+        first = find_first_step(lanes)
+        held = distinct_weights(lanes.expected, first), distinct_weights(lanes.actual, first)
         calls: list[HeldCall] = []
         for key, copies in held[0].items():
             if key not in held[1]:

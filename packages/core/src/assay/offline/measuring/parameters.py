@@ -10,19 +10,29 @@ from assay.blocks import WorstElement
 from assay.comparing.results import PortResult
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.offline.layouts.shards import relative_difference
-from assay.offline.ports.lanes import Lane
+from assay.offline.ports.lanes import Lane, LanePair
 
 
-def distinct_weights(lane: Lane) -> dict[tuple[int, int], list[list[DumpedTensor]]]:
+def find_first_step(lanes: LanePair) -> int:
+    """Return the first step for which both sides hold a parameter; 0 if there is none."""
+    steps = [{step for _, step, _ in lane.tensors} for lane in (lanes.expected, lanes.actual)]
+    return min(steps[0] & steps[1], default=0)
+
+
+def distinct_weights(
+    lane: Lane, first_step: int
+) -> dict[tuple[int, int], list[list[DumpedTensor]]]:
     """Return the first tensors of each micro-batch, for every group of ranks that holds copies.
 
-    Tools write a parameter once for every call.
+    Tools write a parameter once for every call. Of weights, those of steps before `first_step` are left out.
     """
     found: dict[tuple[int, int], dict[tuple[int, ...], list[DumpedTensor]]] = {}
     for key, tensors in lane.tensors.items():
         # A generation changes no weight, and its steps are forward passes. In training, what later
         # steps begin with is the result of the updates before them.
         is_weight = lane.port.phase == "forward"
+        if is_weight and key[1] < first_step:
+            continue
         writers = tuple(one.writer for one in tensors) if is_weight else ()
         found.setdefault((0, 0) if is_weight else key[:2], {}).setdefault(writers, tensors)
     return {key: list(copies.values()) for key, copies in found.items()}

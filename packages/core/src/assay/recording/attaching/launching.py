@@ -10,6 +10,7 @@ from typing import Any
 from assay.errors import UsageError
 from assay.output.streams import print_error
 from assay.recording.attaching.settings import CaptureSettings
+from assay.recording.selection import Ranges
 
 _STARTUP = Path(__file__).parent / "startup"
 
@@ -25,6 +26,9 @@ def run_captured(
     """
     if output.exists() and any(output.iterdir()):
         raise UsageError(f"{output} is not empty")
+    for name in ("steps", "tokens"):
+        if text := options.get(name):
+            Ranges.parse(text)
     with tempfile.TemporaryDirectory(prefix="assay-capture-") as notes:
         settings = CaptureSettings(str(output.absolute()), notes, min_parameters, dict(options))
         paths = [str(_STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -34,7 +38,8 @@ def run_captured(
         except OSError as error:
             raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from None
         for note in sorted(Path(notes).iterdir()):
-            print_error(f"assay: {note.read_text(encoding='utf-8').strip()}")
+            for line in note.read_text(encoding="utf-8").splitlines():
+                print_error(f"assay: {line}")
     print_error(f"assay: {_describe(output, min_parameters)}")
     return 128 - code if code < 0 else code
 
@@ -43,8 +48,8 @@ def _describe(output: Path, min_parameters: int) -> str:
     found = sorted(file.parent for file in output.rglob("manifest.json"))
     if not found:
         return (
-            f"nothing was captured: no module with {min_parameters:,} parameters or more was called"
-            " (--min-parameters)"
+            f"nothing was captured: no module with {min_parameters:,} parameters or more"
+            " (--min-parameters) was called in a Python process that reads PYTHONPATH"
         )
     names = [str(one.relative_to(output)) for one in found]
     return f"captured {output}" + (f": {', '.join(names)}" if names != ["."] else "")

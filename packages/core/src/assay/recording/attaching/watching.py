@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from assay.errors import UsageError
 from assay.recording.attaching.settings import CaptureSettings
 
 if TYPE_CHECKING:
@@ -67,6 +68,16 @@ class ModelWatcher:
         self._depth = threading.local()
         self._seen: dict[int, nn.Module] = {}
         self._num_captured = 0
+        self._error: BaseException | None = None
+        report = sys.excepthook
+
+        def keep(
+            kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+        ) -> None:
+            self._error = error
+            report(kind, error, traceback)
+
+        sys.excepthook = keep
 
     def install(self, module: ModuleType) -> None:
         """Watch all calls of modules. module: `torch.nn.modules.module`."""
@@ -89,8 +100,23 @@ class ModelWatcher:
             return
         self._seen[id(called)] = called
         num_parameters = sum(one.numel() for one in called.parameters())
-        if num_parameters >= self._settings.min_parameters:
-            atexit.register(self._start(called).stop)
+        if num_parameters < self._settings.min_parameters:
+            return
+        try:
+            capture = self._start(called)
+        except UsageError as error:
+            self._note(f"{type(called).__name__} was not captured: {error}")
+        else:
+            atexit.register(self._finish, capture)
+
+    def _finish(self, capture: "Capture") -> None:
+        """End a capture as the process ends: what an exception cut off stays incomplete."""
+        error = self._error
+        capture.__exit__(type(error) if error is not None else None, error, None)
+
+    def _note(self, text: str) -> None:
+        with (Path(self._settings.notes) / str(os.getpid())).open("a", encoding="utf-8") as file:
+            file.write(f"{text}\n")
 
     def _start(self, called: "nn.Module") -> "Capture":
         from assay.recording.capture import capture
