@@ -64,5 +64,5 @@ def test_page_of_two_dumps_names_no_noise_run(chromium: Chromium, tmp_path: Path
         opened.page.keyboard.press("ArrowRight")
         found.append(opened.page.locator("#tip").inner_text().splitlines())
     (block,) = [lines for lines in found if lines[0] == "layers.1"]
-    assert block[1].startswith("accumulated, candidate: ")
-    assert block[3] == block[1].replace("accumulated, candidate", "added beyond the inputs")
+    assert block[1].startswith("accumulated, ACTUAL: ")
+    assert block[3] == block[1].replace("accumulated, ACTUAL", "added beyond the inputs")
