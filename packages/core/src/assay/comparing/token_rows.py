@@ -27,7 +27,7 @@ class TokenPort:
 
     result: PortResult
     noise: list[RowErrors] | None
-    """Errors of the noise run. Without a noise run this is None, and `floor` is the noise."""
+    """Errors of the noise run; None if there was none. `floor` then takes its place."""
     floor: float
     """The smallest noise that an error is divided by."""
     place: dict[str, Any]
@@ -36,7 +36,7 @@ class TokenPort:
 
 @dataclass(frozen=True)
 class TokenRows(Iterable[Measurement]):
-    """For every stage and token, the row of its worst port. Each iteration computes the rows anew.
+    """The row of the worst port for every stage and token. Rows are computed during iteration, not stored.
 
     step_of: from prompt and position to the forward pass.
     max_rows: keep the tokens with the highest ratios, each in all stages.

@@ -40,7 +40,7 @@ def assemble_dump(
 ) -> Dump:
     """Return the dump of `found`, the tensors in the order in which their calls finished.
 
-    Raises: UnreadableFileError for the first unreadable file if there are no tensors.
+    Raises: the first UnreadableFileError, if no tensor can be read.
     """
     damaged = damaged or DamagedFiles()
     loaders, tensors = {}, []

@@ -56,7 +56,7 @@ class MeasuredDumps:
     """Values that lie on a coarser grid on one side."""
     metrics: MetricObserver
     notes: list[str]
-    """How the passes, batches and layers of both were numbered."""
+    """Notes on the numbering of passes, batches and layers in both dumps."""
     reused: list[DumpedTensor]
     """Tensors of ACTUAL with the values of another step."""
     lost_ranks: set[int]

@@ -1,4 +1,4 @@
-"""What a capture records of training: steps of the optimizer, gradients, parameters."""
+"""Recording of training: optimizer steps, gradients, parameters."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

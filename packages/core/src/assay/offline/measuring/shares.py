@@ -1,4 +1,4 @@
-"""Pairs of ports, divided by bytes into shares that processes measure, and ranks under torchrun."""
+"""Division of the pairs by bytes among processes and, under torchrun, among ranks."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""What the processes of a captured command are told, in one environment variable."""
+"""Settings of a captured command, which its processes read from one environment variable."""
 
 import json
 import os

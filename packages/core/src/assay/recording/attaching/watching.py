@@ -10,6 +10,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from assay.errors import UsageError
 from assay.recording.attaching.settings import CaptureSettings
@@ -66,7 +67,8 @@ class ModelWatcher:
     def __init__(self, settings: CaptureSettings) -> None:
         self._settings = settings
         self._depth = threading.local()
-        self._seen: dict[int, nn.Module] = {}
+        # A script may make a loss for every step: they must be free to go.
+        self._seen: WeakSet[nn.Module] = WeakSet()
         self._num_captured = 0
         self._error: BaseException | None = None
         report = sys.excepthook
@@ -96,9 +98,9 @@ class ModelWatcher:
         module.Module.__call__ = call
 
     def _look_at(self, called: "nn.Module") -> None:
-        if id(called) in self._seen:
+        if called in self._seen:
             return
-        self._seen[id(called)] = called
+        self._seen.add(called)
         num_parameters = sum(one.numel() for one in called.parameters())
         if num_parameters < self._settings.min_parameters:
             return
