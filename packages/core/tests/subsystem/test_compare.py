@@ -17,6 +17,9 @@ from packages.core.tests.dump_writers.msprobe import dumped
 
 IDS = torch.arange(3, 27)[None]
 
+LONG_IDS = torch.randint(5, 250, (4, 100), generator=torch.Generator().manual_seed(0))
+ACT_FN = "bert.encoder.layer.0.intermediate.intermediate_act_fn"
+
 
 def dump(folder: Path, scale: float = 1.0) -> Path:
     model: Any = load_model("micro:llama", dtype="float32").model
@@ -70,6 +73,28 @@ def test_a_result_that_a_dump_lacks_is_part_of_the_noise_of_its_parent(
     )
     assert verdict.verdict is outcome
     assert (verdict.location.module if verdict.location else None) == module
+
+
+@pytest.mark.parametrize(("factor", "outcome"), [(1.0, Outcome.PASS), (1 + 2e-6, Outcome.FAIL)])
+def test_functions_of_another_library_are_noise(
+    tmp_path: Path, factor: float, outcome: Outcome
+) -> None:
+    """Without oneDNN, PyTorch approximates GELU with a systematic error of half a unit roundoff."""
+    golden, mine = (load_model("micro:bert", dtype="float32").model for _ in range(2))
+    with torch.no_grad(), assay.capture(golden, tmp_path / "golden"):
+        golden(LONG_IDS)
+    act_fn: Any = mine.get_submodule(ACT_FN)
+    act_fn.register_forward_hook(lambda module, inputs, result: result * factor)
+    without_mkldnn = torch.backends.mkldnn.flags(enabled=False, allow_tf32=None)
+    with torch.no_grad(), without_mkldnn, assay.capture(mine, tmp_path / "mine"):
+        mine(LONG_IDS)
+    verdict = assay.compare(
+        tmp_path / "golden", tmp_path / "mine", model="micro:bert", output=tmp_path / "out"
+    )
+    assert verdict.verdict is outcome
+    if outcome is Outcome.FAIL:
+        assert verdict.location is not None
+        assert verdict.location.module == ACT_FN
 
 
 def test_a_model_that_replays_nothing_is_refused(dumps: tuple[Path, Path], tmp_path: Path) -> None:
