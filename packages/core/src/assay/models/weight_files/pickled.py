@@ -3,9 +3,12 @@
 import pickle
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeGuard
 
 import torch
+from torch import Tensor
 
 from assay.files import UnreadableFileError, open_file
 from assay.models.weight_files.hashing import StoredWeight, hash_values
@@ -29,6 +32,25 @@ SAFETENSORS_NAMES = {
 }
 
 
+_STORAGE = "data/0"
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How a file that holds one tensor stores its values. num_bytes: of the storage."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+
+# By the pickle and the byte order. A dump has thousands of files and a few dozen pickles.
+_LAYOUTS: dict[tuple[bytes, bytes], _Layout] = {}
+_MOST_LAYOUTS = 4096
+
+
 def load_objects(file: Path) -> object:
     """Map a file of `torch.save` into memory. Only tensors and plain values are accepted.
 
@@ -36,7 +58,7 @@ def load_objects(file: Path) -> object:
     """
     try:
         with open_file(file):  # refuses a FIFO, on which torch would block
-            return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            return _load_objects(file)
     except UnreadableFileError:
         raise
     except pickle.UnpicklingError:
@@ -49,7 +71,40 @@ def load_objects(file: Path) -> object:
         raise UnreadableFileError.of(file, problem) from None
 
 
-def require_stored(file: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _load_objects(file: Path) -> object:
+    """Read a file as `torch.load` does, in a fifth of its time if an earlier file had the same pickle."""
+    path = str(file)
+    archive: Any = torch._C.PyTorchFileReader(path)  # noqa: SLF001 - `torch.load` uses it too
+    if not (archive.has_record(_STORAGE) and archive.has_record("byteorder")):
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    key = archive.get_record("data.pkl"), archive.get_record("byteorder")
+    size = archive.get_record_size(_STORAGE)
+    layout = _LAYOUTS.get(key)
+    if layout is not None and layout.num_bytes == size:
+        start = archive.get_record_offset(_STORAGE)
+        storage = torch.UntypedStorage.from_file(path, False, start + size)  # noqa: FBT003 - private
+        empty = torch.empty(0, dtype=layout.dtype)
+        return empty.set_(storage[start:], layout.offset, layout.shape, layout.stride)
+    content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    if _is_plain(content) and len(_LAYOUTS) < _MOST_LAYOUTS:
+        _LAYOUTS[key] = _Layout(
+            content.dtype, content.shape, content.stride(), int(content.storage_offset()), size
+        )
+    return content
+
+
+def _is_plain(content: object) -> TypeGuard[Tensor]:
+    """Return True for a dense tensor without gradient history, attributes or conjugation."""
+    return (
+        type(content) is Tensor
+        and content.layout is torch.strided
+        and content.device.type == "cpu"
+        and not (content.is_quantized or content.requires_grad or content.is_nested)
+        and not (content.is_conj() or content.is_neg() or content.__dict__)
+    )
+
+
+def require_stored(file: Path, name: str, tensor: Tensor) -> Tensor:
     """Return `tensor`, read from `file`, if it is dense and as large as its storage.
 
     Raises: UnreadableFileError otherwise.
@@ -61,24 +116,24 @@ def require_stored(file: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
-def _require_weight(file: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _require_weight(file: Path, name: str, tensor: Tensor) -> Tensor:
     if tensor.dtype not in SAFETENSORS_NAMES:
         raise UnreadableFileError.of(file, f"{name} is a {tensor.layout} of {tensor.dtype}")
     return require_stored(file, name, tensor)
 
 
-def _load_file(file: Path) -> dict[str, torch.Tensor]:
+def _load_file(file: Path) -> dict[str, Tensor]:
     state = load_objects(file)
     if not isinstance(state, Mapping):
         raise UnreadableFileError.of(file, f"it holds a {type(state).__name__}, no tensors by name")
     return {
         str(key): _require_weight(file, str(key), one)
         for key, one in state.items()
-        if isinstance(one, torch.Tensor)
+        if isinstance(one, Tensor)
     }
 
 
-def read_pickled(folder: Path) -> dict[str, torch.Tensor]:
+def read_pickled(folder: Path) -> dict[str, Tensor]:
     """The tensors in the files of `folder` by name, mapped and not yet read."""
     return {
         name: value for file in weight_files(folder) for name, value in _load_file(file).items()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from assay.files import UnreadableFileError
-from assay.models.weight_files.pickled import read_pickled
+from assay.models.weight_files.pickled import load_objects, read_pickled
 
 
 class _Hostile:
@@ -55,3 +55,42 @@ def test_damaged_file_is_refused_in_one_line(tmp_path: Path, content: bytes) -> 
 def test_tensors_are_read(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(2), "step": 3}, tmp_path / "pytorch_model.bin")
     assert list(read_pickled(tmp_path)) == ["a"]
+
+
+TENSORS = {
+    "rows": torch.arange(12.0).view(3, 4),
+    "a view": torch.arange(24.0).view(6, 4)[1::2, 1:],
+    "expanded": torch.arange(4.0).expand(3, 4),
+    "bfloat16": torch.arange(5).bfloat16(),
+    "empty": torch.empty(0, 3),
+    "a scalar": torch.tensor(2.5),
+    "with a gradient": torch.ones(2, requires_grad=True),
+    "a parameter": nn.Parameter(torch.ones(2)),
+    "complex": torch.arange(3).to(torch.complex64).conj(),
+}
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_files_with_one_pickle_are_read_alike(tmp_path: Path, kind: str) -> None:
+    """The second file is read by the layout of the first."""
+    tensor, files = TENSORS[kind], (tmp_path / "first.pt", tmp_path / "second.pt")
+    torch.save(tensor, files[0])
+    tensor.untyped_storage()[:1] = 1
+    torch.save(tensor, files[1])
+    for file in files:
+        expected = torch.load(file, weights_only=True)
+        found = load_objects(file)
+        assert isinstance(found, torch.Tensor)
+        assert type(found) is type(expected)
+        assert found.requires_grad == expected.requires_grad
+        assert found.stride() == expected.stride()
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_file_cut_off_is_refused_after_one_with_its_pickle(tmp_path: Path) -> None:
+    whole, cut_off = tmp_path / "whole.pt", tmp_path / "cut_off.pt"
+    torch.save(torch.ones(1000), whole)
+    load_objects(whole)
+    cut_off.write_bytes(whole.read_bytes()[:-2000])
+    with pytest.raises(UnreadableFileError, match="cut off"):
+        load_objects(cut_off)
