@@ -15,7 +15,7 @@ from assay.errors import UsageError
 from assay.files import UnreadableFileError
 from assay.sites import CallSite, RowMap, Site
 
-Statistic = Literal["max", "min", "mean", "norm", "std"]
+Statistic = Literal["max", "min", "mean", "norm", "std", "nan", "inf", "projection", "channels"]
 
 # Of a tensor whose address a reader has yet to work out.
 UNKNOWN_SITE = Site(CallSite(0, ""), "")
@@ -47,7 +47,8 @@ class DumpedTensor:
     shape: tuple[int, ...] | None = None
     """Shape; None if it is known only after reading."""
     statistics: Mapping[Statistic, float] = field(default_factory=dict)
-    """Statistics that the dump records; `norm` is the Euclidean norm."""
+    """Statistics that the dump records; `norm` is the Euclidean norm; those of assay are
+    described in `assay.recording.statistics`."""
     has_values: bool = True
     """False if the dump holds only the statistics."""
     layout: str = ""

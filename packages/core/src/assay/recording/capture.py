@@ -1,9 +1,10 @@
 """`assay.capture`: records what a model computes, in any script."""
 
-from collections.abc import Sequence
-from contextlib import ContextDecorator, ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import ContextDecorator, ExitStack, closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet
@@ -13,9 +14,20 @@ import torch.distributed as dist
 from torch import nn
 
 from assay.errors import UsageError
-from assay.hooks.module_tracer import ActiveCall, ModuleTracer, TraceHandler, find_called_modules
-from assay.recording.modules import Recorder, StatisticsRecorder
-from assay.recording.selection import Ranges, Selection
+from assay.hooks.module_tracer import (
+    ActiveCall,
+    ModuleTracer,
+    NullHandler,
+    TraceHandler,
+    find_called_modules,
+)
+from assay.hooks.values.nested import iterate_tensors
+from assay.output.streams import print_error
+from assay.recording.background import BackgroundWriter
+from assay.recording.budget import Budget, Cost, Grade, parse_size
+from assay.recording.control import Control, open_control
+from assay.recording.live import LiveRecorder, OutputRecorder, StatisticsRecorder
+from assay.recording.selection import Ranges, Selection, WarmUp
 from assay.recording.training import (
     GradientWriter,
     attach_parameters,
@@ -38,8 +50,13 @@ def capture(  # noqa: PLR0913 - one for each option
     exclude: Sequence[str] = (),
     steps: str | None = None,
     tokens: str | None = None,
+    warmup: str | None = None,
     weights: bool = False,
     stats_only: bool = False,
+    max_disk: str | None = None,
+    max_seconds: float | None = None,
+    max_memory: str = "256M",
+    control: str | None = None,
 ) -> "Capture":
     """Record the forward calls of `model`, and in training the gradients of its results.
 
@@ -51,10 +68,18 @@ def capture(  # noqa: PLR0913 - one for each option
     include, exclude: globs of module paths, such as "model.layers.0.*".
     steps: numbers and ranges such as "0,100:102": optimizer steps, or forward passes without an optimizer.
     tokens: forward passes of each generation, such as "0:16"; 0 is the prefill.
+    warmup: passes that are not counted: the first ones, such as "3", or those whose first tensor has
+        a shape, such as "8x512".
     weights: record parameters at the beginning of each step, and their gradients.
-    stats_only: keep minimum, maximum, mean and norm of each tensor instead of its values.
+    stats_only: keep statistics of each tensor instead of its values, see `statistics.NAMES`.
+    max_disk, max_seconds: what the trace may take, such as "20G", and how long the run may wait for
+        it. From half of that on, only outputs are recorded, from 90% on only statistics.
+    max_memory: for copies that wait to be written.
+    control: "SIGUSR1", which turns the capture off and on, or a file that holds
+        {"capture": true, "tokens": "0:16"} and may change at any time.
     Raises: UsageError for a glob that no module matches, or if the model is being captured already;
-        TraceError if the folder is not empty, StorageError if the disk is full.
+        TraceError if the folder is not empty, StorageError if it cannot be written. What fails later
+        ends the capture with a warning, and the run goes on.
 
     >>> with assay.capture(model, "golden"):  # doctest: +SKIP
     ...     model.generate(...)
@@ -64,8 +89,16 @@ def capture(  # noqa: PLR0913 - one for each option
         exclude,
         Ranges.parse(steps) if steps else None,
         Ranges.parse(tokens) if tokens else None,
+        WarmUp.parse(warmup) if warmup else WarmUp(),
     )
-    return Capture(model, Path(folder), level, selection, weights, stats_only)
+    budget = Budget(
+        Path(folder),
+        parse_size(max_disk) if max_disk else None,
+        max_seconds,
+        "statistics" if stats_only else "everything",
+    )
+    memory = parse_size(max_memory)
+    return Capture(model, Path(folder), level, selection, weights, budget, memory, control)
 
 
 @dataclass
@@ -77,7 +110,9 @@ class Capture(ContextDecorator):
     level: RecordedLevel
     selection: Selection
     weights: bool
-    stats_only: bool
+    budget: Budget
+    max_memory: int
+    control: str | None
     _open: ExitStack = field(default_factory=ExitStack, init=False)
 
     def start(self) -> Self:
@@ -88,8 +123,10 @@ class Capture(ContextDecorator):
         with ExitStack() as stack:
             rank, size = _find_rank()
             folder = self.folder / f"rank-{rank}" if size > 1 else self.folder
-            writer = stack.enter_context(TraceWriter(folder, self._describe(rank, size)))
-            run = _Run(self, writer, rank)
+            trace = TraceWriter(folder, self._describe(rank, size))
+            writer = stack.enter_context(BackgroundWriter(trace, self.max_memory))
+            control = stack.enter_context(closing(open_control(self.control)))
+            run = _Run(self, writer, control, rank)
             stack.enter_context(run.tracer.attached(self.model))
             stack.enter_context(optimizer_steps(self.model, run.end_step, run.begin_step))
             stack.callback(_captured.discard, self.model)
@@ -123,7 +160,7 @@ class Capture(ContextDecorator):
         return {
             "model": type(self.model).__name__,
             "level": self.level,
-            "stats_only": self.stats_only,
+            "stats_only": self.budget.grade == "statistics",
             "rank": rank,
             "world_size": size,
             "environment": provenance(),
@@ -133,35 +170,53 @@ class Capture(ContextDecorator):
 class _Run:
     """A handler that passes the selected calls of a running capture on to a recorder."""
 
-    def __init__(self, capture: Capture, writer: TraceWriter, rank: int) -> None:
-        self.capture, self._writer = capture, writer
-        self._recorder: TraceHandler = Recorder(writer)
-        if capture.stats_only:
-            self._recorder = StatisticsRecorder(writer)
+    def __init__(
+        self, capture: Capture, writer: BackgroundWriter, control: Control, rank: int
+    ) -> None:
+        self.capture, self._writer, self._control = capture, writer, control
+        self._recorders: Mapping[Grade, TraceHandler] = {
+            "everything": LiveRecorder(writer),
+            "outputs": OutputRecorder(writer),
+            "statistics": StatisticsRecorder(writer),
+            "nothing": NullHandler(),
+        }
+        self._recorder = self._recorders["nothing"]
         self._gradients = GradientWriter(writer)
         self._token = -1
         self._is_chosen = False
+        self._seconds = 0.0
+        self._first: Cost | None = None
+        self._changes: list[str] = []
+        self._is_reported = False
         self.tracer = _LiveTracer(self, rank)
 
     def enter(self, active: ActiveCall) -> None:
         """Record the arguments of a chosen call."""
+        start = perf_counter()
         if active.call.caller is None and not active.is_recompute:
             self._begin_pass(active)
         if self._is_recorded(active.call) and not active.is_recompute:
             self._recorder.enter(active)
+        self._seconds += perf_counter() - start
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
         """Record the results of a chosen call, and wait for their gradients."""
+        start = perf_counter()
         if active.state is not None:
             output = self._recorder.leave(active, output)
         # What checkpointing computes again has the gradients.
-        if not self.capture.stats_only and self._is_recorded(active.call):
+        if self.capture.budget.grade == "everything" and self._is_recorded(active.call):
             self._gradients.watch(active.call, output)
+        self._seconds += perf_counter() - start
         return output
 
     def finish_root(self, active: ActiveCall) -> None:
         """Write what was recorded."""
+        start = perf_counter()
         self._recorder.finish_root(active)
+        self._seconds += perf_counter() - start
+        if not self.tracer.is_training:
+            self._print_estimate("pass")
 
     def end_step(self) -> None:
         """Called before the optimizer changes the parameters."""
@@ -170,12 +225,15 @@ class _Run:
     def begin_step(self) -> None:
         """Called after the optimizer has changed the parameters."""
         self.tracer.begin_optimizer_step()
+        self._print_estimate("step")
 
     def finish(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Write the parameters as the run leaves them."""
         del kind, traceback
         if error is None:
             self._attach_parameters()
+        self._writer.wait()
+        self._report_error()
 
     def _attach_parameters(self) -> None:
         steps, step = self.capture.selection.steps, self.tracer.optimizer_step
@@ -194,7 +252,44 @@ class _Run:
         rows = active.call.rows
         is_prefill = rows is not None and rows.length > 1 and any(0 in of for of in rows.positions)
         self._token = 0 if is_prefill else self._token + 1
-        self._is_chosen = self.capture.selection.has_pass(active.call.site, self._token)
+        if problem := self._control.poll():
+            print_error(f"assay: {problem}")
+        switch, selection = self._control.switch, self.capture.selection
+        if switch.tokens is not None:
+            selection = replace(selection, tokens=switch.tokens)
+        self._is_chosen = (
+            switch.is_on
+            and not self.tracer.is_warm_up
+            and not self._report_error()
+            and selection.has_pass(active.call.site, self._token)
+        )
+        if self._is_chosen:
+            self._choose_grade(active.call.site.step)
+
+    def _choose_grade(self, step: int) -> None:
+        budget = self.capture.budget
+        if lowered := budget.lower_grade(self._spent):
+            self._changes.append(f"from step {step}: {lowered}")
+            self._writer.note("left_out", self._changes)
+            print_error(f"assay: capture records {lowered}")
+        self._recorder = self._recorders[budget.grade]
+        self._is_chosen = budget.grade != "nothing"
+
+    @property
+    def _spent(self) -> Cost:
+        return Cost(self._writer.num_bytes, self._seconds)
+
+    def _print_estimate(self, unit: str) -> None:
+        if self._first is None and (self._writer.num_bytes or self._seconds):
+            self._first = self._spent
+            print_error(f"assay: capture takes at most {self._first} for each {unit}")
+
+    def _report_error(self) -> bool:
+        """Print once what ended the writing. Returns: whether something did."""
+        if self._writer.error is not None and not self._is_reported:
+            self._is_reported = True
+            print_error(f"assay: capture ended, and the run goes on: {self._writer.error}")
+        return self._writer.error is not None
 
 
 class _LiveTracer(ModuleTracer):
@@ -202,9 +297,11 @@ class _LiveTracer(ModuleTracer):
 
     def __init__(self, run: _Run, rank: int) -> None:
         super().__init__(run, rank=rank)
-        self._model = run.capture.model
-        self._is_training: bool | None = None
+        self._capture = run.capture
+        self._num_passes = 0
         self._passes_in_step = 0
+        self.is_training: bool | None = None
+        self.is_warm_up = False
         self.optimizer_step = 0
 
     def begin_optimizer_step(self) -> None:
@@ -218,10 +315,16 @@ class _LiveTracer(ModuleTracer):
         return is_in_backward()
 
     def _begin_root(self, arguments: dict[str, Any]) -> None:
+        shapes = (tuple(tensor.shape) for _, tensor in iterate_tensors(arguments, ""))
+        warmup = self._capture.selection.warmup
+        self.is_warm_up = warmup.has_pass(self._num_passes, next(shapes, None))
+        self._num_passes += 1
         super()._begin_root(arguments)
-        if self._is_training is None:
-            self._is_training = torch.is_grad_enabled() and self._model.training
-        if self._is_training:
+        if self.is_training is None:
+            self.is_training = torch.is_grad_enabled() and self._capture.model.training
+        if self.is_warm_up:
+            self.step -= 1
+        elif self.is_training:
             self.step, self.batch = self.optimizer_step, self._passes_in_step
             self._passes_in_step += 1
 

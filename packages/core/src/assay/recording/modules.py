@@ -1,16 +1,16 @@
 """Recording the calls of a model into a trace."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-import torch
 from torch import Tensor
 
 from assay.hooks.caches import CacheTracker
 from assay.hooks.in_place_changes import InPlaceChanges, write_injected
 from assay.hooks.module_tracer import ActiveCall
 from assay.hooks.values.boundary import Boundary
-from assay.hooks.values.nested import constants, iterate_tensors, map_tensors
+from assay.hooks.values.nested import constants, map_tensors
 from assay.hooks.values.tensor_map import TensorMap
 from assay.sites import Call
 from assay.trace import TraceWriter
@@ -20,31 +20,49 @@ from assay.trace import TraceWriter
 PROBABILITY_TOLERANCE = 0.02
 
 
+T = TypeVar("T")
+
+
 @dataclass(slots=True)
-class _Pending:
+class _Pending(Generic[T]):
     """What is recorded of a call that has not ended.
 
     caches, changes: the state of its arguments when it began.
     """
 
-    tensors: dict[str, Tensor]
+    tensors: dict[str, T]
     constants: dict[str, object]
     caches: dict[Any, Any]
     changes: InPlaceChanges
 
 
 @dataclass
-class Recorder:
-    """A handler that writes every call to `writer`; values are stored and injected by `boundary`."""
+class CallRecorder(ABC, Generic[T]):
+    """A handler that records every call. T: what is kept of a tensor."""
 
-    writer: TraceWriter
-    boundary: Boundary = field(default_factory=Boundary)
-    _known: TensorMap[Tensor] = field(default_factory=TensorMap)  # injected -> stored
-    _caches: CacheTracker = field(default_factory=CacheTracker)
-    _opaque: set[str | None] = field(default_factory=set)
+    _known: TensorMap[T] = field(default_factory=TensorMap, init=False)  # injected -> kept
+    _caches: CacheTracker = field(default_factory=CacheTracker, init=False)
+    _opaque: set[str | None] = field(default_factory=set, init=False)
+
+    @abstractmethod
+    def keep(self, value: Tensor) -> tuple[T, Tensor]:
+        """Return what is kept of a value, and what the next module gets instead."""
+
+    @abstractmethod
+    def write(self, call: Call, tensors: dict[str, T]) -> None:
+        """Write a finished call."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Make what was written survive a kill."""
+
+    @property
+    def keeps_values(self) -> bool:
+        """Return True if what is kept of a tensor stays when a call changes the tensor."""
+        return True
 
     def enter(self, active: ActiveCall) -> None:
-        """Record the arguments and replace them by the boundary's injected values."""
+        """Record the arguments, and replace them by what `keep` returns."""
         if active.call.caller is None:
             self._caches.begin_root()
             self._opaque.clear()
@@ -52,12 +70,10 @@ class Recorder:
             self._opaque.add(active.call.site.module)
         if active.call.caller in self._opaque:
             return
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, T] = {}
         for name, value in active.arguments.items():
             active.arguments[name] = map_tensors(
-                value,
-                f"input.{name}",
-                lambda port, tensor: self._record_and_inject(tensors, port, tensor),
+                value, f"input.{name}", lambda port, tensor: self._record(tensors, port, tensor)
             )
         active.state = _Pending(
             tensors,
@@ -68,7 +84,7 @@ class Recorder:
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
         """Record the results and what the call changed, then write the call."""
-        pending: _Pending | None = active.state
+        pending: _Pending[T] | None = active.state
         if pending is None:
             return output
         rows = active.call.rows
@@ -77,30 +93,29 @@ class Recorder:
         def pass_result(port: str, tensor: Tensor) -> Tensor:
             if _holds_attention_probabilities(port, tensor, length):
                 return tensor
-            return self._record_and_inject(pending.tensors, port, tensor)
+            return self._record(pending.tensors, port, tensor)
 
         for port, tensor in pending.changes.changed():
-            if self.boundary.stored is None:
-                # What was kept is the tensor itself: its value before the call is lost.
+            if not self.keeps_values:
                 pending.tensors.pop(f"input.{port}", None)
             self._known.forget(tensor)
-            injected = self._record_and_inject(pending.tensors, f"changed.{port}", tensor)
+            injected = self._record(pending.tensors, f"changed.{port}", tensor)
             if injected is not tensor:
                 write_injected(tensor, injected)
         output = map_tensors(output, "output", pass_result)
         for addition in self._caches.additions(active.arguments, pending.caches, length):
-            injected = self._record_and_inject(pending.tensors, addition.port, addition.tensor)
+            injected = self._record(pending.tensors, addition.port, addition.tensor)
             if injected is not addition.tensor:
                 write_injected(addition.tensor, injected)
         call = replace(active.call, ports=tuple(pending.tensors), constants=pending.constants)
-        self.writer.add(call, pending.tensors)
+        self.write(call, pending.tensors)
         return output
 
     def finish_root(self, active: ActiveCall) -> None:
         """Write what was recorded: what the index names survives a kill."""
         del active
         self._known.clear()
-        self.writer.flush()
+        self.flush()
 
     def recognises(self, value: Tensor) -> bool:
         """Whether this very object was injected."""
@@ -117,19 +132,43 @@ class Recorder:
         del active
         return made
 
-    def _record_and_inject(self, tensors: dict[str, Tensor], port: str, value: Tensor) -> Tensor:
+    def _record(self, tensors: dict[str, T], port: str, value: Tensor) -> Tensor:
         known = self._known.get(value)
         if known is not None:
             tensors[port] = known
             return value
-        stored = self.boundary.store(value.detach())
-        tensors[port] = stored
-        injected = value
-        rounds = value.is_floating_point() or value.is_complex()
-        if self.boundary.rounded is not None and rounds:
-            injected = self.boundary.injected(stored, value.dtype)
-        self._known.put(injected, stored)
+        tensors[port], injected = self.keep(value)
+        self._known.put(injected, tensors[port])
         return injected
+
+
+@dataclass
+class Recorder(CallRecorder[Tensor]):
+    """Writes every call to `writer`; values are stored and injected by `boundary`."""
+
+    writer: TraceWriter
+    boundary: Boundary = field(default_factory=Boundary)
+
+    def keep(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the stored and the injected value."""
+        stored = self.boundary.store(value.detach())
+        rounds = value.is_floating_point() or value.is_complex()
+        if self.boundary.rounded is None or not rounds:
+            return stored, value
+        return stored, self.boundary.injected(stored, value.dtype)
+
+    def write(self, call: Call, tensors: dict[str, Tensor]) -> None:
+        """Add a call to the trace."""
+        self.writer.add(call, tensors)
+
+    def flush(self) -> None:
+        """Flush the trace."""
+        self.writer.flush()
+
+    @property
+    def keeps_values(self) -> bool:
+        """Return True unless what is kept is the tensor itself."""
+        return self.boundary.stored is not None
 
 
 def routes_rows(arguments: dict[str, Any]) -> bool:
@@ -164,52 +203,3 @@ def _holds_probabilities(table_BHTS: Tensor) -> bool:
         return False
     row_S = table_BHTS.detach()[0, 0, -1].double()
     return bool((row_S >= 0).all()) and abs(float(row_S.sum()) - 1) < PROBABILITY_TOLERANCE
-
-
-@dataclass
-class StatisticsRecorder:
-    """A handler that writes minimum, maximum, mean and norm of every tensor, not its values.
-
-    One port each: `output` becomes `output.statistics`, float64 of shape (4,).
-    """
-
-    writer: TraceWriter
-    _known: TensorMap[Tensor] = field(default_factory=TensorMap)  # seen -> its statistics
-    _pending: list[tuple[Call, dict[str, Tensor]]] = field(default_factory=list)
-
-    def enter(self, active: ActiveCall) -> None:
-        """Measure the arguments."""
-        active.state = {}
-        for name, value in active.arguments.items():
-            for port, tensor in iterate_tensors(value, f"input.{name}"):
-                self._measure(active.state, port, tensor)
-
-    def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
-        """Measure the results."""
-        for port, tensor in iterate_tensors(output, "output"):
-            self._measure(active.state, port, tensor)
-        self._pending.append((active.call, active.state))
-        return output
-
-    def finish_root(self, active: ActiveCall) -> None:
-        """Write what was measured."""
-        del active
-        for call, tensors in self._pending:
-            self.writer.add(replace(call, ports=tuple(tensors)), tensors)
-        self._pending.clear()
-        self._known.clear()
-        self.writer.flush()
-
-    def _measure(self, tensors: dict[str, Tensor], port: str, value: Tensor) -> None:
-        if not value.is_floating_point() or not value.numel():
-            return
-        known = self._known.get(value)
-        if known is None:
-            flat = value.detach()
-            dtype = torch.promote_types(flat.dtype, torch.float32)
-            low, high = torch.aminmax(flat)
-            norm = torch.linalg.vector_norm(flat, dtype=dtype)
-            parts = torch.stack([low.to(dtype), high.to(dtype), flat.mean(dtype=dtype), norm])
-            known = parts.double().cpu()
-            self._known.put(value, known)
-        tensors[f"{port}.statistics"] = known

@@ -44,6 +44,30 @@ class Ranges:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmUp:
+    """Passes before the run: the first ones, or those whose first tensor has a shape."""
+
+    num_passes: int = 0
+    shape: tuple[int, ...] | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "WarmUp":
+        """Parse a number of passes, or a shape such as `8x512`.
+
+        Raises: UsageError.
+        """
+        words = text.lower().split("x")
+        if not all(word.isdecimal() and len(word) < 10 for word in words):
+            raise UsageError(f"warmup={text[:40]!r} is no number of passes and no shape as 8x512")
+        numbers = tuple(map(int, words))
+        return cls(numbers[0]) if len(numbers) == 1 else cls(shape=numbers)
+
+    def has_pass(self, number: int, shape: tuple[int, ...] | None) -> bool:
+        """Return True for a pass of the warm-up. number: among all passes, from 0."""
+        return number < self.num_passes or (shape is not None and shape == self.shape)
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
     """The calls that are recorded."""
 
@@ -54,6 +78,8 @@ class Selection:
     """Optimizer steps; in a run without an optimizer, forward passes of the model. None for all."""
     tokens: Ranges | None = None
     """Forward passes, counted from 0 for each prefill. None for all."""
+    warmup: WarmUp = WarmUp()
+    """Passes that are not even counted."""
 
     def has_module(self, path: str) -> bool:
         """Return True if the calls of a module are recorded."""

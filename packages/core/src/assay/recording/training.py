@@ -14,9 +14,9 @@ from torch.optim.optimizer import (
 )
 
 from assay.hooks.values.nested import iterate_tensors
+from assay.recording.background import BackgroundWriter, Kept
 from assay.recording.selection import Selection
 from assay.sites import Call, CallSite, unwrapped_path
-from assay.trace import TraceWriter
 
 
 def is_in_backward() -> bool:
@@ -57,9 +57,9 @@ class GradientWriter:
     Of several backward passes through one forward pass, the first is written.
     """
 
-    writer: TraceWriter
+    writer: BackgroundWriter
     _written: set[CallSite] = field(default_factory=set)
-    _arrived: dict[CallSite, tuple[Call, dict[str, Tensor]]] = field(default_factory=dict)
+    _arrived: dict[CallSite, tuple[Call, dict[str, Kept]]] = field(default_factory=dict)
 
     def watch(self, call: Call, output: Any) -> None:  # noqa: ANN401 - whatever modules return
         """Wait for the gradients of a call's results."""
@@ -72,7 +72,7 @@ class GradientWriter:
             if not self._arrived:
                 torch.autograd.Variable._execution_engine.queue_callback(self._write)  # noqa: SLF001
             # The engine may add other gradients to this tensor.
-            self._arrived.setdefault(call.site, (call, {}))[1][port] = gradient.detach().clone()
+            self._arrived.setdefault(call.site, (call, {}))[1][port] = self.writer.keep(gradient)
 
         return arrive
 
@@ -86,7 +86,7 @@ class GradientWriter:
 
 
 def attach_parameters(
-    writer: TraceWriter, model: nn.Module, selection: Selection, step: int
+    writer: BackgroundWriter, model: nn.Module, selection: Selection, step: int
 ) -> None:
     """Write the parameters with which a step began, and their gradients, if there are any."""
     rows: list[dict[str, Any]] = []
@@ -104,5 +104,4 @@ def attach_parameters(
                     {"module": unwrapped_path(module), "port": f"{kind}.{name}", "phase": phase,
                      "index": 0, "tensor": key}
                 )  # fmt: skip
-    writer.attach(f"step-{step}", tensors)
-    writer.attach_json(f"step-{step}-table", {"values": rows})
+    writer.attach(f"step-{step}", tensors, {"values": rows})

@@ -68,11 +68,13 @@ class TraceWriter:
         self._manifest = dict(manifest)
         self._folder = Folder.create(folder)
         self._index_hasher = xxhash.xxh3_128()
-        self._folder.create_exclusive(MANIFEST, self._manifest_text(None))
+        self._folder.create_exclusive(MANIFEST, self._manifest_text(None, self._manifest))
         self._index = self._folder.lines(INDEX)
         self._shard_bytes = shard_bytes
         self._num_lines = 0
         self._num_shards = 0
+        self._num_stored = 0
+        self._num_bytes = 0
         self._header_bytes = _FIRST_HEADER_BYTES
         self._shard: ShardWriter | None = None
         self._line = Line()
@@ -87,12 +89,28 @@ class TraceWriter:
         """The folder of the trace."""
         return self._folder.path
 
-    def add(self, call: Call, tensors: Mapping[str, torch.Tensor]) -> None:
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of distinct tensors that were written."""
+        return self._num_bytes
+
+    def store(self, tensor: torch.Tensor) -> StoredTensor:
+        """Write a tensor of a call that `add` will record later.
+
+        Raises: TraceError if it has no plain bytes, StorageError if the disk is full.
+        """
+        with self._writing():
+            try:
+                return self._store(f"t{self._num_stored}", tensor)
+            except TypeError as error:
+                raise TraceError(f"cannot record {error}") from None
+
+    def add(self, call: Call, tensors: Mapping[str, torch.Tensor | StoredTensor]) -> None:
         """Record one finished call.
 
         Args:
             call: stored as it is, except that its `ports` are replaced by those of `tensors`.
-            tensors: by port; any strided tensor on any device.
+            tensors: by port; any strided tensor on any device, or what `store` returned.
 
         Raises: TraceError if the call was added before, its constants are no JSON or a tensor has
             no plain bytes; StorageError if the disk is full.
@@ -100,7 +118,10 @@ class TraceWriter:
         with self._writing():
             if call.site in self._sites:
                 raise TraceError(f"{call.site} was recorded twice")
-            stored = {port: self._store(call, port, tensor) for port, tensor in tensors.items()}
+            stored = {
+                port: one if isinstance(one, StoredTensor) else self._store_port(call, port, one)
+                for port, one in tensors.items()
+            }
             try:
                 self._line.add(call, stored)
             except TypeError as error:
@@ -114,11 +135,14 @@ class TraceWriter:
         with self._writing():
             self._finish_line()
 
-    def _store(self, call: Call, port: str, tensor: torch.Tensor) -> StoredTensor:
+    def _store_port(self, call: Call, port: str, tensor: torch.Tensor) -> StoredTensor:
         try:
-            data = host_bytes(tensor)
+            return self._store(f"{call.order}:{port}", tensor)
         except TypeError as error:
             raise TraceError(f"{call.site}, {port}: cannot record {error}") from None
+
+    def _store(self, key: str, tensor: torch.Tensor) -> StoredTensor:
+        data = host_bytes(tensor)
         # Compared by content, not by storage and version counter: some kernels change their
         # argument without declaring it, and the hash (28 GB/s measured) costs less than the write.
         digest = xxhash.xxh3_128_digest(data)
@@ -127,8 +151,9 @@ class TraceWriter:
         if stored is not None:
             self._contents.move_to_end(content)
             return stored
-        key = f"{call.order}:{port}"
         self._shard_for(key, tensor).append(key, tensor, data)
+        self._num_stored += 1
+        self._num_bytes += len(data)
         stored = StoredTensor(
             self._num_shards, key, digest.hex(), dtype_name(tensor.dtype), tuple(tensor.shape)
         )
@@ -207,18 +232,28 @@ class TraceWriter:
         self._attachments.add(name)
         return attachment_file(name, kind)
 
+    def note(self, name: str, value: Json) -> None:
+        """Add a fact to the manifest.
+
+        Raises: TraceError if it is no JSON, StorageError if the disk is full.
+        """
+        with self._writing():
+            text = self._manifest_text(None, self._manifest | {name: value})
+            self._manifest[name] = value
+            self._folder.replace(MANIFEST, text)
+
     def close(self) -> None:
         """Flush, and mark the trace as complete; a second call does nothing."""
         if self._closed is None:
             with self._writing():
                 self._finish_line()
-                self._folder.replace(MANIFEST, self._manifest_text(self._num_lines))
+                self._folder.replace(MANIFEST, self._manifest_text(self._num_lines, self._manifest))
             self._stop(StorageError(f"{self.folder} is closed: nothing more can be recorded"))
 
-    def _manifest_text(self, num_lines: int | None) -> str:
+    def _manifest_text(self, num_lines: int | None, manifest: Mapping[str, Json]) -> str:
         content: dict[str, Any] = {"format": FORMAT, "schema": SCHEMA}
         content |= {"complete": num_lines is not None, "lines": num_lines}
-        content |= {"index": self._index_hasher.hexdigest(), "manifest": self._manifest}
+        content |= {"index": self._index_hasher.hexdigest(), "manifest": manifest}
         try:
             return to_text(content | {DIGEST: hash_manifest(content)}) + "\n"
         except TypeError as error:

@@ -103,8 +103,10 @@ def test_trace_of_statistics_has_no_values(tmp_path: Path) -> None:
         "(model):output forward step 0",
     ]
     assert [one.has_values for one in dump.tensors] == [False, False]
-    assert dump.tensors[0].statistics == {"min": 3.0, "max": 4.0, "mean": 3.5, "norm": 5.0}
-    assert dump.tensors[1].statistics == {"min": 1.5, "max": 2.0, "mean": 1.75, "norm": 2.5}
+    expected = {"min": 3.0, "max": 4.0, "mean": 3.5, "norm": 5.0}
+    assert dump.tensors[0].statistics.items() >= expected.items()
+    expected = {"min": 1.5, "max": 2.0, "mean": 1.75, "norm": 2.5}
+    assert dump.tensors[1].statistics.items() >= expected.items()
 
 
 def golden(folder: Path, *dtypes: str) -> Path:

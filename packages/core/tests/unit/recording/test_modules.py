@@ -4,14 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
 from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.values.boundary import Boundary
-from assay.recording.modules import Recorder, StatisticsRecorder
+from assay.recording.modules import Recorder
 from assay.sites import CallSite
 from assay.trace import Trace, TraceWriter
 
@@ -224,38 +223,3 @@ def test_run_cut_short_keeps_the_root_calls_that_were_finished(tmp_path: Path) -
     assert not trace.complete
     assert [call.site.step for call in trace.calls] == [0, 0, 0, 1, 1, 1]
     writer.close()
-
-
-def test_statistics_are_minimum_maximum_mean_and_norm(tmp_path: Path) -> None:
-    class Same(nn.Module):
-        def forward(self, x: Tensor) -> Any:
-            return x.clone()
-
-    model = Same()
-    with (
-        TraceWriter(tmp_path / "t", {}) as writer,
-        ModuleTracer(StatisticsRecorder(writer)).attached(model),
-    ):
-        model(torch.tensor([[3.0, -4.0, 0.0, 0.0]]))
-
-    trace = Trace.open(tmp_path / "t")
-    assert recorded(trace, "", "output.statistics") == [-4.0, 3.0, -0.25, 5.0]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_statistics_of_large_low_precision_tensors_do_not_overflow(
-    tmp_path: Path, dtype: torch.dtype
-) -> None:
-    class Same(nn.Module):
-        def forward(self, x: Tensor) -> Any:
-            return x.clone()
-
-    model = Same()
-    with (
-        TraceWriter(tmp_path / "t", {}) as writer,
-        ModuleTracer(StatisticsRecorder(writer)).attached(model),
-    ):
-        model(torch.full((1, 40_000), 512.0, dtype=dtype))
-
-    # The norm is 512 * 200 = 102,400: over the largest float16, and not a bfloat16.
-    assert recorded(Trace.open(tmp_path / "t"), "", "output.statistics")[2:] == [512.0, 102_400.0]

@@ -31,8 +31,11 @@ _STEP_TABLE = re.compile(r"(step-(\d+))-table")
 _RANK = re.compile(r"rank-(\d{1,6})")
 # Before the name of a counter of an optimizer. Optimizers differ in what they count.
 _COUNT = "count-"
-# The elements of a tensor of statistics, in their order.
-_STATISTICS: tuple[Statistic, ...] = ("min", "max", "mean", "norm")
+# The elements of a tensor of statistics, in the order of `assay.recording.statistics.NAMES`.
+_STATISTICS: tuple[Statistic, ...] = (
+    "min", "max", "mean", "norm", "nan", "inf", "projection", "channels",
+)  # fmt: skip
+_MEASURED = ".statistics"
 
 
 class AssayReader:
@@ -131,10 +134,10 @@ def _recorded(trace: Trace) -> Iterator[FoundTensor]:
                 shape=stored.shape,
                 layout=call.placements.get(port, ""),
             )
-            if trace.manifest.get("stats_only") is True and stored.shape == (len(_STATISTICS),):
+            if port.endswith(_MEASURED) and stored.shape == (len(_STATISTICS),):
                 tensor = replace(
                     tensor,
-                    site=Site(call.site, port.removesuffix(".statistics")),
+                    site=Site(call.site, port.removesuffix(_MEASURED)),
                     dtype="",
                     shape=None,
                     statistics=dict(zip(_STATISTICS, load().tolist(), strict=True)),

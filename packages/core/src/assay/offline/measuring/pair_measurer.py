@@ -1,6 +1,5 @@
 """Measuring all pairs of two dumps: sums over every port, pooled over its passes."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,6 +20,7 @@ from assay.locating.matching.masks import (
 from assay.locating.measuring import measure
 from assay.offline.layouts.declared import LayoutError
 from assay.offline.measuring.measured import Measured
+from assay.offline.measuring.norms import compare_norms, read_norms
 from assay.offline.measuring.pairs import Observer, TensorPair
 from assay.offline.measuring.parameters import (
     compare_copies,
@@ -187,14 +187,15 @@ class PairMeasurer:
             return
         is_part = lanes.expected_span is not None or lanes.actual_span is not None
         norms = [
-            (_norm(self.expected, pair.expected), _norm(self.actual, pair.actual)) for pair in pairs
+            (read_norms(self.expected, pair.expected), read_norms(self.actual, pair.actual))
+            for pair in pairs
         ]
         if is_part or len(tensors) != len(others) or any(None in both for both in norms):
             self._leave_out(pairs, "no norm to compare")
             return
         for pair, (expected, actual) in zip(pairs, norms, strict=True):
             key = self._place(lanes.port, pair.actual)
-            error = _relative_difference(actual or 0.0, expected or 0.0)
+            error = compare_norms(actual or {}, expected or {})
             self.measured.norm_errors[key] = max(self.measured.norm_errors.get(key, 0.0), error)
             empty = torch.empty(0, dtype=getattr(torch, pair.actual.dtype, torch.float32))
             self.measured.at(*key, empty, lanes.expected.class_name)
@@ -370,19 +371,3 @@ class PairMeasurer:
                     elif is_attention_mask(lane.port.name, reference):
                         result = self.measured.at(lane.port, 0, 0, reference, lane.class_name)
                         result.exact.add(*count_differences(None, reference, pair.rows))
-
-
-def _norm(dump: Dump, tensor: DumpedTensor) -> float | None:
-    if not tensor.has_values:
-        return tensor.statistics.get("norm")
-    value = dump.read_intact(tensor)
-    return None if value is None else float(torch.linalg.vector_norm(value, dtype=torch.float64))
-
-
-def _relative_difference(actual: float, expected: float) -> float:
-    """Return |actual - expected| / |expected|; nan if actual is not finite, inf if only expected is 0."""
-    if not math.isfinite(actual) and math.isfinite(expected):
-        return math.nan
-    if actual == expected:
-        return 0.0
-    return abs(actual - expected) / abs(expected) if expected else math.inf

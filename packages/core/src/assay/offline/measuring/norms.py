@@ -1,0 +1,39 @@
+"""Comparing tensors by statistics, where a dump holds no values."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from assay.dumps.protocol import Dump, DumpedTensor, Statistic
+from assay.recording.statistics import NAMES, measure_statistics, take_values
+
+
+def read_norms(dump: Dump, tensor: DumpedTensor) -> Mapping[Statistic, float] | None:
+    """Return what a dump records of a tensor's norm, and of its order and signs; None for nothing."""
+    if not tensor.has_values:
+        return tensor.statistics if "norm" in tensor.statistics else None
+    value = dump.read_intact(tensor)
+    if value is None:
+        return None
+    if not value.is_floating_point() or not value.numel():
+        return {"norm": float(torch.linalg.vector_norm(value, dtype=torch.float64))}
+    found = measure_statistics(value)
+    return dict(zip(NAMES, take_values([found])[id(found)].tolist(), strict=True))
+
+
+def compare_norms(actual: Mapping[Statistic, float], expected: Mapping[Statistic, float]) -> float:
+    """Return the relative error that norms show, or projections if they show more.
+
+    nan if one is not finite and the other is different, inf if only `expected` is 0.
+    """
+    norm, expected_norm = actual["norm"], expected["norm"]
+    if not (math.isfinite(norm) and math.isfinite(expected_norm)):
+        return 0.0 if norm == expected_norm else math.nan
+    if not expected_norm:
+        return math.inf if norm else 0.0
+    difference = abs(norm - expected_norm)
+    channels = actual.get("channels")
+    if channels is not None and channels == expected.get("channels"):
+        difference = max(difference, abs(actual["projection"] - expected["projection"]))
+    return difference / expected_norm

@@ -1,0 +1,112 @@
+"""Writing a trace in the background: the run waits for one copy of each tensor."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor
+
+from assay.recording.host_copies import HostCopies, HostCopy
+from assay.sites import Call
+from assay.trace import Json, StorageError, StoredTensor, TraceError, TraceWriter
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """A tensor of which the trace has a copy, or will have. stored: once it has been written."""
+
+    stored: StoredTensor | None = None
+
+
+class BackgroundWriter:
+    """Writes to a trace from a thread of its own, in the order of the calls.
+
+    max_bytes: of copies that wait to be written. `keep` waits for room.
+    """
+
+    def __init__(self, writer: TraceWriter, max_bytes: int) -> None:
+        self._writer = writer
+        self._copies = HostCopies(max_bytes)
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.error: StorageError | TraceError | None = None
+        """What ended the writing. Nothing is written after it."""
+        self._thread = Thread(target=self._work, name="assay-capture", daemon=True)
+        self._thread.start()
+
+    def keep(self, tensor: Tensor) -> Kept:
+        """Copy a tensor, which may change afterwards."""
+        kept = Kept()
+        if self.error is None:
+            copy = self._copies.copy(tensor.detach().resolve_conj().resolve_neg())
+            self._jobs.put(partial(self._store, kept, copy))
+        return kept
+
+    def add(self, call: Call, tensors: Mapping[str, Kept]) -> None:
+        """Record a finished call, see `TraceWriter.add`."""
+        self._jobs.put(partial(self._add, call, dict(tensors)))
+
+    def flush(self) -> None:
+        """Make all added calls survive a kill, soon."""
+        self._jobs.put(self._writer.flush)
+
+    def attach(self, name: str, tensors: Mapping[str, Tensor], table: Json) -> None:
+        """Store named tensors, and a table of them, see `TraceWriter.attach`. Waits until it is done.
+
+        They may be larger than all copies together, and are not changed meanwhile.
+        """
+        self._jobs.put(lambda: self._writer.attach(name, tensors))
+        self._jobs.put(lambda: self._writer.attach_json(f"{name}-table", table))
+        self.wait()
+
+    def note(self, name: str, value: Json) -> None:
+        """Add a fact to the manifest."""
+        self._jobs.put(lambda: self._writer.note(name, value))
+
+    def wait(self) -> None:
+        """Wait until all is written."""
+        waiting: SimpleQueue[None] = SimpleQueue()
+        self._jobs.put(lambda: waiting.put(None))
+        waiting.get()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes written, and at most those that wait."""
+        return self._writer.num_bytes + self._copies.used_bytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Write what is left, and end the trace. After an error it stays incomplete."""
+        self._jobs.put(None)
+        self._thread.join()
+        error = error or self.error
+        self._writer.__exit__(type(error) if error else None, error, traceback)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except (StorageError, TraceError) as error:
+                self.error = self.error or error
+
+    def _store(self, kept: Kept, copy: HostCopy) -> None:
+        try:
+            if self.error is None:
+                kept.stored = self._writer.store(copy.wait())
+        finally:
+            self._copies.release(copy)
+
+    def _add(self, call: Call, tensors: Mapping[str, Kept]) -> None:
+        stored = {port: kept.stored for port, kept in tensors.items() if kept.stored is not None}
+        if self.error is None:
+            self._writer.add(replace(call, ports=tuple(stored)), stored)
