@@ -65,8 +65,6 @@ class ModuleTracer:
     """Calls a handler for every module call of a model.
 
     timeline: rows of the batch that is being run; None if nothing is known of them.
-    recomputing: whether calls are those of the last root call made again, as activation
-        checkpointing makes them in backward.
     paused: whether the handler is not called at all.
     rank: of this process.
     """
@@ -76,7 +74,6 @@ class ModuleTracer:
     timeline: Timeline | None = None
     step: int = -1
     order: int = 0
-    recomputing: bool = False
     paused: bool = False
     rank: int = 0
     _column: int = 0
@@ -103,11 +100,6 @@ class ModuleTracer:
             return None
         site = self._stack[-1].call.site
         return site.module, site.step, site.call
-
-    @property
-    def is_recomputing(self) -> bool:
-        """Return True if calls are those of the last root call, made again."""
-        return self.recomputing
 
     @contextmanager
     def attached(self, model: nn.Module) -> Iterator[None]:
@@ -143,7 +135,7 @@ class ModuleTracer:
                 if not name:
                     self._stack.clear()  # of a root call that ended by an exception
                 arguments = signature.bind(args, kwargs)
-                if self.is_recomputing:
+                if is_in_backward():
                     known = self._made.get((name, self._num_recomputed[name]))
                     self._num_recomputed[name] += 1
                     if known is None:
@@ -172,7 +164,7 @@ class ModuleTracer:
                     return None  # a call made again that was not made before
                 active = self._stack.pop()
                 output = self.handler.leave(active, output)
-                if not self._stack and not self.is_recomputing:
+                if not self._stack and not is_in_backward():
                     self.handler.finish_root(active)
                 return output
 
@@ -208,6 +200,11 @@ class ModuleTracer:
             self._column = 0  # without a cache, all tokens so far and the new one
         self._rows = timeline.rows(self._column, length)
         self._column += length
+
+
+def is_in_backward() -> bool:
+    """Return True while autograd runs: forward calls are then those of activation checkpointing."""
+    return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001 - there is no public name
 
 
 def find_called_modules(model: nn.Module) -> dict[str, tuple[nn.Module, nn.Module]]:

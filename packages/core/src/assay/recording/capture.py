@@ -18,8 +18,7 @@ from assay.recording.modules import Recorder, StatisticsRecorder
 from assay.recording.selection import Ranges, Selection
 from assay.recording.training import (
     GradientWriter,
-    attach_parameters,
-    is_in_backward,
+    ParameterWriter,
     optimizer_steps,
 )
 from assay.runs import provenance
@@ -134,11 +133,12 @@ class _Run:
     """A handler that passes the selected calls of a running capture on to a recorder."""
 
     def __init__(self, capture: Capture, writer: TraceWriter, rank: int) -> None:
-        self.capture, self._writer = capture, writer
+        self.capture = capture
         self._recorder: TraceHandler = Recorder(writer)
         if capture.stats_only:
             self._recorder = StatisticsRecorder(writer)
-        self._gradients = GradientWriter(writer)
+        self._parameters = ParameterWriter(writer, capture.model, capture.selection)
+        self._gradients = GradientWriter(writer, self.finish_backward)
         self._token = -1
         self._is_chosen = False
         self.tracer = _LiveTracer(self, rank)
@@ -163,9 +163,15 @@ class _Run:
         """Write what was recorded."""
         self._recorder.finish_root(active)
 
+    def finish_backward(self) -> None:
+        """Called at the end of each backward pass."""
+        if self._has_weights:
+            self._parameters.keep_gradients()
+
     def end_step(self) -> None:
         """Called before the optimizer changes the parameters."""
-        self._attach_parameters()
+        if self._has_weights:
+            self._parameters.write(self.tracer.optimizer_step)
 
     def begin_step(self) -> None:
         """Called after the optimizer has changed the parameters."""
@@ -175,12 +181,13 @@ class _Run:
         """Write the parameters as the run leaves them."""
         del kind, traceback
         if error is None:
-            self._attach_parameters()
+            self.end_step()
 
-    def _attach_parameters(self) -> None:
-        steps, step = self.capture.selection.steps, self.tracer.optimizer_step
-        if self.capture.weights and (steps is None or step in steps):
-            attach_parameters(self._writer, self.capture.model, self.capture.selection, step)
+    @property
+    def _has_weights(self) -> bool:
+        """Return True if the parameters of this step are recorded."""
+        steps = self.capture.selection.steps
+        return self.capture.weights and (steps is None or self.tracer.optimizer_step in steps)
 
     def _is_recorded(self, call: Call) -> bool:
         is_deep_enough = call.caller is None or self.capture.level == "module"
@@ -211,11 +218,6 @@ class _LiveTracer(ModuleTracer):
         """Count a finished optimizer step."""
         self.optimizer_step += 1
         self._passes_in_step = 0
-
-    @property
-    def is_recomputing(self) -> bool:
-        """Return True in backward, where activation checkpointing calls modules again."""
-        return is_in_backward()
 
     def _begin_root(self, arguments: dict[str, Any]) -> None:
         super()._begin_root(arguments)
