@@ -108,8 +108,10 @@ class ModuleTracer:
         for name, (module, innermost) in find_called_modules(model).items():
             pre = self._pre_hook(name, _Signature(innermost), type(innermost).__name__)
             post = self._post_hook()
-            handles.append(module.register_forward_pre_hook(pre, with_kwargs=True))
-            handles.append(module.register_forward_hook(post, with_kwargs=True))
+            # A script may evaluate the model that DistributedDataParallel wraps.
+            for one in (module, innermost) if innermost is not module else (module,):
+                handles.append(one.register_forward_pre_hook(pre, with_kwargs=True))
+                handles.append(one.register_forward_hook(post, with_kwargs=True))
         forget_compiled_graphs()
         try:
             yield
@@ -129,7 +131,7 @@ class ModuleTracer:
 
     def _pre_hook(self, name: str, signature: "_Signature", class_name: str) -> Callable[..., Any]:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-            if self.paused or is_suspended():
+            if self.paused or is_suspended() or self._is_wrapped_by_current(name, module):
                 return None
             with suspended():
                 if not name:
@@ -157,11 +159,11 @@ class ModuleTracer:
             del args, kwargs
             if self.paused or is_suspended():
                 return None
+            if all(active.module is not module for active in self._stack):
+                return None  # wrapped by another one, or made again and not before
             with suspended():
-                while self._stack and self._stack[-1].module is not module:
+                while self._stack[-1].module is not module:
                     self._stack.pop()  # a callee that left by an exception its caller caught
-                if not self._stack:
-                    return None  # a call made again that was not made before
                 active = self._stack.pop()
                 output = self.handler.leave(active, output)
                 if not self._stack and not is_in_backward():
@@ -170,6 +172,11 @@ class ModuleTracer:
 
         hook: Callable[..., Any] = torch.compiler.disable(leave)
         return hook
+
+    def _is_wrapped_by_current(self, name: str, module: nn.Module) -> bool:
+        if not self._stack or self._stack[-1].module is module:
+            return False
+        return self._stack[-1].call.site.module == name
 
     def _begin_call(self, name: str, class_name: str) -> Call:
         number = self._counts[name]

@@ -57,8 +57,8 @@ def test_every_bit_of_every_dtype_survives(
         torch.ones(2, requires_grad=True),
         torch.nn.Parameter(torch.ones(3)),
     ],
-    ids=["transposed", "expanded", "one expanded", "sliced", "0-d", "empty", "empty bool", "conjugate", "conjugate's part", "negated",
-         "with gradient", "parameter"],
+    ids=["transposed", "expanded", "one expanded", "sliced", "0-d", "empty", "empty bool", "conjugate",
+         "conjugate's part", "negated", "with gradient", "parameter"],
 )  # fmt: skip
 def test_any_layout_is_read_back_as_its_values(
     tmp_path: Path, call_at: Callable[..., Call], tensor: torch.Tensor
