@@ -250,6 +250,17 @@ def test_training_is_numbered_by_optimizer_steps(tmp_path: Path) -> None:
     }
 
 
+def test_an_evaluation_after_training_is_no_cut_off_step(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        net = Causal()
+        with capture(net, tmp_path / name):
+            train(net)
+            with torch.no_grad():
+                net(torch.arange(5)[None])
+
+    assert judged(tmp_path / "one", tmp_path / "two").verdict is Outcome.PASS
+
+
 def test_gradients_are_recorded_before_and_after_clipping(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(2, 1, bias=False))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

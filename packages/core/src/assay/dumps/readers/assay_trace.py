@@ -69,6 +69,7 @@ class AssayReader:
             assemble_dump(self.name, path, found, damaged, provenance),
             rows={call.site: call.rows for call in trace.calls if call.rows is not None},
             rounded_to=str(trace.manifest.get("dtype") or ""),
+            is_finished=trace.complete,
         )
 
     def _join(self, path: Path, folders: Mapping[int, Path]) -> Dump:
@@ -87,7 +88,11 @@ class AssayReader:
         damaged.problems += [f"rank {rank} is missing" for rank in missing]
         damaged.problems += [problem for dump in dumps for problem in dump.problems]
         whole = assemble_dump(self.name, path, found, damaged, dumps[0].provenance)
-        return replace(whole, rows={at: rows for one in dumps for at, rows in one.rows.items()})
+        return replace(
+            whole,
+            rows={at: rows for one in dumps for at, rows in one.rows.items()},
+            is_finished=all(dump.is_finished for dump in dumps),
+        )
 
 
 def _find_ranks(path: Path) -> dict[int, Path]:
