@@ -12,8 +12,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from assay.errors import UsageError
-from assay.hooks.module_tracer import ActiveCall, ModuleTracer, TraceHandler, find_called_modules
+from assay.errors import UsageError, name_some
+from assay.hooks.module_tracer import (
+    ActiveCall,
+    ModuleTracer,
+    TraceHandler,
+    find_called_modules,
+    find_whole_graphs,
+)
+from assay.output.streams import print_error
 from assay.recording.modules import Recorder, StatisticsRecorder
 from assay.recording.selection import Ranges, Selection
 from assay.recording.training import (
@@ -52,7 +59,8 @@ def capture(  # noqa: PLR0913 - one for each option
     tokens: forward passes of each generation, such as "0:16"; 0 is the prefill.
     weights: record parameters at the beginning of each step, and their gradients.
     stats_only: keep minimum, maximum, mean and norm of each tensor instead of its values.
-    Raises: UsageError for a glob that no module matches, or if the model is being captured already;
+    Raises: UsageError for a glob that no module matches, if the model is being captured already, or
+        if a part of it is compiled with fullgraph=True;
         TraceError if the folder is not empty, StorageError if the disk is full.
 
     >>> with assay.capture(model, "golden"):  # doctest: +SKIP
@@ -84,6 +92,10 @@ class Capture(ContextDecorator):
         if self.model in _captured:
             raise UsageError("this model is being captured already")
         self._require_modules()
+        if whole := find_whole_graphs(self.model):
+            raise UsageError(
+                f"{name_some(whole)} is compiled with fullgraph=True, and a capture breaks graphs"
+            )
         with ExitStack() as stack:
             rank, size = _find_rank()
             folder = self.folder / f"rank-{rank}" if size > 1 else self.folder
@@ -133,7 +145,7 @@ class _Run:
     """A handler that passes the selected calls of a running capture on to a recorder."""
 
     def __init__(self, capture: Capture, writer: TraceWriter, rank: int) -> None:
-        self.capture = capture
+        self.capture, self._writer = capture, writer
         self._recorder: TraceHandler = Recorder(writer)
         if capture.stats_only:
             self._recorder = StatisticsRecorder(writer)
@@ -178,8 +190,15 @@ class _Run:
         self.tracer.begin_optimizer_step()
 
     def finish(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Write the parameters as the run leaves them."""
+        """Write the parameters as the run leaves them, and say what was left out."""
         del kind, traceback
+        if num_calls := self.tracer.num_left_out:
+            text = (
+                f"left out {num_calls:,} module calls, which were made in a second thread or recorded"
+                " into a device graph"
+            )
+            self._writer.attach_json("left-out", text)
+            print_error(f"assay: {self._writer.folder}: {text}")
         if error is None:
             self.end_step()
 

@@ -198,31 +198,6 @@ def test_start_and_stop_do_what_the_with_statement_does(tmp_path: Path) -> None:
     assert len(Trace.open(tmp_path / "b").calls) == 6 * 5
 
 
-class Wrapper(nn.Module):
-    """Has the model under the name that DistributedDataParallel gives it."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        output: Tensor = self.module(input_ids)
-        return output
-
-
-def test_calls_around_a_wrapper_are_those_of_the_model(tmp_path: Path) -> None:
-    net = Wrapper(Causal()).eval()
-    with capture(net, tmp_path / "t"):
-        for called in (net, net.module):
-            called(torch.arange(3)[None])
-
-    calls = Trace.open(tmp_path / "t").calls
-    paths = ["", "embed", "layers.0", "layers.1", "head"]
-    assert [call.site.module for call in calls] == 2 * paths
-    assert [call.site.step for call in calls] == 5 * [0] + 5 * [1]
-    assert [call.caller for call in calls] == 2 * [None, "", "", "", ""]
-
-
 def test_training_is_numbered_by_optimizer_steps(tmp_path: Path) -> None:
     net = Causal()
     with capture(net, tmp_path / "t", weights=True):

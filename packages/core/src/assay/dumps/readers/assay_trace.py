@@ -29,6 +29,8 @@ _TRACES_IN_GOLDEN = (("trace",), tuple(FORMATS))
 _STEP_TABLE = re.compile(r"(step-(\d+))-table")
 # Folder of one rank of a capture.
 _RANK = re.compile(r"rank-(\d{1,6})")
+# Attachment of a capture: a sentence on calls that were not recorded.
+_LEFT_OUT = "left-out"
 # Before the name of a counter of an optimizer. Optimizers differ in what they count.
 _COUNT = "count-"
 # The elements of a tensor of statistics, in their order.
@@ -65,6 +67,8 @@ class AssayReader:
         if not trace.complete:
             cut_off = f"{folder}: the run was cut off, its last calls are missing"
             damaged.problems.append(cut_off)
+        if _LEFT_OUT in trace.attachments:
+            damaged.problems.append(f"{folder}: {trace.attachment_json(_LEFT_OUT)}")
         return replace(
             assemble_dump(self.name, path, found, damaged, provenance),
             rows={call.site: call.rows for call in trace.calls if call.rows is not None},
