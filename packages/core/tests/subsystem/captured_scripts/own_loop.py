@@ -20,19 +20,20 @@ class Classifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(1, 8, 3, padding=1)
-        self.blocks = nn.Sequential(Block(8), Block(8))
+        self.first, self.second = Block(8), Block(8)
         self.dropout = nn.Dropout(0.1)
         self.head = nn.Linear(8, 3)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        features = self.blocks(self.stem(image)).mean(dim=(2, 3))
-        return self.head(self.dropout(features))
+        features = self.second(self.first(self.stem(image))).mean(dim=(2, 3))
+        scores: torch.Tensor = self.head(self.dropout(features))
+        return scores
 
 
 torch.manual_seed(0)
 model = Classifier()
 if os.environ.get("FAULT"):
-    model.blocks[1].conv.register_forward_hook(lambda module, images, output: output * 1.01)
+    model.second.conv.register_forward_hook(lambda module, images, output: output * 1.01)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 for _ in range(3):
     images, labels = torch.randn(4, 1, 8, 8), torch.randint(0, 3, (4,))

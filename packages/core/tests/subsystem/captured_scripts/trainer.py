@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
 
-class Rows(Dataset):
+class Rows(Dataset[dict[str, torch.Tensor]]):
     def __len__(self) -> int:
         return 16
 
