@@ -86,7 +86,7 @@ def test_every_rank_leaves_a_trace(script: Path, tmp_path: Path) -> None:
     assert f"assay: captured {tmp_path / 't'}: rank-0, rank-1\n" in done.stderr
     dump = open_dump(str(tmp_path / "t"))
     assert {one.site.at.rank for one in dump.tensors} == {0, 1}
-    assert {one.site.at.phase for one in dump.tensors} == {"forward", "backward"}
+    assert {one.site.at.phase for one in dump.tensors} == {"forward", "backward", "clip"}
     assert not dump.problems
 
 

@@ -93,6 +93,8 @@ class Dump:
     """Facts on its origin, such as the version of the tool, for people."""
     problems: Sequence[str] = ()
     """Defects, such as missing files. A dump with defects can fail a comparison but never pass one."""
+    is_finished: bool = False
+    """True if the dump itself records that its run came to an end."""
 
     def read_intact(self, tensor: DumpedTensor) -> Tensor | None:
         """Read values that pair or align; None if the file is damaged. Their comparison names it."""

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,15 +61,23 @@ class NullHandler:
         """Keep nothing of the root call."""
 
 
+def _find_graph_test() -> Callable[[], bool]:
+    """Return the device's test if it records a graph, which must not copy, and replays no hooks."""
+    test: Callable[[], bool] = getattr(
+        torch.get_device_module(), "is_current_stream_capturing", lambda: False
+    )
+    return test
+
+
 @dataclass
 class ModuleTracer:
     """Calls a handler for every module call of a model.
 
     timeline: rows of the batch that is being run; None if nothing is known of them.
-    recomputing: whether calls are those of the last root call made again, as activation
-        checkpointing makes them in backward.
     paused: whether the handler is not called at all.
     rank: of this process.
+    num_left_out: calls in other threads while a root call was under way, and calls that a device
+        recorded into a graph. They are not handled.
     """
 
     handler: TraceHandler
@@ -76,9 +85,12 @@ class ModuleTracer:
     timeline: Timeline | None = None
     step: int = -1
     order: int = 0
-    recomputing: bool = False
     paused: bool = False
     rank: int = 0
+    num_left_out: int = 0
+    _thread: int | None = None  # of the root call that is under way
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _is_recording_graph: Callable[[], bool] = field(default_factory=_find_graph_test)
     _column: int = 0
     _stack: list[ActiveCall] = field(default_factory=list)
     _counts: Counter[str] = field(default_factory=Counter)
@@ -104,11 +116,6 @@ class ModuleTracer:
         site = self._stack[-1].call.site
         return site.module, site.step, site.call
 
-    @property
-    def is_recomputing(self) -> bool:
-        """Return True if calls are those of the last root call, made again."""
-        return self.recomputing
-
     @contextmanager
     def attached(self, model: nn.Module) -> Iterator[None]:
         """Call the handler for every module call of `model` inside this context."""
@@ -116,8 +123,12 @@ class ModuleTracer:
         for name, (module, innermost) in find_called_modules(model).items():
             pre = self._pre_hook(name, _Signature(innermost), type(innermost).__name__)
             post = self._post_hook()
-            handles.append(module.register_forward_pre_hook(pre, with_kwargs=True))
-            handles.append(module.register_forward_hook(post, with_kwargs=True))
+            # A script may evaluate the model that DistributedDataParallel wraps.
+            for one in (module, innermost) if innermost is not module else (module,):
+                handles.append(one.register_forward_pre_hook(pre, with_kwargs=True))
+                handles.append(one.register_forward_hook(post, with_kwargs=True))
+                if not name:
+                    handles.append(one.register_forward_hook(self._end_hook(), always_call=True))
         forget_compiled_graphs()
         try:
             yield
@@ -137,16 +148,19 @@ class ModuleTracer:
 
     def _pre_hook(self, name: str, signature: "_Signature", class_name: str) -> Callable[..., Any]:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-            if self.paused or is_suspended():
+            if self.paused or is_suspended() or not self._claim():
+                return None
+            if self._is_wrapped_by_current(name, module):
                 return None
             with suspended():
                 if not name:
                     self._stack.clear()  # of a root call that ended by an exception
                 arguments = signature.bind(args, kwargs)
-                if self.is_recomputing:
+                if is_in_backward():
                     known = self._made.get((name, self._num_recomputed[name]))
                     self._num_recomputed[name] += 1
                     if known is None:
+                        self._release()
                         return None
                     active = ActiveCall(known, module, arguments, is_recompute=True)
                 else:
@@ -163,21 +177,52 @@ class ModuleTracer:
     def _post_hook(self) -> Callable[..., Any]:
         def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:  # noqa: ANN401
             del args, kwargs
-            if self.paused or is_suspended():
+            if self.paused or is_suspended() or self._thread != threading.get_ident():
                 return None
+            if all(active.module is not module for active in self._stack):
+                return None  # wrapped by another one, or made again and not before
             with suspended():
-                while self._stack and self._stack[-1].module is not module:
+                while self._stack[-1].module is not module:
                     self._stack.pop()  # a callee that left by an exception its caller caught
-                if not self._stack:
-                    return None  # a call made again that was not made before
                 active = self._stack.pop()
                 output = self.handler.leave(active, output)
-                if not self._stack and not self.is_recomputing:
+                if not self._stack and not is_in_backward():
                     self.handler.finish_root(active)
+                self._release()
                 return output
 
         hook: Callable[..., Any] = torch.compiler.disable(leave)
         return hook
+
+    def _end_hook(self) -> Callable[..., None]:
+        def end(module: nn.Module, args: object, output: object) -> None:
+            del args, output
+            is_own = self._thread == threading.get_ident() and bool(self._stack)
+            if is_own and self._stack[0].module is module:  # it ended by an exception
+                self._stack.clear()
+                self._release()
+
+        hook: Callable[..., None] = torch.compiler.disable(end)
+        return hook
+
+    def _claim(self) -> bool:
+        """Return True unless another thread is inside of a root call, or a graph is recorded."""
+        with self._lock:
+            is_other = self._thread not in (None, threading.get_ident())
+            if is_other or self._is_recording_graph():
+                self.num_left_out += 1
+                return False
+            self._thread = threading.get_ident()
+            return True
+
+    def _release(self) -> None:
+        if not self._stack:
+            self._thread = None
+
+    def _is_wrapped_by_current(self, name: str, module: nn.Module) -> bool:
+        if not self._stack or self._stack[-1].module is module:
+            return False
+        return self._stack[-1].call.site.module == name
 
     def _begin_call(self, name: str, class_name: str) -> Call:
         number = self._counts[name]
@@ -208,6 +253,22 @@ class ModuleTracer:
             self._column = 0  # without a cache, all tokens so far and the new one
         self._rows = timeline.rows(self._column, length)
         self._column += length
+
+
+def is_in_backward() -> bool:
+    """Return True while autograd runs: forward calls are then those of activation checkpointing."""
+    return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001 - there is no public name
+
+
+def find_whole_graphs(model: nn.Module) -> list[str]:
+    """Return the paths of modules compiled with fullgraph=True: hooks would end their compilation."""
+    return [
+        path or "the model"
+        for path, module in model.named_modules()
+        for function in (vars(module).get("forward"), module._compiled_call_impl)  # noqa: SLF001
+        if hasattr(function, "_torchdynamo_orig_callable")
+        and getattr(inspect.getclosurevars(function).nonlocals.get("self"), "fullgraph", False)
+    ]
 
 
 def find_called_modules(model: nn.Module) -> dict[str, tuple[nn.Module, nn.Module]]:

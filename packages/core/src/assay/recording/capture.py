@@ -13,13 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from assay.errors import UsageError
+from assay.errors import UsageError, name_some
 from assay.hooks.module_tracer import (
     ActiveCall,
     ModuleTracer,
     NullHandler,
     TraceHandler,
     find_called_modules,
+    find_whole_graphs,
 )
 from assay.hooks.values.nested import iterate_tensors
 from assay.output.streams import print_error
@@ -30,8 +31,7 @@ from assay.recording.live import LiveRecorder, OutputRecorder, StatisticsRecorde
 from assay.recording.selection import Ranges, Selection, WarmUp
 from assay.recording.training import (
     GradientWriter,
-    attach_parameters,
-    is_in_backward,
+    ParameterWriter,
     optimizer_steps,
 )
 from assay.runs import provenance
@@ -77,8 +77,8 @@ def capture(  # noqa: PLR0913 - one for each option
     max_memory: for copies that wait to be written.
     control: "SIGUSR1", which turns the capture off and on, or a file that holds
         {"capture": true, "tokens": "0:16"} and may change at any time.
-    Raises: UsageError for a glob that no module matches, or if the model is being captured already;
-        TraceError if the folder is not empty, StorageError if it cannot be written. What fails later
+    Raises: UsageError for a glob that no module matches, if the model is being captured already, or
+        if a part of it is compiled with fullgraph=True; TraceError if the folder is not empty, StorageError if it cannot be written. What fails later
         ends the capture with a warning, and the run goes on.
 
     >>> with assay.capture(model, "golden"):  # doctest: +SKIP
@@ -120,6 +120,10 @@ class Capture(ContextDecorator):
         if self.model in _captured:
             raise UsageError("this model is being captured already")
         self._require_modules()
+        if whole := find_whole_graphs(self.model):
+            raise UsageError(
+                f"{name_some(whole)} is compiled with fullgraph=True, and a capture breaks graphs"
+            )
         with ExitStack() as stack:
             rank, size = _find_rank()
             folder = self.folder / f"rank-{rank}" if size > 1 else self.folder
@@ -181,7 +185,8 @@ class _Run:
             "nothing": NullHandler(),
         }
         self._recorder = self._recorders["nothing"]
-        self._gradients = GradientWriter(writer)
+        self._parameters = ParameterWriter(writer, capture.model, capture.selection)
+        self._gradients = GradientWriter(writer, self.finish_backward)
         self._token = -1
         self._is_chosen = False
         self._seconds = 0.0
@@ -218,9 +223,15 @@ class _Run:
         if not self.tracer.is_training:
             self._print_estimate("pass")
 
+    def finish_backward(self) -> None:
+        """Called at the end of each backward pass."""
+        if self._has_weights:
+            self._parameters.keep_gradients()
+
     def end_step(self) -> None:
         """Called before the optimizer changes the parameters."""
-        self._attach_parameters()
+        if self._has_weights:
+            self._parameters.write(self.tracer.optimizer_step)
 
     def begin_step(self) -> None:
         """Called after the optimizer has changed the parameters."""
@@ -228,17 +239,25 @@ class _Run:
         self._print_estimate("step")
 
     def finish(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Write the parameters as the run leaves them."""
+        """Write the parameters as the run leaves them, and say what was left out."""
         del kind, traceback
+        if num_calls := self.tracer.num_left_out:
+            text = (
+                f"left out {num_calls:,} module calls, which were made in a second thread or recorded"
+                " into a device graph"
+            )
+            self._writer.note("left_out", text)
+            print_error(f"assay: {self.capture.folder}: {text}")
         if error is None:
-            self._attach_parameters()
+            self.end_step()
         self._writer.wait()
         self._report_error()
 
-    def _attach_parameters(self) -> None:
-        steps, step = self.capture.selection.steps, self.tracer.optimizer_step
-        if self.capture.weights and (steps is None or step in steps):
-            attach_parameters(self._writer, self.capture.model, self.capture.selection, step)
+    @property
+    def _has_weights(self) -> bool:
+        """Return True if the parameters of this step are recorded."""
+        steps = self.capture.selection.steps
+        return self.capture.weights and (steps is None or self.tracer.optimizer_step in steps)
 
     def _is_recorded(self, call: Call) -> bool:
         is_deep_enough = call.caller is None or self.capture.level == "module"
@@ -270,7 +289,7 @@ class _Run:
         budget = self.capture.budget
         if lowered := budget.lower_grade(self._spent):
             self._changes.append(f"from step {step}: {lowered}")
-            self._writer.note("left_out", self._changes)
+            self._writer.note("lowered", list(self._changes))
             print_error(f"assay: capture records {lowered}")
         self._recorder = self._recorders[budget.grade]
         self._is_chosen = budget.grade != "nothing"
@@ -308,11 +327,6 @@ class _LiveTracer(ModuleTracer):
         """Count a finished optimizer step."""
         self.optimizer_step += 1
         self._passes_in_step = 0
-
-    @property
-    def is_recomputing(self) -> bool:
-        """Return True in backward, where activation checkpointing calls modules again."""
-        return is_in_backward()
 
     def _begin_root(self, arguments: dict[str, Any]) -> None:
         shapes = (tuple(tensor.shape) for _, tensor in iterate_tensors(arguments, ""))

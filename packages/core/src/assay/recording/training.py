@@ -16,12 +16,7 @@ from torch.optim.optimizer import (
 from assay.hooks.values.nested import iterate_tensors
 from assay.recording.background import BackgroundWriter, Kept
 from assay.recording.selection import Selection
-from assay.sites import Call, CallSite, unwrapped_path
-
-
-def is_in_backward() -> bool:
-    """Return True while autograd runs: forward calls are then those of activation checkpointing."""
-    return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001 - there is no public name
+from assay.sites import Call, CallSite, Phase, unwrapped_path
 
 
 @contextmanager
@@ -58,6 +53,8 @@ class GradientWriter:
     """
 
     writer: BackgroundWriter
+    finish_backward: Callable[[], None]
+    """Called at the end of each backward pass, when parameters have their gradients."""
     _written: set[CallSite] = field(default_factory=set)
     _arrived: dict[CallSite, tuple[Call, dict[str, Kept]]] = field(default_factory=dict)
 
@@ -70,7 +67,7 @@ class GradientWriter:
     def _make_hook(self, call: Call, port: str) -> Callable[[Tensor], None]:
         def arrive(gradient: Tensor) -> None:
             if not self._arrived:
-                torch.autograd.Variable._execution_engine.queue_callback(self._write)  # noqa: SLF001
+                _call_after_backward(self._write)
             # The engine may add other gradients to this tensor.
             self._arrived.setdefault(call.site, (call, {}))[1][port] = self.writer.keep(gradient)
 
@@ -83,25 +80,60 @@ class GradientWriter:
                 self.writer.add(replace(call, site=site.backward, constants={}), gradients)
         self._arrived.clear()
         self.writer.flush()
+        # DistributedDataParallel and FSDP reduce gradients in callbacks that may follow this one.
+        _call_after_backward(self.finish_backward)
 
 
-def attach_parameters(
-    writer: BackgroundWriter, model: nn.Module, selection: Selection, step: int
-) -> None:
-    """Write the parameters with which a step began, and their gradients, if there are any."""
-    rows: list[dict[str, Any]] = []
-    tensors: dict[str, Tensor] = {}
-    for path, parameter in model.named_parameters():
-        module, _, name = path.rpartition(".")
-        if not selection.has_module(unwrapped_path(module)):
-            continue
-        values = {("forward", "parameter"): parameter, ("backward", "gradient"): parameter.grad}
-        for (phase, kind), value in values.items():
-            if value is not None:
-                key = f"{kind}.{path}"
-                tensors[key] = value.detach()
-                rows.append(
-                    {"module": unwrapped_path(module), "port": f"{kind}.{name}", "phase": phase,
-                     "index": 0, "tensor": key}
-                )  # fmt: skip
-    writer.attach(f"step-{step}", tensors, {"values": rows})
+def _call_after_backward(action: Callable[[], None]) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(action)  # noqa: SLF001 - see autograd
+
+
+@dataclass
+class ParameterWriter:
+    """Writes the parameters of the selected modules, with their gradients before and after clipping."""
+
+    writer: BackgroundWriter
+    model: nn.Module
+    selection: Selection
+    _unclipped: dict[str, Tensor] = field(default_factory=dict)
+
+    def keep_gradients(self) -> None:
+        """Called after backward: keep the gradients, on the host, before they are clipped."""
+        self._unclipped = {
+            path: parameter.grad.detach().to("cpu", copy=True)
+            for path, parameter in self._parameters()
+            if parameter.grad is not None
+        }
+
+    def write(self, step: int) -> None:
+        """Write the parameters with which a step began, and their gradients, if there are any."""
+        rows: list[dict[str, Any]] = []
+        tensors: dict[str, Tensor] = {}
+
+        def add(path: str, phase: Phase, kind: str, key: str) -> None:
+            module, _, name = path.rpartition(".")
+            rows.append(
+                {"module": unwrapped_path(module), "port": f"{kind}.{name}", "phase": phase,
+                 "index": 0, "tensor": key}
+            )  # fmt: skip
+
+        for path, parameter in self._parameters():
+            tensors[f"parameter.{path}"] = parameter.detach()
+            add(path, "forward", "parameter", f"parameter.{path}")
+            if parameter.grad is None:
+                continue
+            used = parameter.grad.detach()
+            made = self._unclipped.get(path, used)
+            tensors[f"gradient.{path}"] = made
+            add(path, "backward", "gradient", f"gradient.{path}")
+            is_clipped = made is not used and not torch.equal(made, used.to(made.device))
+            if is_clipped:
+                tensors[f"clipped.{path}"] = used
+            add(path, "clip", "gradient", f"{'clipped' if is_clipped else 'gradient'}.{path}")
+        self._unclipped.clear()
+        self.writer.attach(f"step-{step}", tensors, {"values": rows})
+
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for path, parameter in self.model.named_parameters():
+            if self.selection.has_module(unwrapped_path(path.rpartition(".")[0])):
+                yield path, parameter

@@ -77,7 +77,8 @@ def host_bytes(tensor: torch.Tensor) -> memoryview:
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     if plain.numel() == 0:
         return memoryview(b"")
-    return plain.reshape(-1).view(torch.uint8).numpy().data
+    # reshape(-1) would keep the stride of 0 that a single expanded element may have.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 class ShardWriter:

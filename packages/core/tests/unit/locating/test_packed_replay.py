@@ -73,7 +73,6 @@ def run(model: Any, taps: GradientTaps, number: int, inputs: Inputs, labels: Ten
         loss = functional.cross_entropy(
             logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum"
         )
-        tracer.recomputing = True
         taps.join(loss).backward()
         taps.handler.finish_backward()
 

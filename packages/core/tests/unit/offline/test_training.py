@@ -228,3 +228,9 @@ def test_noise_that_hides_a_tensor_of_zeros_forbids_a_pass() -> None:
     assert "so much expected noise that zeros would agree" in str(
         verdict.levels["completeness"].reason
     )
+
+
+def test_equal_values_pass_whatever_noise_is_expected() -> None:
+    expected, actual = (Run(dtype=torch.bfloat16).record() for _ in range(2))
+    verdict = compare_dumps(Comparison("g", "m"), expected, actual, SilentProgress()).verdict
+    assert verdict.verdict is Outcome.PASS

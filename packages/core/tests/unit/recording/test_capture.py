@@ -118,12 +118,13 @@ def generate(net: nn.Module) -> None:
 
 
 def train(net: nn.Module) -> None:
-    """Two optimizer steps of two micro-batches each."""
+    """Two optimizer steps of two micro-batches each, with clipped gradients."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for first in range(2):
         for micro_batch in range(2):
             ids = torch.arange(5)[None] + first + micro_batch
             nn.functional.cross_entropy(net(ids)[0], ids[0]).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 0.1)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -216,10 +217,44 @@ def test_training_is_numbered_by_optimizer_steps(tmp_path: Path) -> None:
     assert ports == {
         (0, "forward"),
         (0, "backward"),
+        (0, "clip"),
         (1, "forward"),
         (1, "backward"),
+        (1, "clip"),
         (2, "forward"),
     }
+
+
+def test_an_evaluation_after_training_is_no_cut_off_step(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        net = Causal()
+        with capture(net, tmp_path / name):
+            train(net)
+            with torch.no_grad():
+                net(torch.arange(5)[None])
+
+    assert judged(tmp_path / "one", tmp_path / "two").verdict is Outcome.PASS
+
+
+def test_gradients_are_recorded_before_and_after_clipping(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(2, 1, bias=False))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with capture(net, tmp_path / "t", weights=True):
+        for x in ((3.0, 4.0), (0.3, 0.4)):
+            net(torch.tensor([x])).sum().backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    dump = open_dump(str(tmp_path / "t"))
+    gradients = {
+        (one.site.at.step, one.site.at.phase): dump.read(one).flatten().tolist()
+        for one in dump.tensors
+        if one.site.port == "parameter.weight" and one.site.at.phase != "forward"
+    }
+    assert gradients[0, "backward"] == [3.0, 4.0]
+    assert gradients[0, "clip"] == pytest.approx([0.6, 0.8], rel=1e-5)
+    assert gradients[1, "backward"] == gradients[1, "clip"] == pytest.approx([0.3, 0.4])
 
 
 def test_a_second_backward_pass_disturbs_nothing(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def test_every_bit_of_every_dtype_survives(
     [
         torch.arange(6.0).reshape(2, 3).t(),
         torch.arange(3.0).expand(4, 3),
+        torch.tensor(2.5).expand(1, 1),
         torch.arange(10.0)[3:7],
         torch.tensor(2.5),
         torch.empty(0, 4),
@@ -56,8 +57,8 @@ def test_every_bit_of_every_dtype_survives(
         torch.ones(2, requires_grad=True),
         torch.nn.Parameter(torch.ones(3)),
     ],
-    ids=["transposed", "expanded", "sliced", "0-d", "empty", "empty bool", "conjugate", "conjugate's part", "negated",
-         "with gradient", "parameter"],
+    ids=["transposed", "expanded", "one expanded", "sliced", "0-d", "empty", "empty bool", "conjugate",
+         "conjugate's part", "negated", "with gradient", "parameter"],
 )  # fmt: skip
 def test_any_layout_is_read_back_as_its_values(
     tmp_path: Path, call_at: Callable[..., Call], tensor: torch.Tensor

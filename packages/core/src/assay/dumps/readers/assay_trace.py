@@ -29,6 +29,8 @@ _TRACES_IN_GOLDEN = (("trace",), tuple(FORMATS))
 _STEP_TABLE = re.compile(r"(step-(\d+))-table")
 # Folder of one rank of a capture.
 _RANK = re.compile(r"rank-(\d{1,6})")
+# In the manifest of a capture: a sentence on calls that were not recorded.
+_LEFT_OUT = "left_out"
 # Before the name of a counter of an optimizer. Optimizers differ in what they count.
 _COUNT = "count-"
 # The elements of a tensor of statistics, in the order of `assay.recording.statistics.NAMES`.
@@ -68,10 +70,13 @@ class AssayReader:
         if not trace.complete:
             cut_off = f"{folder}: the run was cut off, its last calls are missing"
             damaged.problems.append(cut_off)
+        if _LEFT_OUT in trace.manifest:
+            damaged.problems.append(f"{folder}: {trace.manifest[_LEFT_OUT]}")
         return replace(
             assemble_dump(self.name, path, found, damaged, provenance),
             rows={call.site: call.rows for call in trace.calls if call.rows is not None},
             rounded_to=str(trace.manifest.get("dtype") or ""),
+            is_finished=trace.complete,
         )
 
     def _join(self, path: Path, folders: Mapping[int, Path]) -> Dump:
@@ -90,7 +95,11 @@ class AssayReader:
         damaged.problems += [f"rank {rank} is missing" for rank in missing]
         damaged.problems += [problem for dump in dumps for problem in dump.problems]
         whole = assemble_dump(self.name, path, found, damaged, dumps[0].provenance)
-        return replace(whole, rows={at: rows for one in dumps for at, rows in one.rows.items()})
+        return replace(
+            whole,
+            rows={at: rows for one in dumps for at, rows in one.rows.items()},
+            is_finished=all(dump.is_finished for dump in dumps),
+        )
 
 
 def _find_ranks(path: Path) -> dict[int, Path]:

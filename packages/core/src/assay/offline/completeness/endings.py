@@ -8,7 +8,12 @@ from assay.offline.ports.lanes import Port
 
 
 def find_cut_off(dump: Dump) -> list[str]:
-    """Return a problem for each rank whose last pass ends before the place where passes end."""
+    """Return a problem for each rank whose last pass ends before the place where passes end.
+
+    An evaluation after training ends there, too: it has no backward. A finished dump is not asked.
+    """
+    if dump.is_finished:
+        return []
     by_rank: dict[int, list[DumpedTensor]] = {}
     for tensor in sorted(dump.tensors, key=lambda one: one.order):
         by_rank.setdefault(tensor.site.at.rank, []).append(tensor)

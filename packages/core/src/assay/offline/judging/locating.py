@@ -58,7 +58,12 @@ class JudgedPort:
 
     @property
     def is_blind(self) -> bool:
-        """Return True if noise is expected to be so large that a tensor of zeros would agree."""
+        """Return True if noise is expected to be so large that a tensor of zeros would agree.
+
+        Values that are equal need no noise to agree.
+        """
+        if self.result.sums.num_elements and not self.result.sums.dd:
+            return False
         inexact = [item for item in self.ratios if item.ratio.expected]
         return bool(inexact) and all(item.resolution >= 1 for item in inexact)
 

@@ -49,7 +49,8 @@ def _describe(output: Path, min_parameters: int) -> str:
     if not found:
         return (
             f"nothing was captured: no module with {min_parameters:,} parameters or more"
-            " (--min-parameters) was called in a Python process that reads PYTHONPATH"
+            " (--min-parameters) was called, outside of compiled functions, in a Python process that"
+            " reads PYTHONPATH (python -E, -I and -S do not)"
         )
     names = [str(one.relative_to(output)) for one in found]
     return f"captured {output}" + (f": {', '.join(names)}" if names != ["."] else "")

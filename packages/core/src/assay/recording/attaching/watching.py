@@ -104,6 +104,8 @@ class ModelWatcher:
         num_parameters = sum(one.numel() for one in called.parameters())
         if num_parameters < self._settings.min_parameters:
             return
+        # Activation checkpointing and scripts may call parts of a captured model.
+        self._seen.update(called.modules())
         try:
             capture = self._start(called)
         except UsageError as error:

@@ -211,12 +211,8 @@ class StepObserver:
     def _backward(self, original: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.seen.add("backward")
         before = torch.get_rng_state()
-        self.tracer.recomputing = True
-        try:
-            with self.tracer.unpaused():
-                result = original(*args, **kwargs)
-        finally:
-            self.tracer.recomputing = False
+        with self.tracer.unpaused():
+            result = original(*args, **kwargs)
         with suspended_modes():
             self.drew_in_backward |= not torch.equal(before, torch.get_rng_state())
             self._observe_losses()

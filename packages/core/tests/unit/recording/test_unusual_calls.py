@@ -1,0 +1,183 @@
+"""Captures of models that are wrapped, compiled, or called in several threads."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from assay.dumps.recognizing import open_dump
+from assay.errors import UsageError
+from assay.offline.check import Comparison, compare_dumps
+from assay.recording.capture import capture
+from assay.runs import SilentProgress
+from assay.trace import Trace
+from assay.verdicts import Outcome, Verdict
+
+
+class Net(nn.Module):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return hidden
+
+
+PATHS = ["", "layers.0", "layers.1"]
+
+
+def judged(expected: Path, actual: Path) -> Verdict:
+    sides = open_dump(str(expected)), open_dump(str(actual))
+    return compare_dumps(Comparison("a", "b"), *sides, SilentProgress()).verdict
+
+
+class Meeting(Net):
+    """Calls itself in another thread while it is called."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if len(hidden) == 1:
+            thread = Thread(target=self, args=(hidden.expand(2, -1),))
+            thread.start()
+            thread.join()
+        return super().forward(hidden)
+
+
+def test_calls_in_several_threads_at_once_are_said_to_be_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net = Meeting().eval()
+    with capture(net, tmp_path / "t"):
+        net(torch.ones(1, 4))
+
+    text = (
+        f"{tmp_path / 't'}: left out 3 module calls, which were made in a second thread or recorded"
+        " into a device graph"
+    )
+    assert capsys.readouterr().err == f"assay: {text}\n"
+    assert open_dump(str(tmp_path / "t")).problems == [text]
+    assert [call.site.module for call in Trace.open(tmp_path / "t").calls] == PATHS
+
+
+def test_calls_in_one_thread_after_another_are_recorded(tmp_path: Path) -> None:
+    net = Net().eval()
+    with capture(net, tmp_path / "t"), ThreadPoolExecutor(1) as pool:
+        with pytest.raises(RuntimeError):
+            net(torch.ones(1, 99))
+        pool.submit(net, torch.ones(1, 4)).result()
+        net(torch.ones(1, 4))
+
+    trace = Trace.open(tmp_path / "t")
+    assert [call.site.module for call in trace.calls] == 2 * PATHS
+    assert not open_dump(str(tmp_path / "t")).problems
+
+
+def test_calls_recorded_into_a_device_graph_are_said_to_be_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_recording = False
+    device = SimpleNamespace(is_current_stream_capturing=lambda: is_recording)
+    monkeypatch.setattr(torch, "get_device_module", lambda: device)
+    net = Net().eval()
+    with capture(net, tmp_path / "t"):
+        net(torch.ones(1, 4))
+        is_recording = True
+        net(torch.ones(1, 4))
+
+    (problem,) = open_dump(str(tmp_path / "t")).problems
+    assert "left out 3 module calls" in problem
+    assert [call.site.module for call in Trace.open(tmp_path / "t").calls] == PATHS
+
+
+class Wrapper(nn.Module):
+    """Has the model under the name that DistributedDataParallel gives it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        output: Tensor = self.module(hidden)
+        return output
+
+
+def test_calls_around_a_wrapper_are_those_of_the_model(tmp_path: Path) -> None:
+    net = Wrapper(Net()).eval()
+    with capture(net, tmp_path / "t"):
+        for called in (net, net.module):
+            called(torch.ones(1, 4))
+
+    calls = Trace.open(tmp_path / "t").calls
+    assert [call.site.module for call in calls] == 2 * PATHS
+    assert [call.site.step for call in calls] == 3 * [0] + 3 * [1]
+    assert [call.caller for call in calls] == 2 * [None, "", ""]
+
+
+def compile_model(net: Net, **options: Any) -> Any:
+    return torch.compile(net, backend="aot_eager", **options)
+
+
+def compile_in_place(net: Net, **options: Any) -> Any:
+    net.compile(backend="aot_eager", **options)
+    return net
+
+
+def compile_layers(net: Net, **options: Any) -> Any:
+    for layer in net.layers:
+        layer.compile(backend="aot_eager", **options)
+    return net
+
+
+def compile_forward(net: Net, **options: Any) -> Any:
+    forward: Any = torch.compile(net.forward, backend="aot_eager", **options)
+    net.forward = forward  # type: ignore[method-assign]
+    return net
+
+
+def train(net: nn.Module) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for scale in (1, 2):
+        net(scale * torch.ones(3, 4)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# torch.compile looks at tensors between two graphs.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize(
+    "compiled", [compile_model, compile_in_place, compile_layers, compile_forward]
+)
+def test_compiled_models_are_captured_as_they_compute(
+    tmp_path: Path, compiled: Callable[..., nn.Module]
+) -> None:
+    for name, scale in (("eager", 1.0), ("compiled", 1.0), ("fault", 1.02)):
+        net = Net()
+        net.layers[1].register_forward_hook(lambda _m, _a, output, s=scale: output * s)
+        model = net if name == "eager" else compiled(net)
+        with capture(model, tmp_path / name):
+            train(model)
+
+    assert judged(tmp_path / "eager", tmp_path / "compiled").verdict is Outcome.PASS
+    location = judged(tmp_path / "eager", tmp_path / "fault").location
+    assert location is not None
+    assert location.module == "layers.1"
+
+
+@pytest.mark.parametrize(
+    "compiled", [compile_model, compile_in_place, compile_layers, compile_forward]
+)
+def test_graphs_that_must_be_whole_are_refused(
+    tmp_path: Path, compiled: Callable[..., nn.Module]
+) -> None:
+    with pytest.raises(UsageError, match="is compiled with fullgraph=True"):
+        capture(compiled(Net(), fullgraph=True), tmp_path / "t").start()
