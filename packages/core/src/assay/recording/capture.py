@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from assay.errors import UsageError
+from assay.files import Url, parse_location
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, TraceHandler, find_called_modules
 from assay.recording.modules import Recorder, StatisticsRecorder
 from assay.recording.selection import Ranges, Selection
@@ -31,7 +32,7 @@ _captured: WeakSet[nn.Module] = WeakSet()
 
 def capture(  # noqa: PLR0913 - one for each option
     model: nn.Module,
-    folder: str | Path,
+    folder: str | Path | Url,
     *,
     level: RecordedLevel = "module",
     include: Sequence[str] = ("*",),
@@ -46,6 +47,7 @@ def capture(  # noqa: PLR0913 - one for each option
     Use the result in a with-statement, as a decorator, or by `start` and `stop`. Among several ranks
     of `torch.distributed`, each writes its own folder `rank-N`, and `assay.compare` reads them as one.
 
+    folder: new or empty, or a URL that fsspec opens, such as "s3://bucket/run".
     level: `module` records the tensors of every module, each distinct one once; `logits` only
         what the model itself is given and returns.
     include, exclude: globs of module paths, such as "model.layers.0.*".
@@ -54,7 +56,7 @@ def capture(  # noqa: PLR0913 - one for each option
     weights: record parameters at the beginning of each step, and their gradients.
     stats_only: keep minimum, maximum, mean and norm of each tensor instead of its values.
     Raises: UsageError for a glob that no module matches, or if the model is being captured already;
-        TraceError if the folder is not empty, StorageError if the disk is full.
+        TraceError if the folder is not empty, StorageError if the disk is full or a URL cannot be reached.
 
     >>> with assay.capture(model, "golden"):  # doctest: +SKIP
     ...     model.generate(...)
@@ -65,7 +67,7 @@ def capture(  # noqa: PLR0913 - one for each option
         Ranges.parse(steps) if steps else None,
         Ranges.parse(tokens) if tokens else None,
     )
-    return Capture(model, Path(folder), level, selection, weights, stats_only)
+    return Capture(model, parse_location(folder), level, selection, weights, stats_only)
 
 
 @dataclass
@@ -73,7 +75,7 @@ class Capture(ContextDecorator):
     """A capture of one model, from `start` to `stop`. `capture` makes it."""
 
     model: nn.Module
-    folder: Path
+    folder: Path | Url
     level: RecordedLevel
     selection: Selection
     weights: bool
