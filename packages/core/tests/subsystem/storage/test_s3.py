@@ -1,7 +1,6 @@
 """Traces in S3: real clients against moto's server on loopback."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -26,7 +25,7 @@ print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()
 """
 WRITERS = Path(__file__).with_name("writers.py")
-NUM_KILLS = int(os.environ.get("NUM_KILLS", "3"))
+NUM_KILLS = 3
 
 SCRIPT = """
 import torch

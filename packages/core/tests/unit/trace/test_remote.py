@@ -174,7 +174,10 @@ def test_lost_storage_ends_the_capture_with_one_message_and_no_exception(
         monkeypatch.setattr(Store, "upload", refuse)
         write_steps(writer, call_at, range(1, 2))
         wait_for(lambda: writer._folder.is_lost)
+        index = next(spools.rglob("index.jsonl"))
+        size = index.stat().st_size
         write_steps(writer, call_at, range(2, 9))
+        assert index.stat().st_size == size
         writer.attach("noise", {"a": torch.ones(2)})
         assert [file.name for file in spools.rglob("*-00000[2-9]*")] == []
     assert capsys.readouterr().err == (
@@ -224,12 +227,14 @@ def test_full_spool_makes_the_writer_wait(
 
     thread = threading.Thread(target=write)
     thread.start()
-    wait_for(lambda: num_written == 1)
-    time.sleep(0.2)
-    assert num_written == 1
-    assert sum(file.stat().st_size for file in spools.rglob("shard-*")) < 200_000
-    is_open.set()
-    thread.join()
+    try:
+        wait_for(lambda: num_written == 1)
+        time.sleep(0.2)
+        assert num_written == 1
+        assert sum(file.stat().st_size for file in spools.rglob("shard-*")) < 200_000
+    finally:
+        is_open.set()
+        thread.join()
     assert steps_in(URL) == list(range(8))
 
 
@@ -323,26 +328,25 @@ def test_flipped_bit_is_named_with_its_site(call_at: CallAt) -> None:
 
 
 def test_copy_of_a_running_capture_holds_all_that_its_index_lists(
-    call_at: CallAt, monkeypatch: pytest.MonkeyPatch
+    call_at: CallAt, stored: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploading, "_INDEX_SECONDS", 0.0)
-    stop = threading.Event()
+    monkeypatch.setattr(uploading, "_INDEX_PAUSE_RATIO", 0.0)
+    writer = TraceWriter(URL, {})
+    steps = itertools.count()
+    original = Store.sizes
 
-    def write() -> None:
-        with TraceWriter(URL, {}) as writer:
-            for step in itertools.count():
-                write_steps(writer, call_at, range(step, step + 1))
-                time.sleep(0.01)
-                if stop.is_set():
-                    return
+    def write_a_step() -> None:
+        step = next(steps)
+        write_steps(writer, call_at, range(step, step + 1))
+        wait_for(lambda: stored.count("index.jsonl") == step + 1)
 
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        wait_for(lambda: fsspec.filesystem("memory").exists("/bucket/run/index.jsonl"))
-        lengths = [len(steps_in(URL)) for _ in range(30)]
-    finally:
-        stop.set()
-        thread.join()
-    assert lengths == sorted(lengths)
-    assert lengths[-1] > 0
+    def list_then_write(self: Store) -> dict[str, int]:
+        sizes = original(self)
+        write_a_step()
+        return sizes
+
+    write_a_step()
+    monkeypatch.setattr(Store, "sizes", list_then_write)
+    assert steps_in(URL) == [0, 1]
+    writer.close()
