@@ -210,7 +210,7 @@ def _install_packages(session: nox.Session, environment: Environment, choice: To
         "--no-build-isolation",
         *pins,
         *_EDITABLE,
-        *_group("libraries", "tables", "test", "tracking", "types"),
+        *_group("libraries", "storage", "tables", "test", "tracking", "types"),
     )
 
 

@@ -91,10 +91,17 @@ class Dump:
     """Dtype to which the inputs of every module were rounded before it computed; "" for none."""
     provenance: Mapping[str, str] = field(default_factory=dict)
     """Facts on its origin, such as the version of the tool, for people."""
+    url: str = ""
+    """URL from which `path` was fetched; "" for a local dump."""
     problems: Sequence[str] = ()
     """Defects, such as missing files. A dump with defects can fail a comparison but never pass one."""
     is_finished: bool = False
     """True if the dump itself records that its run came to an end."""
+
+    @property
+    def name(self) -> str:
+        """Name the dump as the user did."""
+        return self.url or str(self.path)
 
     def read_intact(self, tensor: DumpedTensor) -> Tensor | None:
         """Read values that pair or align; None if the file is damaged. Their comparison names it."""

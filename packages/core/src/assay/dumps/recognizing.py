@@ -1,11 +1,15 @@
 """Recognizing the format of a dump."""
 
+from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from assay.dumps.protocol import Dump, DumpError, Reader
+from torch import Tensor
+
+from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Reader
 from assay.dumps.readers.assay_trace import AssayReader
 from assay.dumps.readers.atb import AtbReader
 from assay.dumps.readers.model_folder import ModelFolderReader
@@ -16,7 +20,8 @@ from assay.dumps.readers.tensor_files import TensorFilesReader
 from assay.dumps.readers.transformers_debugger import TransformersDebuggerReader
 from assay.dumps.readers.unsupported import UnsupportedReader
 from assay.errors import raised_in_words
-from assay.files import UnreadableFileError
+from assay.files import UnreadableFileError, Url, parse_location
+from assay.trace import RemoteCopy
 
 # The group of entry points by which other packages add readers.
 GROUP = "assay.readers"
@@ -61,14 +66,18 @@ def _load(entry: EntryPoint) -> Reader:
 def open_dump(path: str | Path, format_name: str | None = None) -> Dump:
     """Open a dump of any known format.
 
+    path: a folder, a file or a URL, which is fetched first.
     format_name: the format, or None to recognize it.
     Raises: DumpError if no reader recognizes `path`, UnreadableFileError if the dump is damaged.
     """
+    location = parse_location(path)
+    if isinstance(location, Url):
+        return _open_fetched(RemoteCopy(location), format_name)
     names = [reader.name for reader in readers() if reader is not _UNSUPPORTED]
     known = f"known formats: {', '.join(names)}"
     if format_name is not None and format_name not in names:
         raise DumpError(f"unknown format {format_name!r}; {known}")
-    path = Path(path)
+    path = location
     with suppress(RuntimeError):  # no such user: ~NAME is then a name like any other
         path = path.expanduser()
     try:
@@ -81,3 +90,25 @@ def open_dump(path: str | Path, format_name: str | None = None) -> Dump:
         raise UnreadableFileError.of(error.filename or path, error) from None
     kind = f"of format {format_name}" if format_name else "of a known format"
     raise DumpError(f"{path} is not a dump {kind}; {known}")
+
+
+def _open_fetched(copy: RemoteCopy, format_name: str | None) -> Dump:
+    try:
+        dump = open_dump(copy.path, format_name)
+    except (DumpError, UnreadableFileError) as error:
+        raise DumpError(copy.name_in(str(error))) from None
+    return replace(
+        dump,
+        url=str(copy.url),
+        problems=[copy.name_in(problem) for problem in dump.problems],
+        read=partial(_read_fetched, copy, dump.read),
+    )
+
+
+def _read_fetched(
+    copy: RemoteCopy, read: Callable[[DumpedTensor], Tensor], tensor: DumpedTensor
+) -> Tensor:
+    try:
+        return read(tensor)
+    except UnreadableFileError as error:
+        raise UnreadableFileError(copy.name_in(str(error))) from None

@@ -5,6 +5,7 @@ This package imports neither torch nor transformers.
 """
 
 from assay.files.errors import DiskError, UnreadableFileError
+from assay.files.location import Url, parse_location
 from assay.files.reading import (
     open_file,
     parse_json,
@@ -38,12 +39,14 @@ __all__ = [
     "DIGEST",
     "DiskError",
     "UnreadableFileError",
+    "Url",
     "check_seal",
     "content_digest",
     "create_temporary",
     "file_digest",
     "open_file",
     "parse_json",
+    "parse_location",
     "parse_record",
     "read_bytes",
     "read_json",

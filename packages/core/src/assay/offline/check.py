@@ -123,7 +123,7 @@ def _replay(dumps: MeasuredDumps, progress: Progress) -> Replayed | None:
     comparison, actual = dumps.comparison, dumps.actual
     if comparison.model is None:
         return None
-    with progress.step(f"replays {actual.path} with {comparison.model}"):
+    with progress.step(f"replays {actual.name} with {comparison.model}"):
         trusted = TrustedModel(comparison.model, comparison.remote_code)
         passes = find_passes(actual, comparison.rank)
         return replay_dump(trusted, actual, passes, dumps.dtype, dumps.limits)
@@ -166,9 +166,9 @@ def _collect_evidence(dumps: MeasuredDumps, replayed: Replayed | None) -> Eviden
         ],
         accepts_statistics=dumps.comparison.stats,
         problems=[
-            *(f"{dump.path}: {text}" for dump in (expected, actual) for text in dump.problems),
-            *(f"{actual.path}: {text}" for text in describe_reused(dumps.reused)),
-            *(f"{actual.path} lacks rank {rank}" for rank in sorted(dumps.lost_ranks)),
+            *(f"{dump.name}: {text}" for dump in (expected, actual) for text in dump.problems),
+            *(f"{actual.name}: {text}" for text in describe_reused(dumps.reused)),
+            *(f"{actual.name} lacks rank {rank}" for rank in sorted(dumps.lost_ranks)),
             *([] if excuses_repeats else repeats),
         ],
         reused_modules={one.site.at.module for one in dumps.reused},
@@ -225,4 +225,4 @@ def _is_training(dump: Dump) -> bool:
 
 
 def _describe(dump: Dump) -> dict[str, str]:
-    return {"run": str(dump.path), "format": dump.format, **dump.provenance}
+    return {"run": dump.name, "format": dump.format, **dump.provenance}

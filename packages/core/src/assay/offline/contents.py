@@ -71,7 +71,7 @@ def describe_contents(path: str, format_name: str | None = None) -> Contents:
     lanes = collect_lanes(dump)
     return Contents(
         dump.format,
-        str(dump.path),
+        dump.name,
         len(dump.tensors),
         sum(map(_size_bytes, dump.tensors)),
         bool(dump.tensors) and not any(one.has_values for one in dump.tensors),
@@ -89,7 +89,7 @@ def describe_contents(path: str, format_name: str | None = None) -> Contents:
 def _find_damaged(dump: Dump) -> list[str]:
     errors: dict[str, None] = {}
     stored = [one for one in dump.tensors if one.has_values]
-    with subtask(f"reads {dump.path}", sum(map(_size_bytes, stored)), "bytes") as task:
+    with subtask(f"reads {dump.name}", sum(map(_size_bytes, stored)), "bytes") as task:
         for tensor in stored:
             try:
                 dump.read(tensor)

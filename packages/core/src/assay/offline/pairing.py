@@ -161,11 +161,11 @@ def _choose(dump: Dump, options: PairingOptions) -> Lanes:
             if level_of(port) == "logits" or _BLOCK.fullmatch(port.module)
         }
     if not lanes and dump.problems:
-        raise DumpError(f"{dump.path} holds no tensor: {name_some(list(dump.problems))}")
+        raise DumpError(f"{dump.name} holds no tensor: {name_some(list(dump.problems))}")
     if not lanes:
         ranks = sorted({tensor.site.at.rank for tensor in dump.tensors})
         raise DumpError(
-            f"{dump.path} holds nothing of the chosen rank and level; its ranks: {ranks}"
+            f"{dump.name} holds nothing of the chosen rank and level; its ranks: {ranks}"
         )
     return lanes
 

@@ -86,7 +86,7 @@ def replay_dump(
     Raises: DumpError if the dump holds no token ids, UsageError if the model cannot be loaded.
     """
     if any(one.ids is None or one.rows is None for one in passes) or not passes:
-        raise DumpError(f"{dump.path} holds no token ids: --model needs them to run the model")
+        raise DumpError(f"{dump.name} holds no token ids: --model needs them to run the model")
     size = estimate_size(trusted.model)
     with chosen_threads(size.num_parameters), tempfile.TemporaryDirectory() as folder:
         reference = record_reference(trusted, passes, dtype, Path(folder) / "trace")
@@ -149,7 +149,7 @@ def _require_replayed(
     if len(replayed) < _LEAST_REPLAYED * len(trace.modules):
         raise DumpError(
             f"--model {trusted.model}: {len(replayed)} of its {len(trace.modules)} modules are in"
-            f" {dump.path} with the same shapes, so it is another model"
+            f" {dump.name} with the same shapes, so it is another model"
         )
 
 

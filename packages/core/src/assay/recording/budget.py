@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from assay.errors import UsageError
+from assay.files import Url
 
 Grade = Literal["everything", "outputs", "statistics", "nothing"]
 _GRADES: tuple[Grade, ...] = get_args(Grade)
@@ -53,7 +54,7 @@ class Cost:
 class Budget:
     """Limits of a whole capture. grade: what is recorded of the next pass."""
 
-    folder: Path
+    folder: Path | Url
     max_bytes: int | None
     max_seconds: float | None
     grade: Grade
@@ -80,7 +81,8 @@ class Budget:
             return f"a pass more is over {share:.0%} of {self.max_bytes / 1e6:,.0f} MB"
         if self.max_seconds and spent.seconds + last.seconds > share * self.max_seconds:
             return f"a pass more is over {share:.0%} of {self.max_seconds:g} s"
-        free = shutil.disk_usage(self.folder).free - _FREE_BYTES
-        if last.num_bytes > free or free < 0:
-            return f"the disk of {self.folder} is nearly full"
+        if isinstance(self.folder, Path):
+            free = shutil.disk_usage(self.folder).free - _FREE_BYTES
+            if last.num_bytes > free or free < 0:
+                return f"the disk of {self.folder} is nearly full"
         return None

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from assay.errors import UsageError, name_some
+from assay.files import Url, parse_location
 from assay.hooks.module_tracer import (
     ActiveCall,
     ModuleTracer,
@@ -43,7 +44,7 @@ _captured: WeakSet[nn.Module] = WeakSet()
 
 def capture(  # noqa: PLR0913 - one for each option
     model: nn.Module,
-    folder: str | Path,
+    folder: str | Path | Url,
     *,
     level: RecordedLevel = "module",
     include: Sequence[str] = ("*",),
@@ -63,6 +64,7 @@ def capture(  # noqa: PLR0913 - one for each option
     Use the result in a with-statement, as a decorator, or by `start` and `stop`. Among several ranks
     of `torch.distributed`, each writes its own folder `rank-N`, and `assay.compare` reads them as one.
 
+    folder: new or empty, or a URL that fsspec opens, such as "s3://bucket/run".
     level: `module` records the tensors of every module, each distinct one once; `logits` only
         what the model itself is given and returns.
     include, exclude: globs of module paths, such as "model.layers.0.*".
@@ -78,8 +80,9 @@ def capture(  # noqa: PLR0913 - one for each option
     control: "SIGUSR1", which turns the capture off and on, or a file that holds
         {"capture": true, "tokens": "0:16"} and may change at any time.
     Raises: UsageError for a glob that no module matches, if the model is being captured already, or
-        if a part of it is compiled with fullgraph=True; TraceError if the folder is not empty, StorageError if it cannot be written. What fails later
-        ends the capture with a warning, and the run goes on.
+        if a part of it is compiled with fullgraph=True; TraceError if the folder is not empty,
+        StorageError if it cannot be written or reached. What fails later ends the capture with a
+        message, and the run goes on.
 
     >>> with assay.capture(model, "golden"):  # doctest: +SKIP
     ...     model.generate(...)
@@ -91,14 +94,15 @@ def capture(  # noqa: PLR0913 - one for each option
         Ranges.parse(tokens) if tokens else None,
         WarmUp.parse(warmup) if warmup else WarmUp(),
     )
+    location = parse_location(folder)
     budget = Budget(
-        Path(folder),
+        location,
         parse_size(max_disk) if max_disk else None,
         max_seconds,
         "statistics" if stats_only else "everything",
     )
     memory = parse_size(max_memory)
-    return Capture(model, Path(folder), level, selection, weights, budget, memory, control)
+    return Capture(model, location, level, selection, weights, budget, memory, control)
 
 
 @dataclass
@@ -106,7 +110,7 @@ class Capture(ContextDecorator):
     """A capture of one model, from `start` to `stop`. `capture` makes it."""
 
     model: nn.Module
-    folder: Path
+    folder: Path | Url
     level: RecordedLevel
     selection: Selection
     weights: bool

@@ -3,7 +3,7 @@
 A trace is one folder: `manifest.json` (what was run), `index.jsonl` (append-only; one line for
 every flush lists the finished calls and where their tensors are), `shard-NNNNNN.safetensors` (one
 or more for each flush) and `attachments/` (named tensors and JSON values that belong to no call).
-All that the index lists survives a kill of the writer.
+All that the index lists survives a kill of the writer. `remote/` keeps the same files behind a URL.
 """
 
 from assay.trace.damage import find_damage
@@ -11,10 +11,12 @@ from assay.trace.errors import StorageError, TraceError
 from assay.trace.index import StoredTensor
 from assay.trace.json_text import Json
 from assay.trace.reader import Summary, Trace, read_digest
+from assay.trace.remote.reading import RemoteCopy, list_names
 from assay.trace.writer import TraceWriter
 
 __all__ = [
     "Json",
+    "RemoteCopy",
     "StorageError",
     "StoredTensor",
     "Summary",
@@ -22,5 +24,6 @@ __all__ = [
     "TraceError",
     "TraceWriter",
     "find_damage",
+    "list_names",
     "read_digest",
 ]

@@ -1,11 +1,12 @@
 """Errors of traces, and their messages."""
 
 import errno
+import re
 import shutil
 from pathlib import Path
 
 from assay.errors import MachineError, UsageError
-from assay.foreign_text import shorten
+from assay.foreign_text import one_line, shorten
 
 _SHOWN_NAMES = 12
 
@@ -30,19 +31,19 @@ class TraceError(UsageError):
         return cls(f"{folder} holds no {wanted}; it holds: {_shown(present) or 'nothing'}")
 
     @classmethod
-    def not_empty(cls, folder: Path, names: list[str]) -> "TraceError":
+    def not_empty(cls, folder: object, names: list[str]) -> "TraceError":
         """The folder of a new trace is not empty."""
         text = f"{folder} is not empty (it holds {_shown(sorted(names))})"
         return cls(f"{text}: name a new folder for the trace")
 
     @classmethod
-    def in_use(cls, folder: Path) -> "TraceError":
+    def in_use(cls, folder: object) -> "TraceError":
         """Another writer created a trace in the folder at the same time."""
         return cls(f"{folder} is being written by another run: name a new folder for the trace")
 
 
 class StorageError(MachineError):
-    """A trace that cannot be written: the disk is full, read-only or forbidden."""
+    """A trace that cannot be written or fetched: a full or read-only disk, an absent bucket."""
 
     @classmethod
     def refused(cls, path: Path, action: str, error: OSError) -> "StorageError":
@@ -51,6 +52,17 @@ class StorageError(MachineError):
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             text += _free_space(path)
         return cls(text)
+
+    @classmethod
+    def failed(cls, action: str, url: object, error: Exception) -> "StorageError":
+        """`action` on the storage behind `url` failed with an error of its client."""
+        return cls(f"cannot {action} {url}: {error_in_words(error)}")
+
+
+def error_in_words(error: Exception) -> str:
+    """The type and text of an error of a storage client, without queries of URLs: some hold keys."""
+    text = re.sub(r"\?[^\s\"']+", "", one_line(str(error)))
+    return f"{type(error).__name__}: {shorten(text)}" if text else type(error).__name__
 
 
 def _shown(names: list[str]) -> str:

@@ -1,8 +1,6 @@
 """All file access of traces: a local folder, written crash-safe, read by memory mapping.
 
-The other modules use names inside of a `Folder`, so that storage behind a URL (fsspec) can replace
-it: it has to create exclusively, replace a file as a whole, append a line, stream a new file, and
-read bytes of a range.
+The other modules use names inside of a `Folder`. `remote/` has one that is written behind a URL.
 
 No fsync: a trace survives a kill of its writer (the kernel has the pages), not of the machine.
 """
@@ -103,10 +101,8 @@ class Folder:
     def create(cls, folder: str | Path) -> "Folder":
         """Make an empty folder for a new trace.
 
-        Raises: TraceError if it holds anything or is a URL, StorageError if it cannot be made.
+        Raises: TraceError if it holds anything, StorageError if it cannot be made.
         """
-        if "://" in str(folder):
-            raise TraceError(f"{folder}: traces are written to local folders only")
         path = Path(folder)
         with _refusals(path, "create the folder"):
             path.mkdir(parents=True, exist_ok=True)
@@ -114,6 +110,11 @@ class Folder:
         if names:
             raise TraceError.not_empty(path, names)
         return cls(path)
+
+    @property
+    def is_lost(self) -> bool:
+        """True once storage behind a URL has failed for good: what is written is dropped."""
+        return False
 
     def create_exclusive(self, name: str, text: str) -> None:
         """Write a file that must not exist.

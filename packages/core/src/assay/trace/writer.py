@@ -11,9 +11,9 @@ from typing import Any, Literal, Self
 import torch
 import xxhash
 
+from assay.files import Url
 from assay.sites import Call, CallSite
 from assay.trace.errors import StorageError, TraceError
-from assay.trace.files import Folder
 from assay.trace.hashing import DIGEST, hash_manifest, hash_tensors, hash_text
 from assay.trace.index import (
     FORMAT,
@@ -28,6 +28,7 @@ from assay.trace.index import (
 )
 from assay.trace.json_text import Json, to_text
 from assay.trace.layout import ShardWriter, dtype_name, header_bytes_for, host_bytes
+from assay.trace.remote.writing import create_folder
 
 DEFAULT_SHARD_BYTES = 1 << 30
 
@@ -51,7 +52,7 @@ class TraceWriter:
     After an exception the trace keeps the calls that were added and stays incomplete.
 
     Args:
-        folder: a local folder, new or empty.
+        folder: a folder or URL, new or empty.
         manifest: what was run: JSON values.
         shard_bytes: a shard that has grown to this size is flushed.
 
@@ -60,13 +61,13 @@ class TraceWriter:
 
     def __init__(
         self,
-        folder: str | Path,
+        folder: str | Path | Url,
         manifest: Mapping[str, Json],
         *,
         shard_bytes: int = DEFAULT_SHARD_BYTES,
     ) -> None:
         self._manifest = dict(manifest)
-        self._folder = Folder.create(folder)
+        self._folder = create_folder(folder)
         self._index_hasher = xxhash.xxh3_128()
         self._folder.create_exclusive(MANIFEST, self._manifest_text(None, self._manifest))
         self._index = self._folder.lines(INDEX)
@@ -86,7 +87,7 @@ class TraceWriter:
 
     @property
     def folder(self) -> Path:
-        """The folder of the trace."""
+        """The folder of the trace; the local spool of a trace behind a URL."""
         return self._folder.path
 
     @property
@@ -115,6 +116,8 @@ class TraceWriter:
         Raises: TraceError if the call was added before, its constants are no JSON or a tensor has
             no plain bytes; StorageError if the disk is full.
         """
+        if self._folder.is_lost:
+            return
         with self._writing():
             if call.site in self._sites:
                 raise TraceError(f"{call.site} was recorded twice")

@@ -204,6 +204,12 @@ def test_run_that_was_cut_off_is_a_problem(tmp_path: Path) -> None:
     writer.close()
 
 
+def test_a_run_that_ended_before_its_first_call_is_said_to_be_cut_off(tmp_path: Path) -> None:
+    TraceWriter(tmp_path / "t", {})
+    with pytest.raises(DumpError, match="the run was cut off before its first call was written"):
+        open_dump(tmp_path / "t")
+
+
 def test_trace_without_calls_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         DumpError, match="holds no recorded module calls: capture with --level module"

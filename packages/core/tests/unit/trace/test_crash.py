@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from assay.errors import MachineError, UsageError
+from assay.errors import MachineError
 from assay.sites import Call
 from assay.trace import StorageError, Trace, TraceError, TraceWriter
 
@@ -231,13 +231,6 @@ def test_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(TraceError, match=r"is not empty \(it holds notes\.txt\): name a new"):
         TraceWriter(tmp_path, {})
-
-
-def test_urls_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"s3://bucket/t: traces are written to local folders"):
-        TraceWriter("s3://bucket/t", {})
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_one_of_many_writers_gets_the_folder(tmp_path: Path) -> None:

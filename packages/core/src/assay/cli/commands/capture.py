@@ -8,6 +8,7 @@ from typer.core import TyperCommand
 
 from assay.cli import generation_options as options
 from assay.errors import UsageError
+from assay.files import parse_location
 from assay.output.streams import print_text
 from assay.sites import RecordedLevel
 
@@ -36,7 +37,9 @@ def capture(  # noqa: PLR0913 - one for each option
     run: Annotated[
         str | None, typer.Option(metavar="RUN", help="The trusted device: cpu/float32.")
     ] = None,
-    output: Annotated[Path, typer.Option(metavar="TRACE", help="Folder of the golden or trace.")],
+    output: Annotated[
+        str, typer.Option(metavar="TRACE", help="Folder of the golden; folder or URL of the trace.")
+    ],
     include: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Of a command: modules to record.")
     ] = None,
@@ -119,6 +122,8 @@ def capture(  # noqa: PLR0913 - one for each option
         seed=seed,
     )
     dtypes = _dtypes(noise_for)
+    if not isinstance(parse_location(output), Path):
+        raise UsageError(f"--output {output}: a golden is written to a local folder")
     folder = RunFolder.create("capture", output)
     request = CaptureRequest(
         model=model,
@@ -139,7 +144,7 @@ def capture(  # noqa: PLR0913 - one for each option
 def _run_command(
     model: str | None,
     command: list[str],
-    output: Path,
+    output: str,
     min_parameters: int,
     recorded: dict[str, Any],
 ) -> NoReturn:

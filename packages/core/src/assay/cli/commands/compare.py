@@ -22,7 +22,7 @@ def compare(  # noqa: PLR0913 - one for each option
         ),
     ] = None,
     noise: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="DUMP",
             help="The same model in ACTUAL's precision, from a trusted machine. It sets the noise.",

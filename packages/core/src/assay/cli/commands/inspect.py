@@ -7,7 +7,9 @@ import typer
 
 
 def inspect(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A dump, trace or golden.")],
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="A dump, trace or golden; a folder or URL.")
+    ],
     *,
     format_name: Annotated[
         str | None, typer.Option("--format", metavar="NAME", help="Default: recognized.")

@@ -59,6 +59,8 @@ class AssayReader:
             found = [*_recorded(trace), *_attached(trace)]
         except TraceError as error:
             raise DumpError(str(error)) from None
+        if not trace.calls and not trace.complete:
+            raise DumpError(f"{folder}: the run was cut off before its first call was written")
         if not trace.calls:
             raise DumpError(f"{folder} holds no recorded module calls: capture with --level module")
         if any(tensor.site.at.phase == "backward" for tensor, _ in found):

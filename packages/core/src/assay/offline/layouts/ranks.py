@@ -33,19 +33,19 @@ def number_ranks(dump: Dump) -> tuple[Dump, list[str]]:
     stages = _find_stages(dump)
     if len(stages) > 1:
         dump = _number_layers(dump, stages)
-        notes.append(f"{dump.path}: {len(stages)} pipeline stages hold different layers")
+        notes.append(f"{dump.name}: {len(stages)} pipeline stages hold different layers")
     dump, experts = number_experts(dump)
     if experts:
-        notes.append(f"{dump.path}: its experts are numbered on each of {experts} ranks")
+        notes.append(f"{dump.name}: its experts are numbered on each of {experts} ranks")
     groups = _find_groups(dump)
     if len(groups) > 1 and (parts := find_parts(dump, groups)):
         dump = _number_parts(dump, groups, parts)
         notes.append(
-            f"{dump.path}: {len(groups)} groups of ranks hold different tokens of a prompt"
+            f"{dump.name}: {len(groups)} groups of ranks hold different tokens of a prompt"
         )
     elif len(groups) > 1:
         dump = _number_batches(dump, groups)
-        notes.append(f"{dump.path}: {len(groups)} data-parallel groups hold different prompts")
+        notes.append(f"{dump.name}: {len(groups)} data-parallel groups hold different prompts")
     return dump, notes
 
 

@@ -47,7 +47,7 @@ def split_mixed_passes(dump: Dump) -> tuple[Dump, str]:
         )
         tensors.append(replace(tensor, site=Site(site, tensor.site.port)))
     mixed = [str(step) for step in tops_of_step if {(step, False), (step, True)} <= set(passes)]
-    note = f"folder {', '.join(mixed)} of {dump.path} holds the prefill and the first decode step"
+    note = f"folder {', '.join(mixed)} of {dump.name} holds the prefill and the first decode step"
     return replace(dump, tensors=tensors), note if mixed else ""
 
 

@@ -4,10 +4,11 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from assay.errors import UsageError
+from assay.files import Url, parse_location
 from assay.output.streams import print_error
 from assay.recording.attaching.settings import CaptureSettings
 from assay.recording.selection import Ranges
@@ -16,7 +17,7 @@ _STARTUP = Path(__file__).parent / "startup"
 
 
 def run_captured(
-    command: Sequence[str], output: Path, min_parameters: int, options: Mapping[str, Any]
+    command: Sequence[str], output: str, min_parameters: int, options: Mapping[str, Any]
 ) -> int:
     """Run a command, and write the traces of its models.
 
@@ -24,13 +25,15 @@ def run_captured(
     Returns: its exit code; 128 and the number of the signal that ended it.
     Raises: UsageError if the folder is not empty, or if the command cannot be started.
     """
-    if output.exists() and any(output.iterdir()):
+    location = parse_location(output)
+    if _list_files(location):
         raise UsageError(f"{output} is not empty")
     for name in ("steps", "tokens"):
         if text := options.get(name):
             Ranges.parse(text)
     with tempfile.TemporaryDirectory(prefix="assay-capture-") as notes:
-        settings = CaptureSettings(str(output.absolute()), notes, min_parameters, dict(options))
+        target = location if isinstance(location, Url) else location.absolute()
+        settings = CaptureSettings(str(target), notes, min_parameters, dict(options))
         paths = [str(_STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = settings.to_environment() | {"PYTHONPATH": os.pathsep.join(paths)}
         try:
@@ -40,17 +43,25 @@ def run_captured(
         for note in sorted(Path(notes).iterdir()):
             for line in note.read_text(encoding="utf-8").splitlines():
                 print_error(f"assay: {line}")
-    print_error(f"assay: {_describe(output, min_parameters)}")
+    print_error(f"assay: {_describe(location, min_parameters)}")
     return 128 - code if code < 0 else code
 
 
-def _describe(output: Path, min_parameters: int) -> str:
-    found = sorted(file.parent for file in output.rglob("manifest.json"))
+def _list_files(output: Path | Url) -> list[str]:
+    if isinstance(output, Path):
+        return [str(file.relative_to(output)) for file in output.rglob("*")]
+    from assay.trace import list_names  # which imports torch
+
+    return list_names(output)
+
+
+def _describe(output: Path | Url, min_parameters: int) -> str:
+    files = map(PurePosixPath, _list_files(output))
+    found = sorted(str(file.parent) for file in files if file.name == "manifest.json")
     if not found:
         return (
             f"nothing was captured: no module with {min_parameters:,} parameters or more"
             " (--min-parameters) was called, outside of compiled functions, in a Python process that"
             " reads PYTHONPATH (python -E, -I and -S do not)"
         )
-    names = [str(one.relative_to(output)) for one in found]
-    return f"captured {output}" + (f": {', '.join(names)}" if names != ["."] else "")
+    return f"captured {output}" + (f": {', '.join(found)}" if found != ["."] else "")

@@ -12,7 +12,8 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from assay.errors import UsageError
+from assay.errors import AssayError
+from assay.files import Url, parse_location
 from assay.recording.attaching.settings import CaptureSettings
 
 if TYPE_CHECKING:
@@ -108,10 +109,10 @@ class ModelWatcher:
         self._seen.update(called.modules())
         try:
             capture = self._start(called)
-        except UsageError as error:
+        except AssayError as error:
             self._note(f"{type(called).__name__} was not captured: {error}")
         else:
-            atexit.register(self._finish, capture)
+            _at_exit(capture)(self._finish, capture)
 
     def _finish(self, capture: "Capture") -> None:
         """End a capture as the process ends: what an exception cut off stays incomplete."""
@@ -126,10 +127,21 @@ class ModelWatcher:
         from assay.recording.capture import capture
         from assay.trace import TraceError
 
-        folder = Path(self._settings.output)
+        folder = parse_location(self._settings.output)
         self._num_captured += 1
         try:
             return capture(called, folder, **self._settings.options).start()
         except TraceError:  # another model or process has it
             own = folder / f"process-{os.getpid()}-{self._num_captured}"
             return capture(called, own, **self._settings.options).start()
+
+
+def _at_exit(capture: "Capture") -> Callable[..., object]:
+    """Return the function that registers what ends `capture` with the process.
+
+    Clients of remote storage start threads, which Python refuses once functions of `atexit` run.
+    """
+    if not isinstance(capture.folder, Url):
+        return atexit.register
+    register: Callable[..., object] = threading._register_atexit  # type: ignore[attr-defined]  # noqa: SLF001
+    return register

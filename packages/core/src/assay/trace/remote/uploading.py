@@ -1,0 +1,150 @@
+"""The background thread that copies finished files of a trace to its storage."""
+
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from assay.output.streams import print_error
+from assay.trace.errors import error_in_words
+from assay.trace.index import INDEX, MANIFEST
+from assay.trace.remote.store import Store
+
+# Bytes of finished files that may wait for their upload: four shards. Temporary folders of training
+# machines hold more; a network that cannot keep up slows the model down instead of filling them.
+SPOOL_BYTES = 4 << 30
+
+# How long one file is tried. Restarts of storage services and renewals of credentials take less.
+RETRY_SECONDS = 120.0
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 15.0
+
+# The index is written as a whole each time: at most once a second, and in a tenth of the time.
+_INDEX_SECONDS = 1.0
+_INDEX_PAUSE_RATIO = 9.0
+
+
+class Uploader:
+    """Uploads the files of one spool folder in the order in which they were finished.
+
+    The stored index never lists a file that is not stored. Once a file cannot be stored for
+    `RETRY_SECONDS`, one message is printed, and everything else is dropped.
+    """
+
+    def __init__(self, store: Store, spool: Path) -> None:
+        self._store, self._spool = store, spool
+        # Names of finished files, and sizes of the index after an appended line, in their order.
+        self._jobs: deque[str | int] = deque()
+        self._spooled_bytes = 0
+        self._is_closing = False
+        self.has_failed = False
+        self._changed = threading.Condition()
+        self._index_bytes = self._stored_index_bytes = 0
+        self._index_is_due = 0.0
+        # A daemon: it must not keep a process alive that never closes its trace.
+        self._thread = threading.Thread(target=self._run, name="assay-upload", daemon=True)
+        self._thread.start()
+
+    def wait_for_room(self) -> None:
+        """Wait until the spool has room for one more file."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._spooled_bytes < SPOOL_BYTES or self.has_failed)
+
+    def add_file(self, name: str) -> None:
+        """Upload a finished file, and delete it from the spool."""
+        self._add(name, (self._spool / name).stat().st_size)
+
+    def add_line(self, index_bytes: int) -> None:
+        """Upload the first `index_bytes` of the index after the files that were added before."""
+        self._add(index_bytes, 0)
+
+    def _add(self, job: str | int, size_bytes: int) -> None:
+        with self._changed:
+            if not self.has_failed:
+                self._jobs.append(job)
+                self._spooled_bytes += size_bytes
+                self._changed.notify_all()
+                return
+        if isinstance(job, str):
+            (self._spool / job).unlink()
+
+    def close(self) -> None:
+        """Wait until everything is stored or given up, and delete the spool."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        shutil.rmtree(self._spool, ignore_errors=True)
+
+    def _run(self) -> None:
+        try:
+            while self._do_next():
+                pass
+        except Exception as error:  # noqa: BLE001 - a client may raise anything; the user's loop goes on
+            with self._changed:
+                self.has_failed = True
+                names = [job for job in self._jobs if isinstance(job, str)]
+                self._jobs.clear()
+                self._changed.notify_all()
+            for name in names:
+                (self._spool / name).unlink(missing_ok=True)
+            print_error(
+                f"assay: the capture ended, as {self._store.url} could not be written for"
+                f" {RETRY_SECONDS:g} s: {error_in_words(error)}. What it lists up to here is intact."
+            )
+
+    def _do_next(self) -> bool:
+        """Wait for a job or for the next moment to store the index. Returns: False at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._is_closing, self._until_index())
+            job = self._jobs.popleft() if self._jobs else None
+            is_last = job is None and self._is_closing
+        if isinstance(job, int):
+            self._index_bytes = job
+        if is_last or job == MANIFEST or self._until_index() == 0:
+            self._store_index()
+        if isinstance(job, str):
+            self._store_file(job)
+        return not is_last
+
+    def _until_index(self) -> float | None:
+        """Return the seconds until the index is to be stored; None if it has no new lines."""
+        if self._index_bytes == self._stored_index_bytes:
+            return None
+        return max(0.0, self._index_is_due - time.monotonic())
+
+    def _store_index(self) -> None:
+        if self._index_bytes == self._stored_index_bytes:
+            return
+        with (self._spool / INDEX).open("rb") as file:
+            content = file.read(self._index_bytes)
+        started = time.monotonic()
+        _persist(lambda: self._store.write(INDEX, content))
+        ended = time.monotonic()
+        self._stored_index_bytes = len(content)
+        self._index_is_due = ended + max(_INDEX_SECONDS, _INDEX_PAUSE_RATIO * (ended - started))
+
+    def _store_file(self, name: str) -> None:
+        file = self._spool / name
+        size = file.stat().st_size
+        _persist(lambda: self._store.upload(name, file))
+        file.unlink()
+        with self._changed:
+            self._spooled_bytes -= size
+            self._changed.notify_all()
+
+
+def _persist(action: Callable[[], None]) -> None:
+    """Do `action` until it succeeds. Raises: its last error after `RETRY_SECONDS`."""
+    give_up = time.monotonic() + RETRY_SECONDS
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return action()
+        except Exception:
+            if time.monotonic() + pause > give_up:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
