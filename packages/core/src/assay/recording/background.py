@@ -8,6 +8,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from assay.recording.host_copies import HostCopies, HostCopy
@@ -34,16 +35,25 @@ class BackgroundWriter:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.error: StorageError | TraceError | None = None
         """What ended the writing. Nothing is written after it."""
+        self._left_out: list[str] = []
         self._thread = Thread(target=self._work, name="assay-capture", daemon=True)
         self._thread.start()
 
     def keep(self, tensor: Tensor) -> Kept:
         """Copy a tensor, which may change afterwards."""
         kept = Kept()
-        if self.error is None:
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+            self.leave_out(f"left out {tensor.layout} tensors of {tensor.dtype} on {tensor.device}")
+        elif self.error is None:
             copy = self._copies.copy(tensor.detach().resolve_conj().resolve_neg())
             self._jobs.put(partial(self._store, kept, copy))
         return kept
+
+    def leave_out(self, what: str) -> None:
+        """Say once in the manifest what is missing from the trace."""
+        if what not in self._left_out:
+            self._left_out.append(what)
+            self.note("left_out", "; ".join(self._left_out))
 
     def add(self, call: Call, tensors: Mapping[str, Kept]) -> None:
         """Record a finished call, see `TraceWriter.add`."""

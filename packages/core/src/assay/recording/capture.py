@@ -250,7 +250,7 @@ class _Run:
                 f"left out {num_calls:,} module calls, which were made in a second thread or recorded"
                 " into a device graph"
             )
-            self._writer.note("left_out", text)
+            self._writer.leave_out(text)
             print_error(f"assay: {self.capture.folder}: {text}")
         if error is None:
             self.end_step()

@@ -59,6 +59,28 @@ def capture(  # noqa: PLR0913 - one for each option
     stats_only: Annotated[
         bool, typer.Option("--stats-only", help="Of a command: statistics instead of values.")
     ] = False,
+    warmup: Annotated[
+        str | None,
+        typer.Option(metavar="N|SHAPE", help="Of a command: passes to leave out, as 3 or 8x512."),
+    ] = None,
+    max_disk: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Of a command: what a trace may take, as 20G."),
+    ] = None,
+    max_seconds: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Of a command: how long it may wait for the trace."),
+    ] = None,
+    max_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Of a command: for copies to be written. [default: 256M]"
+        ),
+    ] = None,
+    control: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|SIGUSR1", help="Of a command: turns the capture off and on."),
+    ] = None,
     min_parameters: Annotated[
         int, typer.Option(metavar="N", help="Of a command: leave out smaller modules.")
     ] = _MIN_PARAMETERS,
@@ -89,7 +111,8 @@ def capture(  # noqa: PLR0913 - one for each option
     """
     chosen = {
         "include": include, "exclude": exclude, "steps": steps, "tokens": tokens, "weights": weights,
-        "stats_only": stats_only,
+        "stats_only": stats_only, "warmup": warmup, "max_disk": max_disk, "max_seconds": max_seconds,
+        "max_memory": max_memory, "control": control,
     }  # fmt: skip
     recorded = {name: value for name, value in chosen.items() if value}
     if _COMMAND in context.meta:

@@ -11,7 +11,8 @@ from assay.errors import UsageError
 from assay.files import Url, parse_location
 from assay.output.streams import print_error
 from assay.recording.attaching.settings import CaptureSettings
-from assay.recording.selection import Ranges
+from assay.recording.budget import parse_size
+from assay.recording.selection import Ranges, WarmUp
 
 _STARTUP = Path(__file__).parent / "startup"
 
@@ -28,9 +29,13 @@ def run_captured(
     location = parse_location(output)
     if _list_files(location):
         raise UsageError(f"{output} is not empty")
-    for name in ("steps", "tokens"):
+    parsers = {
+        "steps": Ranges.parse, "tokens": Ranges.parse, "warmup": WarmUp.parse,
+        "max_disk": parse_size, "max_memory": parse_size,
+    }  # fmt: skip
+    for name, parse in parsers.items():
         if text := options.get(name):
-            Ranges.parse(text)
+            parse(text)
     with tempfile.TemporaryDirectory(prefix="assay-capture-") as notes:
         target = location if isinstance(location, Url) else location.absolute()
         settings = CaptureSettings(str(target), notes, min_parameters, dict(options))

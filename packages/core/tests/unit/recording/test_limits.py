@@ -1,0 +1,153 @@
+"""What a capture leaves out: warm-up, what its user turned off, what its budget does not hold."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+import torch
+from torch import nn
+
+from assay.errors import UsageError
+from assay.recording.budget import Budget, Cost, Grade, parse_size
+from assay.recording.capture import capture
+from assay.recording.control import FileControl
+from assay.recording.selection import WarmUp
+from assay.trace import Trace
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def steps_of(folder: Path) -> list[int]:
+    return [call.site.step for call in Trace.open(folder).calls if not call.site.module]
+
+
+def ports_of(folder: Path) -> list[tuple[str, ...]]:
+    return [call.ports for call in Trace.open(folder).calls if not call.site.module]
+
+
+@pytest.mark.parametrize(("text", "size"), [("20G", 20_000_000_000), ("1.5 MB", 1_500_000)])
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1M", "1.2.3G", "10P", "0"])
+def test_nonsense_is_no_size(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a size such as 500M"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(("max_bytes", "max_seconds"), [(1000, None), (None, 10.0)])
+def test_grades_fall_at_half_and_at_nine_tenths(
+    tmp_path: Path, max_bytes: int | None, max_seconds: float | None
+) -> None:
+    budget = Budget(tmp_path, max_bytes, max_seconds, "everything")
+    found: list[Grade] = []
+    reasons = []
+    for percent in (0, 20, 40, 45, 75, 85, 92, 99, 101):
+        reasons.append(budget.lower_grade(Cost(10 * percent, percent / 10)))
+        found.append(budget.grade)
+    # At 40% a pass more, of 20%, would be over half; at 75% one more of 30% over nine tenths.
+    assert found == [
+        "everything", "everything", "outputs", "outputs", "statistics", "statistics", "statistics",
+        "nothing", "nothing",
+    ]  # fmt: skip
+    assert sum(reason is not None for reason in reasons) == 3
+
+
+def test_a_budget_is_kept_and_what_it_costs_is_in_the_manifest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net = nn.Linear(256, 256)
+    with capture(net, tmp_path / "t", max_disk="1M"):  # each pass takes 512 KiB in all
+        for number in range(12):
+            net(torch.full((256, 256), float(number)))
+    trace = Trace.open(tmp_path / "t")
+    stored = {trace.stored(call, port) for call in trace.calls for port in call.ports}
+    size = sum(torch.Size(one.shape).numel() * 4 for one in stored)
+    assert 250_000 < size <= 1_100_000
+    kinds = ["".join(ports) for ports in ports_of(tmp_path / "t")]
+    assert kinds[0] == "input.inputoutput"
+    assert "output" in kinds
+    assert kinds[-1] == "input.input.statisticsoutput.statistics"
+    assert "outputs instead of everything: a pass more is over 50% of 1 MB" in str(
+        trace.manifest["lowered"]
+    )
+    errors = capsys.readouterr().err
+    assert errors.count("assay: capture takes at most 0.5 MB") == 1
+    assert errors.count("assay: capture records outputs instead of everything") == 1
+
+
+@pytest.mark.parametrize(("text", "first"), [("2", 2.0), ("2x3", 1.0), ("0", 0.0), ("1x1", 0.0)])
+def test_passes_of_a_warm_up_are_not_counted(tmp_path: Path, text: str, first: float) -> None:
+    net = nn.Identity()
+    with capture(net, tmp_path / "t", warmup=text):
+        net(torch.zeros(2, 3))
+        for number in range(1, 4):
+            net(torch.full((4, 3), float(number)))
+    trace = Trace.open(tmp_path / "t")
+    assert steps_of(tmp_path / "t") == list(range(4 - int(first)))
+    assert float(trace.tensor(trace.calls[0], "output")[0, 0]) == first
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "2x", "many"])
+def test_nonsense_is_no_warm_up(text: str) -> None:
+    with pytest.raises(UsageError, match="no number of passes and no shape"):
+        WarmUp.parse(text)
+
+
+def test_a_file_turns_the_capture_off_and_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net, file = nn.Identity(), tmp_path / "control.json"
+    texts = (None, '{"capture": false}', "nonsense", '{"capture": true, "tokens": "5:"}', "{}")
+    with capture(net, tmp_path / "t", control=str(file)):
+        for text in texts:
+            if text is not None:
+                file.write_text(text)
+            net(torch.zeros(2, 3))
+            net(torch.ones(2, 3))
+    # Off from the second text on; nonsense changes nothing; of the fourth, passes from 5 on.
+    assert steps_of(tmp_path / "t") == [0, 1, 6, 7, 8, 9]
+    message = f'assay: {file}: ignored, since it is not like {{"capture": true, "tokens": "0:16"}}'
+    assert capsys.readouterr().err.count(message) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", '{"capture": 1}', '{"tokens": 3}', '{"tokens": "x"}', '{"other": 1}', "\0"]
+)
+def test_nonsense_in_a_control_file_is_one_message(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "control.json"
+    file.write_text(text)
+    control = FileControl(file)
+    assert str(control.poll()).startswith(f"{file}: ignored, since ")
+    assert control.poll() is None
+    assert control.switch.is_on
+
+
+def test_a_signal_turns_the_capture_off_and_reaches_the_earlier_handler(tmp_path: Path) -> None:
+    heard: list[int] = []
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        del frame
+        heard.append(number)
+
+    before = signal.signal(signal.SIGUSR1, hear)
+    try:
+        net = nn.Identity()
+        with capture(net, tmp_path / "t", control="SIGUSR1"):
+            for number in range(6):
+                if number in (2, 4):
+                    os.kill(os.getpid(), signal.SIGUSR1)
+                net(torch.zeros(1))
+        assert signal.getsignal(signal.SIGUSR1) is hear
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert steps_of(tmp_path / "t") == [0, 1, 4, 5]
+    assert len(heard) == 2
