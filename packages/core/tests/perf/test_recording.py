@@ -46,6 +46,7 @@ def test_recording_costs_little_more_than_the_pass_and_the_writing(
         copy.unlink(missing_ok=True)
         with copy.open("wb", buffering=0) as file:
             file.write(memoryview(data)[: summary.unique_bytes])
+            os.fsync(file.fileno())  # the speed of the disk, not of the page cache
 
     times = take_turns(
         {
@@ -58,13 +59,13 @@ def test_recording_costs_little_more_than_the_pass_and_the_writing(
     )
     needed = [a + b for a, b in zip(times["forward"], times["write"], strict=True)]
     size = f"{summary.tensors} tensors, {summary.unique_bytes / 2**20:.0f} MiB"
-    table.at_most(
-        "capture of all modules", median_ratio(times["module"], needed), 1.15,
-        f"forward pass + writing the same bytes ({size})",
-    )  # fmt: skip
+    ratio = median_ratio(times["module"], needed)
+    of_what = f"forward pass + writing the same bytes ({size})"
+    table.at_most("capture of all modules", ratio, 1.3, of_what)
+    table.at_most("the same by the clock", Times(ratio.wall, ratio.wall), 1.15, of_what)
     waited = median_times(calls[-ROUNDS:]).wall - median_times(times["forward"]).wall
     share = waited / median_times(needed).wall
-    table.at_most("waiting for the capture", Times(share, share), 0.15, "the same, by the clock")
+    table.at_most("waiting for the capture", Times(share, share), 0.15, of_what)
     table.at_most(
         "statistics of all modules", median_ratio(times["statistics"], times["forward"]), 1.5,
         "forward pass",
