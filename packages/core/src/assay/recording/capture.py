@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from assay.errors import UsageError, name_some
 from assay.files import Url, parse_location
@@ -29,80 +29,102 @@ from assay.recording.background import BackgroundWriter
 from assay.recording.budget import Budget, Cost, Grade, parse_size
 from assay.recording.control import Control, open_control
 from assay.recording.live import LiveRecorder, OutputRecorder, StatisticsRecorder
+from assay.recording.manual import RUNNING, record, rows
 from assay.recording.selection import Ranges, Selection, WarmUp
+from assay.recording.statistics import measure_statistics, take_values
 from assay.recording.training import (
     GradientWriter,
     ParameterWriter,
     optimizer_steps,
 )
 from assay.runs import provenance
-from assay.sites import Call, RecordedLevel
+from assay.sites import Call, RecordedLevel, RowMap
 from assay.trace import TraceWriter
 
 _captured: WeakSet[nn.Module] = WeakSet()
 
 
-def capture(  # noqa: PLR0913 - one for each option
-    model: nn.Module,
-    folder: str | Path | Url,
-    *,
-    level: RecordedLevel = "module",
-    include: Sequence[str] = ("*",),
-    exclude: Sequence[str] = (),
-    steps: str | None = None,
-    tokens: str | None = None,
-    warmup: str | None = None,
-    weights: bool = False,
-    stats_only: bool = False,
-    max_disk: str | None = None,
-    max_seconds: float | None = None,
-    max_memory: str = "256M",
-    control: str | None = None,
-) -> "Capture":
-    """Record the forward calls of `model`, and in training the gradients of its results.
+class CaptureFunction:
+    """What `assay.capture` is: a function, and `record` and `rows` for code that it runs around."""
 
-    Use the result in a with-statement, as a decorator, or by `start` and `stop`. Among several ranks
-    of `torch.distributed`, each writes its own folder `rank-N`, and `assay.compare` reads them as one.
+    record = staticmethod(record)
+    rows = staticmethod(rows)
 
-    folder: new or empty, or a URL that fsspec opens, such as "s3://bucket/run".
-    level: `module` records the tensors of every module, each distinct one once; `logits` only
-        what the model itself is given and returns.
-    include, exclude: globs of module paths, such as "model.layers.0.*".
-    steps: numbers and ranges such as "0,100:102": optimizer steps, or forward passes without an optimizer.
-    tokens: forward passes of each generation, such as "0:16"; 0 is the prefill.
-    warmup: passes that are not counted: the first ones, such as "3", or those whose first tensor has
-        a shape, such as "8x512".
-    weights: record parameters at the beginning of each step, and their gradients.
-    stats_only: keep statistics of each tensor instead of its values, see `statistics.NAMES`.
-    max_disk, max_seconds: what the trace may take, such as "20G", and how long the run may wait for
-        it. From half of that on, only outputs are recorded, from 90% on only statistics.
-    max_memory: for copies that wait to be written.
-    control: "SIGUSR1", which turns the capture off and on, or a file that holds
-        {"capture": true, "tokens": "0:16"} and may change at any time.
-    Raises: UsageError for a glob that no module matches, if the model is being captured already, or
-        if a part of it is compiled with fullgraph=True; TraceError if the folder is not empty,
-        StorageError if it cannot be written or reached. What fails later ends the capture with a
-        message, and the run goes on.
+    def __call__(  # noqa: PLR0913 - one for each option
+        self,
+        model: nn.Module | None,
+        folder: str | Path | Url,
+        *,
+        level: RecordedLevel = "module",
+        include: Sequence[str] = ("*",),
+        exclude: Sequence[str] = (),
+        steps: str | None = None,
+        tokens: str | None = None,
+        warmup: str | None = None,
+        weights: bool = False,
+        stats_only: bool = False,
+        max_disk: str | None = None,
+        max_seconds: float | None = None,
+        max_memory: str = "256M",
+        control: str | None = None,
+    ) -> "Capture":
+        """Record the forward calls of `model`, and in training the gradients of its results.
 
-    >>> with assay.capture(model, "golden"):  # doctest: +SKIP
-    ...     model.generate(...)
-    """
-    selection = Selection(
-        include,
-        exclude,
-        Ranges.parse(steps) if steps else None,
-        Ranges.parse(tokens) if tokens else None,
-        WarmUp.parse(warmup) if warmup else WarmUp(),
-    )
-    location = parse_location(folder)
-    budget = Budget(
-        location,
-        parse_size(max_disk) if max_disk else None,
-        max_seconds,
-        "statistics" if stats_only else "everything",
-    )
-    memory = parse_size(max_memory)
-    return Capture(model, location, level, selection, weights, budget, memory, control)
+        Use the result in a with-statement, as a decorator, or by `start` and `stop`. Among several ranks
+        of `torch.distributed`, each writes its own folder `rank-N`, and `assay.compare` reads them as one.
+
+        model: None for code that records all by `capture.record` and counts steps by `step`.
+        folder: new or empty, or a URL that fsspec opens, such as "s3://bucket/run".
+        level: `module` records the tensors of every module, each distinct one once; `logits` only
+            what the model itself is given and returns.
+        include, exclude: globs of module paths, such as "model.layers.0.*".
+        steps: numbers and ranges such as "0,100:102": optimizer steps, or forward passes without an optimizer.
+        tokens: forward passes of each generation, such as "0:16"; 0 is the prefill.
+        warmup: passes that are not counted: the first ones, such as "3", or those whose first tensor has
+            a shape, such as "8x512".
+        weights: record parameters at the beginning of each step, and their gradients.
+        stats_only: keep statistics of each tensor instead of its values, see `statistics.NAMES`.
+        max_disk, max_seconds: what the trace may take, such as "20G", and how long the run may wait for
+            it. From half of that on, only outputs are recorded, from 90% on only statistics.
+        max_memory: for copies that wait to be written.
+        control: "SIGUSR1", which turns the capture off and on, or a file that holds
+            {"capture": true, "tokens": "0:16"} and may change at any time.
+        Raises: UsageError for a glob that no module matches, if the model is being captured already, or
+            if a part of it is compiled with fullgraph=True; TraceError if the folder is not empty,
+            StorageError if it cannot be written or reached. What fails later ends the capture with a
+            message, and the run goes on.
+
+        >>> with assay.capture(model, "golden"):  # doctest: +SKIP
+        ...     model.generate(...)
+        """
+        selection = Selection(
+            include,
+            exclude,
+            Ranges.parse(steps) if steps else None,
+            Ranges.parse(tokens) if tokens else None,
+            WarmUp.parse(warmup) if warmup else WarmUp(),
+        )
+        location = parse_location(folder)
+        budget = Budget(
+            location,
+            parse_size(max_disk) if max_disk else None,
+            max_seconds,
+            "statistics" if stats_only else "everything",
+        )
+        memory = parse_size(max_memory)
+        return Capture(
+            nn.Module() if model is None else model,
+            location,
+            level,
+            selection,
+            weights,
+            budget,
+            memory,
+            control,
+        )
+
+
+capture = CaptureFunction()
 
 
 @dataclass
@@ -118,6 +140,7 @@ class Capture(ContextDecorator):
     max_memory: int
     control: str | None
     _open: ExitStack = field(default_factory=ExitStack, init=False)
+    _run: "_Run | None" = field(default=None, init=False)
 
     def start(self) -> Self:
         """Begin to record."""
@@ -134,7 +157,9 @@ class Capture(ContextDecorator):
             trace = TraceWriter(folder, self._describe(rank, size))
             writer = stack.enter_context(BackgroundWriter(trace, self.max_memory))
             control = stack.enter_context(closing(open_control(self.control)))
-            run = _Run(self, writer, control, rank)
+            run = self._run = _Run(self, writer, control, rank)
+            RUNNING.append(run)
+            stack.callback(RUNNING.remove, run)
             stack.enter_context(run.tracer.attached(self.model))
             stack.enter_context(optimizer_steps(self.model, run.end_step, run.begin_step))
             stack.callback(_captured.discard, self.model)
@@ -142,6 +167,12 @@ class Capture(ContextDecorator):
             stack.push(run.finish)
             self._open = stack.pop_all()
         return self
+
+    def step(self) -> None:
+        """Begin the next step of what `capture.record` records outside of forward passes."""
+        if self._run is not None:
+            self._run.tracer.begin_manual_step()
+            self._run.flush()
 
     def stop(self) -> None:
         """End the recording, and mark the trace as complete."""
@@ -160,6 +191,8 @@ class Capture(ContextDecorator):
 
     def _require_modules(self) -> None:
         paths = find_called_modules(self.model)
+        if not paths.keys() - {""}:
+            return  # of code that records all by itself
         for glob in self.selection.include:
             if not any(Selection((glob,)).has_module(path) for path in paths):
                 raise UsageError(f"no module of the model matches include={glob!r}")
@@ -218,6 +251,34 @@ class _Run:
             self._gradients.watch(active.call, output)
         self._seconds += perf_counter() - start
         return output
+
+    def record(self, name: str, tensor: Tensor, dims: str, rows: RowMap | None) -> None:
+        """Record a tensor of the script, see `capture.record`."""
+        selection, tracer = self.capture.selection, self.tracer
+        is_chosen = self._is_chosen if tracer.current is not None else self._choose_manual()
+        if not is_chosen or not selection.has_module(name):
+            return
+        call, port = tracer.begin_record(name, rows), "output"
+        if self.capture.budget.grade == "statistics":
+            if not tensor.is_floating_point() or not tensor.numel():
+                return
+            found = measure_statistics(tensor.detach())
+            port, tensor = f"{port}.statistics", take_values([found])[id(found)]
+        placements = {port: dims} if dims else {}
+        self._writer.add(replace(call, placements=placements), {port: self._writer.keep(tensor)})
+
+    def _choose_manual(self) -> bool:
+        steps, step = self.capture.selection.steps, max(self.tracer.step, 0)
+        is_in_range = steps is None or step in steps
+        return is_in_range and self._control.switch.is_on and not self._report_error()
+
+    def declare_rows(self, rows: RowMap) -> None:
+        """Take `rows` for those of the next forward pass."""
+        self.tracer.declared_rows = rows
+
+    def flush(self) -> None:
+        """Make what was recorded survive a kill."""
+        self._writer.flush()
 
     def finish_root(self, active: ActiveCall) -> None:
         """Write what was recorded."""
@@ -325,6 +386,7 @@ class _LiveTracer(ModuleTracer):
         self._passes_in_step = 0
         self.is_training: bool | None = None
         self.is_warm_up = False
+        self.declared_rows: RowMap | None = None
         self.optimizer_step = 0
 
     def begin_optimizer_step(self) -> None:
@@ -332,12 +394,25 @@ class _LiveTracer(ModuleTracer):
         self.optimizer_step += 1
         self._passes_in_step = 0
 
+    def begin_manual_step(self) -> None:
+        """Count a step of a script without forward passes."""
+        self.step = max(self.step, 0) + 1
+        self._counts.clear()
+
+    def begin_record(self, name: str, rows: RowMap | None) -> Call:
+        """Return the address of a tensor that the script records. rows: those of the pass by default."""
+        self.step = max(self.step, 0)
+        call = self._begin_call(name, "record")
+        return call if rows is None else replace(call, rows=rows)
+
     def _begin_root(self, arguments: dict[str, Any]) -> None:
         shapes = (tuple(tensor.shape) for _, tensor in iterate_tensors(arguments, ""))
         warmup = self._capture.selection.warmup
         self.is_warm_up = warmup.has_pass(self._num_passes, next(shapes, None))
         self._num_passes += 1
         super()._begin_root(arguments)
+        if self.declared_rows is not None:
+            self._rows, self.declared_rows = self.declared_rows, None
         if self.is_training is None:
             self.is_training = torch.is_grad_enabled() and self._capture.model.training
         if self.is_warm_up:

@@ -49,7 +49,7 @@ def _number_prompts(passes: Iterable[Pass]) -> list[Pass]:
     number_of: dict[tuple[int, int], int] = {}
     for one in passes:
         rows = one.rows
-        if rows is None:
+        if rows is None or one.is_declared:
             found.append(one)
             continue
         keys = [(one.batch, prompt) for prompt in rows.prompts]
@@ -72,7 +72,10 @@ def _read_pass(
     for tensor in tensors:
         known = dump.rows.get(tensor.site.at)
         if known is not None:
-            return Pass(batch, step, known, ids)
+            is_flat = len(set(known.prompts)) < known.num_rows
+            if ids is not None and is_flat and ids.numel() == known.num_rows * known.length:
+                ids = ids.reshape(known.num_rows, known.length)
+            return Pass(batch, step, known, ids, is_flat or ids is None)
     shape = (ids.shape[0], ids.shape[1]) if ids is not None else _common_shape(tensors)
     if shape is None:
         return Pass(batch, step, None)
@@ -213,7 +216,7 @@ def align_passes(
     same_shapes = [one.shape for one in expected] == [one.shape for one in actual]
     if same_shapes and not _is_reordered(expected, actual):
         return TokenAlignment(tuple(map(PassPair, expected, actual)))
-    known = all(one.ids is not None and one.rows is not None for one in (*expected, *actual))
+    known = all(one.tokens is not None and one.rows is not None for one in (*expected, *actual))
     pairs = match_rows(expected, actual) if known else []
     is_unrelated = known and not pairs and bool(expected) and bool(actual)
     if is_unrelated and _is_warm_up(actual):
@@ -236,9 +239,10 @@ def _is_reordered(expected: Sequence[Pass], actual: Sequence[Pass]) -> bool:
     if not expected or not actual:
         return False
     first, second = expected[0], actual[0]
-    if first.ids is None or second.ids is None or first.rows is None or second.rows is None:
+    tokens, other_tokens = first.tokens, second.tokens
+    if tokens is None or other_tokens is None or first.rows is None or second.rows is None:
         return False
-    rows, others = first.ids.tolist(), second.ids.tolist()
+    rows, others = tokens.tolist(), other_tokens.tolist()
     is_of_other_tokens = first.rows.positions != second.rows.positions
     return rows != others and (is_of_other_tokens or sorted(rows) == sorted(others))
 
@@ -268,11 +272,12 @@ def _hold_same_tokens(expected: Pass, actual: Pass) -> bool:
         return 1 in (expected.shape[0], actual.shape[0]) and (
             prod(expected.shape) == prod(actual.shape)
         )
-    if expected.ids is None or actual.ids is None:
+    tokens, others = expected.tokens, actual.tokens
+    if tokens is None or others is None:
         return True
     if expected.shape[1] == 1:
         return expected.rows == actual.rows  # a generated token may differ
-    return expected.rows == actual.rows and bool((expected.ids == actual.ids).all())
+    return expected.rows == actual.rows and bool((tokens == others).all())
 
 
 def _alignment(

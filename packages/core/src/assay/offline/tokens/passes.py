@@ -8,6 +8,9 @@ from torch import Tensor
 
 from assay.sites import RowMap
 
+# More than any vocabulary has.
+_MOST_IDS = 1 << 32
+
 
 @dataclass(frozen=True, slots=True)
 class Pass:
@@ -20,6 +23,16 @@ class Pass:
     """Prompt and position of every row; None if the dump does not show them."""
     ids: Tensor | None = None
     """Token ids, (B, T); None if the dump does not hold them."""
+    is_declared: bool = False
+    """True if the prompts of `rows` are requests that the script named, the same in both dumps."""
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """Return what tells tokens apart, (B, T): ids, with the request if the script named it."""
+        if not self.is_declared or self.rows is None:
+            return self.ids
+        requests = torch.tensor(self.rows.prompts)[:, None] * _MOST_IDS
+        return requests.repeat(1, self.rows.length) + (0 if self.ids is None else self.ids)
 
     @property
     def shape(self) -> tuple[int, int] | None:
@@ -104,21 +117,23 @@ def _split_requests(passes: Sequence[Pass]) -> Iterator[_Request]:
     open_requests: dict[tuple[int, int], _Request] = {}
     done: list[_Request] = []
     for number, one in enumerate(passes):
-        if one.ids is None or one.rows is None:
+        if (tokens := one.tokens) is None or one.rows is None:
             continue
+        found: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
         for row, positions in enumerate(one.rows.positions):
-            key = one.batch, row
-            places = {
-                at: (column, int(one.ids[row, column]))
+            key = one.batch, one.rows.prompts[row] if one.is_declared else row
+            found.setdefault(key, {}).update(
+                (at, (row * one.rows.length + column, int(tokens[row, column])))
                 for column, at in enumerate(positions)
                 if at >= 0
-            }
+            )
+        for key, places in found.items():
             if 0 in places or key not in open_requests:
                 request = _Request(len(places), {}, {})
                 open_requests[key] = request
                 done.append(request)
             request = open_requests[key]
-            for at, (column, token) in places.items():
+            for at, (place, token) in places.items():
                 request.ids[at] = token
-                request.places[at] = number, row * one.rows.length + column
+                request.places[at] = number, place
     yield from done
