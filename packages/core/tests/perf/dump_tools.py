@@ -11,29 +11,63 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from transformers import LlamaForCausalLM
 
 from packages.core.tests.perf.conftest import BATCH, LENGTH, VOCABULARY, llama
 
 _SAMPLE_SECONDS = 0.02
+PASSES = 5
 
 
-def dump_with_msprobe(folder: Path) -> None:
+def dump_with_msprobe(folder: Path) -> dict[str, float]:
     """Dump one forward pass of the model: all tensors of modules and operations."""
     from msprobe.pytorch import PrecisionDebugger
 
     task = {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": "statistics"}
-    config = folder.with_suffix(".json")
+    config = folder.with_suffix(".config.json")
     config.write_text(
         json.dumps({"task": "tensor", "rank": [], "step": [], "level": "mix", "tensor": task})
     )
+    model, forward = _make_forward()
+    plain = _measure(forward)["wall"]
+    debugger = PrecisionDebugger(config_path=str(config), dump_path=str(folder))
+
+    def dump() -> None:
+        debugger.start(model=model)
+        forward()
+        debugger.stop()
+        debugger.step()
+
+    return _measure(dump) | {"forward": plain}
+
+
+def capture_with_assay(folder: Path) -> dict[str, float]:
+    """Capture passes of the model, with copies of at most 64 MB in memory."""
+    import assay
+
+    model, forward = _make_forward()
+    plain = _measure(forward)["wall"]
+
+    def capture() -> None:
+        with assay.capture(model, folder, max_memory="64M"):
+            for _ in range(PASSES):
+                forward()
+
+    found = _measure(capture)
+    return found | {"wall": found["wall"] / PASSES, "forward": plain}
+
+
+def _make_forward() -> tuple[LlamaForCausalLM, Callable[[], None]]:
+    """Return the model and a pass of it, each with other tokens, that has run once."""
     model = llama()
     generator = torch.Generator().manual_seed(0)
-    debugger = PrecisionDebugger(config_path=str(config), dump_path=str(folder))
-    debugger.start(model=model)
-    with torch.no_grad():
+
+    @torch.no_grad()
+    def forward() -> None:
         model(input_ids=torch.randint(VOCABULARY, (BATCH, LENGTH), generator=generator))
-    debugger.stop()
-    debugger.step()
+
+    forward()
+    return model, forward
 
 
 def compare_with_msprobe(expected: Path, actual: Path, output: Path) -> dict[str, float]:
@@ -121,7 +155,9 @@ def _anonymous_bytes_of(pid: str) -> int:
     return int(sizes[0]) * 1024 if sizes else 0
 
 
-_COMPARISONS = {
+_TOOLS: dict[str, Callable[..., dict[str, float]]] = {
+    "dump": dump_with_msprobe,
+    "capture": capture_with_assay,
     "msprobe": compare_with_msprobe,
     "assay": compare_with_assay,
     "command": run_whole_command,
@@ -131,8 +167,5 @@ _COMPARISONS = {
 if __name__ == "__main__":
     name, *paths = sys.argv[1:]
     folders = [Path(path) for path in paths]
-    if name == "dump":
-        dump_with_msprobe(*folders)
-    else:
-        result = _COMPARISONS[name](*folders)
-        Path(f"{folders[2]}.json").write_text(json.dumps(result))
+    result = _TOOLS[name](*folders)
+    Path(f"{folders[-1]}.json").write_text(json.dumps(result))

@@ -21,6 +21,8 @@ LEAST_OVER_MSPROBE = 20
 LEAST_OF_READING = 0.1
 MOST_ANONYMOUS_BYTES = 600e6
 MOST_GROWTH = 1.1
+LEAST_OVER_DUMP = 5
+CAPTURE_BUDGET = 64e6
 
 
 def run(name: str, *folders: Path) -> dict[str, float]:
@@ -30,8 +32,7 @@ def run(name: str, *folders: Path) -> dict[str, float]:
     subprocess.run(
         [*command, *map(str, folders)], check=True, env=environment, stdout=subprocess.DEVNULL
     )
-    result = Path(f"{folders[-1]}.json")
-    measured: dict[str, float] = json.loads(result.read_text()) if len(folders) > 1 else {}
+    measured: dict[str, float] = json.loads(Path(f"{folders[-1]}.json").read_text())
     return measured
 
 
@@ -80,6 +81,19 @@ def test_dumps_are_compared_faster_than_by_msprobe(
     )
     table.at_least("dumps over reading", rates["assay"].over(rates["read"]), LEAST_OF_READING, note)
     assert max(one["anonymous"] for one in times["assay"]) <= MOST_ANONYMOUS_BYTES
+
+
+def test_a_capture_costs_less_than_a_dump_and_keeps_to_its_memory(
+    tmp_path: Path, table: Table
+) -> None:
+    pytest.importorskip("msprobe", reason="`nox -s perf` installs it")
+    dump, capture = run("dump", tmp_path / "dump"), run("capture", tmp_path / "capture")
+    costs = [one["wall"] / one["forward"] for one in (dump, capture)]
+    note = "times a plain pass: msprobe {:.1f}, assay {:.1f}".format(*costs)
+    ratio = costs[0] / costs[1]
+    table.at_least("capture over msprobe's dump", Times(ratio, ratio), LEAST_OVER_DUMP, note)
+    memory = (capture["anonymous"] - CAPTURE_BUDGET) / 1e6
+    table.at_most("MB of a capture over its budget", Times(memory, memory), 200)
 
 
 def write_sparse(folder: Path, num_bytes: int) -> Path:
