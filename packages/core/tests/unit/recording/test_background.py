@@ -45,7 +45,7 @@ def test_what_changes_in_place_is_recorded_as_it_was(tmp_path: Path) -> None:
 
     with torch.no_grad(), capture(Adds(), tmp_path / "t") as running:
         x = torch.zeros(1000, 100)
-        running.model(x)
+        running.plan.model(x)
         x.zero_()
     trace = Trace.open(tmp_path / "t")
     (call,) = trace.calls

@@ -141,7 +141,7 @@ def _at_exit(capture: "Capture") -> Callable[..., object]:
 
     Clients of remote storage start threads, which Python refuses once functions of `atexit` run.
     """
-    if not isinstance(capture.folder, Url):
+    if not isinstance(capture.plan.folder, Url):
         return atexit.register
     register: Callable[..., object] = threading._register_atexit  # type: ignore[attr-defined]  # noqa: SLF001
     return register
