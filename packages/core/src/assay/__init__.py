@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from assay.api.loading import check_load
     from assay.api.training import check_train
     from assay.recording.capture import capture
-    from assay.recording.seeding import seed_all
+    from assay.devices.seeding import seed_all
     from assay.verdicts import Verdict
 
     __version__: str
@@ -23,7 +23,7 @@ _HOMES = {
     "check_generate": "assay.api.generation",
     "check_load": "assay.api.loading",
     "check_train": "assay.api.training",
-    "seed_all": "assay.recording.seeding",
+    "seed_all": "assay.devices.seeding",
 }
 
 __all__ = [

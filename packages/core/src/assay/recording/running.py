@@ -190,8 +190,10 @@ class RunningCapture:
         return Cost(self._writer.num_bytes, self._seconds)
 
     def _print_estimate(self, unit: str) -> None:
-        if self._first is None and (self._writer.num_bytes or self._seconds):
-            self._first = self._spent
+        if self._first is not None or not (self._writer.num_bytes or self._seconds):
+            return
+        self._first = self._spent
+        if self.tracer.rank == 0:
             print_error(f"assay: capture takes at most {self._first} for each {unit}")
 
     def _report_error(self) -> bool:
