@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from assay.api.generation import check_generate
     from assay.api.loading import check_load
     from assay.api.training import check_train
-    from assay.recording.capture import capture
     from assay.devices.seeding import seed_all
+    from assay.recording.capture import capture
     from assay.verdicts import Verdict
 
     __version__: str
