@@ -6,7 +6,7 @@ or more for each flush) and `attachments/` (named tensors and JSON values that b
 All that the index lists survives a kill of the writer. `remote/` keeps the same files behind a URL.
 """
 
-from assay.trace.damage import find_damage
+from assay.trace.damage import find_damage, is_intact
 from assay.trace.errors import StorageError, TraceError
 from assay.trace.index import StoredTensor
 from assay.trace.json_text import Json
@@ -24,6 +24,7 @@ __all__ = [
     "TraceError",
     "TraceWriter",
     "find_damage",
+    "is_intact",
     "list_names",
     "read_digest",
 ]

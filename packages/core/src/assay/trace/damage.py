@@ -43,11 +43,12 @@ def _damaged_files(trace: Trace) -> Iterator[tuple[str, str]]:
         if bad:
             yield name, f"the values of {name_some(bad)}"
     for attached in trace.attached():
-        if not _is_intact(trace, attached):
+        if not is_intact(trace, attached):
             yield attached.file, f"the values of {attached.name}"
 
 
-def _is_intact(trace: Trace, attached: Attached) -> bool:
+def is_intact(trace: Trace, attached: Attached) -> bool:
+    """Return True if the content of an attachment is as it was recorded."""
     files = trace.files
     try:
         if attached.kind == "json":

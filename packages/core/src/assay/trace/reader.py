@@ -26,7 +26,7 @@ from assay.trace.index import (
     shard_file,
 )
 from assay.trace.json_text import Json, from_text
-from assay.trace.layout import ShardReader, dtype_called, dtype_name
+from assay.trace.layout import ShardReader, dtype_called, dtype_name, host_bytes
 
 # Number of headers kept in memory: a decode step reads from its own shard and a few before it.
 _OPEN_SHARDS = 32
@@ -168,6 +168,17 @@ class Trace:
             raise TraceError.damaged(self.folder / name, stored.key, what)
         return shard.tensor(stored.key)
 
+    def intact_tensor(self, call: Call, port: str) -> torch.Tensor:
+        """The tensor at a port of a call, whose bytes are those that were recorded.
+
+        Raises: TraceError as `tensor` does, and for other bytes.
+        """
+        tensor, stored = self.tensor(call, port), self.stored(call, port)
+        if xxhash.xxh3_128_hexdigest(host_bytes(tensor)) != stored.digest:
+            name = self.folder / shard_file(stored.shard)
+            raise TraceError.damaged(name, str(Site(call.site, port)), "its values have changed")
+        return tensor
+
     def _shard(self, name: str) -> ShardReader:
         shard = self._open_shards.get(name)
         if shard is None:
@@ -183,14 +194,14 @@ class Trace:
 
         Raises: TraceError if there is no such attachment or it is damaged.
         """
-        return ShardReader(self.files, self._attachment(name, "tensors").file).tensors()
+        return ShardReader(self.files, self.attached_as(name, "tensors").file).tensors()
 
     def attachment_json(self, name: str) -> Json:
         """The JSON value attached under `name`.
 
         Raises: TraceError if there is no such attachment or it is damaged.
         """
-        file = self._attachment(name, "json").file
+        file = self.attached_as(name, "json").file
         try:
             value: Json = from_text(self.files.read(self.files.existing(file)).decode())
         except (ValueError, RecursionError) as error:
@@ -224,7 +235,8 @@ class Trace:
         """The index entries of the attachments."""
         return tuple(self._attached.values())
 
-    def _attachment(self, name: str, kind: str) -> Attached:
+    def attached_as(self, name: str, kind: str) -> Attached:
+        """The index entry of an attachment. Raises: TraceError if there is none of this kind."""
         attached = self._attached.get(name)
         if attached is None or attached.kind != kind:
             present = [f"{one.name} ({one.kind})" for one in self._attached.values()]

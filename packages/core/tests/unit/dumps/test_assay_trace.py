@@ -1,6 +1,7 @@
 """Traces, goldens and folders of checks as dumps."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +241,22 @@ def test_shard_that_changes_after_opening_is_one_error(tmp_path: Path) -> None:
     shard.write_bytes(bytes(shard.stat().st_size))
     with pytest.raises(UnreadableFileError, match="shard-000000"):
         dump.read(dump.tensors[0])
+
+
+@pytest.mark.parametrize("kind", ["values", "parameters"])
+def test_a_flipped_bit_is_named_with_its_place(tmp_path: Path, kind: str) -> None:
+    layer = nn.Linear(64, 64)
+    with torch.no_grad(), assay.capture(layer, tmp_path, weights=True):
+        layer(torch.ones(2, 64))
+    pattern = "shard-*.safetensors" if kind == "values" else "attachments/step-0.safetensors"
+    (file,) = tmp_path.glob(pattern)
+    content = bytearray(file.read_bytes())
+    content[-9] ^= 1
+    file.write_bytes(content)
+    dump = open_dump(tmp_path)
+    damaged = [one for one in dump.tensors if dump.read_intact(one) is None]
+    assert damaged
+    assert all(one.site.port.startswith("parameter") for one in damaged) == (kind == "parameters")
+    for one in damaged:
+        with pytest.raises(UnreadableFileError, match=re.escape(str(one.site))):
+            dump.read(one)

@@ -6,9 +6,9 @@ trace of a training golden also holds the values between the phases of each step
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,7 +20,7 @@ from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
 from assay.errors import name_some
 from assay.files import UnreadableFileError, open_file, read_json_object
 from assay.sites import Call, CallSite, Phase, Site
-from assay.trace import Trace, TraceError
+from assay.trace import Trace, TraceError, is_intact
 
 _HEAD, _HEAD_BYTES = b'"format":"assay-trace"', 64
 # Names of the traces in a golden: that of a training golden, or the dtypes, the widest first.
@@ -159,7 +159,7 @@ def _recorded(trace: Trace) -> Iterator[FoundTensor]:
 
 def _read(trace: Trace, call: Call, port: str) -> Tensor:
     try:
-        return trace.tensor(call, port)
+        return trace.intact_tensor(call, port)
     except TraceError as error:
         raise UnreadableFileError(str(error)) from None
 
@@ -200,8 +200,18 @@ def _attached(trace: Trace) -> Iterator[FoundTensor]:
                 ]
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise TraceError.damaged(trace.folder, name, repr(error)) from None
+            intact = cache(partial(is_intact, trace, trace.attached_as(found[1], "tensors")))
             for site, value in sites:
-                yield DumpedTensor.of_values(site, str(site), value), value.detach
+                load = partial(_read_attached, intact, value, site)
+                yield DumpedTensor.of_values(site, str(site), value), load
+
+
+def _read_attached(intact: Callable[[], bool], value: Tensor, site: Site) -> Tensor:
+    if not intact():
+        raise UnreadableFileError(
+            f"{site}: the values of its step have changed since they were recorded"
+        )
+    return value.detach()
 
 
 def _parse_site(row: dict[str, Any], step: int, rank: int) -> Site:
