@@ -245,9 +245,8 @@ class ModuleTracer:
             return
         timeline, length = self.timeline, ids.shape[1]
         if timeline is None:
-            timeline = Timeline.of_call(
-                ids, arguments.get("attention_mask"), arguments.get("position_ids")
-            )
+            names = "attention_mask", "position_ids", "past_key_values"
+            timeline = Timeline.of_call(ids, *map(arguments.get, names))
             self._column = timeline.positions.shape[1] - length
         elif length == self._column + 1:
             self._column = 0  # without a cache, all tokens so far and the new one

@@ -31,19 +31,28 @@ class Timeline:
         return cls(prompts, (mask.cumsum(1) - 1).masked_fill(mask == 0, -1))
 
     @classmethod
-    def of_call(cls, tokens: Tensor, attention_mask: object, position_ids: object = None) -> Self:
+    def of_call(
+        cls,
+        tokens: Tensor,
+        attention_mask: object,
+        position_ids: object = None,
+        cache: object = None,
+    ) -> Self:
         """Derive the timeline from a single forward call.
 
         tokens: (B, T) ids or (B, T, C) embeddings.
         attention_mask: (B, past + T), or anything else for no padding.
-        position_ids: (B, T) or (1, T), used without a mask; anything else for positions from 0.
+        position_ids: (B, T) or (1, T), used without a mask; anything else to count from `cache` on.
+        cache: what holds the tokens of earlier calls, as `past_key_values` does; None for no such call.
         """
         batch, length = tokens.shape[:2]
         if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
             mask = attention_mask.detach().cpu()
             if mask.shape[0] == batch and mask.shape[1] >= length:
                 return cls.of_batch(tuple(range(batch)), mask.long(), 0)
-        positions = torch.arange(length).expand(batch, length)
+        past = cache.get_seq_length() if hasattr(cache, "get_seq_length") else 0
+        start = past if isinstance(past, int) else 0  # reading a tensor would wait for the device
+        positions = torch.arange(start, start + length).expand(batch, length)
         if isinstance(position_ids, Tensor) and position_ids.shape in (
             (1, length),
             (batch, length),

@@ -12,14 +12,19 @@ import torch
 from torch import Tensor
 
 from assay.recording.host_copies import HostCopies, HostCopy
+from assay.recording.local_parts import LocalPart, take_local
 from assay.sites import Call
 from assay.trace import Json, StorageError, StoredTensor, TraceError, TraceWriter
 
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """A tensor of which the trace has a copy, or will have. stored: once it has been written."""
+    """A tensor of which the trace has a copy, or will have.
 
+    layout: its placement over ranks, see `LocalPart`. stored: once it has been written.
+    """
+
+    layout: str = ""
     stored: StoredTensor | None = None
 
 
@@ -36,18 +41,34 @@ class BackgroundWriter:
         self.error: StorageError | TraceError | None = None
         """What ended the writing. Nothing is written after it."""
         self._left_out: list[str] = []
+        self._axes: dict[str, tuple[int, int]] = {}
         self._thread = Thread(target=self._work, name="assay-capture", daemon=True)
         self._thread.start()
 
     def keep(self, tensor: Tensor) -> Kept:
-        """Copy a tensor, which may change afterwards."""
-        kept = Kept()
+        """Copy a tensor, which may change afterwards; of a DTensor, what this rank holds."""
+        part = self.take_local(tensor)
+        tensor, kept = part.value, Kept(part.layout)
+        if part.problem:
+            return kept
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
             self.leave_out(f"left out {tensor.layout} tensors of {tensor.dtype} on {tensor.device}")
         elif self.error is None:
-            copy = self._copies.copy(tensor.detach().resolve_conj().resolve_neg())
+            copy = self._copies.copy(tensor.resolve_conj().resolve_neg())
             self._jobs.put(partial(self._store, kept, copy))
         return kept
+
+    def take_local(self, tensor: Tensor) -> LocalPart:
+        """Return what this rank holds of a tensor, and note the mesh in the manifest."""
+        part = take_local(tensor)
+        if part.problem:
+            self.leave_out(f"left out {part.problem}")
+        if part.axes.keys() - self._axes.keys():
+            self.note("mesh_axes", {**part.axes, **self._axes})
+        for name, place in part.axes.items():
+            if self._axes.setdefault(name, place) != place:
+                self.leave_out(f"left out a second mesh axis with the name {name}")
+        return part
 
     def leave_out(self, what: str) -> None:
         """Say once in the manifest what is missing from the trace."""
@@ -119,4 +140,6 @@ class BackgroundWriter:
     def _add(self, call: Call, tensors: Mapping[str, Kept]) -> None:
         stored = {port: kept.stored for port, kept in tensors.items() if kept.stored is not None}
         if self.error is None:
-            self._writer.add(replace(call, ports=tuple(stored)), stored)
+            layouts = {port: tensors[port].layout for port in stored if tensors[port].layout}
+            placements = {**layouts, **call.placements}
+            self._writer.add(replace(call, ports=tuple(stored), placements=placements), stored)

@@ -15,6 +15,7 @@ from torch.optim.optimizer import (
 
 from assay.hooks.values.nested import iterate_tensors
 from assay.recording.background import BackgroundWriter, Kept
+from assay.recording.local_parts import take_local
 from assay.recording.selection import Selection
 from assay.sites import Call, CallSite, Phase, unwrapped_path
 
@@ -100,7 +101,7 @@ class ParameterWriter:
     def keep_gradients(self) -> None:
         """Called after backward: keep the gradients, on the host, before they are clipped."""
         self._unclipped = {
-            path: parameter.grad.detach().to("cpu", copy=True)
+            path: take_local(parameter.grad).value.to("cpu", copy=True)
             for path, parameter in self._parameters()
             if parameter.grad is not None
         }
@@ -110,26 +111,38 @@ class ParameterWriter:
         rows: list[dict[str, Any]] = []
         tensors: dict[str, Tensor] = {}
 
-        def add(path: str, phase: Phase, kind: str, key: str) -> None:
+        def add(path: str, phase: Phase, kind: str, key: str, layout: str) -> None:
             module, _, name = path.rpartition(".")
             rows.append(
                 {"module": unwrapped_path(module), "port": f"{kind}.{name}", "phase": phase,
-                 "index": 0, "tensor": key}
+                 "index": 0, "tensor": key, "layout": layout}
             )  # fmt: skip
 
         for path, parameter in self._parameters():
-            tensors[f"parameter.{path}"] = parameter.detach()
-            add(path, "forward", "parameter", f"parameter.{path}")
+            part = self.writer.take_local(parameter)
+            if part.problem:
+                continue
+            tensors[f"parameter.{path}"] = part.value
+            add(path, "forward", "parameter", f"parameter.{path}", part.layout)
             if parameter.grad is None:
                 continue
-            used = parameter.grad.detach()
+            gradient = self.writer.take_local(parameter.grad)
+            if gradient.problem:
+                continue
+            used, layout = gradient.value, gradient.layout
             made = self._unclipped.get(path, used)
             tensors[f"gradient.{path}"] = made
-            add(path, "backward", "gradient", f"gradient.{path}")
+            add(path, "backward", "gradient", f"gradient.{path}", layout)
             is_clipped = made is not used and not torch.equal(made, used.to(made.device))
             if is_clipped:
                 tensors[f"clipped.{path}"] = used
-            add(path, "clip", "gradient", f"{'clipped' if is_clipped else 'gradient'}.{path}")
+            add(
+                path,
+                "clip",
+                "gradient",
+                f"{'clipped' if is_clipped else 'gradient'}.{path}",
+                layout,
+            )
         self._unclipped.clear()
         self.writer.attach(f"step-{step}", tensors, {"values": rows})
 

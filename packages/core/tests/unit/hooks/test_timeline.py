@@ -24,6 +24,18 @@ def test_rows_of_the_prefill_its_chunks_and_decode_steps_are_columns() -> None:
     assert timeline.rows(3, 1) == RowMap((4, 7), ((2,), (3,)))
 
 
+class Cache:
+    def get_seq_length(self) -> int:
+        return 5
+
+
+def test_positions_go_on_after_the_tokens_of_a_cache() -> None:
+    ids = torch.zeros(2, 1)
+
+    assert Timeline.of_call(ids, None, None, Cache()).positions.tolist() == [[5], [5]]
+    assert Timeline.of_call(ids, None, torch.tensor([[7]]), Cache()).positions[0].tolist() == [7]
+
+
 def addresses(*shape: int, rows: RowMap | None = ROWS) -> list[tuple[int, int]]:
     """Prompt and position of each row that is compared."""
     _, prompt, position = RowIndex(rows).flatten(torch.zeros(shape))

@@ -133,6 +133,7 @@ def _is_trace(folder: Path) -> bool:
 
 def _recorded(trace: Trace) -> Iterator[FoundTensor]:
     """Yield the tensors of all module calls."""
+    axes = _read_axes(trace)
     for call in _by_end(trace.calls):
         for port in call.ports:
             site, load = Site(call.site, port), partial(_read, trace, call, port)
@@ -144,6 +145,7 @@ def _recorded(trace: Trace) -> Iterator[FoundTensor]:
                 dtype=stored.dtype,
                 shape=stored.shape,
                 layout=call.placements.get(port, ""),
+                axes=axes,
             )
             if port.endswith(_MEASURED) and stored.shape == (len(_STATISTICS),):
                 tensor = replace(
@@ -186,6 +188,7 @@ def _by_end(calls: Iterable[Call]) -> Iterator[Call]:
 
 def _attached(trace: Trace) -> Iterator[FoundTensor]:
     """Yield the values between the phases of training steps: losses, gradients, updates."""
+    axes = _read_axes(trace)
     recorded = trace.manifest.get("rank")
     rank = recorded if isinstance(recorded, int) else 0
     for name in trace.attachments:
@@ -194,16 +197,21 @@ def _attached(trace: Trace) -> Iterator[FoundTensor]:
             try:
                 rows: Any = table["values"]  # type: ignore[call-overload,index]
                 sites = [
-                    (_parse_site(row, int(found[2]), rank), values[str(row["tensor"])])
+                    (
+                        _parse_site(row, int(found[2]), rank),
+                        values[str(row["tensor"])],
+                        str(row.get("layout", "")),
+                    )
                     for row in rows
                     if not row["port"].startswith(_COUNT)
                 ]
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise TraceError.damaged(trace.folder, name, repr(error)) from None
             intact = cache(partial(is_intact, trace, trace.attached_as(found[1], "tensors")))
-            for site, value in sites:
+            for site, value, layout in sites:
                 load = partial(_read_attached, intact, value, site)
-                yield DumpedTensor.of_values(site, str(site), value), load
+                tensor = DumpedTensor.of_values(site, str(site), value)
+                yield replace(tensor, layout=layout, axes=axes), load
 
 
 def _read_attached(intact: Callable[[], bool], value: Tensor, site: Site) -> Tensor:
@@ -212,6 +220,15 @@ def _read_attached(intact: Callable[[], bool], value: Tensor, site: Site) -> Ten
             f"{site}: the values of its step have changed since they were recorded"
         )
     return value.detach()
+
+
+def _read_axes(trace: Trace) -> dict[str, tuple[int, int]]:
+    """Return the place of the rank on each mesh axis, and the size of the axis."""
+    recorded: Any = trace.manifest.get("mesh_axes", {})
+    try:
+        return {name: (int(place), int(size)) for name, (place, size) in recorded.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise TraceError.damaged(trace.folder, "mesh_axes", repr(error)) from None
 
 
 def _parse_site(row: dict[str, Any], step: int, rank: int) -> Site:

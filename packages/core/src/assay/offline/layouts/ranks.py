@@ -12,6 +12,7 @@ from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.offline.layouts.context_parallel import PartsOfPasses, find_parts
+from assay.offline.layouts.declared import parse_layout
 from assay.offline.layouts.experts import number_experts
 from assay.offline.layouts.moving import move_all, move_tensor
 from assay.offline.tokens.alignment import read_ids
@@ -95,14 +96,27 @@ def _leave_axes(dump: Dump, groups: list[list[int]]) -> Dump:
 
 def _number_batches(dump: Dump, groups: list[list[int]]) -> Dump:
     places = _places(groups)
-    dump = _leave_axes(dump, groups)
+    axes = {tensor.site.at.rank: tensor.axes for tensor in dump.tensors}
+
+    def is_sharded(tensor: DumpedTensor) -> bool:
+        """Return True for a parameter of which a group lacks shards, as FSDP divides it."""
+        if not tensor.layout or not tensor.site.port.startswith("parameter."):
+            return False
+        members = groups[places[tensor.site.at.rank][0]]
+        return any(
+            len({axes[rank].get(axis) for rank in members}) < tensor.axes[axis][1]
+            for axis in parse_layout(tensor.layout).axes
+            if axis in tensor.axes
+        )
 
     def move(tensor: DumpedTensor) -> DumpedTensor:
         at = tensor.site.at
         group, rank = places[at.rank]
         return move_tensor(tensor, micro_batch=at.micro_batch * len(groups) + group, rank=rank)
 
-    return move_all(dump, ((tensor, move(tensor)) for tensor in dump.tensors))
+    left = _leave_axes(dump, groups)
+    pairs = zip(dump.tensors, left.tensors, strict=True)
+    return move_all(left, ((new, old if is_sharded(old) else move(new)) for old, new in pairs))
 
 
 def _number_parts(dump: Dump, groups: list[list[int]], parts: PartsOfPasses) -> Dump:
