@@ -105,9 +105,13 @@ def pair_dumps(expected: Dump, actual: Dump, options: PairingOptions) -> Pairing
     Raises: DumpError if a dump holds nothing of the chosen rank and level.
     """
     lanes, actual_lanes = _choose(expected, options), _choose(actual, options)
-    alignment = align_passes(
-        find_passes(expected, options.rank), find_passes(actual, options.rank), options.token_shift
-    )
+    passes, actual_passes = find_passes(expected, options.rank), find_passes(actual, options.rank)
+    shift = options.token_shift
+    if shift is None and {expected.format, actual.format} == {"assay"}:
+        # A capture numbers its steps. Without tokens, nothing else tells which belong together.
+        knows_tokens = any(one.tokens is not None for one in (*passes, *actual_passes))
+        shift = None if knows_tokens else 0
+    alignment = align_passes(passes, actual_passes, shift)
     names = dict(options.names)
     _require_known(names, lanes, actual_lanes)
     notes = list(alignment.notes)

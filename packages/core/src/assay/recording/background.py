@@ -11,6 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from assay.output.streams import print_error
 from assay.recording.host_copies import HostCopies, HostCopy
 from assay.recording.local_parts import LocalPart, take_local
 from assay.sites import Call
@@ -121,7 +122,10 @@ class BackgroundWriter:
         self._jobs.put(None)
         self._thread.join()
         error = error or self.error
-        self._writer.__exit__(type(error) if error else None, error, traceback)
+        try:
+            self._writer.__exit__(type(error) if error else None, error, traceback)
+        except StorageError as problem:
+            print_error(f"assay: the trace stays incomplete: {problem}")
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

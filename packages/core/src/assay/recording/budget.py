@@ -82,7 +82,10 @@ class Budget:
         if self.max_seconds and spent.seconds + last.seconds > share * self.max_seconds:
             return f"a pass more is over {share:.0%} of {self.max_seconds:g} s"
         if isinstance(self.folder, Path):
-            free = shutil.disk_usage(self.folder).free - _FREE_BYTES
+            try:
+                free = shutil.disk_usage(self.folder).free - _FREE_BYTES
+            except OSError as error:
+                return f"{self.folder}: {error.strerror}"
             if last.num_bytes > free or free < 0:
                 return f"the disk of {self.folder} is nearly full"
         return None

@@ -1,11 +1,12 @@
 """`assay.capture`: records what a model computes, in any script."""
 
+import math
 from collections.abc import Sequence
 from contextlib import ContextDecorator, ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_args
 from weakref import WeakSet
 
 import torch.distributed as dist
@@ -86,21 +87,25 @@ class CaptureFunction:
         >>> with assay.capture(model, "golden"):  # doctest: +SKIP
         ...     model.generate(...)
         """
+        if level not in get_args(RecordedLevel):
+            raise UsageError(f"level={level!r}: choose from {', '.join(get_args(RecordedLevel))}")
+        if max_seconds is not None and not 0 < max_seconds < math.inf:
+            raise UsageError(f"max_seconds={max_seconds!r} is no positive number")
         selection = Selection(
-            include,
-            exclude,
-            Ranges.parse(steps) if steps else None,
-            Ranges.parse(tokens) if tokens else None,
-            WarmUp.parse(warmup) if warmup else WarmUp(),
+            (include,) if isinstance(include, str) else include,
+            (exclude,) if isinstance(exclude, str) else exclude,
+            None if steps is None else Ranges.parse(str(steps)),
+            None if tokens is None else Ranges.parse(str(tokens)),
+            WarmUp() if warmup is None else WarmUp.parse(str(warmup)),
         )
         location = parse_location(folder)
         budget = Budget(
             location,
-            parse_size(max_disk) if max_disk else None,
+            None if max_disk is None else parse_size(str(max_disk)),
             max_seconds,
             "statistics" if stats_only else "everything",
         )
-        memory = parse_size(max_memory)
+        memory = parse_size(str(max_memory))
         plan = CapturePlan(
             nn.Module() if model is None else model,
             location,

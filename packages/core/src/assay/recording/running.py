@@ -144,7 +144,8 @@ class RunningCapture:
         if error is None:
             self.end_step()
         self._writer.wait()
-        self._report_error()
+        if not self._report_error() and not self._writer.num_bytes:
+            print_error(f"assay: {self.plan.folder}: no call was recorded")
 
     @property
     def _has_weights(self) -> bool:

@@ -1,21 +1,27 @@
 """What a capture leaves out: warm-up, what its user turned off, what its budget does not hold."""
 
 import os
+import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from assay import compare
+from assay.dumps.recognizing import open_dump
 from assay.errors import UsageError
 from assay.recording.budget import Budget, Cost, Grade, parse_size
 from assay.recording.capture import capture
 from assay.recording.control import FileControl
 from assay.recording.selection import WarmUp
 from assay.trace import Trace
+from assay.verdicts import Outcome
 
 
 @pytest.fixture(autouse=True)
@@ -151,3 +157,91 @@ def test_a_signal_turns_the_capture_off_and_reaches_the_earlier_handler(tmp_path
         signal.signal(signal.SIGUSR1, before)
     assert steps_of(tmp_path / "t") == [0, 1, 4, 5]
     assert len(heard) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"level": "all"}, "level='all': choose from"),
+        ({"max_seconds": float("nan")}, "is no positive number"),
+        ({"max_seconds": -3}, "is no positive number"),
+        ({"max_disk": -1}, "is not a size"),
+        ({"steps": 1.5}, "is not a list of ranges"),
+        ({"include": "*.down"}, r"no module of the model matches include='\*.down'"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: Any, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        capture(nn.Linear(2, 2), tmp_path / "t", **options).start()
+
+
+def test_a_folder_that_goes_away_ends_the_capture_and_not_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net = nn.Linear(2, 2)
+    with capture(net, tmp_path / "t"):
+        net(torch.ones(2))
+        while not (tmp_path / "t" / "index.jsonl").read_text():
+            time.sleep(0.01)
+        shutil.rmtree(tmp_path / "t")
+        for number in range(3):
+            net(torch.full((2,), float(number)))
+    assert "No such file or directory" in capsys.readouterr().err
+
+
+def test_a_capture_without_a_call_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net = nn.Linear(2, 2)
+    with capture(net, tmp_path / "t", steps="100"):
+        net(torch.ones(2))
+    assert f"assay: {tmp_path / 't'}: no call was recorded\n" in capsys.readouterr().err
+
+
+def test_longer_runs_without_token_ids_are_paired_by_step(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    for name, num_steps in (("short", 3), ("long", 5)):
+        with capture(net, tmp_path / name):
+            for step in range(num_steps):
+                net(torch.full((2, 4), float(step)))
+    verdict = compare(tmp_path / "short", tmp_path / "long", output=tmp_path / "out")
+    assert verdict.verdict is Outcome.PASS
+
+
+class Flip(nn.Module):
+    """Reverses the channels if it is on, which no norm shows."""
+
+    is_on = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flip(-1) if self.is_on else x.clone()
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_statistics_locate_the_module_in_the_first_step_that_differs(
+    tmp_path: Path, step: int
+) -> None:
+    flip = Flip()
+    net = nn.Sequential(nn.Linear(8, 8), flip, nn.Linear(8, 8))
+    for name in ("golden", "fault"):
+        x = torch.ones(2, 8)
+        with capture(net, tmp_path / name, stats_only=True):
+            for number in range(4):
+                flip.is_on = name == "fault" and number == step
+                x = torch.tanh(net(x))  # later steps depend on it, as those of generation do
+    verdict = compare(tmp_path / "golden", tmp_path / "fault", output=tmp_path / "out")
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.location is not None
+    assert verdict.location.module == "1"
+
+
+def test_other_models_of_a_process_forbid_a_pass(tmp_path: Path) -> None:
+    net = nn.Linear(2, 2)
+    for name in ("golden", "mine"):
+        for folder in (tmp_path / name, tmp_path / name / "process-7-2"):
+            with capture(net, folder):
+                net(torch.ones(2))
+    verdict = compare(tmp_path / "golden", tmp_path / "mine", output=tmp_path / "out")
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    problems = open_dump(tmp_path / "golden").problems
+    assert "process-7-2" in problems[0]

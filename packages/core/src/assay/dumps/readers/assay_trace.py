@@ -51,8 +51,14 @@ class AssayReader:
 
     def open(self, path: Path) -> Dump:
         """Read the index of the trace, or those of all ranks."""
-        if ranks := _find_ranks(path):
-            return self._join(path, ranks)
+        ranks = _find_ranks(path)
+        dump = self._join(path, ranks) if ranks else self._open_one(path)
+        if others := sorted(one.name for one in path.glob("process-*") if _is_trace(one)):
+            problem = f"{path}: compare {name_some(others)} on their own: other models or processes"
+            dump = replace(dump, problems=[*dump.problems, problem])
+        return dump
+
+    def _open_one(self, path: Path) -> Dump:
         folder, *others = _find_traces(path)
         try:
             trace = Trace.open(folder)
@@ -86,7 +92,7 @@ class AssayReader:
         dumps, damaged = [], DamagedFiles()
         for rank, folder in folders.items():
             try:
-                dumps.append(self.open(folder))
+                dumps.append(self._open_one(folder))
             except (DumpError, UnreadableFileError) as error:
                 damaged.problems.append(f"rank {rank}: {error}")
         if not dumps:

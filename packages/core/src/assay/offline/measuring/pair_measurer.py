@@ -194,7 +194,8 @@ class PairMeasurer:
             self._leave_out(pairs, "no norm to compare")
             return
         for pair, (expected, actual) in zip(pairs, norms, strict=True):
-            key = self._place(lanes.port, pair.actual)
+            # Norms are of all tokens at once: later passes have other tokens once one differs.
+            key = lanes.port, pair.actual.writer, pair.actual.site.at.step
             error = compare_norms(actual or {}, expected or {})
             self.measured.norm_errors[key] = max(self.measured.norm_errors.get(key, 0.0), error)
             empty = torch.empty(0, dtype=getattr(torch, pair.actual.dtype, torch.float32))

@@ -212,7 +212,8 @@ def align_passes(
             for one in expected
             if (one.batch, one.step + token_shift) in by_step
         ]
-        return _alignment(pairs, expected, actual, f"the passes are shifted by {token_shift}")
+        note = f"the passes are shifted by {token_shift}" if token_shift else ""
+        return _alignment(pairs, expected, actual, note)
     same_shapes = [one.shape for one in expected] == [one.shape for one in actual]
     if same_shapes and not _is_reordered(expected, actual):
         return TokenAlignment(tuple(map(PassPair, expected, actual)))

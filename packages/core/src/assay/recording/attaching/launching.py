@@ -1,6 +1,7 @@
 """Running a command whose processes capture their models."""
 
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from assay.files import Url, parse_location
 from assay.output.streams import print_error
 from assay.recording.attaching.settings import CaptureSettings
 from assay.recording.budget import parse_size
+from assay.recording.control import SIGNAL
 from assay.recording.selection import Ranges, WarmUp
 
 _STARTUP = Path(__file__).parent / "startup"
@@ -42,13 +44,26 @@ def run_captured(
         paths = [str(_STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = settings.to_environment() | {"PYTHONPATH": os.pathsep.join(paths)}
         try:
-            code = subprocess.run(command, env=os.environ | environment, check=False).returncode
+            with subprocess.Popen(command, env=os.environ | environment) as child:
+                if options.get("control") == SIGNAL:
+                    signal.signal(signal.SIGUSR1, lambda number, _: child.send_signal(number))
+                code = child.wait()
         except OSError as error:
             raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from None
-        for note in sorted(Path(notes).iterdir()):
-            for line in note.read_text(encoding="utf-8").splitlines():
-                print_error(f"assay: {line}")
-    print_error(f"assay: {_describe(location, min_parameters)}")
+        lines = [
+            line
+            for note in sorted(Path(notes).iterdir())
+            for line in note.read_text(encoding="utf-8").splitlines()
+        ]
+    for line in lines:
+        print_error(f"assay: {line}")
+    if found := _describe(location):
+        print_error(f"assay: {found}")
+    else:
+        print_error(
+            f"assay: nothing was captured: no module with {min_parameters:,} parameters or more"
+            " (--min-parameters) was called in a Python process that reads PYTHONPATH"
+        )
     return 128 - code if code < 0 else code
 
 
@@ -60,13 +75,9 @@ def _list_files(output: Path | Url) -> list[str]:
     return list_names(output)
 
 
-def _describe(output: Path | Url, min_parameters: int) -> str:
+def _describe(output: Path | Url) -> str | None:
     files = map(PurePosixPath, _list_files(output))
     found = sorted(str(file.parent) for file in files if file.name == "manifest.json")
     if not found:
-        return (
-            f"nothing was captured: no module with {min_parameters:,} parameters or more"
-            " (--min-parameters) was called, outside of compiled functions, in a Python process that"
-            " reads PYTHONPATH (python -E, -I and -S do not)"
-        )
+        return None
     return f"captured {output}" + (f": {', '.join(found)}" if found != ["."] else "")
