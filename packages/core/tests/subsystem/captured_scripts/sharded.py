@@ -65,8 +65,9 @@ def break_weight(model: nn.Module) -> nn.Module:
     return model
 
 
-def infer(model: nn.Module, folder: Path, batches: list[Tensor], **options: bool) -> None:
-    with assay.capture(model.eval(), folder, **options), torch.no_grad():
+def infer(model: nn.Module, folder: Path, batches: list[Tensor]) -> None:
+    is_of_statistics = folder.name.endswith("statistics")
+    with assay.capture(model.eval(), folder, stats_only=is_of_statistics), torch.no_grad():
         for ids in batches:
             cache = model(input_ids=ids, use_cache=True).past_key_values
             model(input_ids=ids[:, :1], past_key_values=cache)
@@ -89,7 +90,7 @@ if dist.is_torchelastic_launched():
     own = [IDS[dist.get_rank()][None]]
     infer(load_tensor_parallel(), folder / "tp", [IDS])
     infer(break_weight(load_tensor_parallel()), folder / "tp-fault", [IDS])
-    infer(load_tensor_parallel(), folder / "tp-statistics", [IDS], stats_only=True)
+    infer(load_tensor_parallel(), folder / "tp-statistics", [IDS])
     train(load_fully_sharded(), folder / "fsdp", own)
     train(break_weight(load_fully_sharded()), folder / "fsdp-fault", own)
     dist.destroy_process_group()
