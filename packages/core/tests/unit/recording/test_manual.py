@@ -44,6 +44,32 @@ def test_code_without_modules_is_compared_whatever_the_order_of_its_tokens(tmp_p
     assert wrong.location.module == "layers.1"
 
 
+@pytest.mark.parametrize("stats_only", [False, True])
+def test_rows_that_nobody_named_are_not_taken_for_requests(
+    tmp_path: Path, *, stats_only: bool
+) -> None:
+    """Statistics hold no token ids: a batch and its single rows cannot be paired."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.embed, self.out = nn.Embedding(50, 64), nn.Linear(64, 64)
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            y: Tensor = self.out(self.embed(input_ids))
+            return y
+
+    net, ids = Net(), torch.arange(12).view(3, 4)
+    with torch.no_grad(), assay.capture(net, tmp_path / "batch", stats_only=stats_only):
+        net(ids)
+    with torch.no_grad(), assay.capture(net, tmp_path / "single", stats_only=stats_only):
+        for row in range(3):
+            net(ids[row : row + 1])
+    verdict = assay.compare(tmp_path / "batch", tmp_path / "single", output=tmp_path / "out")
+    assert verdict.verdict is (Outcome.NOT_COMPARED if stats_only else Outcome.PASS)
+
+
 def test_a_record_inside_of_a_pass_belongs_to_it(tmp_path: Path) -> None:
     class Net(nn.Module):
         def forward(self, input_ids: Tensor) -> Tensor:

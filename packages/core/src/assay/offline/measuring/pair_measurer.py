@@ -160,6 +160,9 @@ class PairMeasurer:
             for n in range(max(len(tensors), len(others)))
         ]
         if self.by_statistics or not all(one.has_values for one in (*tensors, *others)):
+            if call.tokens is not None and not call.tokens.is_of_as_many_tokens:
+                self._leave_out(pairs, "norms of other tokens are not compared")
+                return []
             self._compare_norms(lanes, tensors, others, pairs)
             return []
         try:

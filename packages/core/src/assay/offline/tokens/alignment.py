@@ -39,6 +39,8 @@ def find_passes(dump: Dump, rank: int | None = None) -> list[Pass]:
     for (batch, step), tensors in sorted(groups.items()):
         previous = passes[-1] if passes and passes[-1].batch == batch else None
         passes.append(_read_pass(dump, batch, step, tensors, previous))
+    if any(one.is_declared for one in passes):
+        return [replace(one, is_declared=one.rows is not None) for one in passes]
     return _number_prompts(passes)
 
 
@@ -75,7 +77,8 @@ def _read_pass(
             is_flat = len(set(known.prompts)) < known.num_rows
             if ids is not None and is_flat and ids.numel() == known.num_rows * known.length:
                 ids = ids.reshape(known.num_rows, known.length)
-            return Pass(batch, step, known, ids, is_flat or ids is None)
+            is_named = ids is None and known.prompts != tuple(range(known.num_rows))
+            return Pass(batch, step, known, ids, is_flat or is_named)
     shape = (ids.shape[0], ids.shape[1]) if ids is not None else _common_shape(tensors)
     if shape is None:
         return Pass(batch, step, None)

@@ -1,5 +1,6 @@
 """The forward passes of a dump, and pairs of them with the same tokens."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -64,6 +65,12 @@ class PassPair:
             return self
         numbers = torch.arange(self.expected.shape[0] * self.expected.shape[1])
         return replace(self, expected_rows=numbers, actual_rows=numbers)
+
+    @property
+    def is_of_as_many_tokens(self) -> bool:
+        """Return True unless the two passes are known to hold different numbers of tokens."""
+        shapes = self.expected.shape, self.actual.shape
+        return None in shapes or math.prod(shapes[0] or ()) == math.prod(shapes[1] or ())
 
     @property
     def rows(self) -> RowMap | None:
