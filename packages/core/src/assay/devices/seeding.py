@@ -22,7 +22,7 @@ def seed_all(seed: int) -> list[str]:
     ['set PYTHONHASHSEED=0 before Python starts: the order of sets of texts differs from run to run']
     """
     seed_generators(seed)
-    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")
     torch.backends.cudnn.benchmark = False
     return _find_uncontrolled()
 

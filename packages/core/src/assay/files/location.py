@@ -1,4 +1,4 @@
-"""Where a trace is kept: in a local folder, or behind a URL."""
+"""Locations of traces: local folders and URLs."""
 
 import re
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ from assay.output.streams import print_error
 from assay.recording.host_copies import HostCopies, HostCopy
 from assay.recording.local_parts import LocalPart, take_local
 from assay.sites import Call
-from assay.trace import Json, StorageError, StoredTensor, TraceError, TraceWriter
+from assay.trace import Json, StorageError, StoredTensor, TraceWriter
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class BackgroundWriter:
         self._writer = writer
         self._copies = HostCopies(max_bytes)
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self.error: StorageError | TraceError | None = None
+        self.error: Exception | None = None
         """What ended the writing. Nothing is written after it."""
         self._left_out: list[str] = []
         self._axes: dict[str, tuple[int, int]] = {}
@@ -131,7 +131,7 @@ class BackgroundWriter:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            except (StorageError, TraceError) as error:
+            except Exception as error:  # noqa: BLE001 - without the thread, the run would wait forever
                 self.error = self.error or error
 
     def _store(self, kept: Kept, copy: HostCopy) -> None:

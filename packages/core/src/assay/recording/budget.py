@@ -1,4 +1,4 @@
-"""How much a capture may cost, and what it leaves out to stay within that."""
+"""Limits on what a capture costs, and the grades by which it stays within them."""
 
 import re
 import shutil

@@ -14,19 +14,14 @@ from torch import nn
 
 from assay.errors import UsageError, name_some
 from assay.files import Url, parse_location
-from assay.hooks.module_tracer import (
-    find_called_modules,
-    find_whole_graphs,
-)
+from assay.hooks.module_tracer import find_called_modules, find_whole_graphs
 from assay.recording.background import BackgroundWriter
 from assay.recording.budget import Budget, parse_size
 from assay.recording.control import open_control
 from assay.recording.manual import RUNNING, record, rows
 from assay.recording.running import CapturePlan, RunningCapture
 from assay.recording.selection import Ranges, Selection, WarmUp
-from assay.recording.training import (
-    optimizer_steps,
-)
+from assay.recording.training import optimizer_steps
 from assay.runs import provenance
 from assay.sites import RecordedLevel
 from assay.trace import TraceWriter
@@ -35,7 +30,7 @@ _captured: WeakSet[nn.Module] = WeakSet()
 
 
 class CaptureFunction:
-    """What `assay.capture` is: a function, and `record` and `rows` for code that it runs around."""
+    """The function `assay.capture`, with `record` and `rows` for the captured code."""
 
     record = staticmethod(record)
     rows = staticmethod(rows)

@@ -17,7 +17,7 @@ _MAX_BYTES = 10_000
 
 @dataclass
 class Switch:
-    """What the user wants of the passes to come. tokens: None for the ranges of the capture."""
+    """State of the control, for the passes to come. tokens: None for the ranges of the capture."""
 
     is_on: bool = True
     tokens: Ranges | None = None

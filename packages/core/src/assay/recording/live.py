@@ -1,5 +1,6 @@
 """Recording the calls of a model that somebody else runs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -82,28 +83,33 @@ class StatisticsRecorder:
         active.state = {}
         for name, value in active.arguments.items():
             for port, tensor in iterate_tensors(value, f"input.{name}"):
-                self._measure(active.state, port, tensor)
+                self.measure(active.state, port, tensor)
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
         """Measure the results."""
         for port, tensor in iterate_tensors(output, "output"):
-            self._measure(active.state, port, tensor)
+            self.measure(active.state, port, tensor)
         self._pending.append((active.call, active.state))
         return output
 
     def finish_root(self, active: ActiveCall) -> None:
         """Write what was measured."""
         del active
-        values = take_values([one for _, found in self._pending for one in found.values()])
-        kept = {key: self.writer.keep(value) for key, value in values.items()}
-        for call, found in self._pending:
-            ports = {f"{port}.statistics": kept[id(one)] for port, one in found.items()}
-            self.writer.add(replace(call, constants={}), ports)
+        self.write(self._pending)
         self._pending.clear()
         self._known.clear()
         self.writer.flush()
 
-    def _measure(self, found: dict[str, TensorStatistics], port: str, value: Tensor) -> None:
+    def write(self, measured: Sequence[tuple[Call, dict[str, TensorStatistics]]]) -> None:
+        """Write the statistics of calls."""
+        values = take_values([one for _, found in measured for one in found.values()])
+        kept = {key: self.writer.keep(value) for key, value in values.items()}
+        for call, found in measured:
+            ports = {f"{port}.statistics": kept[id(one)] for port, one in found.items()}
+            self.writer.add(replace(call, constants={}), ports)
+
+    def measure(self, found: dict[str, TensorStatistics], port: str, value: Tensor) -> None:
+        """Add the statistics of a tensor to `found`. Integers, and parts on ranks, have none."""
         if not value.is_floating_point() or not value.numel():
             return
         known = self._known.get(value)

@@ -18,7 +18,7 @@ if dist.is_available():
 
 @dataclass(frozen=True, slots=True)
 class LocalPart:
-    """What this rank holds of a tensor."""
+    """Part of a tensor that this rank holds."""
 
     value: Tensor
     layout: str = ""

@@ -1,4 +1,4 @@
-"""What code tells running captures itself: tensors without a module, and whose rows they are."""
+"""Functions by which a script records tensors without a module, and declares requests."""
 
 from collections.abc import Sequence
 from typing import Protocol

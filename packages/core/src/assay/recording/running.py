@@ -17,9 +17,9 @@ from assay.recording.budget import Budget, Cost, Grade
 from assay.recording.control import Control
 from assay.recording.live import LiveRecorder, OutputRecorder, StatisticsRecorder
 from assay.recording.selection import Selection
-from assay.recording.statistics import measure_statistics, take_values
+from assay.recording.statistics import TensorStatistics
 from assay.recording.training import GradientWriter, ParameterWriter
-from assay.sites import Call, RecordedLevel, RowMap
+from assay.sites import Call, CallSite, RecordedLevel, RowMap
 
 
 @dataclass(slots=True)
@@ -43,10 +43,11 @@ class RunningCapture:
         self, plan: CapturePlan, writer: BackgroundWriter, control: Control, rank: int
     ) -> None:
         self.plan, self._writer, self._control = plan, writer, control
+        self._statistics = StatisticsRecorder(writer)
         self._recorders: dict[Grade, TraceHandler] = {
             "everything": LiveRecorder(writer),
             "outputs": OutputRecorder(writer),
-            "statistics": StatisticsRecorder(writer),
+            "statistics": self._statistics,
             "nothing": NullHandler(),
         }
         self._recorder = self._recorders["nothing"]
@@ -82,23 +83,19 @@ class RunningCapture:
 
     def record(self, name: str, tensor: Tensor, dims: str, rows: RowMap | None) -> None:
         """Record a tensor of the script, see `capture.record`."""
-        selection, tracer = self.plan.selection, self.tracer
-        is_chosen = self._is_chosen if tracer.current is not None else self._choose_manual()
-        if not is_chosen or not selection.has_module(name):
+        if not self.tracer.has_passes and self._token != max(self.tracer.step, 0):
+            self._token = max(self.tracer.step, 0)
+            self._choose(CallSite(self._token, name))
+        if not self._is_chosen or not self.plan.selection.has_module(name):
             return
-        call, port = tracer.begin_record(name, rows), "output"
+        call, port = self.tracer.begin_record(name, rows), "output"
         if self.plan.budget.grade == "statistics":
-            if not tensor.is_floating_point() or not tensor.numel():
-                return
-            found = measure_statistics(tensor.detach())
-            port, tensor = f"{port}.statistics", take_values([found])[id(found)]
+            found = dict[str, TensorStatistics]()
+            self._statistics.measure(found, port, tensor)
+            self._statistics.write([(call, found)])
+            return
         placements = {port: dims} if dims else {}
         self._writer.add(replace(call, placements=placements), {port: self._writer.keep(tensor)})
-
-    def _choose_manual(self) -> bool:
-        steps, step = self.plan.selection.steps, max(self.tracer.step, 0)
-        is_in_range = steps is None or step in steps
-        return is_in_range and self._control.switch.is_on and not self._report_error()
 
     def declare_rows(self, rows: RowMap) -> None:
         """Take `rows` for those of the next forward pass."""
@@ -163,6 +160,10 @@ class RunningCapture:
         rows = active.call.rows
         is_prefill = rows is not None and rows.length > 1 and any(0 in of for of in rows.positions)
         self._token = 0 if is_prefill else self._token + 1
+        self._choose(active.call.site)
+
+    def _choose(self, site: CallSite) -> None:
+        """Choose what is recorded of a pass, or of a step without passes."""
         if problem := self._control.poll():
             print_error(f"assay: {problem}")
         switch, selection = self._control.switch, self.plan.selection
@@ -172,10 +173,10 @@ class RunningCapture:
             switch.is_on
             and not self.tracer.is_warm_up
             and not self._report_error()
-            and selection.has_pass(active.call.site, self._token)
+            and selection.has_pass(site, self._token)
         )
         if self._is_chosen:
-            self._choose_grade(active.call.site.step)
+            self._choose_grade(site.step)
 
     def _choose_grade(self, step: int) -> None:
         budget = self.plan.budget
@@ -217,6 +218,11 @@ class LiveTracer(ModuleTracer):
         self.is_warm_up = False
         self.declared_rows: RowMap | None = None
         self.optimizer_step = 0
+
+    @property
+    def has_passes(self) -> bool:
+        """Return True once a module of the model was called."""
+        return self._num_passes > 0
 
     def begin_optimizer_step(self) -> None:
         """Count a finished optimizer step."""

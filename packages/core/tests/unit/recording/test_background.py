@@ -107,3 +107,21 @@ def test_tensors_without_plain_bytes_are_left_out_and_said(tmp_path: Path) -> No
         assert writer.keep(torch.eye(2).to_sparse()).stored is None
         writer.wait()
     assert "torch.sparse_coo" in str(Trace.open(tmp_path / "t").manifest["left_out"])
+
+
+def test_any_error_in_the_background_leaves_the_trace_incomplete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the thread, the run would wait for it forever, or call the trace complete."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    net = nn.Linear(8, 8)
+    with torch.no_grad(), capture(net, tmp_path / "t"):
+        net(torch.ones(2, 8))
+        monkeypatch.setattr(TraceWriter, "store", fail)
+        for _ in range(3):
+            net(torch.rand(2, 8))
+    assert not Trace.open(tmp_path / "t").complete
+    assert "the run goes on: no such kernel" in capsys.readouterr().err

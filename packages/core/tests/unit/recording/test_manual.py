@@ -133,3 +133,17 @@ def test_numbers_repeat_after_seeding(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not any("PYTHONHASHSEED" in one for one in assay.seed_all(3))
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+def test_control_and_budget_hold_for_code_without_modules(tmp_path: Path) -> None:
+    file = tmp_path / "control.json"
+    with assay.capture(None, tmp_path / "t", control=str(file), max_disk="1M") as running:
+        for step in range(8):
+            if step in (1, 2):
+                file.write_text(f'{{"capture": {"false" if step == 1 else "true"}}}')
+            assay.capture.record("x", torch.full((256, 256), float(step)))
+            running.step()
+    calls = Trace.open(tmp_path / "t").calls
+    assert [call.site.step for call in calls] == [0, 2, 3, 4, 5, 6, 7]
+    assert calls[0].ports == ("output",)
+    assert calls[-1].ports == ("output.statistics",)

@@ -37,7 +37,7 @@ _STORAGE = "data/0"
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How a file that holds one tensor stores its values. num_bytes: of the storage."""
+    """Layout of the values in a file of one tensor. num_bytes: of the storage."""
 
     dtype: torch.dtype
     shape: torch.Size
