@@ -12,6 +12,7 @@ Phase = Literal[
 # Depth has one word where something is recorded, and one where something is judged. Each goes
 # from the least to the most; by default a check is `auto`: it goes as deep as it can.
 RecordedLevel = Literal["logits", "module"]
+CapturedLevel = Literal["logits", "module", "op"]
 ComparedLevel = Literal["logits", "layer", "module", "op"]
 JudgedLevel = Literal["tokens", "logits", "modules"]
 CheckLevel = Literal["auto", JudgedLevel]

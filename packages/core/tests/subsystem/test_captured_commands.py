@@ -81,6 +81,16 @@ def test_a_script_runs_as_always_and_leaves_a_trace(script: Path, tmp_path: Path
     assert location.module == "2"
 
 
+def test_noise_and_operations_of_a_script_are_recorded(script: Path, tmp_path: Path) -> None:
+    options = ("--noise-for", "bfloat16", "--level", "op")
+    done = capture(tmp_path / "t", sys.executable, script, options=options)
+
+    assert done.returncode == 7, done.stderr
+    dump = open_dump(str(tmp_path / "t"))
+    assert any(one.site.port == "op.0.linear.output" for one in dump.tensors)
+    assert any("bfloat16" in one.noise for one in dump.tensors if one.site.port == "output")
+
+
 def test_every_rank_leaves_a_trace(script: Path, tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = capture(tmp_path / "t", *launcher, "--nproc-per-node", "2", script, "ranks")

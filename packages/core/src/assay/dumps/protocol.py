@@ -49,6 +49,8 @@ class DumpedTensor:
     statistics: Mapping[Statistic, float] = field(default_factory=dict)
     """Statistics that the dump records; `norm` is the Euclidean norm; those of assay are
     described in `assay.recording.statistics`."""
+    noise: Mapping[str, tuple[float, float, int]] = field(default_factory=dict)
+    """By dtype, what a run in it had: norm of its error, norm of this tensor, number of elements."""
     has_values: bool = True
     """False if the dump holds only the statistics."""
     layout: str = ""

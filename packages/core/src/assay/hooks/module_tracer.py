@@ -104,16 +104,21 @@ class ModuleTracer:
         self.step, self._column = first_step - 1, 0
 
     @property
+    def active(self) -> ActiveCall | None:
+        """The innermost call under way; None outside of the model."""
+        return self._stack[-1] if self._stack else None
+
+    @property
     def current(self) -> str | None:
-        """Path of the module whose code is running, None outside of the model."""
-        return self._stack[-1].call.site.module if self._stack else None
+        """Path of the module whose code is running; None outside of the model."""
+        return self.active.call.site.module if self.active else None
 
     @property
     def current_call(self) -> tuple[str, int, int] | None:
         """Path, step and call of the module whose code is running."""
-        if not self._stack:
+        if self.active is None:
             return None
-        site = self._stack[-1].call.site
+        site = self.active.call.site
         return site.module, site.step, site.call
 
     @contextmanager

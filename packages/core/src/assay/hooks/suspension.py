@@ -35,3 +35,13 @@ def suspended() -> Iterator[None]:
     """
     with suspended_modes(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # noqa: SLF001
         yield
+
+
+@contextmanager
+def resumed() -> Iterator[None]:
+    """Inside of `suspended`, let hooks see the calls of another model."""
+    depth, _state.depth = getattr(_state, "depth", 0), 0
+    try:
+        yield
+    finally:
+        _state.depth = depth

@@ -9,21 +9,24 @@ from types import TracebackType
 from typing import Any, Self, get_args
 from weakref import WeakSet
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
+from assay.devices.run_string import RUN_DTYPES
 from assay.errors import UsageError, name_some
 from assay.files import Url, parse_location
 from assay.hooks.module_tracer import find_called_modules, find_whole_graphs
 from assay.recording.background import BackgroundWriter
 from assay.recording.budget import Budget, parse_size
 from assay.recording.control import open_control
+from assay.recording.live_operations import find_compiled_modules
 from assay.recording.manual import RUNNING, record, rows
 from assay.recording.running import CapturePlan, RunningCapture
 from assay.recording.selection import Ranges, Selection, WarmUp
 from assay.recording.training import optimizer_steps
 from assay.runs import provenance
-from assay.sites import RecordedLevel
+from assay.sites import CapturedLevel
 from assay.trace import TraceWriter
 
 _captured: WeakSet[nn.Module] = WeakSet()
@@ -40,7 +43,7 @@ class CaptureFunction:
         model: nn.Module | None,
         folder: str | Path | Url,
         *,
-        level: RecordedLevel = "module",
+        level: CapturedLevel = "module",
         include: Sequence[str] = ("*",),
         exclude: Sequence[str] = (),
         steps: str | None = None,
@@ -48,6 +51,7 @@ class CaptureFunction:
         warmup: str | None = None,
         weights: bool = False,
         stats_only: bool = False,
+        noise_for: str | None = None,
         max_disk: str | None = None,
         max_seconds: float | None = None,
         max_memory: str = "256M",
@@ -61,7 +65,8 @@ class CaptureFunction:
         model: None for code that records all by `capture.record` and counts steps by `step`.
         folder: new or empty, or a URL that fsspec opens, such as "s3://bucket/run".
         level: `module` records the tensors of every module, each distinct one once; `logits` only
-            what the model itself is given and returns.
+            what the model itself is given and returns; `op` also the results of every operation (aten)
+            that runs in the thread of `start`.
         include, exclude: globs of module paths, such as "model.layers.0.*".
         steps: numbers and ranges such as "0,100:102": optimizer steps, or forward passes without an optimizer.
         tokens: forward passes of each generation, such as "0:16"; 0 is the prefill.
@@ -69,21 +74,23 @@ class CaptureFunction:
             a shape, such as "8x512".
         weights: record parameters at the beginning of each step, and their gradients.
         stats_only: keep statistics of each tensor instead of its values, see `statistics.NAMES`.
+        noise_for: dtypes of candidates, such as "bfloat16". Each pass is repeated in each, by a copy of the
+            model, and only the error of every tensor is kept: `assay.compare` judges by it. One rank.
         max_disk, max_seconds: what the trace may take, such as "20G", and how long the run may wait for
             it. From half of that on, only outputs are recorded, from 90% on only statistics.
         max_memory: for copies that wait to be written.
         control: "SIGUSR1", which turns the capture off and on, or a file that holds
             {"capture": true, "tokens": "0:16"} and may change at any time.
         Raises: UsageError for a glob that no module matches, if the model is being captured already, or
-            if a part of it is compiled with fullgraph=True; TraceError if the folder is not empty,
+            if a part of it is compiled with fullgraph=True, or at all for level="op"; TraceError if the folder is not empty,
             StorageError if it cannot be written or reached. What fails later ends the capture with a
             message, and the run goes on.
 
         >>> with assay.capture(model, "golden"):  # doctest: +SKIP
         ...     model.generate(...)
         """
-        if level not in get_args(RecordedLevel):
-            raise UsageError(f"level={level!r}: choose from {', '.join(get_args(RecordedLevel))}")
+        if level not in get_args(CapturedLevel):
+            raise UsageError(f"level={level!r}: choose from {', '.join(get_args(CapturedLevel))}")
         if max_seconds is not None and not 0 < max_seconds < math.inf:
             raise UsageError(f"max_seconds={max_seconds!r} is no positive number")
         selection = Selection(
@@ -93,6 +100,8 @@ class CaptureFunction:
             None if tokens is None else Ranges.parse(str(tokens)),
             WarmUp() if warmup is None else WarmUp.parse(str(warmup)),
         )
+        if noise_for and stats_only:
+            raise UsageError("noise_for needs the values of tensors: leave out stats_only")
         location = parse_location(folder)
         budget = Budget(
             location,
@@ -110,6 +119,7 @@ class CaptureFunction:
             budget,
             memory,
             control,
+            _parse_dtypes(noise_for or ""),
         )
         return Capture(plan)
 
@@ -134,8 +144,12 @@ class Capture(ContextDecorator):
             raise UsageError(
                 f"{name_some(whole)} is compiled with fullgraph=True, and a capture breaks graphs"
             )
+        if self.plan.level == "op" and (compiled := find_compiled_modules(self.plan.model)):
+            raise UsageError(f"{name_some(compiled)} is compiled: level='op' records eager code")
         with ExitStack() as stack:
             rank, size = _find_rank()
+            if size > 1 and self.plan.noise_for:
+                raise UsageError("noise_for copies the model, which only works in one process")
             folder = self.plan.folder / f"rank-{rank}" if size > 1 else self.plan.folder
             trace = TraceWriter(folder, self._describe(rank, size))
             writer = stack.enter_context(BackgroundWriter(trace, self.plan.max_memory))
@@ -143,7 +157,7 @@ class Capture(ContextDecorator):
             run = self._run = RunningCapture(self.plan, writer, control, rank)
             RUNNING.append(run)
             stack.callback(RUNNING.remove, run)
-            stack.enter_context(run.tracer.attached(self.plan.model))
+            stack.enter_context(run.attached())
             stack.enter_context(optimizer_steps(self.plan.model, run.end_step, run.begin_step))
             stack.callback(_captured.discard, self.plan.model)
             _captured.add(self.plan.model)
@@ -189,6 +203,13 @@ class Capture(ContextDecorator):
             "world_size": size,
             "environment": provenance(),
         }
+
+
+def _parse_dtypes(text: str) -> list[torch.dtype]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in RUN_DTYPES]:
+        raise UsageError(f"noise_for={unknown[0]!r}: choose from {', '.join(RUN_DTYPES)}")
+    return [getattr(torch, name) for name in names]
 
 
 def _find_rank() -> tuple[int, int]:

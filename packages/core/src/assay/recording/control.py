@@ -111,10 +111,12 @@ class SignalControl:
 def open_control(text: str | None) -> Control:
     """Return the control that a user named: SIGUSR1 or the path of a file.
 
-    Raises: UsageError if no handler can be installed.
+    Raises: UsageError for another signal, or if no handler can be installed.
     """
     if text is None:
         return NoControl()
+    if text != SIGNAL and hasattr(signal, text):
+        raise UsageError(f"control={text!r}: name {SIGNAL} or a file")
     return SignalControl() if text == SIGNAL else FileControl(Path(text))
 
 

@@ -10,7 +10,7 @@ from assay.hooks.module_tracer import ActiveCall
 from assay.hooks.values.nested import iterate_tensors
 from assay.hooks.values.tensor_map import TensorMap
 from assay.recording.background import BackgroundWriter, Kept
-from assay.recording.modules import CallRecorder
+from assay.recording.modules import CallRecorder, Pending
 from assay.recording.statistics import TensorStatistics, measure_statistics, take_values
 from assay.sites import Call
 
@@ -32,6 +32,11 @@ class LiveRecorder(CallRecorder[Kept]):
     def flush(self) -> None:
         """Flush the trace."""
         self.writer.flush()
+
+    def add_port(self, active: ActiveCall, port: str, value: Tensor) -> None:
+        """Record another tensor of a call under way, if the call is recorded."""
+        if isinstance(active.state, Pending):
+            active.state.tensors[port] = self.writer.keep(value)
 
 
 @dataclass

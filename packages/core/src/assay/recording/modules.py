@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _Pending(Generic[T]):
+class Pending(Generic[T]):
     """What is recorded of a call that has not ended.
 
     caches, changes: the state of its arguments when it began.
@@ -75,7 +75,7 @@ class CallRecorder(ABC, Generic[T]):
             active.arguments[name] = map_tensors(
                 value, f"input.{name}", lambda port, tensor: self._record(tensors, port, tensor)
             )
-        active.state = _Pending(
+        active.state = Pending(
             tensors,
             constants(active.arguments, "input"),
             self._caches.snapshot(active.arguments),
@@ -84,7 +84,7 @@ class CallRecorder(ABC, Generic[T]):
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
         """Record the results and what the call changed, then write the call."""
-        pending: _Pending[T] | None = active.state
+        pending: Pending[T] | None = active.state
         if pending is None:
             return output
         rows = active.call.rows

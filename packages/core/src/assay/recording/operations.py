@@ -43,13 +43,16 @@ class OperationRecorder(OperationWatcher):
                 self._keep(func, result)
 
     def _keep(self, func: OpOverload, result: object) -> None:
-        if func.is_view:
-            return
-        outputs = result if isinstance(result, tuple | list) else (result,)
-        tensors = tuple(
-            item.detach().cpu().clone()
-            for item in outputs
-            if isinstance(item, Tensor) and item.is_floating_point()
-        )
-        if tensors:
+        if results := read_results(func, result):
+            tensors = tuple(item.detach().cpu().clone() for item in results)
             self.operations.append(Operation(operation_name(func), str(func), tensors))
+
+
+def read_results(func: OpOverload, result: object) -> list[Tensor]:
+    """Return the floating-point results of an operation; none of a view."""
+    outputs = result if isinstance(result, tuple | list) else (result,)
+    return [
+        item
+        for item in outputs
+        if isinstance(item, Tensor) and item.is_floating_point() and not func.is_view
+    ]

@@ -1,5 +1,7 @@
 """A capture while it runs: what of each call goes to which recorder."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -16,10 +18,12 @@ from assay.recording.background import BackgroundWriter
 from assay.recording.budget import Budget, Cost, Grade
 from assay.recording.control import Control
 from assay.recording.live import LiveRecorder, OutputRecorder, StatisticsRecorder
+from assay.recording.live_operations import OperationTap
+from assay.recording.noise_runs import NoiseRun
 from assay.recording.selection import Selection
 from assay.recording.statistics import TensorStatistics
 from assay.recording.training import GradientWriter, ParameterWriter
-from assay.sites import Call, CallSite, RecordedLevel, RowMap
+from assay.sites import Call, CallSite, CapturedLevel, RowMap
 
 
 @dataclass(slots=True)
@@ -28,12 +32,13 @@ class CapturePlan:
 
     model: nn.Module
     folder: Path | Url
-    level: RecordedLevel
+    level: CapturedLevel
     selection: Selection
     weights: bool
     budget: Budget
     max_memory: int
     control: str | None
+    noise_for: Sequence[torch.dtype]
 
 
 class RunningCapture:
@@ -44,8 +49,9 @@ class RunningCapture:
     ) -> None:
         self.plan, self._writer, self._control = plan, writer, control
         self._statistics = StatisticsRecorder(writer)
+        everything = self._everything = LiveRecorder(writer)
         self._recorders: dict[Grade, TraceHandler] = {
-            "everything": LiveRecorder(writer),
+            "everything": everything,
             "outputs": OutputRecorder(writer),
             "statistics": self._statistics,
             "nothing": NullHandler(),
@@ -59,7 +65,9 @@ class RunningCapture:
         self._first: Cost | None = None
         self._changes: list[str] = []
         self._is_reported = False
+        self._noise_runs = [NoiseRun(plan.model, dtype) for dtype in plan.noise_for]
         self.tracer = LiveTracer(self, rank)
+        self._operations = OperationTap(self.tracer, everything)
 
     def enter(self, active: ActiveCall) -> None:
         """Record the arguments of a chosen call."""
@@ -68,12 +76,15 @@ class RunningCapture:
             self._begin_pass(active)
         if self._is_recorded(active.call) and not active.is_recompute:
             self._recorder.enter(active)
+            for name, value in active.arguments.items():
+                self._add_noise(active, f"input.{name}", value)
         self._seconds += perf_counter() - start
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
         """Record the results of a chosen call, and wait for their gradients."""
         start = perf_counter()
         if active.state is not None:
+            self._add_noise(active, "output", output)
             output = self._recorder.leave(active, output)
         # What checkpointing computes again has the gradients.
         if self.plan.budget.grade == "everything" and self._is_recorded(active.call):
@@ -83,6 +94,8 @@ class RunningCapture:
 
     def record(self, name: str, tensor: Tensor, dims: str, rows: RowMap | None) -> None:
         """Record a tensor of the script, see `capture.record`."""
+        if self.tracer.paused:
+            return
         if not self.tracer.has_passes and self._token != max(self.tracer.step, 0):
             self._token = max(self.tracer.step, 0)
             self._choose(CallSite(self._token, name))
@@ -96,6 +109,17 @@ class RunningCapture:
             return
         placements = {port: dims} if dims else {}
         self._writer.add(replace(call, placements=placements), {port: self._writer.keep(tensor)})
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Watch the model, and its copies in the dtypes of `noise_for`."""
+        with ExitStack() as stack:
+            for run in self._noise_runs:
+                stack.enter_context(run.attached())
+            stack.enter_context(self.tracer.attached(self.plan.model))
+            if self.plan.level == "op":
+                stack.enter_context(self._operations)
+            yield
 
     def declare_rows(self, rows: RowMap) -> None:
         """Take `rows` for those of the next forward pass."""
@@ -151,7 +175,7 @@ class RunningCapture:
         return self.plan.weights and (steps is None or self.tracer.optimizer_step in steps)
 
     def _is_recorded(self, call: Call) -> bool:
-        is_deep_enough = call.caller is None or self.plan.level == "module"
+        is_deep_enough = call.caller is None or self.plan.level != "logits"
         return (
             self._is_chosen and is_deep_enough and self.plan.selection.has_module(call.site.module)
         )
@@ -161,6 +185,26 @@ class RunningCapture:
         is_prefill = rows is not None and rows.length > 1 and any(0 in of for of in rows.positions)
         self._token = 0 if is_prefill else self._token + 1
         self._choose(active.call.site)
+        if self._is_chosen and self.plan.budget.grade == "everything":
+            self._repeat(active)
+
+    def _repeat(self, active: ActiveCall) -> None:
+        """Run the pass in the dtypes of `noise_for`. One that fails is left out from then on."""
+        for run in tuple(self._noise_runs):
+            self.tracer.paused = True
+            try:
+                run.repeat(active.arguments)
+            except Exception as error:  # noqa: BLE001 - the script must go on
+                self._noise_runs.remove(run)
+                self._writer.note("noise_error", f"{run.name}: {error}")
+                print_error(f"assay: recording goes on without the noise of {run.name}: {error}")
+            finally:
+                self.tracer.paused = False
+
+    def _add_noise(self, active: ActiveCall, port: str, value: object) -> None:
+        for run in self._noise_runs:
+            for name, noise in run.measure(active, port, value):
+                self._everything.add_port(active, f"{name}.noise.{run.name}", noise)
 
     def _choose(self, site: CallSite) -> None:
         """Choose what is recorded of a pass, or of a step without passes."""

@@ -55,6 +55,13 @@ def test_options_of_a_command_are_refused_for_a_model() -> None:
     assert message(capture, "--output", "golden").startswith("name a model and its --run, or")
 
 
+def test_level_op_is_refused_for_a_model() -> None:
+    arguments = ["micro:llama", "--run", "cpu/float32", "--output", "golden"]
+    assert message(capture, *arguments, "--level", "op").startswith(
+        "--level op: only for a command"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

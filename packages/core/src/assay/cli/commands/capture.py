@@ -10,7 +10,7 @@ from assay.cli import generation_options as options
 from assay.errors import UsageError
 from assay.files import parse_location
 from assay.output.streams import print_text
-from assay.sites import RecordedLevel
+from assay.sites import CapturedLevel
 
 _COMMAND = "assay.command"
 _MIN_PARAMETERS = 1_000_000
@@ -82,12 +82,18 @@ def capture(  # noqa: PLR0913 - one for each option
         typer.Option(metavar="FILE|SIGUSR1", help="Of a command: turns the capture off and on."),
     ] = None,
     min_parameters: Annotated[
-        int, typer.Option(metavar="N", help="Of a command: leave out smaller modules.")
+        int, typer.Option(metavar="N", min=0, help="Of a command: leave out smaller modules.")
     ] = _MIN_PARAMETERS,
     noise_for: Annotated[
-        str, typer.Option(metavar="DTYPES", help="Dtypes of the candidates to come.")
-    ] = "bfloat16,float16",
-    level: Annotated[RecordedLevel, typer.Option(help="What is recorded.")] = "module",
+        str | None,
+        typer.Option(
+            metavar="DTYPES",
+            help="Dtypes of the candidates to come. [default: bfloat16,float16; of a command: none]",
+        ),
+    ] = None,
+    level: Annotated[
+        CapturedLevel, typer.Option(help="What is recorded. Only a command has the level op.")
+    ] = "module",
     prompts: options.Prompts = None,
     prompt_length: options.PromptLength = None,
     batch_size: options.BatchSize = None,
@@ -117,12 +123,21 @@ def capture(  # noqa: PLR0913 - one for each option
     recorded = {name: value for name, value in chosen.items() if value}
     if _COMMAND in context.meta:
         recorded["level"] = level
+        if noise_for:
+            recorded["noise_for"] = noise_for
+        of_model = {
+            "run": run, "prompts": prompts, "prompt_length": prompt_length, "batch_size": batch_size,
+            "max_new_tokens": max_new_tokens, "chat": chat, "temperature": temperature,
+            "top_p": top_p, "top_k": top_k, "generation_config": generation_config, "seed": seed,
+            "trust_remote_code": trust_remote_code,
+        }  # fmt: skip
+        _refuse(of_model, "not for a command after --")
         _run_command(model, context.meta[_COMMAND], output, min_parameters, recorded)
     if model is None or run is None:
         raise UsageError("name a model and its --run, or a command after --")
-    if recorded:
-        options_given = ", ".join(f"--{name.replace('_', '-')}" for name in recorded)
-        raise UsageError(f"{options_given}: only for a command after --")
+    _refuse(recorded, "only for a command after --")
+    if level == "op":
+        raise UsageError("--level op: only for a command after --")
     from assay.api.inputs import input_options
     from assay.comparing.coverage import CoverageParts, judge_coverage
     from assay.comparing.wording.coverage import describe_coverage
@@ -144,7 +159,7 @@ def capture(  # noqa: PLR0913 - one for each option
         generation_config=generation_config,
         seed=seed,
     )
-    dtypes = _dtypes(noise_for)
+    dtypes = _dtypes("bfloat16,float16" if noise_for is None else noise_for)
     if not isinstance(parse_location(output), Path):
         raise UsageError(f"--output {output}: a golden is written to a local folder")
     folder = RunFolder.create("capture", output)
@@ -162,6 +177,16 @@ def capture(  # noqa: PLR0913 - one for each option
         usage = GoldenSection.open(folder.path, dtypes[0]).usage()
         progress.note(describe_coverage(judge_coverage(CoverageParts(usage, usage))))
     print_text(folder.path)
+
+
+def _refuse(options_given: dict[str, Any], reason: str) -> None:
+    names = [
+        f"--{name.replace('_', '-')}"
+        for name, value in options_given.items()
+        if value not in (None, False)
+    ]
+    if names:
+        raise UsageError(f"{', '.join(names)}: {reason}")
 
 
 def _run_command(

@@ -38,6 +38,8 @@ _STATISTICS: tuple[Statistic, ...] = (
     "min", "max", "mean", "norm", "nan", "inf", "projection", "channels",
 )  # fmt: skip
 _MEASURED = ".statistics"
+# After the name of a port: the error of the same run in another dtype.
+_NOISE = re.compile(r"(.+)\.noise\.(\w+)")
 
 
 class AssayReader:
@@ -141,7 +143,10 @@ def _recorded(trace: Trace) -> Iterator[FoundTensor]:
     """Yield the tensors of all module calls."""
     axes = _read_axes(trace)
     for call in _by_end(trace.calls):
+        noise = _read_noise(trace, call)
         for port in call.ports:
+            if _NOISE.fullmatch(port):
+                continue
             site, load = Site(call.site, port), partial(_read, trace, call, port)
             stored = trace.stored(call, port)
             tensor = DumpedTensor(
@@ -152,6 +157,7 @@ def _recorded(trace: Trace) -> Iterator[FoundTensor]:
                 shape=stored.shape,
                 layout=call.placements.get(port, ""),
                 axes=axes,
+                noise=noise.get(port, {}),
             )
             if port.endswith(_MEASURED) and stored.shape == (len(_STATISTICS),):
                 tensor = replace(
@@ -163,6 +169,18 @@ def _recorded(trace: Trace) -> Iterator[FoundTensor]:
                     has_values=False,
                 )
             yield tensor, load
+
+
+def _read_noise(trace: Trace, call: Call) -> dict[str, dict[str, tuple[float, float, int]]]:
+    """Return by port and dtype the noise that was recorded with a call."""
+    found: dict[str, dict[str, tuple[float, float, int]]] = {}
+    for port in call.ports:
+        if parts := _NOISE.fullmatch(port):
+            values = _read(trace, call, port).flatten().tolist()
+            if len(values) != 3:
+                raise TraceError.damaged(trace.folder, str(Site(call.site, port)), str(values))
+            found.setdefault(parts[1], {})[parts[2]] = values[0], values[1], int(values[2])
+    return found
 
 
 def _read(trace: Trace, call: Call, port: str) -> Tensor:
