@@ -38,7 +38,14 @@ def judged(expected: Path, actual: Path) -> Verdict:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("batch", "tp"), ("requests", "tp"), ("steps", "fsdp"), ("tp", "tp")]
+    ("one", "other"),
+    [
+        ("batch", "tp"),
+        ("requests", "tp"),
+        ("steps", "fsdp"),
+        ("unclipped", "tp-steps"),
+        ("tp", "tp"),
+    ],
 )
 def test_ranks_agree_with_one_process(captures: Path, one: str, other: str) -> None:
     for expected, actual in (one, other), (other, one):
@@ -48,7 +55,12 @@ def test_ranks_agree_with_one_process(captures: Path, one: str, other: str) -> N
 
 @pytest.mark.parametrize(
     ("expected", "actual"),
-    [("batch", "tp-fault"), ("requests", "tp-fault"), ("steps", "fsdp-fault")],
+    [
+        ("batch", "tp-fault"),
+        ("requests", "tp-fault"),
+        ("steps", "fsdp-fault"),
+        ("unclipped", "tp-steps-fault"),
+    ],
 )
 def test_a_fault_on_one_rank_is_located(captures: Path, expected: str, actual: str) -> None:
     location = judged(captures / expected, captures / actual).location

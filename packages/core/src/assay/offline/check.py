@@ -136,7 +136,6 @@ def _collect_evidence(dumps: MeasuredDumps, replayed: Replayed | None) -> Eviden
         dumps.pairing,
         dumps.measured,
     )
-    noise = dumps.comparison.noise
     repeats = [wording.describe_repeats(*one) for one in measured.repeated.items()]
     excuses_repeats = _have_same_repeats(measured) or _is_training(expected)
     quantized = find_quantized_layers(*pairing.lanes, pairing.matching.pairs, dumps.coarse)
@@ -146,7 +145,7 @@ def _collect_evidence(dumps: MeasuredDumps, replayed: Replayed | None) -> Eviden
         absent_masks={lane.port for lane in pairing.matching.absent_masks},
         measured=measured,
         noise=dumps.noise,
-        noise_origin=f"the noise of {noise}" if noise else wording.EXPECTED_NOISE,
+        noise_origin=_name_noise(dumps),
         replayed=replayed,
         tokens=pairing.tokens,
         alignment=pairing.alignment,
@@ -173,6 +172,14 @@ def _collect_evidence(dumps: MeasuredDumps, replayed: Replayed | None) -> Eviden
         ],
         reused_modules={one.site.at.module for one in dumps.reused},
     )
+
+
+def _name_noise(dumps: MeasuredDumps) -> str:
+    if noise := dumps.comparison.noise:
+        return f"the noise of {noise}"
+    if dumps.noise is not None:
+        return f"the noise of {dumps.dtype} that {dumps.expected.name} holds"
+    return wording.EXPECTED_NOISE
 
 
 def _list_missing(pairing: Pairing, measured: Measured) -> list[str]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from assay.comparing.limits import Limits, load_limits
 from assay.dtypes import FORMATS
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError
@@ -100,6 +102,8 @@ def measure_dumps(
     needs_metrics = comparison.table is not None or limits.names_metrics
     with progress.step("compares the dumps"):
         pairing = pair_dumps(expected, actual, options)
+        if noise is None and (measured_noise := read_recorded_noise(pairing, dtype)) is not None:
+            score_noise = measured_score_noise(measured_noise, score_noise)
         flips = pairing.find_flips(score_noise)
         measured = pairing.measure(
             [coarseness, *([metrics] if needs_metrics else [])],
@@ -125,6 +129,23 @@ def measure_noise(
     measured = pairing.measure(flips=pairing.find_flips(scores))
     _require_healthy(comparison, pairing, measured)
     return measured
+
+
+def read_recorded_noise(pairing: Pairing, dtype: str) -> Measured | None:
+    """Return the noise of `dtype` that EXPECTED holds itself; None if it holds none."""
+    measured = Measured(sums=NormSums)
+    is_training = any(one.site.at.phase == "backward" for one in pairing.expected.tensors)
+    for lanes in pairing.matching.pairs:
+        for tensors in lanes.expected.tensors.values():
+            for one in tensors:
+                if (noise := one.noise.get(dtype)) is not None:
+                    error, norm, num_elements = noise
+                    step = one.site.at.step if is_training else 0
+                    result = measured.at(lanes.port, 0, step, torch.empty(0), one.class_name)
+                    result.sums.dd += error**2
+                    result.sums.ee += norm**2
+                    result.sums.num_elements += num_elements
+    return measured if measured.results else None
 
 
 def _load_limits(comparison: Comparison, dtype: str) -> Limits:

@@ -73,13 +73,16 @@ def infer(model: nn.Module, folder: Path, batches: list[Tensor]) -> None:
             model(input_ids=ids[:, :1], past_key_values=cache)
 
 
-def train(model: nn.Module, folder: Path, batches: list[Tensor]) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+def train(
+    model: nn.Module, folder: Path, batches: list[Tensor], *, max_norm: float | None = 1.0
+) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     with assay.capture(model.train(), folder, weights=True):
-        for step in range(2):
+        for step in range(3):
             for ids in batches:
                 model(input_ids=ids + step, labels=ids + step).loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if max_norm is not None:  # torch does not clip DTensors together with plain tensors
+                nn.utils.clip_grad_norm_(model.parameters(), max_norm)
             optimizer.step()
             optimizer.zero_grad()
 
@@ -93,8 +96,11 @@ if dist.is_torchelastic_launched():
     infer(load_tensor_parallel(), folder / "tp-statistics", [IDS])
     train(load_fully_sharded(), folder / "fsdp", own)
     train(break_weight(load_fully_sharded()), folder / "fsdp-fault", own)
+    train(load_tensor_parallel(), folder / "tp-steps", [IDS], max_norm=None)
+    train(break_weight(load_tensor_parallel()), folder / "tp-steps-fault", [IDS], max_norm=None)
     dist.destroy_process_group()
 else:
     infer(load(), folder / "batch", [IDS])
     infer(load(), folder / "requests", [*IDS[:, None]])
     train(load(), folder / "steps", [*IDS[:, None]])
+    train(load(), folder / "unclipped", [IDS], max_norm=None)

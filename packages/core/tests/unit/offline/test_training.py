@@ -206,7 +206,7 @@ def test_a_wrong_beta_shows_in_the_second_update(keeps_phases: bool) -> None:
     verdict = judge(Run(optimizer=with_beta), keeps_phases=keeps_phases)
     assert verdict.diagnosis == "optimizer-update"
     assert verdict.headline == "The optimizer step (optimizer, step 1) is the first that differs."
-    assert verdict.levels["gradients"].verdict is Outcome.FAIL  # of the step after it
+    assert verdict.levels["updates"].verdict is Outcome.FAIL
 
 
 def test_gradients_of_later_micro_batches_and_steps_are_compared() -> None:

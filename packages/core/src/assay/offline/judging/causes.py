@@ -86,6 +86,8 @@ def _diagnose(
 ) -> tuple[Location, Diagnosis]:
     """Return the place and diagnosis of the first error."""
     location, phase = locate(evidence, origin), origin.port.phase
+    if location.op is None:
+        location = location.model_copy(update={"op": _first_operation(judged, origin)})
     if origin.worst.ratio.statistic == "non-finite":
         return location, "non-finite"
     step = origin.result.step
@@ -109,6 +111,20 @@ def _diagnose(
     return location, _DIAGNOSES[phase]
 
 
+def _operation_name(port: Port) -> str:
+    return port.name.split(".")[2]
+
+
+def _first_operation(judged: Sequence[JudgedPort], origin: JudgedPort) -> str | None:
+    """Return the first operation of the module's own code that differs. Its children agree."""
+    operations = (
+        _operation_name(one.port)
+        for one in judged
+        if one.port.direction == "op" and one.call == origin.call and not one.agrees
+    )
+    return next(operations, None)
+
+
 def _is_update_of(one: JudgedPort, module: JudgedPort, step: int) -> bool:
     at = one.port.module, one.port.direction, one.result.step
     return at == (module.port.module, "update", step)
@@ -124,7 +140,7 @@ def _is_frozen(one: JudgedPort) -> bool:
 def locate(evidence: Evidence, judged: JudgedPort) -> Location:
     """Return the place of a judged port, with the step at which it first differs."""
     port = judged.port
-    op = port.name.split(".")[2] if port.direction == "op" else None
+    op = _operation_name(port) if port.direction == "op" else None
     op = port.direction if port.direction == "loss" else op
     step = judged.result.step or _step_of(evidence, *_first_row(evidence, judged))
     rank = judged.result.rank

@@ -7,7 +7,8 @@ within noise and whose output does not.
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -17,8 +18,9 @@ from assay.comparing.results import PortResult
 from assay.comparing.wording import dumps as wording
 from assay.dtypes import FORMATS, float_format
 from assay.metrics import PairSums
-from assay.noise import TENSOR_FLOOR, Ratio, channel_ratio, error_ratios
+from assay.noise import TENSOR_FLOOR, Ratio, at_least, channel_ratio, error_ratios
 from assay.offline.measuring.measured import Measured
+from assay.offline.measuring.norm_sums import NormSums
 from assay.offline.measuring.routing import ScoreNoise
 from assay.offline.ports.lanes import Port
 from assay.stages import Statistic
@@ -33,6 +35,15 @@ ROUNDOFFS = 4.0
 # The same of gradients: sums over all tokens, whose terms cancel. A float32 step of a trained model of
 # 4 blocks is up to 48 unit roundoffs per root of a block away from float64, in its k_proj.
 TRAINING_ROUNDOFFS = 64.0
+
+# Where weights differ by some relative error, activations and gradients differ by up to so many times as
+# much per root of a block: measured in 4 steps of AdamW on two ranks against one.
+ACTIVATION_DRIFT = 2.0
+GRADIENT_DRIFT = 4.0
+
+# The share of a weight's size by which a step of Adam changes it, where weights are not recorded: a
+# learning rate of 1e-3 and weights of 0.05.
+UPDATE_SIZE = 0.02
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,6 +115,7 @@ def judge_ports(
     norm_errors: Mapping[tuple[Port, int, int], float],
     metrics: MetricValues,
     num_blocks: int = 0,
+    drift: Mapping[int, NormSums] = MappingProxyType({}),
 ) -> list[JudgedPort]:
     """Judge every port, in the order of the expected dump.
 
@@ -112,11 +124,17 @@ def judge_ports(
     unit_roundoff: of the coarser dtype of the two dumps.
     metrics: are judged if the limits name them. Their ratio is to the limit.
     num_blocks: of the network, which logits have passed even if no block is compared.
+    drift: by training step, the difference of all parameters at its start.
     """
     judged = []
     results = list(results)
     deepest = max((count_blocks(port.module) for port, _ in results), default=0)
-    law = NoiseLaw(unit_roundoff, max(deepest, num_blocks))
+    law = NoiseLaw(
+        unit_roundoff,
+        max(deepest, num_blocks),
+        {step: sums.relative_error for step, sums in drift.items()},
+    )
+    gradient_errors: dict[tuple[str, str], float] = {}
     depth = 0
     for order, (port, result) in enumerate(results):
         if port.phase == "forward":
@@ -124,6 +142,14 @@ def judge_ports(
         if level_of(port) == "logits":
             depth = max(depth, num_blocks)
         expected = law.expected(port, count_blocks(port.module) or depth, result.step)
+        parameter = port.module, port.name.partition(".")[2]
+        if port.phase in ("backward", "clip"):
+            known = gradient_errors.get(parameter, 0.0)
+            gradient_errors[parameter] = max(known, result.sums.relative_error)
+        if port.direction == "update":
+            measured = gradient_errors.get(parameter)
+            floor = law.gradient_roundoff if measured is not None else expected
+            expected = adam_error(max(floor, measured or 0.0))
         reference = noise.get((port, result.step)) if noise is not None else None
         named = {
             name: value
@@ -162,13 +188,17 @@ def _ratios(
     found += [Ratio(name, value, limits.of(name)) for name, value in metrics.items()]
     if not limits.names_noise_ratios:
         return found
-    if noise is not None and noise.sums.num_elements:
-        return [*found, *_accumulated_ratios(sums, noise.sums, unit_roundoff)]
-    return [*found, Ratio("accumulated", sums.relative_error, expected)]
+    if noise is None or not noise.sums.num_elements:
+        return [*found, Ratio("accumulated", sums.relative_error, expected)]
+    return [*found, *_accumulated_ratios(sums, noise.sums, unit_roundoff)]
 
 
 def _accumulated_ratios(actual: PairSums, noise: PairSums, unit_roundoff: float) -> Iterator[Ratio]:
     """Yield the statistics of an error that was carried on: nothing was replaced on the way."""
+    if not noise.rows:  # recorded with EXPECTED, which holds norms only
+        known = at_least(TENSOR_FLOOR * unit_roundoff, noise.relative_error)
+        yield Ratio("accumulated", actual.relative_error, known)
+        return
     for ratio in error_ratios(actual, noise, unit_roundoff):
         if ratio.statistic == "replay-tensor":
             yield replace(ratio, statistic="accumulated")
@@ -191,21 +221,47 @@ def _norm_ratio(error: float, noise: PortResult | None, expected: float) -> Rati
 
 @dataclass(frozen=True, slots=True)
 class NoiseLaw:
-    """The relative error of a healthy run where there is no noise run."""
+    """The relative error of a healthy run where there is no noise run.
+
+    drift: by training step, the relative difference of all parameters at its start.
+    """
 
     unit_roundoff: float
     num_blocks: int = 0
+    drift: Mapping[int, float] = field(default_factory=dict)
 
     def expected(self, port: Port, depth: int, step: int = 0) -> float:
         """Return the error at a place. depth: number of blocks before it; step: of training."""
-        if port.phase == "forward" and not step:
-            return ROUNDOFFS * self.unit_roundoff * math.sqrt(1 + depth)
-        # Backward passes all blocks again, and each step begins with the errors of all before it.
-        blocks = math.sqrt(1 + 2 * self.num_blocks)
-        gradient = TRAINING_ROUNDOFFS * self.unit_roundoff * blocks * (1 + step)
-        # Adam divides a gradient by its size. Where it is within its noise of zero, which a share of
-        # about that noise of the elements is, the update has any sign.
-        return math.sqrt(gradient) if port.direction == "update" else gradient
+        drift = self._drift_at(step)
+        if port.phase == "forward":
+            return (ROUNDOFFS * self.unit_roundoff + ACTIVATION_DRIFT * drift) * math.sqrt(
+                1 + depth
+            )
+        # The backward pass goes through all blocks again.
+        return self.gradient_roundoff + GRADIENT_DRIFT * drift * self._blocks
+
+    @property
+    def _blocks(self) -> float:
+        return math.sqrt(1 + 2 * self.num_blocks)
+
+    @property
+    def gradient_roundoff(self) -> float:
+        """Return the error of gradients from equal weights."""
+        return TRAINING_ROUNDOFFS * self.unit_roundoff * self._blocks
+
+    def _drift_at(self, step: int) -> float:
+        if step in self.drift or not step:
+            return self.drift.get(step, 0.0)
+        return step * UPDATE_SIZE * adam_error(self.gradient_roundoff)
+
+
+def adam_error(gradient_error: float) -> float:
+    """Return the relative error of an update of Adam, from that of its gradient.
+
+    Adam divides a gradient by its size. Where it is within its noise of zero, which a share of about that
+    noise of the elements is, the update has any sign.
+    """
+    return math.sqrt(gradient_error)
 
 
 def find_wrong_replicas(
@@ -285,6 +341,8 @@ def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -
             found.append(Origin(item, "inputs agree"))
         elif not own and item is failed[0]:
             found.append(Origin(item, "growth"))
+    if not found:  # an operation whose error the results of its module do not show
+        found = [Origin(item, "growth") for item in failed if item.port.direction == "op"][:1]
     places = [(one.judged.port.phase, one.judged.port.module) for one in found]
     found = [
         one

@@ -66,6 +66,7 @@ def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[Judge
         evidence.measured.norm_errors,
         evidence.metrics,
         evidence.num_blocks,
+        evidence.measured.drift,
     )
     origins = find_origins(judged, evidence.absent_masks)
     judged = [one for one in judged if one.port not in evidence.absent_masks]

@@ -32,12 +32,20 @@ class Measured:
     """By side, the ports of which it holds the same values twice in a pass."""
     sums: type[PairSums] = PairSums
     """Sums of activations. Weights need their norms only, gradients and updates all sums."""
+    drift: dict[int, NormSums] = field(default_factory=dict)
+    """By training step, the difference of all parameters at its start."""
     replica_errors: dict[tuple[Port, int], float] = field(default_factory=dict)
     """By port and rank of EXPECTED, the largest difference of a value that ranks must share."""
 
     def add_replica(self, port: Port, rank: int, error: float) -> None:
         """Add the difference of a replica of EXPECTED from the first one."""
         self.replica_errors[port, rank] = max(self.replica_errors.get((port, rank), 0.0), error)
+
+    def add_drift(self, step: int, dd: float, ee: float) -> None:
+        """Add the squares of the difference of a parameter, and of its expected values."""
+        known = self.drift.setdefault(step, NormSums())
+        known.dd += dd
+        known.ee += ee
 
     def of(self, port: Port) -> list[PortResult]:
         """Return the sums of a port, one for each step and rank at which it was measured."""
@@ -75,6 +83,8 @@ class Measured:
         self.updates += later.updates
         self.unpaired += later.unpaired
         self.norm_errors |= later.norm_errors
+        for step, sums in later.drift.items():
+            self.add_drift(step, sums.dd, sums.ee)
         self.replica_errors |= later.replica_errors
         for side, places in later.repeated.items():
             self.repeated.setdefault(side, []).extend(places)

@@ -25,6 +25,7 @@ from assay.offline.measuring.pairs import Observer, TensorPair
 from assay.offline.measuring.parameters import (
     compare_copies,
     distinct_weights,
+    excuse_sign_flips,
     find_first_step,
     measure_parameter,
 )
@@ -354,11 +355,16 @@ class PairMeasurer:
                 (pair, *old), (_, *new) = before, after
                 if len({one.shape for one in (*old, *new)}) > 1:
                     continue
-                value, reference = (
-                    late.double() - early.double() for early, late in zip(old, new, strict=True)
+                starts, ends = ([one.double() for one in side] for side in (old, new))
+                value, reference = (late - early for early, late in zip(starts, ends, strict=True))
+                self.measured.add_drift(
+                    following,
+                    float((ends[0] - ends[1]).square().sum()),
+                    float(ends[1].square().sum()),
                 )
                 place = self._place(port, pair.actual)
                 result = self.measured.at(*place, old[0], lanes.expected.class_name)
+                reference = excuse_sign_flips(value, reference)
                 measure(result, RowIndex(None), None, None, value, reference)
                 self.measured.compared += 1
                 if port not in self.measured.updates:
