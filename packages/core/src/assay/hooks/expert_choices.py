@@ -1,7 +1,6 @@
-"""Which experts compute each token: a router's choice, where a group of experts is called with it.
+"""A router's choice of experts for each token, read at the call of a group of experts.
 
-A group of experts gets the tokens, the chosen experts and their weights; whatever the router
-computes, and wherever it stands, its choice passes this boundary.
+A group of experts gets the tokens, the chosen experts and their weights, wherever the router is.
 
 Shape legend: R tokens, k experts for each, E experts.
 """
@@ -24,7 +23,7 @@ _MAXIMISING = frozenset({torch.max, Tensor.max, torch.argmax, Tensor.argmax})
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """An operation that picked the `count` largest of each row of `scores`, (R, anything)."""
+    """An operation that selected the `count` largest of each row of `scores`, (R, any)."""
 
     scores: Tensor
     count: int
@@ -32,45 +31,40 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class ExpertChoice:
-    """The choice with which a group of experts is called.
-
-    step: number of the root call since tracing began; call: of the module in it.
-    indices, weights: (R, k); padding is among the tokens.
-    selections: what was picked from, in order, since the last group of experts was called; empty
-        where that is not watched.
-    """
+    """The indices and weights, (R, k), that a group of experts is called with; R includes padding."""
 
     module: str
     step: int
+    """Number of the root call since tracing began."""
     call: int
+    """Number of the module's call in the step."""
     indices: Tensor
     weights: Tensor
     selections: tuple[Selection, ...] = ()
+    """Selections since the previous call of experts, in order; empty if `modules` is given."""
 
 
 class ChoiceHandler(Protocol):
-    """Called with every choice; returns the indices and weights that the experts get instead."""
+    """Observes or replaces choices."""
 
     def choose(self, choice: ExpertChoice) -> tuple[Tensor, Tensor] | None:
-        """None to leave the choice as it is."""
+        """Return other indices and weights for the experts, or None to keep the choice."""
 
 
 @dataclass
 class ChoiceTracer:
-    """Shows `handler` every choice of experts while a model runs.
-
-    modules: paths of the groups of experts; None to try every module.
-    """
+    """Calls `handler` with every choice of experts while a model runs."""
 
     handler: ChoiceHandler
     modules: frozenset[str] | None = None
+    """Paths of the groups of experts; None to find them, and to record selections."""
     _step: int = -1
     _calls: dict[str, int] = field(default_factory=dict)
     _selections: list[Selection] = field(default_factory=list)
 
     @contextmanager
     def attached(self, model: nn.Module) -> Iterator[None]:
-        """Show the choices of one run of `model`: its first root call has step 0."""
+        """Watch one run of `model` inside this context; its first root call has step 0."""
         self._step = -1
         handles = [
             model.register_forward_pre_hook(torch.compiler.disable(self._begin_root), prepend=True)
@@ -126,14 +120,14 @@ class ChoiceTracer:
 
 
 def _may_be_experts(module: nn.Module) -> bool:
-    """Whether this is no layer of torch's own, of which a model calls thousands."""
+    """Return False for torch's own layers: a model calls thousands of them."""
     return not type(module).__module__.startswith("torch.nn.")
 
 
 def find_choice_arguments(arguments: dict[Any, Any]) -> tuple[Any, Any] | None:
-    """The keys of indices and weights among the arguments of a group of experts; None for others.
+    """Return the keys of indices and weights among a module's arguments, None unless it gets both.
 
-    Shapes: indices and weights (R, k), beside them the tokens, (R, C).
+    Shapes: indices and weights (R, k); the tokens, (R, C), are another argument.
     """
     tables = {
         key: value
@@ -155,7 +149,7 @@ def find_choice_arguments(arguments: dict[Any, Any]) -> tuple[Any, Any] | None:
 
 
 class _SelectionWatcher(TorchFunctionMode):
-    """Keeps what every operation that picks the largest of each row picked from."""
+    """Keeps the scores of every operation that selects the largest of each row."""
 
     def __init__(self, selections: list[Selection]) -> None:
         super().__init__()

@@ -81,7 +81,7 @@ def test_tensors_made_in_inference_mode_are_recorded(
     assert Trace.open(tmp_path / "t").tensor(call_at(0), "output").tolist() == [1, 1]
 
 
-def test_call_is_read_back_as_it_was_given(tmp_path: Path) -> None:
+def test_call_is_read_back_unchanged(tmp_path: Path) -> None:
     rows = RowMap(prompts=(4, 7), positions=((-1, 0, 1), (0, 1, 2)))
     given_call = Call(
         CallSite(3, "model.layers.0", call=2, phase="backward", micro_batch=1, rank=5),

@@ -1,4 +1,4 @@
-"""Reading what is behind a URL: a copy in a local folder."""
+"""Copying the files behind a URL to a local folder."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from assay.trace.errors import StorageError, TraceError
 from assay.trace.index import INDEX, MANIFEST
 from assay.trace.remote.store import Store
 
-# Files that are fetched at a time: one stream does not fill the network of a machine.
+# Files to fetch at a time: one stream does not use the whole network bandwidth of a machine.
 _STREAMS = 8
 
 _HEADS = (MANIFEST, INDEX)
@@ -43,8 +43,8 @@ class RemoteCopy:
             raise StorageError.failed("fetch", url, error) from error
 
     def _fetch(self, store: Store) -> None:
-        # A running capture stores the files of a line before the line, and every line before the
-        # last manifest: in the opposite order, all that the fetched index lists is there.
+        # A running capture stores the files of a line before the line, and lines before the last
+        # manifest. Fetching in the opposite order finds all files of the index.
         heads = [name for name in store.sizes() if PurePosixPath(name).name in _HEADS]
         for name in sorted(heads, key=lambda name: _HEADS.index(PurePosixPath(name).name)):
             self._fetch_file(store, name)

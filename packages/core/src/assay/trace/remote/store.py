@@ -9,10 +9,10 @@ from assay.trace.errors import StorageError, TraceError
 
 
 class Store:
-    """Reads and writes files below a URL by their names, without attempts of its own to retry.
+    """Reads and writes files below a URL by name, without retries.
 
-    Raises: UsageError if the package for such URLs is not installed. Methods raise what the client of
-        the storage raises, which can be any exception.
+    Raises: UsageError if the package for such URLs is not installed. Methods raise any exception of
+        the storage's client.
     """
 
     def __init__(self, url: Url) -> None:
@@ -38,7 +38,7 @@ class Store:
         return [name for path in paths if (name := self._relative(path))]
 
     def sizes(self) -> dict[str, int]:
-        """Return the size in bytes of every file below the URL; "" is the file at the URL itself.
+        """Return the size in bytes of every file below the URL; "" is a file at the URL itself.
 
         Raises: TraceError if a name leads out of a folder.
         """
@@ -49,7 +49,7 @@ class Store:
         for name in sizes:
             if ".." in Path(name).parts or Path(name).is_absolute():
                 raise TraceError(
-                    f"{self.url} holds {name!r}, which is no name of a file in a folder"
+                    f"{self.url} holds {name!r}, which is not the name of a file in a folder"
                 )
         return sizes
 

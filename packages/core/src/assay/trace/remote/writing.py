@@ -1,4 +1,4 @@
-"""Writing a trace behind a URL: files are finished in a local spool, then uploaded."""
+"""Writing a trace behind a URL: a local spool, whose finished files are uploaded."""
 
 import secrets
 import tempfile
@@ -12,9 +12,9 @@ from assay.trace.remote.uploading import Uploader
 
 
 def create_folder(folder: str | Path | Url) -> Folder:
-    """Make an empty folder for a new trace, or begin a new one behind a URL.
+    """Create the folder of a new trace, locally or behind a URL.
 
-    Raises: TraceError if it holds anything, StorageError if it cannot be made or reached, UsageError
+    Raises: TraceError if it is not empty, StorageError if it cannot be created or reached, UsageError
         if the package for such URLs is not installed.
     """
     location = parse_location(folder)
@@ -22,7 +22,7 @@ def create_folder(folder: str | Path | Url) -> Folder:
 
 
 class _RemoteFolder(Folder):
-    """A new trace behind a URL. The spool lasts from `create_exclusive` until its lines are closed."""
+    """A new trace behind a URL. The spool exists from `create_exclusive` to `LineFile.close`."""
 
     def __init__(self, url: Url) -> None:
         super().__init__(Path(tempfile.gettempdir(), f"assay-spool-{secrets.token_hex(8)}"))
