@@ -6,7 +6,7 @@ Shape legend: R tokens, k experts for each, E experts.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from assay.hooks.module_tracer import find_called_modules, forget_compiled_graphs
-from assay.hooks.suspension import is_suspended, suspended
+from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
+from assay.hooks.suspension import is_suspended
 
 _SELECTING = frozenset({torch.topk, Tensor.topk})
 _MAXIMISING = frozenset({torch.max, Tensor.max, torch.argmax, Tensor.argmax})
@@ -52,76 +52,49 @@ class ChoiceHandler(Protocol):
 
 
 @dataclass
-class ChoiceTracer:
+class ChoiceTracer(NullHandler):
     """Calls `handler` with every choice of experts while a model runs."""
 
     handler: ChoiceHandler
     modules: frozenset[str] | None = None
     """Paths of the groups of experts; None to find them, and to record selections."""
-    _step: int = -1
-    _calls: dict[str, int] = field(default_factory=dict)
     _selections: list[Selection] = field(default_factory=list)
 
     @contextmanager
     def attached(self, model: nn.Module) -> Iterator[None]:
         """Watch one run of `model` inside this context; its first root call has step 0."""
-        self._step = -1
-        handles = [
-            model.register_forward_pre_hook(torch.compiler.disable(self._begin_root), prepend=True)
-        ]
-        for name, (module, _) in find_called_modules(model).items():
-            watched = _may_be_experts(module) if self.modules is None else name in self.modules
-            if name and watched:
-                hook: Callable[..., Any] = torch.compiler.disable(self._hook(name))
-                handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-        forget_compiled_graphs()
-        try:
-            if self.modules is None:
-                with _SelectionWatcher(self._selections):
-                    yield
-            else:
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            forget_compiled_graphs()
+        watcher = _SelectionWatcher(self._selections) if self.modules is None else nullcontext()
+        with ModuleTracer(self).attached(model), watcher:
+            yield
 
-    def _begin_root(self, module: nn.Module, args: object) -> None:
-        del module, args
-        self._step += 1
-        self._calls.clear()
-        self._selections.clear()
-
-    def _hook(self, name: str) -> Callable[..., Any]:
-        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - as torch calls it
-            del module
-            given: dict[Any, Any] = dict(enumerate(args))
-            given |= kwargs
-            keys = find_choice_arguments(given)
-            if keys is None or is_suspended():
-                return None
-            indices, weights = keys
-            call = self._calls.get(name, 0)
-            self._calls[name] = call + 1
-            selections, self._selections[:] = tuple(self._selections), []
-            choice = ExpertChoice(
-                name, self._step, call, given[indices], given[weights], selections
+    def enter(self, active: ActiveCall) -> None:
+        """Handle the choice of a call of experts."""
+        site, arguments = active.call.site, active.arguments
+        if active.call.caller is None:
+            self._selections.clear()
+        if not self._is_watched(active) or (keys := find_choice_arguments(arguments)) is None:
+            return
+        indices, weights = keys
+        selections, self._selections[:] = tuple(self._selections), []
+        chosen = self.handler.choose(
+            ExpertChoice(
+                site.module,
+                site.step,
+                site.call,
+                arguments[indices],
+                arguments[weights],
+                selections,
             )
-            with suspended():
-                chosen = self.handler.choose(choice)
-            if chosen is None:
-                return None
-            given[indices], given[weights] = chosen
-            return tuple(given[number] for number in range(len(args))), {
-                key: given[key] for key in kwargs
-            }
+        )
+        if chosen is not None:
+            arguments[indices], arguments[weights] = chosen
 
-        return enter
-
-
-def _may_be_experts(module: nn.Module) -> bool:
-    """Return False for torch's own layers: a model calls thousands of them."""
-    return not type(module).__module__.startswith("torch.nn.")
+    def _is_watched(self, active: ActiveCall) -> bool:
+        path = active.call.site.module
+        if self.modules is not None:
+            return path in self.modules
+        # A model has thousands of torch's own layers, and none is a group of experts.
+        return path != "" and not type(active.module).__module__.startswith("torch.nn.")
 
 
 def find_choice_arguments(arguments: dict[Any, Any]) -> tuple[Any, Any] | None:

@@ -10,7 +10,7 @@ from assay.trace.damage import find_damage, is_intact
 from assay.trace.errors import StorageError, TraceError
 from assay.trace.index import TensorEntry
 from assay.trace.json_text import Json
-from assay.trace.reader import Summary, Trace, read_digest
+from assay.trace.reader import Trace, read_digest
 from assay.trace.remote.reading import RemoteCopy, list_names
 from assay.trace.writer import TraceWriter
 
@@ -18,7 +18,6 @@ __all__ = [
     "Json",
     "RemoteCopy",
     "StorageError",
-    "Summary",
     "TensorEntry",
     "Trace",
     "TraceError",

@@ -1,8 +1,8 @@
 """Reading a trace: its index is in memory, its tensors are memory-mapped."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +32,6 @@ from assay.trace.layout import ShardReader, dtype_called, dtype_name, host_bytes
 _OPEN_SHARDS = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """Counts of a trace."""
-
-    modules: int
-    calls: int
-    tensors: int
-    total_bytes: int
-    """Counts a value at every port."""
-    unique_bytes: int
-    complete: bool
-
-
 class Trace:
     """A trace on disk. `open` reads its index; tensors are mapped one by one.
 
@@ -64,7 +51,6 @@ class Trace:
         self._shards = {number: size for flush in flushes for number, size in flush.shards.items()}
         self._stored: dict[CallSite, dict[str, TensorEntry]] = {}
         self._call_at: dict[CallSite, Call] = {}
-        self._by_module: dict[str, list[Call]] = {}
         for call, stored in sorted(
             (pair for flush in flushes for pair in flush.calls), key=lambda pair: pair[0].order
         ):
@@ -72,7 +58,6 @@ class Trace:
                 raise TraceError.damaged(self.folder / INDEX, str(call.site), "indexed twice")
             self._call_at[call.site] = call
             self._stored[call.site] = stored
-            self._by_module.setdefault(call.site.module, []).append(call)
         self.calls = tuple(self._call_at.values())
         self._attached = {f.attached.name: f.attached for f in flushes if f.attached is not None}
         self.attachments = tuple(self._attached)
@@ -115,14 +100,10 @@ class Trace:
             what = f"the file has {actual} bytes, the index says {expected}"
             raise TraceError.damaged(path, key, what)
 
-    def calls_of(self, module: str) -> tuple[Call, ...]:
-        """Return all calls of a module, in order of their start; none if it was never called."""
-        return tuple(self._by_module.get(module, ()))
-
     @property
     def modules(self) -> tuple[str, ...]:
         """Paths of all modules that were called, in order of their first call."""
-        return tuple(self._by_module)
+        return tuple(dict.fromkeys(call.site.module for call in self.calls))
 
     def find(self, site: CallSite) -> Call | None:
         """Return the call at `site`; None if it was not recorded."""
@@ -141,7 +122,8 @@ class Trace:
         """
         ports = self._stored.get(call.site)
         if ports is None:
-            calls = [str(Site(one.site, "*")) for one in self.calls_of(call.site.module)]
+            sites = (one.site for one in self.calls if one.site.module == call.site.module)
+            calls = [str(Site(site, "*")) for site in sites]
             raise TraceError.absent(self.folder, f"call {call.site}", calls)
         if port not in ports:
             raise TraceError.absent(self.folder, f"{Site(call.site, port)}", list(ports))
@@ -254,24 +236,11 @@ class Trace:
                         hasher.update(text.encode())
         return hasher.hexdigest()
 
-    def describe(self) -> Summary:
-        """Count the trace by its index."""
-        total = [tensor for stored in self._stored.values() for tensor in stored.values()]
-        return Summary(
-            modules=len(self._by_module),
-            calls=len(self.calls),
-            tensors=len(total),
-            total_bytes=sum(map(_size_bytes, total)),
-            unique_bytes=sum(map(_size_bytes, set(total))),
-            complete=self.complete,
-        )
-
-
-def _size_bytes(stored: TensorEntry) -> int:
-    size = dtype_called(stored.dtype).itemsize
-    for length in stored.shape:
-        size *= length
-    return size
+    @property
+    def unique_bytes(self) -> int:
+        """Bytes of the distinct tensors of all calls."""
+        distinct = {tensor for stored in self._stored.values() for tensor in stored.values()}
+        return sum(dtype_called(one.dtype).itemsize * math.prod(one.shape) for one in distinct)
 
 
 def read_digest(folder: Path) -> str:
