@@ -59,14 +59,14 @@ class _GradientTap(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401 - torch's own
-        made: Tensor,
+        computed: Tensor,
         injected: Tensor,
         anchor: Tensor,
         arrive: Callable[[Tensor], Tensor],
     ) -> Tensor:
-        del made, anchor
+        del computed, anchor
         ctx.arrive = arrive
-        # A copy, which code may change in place; autograd forbids that for views of its input.
+        # A copy: autograd forbids changes in place of a view that a Function returns.
         return copy_of(injected)
 
     @staticmethod
@@ -116,24 +116,28 @@ class GradientTaps:
         if active.call.caller is None and not active.is_recompute:
             self._places.clear()
             self._copies.clear()
-        made = dict(iterate_tensors(active.arguments, "input"))
+        computed = dict(iterate_tensors(active.arguments, "input"))
         self.inner.enter(active)
         if active.state is None:
             return
         active.arguments = map_tensors(
-            active.arguments, "input", lambda port, tensor: self._tap(active, port, made, tensor)
+            active.arguments,
+            "input",
+            lambda port, tensor: self._tap(active, port, computed, tensor),
         )
-        self._copies[active.call.site] = made, InPlaceChanges(active.arguments)
+        self._copies[active.call.site] = computed, InPlaceChanges(active.arguments)
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
         """Let `inner` handle the results, then put taps at them."""
-        made = dict(iterate_tensors(output, "output"))
+        computed = dict(iterate_tensors(output, "output"))
         output = self.inner.leave(active, output)
         if active.state is None:
             return output
         self._change_callers_tensors(active)
-        tap = self._pass_through if _holds_own_loss(active, made) else self._tap
-        return map_tensors(output, "output", lambda port, tensor: tap(active, port, made, tensor))
+        tap = self._pass_through if _holds_own_loss(active, computed) else self._tap
+        return map_tensors(
+            output, "output", lambda port, tensor: tap(active, port, computed, tensor)
+        )
 
     def finish_root(self, active: ActiveCall) -> None:
         """Let `inner` end the root call."""
@@ -146,16 +150,16 @@ class GradientTaps:
 
     def _change_callers_tensors(self, active: ActiveCall) -> None:
         """Apply the call's changes to its copies to the caller's tensors."""
-        made, changes = self._copies.pop(active.call.site)
+        computed, changes = self._copies.pop(active.call.site)
         for port, copy in changes.changed():
-            original = made[f"input.{port}"]
+            original = computed[f"input.{port}"]
             if original is not copy:
                 original.copy_(copy)
 
     def _tap(
-        self, active: ActiveCall, port: str, made: dict[str, Tensor], injected: Tensor
+        self, active: ActiveCall, port: str, computed: dict[str, Tensor], injected: Tensor
     ) -> Tensor:
-        value = made.get(port)
+        value = computed.get(port)
         if (
             value is None
             or not torch.is_grad_enabled()
@@ -176,11 +180,11 @@ class GradientTaps:
         return tapped
 
     def _pass_through(
-        self, active: ActiveCall, port: str, made: dict[str, Tensor], injected: Tensor
+        self, active: ActiveCall, port: str, computed: dict[str, Tensor], injected: Tensor
     ) -> Tensor:
         """Insert a tap that passes gradients on and that only a loss of this value reaches."""
         del active
-        value = made.get(port)
+        value = computed.get(port)
         if value is None or not value.requires_grad or not self.inner.recognises(injected):
             return injected
         return self._insert_tap(value, injected, _pass_unchanged)
@@ -206,9 +210,9 @@ class GradientTaps:
         return lambda gradient: handler.arrive(call, port, gradient)
 
 
-def _holds_own_loss(active: ActiveCall, made: dict[str, Tensor]) -> bool:
+def _holds_own_loss(active: ActiveCall, computed: dict[str, Tensor]) -> bool:
     """Return True if the model computed a loss: gradients then come through the head's results."""
-    loss = made.get("output.loss")
+    loss = computed.get("output.loss")
     return active.call.caller is None and loss is not None and loss.requires_grad
 
 

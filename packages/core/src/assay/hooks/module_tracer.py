@@ -89,7 +89,7 @@ class ModuleTracer:
     _stack: list[ActiveCall] = field(default_factory=list)
     _counts: Counter[str] = field(default_factory=Counter)
     _rows: RowMap | None = None
-    _made: dict[tuple[str, int], Call] = field(default_factory=dict)
+    _calls: dict[tuple[str, int], Call] = field(default_factory=dict)
     _num_recomputed: Counter[str] = field(default_factory=Counter)
 
     def begin_batch(
@@ -146,7 +146,7 @@ class ModuleTracer:
                     self._stack.clear()  # of a root call that ended by an exception
                 arguments = signature.bind(args, kwargs)
                 if is_in_backward():
-                    known = self._made.get((name, self._num_recomputed[name]))
+                    known = self._calls.get((name, self._num_recomputed[name]))
                     self._num_recomputed[name] += 1
                     if known is None:
                         self._release()
@@ -212,13 +212,13 @@ class ModuleTracer:
         caller = self._stack[-1].call.site.module if self._stack else None
         call = Call(site, class_name, caller, self.order, rows=self._rows)
         self.order += 1
-        self._made[name, number] = call
+        self._calls[name, number] = call
         return call
 
     def _begin_root(self, arguments: dict[str, Any]) -> None:
         self.step += 1
         self._counts.clear()
-        self._made.clear()
+        self._calls.clear()
         self._num_recomputed.clear()
         ids = _find_tokens(arguments)
         if ids is None:

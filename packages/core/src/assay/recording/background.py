@@ -19,7 +19,7 @@ from assay.trace import Json, StorageError, TensorEntry, TraceWriter
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class QueuedTensor:
     """A tensor whose copy is on its way to the trace."""
 
     layout: str = ""
@@ -45,10 +45,10 @@ class BackgroundWriter:
         self._thread = Thread(target=self._work, name="assay-capture", daemon=True)
         self._thread.start()
 
-    def keep(self, tensor: Tensor) -> Kept:
+    def keep(self, tensor: Tensor) -> QueuedTensor:
         """Copy a tensor, which may change afterwards; of a DTensor, the part of this rank."""
         part = self.take_local(tensor)
-        tensor, kept = part.value, Kept(part.layout)
+        tensor, kept = part.value, QueuedTensor(part.layout)
         if part.problem:
             return kept
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
@@ -76,7 +76,7 @@ class BackgroundWriter:
             self._left_out.append(reason)
             self.note("left_out", "; ".join(self._left_out))
 
-    def add(self, call: Call, tensors: Mapping[str, Kept]) -> None:
+    def add(self, call: Call, tensors: Mapping[str, QueuedTensor]) -> None:
         """Record a finished call, see `TraceWriter.add`."""
         self._jobs.put(partial(self._add, call, dict(tensors)))
 
@@ -133,14 +133,14 @@ class BackgroundWriter:
             except Exception as error:  # noqa: BLE001 - without the thread, the run would wait forever
                 self.error = self.error or error
 
-    def _store(self, kept: Kept, copy: HostCopy) -> None:
+    def _store(self, kept: QueuedTensor, copy: HostCopy) -> None:
         try:
             if self.error is None:
                 kept.stored = self._writer.store(copy.wait())
         finally:
             self._copies.release(copy)
 
-    def _add(self, call: Call, tensors: Mapping[str, Kept]) -> None:
+    def _add(self, call: Call, tensors: Mapping[str, QueuedTensor]) -> None:
         stored = {port: kept.stored for port, kept in tensors.items() if kept.stored is not None}
         if self.error is None:
             layouts = {port: tensors[port].layout for port in stored if tensors[port].layout}

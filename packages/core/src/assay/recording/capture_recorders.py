@@ -12,8 +12,8 @@ from assay.hooks.module_tracer import ActiveCall, ModuleTracer, is_in_backward
 from assay.hooks.suspension import suspended
 from assay.hooks.values.nested import iterate_tensors
 from assay.hooks.values.tensor_map import TensorMap
-from assay.recording.background import BackgroundWriter, Kept
-from assay.recording.modules import CallRecorder, Pending
+from assay.recording.background import BackgroundWriter, QueuedTensor
+from assay.recording.modules import CallRecorder, UnfinishedCall
 from assay.recording.operation_names import operation_name
 from assay.recording.operations import OperationWatcher, read_results
 from assay.recording.statistics import TensorStatistics, measure_statistics, take_values
@@ -21,18 +21,18 @@ from assay.sites import Call, CallSite
 
 
 @dataclass
-class LiveRecorder(CallRecorder[Kept]):
+class BackgroundRecorder(CallRecorder[QueuedTensor]):
     """Records every call in the background, and changes nothing."""
 
     writer: BackgroundWriter
 
-    def keep(self, value: Tensor) -> tuple[Kept, Tensor]:
+    def keep(self, value: Tensor) -> tuple[QueuedTensor, Tensor]:
         """Start a copy to the trace, and return the value itself."""
         return self.writer.keep(value), value
 
     def add_port(self, active: ActiveCall, port: str, value: Tensor) -> None:
         """Record another tensor of a running call, if the call is recorded."""
-        if isinstance(active.state, Pending):
+        if isinstance(active.state, UnfinishedCall):
             active.state.tensors[port] = self.writer.keep(value)
 
 
@@ -42,7 +42,7 @@ class OperationTap(OperationWatcher):
     Their ports are `op.NUMBER.NAME.output`: NUMBER counts operations of that name in the call.
     """
 
-    def __init__(self, tracer: ModuleTracer, recorder: LiveRecorder) -> None:
+    def __init__(self, tracer: ModuleTracer, recorder: BackgroundRecorder) -> None:
         super().__init__(tracer)
         self._recorder = recorder
         self._root: CallSite | None = None
@@ -65,11 +65,8 @@ class OperationTap(OperationWatcher):
 
 
 @dataclass
-class OutputRecorder:
+class OutputRecorder(BackgroundRecorder):
     """Records the results of every call, and not its arguments."""
-
-    writer: BackgroundWriter
-    _known: TensorMap[Kept] = field(default_factory=TensorMap, init=False)
 
     def enter(self, active: ActiveCall) -> None:
         """Mark the call as recorded."""
@@ -77,21 +74,11 @@ class OutputRecorder:
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
         """Record the results."""
-        tensors = {}
+        tensors: dict[str, QueuedTensor] = {}
         for port, tensor in iterate_tensors(output, "output"):
-            known = self._known.get(tensor)
-            if known is None:
-                known = self.writer.keep(tensor)
-                self._known.put(tensor, known)
-            tensors[port] = known
+            self._record(tensors, port, tensor)
         self.writer.add(active.call, tensors)
         return output
-
-    def finish_root(self, active: ActiveCall) -> None:
-        """Flush the trace."""
-        del active
-        self._known.clear()
-        self.writer.flush()
 
 
 @dataclass

@@ -36,7 +36,7 @@ class CallWriter(Protocol[T_contra]):
 
 
 @dataclass(slots=True)
-class Pending(Generic[T]):
+class UnfinishedCall(Generic[T]):
     """The recorded part of a call that has not ended."""
 
     tensors: dict[str, T]
@@ -77,7 +77,7 @@ class CallRecorder(ABC, Generic[T]):
         active.arguments = map_tensors(
             active.arguments, "input", lambda port, tensor: self._record(tensors, port, tensor)
         )
-        active.state = Pending(
+        active.state = UnfinishedCall(
             tensors,
             constants(active.arguments, "input"),
             self._caches.snapshot(active.arguments),
@@ -86,8 +86,8 @@ class CallRecorder(ABC, Generic[T]):
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
         """Record the results and the changed arguments, then write the call."""
-        pending: Pending[T] | None = active.state
-        if pending is None:
+        unfinished: UnfinishedCall[T] | None = active.state
+        if unfinished is None:
             return output
         rows = active.call.rows
         length = rows.length if rows is not None else None
@@ -95,18 +95,18 @@ class CallRecorder(ABC, Generic[T]):
         def pass_result(port: str, tensor: Tensor) -> Tensor:
             if _holds_attention_probabilities(port, tensor, length):
                 return tensor
-            return self._record(pending.tensors, port, tensor)
+            return self._record(unfinished.tensors, port, tensor)
 
-        for port, tensor in pending.changes.changed():
+        for port, tensor in unfinished.changes.changed():
             if not self.keeps_values:
-                pending.tensors.pop(f"input.{port}", None)
+                unfinished.tensors.pop(f"input.{port}", None)
             self._known.forget(tensor)
-            self._record_change(pending, f"changed.{port}", tensor)
+            self._record_change(unfinished, f"changed.{port}", tensor)
         output = map_tensors(output, "output", pass_result)
-        for addition in self._caches.additions(active.arguments, pending.caches, length):
-            self._record_change(pending, addition.port, addition.tensor)
-        call = replace(active.call, ports=tuple(pending.tensors), constants=pending.constants)
-        self.writer.add(call, pending.tensors)
+        for addition in self._caches.additions(active.arguments, unfinished.caches, length):
+            self._record_change(unfinished, addition.port, addition.tensor)
+        call = replace(active.call, ports=tuple(unfinished.tensors), constants=unfinished.constants)
+        self.writer.add(call, unfinished.tensors)
         return output
 
     def finish_root(self, active: ActiveCall) -> None:
@@ -139,8 +139,8 @@ class CallRecorder(ABC, Generic[T]):
         self._known.put(injected, tensors[port])
         return injected
 
-    def _record_change(self, pending: Pending[T], port: str, tensor: Tensor) -> None:
-        injected = self._record(pending.tensors, port, tensor)
+    def _record_change(self, unfinished: UnfinishedCall[T], port: str, tensor: Tensor) -> None:
+        injected = self._record(unfinished.tensors, port, tensor)
         if injected is not tensor:
             write_injected(tensor, injected)
 

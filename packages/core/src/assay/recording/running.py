@@ -18,7 +18,7 @@ from assay.recording.background import BackgroundWriter
 from assay.recording.budget import Budget, Cost, Grade
 from assay.recording.capture_filter import CaptureFilter
 from assay.recording.capture_recorders import (
-    LiveRecorder,
+    BackgroundRecorder,
     OperationTap,
     OutputRecorder,
     StatisticsRecorder,
@@ -53,7 +53,7 @@ class RunningCapture:
     ) -> None:
         self.plan, self._writer, self._control = plan, writer, control
         self._statistics = StatisticsRecorder(writer)
-        everything = self._everything = LiveRecorder(writer)
+        everything = self._everything = BackgroundRecorder(writer)
         self._recorders: dict[Grade, TraceHandler] = {
             "everything": everything,
             "outputs": OutputRecorder(writer),
@@ -70,7 +70,7 @@ class RunningCapture:
         self._changes: list[str] = []
         self._is_reported = False
         self._copies = [DtypeCopy(plan.model, dtype) for dtype in plan.noise_for]
-        self.tracer = LiveTracer(self, rank)
+        self.tracer = CaptureTracer(self, rank)
         self._operations = OperationTap(self.tracer, everything)
 
     def enter(self, active: ActiveCall) -> None:
@@ -248,7 +248,7 @@ class RunningCapture:
         return self._writer.error is not None
 
 
-class LiveTracer(ModuleTracer):
+class CaptureTracer(ModuleTracer):
     """Numbers forward passes; in training, optimizer steps and the passes of each."""
 
     def __init__(self, run: RunningCapture, rank: int) -> None:

@@ -14,7 +14,7 @@ from torch.optim.optimizer import (
 )
 
 from assay.hooks.values.nested import iterate_tensors
-from assay.recording.background import BackgroundWriter, Kept
+from assay.recording.background import BackgroundWriter, QueuedTensor
 from assay.recording.capture_filter import CaptureFilter
 from assay.recording.local_parts import take_local
 from assay.sites import Call, CallSite, Phase, unwrapped_path
@@ -54,7 +54,7 @@ class GradientWriter:
     finish_backward: Callable[[], None]
     """Runs at the end of each backward pass, when parameters have their gradients."""
     _written: set[CallSite] = field(default_factory=set)
-    _arrived: dict[CallSite, tuple[Call, dict[str, Kept]]] = field(default_factory=dict)
+    _arrived: dict[CallSite, tuple[Call, dict[str, QueuedTensor]]] = field(default_factory=dict)
 
     def watch(self, call: Call, output: Any) -> None:  # noqa: ANN401 - whatever modules return
         """Record the gradients of a call's results when they arrive."""

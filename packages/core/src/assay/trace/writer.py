@@ -99,10 +99,7 @@ class TraceWriter:
         Raises: TraceError if it is sparse, quantized or meta; StorageError if the disk is full.
         """
         with self._writing():
-            try:
-                return self._store(f"t{self._num_stored}", tensor)
-            except TypeError as error:
-                raise TraceError(f"cannot record {error}") from None
+            return self._store(f"t{self._num_stored}", tensor)
 
     def add(self, call: Call, tensors: Mapping[str, torch.Tensor | TensorEntry]) -> None:
         """Record one finished call.
@@ -120,7 +117,9 @@ class TraceWriter:
             if call.site in self._sites:
                 raise TraceError(f"{call.site} was recorded twice")
             stored = {
-                port: one if isinstance(one, TensorEntry) else self._store_port(call, port, one)
+                port: one
+                if isinstance(one, TensorEntry)
+                else self._store(f"{call.order}:{port}", one, f"{call.site}, {port}: ")
                 for port, one in tensors.items()
             }
             try:
@@ -136,14 +135,11 @@ class TraceWriter:
         with self._writing():
             self._finish_line()
 
-    def _store_port(self, call: Call, port: str, tensor: torch.Tensor) -> TensorEntry:
+    def _store(self, key: str, tensor: torch.Tensor, place: str = "") -> TensorEntry:
         try:
-            return self._store(f"{call.order}:{port}", tensor)
+            data = host_bytes(tensor)
         except TypeError as error:
-            raise TraceError(f"{call.site}, {port}: cannot record {error}") from None
-
-    def _store(self, key: str, tensor: torch.Tensor) -> TensorEntry:
-        data = host_bytes(tensor)
+            raise TraceError(f"{place}cannot record {error}") from None
         # By content, not by storage and version counter: some kernels change an argument without
         # a new version, and the hash (28 GB/s measured) costs less than the write.
         digest = xxhash.xxh3_128_digest(data)
