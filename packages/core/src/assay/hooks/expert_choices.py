@@ -18,7 +18,7 @@ from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
 from assay.hooks.suspension import is_suspended
 
 _SELECTING = frozenset({torch.topk, Tensor.topk})
-_MAXIMISING = frozenset({torch.max, Tensor.max, torch.argmax, Tensor.argmax})
+_MAXIMIZING = frozenset({torch.max, Tensor.max, torch.argmax, Tensor.argmax})
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class _SelectionWatcher(TorchFunctionMode):
         del types
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if (func in _SELECTING or func in _MAXIMISING) and not is_suspended():
+        if (func in _SELECTING or func in _MAXIMIZING) and not is_suspended():
             scores = args[0] if args else kwargs.get("input")
             if isinstance(scores, Tensor) and scores.ndim == 2 and scores.is_floating_point():
                 count = 1

@@ -21,9 +21,9 @@ from assay.sites import Call, CallSite
 
 
 class BoundaryHandler(TraceHandler, Protocol):
-    """A handler that recognises the values that it injected."""
+    """A handler that recognizes the values that it injected."""
 
-    def recognises(self, value: Tensor) -> bool:
+    def recognizes(self, value: Tensor) -> bool:
         """Return True if this object was injected."""
 
     def alias(self, new: Tensor, known: Tensor) -> None:
@@ -164,7 +164,7 @@ class GradientTaps:
             value is None
             or not torch.is_grad_enabled()
             or not injected.is_floating_point()
-            or not self.inner.recognises(injected)
+            or not self.inner.recognizes(injected)
         ):
             return injected
         value = self.inner.in_order(active, value)
@@ -185,7 +185,7 @@ class GradientTaps:
         """Insert a tap that passes gradients on and that only a loss of this value reaches."""
         del active
         value = computed.get(port)
-        if value is None or not value.requires_grad or not self.inner.recognises(injected):
+        if value is None or not value.requires_grad or not self.inner.recognizes(injected):
             return injected
         return self._insert_tap(value, injected, _pass_unchanged)
 

@@ -170,7 +170,7 @@ class Replayer:
         del active
         self._injected.clear()
 
-    def recognises(self, value: Tensor) -> bool:
+    def recognizes(self, value: Tensor) -> bool:
         """Whether this very object was injected."""
         return self._injected.get(value) is not None
 

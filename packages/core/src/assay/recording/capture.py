@@ -21,13 +21,13 @@ from assay.hooks.module_tracer import (
     find_compiled_modules,
     find_whole_graphs,
 )
-from assay.recording.background import BackgroundWriter
-from assay.recording.budget import Budget, parse_size
-from assay.recording.capture_filter import CaptureFilter
-from assay.recording.control import open_control
-from assay.recording.manual import RUNNING, record, rows
-from assay.recording.running import CapturePlan, RunningCapture
-from assay.recording.training import optimizer_steps
+from assay.recording.capturing.background import BackgroundWriter
+from assay.recording.capturing.budget import Budget, parse_size
+from assay.recording.capturing.capture_filter import CaptureFilter
+from assay.recording.capturing.control import open_control
+from assay.recording.capturing.manual import RUNNING, record, rows
+from assay.recording.capturing.running_capture import CapturePlan, RunningCapture
+from assay.recording.capturing.training import optimizer_steps
 from assay.runs import provenance
 from assay.sites import CapturedLevel
 from assay.trace import TraceWriter

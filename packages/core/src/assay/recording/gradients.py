@@ -4,14 +4,13 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from assay.hooks.gradient_taps import GradientHandler
 from assay.hooks.values.boundary import Boundary
 from assay.sites import Call, CallSite
 from assay.trace import TraceWriter
 
 
 @dataclass
-class GradientRecorder(GradientHandler):
+class GradientRecorder:
     """Writes the gradients at all boundaries, as calls of the phase `backward`."""
 
     writer: TraceWriter
@@ -22,6 +21,12 @@ class GradientRecorder(GradientHandler):
         """Return True for every value with a gradient."""
         del call, port
         return value.requires_grad
+
+    def announce(self, call: Call, port: str) -> None:
+        """Do nothing: a gradient that never arrives is not written."""
+
+    def begin_backward(self, gradient: Tensor) -> None:
+        """Do nothing: the gradient of the loss is not written."""
 
     def arrive(self, call: Call, port: str, gradient: Tensor) -> Tensor:
         """Keep a gradient, and return the injected one."""

@@ -115,7 +115,7 @@ class CallRecorder(ABC, Generic[T]):
         self._known.clear()
         self.writer.flush()
 
-    def recognises(self, value: Tensor) -> bool:
+    def recognizes(self, value: Tensor) -> bool:
         """Return True if this object was injected."""
         return self._known.get(value) is not None
 

@@ -12,9 +12,9 @@ from assay.errors import UsageError
 from assay.files import Url, parse_location
 from assay.output.streams import print_error
 from assay.recording.attaching.settings import CaptureSettings
-from assay.recording.budget import parse_size
-from assay.recording.capture_filter import CaptureFilter
-from assay.recording.control import SIGNAL
+from assay.recording.capturing.budget import parse_size
+from assay.recording.capturing.capture_filter import CaptureFilter
+from assay.recording.capturing.control import SIGNAL
 
 _STARTUP = Path(__file__).parent / "startup"
 
@@ -32,7 +32,9 @@ def run_captured(
     location = parse_location(output)
     if _list_files(location):
         raise UsageError(f"{output} is not empty")
-    CaptureFilter.parse(**{name: options.get(name) for name in ("steps", "tokens", "warmup")})
+    CaptureFilter.parse(
+        steps=options.get("steps"), tokens=options.get("tokens"), warmup=options.get("warmup")
+    )
     for name in ("max_disk", "max_memory"):
         if text := options.get(name):
             parse_size(text)

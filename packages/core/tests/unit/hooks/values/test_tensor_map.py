@@ -5,7 +5,7 @@ import torch
 from assay.hooks.values.tensor_map import TensorMap
 
 
-def test_only_the_same_object_is_recognised() -> None:
+def test_only_the_same_object_is_recognized() -> None:
     known: TensorMap[str] = TensorMap()
     tensor = torch.ones(2)
     known.put(tensor, "x")

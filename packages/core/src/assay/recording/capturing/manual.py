@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from assay.errors import UsageError
-from assay.recording.running import RunningCapture
+from assay.recording.capturing.running_capture import RunningCapture
 from assay.sites import RowMap
 
 Positions = int | Sequence[int] | Tensor

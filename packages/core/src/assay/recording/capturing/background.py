@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from assay.output.streams import print_error
-from assay.recording.host_copies import HostCopies, HostCopy
-from assay.recording.local_parts import LocalPart, take_local
+from assay.recording.capturing.host_copies import HostCopies, HostCopy
+from assay.recording.capturing.local_parts import LocalPart, take_local
 from assay.sites import Call
 from assay.trace import Json, StorageError, TensorEntry, TraceWriter
 

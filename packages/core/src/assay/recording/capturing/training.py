@@ -14,9 +14,9 @@ from torch.optim.optimizer import (
 )
 
 from assay.hooks.values.nested import iterate_tensors
-from assay.recording.background import BackgroundWriter, QueuedTensor
-from assay.recording.capture_filter import CaptureFilter
-from assay.recording.local_parts import take_local
+from assay.recording.capturing.background import BackgroundWriter, QueuedTensor
+from assay.recording.capturing.capture_filter import CaptureFilter
+from assay.recording.capturing.local_parts import take_local
 from assay.sites import Call, CallSite, Phase, unwrapped_path
 
 

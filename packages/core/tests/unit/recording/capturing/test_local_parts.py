@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from assay.dumps.protocol import DumpedTensor
 from assay.offline.layouts.declared import place_declared
-from assay.recording.local_parts import take_local
+from assay.recording.capturing.local_parts import take_local
 from assay.sites import CallSite, Site
 
 RANK = 2

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 
 from assay.errors import UsageError
-from assay.recording.capture_filter import Ranges
+from assay.recording.capturing.capture_filter import Ranges
 
 SIGNAL = "SIGUSR1"
 _MAX_BYTES = 10_000

@@ -12,7 +12,7 @@ from assay.hooks.module_tracer import ActiveCall, ModuleTracer, is_in_backward
 from assay.hooks.suspension import suspended
 from assay.hooks.values.nested import iterate_tensors
 from assay.hooks.values.tensor_map import TensorMap
-from assay.recording.background import BackgroundWriter, QueuedTensor
+from assay.recording.capturing.background import BackgroundWriter, QueuedTensor
 from assay.recording.modules import CallRecorder, UnfinishedCall
 from assay.recording.operation_names import operation_name
 from assay.recording.operations import OperationWatcher, read_results

@@ -14,19 +14,19 @@ from assay.files import Url
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler, TraceHandler
 from assay.hooks.values.nested import iterate_tensors
 from assay.output.streams import print_error
-from assay.recording.background import BackgroundWriter
-from assay.recording.budget import Budget, Cost, Grade
-from assay.recording.capture_filter import CaptureFilter
-from assay.recording.capture_recorders import (
+from assay.recording.capturing.background import BackgroundWriter
+from assay.recording.capturing.budget import Budget, Cost, Grade
+from assay.recording.capturing.capture_filter import CaptureFilter
+from assay.recording.capturing.control import Control
+from assay.recording.capturing.dtype_copy import DtypeCopy
+from assay.recording.capturing.recorders import (
     BackgroundRecorder,
     OperationTap,
     OutputRecorder,
     StatisticsRecorder,
 )
-from assay.recording.control import Control
-from assay.recording.dtype_copy import DtypeCopy
+from assay.recording.capturing.training import GradientWriter, ParameterWriter
 from assay.recording.statistics import TensorStatistics
-from assay.recording.training import GradientWriter, ParameterWriter
 from assay.sites import Call, CallSite, CapturedLevel, RowMap
 
 

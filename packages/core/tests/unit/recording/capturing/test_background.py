@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from assay.recording.background import BackgroundWriter
 from assay.recording.capture import capture
-from assay.recording.host_copies import HostCopies
+from assay.recording.capturing.background import BackgroundWriter
+from assay.recording.capturing.host_copies import HostCopies
 from assay.trace import Trace, TraceWriter
 from assay.trace.files import OutStream
 

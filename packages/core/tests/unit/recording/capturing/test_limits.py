@@ -16,10 +16,10 @@ from torch import nn
 from assay import compare
 from assay.dumps.recognizing import open_dump
 from assay.errors import UsageError
-from assay.recording.budget import Budget, Cost, Grade, parse_size
 from assay.recording.capture import capture
-from assay.recording.capture_filter import WarmUp
-from assay.recording.control import FileControl
+from assay.recording.capturing.budget import Budget, Cost, Grade, parse_size
+from assay.recording.capturing.capture_filter import WarmUp
+from assay.recording.capturing.control import FileControl
 from assay.trace import Trace
 from assay.verdicts import Outcome
 
