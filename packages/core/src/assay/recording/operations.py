@@ -31,7 +31,6 @@ class OperationWatcher(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> object:
-        """Run an operation in torch's place, then handle it."""
         del types
         result: object = func(*args, **(kwargs or {}))
         active = self._tracer.active

@@ -3,9 +3,11 @@
 import errno
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from assay.errors import MachineError, UsageError
+from assay.errors import AssayError, MachineError, UsageError
 from assay.foreign_text import one_line, shorten
 
 _SHOWN_NAMES = 12
@@ -53,10 +55,16 @@ class StorageError(MachineError):
             text += _free_space(path)
         return cls(text)
 
-    @classmethod
-    def failed(cls, action: str, url: object, error: Exception) -> "StorageError":
-        """Report an error of the client of a storage."""
-        return cls(f"cannot {action} {url}: {error_in_words(error)}")
+
+@contextmanager
+def client_errors(action: str, url: object) -> Iterator[None]:
+    """Raise a StorageError for any error of a storage client that does `action` on `url`."""
+    try:
+        yield
+    except AssayError:
+        raise
+    except Exception as error:
+        raise StorageError(f"cannot {action} {url}: {error_in_words(error)}") from error
 
 
 def error_in_words(error: Exception) -> str:

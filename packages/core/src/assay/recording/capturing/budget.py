@@ -42,11 +42,9 @@ class Cost:
     seconds: float = 0.0
 
     def __sub__(self, other: "Cost") -> "Cost":
-        """Return the cost since `other`."""
         return Cost(self.num_bytes - other.num_bytes, self.seconds - other.seconds)
 
     def __str__(self) -> str:
-        """Return it in words."""
         return f"{self.num_bytes / 1e6:,.1f} MB and {self.seconds:.2f} s"
 
 

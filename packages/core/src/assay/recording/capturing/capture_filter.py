@@ -39,7 +39,6 @@ class Ranges:
         return cls(tuple(spans))
 
     def __contains__(self, number: int) -> bool:
-        """Return True if a range contains `number`."""
         return any(number in span for span in self.spans)
 
 

@@ -119,7 +119,7 @@ class DtypeCopy(NullHandler):
         return tensor.detach().clamp(limits.min, limits.max).to(self._dtype, copy=True)
 
     def _convert_object(self, value: object) -> Any:  # noqa: ANN401 - of the same class
-        """Copy an object of any class, with converted tensors."""
+        """Copy an object of any class by pickling, which gives every tensor to `persistent_id`."""
         tensors: list[Tensor] = []
         stream = io.BytesIO()
 

@@ -170,7 +170,6 @@ class RunningCapture:
 
     @property
     def _has_weights(self) -> bool:
-        """Return True if the parameters of this step are recorded."""
         steps = self.plan.filter.steps
         return self.plan.weights and (steps is None or self.tracer.optimizer_step in steps)
 

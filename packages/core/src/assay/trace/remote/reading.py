@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from assay.errors import AssayError
 from assay.files import Url
 from assay.progress import subtask
-from assay.trace.errors import StorageError, TraceError
+from assay.trace.errors import TraceError, client_errors
 from assay.trace.index import INDEX, MANIFEST
 from assay.trace.remote.store import Store
 
@@ -35,12 +34,8 @@ class RemoteCopy:
         weakref.finalize(self, _remove, folder, os.getpid())
         self.path = folder / PurePosixPath(str(url)).name
         store = Store(url)
-        try:
+        with client_errors("fetch", url):
             self._fetch(store)
-        except AssayError:
-            raise
-        except Exception as error:
-            raise StorageError.failed("fetch", url, error) from error
 
     def _fetch(self, store: Store) -> None:
         # A running capture stores the files of a line before the line, and lines before the last
@@ -74,12 +69,8 @@ class RemoteCopy:
 def list_names(url: Url) -> list[str]:
     """Return the names of all files below a URL. Raises: as `RemoteCopy`."""
     store = Store(url)
-    try:
+    with client_errors("read", url):
         return list(store.sizes())
-    except AssayError:
-        raise
-    except Exception as error:
-        raise StorageError.failed("read", url, error) from error
 
 
 def _remove(folder: Path, pid: int) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from assay.errors import UsageError
 from assay.files import Url
-from assay.trace.errors import StorageError, TraceError
+from assay.trace.errors import TraceError, client_errors
 
 
 class Store:
@@ -19,13 +19,12 @@ class Store:
         import fsspec  # type: ignore[import-untyped]
 
         self.url = url
-        try:
-            # Listings are not cached: other processes write here, too.
-            opened: tuple[Any, str] = fsspec.url_to_fs(str(url), use_listings_cache=False)
-        except (ImportError, ValueError) as error:
-            raise UsageError(f"{url} cannot be opened: {error}") from None
-        except Exception as error:  # of the client of any storage
-            raise StorageError.failed("open", url, error) from error
+        with client_errors("open", url):
+            try:
+                # Listings are not cached: other processes write here, too.
+                opened: tuple[Any, str] = fsspec.url_to_fs(str(url), use_listings_cache=False)
+            except (ImportError, ValueError) as error:
+                raise UsageError(f"{url} cannot be opened: {error}") from None
         self._files, root = opened
         self._root = root.rstrip("/")
 

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from assay.files import Url, parse_location
-from assay.trace.errors import StorageError, TraceError
+from assay.trace.errors import StorageError, TraceError, client_errors
 from assay.trace.files import Folder, LineFile, OutStream
 from assay.trace.remote.store import Store
 from assay.trace.remote.uploading import Uploader
@@ -27,24 +27,20 @@ class _RemoteFolder(Folder):
     def __init__(self, url: Url) -> None:
         super().__init__(Path(tempfile.gettempdir(), f"assay-spool-{secrets.token_hex(8)}"))
         self._store = Store(url)
-        try:
-            names = self._store.top_names()
-        except Exception as error:
-            raise StorageError.failed("open", url, error) from error
-        if names:
-            raise TraceError.not_empty(url, names)
+        with client_errors("open", url):
+            if names := self._store.top_names():
+                raise TraceError.not_empty(url, names)
 
     @property
     def is_lost(self) -> bool:
         return self._uploader.has_failed
 
     def create_exclusive(self, name: str, text: str) -> None:
-        try:
-            self._store.create(name, text.encode())
-        except FileExistsError:
-            raise TraceError.in_use(self._store.url) from None
-        except Exception as error:
-            raise StorageError.failed("open", self._store.url, error) from error
+        with client_errors("open", self._store.url):
+            try:
+                self._store.create(name, text.encode())
+            except FileExistsError:
+                raise TraceError.in_use(self._store.url) from None
         try:
             self.path.mkdir(mode=0o700)
         except OSError as error:
