@@ -76,9 +76,9 @@ class Budget:
     def _find_exceeded(self, spent: Cost, last: Cost) -> str | None:
         share = _SHARES[self.grade]
         if self.max_bytes and spent.num_bytes + last.num_bytes > share * self.max_bytes:
-            return f"another pass would exceed {share:.0%} of {self.max_bytes / 1e6:,.0f} MB"
+            return f"a pass more is over {share:.0%} of {self.max_bytes / 1e6:,.0f} MB"
         if self.max_seconds and spent.seconds + last.seconds > share * self.max_seconds:
-            return f"another pass would exceed {share:.0%} of {self.max_seconds:g} s"
+            return f"a pass more is over {share:.0%} of {self.max_seconds:g} s"
         if isinstance(self.folder, Path):
             try:
                 free = shutil.disk_usage(self.folder).free - _FREE_BYTES

@@ -82,7 +82,7 @@ def test_a_budget_is_kept_and_lower_grades_are_in_the_manifest(
     assert kinds[0] == "input.inputoutput"
     assert "output" in kinds
     assert kinds[-1] == "input.input.statisticsoutput.statistics"
-    assert "outputs instead of everything: another pass would exceed 50% of 1 MB" in str(
+    assert "outputs instead of everything: a pass more is over 50% of 1 MB" in str(
         trace.manifest["lowered"]
     )
     errors = capsys.readouterr().err
