@@ -6,7 +6,6 @@ from pathlib import Path
 from assay_runners.checking.context import Context
 from assay_runners.checking.findings import Finding
 from assay_runners.checking.rules import checkouts, commands, machines, permissions, pins, triggers
-from assay_runners.checking.rules.kept_jobs import kept_jobs
 from assay_runners.checking.rules.vocabulary import known_words
 from assay_runners.checking.workflow_files.documents import read_documents
 from assay_runners.checking.workflow_files.reach import Reach
@@ -37,7 +36,6 @@ RULES: tuple[Rule, ...] = (
     machines.tests_first,
     machines.timeouts,
     machines.concurrency,
-    kept_jobs,
     known_words,
 )
 

@@ -28,7 +28,10 @@ def known_machines(context: Context) -> Iterator[Finding]:
             runs_on = job.raw.get("runs-on")
             line = job.line_of("runs-on")
             if document.name == _ACCELERATOR and job.id == _ON_THE_MACHINE:
-                continue  # `kept` holds it to the group and the label
+                if runs_on != {"group": github.runner_group, "labels": job.environment}:
+                    message = f"{_shown(runs_on)} is not the group {github.runner_group} with the environment {job.environment!r} as its label"
+                    yield make_finding(rule, document, line, message)
+                continue
             if document.name == _FOR_OTHER_REPOSITORIES:
                 continue  # the caller names its own machine
             if runs_on != github.hosted:

@@ -11,10 +11,9 @@ from assay.errors import UsageError
 from assay.files import read_toml
 from assay_runners.checking.context import Context, make_finding
 from assay_runners.checking.findings import Finding
-from assay_runners.checking.rules.kept_jobs import is_kept
-from assay_runners.checking.rules.placeholders import fill, names_of
 from assay_runners.checking.workflow_files.expressions import expressions_in, normalise
 from assay_runners.checking.workflow_files.leaves import Leaf, leaves, written
+from assay_runners.fleet.entries import GitHub
 
 FILE = Path(__file__).with_name("vocabulary.toml")
 SHOWN_FILE = "packages/runners/src/assay_runners/checking/rules/vocabulary.toml"
@@ -30,8 +29,6 @@ def known_words(context: Context) -> Iterator[Finding]:
         table = read_vocabulary()["workflow" if document in context.workflows else "action"]
         words = _Words(table, context)
         for leaf in leaves(document.raw):
-            if is_kept(document.name, leaf.place):
-                continue
             problem = words.problem(leaf)
             if problem:
                 message = f"{leaf.shown}: {problem}. If it is meant, write into {SHOWN_FILE}, for a reviewer to see: {_line_for(leaf)}"
@@ -54,13 +51,16 @@ class _Words:
     """The places of one kind of file, and what may stand there."""
 
     def __init__(self, table: Mapping[str, _Allowed], context: Context) -> None:
-        self._places = [(_place_pattern(place), allowed) for place, allowed in table.items()]
-        self._names = names_of(context.fleet.github)
+        self._table = table
+        self._patterns = [(_place_pattern(place), allowed) for place, allowed in table.items()]
+        self._names = _names_of(context.fleet.github)
         self._sessions = "|".join(map(re.escape, sorted(context.sessions)))
 
     def problem(self, leaf: Leaf) -> str:
         """Why it may not be there; "" where it may."""
-        allowed = [one for pattern, one in self._places if pattern.fullmatch(leaf.place)]
+        allowed = [one for pattern, one in self._patterns if pattern.fullmatch(leaf.place)]
+        if leaf.place in self._table:
+            allowed = [self._table[leaf.place]]
         if not allowed:
             return "new to our workflows"
         if any(self._is_allowed(leaf.value, one) for one in allowed):
@@ -79,10 +79,20 @@ class _Words:
     def _is_entry(self, value: object, entry: object) -> bool:
         if not isinstance(value, str) or not isinstance(entry, str):
             return isinstance(value, bool) == isinstance(entry, bool) and value == entry
-        pattern = re.escape(fill(entry, self._names))
+        filled = re.sub(r"<(\w+)>", lambda found: self._names.get(found[1], found[0]), entry)
+        pattern = re.escape(str(written(filled)))
         pattern = pattern.replace(re.escape("<sha>"), "[0-9a-f]{40}")
         pattern = pattern.replace(re.escape("<session>"), f"(?:{self._sessions})")
         return re.fullmatch(pattern, str(written(value))) is not None
+
+
+def _names_of(github: GitHub) -> dict[str, str]:
+    """Map `protected` and the other placeholders to the values of runners/github.toml."""
+    return {
+        "repository": github.repository, "protected": github.protected_ref,
+        "group": github.runner_group, "hosted": github.hosted,
+        "nightly": github.nightly, "reaper": github.reaper,
+    }  # fmt: skip
 
 
 def _line_for(leaf: Leaf) -> str:
