@@ -80,8 +80,10 @@ fi
 rm -rf "$opt/runner"
 mv "$opt/runner.new" "$opt/runner"
 install -m 755 "$here/register.sh" "$opt/register.sh"
-if [ -f "$(dirname "$settings")/health.sh" ]; then
-    install -m 755 "$(dirname "$settings")/health.sh" "$opt/health.sh"
+health=$(dirname "$settings")/health.json
+if [ -f "$health" ]; then
+    install -m 755 "$here/../health.sh" "$opt/health.sh"
+    install -m 644 "$health" "$opt/health.json"
 fi
 chmod 600 "$etc/token"
 install -m 644 "$settings" "$etc/$target.env"

@@ -79,7 +79,7 @@ def test_its_files_and_its_line_in_the_documents_are_rendered(root: Path, fleet:
     overview = (root / "runners/README.md").read_text(encoding="utf-8")
     assert "[Tenstorrent](tenstorrent/README.md) | `smoke:tenstorrent`" in overview
     names = {file.name for file in (root / "runners/tenstorrent").iterdir()}
-    assert {"README.md", "values-8.yaml", "pod.yaml", "Containerfile", "health.sh"} <= names
+    assert {"README.md", "values-8.yaml", "pod.yaml", "Containerfile", "health.json"} <= names
 
 
 def test_no_workflow_has_to_be_edited_for_it(root: Path, fleet: Fleet) -> None:

@@ -21,7 +21,13 @@ _HEALTH_SECONDS = 60
 # The user of GitHub's own image of the runner: images/Dockerfile of github.com/actions/runner.
 _USER_ID = 1001
 
-_FOR_ALL = ("assay-runner.plist", "assay-runner@.service", "bootstrap.sh", "register.sh")
+_FOR_ALL = (
+    "health.sh",
+    "bare-metal/assay-runner.plist",
+    "bare-metal/assay-runner@.service",
+    "bare-metal/bootstrap.sh",
+    "bare-metal/register.sh",
+)
 _UNVERIFIED = {
     "resources": "the names of the resources",
     "scheduler": "the name of the scheduler",
@@ -42,7 +48,7 @@ def render_fleet(fleet: Fleet) -> dict[PurePosixPath, str]:
     overview = fill("overview.md", vendors=fleet.vendors, runners=list(fleet.runners()))
     files = {FOLDER / "README.md": overview}
     for name in _FOR_ALL:
-        files[FOLDER / "bare-metal" / name] = fill(f"bare-metal/{name}", sick=SICK)
+        files[FOLDER / name] = fill(name, sick=SICK, health_seconds=_HEALTH_SECONDS)
     for vendor in fleet.vendors:
         for name, text in _files_of(vendor, fleet.github):
             files[FOLDER / vendor.name / name] = text
@@ -68,14 +74,13 @@ def _files_of(vendor: Vendor, github: GitHub) -> Iterator[tuple[str, str]]:
         "chart_version": _CHART_VERSION,
         "user_id": _USER_ID,
         "sick": SICK,
-        "health_seconds": _HEALTH_SECONDS,
         "minutes_beside_job": _MINUTES_BESIDE_JOB,
         "tiers": {tier: TIER_SESSIONS[tier] for tier in LABELLED_TIERS},
         "unverified": [(field, _UNVERIFIED.get(field, field)) for field in vendor.unverified],
     }
     yield "README.md", fill("README.md", **of_vendor)
     if vendor.health:
-        yield "health.sh", fill("health.sh", **of_vendor)
+        yield "health.json", fill("health.json", **of_vendor)
     if vendor.image:
         yield "Containerfile", fill("Containerfile", **of_vendor)
     for kind in vendor.runners:

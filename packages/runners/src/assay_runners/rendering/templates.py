@@ -28,8 +28,6 @@ _TEMPLATES = jinja2.Environment(
 )
 _TEMPLATES.filters |= {
     "containerfile": _quote_for_containerfile,
-    "python": repr,
+    "json": json.dumps,  # every JSON string is also a YAML string
     "shell": shlex.quote,
-    # Every JSON string is one of YAML.
-    "yaml": json.dumps,
 }

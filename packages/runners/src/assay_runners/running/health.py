@@ -9,17 +9,18 @@ _TOLD = "assay: this machine must not be used: "
 _SECONDS = 120
 
 
-def find_sickness(script: Path, cards: int, variables: Mapping[str, str]) -> str:
+def find_sickness(script: Path, settings: Path, cards: int, variables: Mapping[str, str]) -> str:
     """Why the machine must not be used; "" where it may.
 
-    script: `runners/VENDOR/health.sh`.
+    script: `runners/health.sh`.
+    settings: `runners/VENDOR/health.json`.
     cards: how many have to answer.
     variables: of its environment.
     """
     env = {**variables, "ASSAY_CARDS": str(cards)}
     try:
         done = subprocess.run(
-            [script], capture_output=True, text=True, check=False, timeout=_SECONDS, env=env,
+            [script, settings], capture_output=True, text=True, check=False, timeout=_SECONDS, env=env,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -138,5 +138,6 @@ def _find_sickness(job: MachineJob, fleet: Fleet, checkout: Checkout) -> str:
         raise UsageError(f"runners/runners.toml has no machine {job.target!r}")
     if not job.cards or runner.vendor.health is None:
         return ""
-    script = checkout.root.resolve() / "runners" / runner.vendor.name / "health.sh"
-    return find_sickness(script, job.cards, checkout.variables)
+    folder = checkout.root.resolve() / "runners"
+    settings = folder / runner.vendor.name / "health.json"
+    return find_sickness(folder / "health.sh", settings, job.cards, checkout.variables)

@@ -71,6 +71,7 @@ def test_a_machine_gets_the_runner_its_scripts_its_settings_and_the_unit(metal: 
         "etc/passwd",
         "etc/systemd/system/assay-runner@.service",
         "etc/systemd/system/multi-user.target.wants/assay-runner@acme-8.service",
+        "opt/assay-runner/health.json",
         "opt/assay-runner/health.sh",
         "opt/assay-runner/register.sh",
         "opt/assay-runner/runner/run.sh",

@@ -33,7 +33,7 @@ def test_each_machine_gets_what_can_be_made_of_its_entry(rendered: Mapping[str, 
         "README.md",
         "acme/Containerfile",
         "acme/README.md",
-        "acme/health.sh",
+        "acme/health.json",
         "acme/pod-8.yaml",
         "acme/pod.yaml",
         "acme/runner-8.env",
@@ -44,13 +44,14 @@ def test_each_machine_gets_what_can_be_made_of_its_entry(rendered: Mapping[str, 
         "bare-metal/assay-runner@.service",
         "bare-metal/bootstrap.sh",
         "bare-metal/register.sh",
+        "health.sh",
         "plain/Containerfile",
         "plain/README.md",
         "plain/pod.yaml",
         "plain/runner.env",
         "plain/values.yaml",
         "slab/README.md",
-        "slab/health.sh",
+        "slab/health.json",
         "slab/runner.env",
     ]
 
@@ -112,7 +113,7 @@ def test_a_machine_without_cards_takes_the_processors_torch_and_no_look_at_healt
 ) -> None:
     container = rendered["plain/Containerfile"]
     assert "ENV ASSAY_TORCH=cpu" in container.splitlines()
-    assert "health.sh" not in container
+    assert "health" not in container
     assert "HF_HUB" not in container
 
 
@@ -214,7 +215,7 @@ def shellcheck(*scripts: Path) -> subprocess.CompletedProcess[str]:
 
 def test_shellcheck_finds_nothing_in_any_script(written: Path, tmp_path: Path) -> None:
     scripts = sorted(written.rglob("*.sh"))
-    assert len(scripts) == 4
+    assert len(scripts) == 3
     checked = shellcheck(*scripts)
     assert (checked.returncode, checked.stdout) == (0, "")
     planted = tmp_path / "planted.sh"

@@ -1,3 +1,4 @@
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -15,8 +16,12 @@ SICK = "assay: this machine must not be used: acme-smi "
 
 
 @pytest.fixture
-def health(written: Path) -> Path:
-    return written / "acme/health.sh"
+def health(written: Path, tmp_path: Path) -> Path:
+    """Install the script and a vendor's settings into one folder, as on a machine."""
+    folder = tmp_path / "opt"
+    folder.mkdir()
+    shutil.copy(written / "acme/health.json", folder)
+    return Path(shutil.copy(written / "health.sh", folder))
 
 
 @pytest.mark.parametrize("cards", ["0", "1", "2"])
@@ -78,6 +83,19 @@ def test_a_number_of_cards_that_is_none_is_no_health(
     done = call(health, ASSAY_CARDS="all")
     assert done.returncode == 75
     assert "ASSAY_CARDS or ASSAY_HEALTH_SECONDS is no number" in done.stderr
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", '{"command": ["true"]}'])
+def test_settings_that_cannot_be_read_are_no_health(
+    health: Path, call: Call, text: str | None
+) -> None:
+    settings = health.with_name("health.json")
+    settings.unlink()
+    if text is not None:
+        settings.write_text(text)
+    done = call(health)
+    assert done.returncode == 75
+    assert f"must not be used: {settings} cannot be read: " in done.stderr
 
 
 def test_files_that_a_job_leaves_are_not_imported(

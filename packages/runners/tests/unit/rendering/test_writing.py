@@ -29,15 +29,15 @@ def test_each_difference_is_a_line_and_rendering_again_mends_it(
 ) -> None:
     (written / "acme/values.yaml").unlink()
     (written / "acme/pod.yaml").write_text("edited: by hand\n")
-    (written / "acme/health.sh").chmod(0o644)
+    (written / "health.sh").chmod(0o644)
     folder = PurePosixPath("runners/acme")
     assert find_outdated(root, fleet) == {
-        folder / "health.sh": "it is not executable",
+        PurePosixPath("runners/health.sh"): "it is not executable",
         folder / "pod.yaml": "it is not what its entry gives",
         folder / "values.yaml": "it is not there",
     }
     assert [path.name for path in write_rendered(root, fleet)] == [
-        "health.sh", "pod.yaml", "values.yaml",
+        "pod.yaml", "values.yaml", "health.sh",
     ]  # fmt: skip
     assert find_outdated(root, fleet) == {}
 
@@ -47,7 +47,7 @@ def test_files_of_an_entry_that_is_gone_are_named_then_deleted(
 ) -> None:
     smaller = without_slab(fleet)
     gone = {
-        PurePosixPath("runners/slab", name) for name in ("README.md", "health.sh", "runner.env")
+        PurePosixPath("runners/slab", name) for name in ("README.md", "health.json", "runner.env")
     }
     overview = PurePosixPath("runners/README.md")
     assert find_outdated(root, smaller) == {

@@ -33,7 +33,7 @@ def fleet() -> Fleet:
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nox.py").write_text(NOX)
-    shutil.copytree(ROOT / "runners/nvidia", tmp_path / "runners/nvidia")
+    shutil.copytree(ROOT / "runners", tmp_path / "runners")
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "nvidia-smi").write_text(SMI)
