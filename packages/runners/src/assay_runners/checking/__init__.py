@@ -1,6 +1,6 @@
-"""Rules over the committed workflows that no general linter knows."""
+"""Rules for the committed workflows that no general linter has."""
 
 from assay_runners.checking.checks import RULES, check_workflows
-from assay_runners.checking.findings import Finding
+from assay_runners.checking.context import Finding
 
 __all__ = ["RULES", "Finding", "check_workflows"]

@@ -1,4 +1,4 @@
-"""The summary of a job on a machine: what failed first, and the line that repeats it."""
+"""The summary of a job on a machine: its failures, and the commands that repeat them."""
 
 from itertools import chain
 from typing import Any
@@ -8,17 +8,16 @@ from assay.foreign_text import escape_markdown, markdown_code
 from assay.report.markdown import render_markdown
 from assay.report.run_report import Report, read_report
 from assay.verdicts import Outcome
-from assay_runners.planning.wording import nox_command
 from assay_runners.running.machine_job import JobResult, SessionResult
 
 _WORST_FIRST = (Outcome.FAIL, Outcome.NOT_COMPARED, Outcome.PASS)
 
 
-def summarise_job(result: JobResult, sha: str, enter: str = "") -> str:
-    """Markdown: how each session ended, in which environment, then every run's report, the worst first.
+def summarize_job(result: JobResult, sha: str, enter: str = "") -> str:
+    """Write Markdown: the result of each session, the environment, and every run's report, worst first.
 
     sha: the commit that ran.
-    enter: the command that brings somebody to it; "" checks it out.
+    enter: the command that goes to this commit; "" checks it out.
     """
     job = result.job
     state = {0: "passes", 1: "FAILS"}.get(result.exit_code, "the machine is sick")
@@ -41,7 +40,7 @@ def summarise_job(result: JobResult, sha: str, enter: str = "") -> str:
             f" {markdown_code(result.sick_after)}."
         )
     if failed := [session for session in result.sessions if session.failure]:
-        commands = "\n".join(nox_command(session.call) for session in failed)
+        commands = "\n".join(str(session.call) for session in failed)
         blocks.append(
             f"To repeat what failed, on the same kind of machine or without one:\n\n```bash\n"
             f"{enter or f'git checkout {sha}'}\n{commands}\n```"
@@ -68,7 +67,7 @@ def _table(sessions: tuple[SessionResult, ...]) -> str:
         cells = (
             markdown_code(session.call.session),
             escape_markdown(session.failure or "passes"),
-            str(len(session.left)),
+            str(len(session.files)),
             f"{session.seconds:.0f} s",
         )
         lines.append(f"| {' | '.join(cells)} |")
@@ -76,7 +75,7 @@ def _table(sessions: tuple[SessionResult, ...]) -> str:
 
 
 def _read_reports(sessions: tuple[SessionResult, ...]) -> tuple[list[Report], list[str]]:
-    """The reports of all runs, the worst first, and a sentence for each that cannot be read."""
+    """Read the reports of all runs, worst first. Returns: also a sentence for each unreadable run."""
     reports, unreadable = [], []
     for folder in chain.from_iterable(session.runs for session in sessions):
         try:

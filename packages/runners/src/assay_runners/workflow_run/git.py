@@ -1,4 +1,4 @@
-"""Asks and tells git about a checkout."""
+"""Calls of git."""
 
 import subprocess
 from pathlib import Path
@@ -7,13 +7,13 @@ from assay.errors import UsageError
 
 
 def run_git(folder: Path, *words: str) -> str:
-    """What `git WORDS` prints there, without its last newline.
+    """Run `git WORDS`. Returns: its output without the last newline.
 
-    Raises: UsageError with git's message if it fails, or there is none.
+    Raises: UsageError with git's message if it fails or is not installed.
     """
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *words],  # noqa: S607 - wherever the machine has it
+            ["git", "-C", str(folder), *words],  # noqa: S607 - found on PATH
             capture_output=True, text=True, errors="replace", check=False,
         )  # fmt: skip
     except OSError as error:
@@ -23,15 +23,10 @@ def run_git(folder: Path, *words: str) -> str:
     return done.stdout.removesuffix("\n")
 
 
-def commit_of(folder: Path) -> str:
-    """The 40 digits of the commit that is checked out there."""
-    return run_git(folder, "rev-parse", "HEAD")
-
-
 def files_changed_since(base: str, root: Path) -> tuple[str, ...] | None:
-    """The files of the checkout that differ from where it left `base`; None if git cannot tell.
+    """List the files that changed since the checkout branched off `base`.
 
-    Not knowing is no failure: everything runs then.
+    Returns: None if git cannot tell; then everything runs.
     """
     if not base:
         return None

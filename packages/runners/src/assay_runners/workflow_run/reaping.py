@@ -1,6 +1,6 @@
-"""Ends cloud instances that outlived their lifetime, whatever became of the run that made them.
+"""Terminates cloud instances past the end of their lifetime.
 
-One call for each: a call that names one instance which cannot be ended ends none of the others.
+Each instance gets its own call: a call fails as a whole if it cannot terminate one of its instances.
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_TerminateInstances.html
 """
 
@@ -17,21 +17,22 @@ from typing import Any
 
 from assay.errors import MachineError
 
-# Set when an instance is made; docs/runners.md says how.
+# docs/runners.md describes how to set it on an instance.
 TAG = "assay-expires"
 _SECONDS = 120
 
 
 @dataclass(frozen=True)
 class Instance:
-    """An instance of the cloud. expired: when it should have ended, as its tag has it."""
+    """An expired cloud instance."""
 
     id: str
     expired: str
+    """The value of its tag."""
 
 
 def find_expired(now: datetime) -> list[Instance]:
-    """The instances whose tag names a time before `now`, in UTC unless it says; no time counts as one."""
+    """Find the instances with a tag that is before `now` or is not a time. Tags default to UTC."""
     words = (
         "--filters",
         f"Name=tag-key,Values={TAG}",
@@ -48,7 +49,7 @@ def find_expired(now: datetime) -> list[Instance]:
 
 
 def end_instances(instances: list[Instance]) -> None:
-    """Terminate them all, each whatever became of the others.
+    """Terminate all instances.
 
     Raises: MachineError for those that the cloud or GitHub's identity service refuses.
     """
@@ -59,7 +60,7 @@ def end_instances(instances: list[Instance]) -> None:
         except MachineError as error:
             refused.append(f"{instance.id}: {error}")
     if refused:
-        raise MachineError(f"{len(refused)} of {len(instances)} go on:\n" + "\n".join(refused))
+        raise MachineError(f"{len(refused)} of {len(instances)} still run:\n" + "\n".join(refused))
 
 
 def _is_before(tag: str, now: datetime) -> bool:
@@ -72,30 +73,30 @@ def _is_before(tag: str, now: datetime) -> bool:
 
 def _aws(*words: str) -> str:
     with TemporaryDirectory(prefix="assay-reaper-") as folder:
-        variables = {**os.environ, **_identity(Path(folder))}
+        variables = {**os.environ, **_fetch_identity(Path(folder))}
         try:
             done = subprocess.run(
-                ["aws", "ec2", *words],  # noqa: S607 - wherever the machine has it
+                ["aws", "ec2", *words],  # noqa: S607 - found on PATH
                 capture_output=True, text=True, check=True, timeout=_SECONDS, env=variables,
             )  # fmt: skip
         except FileNotFoundError:
-            raise MachineError("aws is not installed; GitHub's own machines have it") from None
+            raise MachineError("aws is not installed; GitHub-hosted machines have it") from None
         except subprocess.SubprocessError as error:
-            told = getattr(error, "stderr", "") or str(error)
-            raise MachineError(f"aws ec2 {words[0]} failed: {told.strip()}") from None
+            reason = getattr(error, "stderr", "") or str(error)
+            raise MachineError(f"aws ec2 {words[0]} failed: {reason.strip()}") from None
     return done.stdout
 
 
-def _identity(folder: Path) -> dict[str, str]:
-    """What makes the cloud's program take the role of the run, without a key that is kept.
+def _fetch_identity(folder: Path) -> dict[str, str]:
+    """Fetch an OIDC token, and return the variables with which `aws` assumes the role of the run.
 
-    A token is good for minutes: each call of the program gets its own.
+    A token is valid for minutes, so each call of `aws` gets its own.
     """
     url, role = os.environ.get("ACTIONS_ID_TOKEN_REQUEST_URL"), os.environ.get("ASSAY_REAPER_ROLE")
     if not url or not role:
         return {}
     bearer = os.environ.get("ACTIONS_ID_TOKEN_REQUEST_TOKEN", "")
-    request = urllib.request.Request(  # noqa: S310 - the address is GitHub's own
+    request = urllib.request.Request(  # noqa: S310 - an address of GitHub
         f"{url}&audience=sts.amazonaws.com", headers={"Authorization": f"bearer {bearer}"}
     )
     try:

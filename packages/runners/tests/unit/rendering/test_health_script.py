@@ -35,7 +35,7 @@ def test_a_machine_with_its_cards_is_healthy(
     )  # fmt: skip
 
 
-def test_the_vendors_program_gets_its_words_as_the_entry_has_them(
+def test_the_vendors_program_gets_the_arguments_of_the_entry(
     health: Path, put_program: Put, call: Call, tmp_path: Path
 ) -> None:
     put_program("acme-smi", f"printf '%s\\n' \"$@\" >{tmp_path}/asked; {TWO_CARDS}")
@@ -57,7 +57,7 @@ def test_the_vendors_program_gets_its_words_as_the_entry_has_them(
         (None, "cannot be run: No such file or directory"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_exit_75(
+def test_a_sick_machine_is_one_line_and_exit_75(
     health: Path, put_program: Put, call: Call, fleet: Fleet, program: str | None, message: str
 ) -> None:
     if program is not None:
@@ -66,7 +66,7 @@ def test_what_is_wrong_is_one_line_and_exit_75(
     assert (done.returncode, done.stdout, done.stderr) == (75, "", f"{SICK}{message}\n")
 
 
-def test_a_program_that_hangs_with_its_children_is_left_after_its_time(
+def test_a_hung_program_is_killed_with_its_children(
     health: Path, put_program: Put, call: Call
 ) -> None:
     put_program("acme-smi", "trap '' TERM; sleep 50 & sleep 50")
@@ -76,9 +76,7 @@ def test_a_program_that_hangs_with_its_children_is_left_after_its_time(
     assert time.monotonic() - started < 20
 
 
-def test_a_number_of_cards_that_is_none_is_no_health(
-    health: Path, put_program: Put, call: Call
-) -> None:
+def test_an_invalid_number_of_cards_is_sick(health: Path, put_program: Put, call: Call) -> None:
     put_program("acme-smi", TWO_CARDS)
     done = call(health, ASSAY_CARDS="all")
     assert done.returncode == 75
@@ -86,9 +84,7 @@ def test_a_number_of_cards_that_is_none_is_no_health(
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"command": ["true"]}'])
-def test_settings_that_cannot_be_read_are_no_health(
-    health: Path, call: Call, text: str | None
-) -> None:
+def test_unreadable_settings_are_sick(health: Path, call: Call, text: str | None) -> None:
     settings = health.with_name("health.json")
     settings.unlink()
     if text is not None:
@@ -98,7 +94,7 @@ def test_settings_that_cannot_be_read_are_no_health(
     assert f"must not be used: {settings} cannot be read: " in done.stderr
 
 
-def test_files_that_a_job_leaves_are_not_imported(
+def test_modules_left_by_a_job_are_not_imported(
     health: Path, put_program: Put, call: Call, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
