@@ -69,7 +69,7 @@ def find_sickness():
 try:
     sickness = find_sickness()
 except ValueError as error:
-    sickness = f"ASSAY_CARDS or ASSAY_HEALTH_SECONDS is no number: {error}"
+    sickness = f"ASSAY_CARDS or ASSAY_HEALTH_SECONDS is not a number: {error}"
 if sickness:
     print(f"assay: this machine must not be used: {sickness}", file=sys.stderr, flush=True)
     os._exit(75)

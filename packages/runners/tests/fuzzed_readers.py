@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from assay_runners.checking import check_workflows
+from assay_runners.checking.checks import check_workflows
 from assay_runners.checking.workflow_files.sessions import read_sessions
 from assay_runners.fleet.reading import read_fleet
 from assay_runners.planning.rules import make_plan

@@ -48,7 +48,7 @@ def _of_pull_request(event: Event, plan: Plan, fleet: Fleet) -> Iterator[Started
 
 
 def _may_ask_for_a_machine(label: str) -> bool:
-    """Check that smoke.yml plans the label, which may still be a topic or a misspelt request."""
+    """Check that smoke.yml plans the label, which may still be a topic or a misspelled request."""
     return ":" in label or label.casefold().startswith(("smoke", "expectations", "bench"))
 
 
@@ -76,7 +76,7 @@ def _of_ci(event: Event, plan: Plan, fleet: Fleet) -> Iterator[StartedJob]:
 def _of_new_commit(event: Event, _: Plan, fleet: Fleet) -> Iterator[StartedJob]:
     """Remove the labels, in a job that checks nothing out."""
     if event.action == "synchronize":
-        for _label in event.labels:
+        for _label in event.pull_request.get("labels") or ():
             yield StartedJob(
                 workflow="labels.yml",
                 job="withdraw",

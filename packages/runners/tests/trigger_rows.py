@@ -62,7 +62,7 @@ def tests(workflow: str, sha: str, count: int) -> tuple[Row, ...]:
 
 
 def ci(sha: str) -> tuple[Row, ...]:
-    """Six sessions on two versions of Python, a training on the CPU, and the required check."""
+    """Make six sessions on two versions of Python, a training on the CPU, and the required check."""
     smoke = Row("ci.yml", "smoke", HOSTED, sha, READ)
     return (
         planned("ci.yml", sha),
@@ -77,13 +77,13 @@ def ci_with_nothing_to_do(sha: str) -> tuple[Row, ...]:
 
 
 def machine(workflow: str, name: str, sha: str) -> tuple[Row, ...]:
-    """The job on the machine, and the job that fails if it did not run."""
+    """Make the job on the machine, and the job that fails if it did not run."""
     job = Row(workflow, "machines / run", name, sha, READ, name, "assay-accelerators")
     return (job, Row(workflow, "machines / ran", HOSTED))
 
 
 def smoke(*names: str) -> tuple[Row, ...]:
-    """Three sessions first, then a job on each of the machines."""
+    """Make three sessions, then a job on each machine."""
     machines = [row for name in names for row in machine("smoke.yml", name, HEAD)]
     return (planned("smoke.yml", HEAD), *tests("smoke.yml", HEAD, 3), *machines)
 
@@ -96,7 +96,7 @@ EVERY = tuple(
 
 
 def by_hand(workflow: str, *names: str) -> tuple[Row, ...]:
-    """An approval, the plan, then the machines."""
+    """Make an approval, the plan, then the machines."""
     environment = workflow.removesuffix(".yml")
     approve = Row(workflow, "approve", HOSTED, environment=environment)
     machines = [row for name in names for row in machine(workflow, name, MAIN)]
@@ -109,7 +109,7 @@ def recapture(*names: str) -> tuple[Row, ...]:
 
 
 def night(count: int, ref: str = "refs/heads/main") -> tuple[Row, ...]:
-    """The nightly sessions. Only main has a report, because the issue is about main."""
+    """Make the nightly sessions. Only main has a report, because the issue is about main."""
     plan = Row("nightly.yml", "plan", HOSTED, MAIN, "actions:read contents:read")
     report = Row("nightly.yml", "report", HOSTED, MAIN, "contents:read issues:write")
     reports = [report] if ref == "refs/heads/main" else []

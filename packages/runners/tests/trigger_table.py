@@ -103,7 +103,7 @@ CASES = (
     Case("expectations alone", labeled("expectations:spyre"), smoke("assay-spyre")),
     Case("expectations everywhere", labeled("expectations:all"), smoke(*EVERY)),
     Case(
-        "a second label beside a first",
+        "a second label",
         labeled("smoke:amd", labels=("smoke:nvidia", "smoke:amd")),
         smoke("assay-amd"),
     ),
@@ -230,7 +230,7 @@ CASES = (
         PLAN_ALONE,
         says="there are smoke:nvidia",
     ),
-    Case("a misspelt benchmark", labeled("bench:nvida"), PLAN_ALONE, says="by hand"),
+    Case("a misspelled benchmark", labeled("bench:nvida"), PLAN_ALONE, says="by hand"),
     Case("the machines' own label", labeled("assay-nvidia"), says="asks for no machine"),
     Case(
         "a branch full of shell, labeled",

@@ -104,8 +104,8 @@ def run(
     from assay_runners.planning.plan import MachineJob
     from assay_runners.running.machine_job import Checkout, run_machine_job
     from assay_runners.running.summary import summarize_job
-    from assay_runners.workflow_run.git import run_git
     from assay_runners.workflow_run.outputs import add_to_summary
+    from assay_runners.workflow_run.programs import run_git
 
     asked = parse_record(MachineJob, job, "--job")
     result = run_machine_job(asked, read_fleet(root), Checkout(root, (nox, "-m", "nox")))
@@ -123,8 +123,7 @@ def rehearse(
     *,
     event: _EventName = None,
     patch: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.diff", help="The change of the event."),
+        Path | None, typer.Option(metavar="FILE.diff", help="The change of the event.")
     ] = None,
     only: Annotated[
         list[str] | None,
@@ -136,22 +135,25 @@ def rehearse(
     ] = None,
     root: _Root = Path(),
 ) -> None:
-    """Run the jobs of an event here, in a clean clone, and print their summary.
+    """Run the jobs of an event here, in a clean clone.
 
-    The CPU replaces every accelerator, and one Python runs everything.
+    The CPU replaces every accelerator, one Python runs everything, and the summary is printed.
 
     Example: nox -s rehearse -- examples/events/label-smoke-nvidia.json --only expectations
 
     Exit code: 0; 1 a session failed; 2 a request is refused, or the event cannot be read.
     """
     from assay.runs import RunFolder, open_progress
-    from assay_runners.running.rehearsal import SUMMARY_FILE, RehearsalRequest, rehearse
+    from assay_runners.running.rehearsal import SUMMARY_FILE, rehearse
     from assay_runners.workflow_run.events import read_event
 
-    asked = RehearsalRequest(read_event(payload, event, {}), patch, frozenset(only or ()))
+    read = read_event(payload, event, {})
     folder = RunFolder.create("runners rehearse", output).path
     with open_progress() as progress:
-        rehearsal = rehearse(asked, root.resolve(), folder.resolve(), (nox, "-m", "nox"), progress)
+        rehearsal = rehearse(
+            read, patch, frozenset(only or ()), root.resolve(), folder.resolve(),
+            (nox, "-m", "nox"), progress,
+        )  # fmt: skip
     print_text(rehearsal.summary)
     print_error(f"The summary: {folder / SUMMARY_FILE}")
     if rehearsal.exit_code:
@@ -174,7 +176,7 @@ def propose(
     ] = False,
     root: _Root = Path(),
 ) -> None:
-    """Open the pull request of a recapture, with the changes of each file.
+    """Open the pull request of a recapture.
 
     Exit code: 0; 2 if nothing was captured, a file is not an expectation, or GitHub refuses.
     """
@@ -203,9 +205,9 @@ def report_nightly(
     ],
     root: _Root = Path(),
 ) -> None:
-    """Update the issues "The nightly run fails" and "The machines need a newer runner".
+    """Update the two issues of the nightly run.
 
-    Opens, comments on or closes each.
+    Opens, comments on or closes "The nightly run fails" and "The machines need a newer runner".
 
     Exit code: 0; 2 if GitHub does not answer, or outside a workflow run.
     """
@@ -239,7 +241,9 @@ def reap(
         bool, typer.Option("--dry-run", help="Only print what would be terminated.")
     ] = False,
 ) -> None:
-    """Terminate the cloud instances past the time in their tag `assay-expires`.
+    """Terminate expired cloud instances.
+
+    The tag `assay-expires` of an instance has the end of its lifetime.
 
     Exit code: 0, also if there are none; 2 if the cloud does not answer.
     """
@@ -248,8 +252,8 @@ def reap(
     from assay_runners.workflow_run.reaping import end_instances, find_expired
 
     expired = find_expired(datetime.now(UTC))
-    for instance in expired:
-        print_text(f"{instance.id} expired {instance.expired}")
+    for name, tag in expired.items():
+        print_text(f"{name} expired {tag}")
     if expired and not dry_run:
         end_instances(expired)
     print_text(f"{len(expired)} {'would be terminated' if dry_run else 'terminated'}")
@@ -257,7 +261,7 @@ def reap(
 
 @app.command()
 def check(*, root: _Root = Path(), as_json: _AsJson = False) -> None:
-    """Check that the workflows keep the rules and the rendered files are up to date.
+    """Check the workflows and the rendered files.
 
     Example: assay runners check
 
@@ -266,10 +270,10 @@ def check(*, root: _Root = Path(), as_json: _AsJson = False) -> None:
     import json
     from dataclasses import asdict
 
-    from assay_runners.checking import Finding, check_workflows
+    from assay_runners.checking.checks import Finding, check_workflows
     from assay_runners.checking.workflow_files.sessions import read_sessions
     from assay_runners.fleet.reading import read_fleet
-    from assay_runners.rendering import find_outdated
+    from assay_runners.rendering.writing import find_outdated
 
     fleet = read_fleet(root)
     found = check_workflows(root, fleet, read_sessions(root))
@@ -289,14 +293,16 @@ def check(*, root: _Root = Path(), as_json: _AsJson = False) -> None:
 
 @app.command()
 def render(*, root: _Root = Path()) -> None:
-    """Write the files of each vendor's machines below runners/, from its entry.
+    """Write the files of each vendor's machines.
+
+    They lie below runners/, and are rendered from the entries in runners/runners.toml.
 
     Example: assay runners render
 
     Exit code: 0; 2 if an entry is wrong.
     """
     from assay_runners.fleet.reading import read_fleet
-    from assay_runners.rendering import write_rendered
+    from assay_runners.rendering.writing import write_rendered
 
     changed = write_rendered(root, read_fleet(root))
     print_text("\n".join(map(str, changed)) or "everything is up to date")

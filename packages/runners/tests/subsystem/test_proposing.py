@@ -68,7 +68,7 @@ def test_two_captures_of_one_name_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A line for each call of `gh`, which does nothing."""
+    """Record each call of `gh`, which does nothing."""
     program, file = tmp_path / "programs" / "gh", tmp_path / "heard"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "$*" >> "{file}"\n')
@@ -100,5 +100,7 @@ def test_a_proposal_is_pushed_to_its_own_branch(
     open_pull_request(gather(tmp_path / "captured", root, "x"), root, "main", run)
     assert (origin / "refs/heads/main").read_text() == before
     assert [path.name for path in (origin / "refs/heads/recapture").iterdir()] == ["5-2"]
-    told = "\npr create --base main --head recapture/5-2 --title expectations: 1 captured"
-    assert told in heard.read_text()
+    expected = (
+        "\npr create --base main --head recapture/5-2 --title expectations: recapture 1 file --body"
+    )
+    assert expected in heard.read_text()

@@ -1,4 +1,4 @@
-"""The input and the output of a rule."""
+"""The input of a rule and its output."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -9,21 +9,8 @@ from assay_runners.checking.workflow_files.expressions import expressions_in
 from assay_runners.checking.workflow_files.scalars import Scalar, find_scalars
 from assay_runners.fleet.entries import Fleet
 
-
-@dataclass(frozen=True, order=True)
-class Finding:
-    """A place that breaks a rule."""
-
-    file: str
-    """Relative to the root of the repository."""
-    line: int
-    """The first line is 1."""
-    rule: str
-    message: str
-    """The problem, and what to write instead."""
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.rule}: {self.message}"
+# A line that breaks a rule, from 1, and the problem with what to write instead.
+Problem = tuple[int, str]
 
 
 @dataclass(frozen=True)
@@ -41,18 +28,6 @@ class Context:
     def documents(self) -> tuple[Document, ...]:
         """Workflows and actions."""
         return self.workflows + self.actions
-
-    @property
-    def accelerator(self) -> str:
-        """The `uses` of a call of accelerator.yml, the one workflow that the runner group accepts."""
-        github = self.fleet.github
-        path = f"{github.repository}/.github/workflows/accelerator.yml"
-        return f"{path}@{github.protected_ref}"
-
-
-def make_finding(rule: str, document: Document, line: int, message: str) -> Finding:
-    """Make a finding in `document`."""
-    return Finding(document.file, line, rule, message)
 
 
 def expressions_of(document: Document) -> Iterator[tuple[Scalar, str]]:

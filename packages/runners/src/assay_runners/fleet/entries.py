@@ -38,7 +38,7 @@ Variables = Annotated[dict[Variable, str], AfterValidator(_sets_no_reserved_vari
 
 
 class Entry(BaseModel):
-    """A table of a file. An unknown field is an error."""
+    """A table of a file, whose head describes the fields. An unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,12 +47,8 @@ class Shown(Entry):
     """The device nodes and files that show a loaded driver."""
 
     by: tuple[RelativePattern, ...]
-    """Patterns below "/". One match is enough."""
     made_by: tuple[NonEmpty, ...] = ()
-    """The vendor's command that creates them after a boot. Root runs it before a bare-metal machine
-    registers."""
     pci_vendor: Hexadecimal | None = None
-    """With `pci_classes`, for nodes that several vendors share."""
     pci_classes: tuple[Hexadecimal, ...] = ()
 
     @property
@@ -65,46 +61,34 @@ class Torch(Entry):
     """The torch that uses the devices."""
 
     from_registry: bool = Field(strict=True)
-    """The build in the package registry supports the devices."""
     plugin: str = ""
-    """The module that registers the devices with torch; "" if torch knows them."""
 
 
 class Image(Entry):
     """The base of a runner's container."""
 
     base: str
-    """The vendor's image, with the driver's libraries and the vendor's torch; "" if none is public, and
-    the build must name one."""
     python: NonEmpty = "python3"
-    """The Python of the image that has this torch."""
 
 
 class Health(Entry):
     """The vendor's program that lists the cards, run before and after each job."""
 
     command: tuple[NonEmpty, ...] = Field(min_length=1)
-    """An exit code other than 0 takes the machine out of service."""
     card_pattern: Pattern
-    """A regular expression with one match in the output for each card that is fit for a job."""
 
 
 class RunnerKind(Entry):
     """The runners of a vendor with one number of cards."""
 
     cards: int = Field(ge=0, le=1024, strict=True)
-    """The cards of a job; 0 for machines without an accelerator."""
     sessions: tuple[NonEmpty, ...] = Field(min_length=1)
-    """The nox sessions that may run there, in this order."""
     timeout_minutes: int = Field(ge=5, le=360, strict=True)
-    """GitHub ends a job after this time."""
     budget_minutes: int = Field(ge=1, le=300, strict=True)
-    """The time budget of the smoke session."""
     max_runners: int = Field(ge=1, le=1000, strict=True)
-    """The number of parallel jobs; further jobs wait."""
 
     @model_validator(mode="after")
-    def _leaves_time_to_install(self) -> "RunnerKind":
+    def _is_consistent(self) -> "RunnerKind":
         if len(set(self.sessions)) < len(self.sessions):
             raise ValueError(f"sessions {', '.join(self.sessions)}: one is named twice")
         if self.budget_minutes >= self.timeout_minutes:
@@ -116,10 +100,9 @@ class RunnerKind(Entry):
 
 
 class Vendor(Entry):
-    """An entry of runners.toml, whose head describes the fields."""
+    """An entry of runners.toml."""
 
     name: Name
-    """The name of the table."""
     title: NonEmpty
     also_called: tuple[Name, ...] = ()
     resources: tuple[NonEmpty, ...]
@@ -177,7 +160,7 @@ class Runner(BaseModel):
 
 
 class GitHub(Entry):
-    """The settings in runners/github.toml, whose head describes the fields."""
+    """The settings in runners/github.toml."""
 
     repository: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
     protected_ref: NonEmpty

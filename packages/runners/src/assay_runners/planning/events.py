@@ -51,11 +51,6 @@ class Event(BaseModel):
         return str((self.payload.get("label") or {}).get("name", ""))
 
     @property
-    def labels(self) -> tuple[str, ...]:
-        """All labels of the pull request."""
-        return tuple(str(label["name"]) for label in self.pull_request.get("labels") or ())
-
-    @property
     def is_from_fork(self) -> bool:
         """The pull request comes from another repository, which may be deleted."""
         head = self.pull_request.get("head", {}).get("repo") or {}

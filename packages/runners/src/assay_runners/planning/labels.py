@@ -13,9 +13,9 @@ TIER_SESSIONS = {
     "bench": ("bench",),
 }
 # The tiers that a label may request; benchmarks are started by hand.
-LABELLED_TIERS = ("smoke", "expectations")
+LABELED_TIERS = ("smoke", "expectations")
 EVERY = "all"
-# "smoke-nvidia" is a misspelt request; "smoke" and "smoke tests" are topics of a pull request.
+# "smoke-nvidia" is a misspelled request; "smoke" and "smoke tests" are topics of a pull request.
 _WITHOUT_COLON = re.compile(r"(?P<tier>smoke|expectations|bench)[\W_]+(?P<target>.+)")
 
 _NAME_AND_CARDS = r"(?P<name>.+?)(?:-(?P<cards>\d+))?"
@@ -27,14 +27,14 @@ def read_label(label: str, fleet: Fleet) -> tuple[str, list[Runner]] | Refusal |
 
     Case is ignored, as GitHub does.
     Returns: a refusal if the label is a request for a machine that does not exist or does not run the
-        tier; None if it is no request.
+        tier; None if it is not a request.
     """
     tier, colon, target = label.casefold().partition(":")
     if not colon:
         return _refuse_without_colon(label, fleet)
     if tier not in TIER_SESSIONS:
         return _refuse_tier(label, tier, target, fleet)
-    if tier not in LABELLED_TIERS:
+    if tier not in LABELED_TIERS:
         return Refusal(asked=label, why=_BY_HAND)
     runners = find_able_runners(target, tier, fleet)
     if not runners:
@@ -45,10 +45,7 @@ def read_label(label: str, fleet: Fleet) -> tuple[str, list[Runner]] | Refusal |
 def find_runners(target: str, fleet: Fleet) -> list[Runner]:
     """Find the machines that `target` names. "all" names each vendor's machines with the fewest cards."""
     if target == EVERY:
-        return [
-            next(runner for runner in fleet.runners() if runner.vendor.name == vendor.name)
-            for vendor in fleet.vendors
-        ]
+        return [Runner(vendor=vendor, kind=vendor.runners[0]) for vendor in fleet.vendors]
     runner = fleet.find(target)
     return [runner] if runner else []
 
@@ -79,7 +76,7 @@ def _refuse_without_colon(label: str, fleet: Fleet) -> Refusal | None:
     named = words and re.fullmatch(_NAME_AND_CARDS, words["target"])
     if not words or not named or not _find_vendor(named["name"], fleet):
         return None
-    if words["tier"] not in LABELLED_TIERS:
+    if words["tier"] not in LABELED_TIERS:
         return Refusal(asked=label, why=_BY_HAND)
     target = _nearest_target(words["target"], fleet)
     why = f"a machine is asked for with a colon: {words['tier']}:{target}"
@@ -87,22 +84,21 @@ def _refuse_without_colon(label: str, fleet: Fleet) -> Refusal | None:
 
 
 def _refuse_tier(label: str, tier: str, target: str, fleet: Fleet) -> Refusal | None:
-    """Refuse a label with an unknown tier. Returns: None for a topic, such as "area:nvidia"."""
+    """Refuse a label with an unknown tier, or with a session for its tier ("check:nvidia").
+
+    Returns: None for a topic, such as "area:nvidia".
+    """
     nearest = get_close_matches(tier, TIER_SESSIONS, n=1, cutoff=0.75)
+    sessions = {name for runner in fleet.runners() for name in runner.kind.sessions}
     if nearest:
         meant = target if target == EVERY else _nearest_target(target, fleet) or target
         why = f"there is no tier {tier!r}; nearest is {nearest[0]}:{meant}"
-    elif tier in _sessions(fleet) and find_runners(target, fleet):
-        labels = " and ".join(f"{known}:{target}" for known in LABELLED_TIERS)
+    elif tier in sessions and find_runners(target, fleet):
+        labels = " and ".join(f"{known}:{target}" for known in LABELED_TIERS)
         why = f"there is no tier {tier!r}; there are {labels}"
     else:
         return None
     return Refusal(asked=label, why=why)
-
-
-def _sessions(fleet: Fleet) -> set[str]:
-    """Collect the sessions that some machine runs: "check:nvidia" names one in place of a tier."""
-    return {name for runner in fleet.runners() for name in runner.kind.sessions}
 
 
 def _nearest_target(target: str, fleet: Fleet) -> str:

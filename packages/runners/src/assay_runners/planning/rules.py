@@ -15,9 +15,9 @@ _Rule = Callable[[Event, Fleet], Plan]
 def make_plan(event: Event, fleet: Fleet) -> Plan:
     """Plan the jobs that `event` starts on the machines of `fleet`."""
     rule = RULES.get(event.name)
-    return (
-        rule(event, fleet) if rule else plan_nothing(event, f"no workflow waits for {event.name}")
-    )
+    if rule is None:
+        return plan_nothing(event, f"no workflow waits for {event.name}")
+    return rule(event, fleet)
 
 
 def _plan_push(event: Event, fleet: Fleet) -> Plan:

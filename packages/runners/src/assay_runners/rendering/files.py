@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 import jinja2
 
 from assay_runners.fleet.entries import Fleet, GitHub, Runner, Vendor
-from assay_runners.planning.labels import LABELLED_TIERS, TIER_SESSIONS
+from assay_runners.planning.labels import LABELED_TIERS, TIER_SESSIONS
 from assay_runners.running.machine_job import SICK
 
 FOLDER = PurePosixPath("runners")
@@ -54,16 +54,17 @@ def render_fleet(fleet: Fleet) -> dict[PurePosixPath, str]:
 
 
 def _render_vendor(vendor: Vendor, github: GitHub) -> Iterator[tuple[str, str]]:
+    runners = [Runner(vendor=vendor, kind=kind) for kind in vendor.runners]
     values = {
         "vendor": vendor,
         "github": github,
         "organization": github.repository.split("/")[0],
-        "runners": [Runner(vendor=vendor, kind=kind) for kind in vendor.runners],
+        "runners": runners,
         "chart_version": _CHART_VERSION,
         "user_id": _USER_ID,
         "sick": SICK,
         "extra_minutes": _EXTRA_MINUTES,
-        "tiers": {tier: TIER_SESSIONS[tier] for tier in LABELLED_TIERS},
+        "tiers": {tier: TIER_SESSIONS[tier] for tier in LABELED_TIERS},
         "unverified": [(field, _UNVERIFIED.get(field, field)) for field in vendor.unverified],
     }
     yield "README.md", _fill("README.md", **values)
@@ -71,8 +72,7 @@ def _render_vendor(vendor: Vendor, github: GitHub) -> Iterator[tuple[str, str]]:
         yield "health.json", _fill("health.json", **values)
     if vendor.image:
         yield "Containerfile", _fill("Containerfile", **values)
-    for kind in vendor.runners:
-        runner = Runner(vendor=vendor, kind=kind)
+    for runner in runners:
         cards = runner.target.removeprefix(vendor.name)  # "", "-4"
         yield f"runner{cards}.env", _fill("runner.env", runner=runner, **values)
         if vendor.image:

@@ -19,19 +19,18 @@ def write_rendered(root: Path, fleet: Fleet) -> list[PurePosixPath]:
     Returns: the changed, created and deleted files, relative to `root`.
     """
     rendered = render_fleet(fleet)
-    changed = [path for path, text in rendered.items() if _find_difference(root / path, text)]
-    for path in changed:
+    outdated = sorted(find_outdated(root, fleet))
+    for path in outdated:
         file = root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(rendered[path], encoding="utf-8", newline="\n")
-        file.chmod(0o755 if file.suffix == ".sh" else 0o644)
-    stale = [path for path in _find_rendered(root) if path not in rendered]
-    for path in stale:
-        (root / path).unlink()
-        folder = (root / path).parent
-        if not any(folder.iterdir()):
-            folder.rmdir()
-    return sorted([*changed, *stale])
+        if path in rendered:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(rendered[path], encoding="utf-8", newline="\n")
+            file.chmod(0o755 if file.suffix == ".sh" else 0o644)
+        else:
+            file.unlink()
+            if not any(file.parent.iterdir()):
+                file.parent.rmdir()
+    return outdated
 
 
 def find_outdated(root: Path, fleet: Fleet) -> dict[PurePosixPath, str]:

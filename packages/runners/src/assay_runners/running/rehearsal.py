@@ -16,7 +16,7 @@ from assay_runners.planning.rules import make_plan
 from assay_runners.planning.wording import summarize_plan
 from assay_runners.running.machine_job import Checkout, JobResult, SessionResult, run_machine_job
 from assay_runners.running.summary import summarize_job
-from assay_runners.workflow_run.git import files_changed_since, run_git
+from assay_runners.workflow_run.programs import files_changed_since, run_git
 
 CLONE, SUMMARY_FILE = "clone", "summary.md"
 
@@ -31,23 +31,20 @@ class Rehearsal:
     """0; 1 if a session failed; 2 if a request was refused."""
 
 
-@dataclass(frozen=True)
-class RehearsalRequest:
-    """A request for a rehearsal."""
-
-    event: Event
-    patch: Path | None = None
-    """A change to commit on top of HEAD. Its files replace the event's changed files."""
-    only: frozenset[str] = frozenset()
-    """The planned sessions to run; all if empty."""
-
-
 def rehearse(
-    asked: RehearsalRequest, root: Path, folder: Path, nox: Sequence[str], progress: Progress
+    event: Event,
+    patch: Path | None,
+    only: frozenset[str],
+    root: Path,
+    folder: Path,
+    nox: Sequence[str],
+    progress: Progress,
 ) -> Rehearsal:
     """Clone `root` into `folder`, and run the jobs of the event there.
 
     After a failure the clone keeps its nox environments (2 GB), to repeat the failure.
+    patch: a change to commit on top of HEAD. Its files replace the event's changed files.
+    only: the planned sessions to run; all if empty.
     nox: the words that start nox.
     Raises: UsageError if the clone or the patch fails.
     """
@@ -55,15 +52,14 @@ def rehearse(
     with progress.step("clones the last commit"):
         run_git(root, "clone", "--quiet", "--no-hardlinks", str(root), str(clone))
         base = run_git(clone, "rev-parse", "HEAD")
-        if asked.patch:
-            _commit_patch(clone, asked.patch)
+        if patch:
+            _commit_patch(clone, patch)
         sha = run_git(clone, "rev-parse", "HEAD")
-    event = asked.event
-    if asked.patch:
+    if patch:
         event = event.model_copy(update={"changed": files_changed_since(base, clone)})
     plan = make_plan(event, read_fleet(clone))
-    _require_planned_sessions(asked.only, plan)
-    run = _PlannedRun(plan, sha, asked.only, Checkout(clone, nox, _variables()), progress)
+    _require_planned_sessions(only, plan)
+    run = _PlannedRun(plan, sha, only, Checkout(clone, nox, _variables()), progress)
     rehearsal = run.execute()
     (folder / SUMMARY_FILE).write_text(rehearsal.summary, encoding="utf-8")
     if not rehearsal.exit_code:
@@ -99,7 +95,9 @@ class _PlannedRun:
     def execute(self) -> Rehearsal:
         """Run all jobs whose predecessors pass."""
         blocks = [summarize_plan(self.plan), *self._describe_differences()]
-        tiers = self._run_calls([SessionCall(session=name) for name in self._tier_sessions()])
+        # Each session runs once: this machine has one Python.
+        names = dict.fromkeys(job.session for job in self.plan.tiers)
+        tiers = self._run_calls([SessionCall(session=name) for name in names])
         hosted = [
             (session, f"exit code {session.code}" if session.code else "") for session in tiers
         ]
@@ -130,10 +128,6 @@ class _PlannedRun:
         only = f" Left out by --only: {', '.join(left_out)}." if left_out else ""
         return [f"Rehearsed on one machine, with one Python.{cpu}{only}\n"]
 
-    def _tier_sessions(self) -> list[str]:
-        """List each session once: this machine has one Python."""
-        return list(dict.fromkeys(job.session for job in self.plan.tiers))
-
     def _is_selected(self, session: str) -> bool:
         return not self.only or session in self.only
 
@@ -153,9 +147,8 @@ class _PlannedRun:
             calls = tuple(call for call in machine.calls if self._is_selected(call.session))
             job: MachineJob = machine.model_copy(update={"cards": 0, "calls": calls})
             if calls:
-                with self.progress.step(
-                    f"runs {machine.tier} of assay-{machine.target} on the CPU"
-                ):
+                task = f"runs {machine.tier} of assay-{machine.target} on the CPU"
+                with self.progress.step(task):
                     results.append(run_machine_job(job, fleet, self.checkout))
         return results
 
@@ -170,9 +163,8 @@ class _PlannedRun:
         if not reasons or any(result.exit_code for result in results):
             return []
         file = self.checkout.root / "runs" / "proposal.md"
-        call = SessionCall(
-            session="propose", arguments=("runs", "--dry-run", "--reason", reasons[0])
-        )
+        words = ("runs", "--dry-run", "--reason", reasons[0])
+        call = SessionCall(session="propose", arguments=words)
         with self.progress.step("writes the pull request"):
             proposed = self.checkout.run_session(call, {"GITHUB_STEP_SUMMARY": str(file)})
         if proposed.code:

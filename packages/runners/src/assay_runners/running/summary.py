@@ -26,25 +26,20 @@ def summarize_job(result: JobResult, sha: str, enter: str = "") -> str:
         f"Commit {markdown_code(sha)}, {escape_markdown(job.why)}.",
     ]
     if result.sick_before:
-        blocks.append(
-            f"Nothing ran: {markdown_code(result.sick_before)}. Another machine may succeed."
-        )
+        reason = markdown_code(result.sick_before)
+        blocks.append(f"Nothing ran: {reason}. Another machine may succeed.")
     reports, unreadable = _read_reports(result.sessions)
     if result.sessions:
         blocks.append(_table(result.sessions))
     if reports:
         blocks.append(f"Environment: {markdown_code(_describe(reports[0].verdict.environment))}.")
     if result.sick_after:
-        blocks.append(
-            "The machine is sick after the job, which may be why:"
-            f" {markdown_code(result.sick_after)}."
-        )
+        reason = markdown_code(result.sick_after)
+        blocks.append(f"The machine is sick after the job, which may be the cause: {reason}.")
     if failed := [session for session in result.sessions if session.failure]:
         commands = "\n".join(str(session.call) for session in failed)
-        blocks.append(
-            f"To repeat what failed, on the same kind of machine or without one:\n\n```bash\n"
-            f"{enter or f'git checkout {sha}'}\n{commands}\n```"
-        )
+        repeat = f"```bash\n{enter or f'git checkout {sha}'}\n{commands}\n```"
+        blocks.append(f"Repeat the failures, on such a machine or on the CPU:\n\n{repeat}")
     blocks += unreadable
     blocks += [render_markdown(report).rstrip() for report in reports]
     return "\n\n".join(blocks) + "\n"

@@ -78,9 +78,8 @@ def _commit_of(name: str, payload: dict[str, Any]) -> tuple[str, str]:
     """Read GITHUB_SHA and GITHUB_REF from the payload, as far as it contains them."""
     if name == "pull_request":
         request = payload.get("pull_request") or {}
-        return str(
-            request.get("merge_commit_sha") or ""
-        ), f"refs/pull/{payload.get('number')}/merge"
+        sha = str(request.get("merge_commit_sha") or "")
+        return sha, f"refs/pull/{payload.get('number')}/merge"
     if name == "merge_group":
         group = payload.get("merge_group") or {}
         return str(group.get("head_sha", "")), str(group.get("head_ref", ""))

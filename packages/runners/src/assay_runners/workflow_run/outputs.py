@@ -49,7 +49,6 @@ def add_to_summary(markdown: str, variables: Mapping[str, str]) -> None:
     with Path(path).open("ab") as file:
         room = _MAX_BYTES - file.tell()
         if len(text) > room:
-            text = (
-                text[: max(room, 0)] + "\n\n… the rest is in the artifacts of the job.\n".encode()
-            )
+            note = "\n\n… the rest is in the artifacts of the job.\n".encode()
+            text = text[: max(room, 0)] + note
         file.write(text)

@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 
 from assay_runners.fleet.reading import GITHUB_FILE
-from assay_runners.workflow_run.github import read_gh
+from assay_runners.workflow_run.programs import read_gh
 
 # GitHub sends no jobs to a runner 30 days after the next release:
 # https://github.com/orgs/community/discussions/194762

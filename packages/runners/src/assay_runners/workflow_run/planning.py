@@ -10,9 +10,8 @@ from assay_runners.planning.events import Event
 from assay_runners.planning.plan import Plan
 from assay_runners.planning.wording import summarize_plan
 from assay_runners.workflow_run.events import read_event
-from assay_runners.workflow_run.git import files_changed_since
-from assay_runners.workflow_run.github import last_success
 from assay_runners.workflow_run.outputs import add_to_summary, write_outputs
+from assay_runners.workflow_run.programs import files_changed_since, find_last_success
 
 
 def read_planned_event(
@@ -42,22 +41,17 @@ def read_planned_event(
         if changed_since and facts["changed"] is None:
             raise UsageError(f"--changed-since {changed_since}: git knows no such commit in {root}")
     if unless_succeeded:
-        facts["unchanged_since_success"] = _succeeded_before(event, unless_succeeded, fleet)
+        try:
+            last = find_last_success(unless_succeeded, fleet.github.protected_ref)
+        except MachineError:
+            last = ""  # unknown: everything runs
+        facts["unchanged_since_success"] = bool(event.sha) and last == event.sha
     return event.model_copy(update=facts)
-
-
-def _succeeded_before(event: Event, workflow: str, fleet: Fleet) -> bool:
-    try:
-        return bool(event.sha) and last_success(workflow, fleet.github.protected_ref) == event.sha
-    except MachineError:
-        return False  # unknown: everything runs
 
 
 def publish_plan(plan: Plan, variables: Mapping[str, str]) -> None:
     """Write the outputs for later jobs, and the summary. Outside a workflow run, do nothing."""
     lists = {"tiers": plan.tiers, "machines": plan.machines}
-    write_outputs(
-        {name: json.dumps([job.model_dump() for job in jobs]) for name, jobs in lists.items()},
-        variables,
-    )
+    outputs = {name: json.dumps([job.model_dump() for job in jobs]) for name, jobs in lists.items()}
+    write_outputs(outputs, variables)
     add_to_summary(summarize_plan(plan), variables)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from assay.errors import UsageError
 from assay.foreign_text import escape_markdown, markdown_code
-from assay_runners.workflow_run.git import run_git
-from assay_runners.workflow_run.github import gh
 from assay_runners.workflow_run.outputs import run_variable
+from assay_runners.workflow_run.programs import run_git, run_program
 
 SHIPPED = Path("packages/expectations/src/assay_expectations/shipped")
 # GitHub accepts bodies of at most 65,536 characters.
@@ -40,9 +39,7 @@ def gather(captured: Path, root: Path, reason: str) -> Proposal:
     for file in _newest_of_each_machine(captured):
         target = root / SHIPPED / file.name
         if target in files.values():
-            raise UsageError(
-                f"{file.name} was captured twice: it is unknown which machine is right"
-            )
+            raise UsageError(f"{file.name} was captured twice: no machine is known to be right")
         files[file] = target
     if not files:
         raise UsageError(f"{captured}: no machine captured anything (*/captured/*.json)")
@@ -50,7 +47,8 @@ def gather(captured: Path, root: Path, reason: str) -> Proposal:
     body = f"Recaptured: {markdown_code(reason)}\n\n" + "\n\n".join(parts)
     if len(body) > _MAX_CHARACTERS:
         body = body[:_MAX_CHARACTERS] + "\n\n… the rest is in the run's summary.\n"
-    return Proposal(f"expectations: recapture {len(files)} files", body, files)
+    title = f"expectations: recapture {len(files)} file{'s' if len(files) > 1 else ''}"
+    return Proposal(title, body, files)
 
 
 def _newest_of_each_machine(captured: Path) -> Iterator[Path]:
@@ -86,10 +84,10 @@ def open_pull_request(
     run_git(root, "add", str(SHIPPED))
     who = ("-c", "user.name=assay", "-c", "user.email=assay@users.noreply.github.com")
     run_git(root, *who, "commit", "--quiet", "-m", proposal.title)
-    gh("auth", "setup-git")
+    run_program("gh", "auth", "setup-git")
     run_git(root, "push", "--quiet", "origin", f"HEAD:refs/heads/{branch}")
     text = ("--title", proposal.title, "--body", proposal.body)
-    gh("pr", "create", "--base", base, "--head", branch, *text)
+    run_program("gh", "pr", "create", "--base", base, "--head", branch, *text)
 
 
 def _describe(file: Path, target: Path) -> str:
@@ -100,8 +98,5 @@ def _describe(file: Path, target: Path) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1, 3):
         raise UsageError(f"{file.name}: {''.join(done.stderr.strip().splitlines()[-1:])}")
-    if is_new:
-        return (
-            f"### {escape_markdown(file.name)}\n\nNew: this is the first capture on such a machine."
-        )
-    return f"### {escape_markdown(file.name)}\n\n{done.stdout.strip()}"
+    text = "New: this is the first capture on such a machine." if is_new else done.stdout.strip()
+    return f"### {escape_markdown(file.name)}\n\n{text}"

@@ -7,60 +7,51 @@ https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_TerminateInstances.ht
 import http.client
 import json
 import os
-import subprocess
 import urllib.request
-from dataclasses import dataclass
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from assay.errors import MachineError
+from assay_runners.workflow_run.programs import run_program
 
 # docs/runners.md describes how to set it on an instance.
 TAG = "assay-expires"
 _SECONDS = 120
 
 
-@dataclass(frozen=True)
-class Instance:
-    """An expired cloud instance."""
+def find_expired(now: datetime) -> dict[str, str]:
+    """Find the instances with a tag that is before `now` or is not a time. Tags default to UTC.
 
-    id: str
-    expired: str
-    """The value of its tag."""
-
-
-def find_expired(now: datetime) -> list[Instance]:
-    """Find the instances with a tag that is before `now` or is not a time. Tags default to UTC."""
-    words = (
-        "--filters",
-        f"Name=tag-key,Values={TAG}",
-        "Name=instance-state-name,Values=running,pending,stopped",
-    )
-    found = json.loads(_aws("describe-instances", *words, "--output", "json"))
-    expired = []
+    Returns: the tags, by the id of the instance.
+    """
+    states = "Name=instance-state-name,Values=running,pending,stopped"
+    filters = ("--filters", f"Name=tag-key,Values={TAG}", states)
+    found = json.loads(_aws("describe-instances", *filters, "--output", "json"))
+    expired = {}
     for reservation in found["Reservations"]:
         for instance in reservation["Instances"]:
             tag = next(tag["Value"] for tag in instance["Tags"] if tag["Key"] == TAG)
             if _is_before(tag, now):
-                expired.append(Instance(str(instance["InstanceId"]), str(tag)))
+                expired[str(instance["InstanceId"])] = str(tag)
     return expired
 
 
-def end_instances(instances: list[Instance]) -> None:
+def end_instances(ids: Collection[str]) -> None:
     """Terminate all instances.
 
     Raises: MachineError for those that the cloud or GitHub's identity service refuses.
     """
     refused = []
-    for instance in instances:
+    for name in ids:
         try:
-            _aws("terminate-instances", "--instance-ids", instance.id)
+            _aws("terminate-instances", "--instance-ids", name)
         except MachineError as error:
-            refused.append(f"{instance.id}: {error}")
+            refused.append(f"{name}: {error}")
     if refused:
-        raise MachineError(f"{len(refused)} of {len(instances)} still run:\n" + "\n".join(refused))
+        raise MachineError(f"{len(refused)} of {len(ids)} still run:\n" + "\n".join(refused))
 
 
 def _is_before(tag: str, now: datetime) -> bool:
@@ -74,17 +65,7 @@ def _is_before(tag: str, now: datetime) -> bool:
 def _aws(*words: str) -> str:
     with TemporaryDirectory(prefix="assay-reaper-") as folder:
         variables = {**os.environ, **_fetch_identity(Path(folder))}
-        try:
-            done = subprocess.run(
-                ["aws", "ec2", *words],  # noqa: S607 - found on PATH
-                capture_output=True, text=True, check=True, timeout=_SECONDS, env=variables,
-            )  # fmt: skip
-        except FileNotFoundError:
-            raise MachineError("aws is not installed; GitHub-hosted machines have it") from None
-        except subprocess.SubprocessError as error:
-            reason = getattr(error, "stderr", "") or str(error)
-            raise MachineError(f"aws ec2 {words[0]} failed: {reason.strip()}") from None
-    return done.stdout
+        return run_program("aws", "ec2", *words, seconds=_SECONDS, env=variables)
 
 
 def _fetch_identity(folder: Path) -> dict[str, str]:

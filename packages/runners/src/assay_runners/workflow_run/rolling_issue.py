@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 
 from assay.errors import UsageError
-from assay_runners.workflow_run.github import gh, read_gh
 from assay_runners.workflow_run.outputs import describe_run
+from assay_runners.workflow_run.programs import read_gh, run_program
 
 LABEL = "nightly"
 NIGHT_FAILS = "The nightly run fails"
@@ -44,11 +44,11 @@ def update_issue(title: str, reasons: list[str], variables: Mapping[str, str]) -
     if reasons:
         body = "\n".join([run, "", *(f"- {reason}" for reason in reasons)])
         if numbers:
-            gh("issue", "comment", numbers[0], "--body", body)
+            run_program("gh", "issue", "comment", numbers[0], "--body", body)
             return f"{title}: commented on issue {numbers[0]}"
-        gh("label", "create", LABEL, "--force")
-        gh("issue", "create", "--title", title, "--label", LABEL, "--body", body)
+        run_program("gh", "label", "create", LABEL, "--force")
+        run_program("gh", "issue", "create", "--title", title, "--label", LABEL, "--body", body)
         return f"{title}: opened an issue"
     for number in numbers:
-        gh("issue", "close", number, "--comment", f"Resolved: {run}")
+        run_program("gh", "issue", "close", number, "--comment", f"Resolved: {run}")
     return f"{title}: closed {', '.join(numbers)}" if numbers else f"{title}: no"

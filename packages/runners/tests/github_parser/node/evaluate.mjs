@@ -24,7 +24,7 @@ function evaluateCase(given, files) {
     const known = Object.keys(files.own).map((file) => `.github/workflows/${file}`);
     if (!known.includes(given.event.workflow)) {
       throw new InputError(
-        `${given.name}: the workflow of the dispatch is none of ${known.join(", ")}`,
+        `${given.name}: the workflow of the dispatch is not one of ${known.join(", ")}`,
       );
     }
   }

@@ -80,7 +80,7 @@ def test_an_invalid_number_of_cards_is_sick(health: Path, put_program: Put, call
     put_program("acme-smi", TWO_CARDS)
     done = call(health, ASSAY_CARDS="all")
     assert done.returncode == 75
-    assert "ASSAY_CARDS or ASSAY_HEALTH_SECONDS is no number" in done.stderr
+    assert "ASSAY_CARDS or ASSAY_HEALTH_SECONDS is not a number" in done.stderr
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"command": ["true"]}'])

@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from assay_runners.fleet.reading import read_fleet
-from assay_runners.rendering import render_fleet
+from assay_runners.rendering.files import render_fleet
 
 ROOT = Path(__file__).resolve().parents[5]
 # The chart ships no schema. Ours is stricter: it refuses a token in place of the name of a secret.
@@ -23,7 +23,7 @@ def load(text: str) -> dict[str, Any]:
 
 
 def committed(name: str) -> dict[str, dict[str, Any]]:
-    """What the fleet of this repository gives for files whose name begins so."""
+    """Render the files of this repository whose name starts with `name`."""
     files = render_fleet(read_fleet(ROOT))
     return {str(path): load(text) for path, text in files.items() if path.name.startswith(name)}
 

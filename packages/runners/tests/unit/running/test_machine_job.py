@@ -96,8 +96,8 @@ def test_a_summary_starts_with_the_worst_report(fleet: Fleet, checkout: Checkout
 
 def test_a_summary_names_the_environment(fleet: Fleet, checkout: Checkout) -> None:
     summary = summarize_job(run_machine_job(job(), fleet, checkout), SHA)
-    told = "Python 3.12.3, torch 2.9.0, image acme/torch' # @1"
-    assert f"\n\nEnvironment: `{told}`.\n\n" in summary
+    expected = "Python 3.12.3, torch 2.9.0, image acme/torch' # @1"
+    assert f"\n\nEnvironment: `{expected}`.\n\n" in summary
 
 
 def test_a_fail_verdict_fails_a_session_that_exits_with_0(fleet: Fleet, checkout: Checkout) -> None:
@@ -138,7 +138,7 @@ def test_a_job_without_sessions_fails(fleet: Fleet, checkout: Checkout) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cards", "listed", "told"),
+    ("cards", "listed", "expected"),
     [
         (4, "0, 4, 0\n1, 4, 0\n", "lists 2 fit cards; 4 were promised; it prints 0, 4, 0 1, 4, 0"),
         (1, "0, 71234, 0\n", "lists 0 fit cards; 1 were promised; it prints 0, 71234, 0"),
@@ -152,17 +152,17 @@ def test_a_job_without_sessions_fails(fleet: Fleet, checkout: Checkout) -> None:
     ],
 )
 def test_a_sick_machine_runs_nothing(
-    fleet: Fleet, checkout: Checkout, cards: int, listed: str | None, told: str
+    fleet: Fleet, checkout: Checkout, cards: int, listed: str | None, expected: str
 ) -> None:
     (checkout.root / "cards").unlink()
     if listed is not None:
         (checkout.root / "cards").write_text(listed)
     result = run_machine_job(job(cards), fleet, checkout)
     assert (result.exit_code, result.sick_before, result.sessions) == (
-        SICK, f"nvidia-smi {told}", (),
+        SICK, f"nvidia-smi {expected}", (),
     )  # fmt: skip
     assert asked(checkout) == []
-    assert told in summarize_job(result, SHA)
+    assert expected in summarize_job(result, SHA)
 
 
 def test_a_machine_that_is_sick_after_the_job_is_at_fault(fleet: Fleet, checkout: Checkout) -> None:

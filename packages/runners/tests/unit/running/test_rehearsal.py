@@ -10,7 +10,7 @@ import pytest
 from assay.errors import UsageError
 from assay.runs import open_progress
 from assay_runners.planning.events import Event
-from assay_runners.running.rehearsal import Rehearsal, RehearsalRequest, rehearse
+from assay_runners.running.rehearsal import Rehearsal, rehearse
 from packages.runners.tests.event_payloads import DOCUMENTS, dispatch, labeled, pull_request
 from packages.runners.tests.fake_programs import NOX, verdict
 
@@ -56,8 +56,8 @@ def rehearsed(
     folder = root.parent / "rehearsal"
     folder.mkdir()
     with open_progress() as progress:
-        asked = RehearsalRequest(event, patch, frozenset(only))
-        return rehearse(asked, root, folder, (sys.executable, "nox.py"), progress)
+        nox = (sys.executable, "nox.py")
+        return rehearse(event, patch, frozenset(only), root, folder, nox, progress)
 
 
 def asked_of_nox(root: Path) -> list[str]:

@@ -17,7 +17,7 @@ PINNED = release("2.338.0", "2026-08-01")
 
 
 @pytest.mark.parametrize(
-    ("others", "told"),
+    ("others", "expected"),
     [
         ([], ""),
         ([release("2.337.0", "2026-07-01")], ""),
@@ -33,12 +33,12 @@ PINNED = release("2.338.0", "2026-08-01")
     ],
 )
 def test_an_outdated_runner_is_reported_two_weeks_before_its_last_job(
-    programs: Programs, others: list[dict[str, object]], told: str
+    programs: Programs, others: list[dict[str, object]], expected: str
 ) -> None:
     programs.answers([*others, PINNED])
     found = find_outdated_runner("2.338.0", datetime(2026, 10, 1, 12, tzinfo=UTC))
-    assert told in found
-    assert bool(found) is bool(told)
+    assert expected in found
+    assert bool(found) is bool(expected)
 
 
 def test_a_pinned_runner_that_github_does_not_list_is_reported(programs: Programs) -> None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from assay_runners.commands import app
 from assay_runners.planning.events import Event
-from assay_runners.workflow_run.git import files_changed_since
+from assay_runners.workflow_run.programs import files_changed_since
 from packages.runners.tests.event_payloads import (
     DOCUMENTS,
     SHELL,
@@ -137,9 +137,9 @@ def test_an_explanation_lists_sessions_with_their_pythons(
     tmp_path: Path, outputs: tuple[Path, Path]
 ) -> None:
     _, stdout, _ = plan(tmp_path, recorded(schedule(NIGHT)), "--explain")
-    told = [line.strip() for line in stdout.splitlines() if "Python" in line]
+    actual = [line.strip() for line in stdout.splitlines() if "Python" in line]
     most = "faults, false-alarms, fuzz, perf, bench-rates, smoke-faults, suites"
-    assert told == [
+    assert actual == [
         f"without an accelerator, Python 3.11: {most}",
         "without an accelerator, Python 3.11.7: bench",
     ]
@@ -187,10 +187,10 @@ def test_a_refusal_fails_and_names_the_nearest_label(
     tmp_path: Path, outputs: tuple[Path, Path]
 ) -> None:
     code, _, stderr = plan(tmp_path, recorded(labeled("smoke:nvidai")))
-    told = "smoke:nvidai: there is no machine 'nvidai'; nearest is smoke:nvidia\n"
-    assert (code, stderr) == (2, f"assay: {told}")
+    expected = "smoke:nvidai: there is no machine 'nvidai'; nearest is smoke:nvidia\n"
+    assert (code, stderr) == (2, f"assay: {expected}")
     assert plan(tmp_path, recorded(labeled("smoke:nvidai")), "--explain") == (
-        2, f"pull_request, commit {'c' * 40}\n  refused: {told}", "",
+        2, f"pull_request, commit {'c' * 40}\n  refused: {expected}", "",
     )  # fmt: skip
     assert outputs[1].read_text().startswith("### Refused\n")
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from assay.errors import MachineError
-from assay_runners.workflow_run.reaping import Instance, end_instances, find_expired
+from assay_runners.workflow_run.reaping import end_instances, find_expired
 from packages.runners.tests.fake_programs import Programs
 
 
@@ -26,7 +26,7 @@ def test_expired_instances_are_terminated(programs: Programs) -> None:
     ]
     programs.answers({"Reservations": [{"Instances": instances[:2]}, {"Instances": instances[2:]}]})
     expired = find_expired(datetime(2026, 1, 1, 12, tzinfo=UTC))
-    assert [one.id for one in expired] == ["i-old", "i-zone", "i-odd", "i-no-zone"]
+    assert list(expired) == ["i-old", "i-zone", "i-odd", "i-no-zone"]
     end_instances(expired)
     ended = [words[-1] for words in programs.heard if words[1] == "terminate-instances"]
     assert ended == ["i-old", "i-zone", "i-odd", "i-no-zone"]
@@ -37,7 +37,7 @@ def test_a_refusal_of_the_cloud_is_an_error(programs: Programs) -> None:
     with pytest.raises(
         MachineError, match=r"^2 of 2 still run:\ni: aws ec2 terminate-instances failed"
     ):
-        end_instances([Instance("i", "x"), Instance("j", "x")])
+        end_instances(["i", "j"])
     assert [words[-1] for words in programs.heard] == ["i", "j"]
 
 
@@ -85,5 +85,5 @@ def test_a_refused_identity_stops_no_other_termination(
     with pytest.raises(
         MachineError, match=r"^1 of 2 still run:\ni: GitHub gives the run no identity"
     ):
-        end_instances([Instance("i", "x"), Instance("j", "x")])
+        end_instances(["i", "j"])
     assert [words[-1] for words in programs.heard] == ["j"]

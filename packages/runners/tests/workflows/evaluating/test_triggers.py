@@ -172,7 +172,7 @@ def test_a_dispatch_starts_nothing_without_workflow_dispatch(evaluate_event: Eva
 
 
 def test_a_dispatch_of_an_unknown_workflow_is_an_error(evaluate_event: Evaluate) -> None:
-    with pytest.raises(UsageError, match=r"the dispatch is none of .github/workflows/one.yml"):
+    with pytest.raises(UsageError, match=r"the dispatch is not one of .github/workflows/one.yml"):
         evaluate_event(on("workflow_dispatch"), "workflow_dispatch", {"workflow": "one.yml"})
 
 

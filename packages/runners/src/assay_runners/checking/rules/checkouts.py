@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from assay_runners.checking.context import Context, Finding, expressions_of, make_finding
-from assay_runners.checking.workflow_files.documents import Step
+from assay_runners.checking.context import Context, Problem, expressions_of
+from assay_runners.checking.workflow_files.documents import Document, Step
 from assay_runners.checking.workflow_files.expressions import expressions_in, mentions
 
 _HEAD = "github.event.pull_request.head.sha"
@@ -18,71 +18,56 @@ _EXACT = {
 _COMPARISON = 'test "$(git rev-parse HEAD)" = "$SHA"'
 
 
-def exact_commits(context: Context) -> Iterator[Finding]:
+def exact_commits(document: Document, context: Context) -> Iterator[Problem]:
     """Require an exact commit in a checkout; under a label, the head that received the label."""
-    rule = "checkout"
-    for document in context.workflows:
-        labeled = context.calls.is_reached_by_label(document)
-        for job in document.jobs.values():
-            given = job.inputs.get("sha")
-            refs = [] if given is None else [(given, job.line_of("with"))]
-            refs += [(one.inputs.get("ref"), one.line) for one in job.steps if one.is_checkout]
-            for ref, line in refs:
-                exact = _read_exactness(ref)
-                if exact is None:
-                    message = f"{ref!r} is not an exact commit; write one of {', '.join(_EXACT)}"
-                    yield make_finding(rule, document, line, message)
-                elif labeled and not exact:
-                    message = (
-                        f"a label starts this, and {ref!r} is not the labeled commit; write {_HEAD}"
-                    )
-                    yield make_finding(rule, document, line, message)
-        for step in document.steps:
-            if step.is_checkout and step.inputs.get("repository") is not None:
-                message = "it checks out another repository"
-                yield make_finding(rule, document, step.line, message)
+    labeled = context.calls.is_reached_by_label(document)
+    for job in document.jobs.values():
+        given = job.inputs.get("sha")
+        refs = [] if given is None else [(given, job.line_of("with"))]
+        refs += [(one.inputs.get("ref"), one.line) for one in job.steps if one.is_checkout]
+        for ref, line in refs:
+            exact = _read_exactness(ref)
+            if exact is None:
+                yield line, f"{ref!r} is not an exact commit; write one of {', '.join(_EXACT)}"
+            elif labeled and not exact:
+                message = f"a label starts this, and {ref!r} is not its commit; write {_HEAD}"
+                yield line, message
+    for step in document.steps:
+        if step.is_checkout and step.inputs.get("repository") is not None:
+            yield step.line, "it checks out another repository"
 
 
-def compared_commits(context: Context) -> Iterator[Finding]:
+def compared_commits(document: Document, context: Context) -> Iterator[Problem]:
     """Require that a job under a label verifies its commit before running anything from it."""
-    rule = "commit-compared"
-    for document in context.workflows:
-        if not context.calls.is_reached_by_label(document):
-            continue
-        for job in document.jobs.values():
-            for number, step in enumerate(job.steps):
-                after = job.steps[number + 1] if number + 1 < len(job.steps) else None
-                if number and step.is_checkout:
-                    message = "something runs before the checkout"
-                    yield make_finding(rule, document, step.line, message)
-                if step.is_checkout and not _is_comparison(after, step, job.env):
-                    message = (
-                        f"the next step must be `{_COMPARISON}`, with the checkout's ref as SHA"
-                    )
-                    yield make_finding(rule, document, step.line, message)
+    if not context.calls.is_reached_by_label(document):
+        return
+    for job in document.jobs.values():
+        for number, step in enumerate(job.steps):
+            after = job.steps[number + 1] if number + 1 < len(job.steps) else None
+            if number and step.is_checkout:
+                yield step.line, "something runs before the checkout"
+            if step.is_checkout and not _is_comparison(after, step, job.env):
+                message = f"the next step must be `{_COMPARISON}`, with the checkout's ref as SHA"
+                yield step.line, message
 
 
-def no_branch_names(context: Context) -> Iterator[Finding]:
+def no_branch_names(document: Document, _: Context) -> Iterator[Problem]:
     """Forbid branch names of pull requests in expressions: their authors choose and move them."""
     names = (
         "github.head_ref", "github.event.pull_request.head.ref",
         "github.event.pull_request.head.label", "github.event.workflow_run.head_branch",
     )  # fmt: skip
-    for document in context.documents:
-        for scalar, expression in expressions_of(document):
-            for name in names:
-                if mentions(expression, name):
-                    message = f"{name} is a name that the author chooses; write {_HEAD}"
-                    yield make_finding("branch-name", document, scalar.line, message)
+    for scalar, expression in expressions_of(document):
+        for name in names:
+            if mentions(expression, name):
+                yield scalar.line, f"{name} is a name that the author chooses; write {_HEAD}"
 
 
-def no_kept_credentials(context: Context) -> Iterator[Finding]:
+def no_kept_credentials(document: Document, _: Context) -> Iterator[Problem]:
     """Require that a checkout leaves no token behind."""
-    for document in context.documents:
-        for step in document.steps:
-            if step.is_checkout and step.inputs.get("persist-credentials") is not False:
-                message = "the token stays on the machine; write `persist-credentials: false`"
-                yield make_finding("credentials", document, step.line, message)
+    for step in document.steps:
+        if step.is_checkout and step.inputs.get("persist-credentials") is not False:
+            yield step.line, "the token stays on the machine; write `persist-credentials: false`"
 
 
 def _read_exactness(ref: object) -> bool | None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from assay_runners.checking.context import Context, Finding, make_finding
+from assay_runners.checking.context import Context, Problem
 from assay_runners.checking.rules.vocabulary import MAX_MINUTES
 from assay_runners.checking.workflow_files.call_graph import called_file
 from assay_runners.checking.workflow_files.documents import Document, Job
@@ -16,100 +16,88 @@ _FOR_OTHER_REPOSITORIES = "check.yml"
 _SUPERSEDED = "ci.yml"
 
 
-def known_machines(context: Context) -> Iterator[Finding]:
+def known_machines(document: Document, context: Context) -> Iterator[Problem]:
     """Require GitHub-hosted machines, and in accelerator.yml the runner group."""
-    rule = "machine"
     github = context.fleet.github
-    for document in context.workflows:
-        for job in document.jobs.values():
-            if job.uses or document.name == _FOR_OTHER_REPOSITORIES:
-                continue  # the caller of check.yml names its own machine
-            runs_on = job.raw.get("runs-on")
-            line = job.line_of("runs-on")
-            if document.name == _ACCELERATOR and job.id == _ON_THE_MACHINE:
-                if runs_on != {"group": github.runner_group, "labels": job.environment}:
-                    message = f"{_show(runs_on)} is not the group {github.runner_group} with the environment {job.environment!r} as its label"
-                    yield make_finding(rule, document, line, message)
-            elif runs_on != github.hosted:
-                known = [one.label for one in context.fleet.runners()]
-                message = f"{_show(runs_on)} is not {github.hosted}; machines with accelerators ({known[0]}, …) accept only jobs of {_ACCELERATOR}"
-                yield make_finding(rule, document, line, message)
+    for job in document.jobs.values():
+        if job.uses or document.name == _FOR_OTHER_REPOSITORIES:
+            continue  # the caller of check.yml names its own machine
+        runs_on = job.raw.get("runs-on")
+        line = job.line_of("runs-on")
+        if document.name == _ACCELERATOR and job.id == _ON_THE_MACHINE:
+            if runs_on != {"group": github.runner_group, "labels": job.environment}:
+                message = f"{_show(runs_on)} is not the group {github.runner_group} with the environment {job.environment!r} as its label"
+                yield line, message
+        elif runs_on != github.hosted:
+            known = [one.label for one in context.fleet.runners()]
+            message = f"{_show(runs_on)} is not {github.hosted}; machines with accelerators ({known[0]}, …) accept only jobs of {_ACCELERATOR}"
+            yield line, message
 
 
-def guarded_machines(context: Context) -> Iterator[Finding]:
+def guarded_machines(document: Document, context: Context) -> Iterator[Problem]:
     """Require calls of accelerator.yml at the protected branch, from workflows that an event starts."""
-    rule = "machine-guard"
-    for document in context.workflows:
-        for job in document.jobs.values():
-            calls = called_file(job.uses) == _ACCELERATOR
-            if calls and job.uses != context.accelerator:
-                message = f"{job.uses} is not {context.accelerator}: a pull request could edit it"
-                yield make_finding(rule, document, job.line_of("uses"), message)
-            if calls and "workflow_call" in document.events:
-                message = (
-                    f"other workflows can call {document.name}: its callers decide who approves"
-                )
-                yield make_finding(rule, document, job.line_of("uses"), message)
-            if calls and "workflow_dispatch" in document.events:
-                yield from _find_missing_approval(document, job)
+    github = context.fleet.github
+    protected = f"{github.repository}/.github/workflows/{_ACCELERATOR}@{github.protected_ref}"
+    for job in document.jobs.values():
+        calls = called_file(job.uses) == _ACCELERATOR
+        if calls and job.uses != protected:
+            message = f"{job.uses} is not {protected}: a pull request could edit it"
+            yield job.line_of("uses"), message
+        if calls and "workflow_call" in document.events:
+            message = f"other workflows can call {document.name}: its callers decide who approves"
+            yield job.line_of("uses"), message
+        if calls and "workflow_dispatch" in document.events:
+            yield from _find_missing_approval(document, job)
 
 
-def known_needs(context: Context) -> Iterator[Finding]:
+def known_needs(document: Document, _: Context) -> Iterator[Problem]:
     """Require that a job waits for existing jobs: otherwise GitHub rejects the whole file."""
-    for document in context.workflows:
-        for job in document.jobs.values():
-            for name in job.needs:
-                if name not in document.jobs:
-                    near = get_close_matches(name, document.jobs, n=1)
-                    nearest = f"; nearest is {near[0]}" if near else ""
-                    message = f"{job.id} needs the job {name!r}, which does not exist{nearest}"
-                    yield make_finding("needs", document, job.line_of("needs"), message)
+    for job in document.jobs.values():
+        for name in job.needs:
+            if name not in document.jobs:
+                near = get_close_matches(name, document.jobs, n=1)
+                nearest = f"; nearest is {near[0]}" if near else ""
+                message = f"{job.id} needs the job {name!r}, which does not exist{nearest}"
+                yield job.line_of("needs"), message
 
 
-def tests_first(context: Context) -> Iterator[Finding]:
+def tests_first(document: Document, _: Context) -> Iterator[Problem]:
     """Require that all jobs that do not precede the job `tests` wait for it."""
-    for document in context.workflows:
-        tests = document.jobs.get("tests")
-        if tests is None:
-            continue
-        free = {"tests", *_find_predecessors(document, tests)}
-        for job in document.jobs.values():
-            if job.id not in free and "tests" not in _find_predecessors(document, job):
-                message = f"{job.id} does not wait for the job `tests`"
-                yield make_finding("tests-first", document, job.line_of("needs"), message)
+    tests = document.jobs.get("tests")
+    if tests is None:
+        return
+    free = {"tests", *_find_predecessors(document, tests)}
+    for job in document.jobs.values():
+        if job.id not in free and "tests" not in _find_predecessors(document, job):
+            yield job.line_of("needs"), f"{job.id} does not wait for the job `tests`"
 
 
-def timeouts(context: Context) -> Iterator[Finding]:
+def timeouts(document: Document, _: Context) -> Iterator[Problem]:
     """Require a time limit for every job: a hung machine costs money until somebody notices."""
-    for document in context.workflows:
-        for job in document.jobs.values():
-            minutes = job.raw.get("timeout-minutes")
-            given = isinstance(minutes, str) and "${{" in minutes
-            counted = isinstance(minutes, int) and 0 < minutes <= MAX_MINUTES
-            if not job.uses and not given and not counted:
-                has = "missing" if minutes is None else repr(minutes)
-                message = f"timeout-minutes of {job.id}: {has}; write a number up to {MAX_MINUTES}, such as 45"
-                yield make_finding("timeout", document, job.line, message)
+    for job in document.jobs.values():
+        minutes = job.raw.get("timeout-minutes")
+        given = isinstance(minutes, str) and "${{" in minutes
+        counted = isinstance(minutes, int) and 0 < minutes <= MAX_MINUTES
+        if not job.uses and not given and not counted:
+            has = "missing" if minutes is None else repr(minutes)
+            message = f"timeout-minutes of {job.id}: {has}; write a number up to {MAX_MINUTES}, such as 45"
+            yield job.line, message
 
 
-def concurrency(context: Context) -> Iterator[Finding]:
+def concurrency(document: Document, context: Context) -> Iterator[Problem]:
     """Require a concurrency group for each job, and that no label cancels a job of another label."""
-    rule = "concurrency"
-    for document in context.workflows:
-        labeled = context.calls.is_reached_by_label(document)
-        if "concurrency" in document.raw and (labeled or document.name != _SUPERSEDED):
-            message = (
-                "a group of the workflow cancels before any `if` is read; write one for each job"
-            )
-            yield make_finding(rule, document, document.line_of("concurrency"), message)
-        for job in document.jobs.values():
-            group = job.raw.get("concurrency")
-            line = job.line_of("concurrency")
-            if group is None and not job.uses:
-                yield make_finding(rule, document, job.line, f"{job.id} has no group")
-            elif labeled and group is not None:
-                for problem in _find_group_problems(group):
-                    yield make_finding(rule, document, line, f"{job.id} {problem}")
+    labeled = context.calls.is_reached_by_label(document)
+    if "concurrency" in document.raw and (labeled or document.name != _SUPERSEDED):
+        message = "a group of the workflow cancels before any `if` is read; write one for each job"
+        yield document.line_of("concurrency"), message
+    for job in document.jobs.values():
+        group = job.raw.get("concurrency")
+        line = job.line_of("concurrency")
+        if group is None and not job.uses:
+            yield job.line, f"{job.id} has no group"
+        elif labeled and group is not None:
+            for problem in _find_group_problems(group):
+                yield line, f"{job.id} {problem}"
 
 
 def _find_group_problems(group: object) -> Iterator[str]:
@@ -139,15 +127,13 @@ def _find_predecessors(document: Document, job: Job) -> set[str]:
     return before
 
 
-def _find_missing_approval(document: Document, job: Job) -> Iterator[Finding]:
+def _find_missing_approval(document: Document, job: Job) -> Iterator[Problem]:
     """Find a manually started job that no reviewer approves."""
     environment = document.name.rsplit(".", 1)[0]
     before = _find_predecessors(document, job)
     if not any(document.jobs[name].environment == environment for name in before):
-        message = (
-            f"{job.id} waits for no job with the environment {environment}, which has reviewers"
-        )
-        yield make_finding("machine-guard", document, job.line, message)
+        message = f"{job.id} waits for no job with the environment {environment} and its reviewers"
+        yield job.line, message
 
 
 def _show(runs_on: object) -> str:

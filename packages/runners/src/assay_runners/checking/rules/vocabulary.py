@@ -9,7 +9,8 @@ from typing import Any
 
 from assay.errors import UsageError
 from assay.files import read_toml
-from assay_runners.checking.context import Context, Finding, make_finding
+from assay_runners.checking.context import Context, Problem
+from assay_runners.checking.workflow_files.documents import Document
 from assay_runners.checking.workflow_files.expressions import expressions_in, normalize
 from assay_runners.checking.workflow_files.scalars import Scalar, find_scalars
 
@@ -20,16 +21,15 @@ _CALLERS_MINUTES = ("${{ inputs.minutes }}", "${{ matrix.timeout_minutes }}")
 _Allowed = str | list[Any]
 
 
-def known_words(context: Context) -> Iterator[Finding]:
+def known_words(document: Document, context: Context) -> Iterator[Problem]:
     """Report every key and value that the vocabulary does not list."""
-    for document in context.documents:
-        table = read_vocabulary()["workflow" if document in context.workflows else "action"]
-        words = _Words(table, context)
-        for scalar in find_scalars(document.raw):
-            problem = words.find_problem(scalar)
-            if problem:
-                message = f"{scalar.numbered}: {problem}. If you need it, add to {_FILE}: {_line_for(scalar)}"
-                yield make_finding("vocabulary", document, scalar.line, message)
+    table = read_vocabulary()["workflow" if document in context.workflows else "action"]
+    words = _Words(table, context)
+    for scalar in find_scalars(document.raw):
+        problem = words.find_problem(scalar)
+        if problem:
+            advice = f"If you need it, add to {_FILE}: {_line_for(scalar)}"
+            yield scalar.line, f"{scalar.numbered}: {problem}. {advice}"
 
 
 @cache
@@ -39,8 +39,9 @@ def read_vocabulary() -> dict[str, Any]:
     for place, allowed in (read["workflow"] | read["action"]).items():
         if not isinstance(allowed, list) and allowed not in _KINDS:
             kinds = ", ".join(map(repr, _KINDS))
-            message = f"{_FILE}: {place}: {allowed!r} is neither a list [...] nor one of {kinds}"
-            raise UsageError(message)
+            raise UsageError(
+                f"{_FILE}: {place}: {allowed!r} is neither a list [...] nor one of {kinds}"
+            )
     return read
 
 
@@ -49,7 +50,10 @@ class _Words:
 
     def __init__(self, table: Mapping[str, _Allowed], context: Context) -> None:
         self._table = table
-        self._patterns = [(_place_pattern(place), allowed) for place, allowed in table.items()]
+        self._patterns = [
+            (re.compile(re.escape(place).replace(r"\*", r"[^.\[\]]+")), allowed)
+            for place, allowed in table.items()
+        ]
         self._names = context.fleet.github.model_dump()
         self._sessions = "|".join(map(re.escape, sorted(context.sessions)))
 
@@ -97,10 +101,6 @@ def _toggle_quotes(value: object) -> object:
     if not isinstance(value, str):
         return str(value)
     return int(value) if value.isdigit() else {"true": True, "false": False}.get(value, value)
-
-
-def _place_pattern(place: str) -> re.Pattern[str]:
-    return re.compile(re.escape(place).replace(r"\*", r"[^.\[\]]+"))
 
 
 def _is_minutes(value: object) -> bool:

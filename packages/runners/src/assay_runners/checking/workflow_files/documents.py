@@ -98,11 +98,6 @@ class Document:
         return self.file.rsplit("/", 1)[-1]
 
     @cached_property
-    def lines(self) -> list[str]:
-        """Its lines, comments included."""
-        return self.text.split("\n")
-
-    @cached_property
     def jobs(self) -> dict[str, Job]:
         """The jobs of a workflow; empty for an action."""
         jobs = _mapping(self.raw.get("jobs"))
@@ -125,14 +120,14 @@ class Document:
             return {on: CommentedMap()}
         if isinstance(on, CommentedSeq):
             return {str(name): CommentedMap() for name in on}
-        found = {}
-        for name, filters in _mapping(on).items():
-            found[str(name)] = (
-                CommentedMap(crons=_mappings_of(filters))
-                if name == "schedule"
-                else _mapping(filters)
-            )
-        return found
+        return {str(name): _mapping(filters) for name, filters in _mapping(on).items()}
+
+    @property
+    def crons(self) -> list[object]:
+        """The schedules that start a workflow."""
+        schedules = _mapping(self.raw.get("on")).get("schedule")
+        listed = schedules if isinstance(schedules, CommentedSeq) else ()
+        return [one.get("cron") for one in listed if isinstance(one, CommentedMap)]
 
     def types(self, event: str) -> set[str]:
         """Read the activity types of `event` that start it."""
@@ -185,13 +180,6 @@ def _find_special_syntax(text: str) -> Iterator[tuple[int, str]]:
     for token in YAML(typ="rt").scan(text):
         if kind := _SPECIAL_SYNTAX.get(type(token).__name__):
             yield token.start_mark.line + 1, kind
-
-
-def _mappings_of(value: object) -> list[CommentedMap]:
-    """Return the mappings of a list; empty for another value."""
-    return (
-        [one for one in value if isinstance(one, CommentedMap)] if isinstance(value, list) else []
-    )
 
 
 def _strings(value: object) -> list[str]:
