@@ -1,11 +1,11 @@
-"""Programs in the places of nox, gh and aws, and what they leave."""
+"""Fake programs for nox, gh and aws, and the results that they write."""
 
 import json
 import sys
 from pathlib import Path
 
-# Stands in for `python -m nox`: `-s NAME` exits as the file NAME.code says, and leaves what NAME.left
-# holds; it notes what it was asked.
+# Replaces `python -m nox`: `-s NAME` records its arguments, writes the content of NAME.left as a verdict, and
+# exits with the code in NAME.code.
 NOX = """
 import json, os, sys
 from pathlib import Path
@@ -45,8 +45,8 @@ def verdict(outcome: str) -> str:
     return json.dumps(whole)
 
 
-# Notes its words; prints what the file `answer` holds; exits with 4 where one of its words is what the
-# file `refuse` holds, or that is empty.
+# Records its arguments, and prints the content of the file `answer`. If the file `refuse` is empty or contains
+# one of the arguments, it exits with 4.
 PROGRAM = f"""#!{sys.executable}
 import json, sys
 from pathlib import Path
@@ -64,7 +64,7 @@ print(answer.read_text() if answer.exists() and asked else "")
 
 
 class Programs:
-    """gh, aws and the like, all one program."""
+    """The fake gh and aws."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

