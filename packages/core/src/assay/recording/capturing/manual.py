@@ -1,27 +1,16 @@
-"""Functions by which a script records tensors without a module, and declares requests."""
+"""Functions for scripts: record a tensor without a module, set the requests of a pass."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from torch import Tensor
 
 from assay.errors import UsageError
+from assay.recording.capturing.running_capture import RunningCapture
 from assay.sites import RowMap
 
 Positions = int | Sequence[int] | Tensor
 
-
-class ManualRecorder(Protocol):
-    """A running capture."""
-
-    def record(self, name: str, tensor: Tensor, dims: str, rows: RowMap | None) -> None:
-        """Record a tensor under a name."""
-
-    def declare_rows(self, rows: RowMap) -> None:
-        """Take `rows` for those of the next forward pass."""
-
-
-RUNNING: list[ManualRecorder] = []
+RUNNING: list[RunningCapture] = []
 
 
 def record(
@@ -32,15 +21,15 @@ def record(
     request: int | Sequence[int] | None = None,
     positions: Positions | Sequence[Positions] = (),
 ) -> None:
-    """Record a tensor that no module returns, in every running capture. Without one, do nothing.
+    """Record a tensor that no module returns, in every running capture.
 
-    Inside of a forward pass it belongs to that pass, else to the current step of the capture.
+    The tensor belongs to the current forward pass, or to the current step outside of one.
 
-    name: stands for the path of a module in `assay compare`.
+    name: takes the place of a module path in `assay compare`.
     dims: a word for each dim, such as "b s h[tp]": h is divided over the ranks of tp.
     request, positions: as in `rows`. Inside of a forward pass, those of the pass by default.
-    Raises: UsageError if `dims` has another number of words than the tensor has dims, or if there is
-        another number of positions than of requests.
+    Raises: UsageError if the number of words in `dims` differs from the number of dims, or the
+        number of positions from that of requests.
 
     >>> assay.capture.record("rotary", cos, "s h", positions=range(8))  # doctest: +SKIP
     """
@@ -48,27 +37,27 @@ def record(
         raise UsageError(
             f"dims={dims!r} of {name} has to have a word for each of {tensor.ndim} dims"
         )
-    declared = make_rows(0 if request is None else request, positions) if positions else None
+    of_tensor = make_rows(0 if request is None else request, positions) if positions else None
     for running in RUNNING:
-        running.record(name, tensor, dims, declared)
+        running.record(name, tensor, dims, of_tensor)
 
 
 def rows(requests: int | Sequence[int], positions: Positions | Sequence[Positions]) -> None:
-    """Declare the rows of the next forward pass, which servers with continuous batching reorder.
+    """Set the rows of the next forward pass, which servers with continuous batching reorder.
 
-    requests: the request number of each row. For tensors of (tokens, channels), a row is a token.
-    positions: for each row the position of its token in the request, or those of its tokens. -1 is padding.
-    Raises: UsageError if there is another number of positions than of requests.
+    requests: the request number of each row. In tensors of (tokens, channels), a row is a token.
+    positions: for each row the position of its token, or of its tokens, in the request; -1 for padding.
+    Raises: UsageError if the number of positions differs from the number of requests.
 
     >>> assay.capture.rows([7, 7, 7, 9], [0, 1, 2, 40])  # doctest: +SKIP
     """
-    declared = make_rows(requests, positions)
+    of_pass = make_rows(requests, positions)
     for running in RUNNING:
-        running.declare_rows(declared)
+        running.tracer.next_rows = of_pass
 
 
 def make_rows(requests: int | Sequence[int], positions: Positions | Sequence[Positions]) -> RowMap:
-    """Return the rows of a pass, see `rows`."""
+    """Return the row map of the arguments of `rows`."""
     if isinstance(requests, int):
         requests, positions = [requests], [_list(positions)]
     of_rows = [_list(one) for one in _list(positions)]

@@ -1,4 +1,4 @@
-"""Which prompt and position the rows of each forward call belong to."""
+"""The prompt and position of each row of a tensor."""
 
 import math
 from dataclasses import dataclass
@@ -11,21 +11,19 @@ from assay.sites import RowMap
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
-    """Positions of all columns of one batch, prompts and generated tokens.
-
-    prompts: prompt number of each batch row, (B,).
-    positions: (B, columns), -1 for padding.
-    """
+class BatchPositions:
+    """Positions of all tokens of a batch, of prompts and of generated ones."""
 
     prompts: tuple[int, ...]
+    """Prompt number of each batch row, (B,)."""
     positions: Tensor
+    """(B, columns), -1 for padding."""
 
     @classmethod
     def of_batch(
         cls, prompts: tuple[int, ...], attention_mask_BT: Tensor, num_new_tokens: int
     ) -> Self:
-        """The timeline of a left-padded batch that generates `num_new_tokens`."""
+        """Return the positions of a left-padded batch that generates `num_new_tokens`."""
         new = torch.ones(len(prompts), num_new_tokens, dtype=attention_mask_BT.dtype)
         mask = torch.cat([attention_mask_BT, new], dim=1)
         return cls(prompts, (mask.cumsum(1) - 1).masked_fill(mask == 0, -1))
@@ -38,12 +36,12 @@ class Timeline:
         position_ids: object = None,
         cache: object = None,
     ) -> Self:
-        """Derive the timeline from a single forward call.
+        """Derive the positions from the arguments of one forward call.
 
         tokens: (B, T) ids or (B, T, C) embeddings.
-        attention_mask: (B, past + T), or anything else for no padding.
-        position_ids: (B, T) or (1, T), used without a mask; anything else to count from `cache` on.
-        cache: what holds the tokens of earlier calls, as `past_key_values` does; None for no such call.
+        attention_mask: (B, past + T); anything else means no padding.
+        position_ids: (B, T) or (1, T), used without a mask; anything else means to count from
+            the length of `cache`.
         """
         batch, length = tokens.shape[:2]
         if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
@@ -61,30 +59,27 @@ class Timeline:
         return cls(tuple(range(batch)), positions)
 
     def rows(self, start: int, length: int) -> RowMap:
-        """The row map of a forward call over the columns from `start`."""
+        """Return the row map of a forward call over the columns from `start`."""
         part = self.positions[:, start : start + length]
         return RowMap(self.prompts, tuple(tuple(row) for row in part.tolist()))
 
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """How the rows of a tensor map to batch rows and tokens.
-
-    batch_dim, token_dim: dims of size B and T; None where the tensor has no such dim.
-    flattened: dim 0 is B * T.
-    tail: the token dim is shorter than the call and holds its last tokens.
-    """
+    """The dims of a tensor that stand for batch rows and tokens."""
 
     batch_dim: int | None
     token_dim: int | None
     flattened: bool = False
+    """True if dim 0 is B * T."""
     tail: bool = False
+    """True if the token dim holds only the last tokens of the call."""
 
     @classmethod
     def of_shape(cls, shape: torch.Size | tuple[int, ...], rows: RowMap | None) -> "RowLayout":
-        """The layout of a tensor of this shape in a call over `rows`.
+        """Return the layout of a tensor of this shape in a call over `rows`.
 
-        Hugging Face modules put the batch first; tokens come second, or third behind the heads.
+        In Hugging Face modules the batch is dim 0, tokens are dim 1, or dim 2 after the heads.
         """
         unknown = cls(None, None)
         if rows is None or len(shape) < 2:
@@ -105,16 +100,16 @@ class RowLayout:
 
 
 class RowIndex:
-    """Addresses of the rows of all tensors of one root call; each form is worked out once."""
+    """Addresses of the rows of all tensors of one root call, cached by shape."""
 
     def __init__(self, rows: RowMap | None) -> None:
         self.rows = rows
         self._known: dict[tuple[int, ...], _Addresses] = {}
 
     def flatten(self, *tensors: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Tensors of one shape as (R, C), with prompt and position of each row, without padding.
+        """Return tensors of one shape as (R, C) without padding, with prompt and position of each row.
 
-        Rows whose prompt is not known have prompt and position -1 and are all kept.
+        Rows of an unknown prompt are all kept, with prompt and position -1.
         """
         known = self._addresses(tensors[0].shape)
         flat = [_as_rows(tensor) for tensor in tensors]
@@ -123,7 +118,7 @@ class RowIndex:
         return flat, known.prompt, known.position
 
     def padding(self, *tensors: Tensor) -> list[Tensor]:
-        """The rows of tensors of one shape that `flatten` leaves out, as (P, C)."""
+        """Return the rows of tensors of one shape that `flatten` leaves out, as (P, C)."""
         left_out = self._addresses(tensors[0].shape).left_out
         return [_as_rows(tensor).index_select(0, left_out) for tensor in tensors]
 
@@ -136,20 +131,18 @@ class RowIndex:
 
 @dataclass(frozen=True, slots=True)
 class _Addresses:
-    """Where the rows of a tensor belong.
-
-    prompt, position: of each row that is kept.
-    kept: numbers of the rows that are no padding, None for all; left_out: of the others.
-    """
+    """Prompt and position of each row that is kept."""
 
     prompt: Tensor
     position: Tensor
     kept: Tensor | None
+    """Numbers of the rows without padding, None for all."""
     left_out: Tensor
+    """Numbers of the rows of padding."""
 
     @classmethod
     def of_shape(cls, shape: torch.Size, rows: RowMap | None) -> Self:
-        """For a tensor of this shape in a call over `rows`."""
+        """Return the addresses of a tensor of this shape in a call over `rows`."""
         layout = RowLayout.of_shape(shape, rows)
         prompt, position = _row_addresses(shape[:-1], layout, rows)
         valid = position >= 0
@@ -163,7 +156,7 @@ class _Addresses:
 
 
 def _as_rows(tensor: Tensor) -> Tensor:
-    """As (R, C): the last dim has the channels."""
+    """Return a tensor as (R, C): the last dim has the channels."""
     width = tensor.shape[-1] if tensor.ndim else 1
     return tensor.reshape(math.prod(tensor.shape[:-1]), width)
 
@@ -184,14 +177,14 @@ def _row_addresses(
     if layout.tail and layout.token_dim is not None:
         positions_BT = positions_BT[:, rows.length - leading[layout.token_dim] :]
     if layout.batch_dim is None:
-        # One row for all prompts: valid where any prompt has a token there.
+        # One row for all prompts: valid if any prompt has a token there.
         positions_BT = positions_BT.amax(0, keepdim=True)
         prompts_B = torch.full((1,), -1)
     shape = [1] * len(leading)
     shape[0] = prompts_B.shape[0]
     prompt = prompts_B.reshape(shape).expand(leading)
     if layout.token_dim is None or layout.token_dim >= len(leading):
-        # One row a prompt: with a single token it is that token's, else nobody can tell.
+        # One row per prompt: it has the position of the token if there is only one.
         positions_BT = positions_BT if rows.length == 1 else positions_BT[:, :1] * 0
         position = positions_BT.reshape(shape).expand(leading)
         return prompt.reshape(-1), position.reshape(-1)

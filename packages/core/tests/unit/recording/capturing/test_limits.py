@@ -1,4 +1,4 @@
-"""What a capture leaves out: warm-up, what its user turned off, what its budget does not hold."""
+"""Passes that a capture leaves out: warm-up, turned off, over the budget."""
 
 import os
 import shutil
@@ -16,10 +16,10 @@ from torch import nn
 from assay import compare
 from assay.dumps.recognizing import open_dump
 from assay.errors import UsageError
-from assay.recording.budget import Budget, Cost, Grade, parse_size
 from assay.recording.capture import capture
-from assay.recording.control import FileControl
-from assay.recording.selection import WarmUp
+from assay.recording.capturing.budget import Budget, Cost, Grade, parse_size
+from assay.recording.capturing.capture_filter import WarmUp
+from assay.recording.capturing.control import FileControl
 from assay.trace import Trace
 from assay.verdicts import Outcome
 
@@ -44,7 +44,7 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "G", "-1M", "1.2.3G", "10P", "0"])
-def test_nonsense_is_no_size(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size such as 500M"):
         parse_size(text)
 
@@ -67,7 +67,7 @@ def test_grades_fall_at_half_and_at_nine_tenths(
     assert sum(reason is not None for reason in reasons) == 3
 
 
-def test_a_budget_is_kept_and_what_it_costs_is_in_the_manifest(
+def test_a_budget_is_kept_and_lower_grades_are_in_the_manifest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     net = nn.Linear(256, 256)
@@ -91,7 +91,7 @@ def test_a_budget_is_kept_and_what_it_costs_is_in_the_manifest(
 
 
 @pytest.mark.parametrize(("text", "first"), [("2", 2.0), ("2x3", 1.0), ("0", 0.0), ("1x1", 0.0)])
-def test_passes_of_a_warm_up_are_not_counted(tmp_path: Path, text: str, first: float) -> None:
+def test_warm_up_passes_are_not_counted(tmp_path: Path, text: str, first: float) -> None:
     net = nn.Identity()
     with capture(net, tmp_path / "t", warmup=text):
         net(torch.zeros(2, 3))
@@ -103,8 +103,8 @@ def test_passes_of_a_warm_up_are_not_counted(tmp_path: Path, text: str, first: f
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "2x", "many"])
-def test_nonsense_is_no_warm_up(text: str) -> None:
-    with pytest.raises(UsageError, match="no number of passes and no shape"):
+def test_invalid_warm_ups_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="neither a number of passes nor a shape"):
         WarmUp.parse(text)
 
 
@@ -128,7 +128,7 @@ def test_a_file_turns_the_capture_off_and_on(
 @pytest.mark.parametrize(
     "text", ["[]", '{"capture": 1}', '{"tokens": 3}', '{"tokens": "x"}', '{"other": 1}', "\0"]
 )
-def test_nonsense_in_a_control_file_is_one_message(tmp_path: Path, text: str) -> None:
+def test_an_invalid_control_file_is_reported_once(tmp_path: Path, text: str) -> None:
     file = tmp_path / "control.json"
     file.write_text(text)
     control = FileControl(file)
@@ -163,19 +163,19 @@ def test_a_signal_turns_the_capture_off_and_reaches_the_earlier_handler(tmp_path
     ("options", "problem"),
     [
         ({"level": "all"}, "level='all': choose from"),
-        ({"max_seconds": float("nan")}, "is no positive number"),
-        ({"max_seconds": -3}, "is no positive number"),
+        ({"max_seconds": float("nan")}, "is not a positive number"),
+        ({"max_seconds": -3}, "is not a positive number"),
         ({"max_disk": -1}, "is not a size"),
         ({"steps": 1.5}, "is not a list of ranges"),
         ({"include": "*.down"}, r"no module of the model matches include='\*.down'"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: Any, problem: str) -> None:
+def test_invalid_options_are_refused(tmp_path: Path, options: Any, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         capture(nn.Linear(2, 2), tmp_path / "t", **options).start()
 
 
-def test_a_folder_that_goes_away_ends_the_capture_and_not_the_run(
+def test_a_deleted_folder_ends_the_capture_and_not_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     net = nn.Linear(2, 2)
@@ -189,7 +189,7 @@ def test_a_folder_that_goes_away_ends_the_capture_and_not_the_run(
     assert "No such file or directory" in capsys.readouterr().err
 
 
-def test_a_capture_without_a_call_says_so(
+def test_a_capture_without_a_call_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     net = nn.Linear(2, 2)

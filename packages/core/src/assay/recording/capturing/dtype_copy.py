@@ -1,4 +1,4 @@
-"""Repeating each forward pass in another dtype, to record the rounding noise of every tensor."""
+"""Repeating forward passes in another dtype, to record the rounding noise of every tensor."""
 
 import io
 import pickle
@@ -11,15 +11,15 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from assay.hooks.module_tracer import ActiveCall, ModuleTracer
+from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
 from assay.hooks.suspension import resumed
 from assay.hooks.values.nested import iterate_leaves, iterate_tensors, map_tensors
 
 
-class NoiseRun:
-    """A copy of a model in another dtype, which runs before each recorded pass on the same arguments.
+class DtypeCopy(NullHandler):
+    """A copy of a model in another dtype, which runs before each recorded pass on its arguments.
 
-    It has its own key/value caches, so the error of earlier tokens is carried on as in a run in that dtype.
+    The copy has its own key/value caches: errors of earlier tokens propagate as in a run in that dtype.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -38,12 +38,12 @@ class NoiseRun:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Inside, `repeat` keeps the values of each pass."""
+        """Let `repeat` keep the values of each pass inside this context."""
         with self._tracer.attached(self._copy):
             yield
 
     def repeat(self, arguments: dict[str, Any]) -> None:
-        """Run the copy on the arguments of a pass that begins. Random numbers of the script stay the same."""
+        """Run the copy on the arguments of a pass, without a change to the script's random numbers."""
         self._values.clear()
         self._follow_source()
         mine = {name: self._convert(name, value) for name, value in arguments.items()}
@@ -56,22 +56,18 @@ class NoiseRun:
             self._copy(*rest, **mine)
 
     def enter(self, active: ActiveCall) -> None:
-        """Keep the arguments of a call of the copy."""
-        for name, value in active.arguments.items():
-            self._keep(active, f"input.{name}", value)
+        """Keep the arguments of a call."""
+        self._keep(active, "input", active.arguments)
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
-        """Keep the results of a call of the copy."""
+        """Keep the results of a call."""
         self._keep(active, "output", output)
         return output
 
-    def finish_root(self, active: ActiveCall) -> None:
-        """Keep nothing of the root call."""
-
     def measure(self, active: ActiveCall, port: str, value: object) -> Iterator[tuple[str, Tensor]]:
-        """Yield the error of each tensor of the script's pass.
+        """Yield the error of the copy's tensors against those of the script's pass.
 
-        Returns: the port, and norm of the error, norm of the tensor and number of elements, (3,) float64.
+        Returns: port, and (3,) float64: norm of the error, norm of the tensor, number of elements.
         """
         site = active.call.site
         for name, tensor in iterate_tensors(value, port):
@@ -90,7 +86,7 @@ class NoiseRun:
                 self._values[site.module, site.call, name] = tensor.detach().clone()
 
     def _follow_source(self) -> None:
-        """Copy the parameters and buffers that have changed."""
+        """Copy the parameters and buffers after a change."""
         pairs = [
             *zip(self._copy.parameters(), self._source.parameters(), strict=True),
             *zip(self._copy.buffers(), self._source.buffers(), strict=True),
@@ -102,7 +98,7 @@ class NoiseRun:
                     mine.copy_(theirs)
         self._versions = versions
 
-    def _convert(self, name: str, value: Any) -> Any:  # noqa: ANN401 - whatever modules get
+    def _convert(self, name: str, value: Any) -> Any:  # noqa: ANN401 - any argument
         if all(
             isinstance(leaf, Tensor | bool | int | float | str | torch.dtype | None)
             for _, leaf in iterate_leaves(value, name)
@@ -124,7 +120,7 @@ class NoiseRun:
         return tensor.detach().clamp(limits.min, limits.max).to(self._dtype, copy=True)
 
     def _convert_object(self, value: object) -> Any:  # noqa: ANN401 - of the same class
-        """Copy an object of any class, with converted tensors."""
+        """Copy an object of any class by pickling, which gives every tensor to `persistent_id`."""
         tensors: list[Tensor] = []
         stream = io.BytesIO()
 
@@ -136,7 +132,7 @@ class NoiseRun:
                 return len(tensors) - 1
 
         class Unpickler(pickle.Unpickler):
-            def persistent_load(unpickler, number: int) -> Tensor:  # noqa: N805 - `self` is the run
+            def persistent_load(unpickler, number: int) -> Tensor:  # noqa: N805 - `self` is the outer one
                 return self._convert_tensor(tensors[number])
 
         Pickler(stream).dump(value)
@@ -145,9 +141,9 @@ class NoiseRun:
 
 
 def _copy_in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Copy a model as it would be loaded in `dtype`: buffers that no checkpoint holds keep their dtype.
+    """Copy a model as `from_pretrained` loads it in `dtype`: non-persistent buffers keep their dtype.
 
-    Rotary frequencies are such buffers. In bfloat16 their error would excuse a wrong rotation.
+    Rotary frequencies are such buffers. In bfloat16 their error would hide a wrong rotation.
     """
     copy = deepcopy(model).requires_grad_(requires_grad=False)
     kept = [

@@ -1,4 +1,4 @@
-"""Recording of training: optimizer steps, gradients, parameters."""
+"""Recording training: optimizer steps, gradients, parameters."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +14,9 @@ from torch.optim.optimizer import (
 )
 
 from assay.hooks.values.nested import iterate_tensors
-from assay.recording.background import BackgroundWriter, Kept
-from assay.recording.local_parts import take_local
-from assay.recording.selection import Selection
+from assay.recording.capturing.background import BackgroundWriter, QueuedTensor
+from assay.recording.capturing.capture_filter import CaptureFilter
+from assay.recording.capturing.local_parts import take_local
 from assay.sites import Call, CallSite, Phase, unwrapped_path
 
 
@@ -24,7 +24,7 @@ from assay.sites import Call, CallSite, Phase, unwrapped_path
 def optimizer_steps(
     model: nn.Module, before: Callable[[], None], after: Callable[[], None]
 ) -> Iterator[None]:
-    """Inside, call `before` and `after` around each step of an optimizer of the model's parameters."""
+    """Call `before` and `after` around each step of an optimizer of the model's parameters."""
     parameters = set(map(id, model.parameters()))
 
     def concerns(optimizer: Optimizer) -> bool:
@@ -48,19 +48,16 @@ def optimizer_steps(
 
 @dataclass
 class GradientWriter:
-    """Writes the gradients that arrive at the results of calls, after each backward pass.
-
-    Of several backward passes through one forward pass, the first is written.
-    """
+    """Writes the gradients of the results of calls, at the first backward pass through them."""
 
     writer: BackgroundWriter
     finish_backward: Callable[[], None]
-    """Called at the end of each backward pass, when parameters have their gradients."""
+    """Runs at the end of each backward pass, when parameters have their gradients."""
     _written: set[CallSite] = field(default_factory=set)
-    _arrived: dict[CallSite, tuple[Call, dict[str, Kept]]] = field(default_factory=dict)
+    _arrived: dict[CallSite, tuple[Call, dict[str, QueuedTensor]]] = field(default_factory=dict)
 
     def watch(self, call: Call, output: Any) -> None:  # noqa: ANN401 - whatever modules return
-        """Wait for the gradients of a call's results."""
+        """Record the gradients of a call's results when they arrive."""
         for port, tensor in iterate_tensors(output, "output"):
             if tensor.requires_grad:
                 tensor.register_hook(self._make_hook(call, port))
@@ -69,7 +66,7 @@ class GradientWriter:
         def arrive(gradient: Tensor) -> None:
             if not self._arrived:
                 _call_after_backward(self._write)
-            # The engine may add other gradients to this tensor.
+            # A copy now: the engine may add other gradients to this tensor.
             self._arrived.setdefault(call.site, (call, {}))[1][port] = self.writer.keep(gradient)
 
         return arrive
@@ -81,7 +78,7 @@ class GradientWriter:
                 self.writer.add(replace(call, site=site.backward, constants={}), gradients)
         self._arrived.clear()
         self.writer.flush()
-        # DistributedDataParallel and FSDP reduce gradients in callbacks that may follow this one.
+        # Callbacks of DistributedDataParallel and FSDP, which reduce gradients, may follow this one.
         _call_after_backward(self.finish_backward)
 
 
@@ -91,15 +88,15 @@ def _call_after_backward(action: Callable[[], None]) -> None:
 
 @dataclass
 class ParameterWriter:
-    """Writes the parameters of the selected modules, with their gradients before and after clipping."""
+    """Writes the parameters of modules, and their gradients before and after clipping."""
 
     writer: BackgroundWriter
     model: nn.Module
-    selection: Selection
+    filter: CaptureFilter
     _unclipped: dict[str, Tensor] = field(default_factory=dict)
 
     def keep_gradients(self) -> None:
-        """Called after backward: keep the gradients, on the host, before they are clipped."""
+        """Keep the gradients after backward, on the host, before they are clipped."""
         self._unclipped = {
             path: take_local(parameter.grad).value.to("cpu", copy=True)
             for path, parameter in self._parameters()
@@ -107,15 +104,16 @@ class ParameterWriter:
         }
 
     def write(self, step: int) -> None:
-        """Write the parameters with which a step began, and their gradients, if there are any."""
+        """Write the parameters at the beginning of a step, and their gradients, if there are any."""
         rows: list[dict[str, Any]] = []
         tensors: dict[str, Tensor] = {}
 
-        def add(path: str, phase: Phase, kind: str, key: str, layout: str) -> None:
+        def add(path: str, phase: Phase, key: str, layout: str) -> None:
             module, _, name = path.rpartition(".")
+            kind = "parameter" if phase == "forward" else "gradient"
             rows.append(
                 {"module": unwrapped_path(module), "port": f"{kind}.{name}", "phase": phase,
-                 "index": 0, "tensor": key, "layout": layout}
+                 "index": 0, "tensor": f"{key}.{path}", "layout": layout}
             )  # fmt: skip
 
         for path, parameter in self._parameters():
@@ -123,30 +121,25 @@ class ParameterWriter:
             if part.problem:
                 continue
             tensors[f"parameter.{path}"] = part.value
-            add(path, "forward", "parameter", f"parameter.{path}", part.layout)
+            add(path, "forward", "parameter", part.layout)
             if parameter.grad is None:
                 continue
             gradient = self.writer.take_local(parameter.grad)
             if gradient.problem:
                 continue
-            used, layout = gradient.value, gradient.layout
-            made = self._unclipped.get(path, used)
-            tensors[f"gradient.{path}"] = made
-            add(path, "backward", "gradient", f"gradient.{path}", layout)
-            is_clipped = made is not used and not torch.equal(made, used.to(made.device))
-            if is_clipped:
-                tensors[f"clipped.{path}"] = used
-            add(
-                path,
-                "clip",
-                "gradient",
-                f"{'clipped' if is_clipped else 'gradient'}.{path}",
-                layout,
-            )
+            clipped, layout = gradient.value, gradient.layout
+            unclipped = self._unclipped.get(path, clipped)
+            tensors[f"gradient.{path}"] = unclipped
+            add(path, "backward", "gradient", layout)
+            if unclipped is clipped or torch.equal(unclipped, clipped.to(unclipped.device)):
+                add(path, "clip", "gradient", layout)
+            else:
+                tensors[f"clipped.{path}"] = clipped
+                add(path, "clip", "clipped", layout)
         self._unclipped.clear()
         self.writer.attach(f"step-{step}", tensors, {"values": rows})
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for path, parameter in self.model.named_parameters():
-            if self.selection.has_module(unwrapped_path(path.rpartition(".")[0])):
+            if self.filter.has_module(unwrapped_path(path.rpartition(".")[0])):
                 yield path, parameter

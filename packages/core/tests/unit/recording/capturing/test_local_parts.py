@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from assay.dumps.protocol import DumpedTensor
 from assay.offline.layouts.declared import place_declared
-from assay.recording.local_parts import take_local
+from assay.recording.capturing.local_parts import take_local
 from assay.sites import CallSite, Site
 
 RANK = 2
@@ -43,7 +43,7 @@ def mesh() -> Iterator[DeviceMesh]:
         ((_StridedShard(0, split_factor=2), Shard(0)), "d0[tp,dp] d1"),
     ],
 )
-def test_a_layout_places_the_part_that_a_rank_holds(
+def test_a_layout_places_the_part_of_a_rank(
     mesh: DeviceMesh, placements: tuple[Placement, ...], layout: str
 ) -> None:
     part = take_local(distribute_tensor(WHOLE, mesh, placements, src_data_rank=None))
@@ -74,7 +74,7 @@ def test_a_layout_places_the_part_that_a_rank_holds(
         ((Replicate(), _StridedShard(0, split_factor=2)), ""),
     ],
 )
-def test_a_sum_is_declared_and_a_divided_pair_is_not(
+def test_a_sum_has_a_layout_and_a_divided_pair_has_none(
     mesh: DeviceMesh, placements: tuple[Placement, ...], layout: str
 ) -> None:
     part = take_local(DTensor.from_local(WHOLE, mesh, placements, run_check=False))

@@ -6,10 +6,9 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
 
 from assay.errors import UsageError
-from assay.recording.selection import Ranges
+from assay.recording.capturing.capture_filter import Ranges
 
 SIGNAL = "SIGUSR1"
 _MAX_BYTES = 10_000
@@ -17,51 +16,39 @@ _MAX_BYTES = 10_000
 
 @dataclass
 class Switch:
-    """State of the control, for the passes to come. tokens: None for the ranges of the capture."""
+    """State of a control, which holds from the next pass on."""
 
     is_on: bool = True
     tokens: Ranges | None = None
-
-
-class Control(Protocol):
-    """A way to change a running capture."""
-
-    switch: Switch
-
-    def poll(self) -> str | None:
-        """Bring `switch` up to date before a pass. Returns: what is wrong with the user's wish."""
-
-    def close(self) -> None:
-        """Listen no longer."""
+    """None for the ranges of the capture."""
 
 
 @dataclass
-class NoControl:
-    """A capture that nobody changes."""
+class Control:
+    """Controls a running capture. This base class never changes it."""
 
-    switch: Switch = field(default_factory=Switch)
+    switch: Switch = field(default_factory=Switch, init=False)
 
     def poll(self) -> str | None:
-        """Change nothing."""
+        """Update `switch` before a pass. Returns: an error in the user's request."""
         return None
 
     def close(self) -> None:
-        """Do nothing."""
+        """Release the source of requests."""
 
 
 @dataclass
-class FileControl:
-    """A file of JSON, read again when it changes: {"capture": false, "tokens": "0:16"}.
+class FileControl(Control):
+    """A JSON file, read again when it changes: {"capture": false, "tokens": "0:16"}.
 
     Without a file, the capture is on.
     """
 
     path: Path
-    switch: Switch = field(default_factory=Switch)
     _known: tuple[int, int] | None = None
 
     def poll(self) -> str | None:
-        """Read the file if it changed. Nonsense changes nothing, and is returned as a message."""
+        """Read the file if it changed. An invalid file changes nothing, and is returned as an error."""
         try:
             found = self.path.stat()
             stamp = found.st_mtime_ns, found.st_size
@@ -76,19 +63,15 @@ class FileControl:
             return f"{self.path}: ignored, since {error}"
         return None
 
-    def close(self) -> None:
-        """Do nothing."""
-
 
 @dataclass
-class SignalControl:
-    """SIGUSR1 turns the capture off, the next one on. An earlier handler is called as well."""
+class SignalControl(Control):
+    """SIGUSR1, which turns the capture off or on, then calls the previous handler."""
 
-    switch: Switch = field(default_factory=Switch)
     _earlier: object = None
 
     def __post_init__(self) -> None:
-        """Listen. Raises: UsageError outside of the main thread, where Python allows no handlers."""
+        """Install the handler. Raises: UsageError outside of the main thread, as Python requires it."""
         if threading.current_thread() is not threading.main_thread():
             raise UsageError(f"control={SIGNAL!r} needs a capture that the main thread starts")
         self._earlier = signal.signal(signal.SIGUSR1, self._toggle)
@@ -98,12 +81,8 @@ class SignalControl:
         if callable(self._earlier):
             self._earlier(number, frame)
 
-    def poll(self) -> str | None:
-        """Change nothing: signals come by themselves."""
-        return None
-
     def close(self) -> None:
-        """Give the signal back, unless somebody else has it by now."""
+        """Restore the previous handler, unless another one was installed since."""
         if signal.getsignal(signal.SIGUSR1) == self._toggle:
             signal.signal(signal.SIGUSR1, self._earlier or signal.SIG_DFL)  # type: ignore[arg-type]
 
@@ -114,7 +93,7 @@ def open_control(text: str | None) -> Control:
     Raises: UsageError for another signal, or if no handler can be installed.
     """
     if text is None:
-        return NoControl()
+        return Control()
     if text != SIGNAL and hasattr(signal, text):
         raise UsageError(f"control={text!r}: name {SIGNAL} or a file")
     return SignalControl() if text == SIGNAL else FileControl(Path(text))

@@ -11,14 +11,14 @@ _SMALLEST_BYTES = 4096
 
 @dataclass(slots=True, eq=False)
 class HostCopy:
-    """A copy that may still be on its way from the device."""
+    """A copy that the device may not have finished."""
 
     value: Tensor
     buffer: Tensor
     arrived: torch.Event | None
 
     def wait(self) -> Tensor:
-        """Return the values once they have arrived."""
+        """Return the values when they have arrived."""
         if self.arrived is not None:
             self.arrived.synchronize()
         return self.value
@@ -26,9 +26,9 @@ class HostCopy:
 
 @dataclass
 class HostCopies:
-    """Makes copies of at most `max_bytes` at a time; `copy` waits until earlier ones are released.
+    """Makes copies of at most `max_bytes` at a time; `copy` waits for the release of earlier ones.
 
-    A larger tensor waits for all others. Buffers are used again: new memory costs more than the copy.
+    A larger tensor waits for all others. Buffers are reused: new memory costs more than a copy.
     """
 
     max_bytes: int
@@ -39,13 +39,13 @@ class HostCopies:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of copies that were not released."""
+        """Bytes of copies that are in use."""
         return self._used_bytes
 
     def copy(self, tensor: Tensor) -> HostCopy:
-        """Copy a strided tensor in row-major order. An accelerator copies after its queued work.
+        """Copy a strided tensor in row-major order, on an accelerator after its queued work.
 
-        The copy is queued on the current stream: on another, an operation in place could come first.
+        On another stream than the current one, a later change in place could overtake the copy.
         """
         on_accelerator = tensor.device.type != "cpu"
         num_bytes = tensor.numel() * tensor.element_size()
@@ -58,7 +58,7 @@ class HostCopies:
         return HostCopy(value, buffer, arrived)
 
     def release(self, copy: HostCopy) -> None:
-        """Let the memory of a copy be used for another."""
+        """Return the buffer of a copy to the pool."""
         size = copy.buffer.numel()
         with self._changed:
             self._used_bytes -= size
@@ -82,6 +82,6 @@ class HostCopies:
 
 
 def _round_up(num_bytes: int) -> int:
-    """Return the next size of which there are eight between two powers of two."""
+    """Round up to one of eight sizes between two powers of two."""
     step = 1 << max(num_bytes.bit_length() - 4, 0)
     return max(-(-num_bytes // step) * step, _SMALLEST_BYTES)

@@ -1,4 +1,4 @@
-"""The part of a run that a capture records."""
+"""The steps, tokens and modules that a capture records."""
 
 import re
 from collections.abc import Sequence
@@ -39,13 +39,12 @@ class Ranges:
         return cls(tuple(spans))
 
     def __contains__(self, number: int) -> bool:
-        """Return True if a range contains `number`."""
         return any(number in span for span in self.spans)
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Passes before the run: the first ones, or those whose first tensor has a shape."""
+    """Passes to ignore: the first ones, or those whose first tensor has a shape."""
 
     num_passes: int = 0
     shape: tuple[int, ...] | None = None
@@ -58,28 +57,49 @@ class WarmUp:
         """
         words = text.lower().split("x")
         if not all(word.isdecimal() and len(word) < 10 for word in words):
-            raise UsageError(f"warmup={text[:40]!r} is no number of passes and no shape as 8x512")
+            raise UsageError(
+                f"warmup={text[:40]!r} is neither a number of passes nor a shape such as 8x512"
+            )
         numbers = tuple(map(int, words))
         return cls(numbers[0]) if len(numbers) == 1 else cls(shape=numbers)
 
     def has_pass(self, number: int, shape: tuple[int, ...] | None) -> bool:
-        """Return True for a pass of the warm-up. number: among all passes, from 0."""
+        """Return True for a warm-up pass. number: among all passes, from 0."""
         return number < self.num_passes or (shape is not None and shape == self.shape)
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """The calls that are recorded."""
+class CaptureFilter:
+    """Selects the calls to record."""
 
     include: Sequence[str] = ("*",)
     """Globs of module paths. The model itself has the path ""."""
     exclude: Sequence[str] = ()
     steps: Ranges | None = None
-    """Optimizer steps; in a run without an optimizer, forward passes of the model. None for all."""
+    """Optimizer steps, or forward passes of a run without an optimizer. None for all."""
     tokens: Ranges | None = None
     """Forward passes, counted from 0 for each prefill. None for all."""
     warmup: WarmUp = WarmUp()
-    """Passes that are not even counted."""
+    """Passes that are not counted."""
+
+    @classmethod
+    def parse(
+        cls,
+        *,
+        include: str | Sequence[str] = ("*",),
+        exclude: str | Sequence[str] = (),
+        steps: object = None,
+        tokens: object = None,
+        warmup: object = None,
+    ) -> "CaptureFilter":
+        """Parse the options of a capture. Raises: UsageError."""
+        return cls(
+            (include,) if isinstance(include, str) else include,
+            (exclude,) if isinstance(exclude, str) else exclude,
+            None if steps is None else Ranges.parse(str(steps)),
+            None if tokens is None else Ranges.parse(str(tokens)),
+            WarmUp() if warmup is None else WarmUp.parse(str(warmup)),
+        )
 
     def has_module(self, path: str) -> bool:
         """Return True if the calls of a module are recorded."""

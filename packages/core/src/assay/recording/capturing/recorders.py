@@ -1,80 +1,92 @@
-"""Recording the calls of a model that somebody else runs."""
+"""Recorders of a capture: every tensor, results only, statistics, operations."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
+from torch._ops import OpOverload
 
-from assay.hooks.module_tracer import ActiveCall
+from assay.hooks.module_tracer import ActiveCall, ModuleTracer, is_in_backward
+from assay.hooks.suspension import suspended
 from assay.hooks.values.nested import iterate_tensors
 from assay.hooks.values.tensor_map import TensorMap
-from assay.recording.background import BackgroundWriter, Kept
-from assay.recording.modules import CallRecorder, Pending
+from assay.recording.capturing.background import BackgroundWriter, QueuedTensor
+from assay.recording.modules import CallRecorder, UnfinishedCall
+from assay.recording.operation_names import operation_name
+from assay.recording.operations import OperationWatcher, read_results
 from assay.recording.statistics import TensorStatistics, measure_statistics, take_values
-from assay.sites import Call
+from assay.sites import Call, CallSite
 
 
 @dataclass
-class LiveRecorder(CallRecorder[Kept]):
+class BackgroundRecorder(CallRecorder[QueuedTensor]):
     """Records every call in the background, and changes nothing."""
 
     writer: BackgroundWriter
 
-    def keep(self, value: Tensor) -> tuple[Kept, Tensor]:
-        """Return a copy on its way to the trace, and the value itself."""
+    def keep(self, value: Tensor) -> tuple[QueuedTensor, Tensor]:
+        """Start a copy to the trace, and return the value itself."""
         return self.writer.keep(value), value
 
-    def write(self, call: Call, tensors: dict[str, Kept]) -> None:
-        """Add a call to the trace."""
-        self.writer.add(call, tensors)
-
-    def flush(self) -> None:
-        """Flush the trace."""
-        self.writer.flush()
-
     def add_port(self, active: ActiveCall, port: str, value: Tensor) -> None:
-        """Record another tensor of a call under way, if the call is recorded."""
-        if isinstance(active.state, Pending):
+        """Record another tensor of a running call, if the call is recorded."""
+        if isinstance(active.state, UnfinishedCall):
             active.state.tensors[port] = self.writer.keep(value)
 
 
+class OperationTap(OperationWatcher):
+    """Records the results of each operation in the module call that runs it.
+
+    Their ports are `op.NUMBER.NAME.output`: NUMBER counts operations of that name in the call.
+    """
+
+    def __init__(self, tracer: ModuleTracer, recorder: BackgroundRecorder) -> None:
+        super().__init__(tracer)
+        self._recorder = recorder
+        self._root: CallSite | None = None
+        self._counts: Counter[tuple[CallSite, str]] = Counter()
+
+    def after_operation(self, active: ActiveCall, func: OpOverload, result: object) -> None:
+        """Record the results, except of backward and recomputation."""
+        if self._tracer.paused or is_in_backward() or not (results := read_results(func, result)):
+            return
+        site, name = active.call.site, operation_name(func)
+        if active.call.caller is None and site != self._root:
+            self._counts.clear()
+            self._root = site
+        number = self._counts[site, name]
+        self._counts[site, name] += 1
+        with suspended():
+            for index, tensor in enumerate(results):
+                port = f"op.{number}.{name}.output" + (f".{index}" if len(results) > 1 else "")
+                self._recorder.add_port(active, port, tensor.detach())
+
+
 @dataclass
-class OutputRecorder:
+class OutputRecorder(BackgroundRecorder):
     """Records the results of every call, and not its arguments."""
 
-    writer: BackgroundWriter
-    _known: TensorMap[Kept] = field(default_factory=TensorMap, init=False)
-
     def enter(self, active: ActiveCall) -> None:
-        """Wait for the results."""
+        """Mark the call as recorded."""
         active.state = {}
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
         """Record the results."""
-        tensors = {}
+        tensors: dict[str, QueuedTensor] = {}
         for port, tensor in iterate_tensors(output, "output"):
-            known = self._known.get(tensor)
-            if known is None:
-                known = self.writer.keep(tensor)
-                self._known.put(tensor, known)
-            tensors[port] = known
+            self._record(tensors, port, tensor)
         self.writer.add(active.call, tensors)
         return output
-
-    def finish_root(self, active: ActiveCall) -> None:
-        """Make what was recorded survive a kill."""
-        del active
-        self._known.clear()
-        self.writer.flush()
 
 
 @dataclass
 class StatisticsRecorder:
     """Records statistics of every tensor instead of its values.
 
-    One port each: `output` becomes `output.statistics`, float64 of shape (8,), in the order of
-    `statistics.NAMES`. They leave the device together, when the pass has ended.
+    `output` becomes `output.statistics`, float64 of shape (8,), in the order of `statistics.NAMES`.
+    They leave the device together at the end of a pass.
     """
 
     writer: BackgroundWriter
@@ -86,9 +98,8 @@ class StatisticsRecorder:
     def enter(self, active: ActiveCall) -> None:
         """Measure the arguments."""
         active.state = {}
-        for name, value in active.arguments.items():
-            for port, tensor in iterate_tensors(value, f"input.{name}"):
-                self.measure(active.state, port, tensor)
+        for port, tensor in iterate_tensors(active.arguments, "input"):
+            self.measure(active.state, port, tensor)
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
         """Measure the results."""
@@ -98,7 +109,7 @@ class StatisticsRecorder:
         return output
 
     def finish_root(self, active: ActiveCall) -> None:
-        """Write what was measured."""
+        """Write the statistics of the pass."""
         del active
         self.write(self._pending)
         self._pending.clear()
@@ -114,7 +125,7 @@ class StatisticsRecorder:
             self.writer.add(replace(call, constants={}), ports)
 
     def measure(self, found: dict[str, TensorStatistics], port: str, value: Tensor) -> None:
-        """Add the statistics of a tensor to `found`. Integers, and parts on ranks, have none."""
+        """Add the statistics of a tensor to `found`, except of integers and of parts on ranks."""
         if not value.is_floating_point() or not value.numel():
             return
         known = self._known.get(value)

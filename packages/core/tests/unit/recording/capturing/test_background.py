@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from assay.recording.background import BackgroundWriter
 from assay.recording.capture import capture
-from assay.recording.host_copies import HostCopies
+from assay.recording.capturing.background import BackgroundWriter
+from assay.recording.capturing.host_copies import HostCopies
 from assay.trace import Trace, TraceWriter
 from assay.trace.files import OutStream
 
@@ -37,7 +37,7 @@ def test_a_tensor_over_the_limit_waits_for_all_others() -> None:
     assert torch.equal(copies.copy(large).value, large)
 
 
-def test_what_changes_in_place_is_recorded_as_it_was(tmp_path: Path) -> None:
+def test_a_tensor_is_recorded_before_it_changes_in_place(tmp_path: Path) -> None:
     class Adds(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x += 1
@@ -101,7 +101,7 @@ def test_a_full_disk_ends_the_capture_and_not_the_run(
     assert "GB free there" in message
 
 
-def test_tensors_without_plain_bytes_are_left_out_and_said(tmp_path: Path) -> None:
+def test_left_out_sparse_tensors_are_in_the_manifest(tmp_path: Path) -> None:
     writer = BackgroundWriter(TraceWriter(tmp_path / "t", {}), 1 << 20)
     with writer:
         assert writer.keep(torch.eye(2).to_sparse()).stored is None
@@ -112,7 +112,7 @@ def test_tensors_without_plain_bytes_are_left_out_and_said(tmp_path: Path) -> No
 def test_any_error_in_the_background_leaves_the_trace_incomplete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without the thread, the run would wait for it forever, or call the trace complete."""
+    """A dead thread would block the run, or leave a trace that claims to be complete."""
 
     def fail(*_: object) -> None:
         raise RuntimeError("no such kernel")

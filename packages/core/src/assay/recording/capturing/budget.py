@@ -1,4 +1,4 @@
-"""Limits on what a capture costs, and the grades by which it stays within them."""
+"""Limits on the cost of a capture, and the grades that keep it within them."""
 
 import re
 import shutil
@@ -13,10 +13,10 @@ from assay.files import Url
 Grade = Literal["everything", "outputs", "statistics", "nothing"]
 _GRADES: tuple[Grade, ...] = get_args(Grade)
 
-# A grade ends before a pass that would take more than this share of a limit.
+# A grade ends before the pass that would exceed this share of a limit.
 _SHARES: Mapping[Grade, float] = {"everything": 0.5, "outputs": 0.9, "statistics": 1.0}
 
-# Left free on a disk for everybody else.
+# Left free on a disk for other programs.
 _FREE_BYTES = 256 << 20
 
 _SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*([KMGT]?)B?", re.IGNORECASE)
@@ -42,17 +42,15 @@ class Cost:
     seconds: float = 0.0
 
     def __sub__(self, other: "Cost") -> "Cost":
-        """Return the cost since `other`."""
         return Cost(self.num_bytes - other.num_bytes, self.seconds - other.seconds)
 
     def __str__(self) -> str:
-        """Return it in words."""
         return f"{self.num_bytes / 1e6:,.1f} MB and {self.seconds:.2f} s"
 
 
 @dataclass
 class Budget:
-    """Limits of a whole capture. grade: what is recorded of the next pass."""
+    """Limits of a whole capture, and the grade of its next pass."""
 
     folder: Path | Url
     max_bytes: int | None
@@ -62,10 +60,10 @@ class Budget:
     _measured: Grade = "nothing"
 
     def lower_grade(self, spent: Cost) -> str | None:
-        """Choose the grade of the next pass, which will cost as much as the last one of its grade.
+        """Choose the grade of the next pass, assuming the cost of the last one of that grade.
 
         spent: by all passes so far.
-        Returns: why the grade was lowered; None if it was not.
+        Returns: the reason for a lower grade; None if the grade stays.
         """
         last = spent - self._before if self._measured == self.grade else Cost()
         before, reason = self.grade, None

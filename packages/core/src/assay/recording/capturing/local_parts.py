@@ -1,7 +1,7 @@
-"""The part of a DTensor that this rank holds, and how the parts make up the tensor.
+"""This rank's part of a DTensor, and its layout.
 
-A layout is written as `assay.offline.layouts.declared` reads it: `d0[dp] d1[tp]` for a matrix whose
-rows are divided over the mesh axis `dp`, and whose columns are divided over `tp`.
+`assay.offline.layouts.declared` reads layouts: `d0[dp] d1[tp]` is a matrix with rows divided over
+the mesh axis `dp`, and columns over `tp`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,23 +18,23 @@ if dist.is_available():
 
 @dataclass(frozen=True, slots=True)
 class LocalPart:
-    """Part of a tensor that this rank holds."""
+    """This rank's part of a tensor."""
 
     value: Tensor
     layout: str = ""
-    """Placement over ranks; "" for a plain tensor, and where no layout can express it."""
+    """Placement over ranks; "" for a plain tensor, and if no layout can express it."""
     axes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """By mesh axis, the place of this rank on it and the size of the axis."""
+    """By mesh axis, the index of this rank and the size of the axis."""
     is_whole: bool = True
     """True if every rank holds the same values."""
     problem: str = ""
-    """Why the part cannot be recorded; "" if it can."""
+    """The reason not to record the part; "" to record it."""
 
 
 def take_local(value: Tensor) -> LocalPart:
-    """Return what this rank holds of a tensor, without autograd. Nothing is sent.
+    """Return this rank's part of a tensor, without autograd and communication.
 
-    Waits for a collective that is still to deliver the tensor.
+    Waits for a pending collective that delivers the tensor.
     """
     if not dist.is_available() or not isinstance(value, DTensor):
         return LocalPart(_wait(value))
@@ -59,9 +59,9 @@ def take_local(value: Tensor) -> LocalPart:
 
 
 def _wait(value: Tensor) -> Tensor:
-    """Return the values without autograd, once a collective has delivered them.
+    """Return the values without autograd, after a pending collective.
 
-    Before, they have no memory to copy from, and `detach` would hide the collective.
+    Before it ends they have no memory to copy, and `detach` would hide it.
     """
     if dist.is_available() and isinstance(value, AsyncCollectiveTensor):
         value = value.wait()
@@ -69,10 +69,10 @@ def _wait(value: Tensor) -> Tensor:
 
 
 def _write_dim(dim: int, names: Sequence[str], value: "DTensor") -> str | None:
-    """Return the word of a dim; None if a rank holds no single range of its indices."""
+    """Return the word of a dim in a layout; None if a rank holds several ranges of its indices."""
     axes: list[str] = []
     inner: list[str] = []
-    # The last axis divides innermost, except that FSDP divides the shards of tensor parallelism.
+    # The last axis is the innermost one, except that FSDP divides shards of tensor parallelism.
     num_outer = 1
     for axis, placement in reversed([*enumerate(value.placements)]):
         if placement.is_partial():

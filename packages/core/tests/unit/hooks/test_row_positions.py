@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from assay.hooks.timeline import RowIndex, RowLayout, Timeline
+from assay.hooks.row_positions import BatchPositions, RowIndex, RowLayout
 from assay.sites import RowMap
 
 # Prompt 4 has two tokens and is padded, prompt 7 has three.
@@ -9,19 +9,19 @@ MASK = torch.tensor([[0, 1, 1], [1, 1, 1]])
 ROWS = RowMap((4, 7), ((-1, 0, 1), (0, 1, 2)))
 
 
-def test_positions_start_after_the_padding_and_go_on_with_generated_tokens() -> None:
-    timeline = Timeline.of_batch((4, 7), MASK, 2)
+def test_positions_start_after_the_padding_and_include_generated_tokens() -> None:
+    positions = BatchPositions.of_batch((4, 7), MASK, 2)
 
-    assert timeline.positions.tolist() == [[-1, 0, 1, 2, 3], [0, 1, 2, 3, 4]]
+    assert positions.positions.tolist() == [[-1, 0, 1, 2, 3], [0, 1, 2, 3, 4]]
 
 
 def test_rows_of_the_prefill_its_chunks_and_decode_steps_are_columns() -> None:
-    timeline = Timeline.of_batch((4, 7), MASK, 2)
+    positions = BatchPositions.of_batch((4, 7), MASK, 2)
 
-    assert timeline.rows(0, 3) == ROWS
-    assert timeline.rows(0, 2) == RowMap((4, 7), ((-1, 0), (0, 1)))
-    assert timeline.rows(2, 1) == RowMap((4, 7), ((1,), (2,)))
-    assert timeline.rows(3, 1) == RowMap((4, 7), ((2,), (3,)))
+    assert positions.rows(0, 3) == ROWS
+    assert positions.rows(0, 2) == RowMap((4, 7), ((-1, 0), (0, 1)))
+    assert positions.rows(2, 1) == RowMap((4, 7), ((1,), (2,)))
+    assert positions.rows(3, 1) == RowMap((4, 7), ((2,), (3,)))
 
 
 class Cache:
@@ -29,15 +29,17 @@ class Cache:
         return 5
 
 
-def test_positions_go_on_after_the_tokens_of_a_cache() -> None:
+def test_positions_continue_after_the_tokens_of_a_cache() -> None:
     ids = torch.zeros(2, 1)
 
-    assert Timeline.of_call(ids, None, None, Cache()).positions.tolist() == [[5], [5]]
-    assert Timeline.of_call(ids, None, torch.tensor([[7]]), Cache()).positions[0].tolist() == [7]
+    assert BatchPositions.of_call(ids, None, None, Cache()).positions.tolist() == [[5], [5]]
+    assert BatchPositions.of_call(ids, None, torch.tensor([[7]]), Cache()).positions[
+        0
+    ].tolist() == [7]
 
 
 def addresses(*shape: int, rows: RowMap | None = ROWS) -> list[tuple[int, int]]:
-    """Prompt and position of each row that is compared."""
+    """Return prompt and position of each row that is compared."""
     _, prompt, position = RowIndex(rows).flatten(torch.zeros(shape))
     return list(zip(prompt.tolist(), position.tolist(), strict=True))
 
@@ -53,7 +55,7 @@ def test_pads_are_out_of_flattened_hidden_states() -> None:
     assert addresses(6, 8) == VALID
 
 
-def test_every_chosen_expert_of_a_token_has_its_row() -> None:
+def test_each_chosen_expert_of_a_token_has_a_row() -> None:
     # (B * T, k, C), as experts return the states of each token.
     assert addresses(6, 2, 8) == [address for address in VALID for _ in range(2)]
 
@@ -73,7 +75,7 @@ def test_pads_are_out_of_a_tail_such_as_a_window_or_the_last_logits() -> None:
     assert addresses(2, 5, 2, 8)[:2] == [(4, 0), (4, 1)]
 
 
-def test_padding_is_what_is_left_out() -> None:
+def test_padding_is_the_rows_that_flatten_leaves_out() -> None:
     values = torch.arange(6.0).reshape(2, 3, 1)
 
     (padding,) = RowIndex(ROWS).padding(values)
@@ -82,7 +84,7 @@ def test_padding_is_what_is_left_out() -> None:
     assert RowIndex(None).padding(values)[0].shape == (0, 1)
 
 
-def test_what_all_prompts_share_is_compared_where_one_has_a_token() -> None:
+def test_row_shared_by_all_prompts_is_compared_if_one_has_a_token() -> None:
     rows = RowMap((4, 7), ((-1, -1, 0), (-1, 0, 1)))
 
     assert addresses(1, 3, 8, rows=rows) == [(-1, 0), (-1, 1)]
@@ -94,7 +96,7 @@ def test_tensor_without_tokens_is_compared_whole() -> None:
     assert addresses(9, 8, rows=ROWS) == [(-1, -1)] * 9
 
 
-def test_nothing_is_left_out_where_rows_are_not_known() -> None:
+def test_tensor_with_unknown_rows_keeps_all_of_them() -> None:
     assert addresses(2, 3, 8, rows=None) == [(-1, -1)] * 6
 
 
@@ -147,7 +149,7 @@ def test_layout_is_read_from_the_shape(shape: tuple[int, ...], expected: RowLayo
     assert RowLayout.of_shape(shape, ROWS) == expected
 
 
-def test_forms_are_worked_out_once() -> None:
+def test_addresses_are_cached_by_shape() -> None:
     index = RowIndex(ROWS)
 
     _, _, first = index.flatten(torch.zeros(2, 3, 8))

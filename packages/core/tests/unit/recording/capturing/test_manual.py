@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import assay
 from assay.dumps.recognizing import open_dump
 from assay.errors import UsageError
-from assay.recording.manual import make_rows
+from assay.recording.capturing.manual import make_rows
 from assay.sites import RowMap
 from assay.trace import Trace
 from assay.verdicts import Outcome
@@ -32,7 +32,7 @@ def run_kernels(folder: Path, order: list[int], fault: float = 0.0) -> None:
             running.step()
 
 
-def test_code_without_modules_is_compared_whatever_the_order_of_its_tokens(tmp_path: Path) -> None:
+def test_code_without_modules_is_compared_in_any_order_of_tokens(tmp_path: Path) -> None:
     run_kernels(tmp_path / "golden", [0, 1, 2, 3])
     run_kernels(tmp_path / "reordered", [3, 1, 0, 2])
     run_kernels(tmp_path / "fault", [3, 1, 0, 2], fault=0.01)
@@ -45,9 +45,7 @@ def test_code_without_modules_is_compared_whatever_the_order_of_its_tokens(tmp_p
 
 
 @pytest.mark.parametrize("stats_only", [False, True])
-def test_rows_that_nobody_named_are_not_taken_for_requests(
-    tmp_path: Path, *, stats_only: bool
-) -> None:
+def test_unnamed_rows_are_not_requests(tmp_path: Path, *, stats_only: bool) -> None:
     """Statistics hold no token ids: a batch and its single rows cannot be paired."""
 
     class Net(nn.Module):
@@ -87,7 +85,7 @@ def test_a_record_inside_of_a_pass_belongs_to_it(tmp_path: Path) -> None:
     assert calls["half"].caller == ""
 
 
-def test_declared_rows_are_those_of_the_next_pass_alone(tmp_path: Path) -> None:
+def test_rows_are_set_only_for_the_next_pass(tmp_path: Path) -> None:
     net = nn.Linear(2, 2)
     with assay.capture(net, tmp_path / "t"):
         assay.capture.rows([7, 7, 9], [0, 1, 40])
@@ -98,7 +96,7 @@ def test_declared_rows_are_those_of_the_next_pass_alone(tmp_path: Path) -> None:
     assert second.rows is None
 
 
-def test_rows_of_every_form() -> None:
+def test_rows_accept_numbers_lists_and_tensors() -> None:
     assert make_rows(3, range(2)) == RowMap((3,), ((0, 1),))
     assert make_rows([3, 4], torch.tensor([[0, 1], [5, -1]])) == RowMap((3, 4), ((0, 1), (5, -1)))
     for requests, positions in (([1, 2], [0]), ([1, 2], [[0], [0, 1]]), ([], [])):
@@ -107,7 +105,7 @@ def test_rows_of_every_form() -> None:
                 make_rows(requests, positions)
 
 
-def test_records_are_refused_or_ignored_where_they_make_no_sense(tmp_path: Path) -> None:
+def test_invalid_records_are_refused_and_excluded_ones_ignored(tmp_path: Path) -> None:
     assay.capture.record("nobody listens", torch.ones(2))
     with assay.capture(None, tmp_path / "t", include=("wanted",)):
         assay.capture.record("left out", torch.ones(2))
