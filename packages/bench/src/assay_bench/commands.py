@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from assay.output.streams import print_text
-from assay_bench.performance.commands import ab, history, perf
+from assay_bench.performance.commands import ab, perf
 from assay_bench.tuning.command import tune
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ app = typer.Typer(
 app.command()(tune)
 app.command()(perf)
 app.command()(ab)
-app.add_typer(history, name="history")
 
 _Output = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-bench-<command>.")
@@ -249,21 +248,18 @@ def page(
     tuned: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="Of `assay bench tune`; repeatable.")
     ] = None,
-    history: Annotated[
-        Path | None, typer.Option(metavar="FILE.db", help="Of `assay bench history`.")
-    ] = None,
     output: Annotated[Path, typer.Option(metavar="FILE.html")] = Path("bench.html"),
 ) -> None:
-    """Write one page of comparisons with their bounds, losses by step, and speeds by run.
+    """Write one page of comparisons with their bounds, and losses by step.
 
     Example: assay bench page --compared runs/compare --tuned runs/tuned --output bench.html
     """
     from assay.errors import UsageError
-    from assay_bench.reporting.page import PageSources, write_page
+    from assay_bench.reporting.page import write_page
 
-    if not (compared or tuned or history):
-        raise UsageError("nothing to show: give --compared, --tuned or --history")
-    print_text(write_page(PageSources(compared or (), tuned or (), history), output))
+    if not (compared or tuned):
+        raise UsageError("nothing to show: give --compared or --tuned")
+    print_text(write_page(compared or (), tuned or (), output))
 
 
 def _pairs(texts: list[str]) -> dict[str, str]:

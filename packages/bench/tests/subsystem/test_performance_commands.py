@@ -1,4 +1,4 @@
-"""`assay bench perf`, `ab` and `history` as users type them."""
+"""`assay bench perf` and `ab` as users type them."""
 
 import json
 import os
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from assay_bench.performance.results import PerformanceResult, read_performance
+from assay.files import read_sealed
+from assay_bench.performance.results import RESULT_FILE, PerformanceResult
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -154,6 +155,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"clean": folder / "clean", "planted": folder / "planted"}
 
 
+def read_performance(folder: Path) -> PerformanceResult:
+    return read_sealed(PerformanceResult, folder / RESULT_FILE)
+
+
 def test_perf_keeps_every_round_with_its_controls(measured: dict[str, Path]) -> None:
     result = read_performance(measured["clean"])
     assert [suite.suite for suite in result.suites] == ["prefill", "compare"]
@@ -177,49 +182,6 @@ def test_a_planted_slow_down_is_seen_where_it_is(measured: dict[str, Path]) -> N
     assert growth["prefill"] > 1.5 * growth["compare"]
 
 
-def later(result: PerformanceResult, day: int, factor: float) -> PerformanceResult:
-    """The same run on another day, all rounds `factor` as long."""
-    date = f"2026-01-{day:02}T00:00:00+00:00"
-    suites = [
-        suite.model_copy(update={"seconds": [factor * seconds for seconds in suite.seconds]})
-        for suite in result.suites
-    ]
-    provenance = result.provenance | {"date": date}
-    return result.model_copy(update={"suites": suites, "provenance": provenance})
-
-
-def test_a_history_fails_when_the_planted_runs_are_added(
-    measured: dict[str, Path], tmp_path: Path
-) -> None:
-    pytest.importorskip("ruptures", reason="it has no release for this Python")
-    database = tmp_path / "history.db"
-    clean, planted = (read_performance(measured[name]) for name in ("clean", "planted"))
-
-    assert add(database, tmp_path, clean, range(1, 16)) == 0
-    checked = assay("history", "check", database, "--json")
-    assert (checked.returncode, printed(checked)["verdict"]) == (0, "PASS")
-
-    assert add(database, tmp_path, planted, range(16, 29)) == 0
-    checked = assay("history", "check", database, "--json")
-    assert (checked.returncode, printed(checked)["verdict"]) == (1, "FAIL")
-    (prefill,) = (one for one in printed(checked)["series"] if one["suite"] == "prefill")
-    assert prefill["verdict"] == "FAIL"
-    assert prefill["changes"][0]["date"] in (
-        "2026-01-16T00:00:00+00:00",
-        "2026-01-17T00:00:00+00:00",
-    )
-    shown = printed(assay("history", "show", database, "--json"))
-    assert {len(series["points"]) for series in shown["series"]} == {28}
-
-
-def add(database: Path, folder: Path, result: PerformanceResult, days: range) -> int:
-    """Add `result` as it could have been on each of `days`, a per cent more or less."""
-    files = [folder / f"{day}.json" for day in days]
-    for day, file in zip(days, files, strict=True):
-        file.write_text(later(result, day, 1 + 0.002 * (7 * day % 10 - 5)).to_json())
-    return assay("history", "add", database, *files).returncode
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -227,18 +189,12 @@ def add(database: Path, folder: Path, result: PerformanceResult, days: range) ->
         (["perf", "--run", "cpu"], "'cpu' is no run; write one as DEVICE/DTYPE"),
         (["perf", "--model", "micro:lama"], "no recipe 'lama'"),
         (["ab", "absent", "absent"], "absent is no environment: neither a folder with bin/python"),
-        (["history", "check", "absent.db"], "absent.db is no history of"),
-        (
-            ["history", "add", "h.db", "absent"],
-            "absent: cannot be read: No such",
-        ),
     ],
 )
 def test_what_cannot_be_done_exits_with_2_and_one_message(
     tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    where = () if arguments[0] == "history" else ("--output", tmp_path / "run")
-    done = assay(*arguments, *where)
+    done = assay(*arguments, "--output", tmp_path / "run")
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines()[-1].startswith(f"assay: {message}")
@@ -249,7 +205,6 @@ def test_planning_imports_no_torch() -> None:
         "import sys; from assay_bench.commands import app;"
         " from assay_bench.evaluating import command_line, running as _;"
         " from assay_bench.performance.paired import running, records;"
-        " from assay_bench.performance.history import checking, database;"
         " from assay_bench.performance import running, faces;"
         " sys.exit('torch' in sys.modules)"
     )

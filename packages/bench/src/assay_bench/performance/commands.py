@@ -1,4 +1,4 @@
-"""`assay bench perf`, `ab` and `history`: how fast is this machine, and did that change?"""
+"""The commands `assay bench perf` and `assay bench ab`, which measure speed."""
 
 import sys
 from pathlib import Path
@@ -7,11 +7,6 @@ from typing import Annotated
 import typer
 
 from assay.output.streams import print_text
-
-history = typer.Typer(
-    no_args_is_help=True,
-    help="Keep results of `assay bench perf`, and find where they slowed down.",
-)
 
 _Run = Annotated[
     str, typer.Option(metavar="RUN", help="Where it runs, as DEVICE/DTYPE: cpu/bfloat16.")
@@ -24,7 +19,6 @@ _Suites = Annotated[
 _Output = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-bench-<command>.")
 ]
-_History = Annotated[Path, typer.Argument(metavar="FILE.db", help="A history, in SQLite.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
@@ -117,67 +111,3 @@ def ab(
     open_console(sys.stderr if as_json else None).print(comparison_table(result))
     print_text(result.to_json() if as_json else comparison_line(result))
     raise typer.Exit(EXIT_CODES[result.verdict])
-
-
-@history.command("add")
-def history_add(
-    file: _History,
-    results: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders of `assay bench perf`.")
-    ],
-) -> None:
-    """Add results to a history; all or none. A file that is not there is made.
-
-    Example: assay bench history add perf.db runs/20260101-120000-bench-perf
-
-    Exit code: 0 added, 2 usage or environment error, such as a run that is in it already.
-    """
-    from assay_bench.performance.history.database import add_results
-    from assay_bench.performance.results import read_performance
-
-    read = {path: read_performance(path) for path in results}
-    add_results(file, read)
-    print_text(f"{file}: {len(read)} added")
-
-
-@history.command("show")
-def history_show(file: _History, *, as_json: _AsJson = False) -> None:
-    """Show each series of a history: its runs and its latest ratio.
-
-    Exit code: 0, or 2 for a usage or environment error.
-    """
-    import json
-    from dataclasses import asdict
-    from itertools import groupby
-
-    from assay.output.console import open_console
-    from assay_bench.performance.faces import series_table
-    from assay_bench.performance.history.database import read_series
-
-    series = read_series(file)
-    if as_json:
-        print_text(json.dumps({"schema": 1, "series": [asdict(one) for one in series]}, indent=1))
-    else:
-        for place, of_one_kind in groupby(series, key=lambda one: one.key.place):
-            open_console().print(place, series_table(list(of_one_kind)), "", sep="\n")
-
-
-@history.command("check")
-def history_check(file: _History, *, as_json: _AsJson = False) -> None:
-    """Did any suite become slower, and stay so? Looks for changes of level in the last 60 runs.
-
-    Exit code: 0 PASS, 1 FAIL (a slow-down stands), 2 usage or environment error, 3 no series is long
-    enough.
-    """
-    from assay_bench.performance.history.checking import check_history
-    from assay_bench.performance.history.database import read_series
-
-    checked = check_history(read_series(file))
-    if as_json:
-        print_text(checked.to_json())
-    else:
-        for one in checked.series:
-            place = f"{one.suite} of {one.model} on {one.run}, {one.machine}"
-            print_text(f"{one.verdict}  {place}: {one.reason}")
-        print_text(checked.verdict)
-    raise typer.Exit(checked.verdict.exit_code)

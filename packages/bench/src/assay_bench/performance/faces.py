@@ -3,11 +3,8 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.table import Table
 
-    from assay_bench.performance.history.series import Series
     from assay_bench.performance.paired.records import EnvironmentComparison
     from assay_bench.performance.results import PerformanceResult, SuiteResult
 
@@ -52,18 +49,6 @@ def comparison_line(result: "EnvironmentComparison") -> str:
         case _:
             words = "not every suite ran on both sides"
     return f"{result.verdict}: {words}"
-
-
-def series_table(of_one_kind: "Sequence[Series]") -> "Table":
-    """One row for each suite of one model on one kind of machine."""
-    from statistics import median
-
-    table = new_table("SUITE", "RUNS", "MEDIAN", "LATEST", "OF")
-    for series in of_one_kind:
-        latest = series.points[-1]
-        numbers = (f"{median(series.ratios):.4g}", f"{latest.ratio:.4g}")
-        table.add_row(series.key.suite, str(len(series.points)), *numbers, latest.date)
-    return table
 
 
 def new_table(*headings: str) -> "Table":

@@ -2,20 +2,11 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from assay.files import (
-    DIGEST,
-    check_seal,
-    parse_json,
-    read_sealed,
-    refuse_link,
-    seal,
-    validate_record,
-)
+from assay.files import seal
 from assay.verdicts import SCHEMA, Record
 from assay_bench.performance.suite_table import SUITES, Control
 
@@ -122,20 +113,3 @@ def machine_kind(device: dict[str, Any], num_processors: int | None) -> str:
     """
     count = "" if num_processors is None else f", {num_processors} processors"
     return f"{device['device']} ({device['architecture']}{count})"
-
-
-def read_performance(path: Path) -> PerformanceResult:
-    """Read the result in a file, or in the folder of a run.
-
-    Raises: UnreadableFileError if the file is invalid or was changed.
-    """
-    file = refuse_link(path / RESULT_FILE) if path.is_dir() else path
-    return read_sealed(PerformanceResult, file)
-
-
-def parse_performance(text: str, place: str) -> PerformanceResult:
-    """Parse performance.json. The digest is optional. Raises: UnreadableFileError for `place`."""
-    content = parse_json(text, place)
-    if isinstance(content, dict) and DIGEST in content:
-        content = check_seal(content, place)
-    return validate_record(PerformanceResult, content, place)

@@ -1,13 +1,11 @@
 """One page of comparisons, tunings and speeds, for people."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from assay.files import read_sealed_json, refuse_link, write_whole
 from assay.output.pages import page_environment
-from assay_bench.performance.history.database import read_series
 from assay_bench.reporting.comparing import JSON_FILE
 from assay_bench.reporting.pictures import HEIGHT, WIDTH, Curve, Interval
 from assay_bench.tuning.records import read_tunings
@@ -15,30 +13,16 @@ from assay_bench.tuning.records import read_tunings
 _TEMPLATES = Path(__file__).with_name("templates")
 
 
-@dataclass(frozen=True, slots=True)
-class PageSources:
-    """What is shown: folders of `bench compare` and `bench tune`, and a history of speeds."""
-
-    compared: Sequence[Path] = ()
-    tuned: Sequence[Path] = ()
-    history: Path | None = None
-
-
-def write_page(sources: PageSources, file: Path) -> Path:
-    """Write the page. Returns: the file.
+def write_page(compared: Sequence[Path], tuned: Sequence[Path], file: Path) -> Path:
+    """Write the page of folders of `bench compare` and `bench tune`. Returns: the file.
 
     Raises: UsageError for a folder that holds no such thing.
     """
     environment = page_environment(_TEMPLATES)
-    comparisons = [_read_comparison(folder) for folder in sources.compared]
+    comparisons = [_read_comparison(folder) for folder in compared]
     page = environment.get_template("bench.html.j2").render(
         comparisons=[(one, _intervals(one)) for one in comparisons],
-        losses=[
-            Curve.of_losses(tuning) for folder in sources.tuned for tuning in read_tunings(folder)
-        ],
-        speeds=[]
-        if sources.history is None
-        else list(map(Curve.of_series, read_series(sources.history))),
+        curves=[Curve.of(tuning) for folder in tuned for tuning in read_tunings(folder)],
         width=WIDTH,
         height=HEIGHT,
     )

@@ -1,4 +1,4 @@
-"""Numbers as places in a picture: intervals beside their margin, losses by step, speeds by run."""
+"""Numbers as places in a picture: intervals beside their margin, losses by step."""
 
 import math
 from collections.abc import Sequence
@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Self
 
-from assay_bench.performance.history.checking import check_series
-from assay_bench.performance.history.series import Series
 from assay_bench.tuning.records import Tuning
 
 # Points of a picture, in its own units: the browser scales them.
@@ -63,29 +61,14 @@ class Curve:
     points: str
     low: float
     high: float
-    words: str = ""
-    marks: tuple[tuple[float, str], ...] = ()
+    words: str
 
     @classmethod
-    def of_losses(cls, tuning: Tuning) -> Self:
+    def of(cls, tuning: Tuning) -> Self:
         """The loss by step."""
         values = _windowed(tuning.curve)
         words = f"{tuning.curve[0]:.3f} → {fmean(tuning.curve[-10:]):.3f} nats a token"
         return cls(tuning.record.title, _points(values), min(values), max(values), words)
-
-    @classmethod
-    def of_series(cls, series: Series) -> Self:
-        """How many times as long as its control each run took, with where that changed."""
-        values = series.ratios
-        check = check_series(series)
-        dates = [point.date for point in series.points]
-        marks = tuple(
-            (_x(dates.index(change.date), len(values)), f"{change.direction}, {change.date[:10]}")
-            for change in check.changes
-        )
-        title = f"{series.key.suite}: {series.key.place}"
-        words = f"{len(values)} runs; {check.reason}"
-        return cls(title, _points(values), min(values), max(values), words, marks)
 
 
 def _windowed(values: Sequence[float]) -> list[float]:
@@ -93,14 +76,11 @@ def _windowed(values: Sequence[float]) -> list[float]:
     return [fmean(values[start : start + size]) for start in range(0, len(values), size)]
 
 
-def _x(number: int, count: int) -> float:
-    return WIDTH * number / max(1, count - 1)
-
-
 def _points(values: Sequence[float]) -> str:
     low, high = min(values), max(values)
     scale = HEIGHT / (high - low) if high > low else 0.0
+    step = WIDTH / max(1, len(values) - 1)
     return " ".join(
-        f"{_x(number, len(values)):.1f},{HEIGHT - (value - low) * scale:.1f}"
+        f"{number * step:.1f},{HEIGHT - (value - low) * scale:.1f}"
         for number, value in enumerate(values)
     )

@@ -1,15 +1,10 @@
 import math
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from assay.files import UnreadableFileError, seal
-from assay_bench.performance.results import (
-    machine_kind,
-    read_performance,
-)
-from packages.bench.tests.unit.performance.measured import performance_result, suite_result
+from assay_bench.performance.results import machine_kind
+from packages.bench.tests.unit.performance.measured import suite_result
 
 
 def test_a_ratio_is_of_the_fastest_round_to_the_fastest_control() -> None:
@@ -41,31 +36,6 @@ def test_a_round_without_a_time_above_zero_is_refused(bad: list[float]) -> None:
         suite_result([2.0, 3.0], matmul_seconds=bad)
     with pytest.raises(ValidationError):
         suite_result(bad, matmul_seconds=[1.0, 1.0], read_seconds=[1.0, 1.0])
-
-
-def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
-    result = performance_result()
-    (tmp_path / "performance.json").write_text(result.to_json())
-    assert read_performance(tmp_path) == result
-    assert read_performance(tmp_path / "performance.json") == result
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        (None, "No such file"),
-        ("{", "not JSON"),
-        ("{}", "it has no digest"),
-        (seal({}), "machine: Field required"),
-        (seal({"machine": "x", "run": "r", "model": "m", "suites": [], "more": 1}), "more: Extra"),
-        (performance_result().to_json().replace("2.", "3.", 1), "its digest differs"),
-    ],
-)
-def test_what_is_no_result_is_named(tmp_path: Path, text: str | None, problem: str) -> None:
-    if text is not None:
-        (tmp_path / "performance.json").write_text(text)
-    with pytest.raises(UnreadableFileError, match=problem):
-        read_performance(tmp_path)
 
 
 def test_machines_are_of_one_kind_by_product_architecture_and_processors() -> None:

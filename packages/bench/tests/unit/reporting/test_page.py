@@ -12,7 +12,7 @@ from assay_bench.comparing.judging import compare
 from assay_bench.comparing.terms import Terms
 from assay_bench.reporting.comparing import JSON_FILE
 from assay_bench.reporting.json_file import comparison_as_json
-from assay_bench.reporting.page import PageSources, write_page
+from assay_bench.reporting.page import write_page
 from assay_bench.reporting.pictures import Interval
 from packages.bench.tests.unit.made import answered, evaluation
 
@@ -21,7 +21,7 @@ def test_a_comparison_is_shown_with_its_flips_escaped(tmp_path: Path) -> None:
     found = compare(evaluation(answered(400, 400)), evaluation(answered(390, 400)), Terms())
     text = comparison_as_json(found).replace("391", "<script>")
     (tmp_path / JSON_FILE).write_text(seal(json.loads(text)))
-    page = write_page(PageSources(compared=[tmp_path]), tmp_path / "page.html").read_text()
+    page = write_page([tmp_path], [], tmp_path / "page.html").read_text()
     assert "<title>Benchmarks: FAIL</title>" in page
     assert "sums: 10 lost" in page
     assert "&lt;script&gt;" in page
@@ -40,4 +40,4 @@ def test_an_interval_lies_between_its_bounds_and_stays_in_the_picture() -> None:
 
 def test_a_folder_of_something_else_is_one_message(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"comparison\.json: cannot be read: No such file"):
-        write_page(PageSources(compared=[tmp_path]), tmp_path / "page.html")
+        write_page([tmp_path], [], tmp_path / "page.html")

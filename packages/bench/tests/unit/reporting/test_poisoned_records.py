@@ -14,12 +14,11 @@ from assay_bench.baselines.records import Acceptance, Baseline
 from assay_bench.comparing.judging import compare
 from assay_bench.comparing.terms import Terms
 from assay_bench.comparing.verdicts import verdict_of
-from assay_bench.performance.faces import performance_table, series_table
-from assay_bench.performance.history.database import add_results, read_series
+from assay_bench.performance.faces import performance_table
 from assay_bench.reporting.comparing import JSON_FILE
 from assay_bench.reporting.json_file import comparison_as_json
 from assay_bench.reporting.markdown import comparison_as_markdown
-from assay_bench.reporting.page import PageSources, write_page
+from assay_bench.reporting.page import write_page
 from packages.bench.tests.unit.made import answered, evaluation, item, task
 from packages.bench.tests.unit.performance.measured import performance_result
 from packages.core.tests.poison import (
@@ -52,7 +51,7 @@ def test_no_text_of_a_baseline_does_anything(path: str, tmp_path: Path) -> None:
         text = comparison_as_json(found)
         assert json.loads(escape_output(text)) == json.loads(text)
         write_whole(tmp_path / JSON_FILE, text)
-        page = write_page(PageSources(compared=[tmp_path]), tmp_path / "page.html")
+        page = write_page([tmp_path], [], tmp_path / "page.html")
         assert_harmless_html(page.read_text())
         verdict, _ = verdict_of(found)
         assert verdict.model_dump_json()
@@ -68,18 +67,12 @@ def test_no_text_of_a_sample_does_anything(field: str, tmp_path: Path) -> None:
     found = compare(sides[0], sides[1], Terms())
     assert_harmless_markdown(comparison_as_markdown(found))
     write_whole(tmp_path / JSON_FILE, seal(json.loads(comparison_as_json(found))))
-    page = write_page(PageSources(compared=[tmp_path]), tmp_path / "page.html")
+    page = write_page([tmp_path], [], tmp_path / "page.html")
     assert_harmless_html(page.read_text())
 
 
 @pytest.mark.parametrize("path", RESULTS)
-def test_no_text_of_a_result_of_speed_does_anything(path: str, tmp_path: Path) -> None:
-    result = RESULTS[path]
+def test_no_text_of_a_result_of_speed_does_anything(path: str) -> None:
     stream = io.StringIO()
-    console = open_text_console(stream)
-    console.print(performance_table(result))
-    add_results(tmp_path / "h.db", {Path("run"): result})
-    console.print(series_table(read_series(tmp_path / "h.db")))
+    open_text_console(stream).print(performance_table(RESULTS[path]))
     assert_harmless_text(stream.getvalue())
-    page = write_page(PageSources(history=tmp_path / "h.db"), tmp_path / "page.html")
-    assert_harmless_html(page.read_text())
