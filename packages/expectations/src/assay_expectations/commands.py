@@ -200,21 +200,6 @@ def page(
 
 
 @app.command()
-def statement(
-    expectation: Annotated[Path, typer.Argument(metavar="FILE.json", help="An expectation.")],
-) -> None:
-    """Print an in-toto statement about FILE.json, to be signed.
-
-    Example: assay expect statement expectations/one.json > one.intoto.json
-    """
-    import json
-
-    from assay_expectations.records import statement_of
-
-    print_text(json.dumps(statement_of(expectation), indent=1))
-
-
-@app.command()
 def schema() -> None:
     """Print the JSON Schema of the files.
 

@@ -1,18 +1,15 @@
 """Files of expectations: they come back whole, and what is no expectation is one clear error."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from assay.errors import UsageError
 from assay.files import DiskError, UnreadableFileError
 from assay_expectations.records import (
     Expectation,
     read_expectation,
-    statement_of,
     write_expectation,
 )
 from packages.expectations.tests.unit.made import expectation
@@ -104,23 +101,3 @@ def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) 
 def test_the_published_schema_is_that_of_the_code() -> None:
     published = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
     assert published == Expectation.model_json_schema(), "assay expect schema prints the new one"
-
-
-def test_statement_is_about_the_bytes_of_the_file(tmp_path: Path) -> None:
-    once = expectation()
-    twice = once.model_copy(update={"captures": once.captures * 2})
-    with pytest.raises(UsageError, match="was captured once"):
-        statement_of(write_expectation(once, tmp_path))
-    file = write_expectation(twice, tmp_path)
-    statement = statement_of(file)
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    assert statement["subject"] == [{"name": file.name, "digest": {"sha256": digest}}]
-    (configuration,) = statement["predicate"]["configuration"]
-    assert len(configuration["digest"]["sha256"]) == 64
-    assert statement["predicate"]["passedTests"] == ["capture 2 agrees with capture 1"]
-    assert configuration["annotations"]["machine"]["architecture"] == "a1"
-    assert configuration["annotations"]["provenance"]["product"] == "Acme 1"
-
-    file.write_text(file.read_text().replace("-1.0", "-1.5", 1))
-    with pytest.raises(UnreadableFileError, match="its hash is not that of its content"):
-        statement_of(file)

@@ -19,7 +19,6 @@ from assay_expectations.records.keys import (
     weight_differences,
 )
 from assay_expectations.records.provenance import Provenance
-from assay_expectations.records.statement import statement_of
 from assay_expectations.records.values import (
     Distributions,
     LogProbabilities,
@@ -46,7 +45,6 @@ __all__ = [
     "machine_differences",
     "read_expectation",
     "require_writable",
-    "statement_of",
     "value_differences",
     "weight_differences",
     "write_expectation",
