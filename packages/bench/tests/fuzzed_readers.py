@@ -12,8 +12,7 @@ from assay_bench.comparing.judging import compare
 from assay_bench.comparing.terms import Terms
 from assay_bench.evaluations.items import Evaluation
 from assay_bench.evaluations.reading import read_evaluation, write_manifest
-from assay_bench.reporting.comparing import JSON_FILE, compare_folders
-from assay_bench.reporting.json_file import comparison_as_json
+from assay_bench.reporting.comparison_files import JSON_FILE, compare_folders, comparison_as_json
 from assay_bench.reporting.page import write_page
 from assay_bench.tuning.judging import judge_tunings
 from assay_bench.tuning.recipe import read_recipe

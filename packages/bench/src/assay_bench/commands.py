@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from assay.cli.generation_options import TrustRemoteCode
 from assay.output.streams import print_text
+from assay_bench.options import AsJson, Model, Output, Run
 from assay_bench.performance.commands import ab, perf
 from assay_bench.tuning.command import tune
 
@@ -19,12 +21,6 @@ app.command()(tune)
 app.command()(perf)
 app.command()(ab)
 
-_Output = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-bench-<command>.")
-]
-_AsJson = Annotated[
-    bool, typer.Option("--json", help="Print the verdict as JSON and nothing else.")
-]
 _Suite = Annotated[
     str,
     typer.Option(
@@ -59,12 +55,8 @@ _MarginNats = Annotated[
 @app.command()
 def run(  # noqa: PLR0913 - one for each option
     *,
-    model: Annotated[
-        str, typer.Option(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")
-    ] = "micro:llama",
-    run: Annotated[
-        str, typer.Option(metavar="RUN", help="Where it runs, as DEVICE/DTYPE: cpu/bfloat16.")
-    ] = "cpu/float32",
+    model: Model = "micro:llama",
+    run: Run = "cpu/float32",
     suite: _Suite = "offline",
     task: Annotated[
         list[str] | None,
@@ -94,11 +86,9 @@ def run(  # noqa: PLR0913 - one for each option
             metavar="N", min=1, help="Of the backend: copies that share the documents (accelerate)."
         ),
     ] = 1,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-    ] = False,
-    output: _Output = None,
-    as_json: _AsJson = False,
+    trust_remote_code: TrustRemoteCode = False,
+    output: Output = None,
+    as_json: AsJson = False,
 ) -> None:
     """What is the model worth on a battery of tasks?
 
@@ -115,7 +105,7 @@ def run(  # noqa: PLR0913 - one for each option
     from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder, open_progress
     from assay.runs.results import write_results
-    from assay_bench.battery.suites import Suite, read_suite
+    from assay_bench.battery.suites import TaskSuite, read_suite
     from assay_bench.evaluating.command_line import parse_backend
     from assay_bench.evaluating.running import EvaluationOptions, evaluate
     from assay_bench.evaluations.reading import read_evaluation
@@ -124,7 +114,7 @@ def run(  # noqa: PLR0913 - one for each option
     options = EvaluationOptions(
         model=model,
         run=run,
-        suite=Suite(tasks=task) if task else read_suite(suite),
+        suite=TaskSuite(tasks=task) if task else read_suite(suite),
         limit=limit,
         setup=candidate_setup,
         remote_code=remote_code_of(trusted=trust_remote_code),
@@ -156,11 +146,11 @@ def compare(  # noqa: PLR0913 - one for each option
             metavar="TASK=FIELD", help="The field of documents that belong together; repeatable."
         ),
     ] = None,
-    output: _Output = None,
+    output: Output = None,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print it for a job summary, and no more.")
     ] = False,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Is CANDIDATE as good as BASE, item by item? PASS, FAIL, or UNDERPOWERED: too few items to say.
 
@@ -172,7 +162,7 @@ def compare(  # noqa: PLR0913 - one for each option
     from assay.cli.verdict_output import end_with
     from assay.errors import UsageError
     from assay.runs import RunFolder
-    from assay_bench.reporting.comparing import compare_folders
+    from assay_bench.reporting.comparison_files import compare_folders
 
     if as_markdown and as_json:
         raise UsageError("--markdown and --json: give one of them")

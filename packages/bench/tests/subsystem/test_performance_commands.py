@@ -18,12 +18,12 @@ pytestmark = pytest.mark.timeout(600)
 LIGHT_SUITES = """
 import time
 from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest
-from assay_bench.performance.suites.turns import Turns
+from assay_bench.performance.suites.turn_client import TurnClient
 
 ASKED = SuiteRequest.of_environment()
 
 def measure(suite, benchmark, seconds):
-    turns = Turns(ASKED)
+    turns = TurnClient(ASKED)
     benchmark.pedantic(
         lambda: time.sleep(seconds), setup=lambda: turns.wait(suite),
         rounds=ASKED.num_rounds, warmup_rounds=NUM_WARMUP_ROUNDS,
@@ -46,7 +46,7 @@ REPLACED_TABLE = """
 from assay_bench.performance import suite_table
 suite_table.SUITE_FOLDER = __import__("pathlib").Path(r"{folder}")
 suite_table.SUITES = {{
-    name: suite_table.Suite(name, "test_light.py", "test_" + name, "read")
+    name: suite_table.SpeedSuite(name, "test_light.py", "test_" + name, "read")
     for name in ("prefill", "decode")
 }}
 """
@@ -205,7 +205,7 @@ def test_planning_imports_no_torch() -> None:
         "import sys; from assay_bench.commands import app;"
         " from assay_bench.evaluating import command_line, running as _;"
         " from assay_bench.performance.paired import running, records;"
-        " from assay_bench.performance import running, faces;"
+        " from assay_bench.performance import running, tables;"
         " sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

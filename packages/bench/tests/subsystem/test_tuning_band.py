@@ -11,7 +11,7 @@ from assay.training import ReferenceTrainer, TrainingPlan
 from assay.training.batches import coder_of
 from assay.verdicts import Level, Outcome
 from assay_bench.tuning.band import LossBand, band_of, judge_losses
-from assay_bench.tuning.recipe import DataSource, Permutation, Recipe
+from assay_bench.tuning.recipe import DataSource, Permutation, TuningRecipe
 from assay_bench.tuning.rows import draw_step, read_sources
 from packages.bench.tests.planted_tuning import (
     HalfOfTheGradientLost,
@@ -22,7 +22,7 @@ from packages.bench.tests.planted_tuning import (
 )
 
 MODEL, STEPS, SEEDS, OTHER_SEED = "micro:llama", 40, range(10), 100
-RECIPE = Recipe(
+RECIPE = TuningRecipe(
     models=[MODEL],
     run="cpu/float32",
     seeds=list(SEEDS),

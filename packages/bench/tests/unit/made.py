@@ -26,7 +26,9 @@ def item(
 
 
 def task(items: Sequence[Item], name: str = "sums", **update: Any) -> TaskResult:
-    return TaskResult(name, "acc", tuple(items), {"version": 1.0, "fewshot": 0}, **update)
+    return TaskResult(
+        name=name, metric="acc", items=tuple(items), asked={"version": 1.0, "fewshot": 0}, **update
+    )
 
 
 def evaluation(*tasks: TaskResult, name: str = "model") -> Evaluation:

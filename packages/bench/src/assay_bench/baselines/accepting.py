@@ -7,11 +7,12 @@ from assay.files import write_sealed
 from assay.runs import provenance
 from assay.verdicts import Outcome
 from assay_bench.baselines.records import Acceptance, Baseline, read_baseline
-from assay_bench.comparing.judging import Comparison, Judged, compare
+from assay_bench.comparing.judging import EvaluationComparison, compare
 from assay_bench.comparing.pairing import differences
 from assay_bench.comparing.terms import Terms
 from assay_bench.evaluations.items import Evaluation
 from assay_bench.evaluations.scores import judge_scores
+from assay_bench.outcomes import PairedOutcome
 from assay_bench.statistics.families import holm
 
 
@@ -43,7 +44,7 @@ def _refuse_surprises(before: Evaluation, now: Evaluation, path: Path, terms: Te
             f"{path} was asked something else ({'; '.join(other)}); to replace it: --reason TEXT"
         )
     worse = compare(before, now, terms)
-    if worse.judged is not Judged.PASS:
+    if worse.judged is not PairedOutcome.PASS:
         raise UsageError(
             f"{path} is there, and this is not shown to be as good ({_told(worse)}); nothing was"
             " written. If it is meant: --reason TEXT"
@@ -56,13 +57,13 @@ def _refuse_surprises(before: Evaluation, now: Evaluation, path: Path, terms: Te
         )
 
 
-def _told(comparison: Comparison) -> str:
+def _told(comparison: EvaluationComparison) -> str:
     return "; ".join(
         f"{task.name}: {task.judged}" for task in comparison.tasks if task.judged != "PASS"
     )
 
 
-def _better_by_margin(reversed_: Comparison) -> str:
+def _better_by_margin(reversed_: EvaluationComparison) -> str:
     """Measures that rose by more than their margin, and by more than chance; "" for none.
 
     reversed_: the older one, held to the newer.

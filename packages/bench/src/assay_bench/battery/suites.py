@@ -15,7 +15,7 @@ from assay_bench.comparing.terms import Terms
 _SUITES = Path(str(files("assay_bench") / "battery" / "suites"))
 
 
-class Suite(Record):
+class TaskSuite(Record):
     """A battery of tasks.
 
     tasks: shipped ones by name, FILE.yaml beside the suite, or what lm-eval knows by name.
@@ -34,7 +34,7 @@ def shipped_suites() -> list[str]:
     return sorted(path.stem for path in _SUITES.glob("*.toml"))
 
 
-def read_suite(name: str) -> Suite:
+def read_suite(name: str) -> TaskSuite:
     """Read a shipped suite by its name, or FILE.toml; its YAML files lie in the same folder.
 
     Raises: UsageError with the file, the key and the expected value.
@@ -43,7 +43,7 @@ def read_suite(name: str) -> Suite:
     if not path.exists():
         shipped = ", ".join(shipped_suites())
         raise UsageError(f"suite {name} does not exist; shipped suites: {shipped}")
-    suite = read_toml_record(Suite, path)
+    suite = read_toml_record(TaskSuite, path)
     found = [_beside(path, task) for task in suite.tasks]
     return suite.model_copy(update={"tasks": found})
 

@@ -7,28 +7,19 @@ measure fails where it is significantly lower, all measures of all tasks taken t
 where every measure does, which needs no correction: no chance of a false pass is added up.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import numpy as np
 
 from assay_bench.comparing.pairing import Pair, differences, pairs_of, trained_elsewhere
 from assay_bench.comparing.terms import Terms
 from assay_bench.evaluations.items import Evaluation, TaskResult
+from assay_bench.outcomes import PairedOutcome
 from assay_bench.statistics import accuracy as exact
 from assay_bench.statistics.clusters import deflated, p_worse_of_clusters
 from assay_bench.statistics.families import holm, items_needed
 from assay_bench.statistics.mean_difference import MeanDifference
-
-
-class Judged(StrEnum):
-    """What a comparison comes to."""
-
-    PASS = "PASS"  # noqa: S105 - a verdict, no password
-    FAIL = "FAIL"
-    UNDERPOWERED = "UNDERPOWERED"
-    NOT_COMPARED = "NOT_COMPARED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +41,7 @@ class Measure:
     num_items: int
     p_worse: float
     p_not_inferior: float
-    judged: Judged = Judged.UNDERPOWERED
+    judged: PairedOutcome = PairedOutcome.UNDERPOWERED
     items_needed: int | None = None
 
 
@@ -63,7 +54,7 @@ class TaskComparison:
     """
 
     name: str
-    judged: Judged
+    judged: PairedOutcome
     measures: tuple[Measure, ...] = ()
     problem: str | None = None
     lost: tuple[Pair, ...] = ()
@@ -71,7 +62,7 @@ class TaskComparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class EvaluationComparison:
     """Of two evaluations.
 
     refused: why they were not asked the same, if they were not. notes: what was not judged, and why.
@@ -85,17 +76,17 @@ class Comparison:
     notes: tuple[str, ...] = ()
 
     @property
-    def judged(self) -> Judged:
+    def judged(self) -> PairedOutcome:
         """The worst of all tasks."""
         if self.refused or not self.tasks:
-            return Judged.NOT_COMPARED
-        return worst(task.judged for task in self.tasks)
+            return PairedOutcome.NOT_COMPARED
+        return PairedOutcome.worst(task.judged for task in self.tasks)
 
 
-def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Comparison:
+def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> EvaluationComparison:
     """Judge `candidate` by `base`, task by task."""
     if refused := differences(base, candidate):
-        return Comparison(base, candidate, terms, (), tuple(refused))
+        return EvaluationComparison(base, candidate, terms, (), tuple(refused))
     notes = []
     if terms.movement is not None and (elsewhere := trained_elsewhere(base, candidate)):
         notes.append(f"movement is not judged: other weights, and {elsewhere}")
@@ -108,13 +99,7 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Comparison
     }
     adjusted = holm(p_values)
     judged = [_judge(task, adjusted, terms) for task in tasks]
-    return Comparison(base, candidate, terms, tuple(judged), notes=tuple(notes))
-
-
-def worst(outcomes: Iterable[Judged]) -> Judged:
-    """FAIL before NOT_COMPARED before UNDERPOWERED before PASS."""
-    order = (Judged.PASS, Judged.UNDERPOWERED, Judged.NOT_COMPARED, Judged.FAIL)
-    return max(outcomes, key=order.index)
+    return EvaluationComparison(base, candidate, terms, tuple(judged), notes=tuple(notes))
 
 
 def _measured(base: TaskResult, candidate: TaskResult, terms: Terms) -> TaskComparison:
@@ -123,7 +108,7 @@ def _measured(base: TaskResult, candidate: TaskResult, terms: Terms) -> TaskComp
     for side, index in (("base", 0), ("candidate", 1)):
         wrong = sum(not pair[index].is_finite for pair in pairs)
         if wrong:
-            judged = Judged.NOT_COMPARED if side == "base" else Judged.FAIL
+            judged = PairedOutcome.NOT_COMPARED if side == "base" else PairedOutcome.FAIL
             problem = f"{wrong} of {len(pairs)} log-probabilities of the {side} are NaN or infinite"
             return TaskComparison(name, judged, problem=problem)
     measures = [
@@ -139,10 +124,10 @@ def _measured(base: TaskResult, candidate: TaskResult, terms: Terms) -> TaskComp
         problem = (
             "it has neither a metric that is yes or no, nor log-probabilities of right answers"
         )
-        return TaskComparison(name, Judged.NOT_COMPARED, problem=problem)
+        return TaskComparison(name, PairedOutcome.NOT_COMPARED, problem=problem)
     return TaskComparison(
         name,
-        Judged.UNDERPOWERED,
+        PairedOutcome.UNDERPOWERED,
         tuple(measures),
         lost=tuple(pair for pair in pairs if pair[0].right and pair[1].right is False),
         gained=tuple(pair for pair in pairs if pair[1].right and pair[0].right is False),
@@ -156,15 +141,17 @@ def _judge(task: TaskComparison, adjusted: Mapping[str, float], terms: Terms) ->
         _judge_measure(measure, adjusted[f"{task.name}\0{measure.name}"], terms)
         for measure in task.measures
     )
-    return replace(task, measures=measures, judged=worst(measure.judged for measure in measures))
+    return replace(
+        task, measures=measures, judged=PairedOutcome.worst(measure.judged for measure in measures)
+    )
 
 
 def _judge_measure(measure: Measure, p_worse: float, terms: Terms) -> Measure:
     measure = replace(measure, p_worse=p_worse)
     if measure.p_not_inferior < terms.significance:
-        return replace(measure, judged=Judged.PASS, items_needed=None)
+        return replace(measure, judged=PairedOutcome.PASS, items_needed=None)
     if p_worse < terms.significance:
-        return replace(measure, judged=Judged.FAIL)
+        return replace(measure, judged=PairedOutcome.FAIL)
     return measure
 
 

@@ -1,17 +1,11 @@
 """A comparison as a verdict."""
 
 from assay.verdicts import Level, Measurement, Outcome, Unmatched, Verdict
-from assay_bench.comparing.judging import Comparison, Judged, Measure, TaskComparison
-
-_OUTCOMES = {
-    Judged.PASS: Outcome.PASS,
-    Judged.FAIL: Outcome.FAIL,
-    Judged.UNDERPOWERED: Outcome.NOT_COMPARED,
-    Judged.NOT_COMPARED: Outcome.NOT_COMPARED,
-}
+from assay_bench.comparing.judging import EvaluationComparison, Measure, TaskComparison
+from assay_bench.outcomes import PairedOutcome
 
 
-def verdict_of(comparison: Comparison) -> tuple[Verdict, list[Measurement]]:
+def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurement]]:
     """With a level for each task, and a row for each of its measures.
 
     Where there were too few items, `judged` of the level is UNDERPOWERED, and the verdict NOT_COMPARED.
@@ -22,9 +16,9 @@ def verdict_of(comparison: Comparison) -> tuple[Verdict, list[Measurement]]:
         levels = {"tasks": Level(verdict=Outcome.NOT_COMPARED, reason=reason)}
     else:
         levels = {task.name: _level(task) for task in comparison.tasks}
-    wrong = any(task.problem and task.judged is Judged.FAIL for task in comparison.tasks)
+    wrong = any(task.problem and task.judged is PairedOutcome.FAIL for task in comparison.tasks)
     verdict = Verdict(
-        verdict=_OUTCOMES[comparison.judged],
+        verdict=comparison.judged.as_verdict,
         model={"name": candidate.facts.get("model", candidate.name)},
         reference={"run": base.name},
         candidate={"run": candidate.facts.get("run", candidate.name)},
@@ -56,11 +50,11 @@ def measure_in_words(measure: Measure) -> str:
     margin = _number(measure, measure.margin)
     if measure.name == "movement":
         return f"{told}{_movement_in_words(measure, margin)}"
-    if measure.judged is Judged.FAIL:
+    if measure.judged is PairedOutcome.FAIL:
         return f"{told}lower by more than chance (p = {measure.p_worse:.2g})"
-    if measure.judged is Judged.PASS and measure.low > measure.margin:
+    if measure.judged is PairedOutcome.PASS and measure.low > measure.margin:
         return f"{told}higher by more than {margin}: were the questions in what it was trained on?"
-    if measure.judged is Judged.PASS:
+    if measure.judged is PairedOutcome.PASS:
         return f"{told}no drop by {margin}"
     return (
         f"{told}{measure.num_items:,} items cannot exclude a drop by {margin}; about"
@@ -69,9 +63,9 @@ def measure_in_words(measure: Measure) -> str:
 
 
 def _movement_in_words(measure: Measure, margin: str) -> str:
-    if measure.judged is Judged.FAIL:
+    if measure.judged is PairedOutcome.FAIL:
         return f"more than {margin}: another model (p = {measure.p_worse:.2g})"
-    if measure.judged is Judged.PASS:
+    if measure.judged is PairedOutcome.PASS:
         return f"less than {margin}"
     return (
         f"{measure.num_items:,} items cannot say whether that is less than {margin}; about"
@@ -80,13 +74,13 @@ def _movement_in_words(measure: Measure, margin: str) -> str:
 
 
 def _level(task: TaskComparison) -> Level:
-    failed = [m for m in task.measures if m.judged is Judged.FAIL]
-    unsure = [m for m in task.measures if m.judged is Judged.UNDERPOWERED]
+    failed = [m for m in task.measures if m.judged is PairedOutcome.FAIL]
+    unsure = [m for m in task.measures if m.judged is PairedOutcome.UNDERPOWERED]
     deciding = failed or unsure
     reason = task.problem or "; ".join(map(measure_in_words, deciding)) or None
     compared = max((measure.num_items for measure in task.measures), default=0)
     judged = task.judged.value
-    return Level(verdict=_OUTCOMES[task.judged], reason=reason, compared=compared, judged=judged)
+    return Level(verdict=task.judged.as_verdict, reason=reason, compared=compared, judged=judged)
 
 
 def _row(task: str, measure: Measure) -> Measurement:

@@ -12,7 +12,7 @@ from assay.errors import MachineError, UsageError
 from assay.files import read_json_object, write_whole
 from assay.runs import Progress
 from assay.runs.provenance import redact
-from assay_bench.battery.suites import Suite
+from assay_bench.battery.suites import TaskSuite
 from assay_bench.battery.task_files import load_task
 
 _TAIL_LINES = 15
@@ -30,7 +30,7 @@ class Backend:
     processes: int = 1
 
 
-def command_line(backend: Backend, suite: Suite, limit: int | None, folder: Path) -> list[str]:
+def command_line(backend: Backend, suite: TaskSuite, limit: int | None, folder: Path) -> list[str]:
     """What is run; files of tasks are written into `folder` first.
 
     Raises: UsageError for arguments that it could not pass on.
@@ -52,7 +52,7 @@ def command_line(backend: Backend, suite: Suite, limit: int | None, folder: Path
 
 
 def run_command_line(
-    backend: Backend, suite: Suite, limit: int | None, folder: Path, progress: Progress
+    backend: Backend, suite: TaskSuite, limit: int | None, folder: Path, progress: Progress
 ) -> None:
     """Run it, with its output in `folder`/lm-eval.log.
 

@@ -1,25 +1,21 @@
 """Evaluations from the outside: what is asked, what is there already, and the process that asks."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import xxhash
-
 from assay.devices.run_string import parse_run
-from assay.files import open_file, read_sealed_json, refuse_link
+from assay.files import content_digest, file_digest, read_sealed_json, refuse_link
 from assay.models.folders import local_folder
 from assay.models.remote_code import RemoteCode
 from assay.models.sources import ModelSource, resolve_model
 from assay.runs import Progress, run_process
 from assay.watchdog import temporary_folder
-from assay_bench.battery.suites import Suite
+from assay_bench.battery.suites import TaskSuite
 from assay_bench.evaluating.command_line import Backend, run_command_line
 from assay_bench.evaluating.requests import DONE_FILE, EvaluationRequest, task_folder
 from assay_bench.evaluations.reading import newest_results, write_manifest
 
 WORKER = "assay_bench.evaluating.worker"
-_CHUNK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +28,11 @@ class EvaluationOptions:
 
     model: str
     run: str
-    suite: Suite
+    suite: TaskSuite
     limit: int | None = None
     setup: str | None = None
     remote_code: RemoteCode = "refuse"
     backend: Backend | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def evaluate(options: EvaluationOptions, folder: Path, progress: Progress) -> Path:
@@ -104,11 +99,6 @@ def _content_of(source: ModelSource, remote_code: RemoteCode) -> str:
     """A hash of the model's files where they are on this machine; a name on the hub is not opened."""
     if source.kind == "hub":
         return ""
-    digest = xxhash.xxh3_128()
     with local_folder(source, remote_code) as folder:
-        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-            digest.update(str(file.relative_to(folder)).encode())
-            with open_file(file) as stream:
-                while chunk := stream.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-    return digest.hexdigest()
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        return content_digest({str(file.relative_to(folder)): file_digest(file) for file in files})

@@ -12,28 +12,24 @@ import torch
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
-from assay.errors import MachineError, UsageError
+from assay.errors import MachineError
 from assay.files import seal, write_whole
-from assay.models import LoadedModel, load_model
+from assay.models import load_model
 from assay.models.candidate_setup import apply_setup
-from assay.models.folders import local_folder
 from assay.models.loading.configs import first_line
-from assay.models.loading.tokenizing import load_tokenizer
-from assay.models.micro.recipes import BOS_ID
 from assay.models.size_policy import choose_threads
 from assay.plugins import load_object
 from assay.progress import subtask
 from assay.runs import Progress
 from assay.runs.worker import serve
 from assay_bench.battery.task_files import TaskError, load_task
+from assay_bench.evaluating.lm_eval_model import open_language_model
 from assay_bench.evaluating.requests import DONE_FILE, EvaluationRequest, task_folder
 
 if TYPE_CHECKING:
     from lm_eval.models.huggingface import HFLM
 
     from assay.devices.base import Device
-
-_BATCH_SIZE = 32
 
 
 def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
@@ -65,39 +61,13 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         "versions": {"lm_eval": lm_eval.__version__} | dict(device.versions()),
         "clusters": asked.clusters,
     }
-    language_model = _language_model(loaded, asked)
+    language_model = open_language_model(loaded, asked)
     with progress.task(f"asks {asked.model}", len(asked.tasks), "tasks") as bar:
         for task in asked.tasks:
             with subtask(task):
                 _ask(task, asked, language_model, device, facts)
             bar.advance()
     return {"facts": facts}
-
-
-def _language_model(loaded: LoadedModel, asked: EvaluationRequest) -> "HFLM":
-    """The model as lm-eval's own class for models of transformers."""
-    from lm_eval.models import huggingface
-
-    from assay_bench.evaluating.byte_tokenizer import byte_tokenizer
-    from assay_bench.evaluating.counting import BarAsTask
-
-    if loaded.tokenizer_kind == "none":
-        raise UsageError(f"{asked.model} has no tokenizer: lm-eval gives it text")
-    starts_with_bos = loaded.encode("")[:1] == [BOS_ID]
-    if loaded.tokenizer_kind == "bytes":
-        tokenizer = byte_tokenizer(loaded.pad_token_id, starts_with_bos=starts_with_bos)
-    else:
-        with local_folder(loaded.source, asked.remote_code) as folder:
-            tokenizer = load_tokenizer(folder, asked.remote_code)
-    huggingface.tqdm = BarAsTask
-    return huggingface.HFLM(
-        pretrained=loaded.model,
-        tokenizer=tokenizer,
-        batch_size=_BATCH_SIZE,
-        max_length=loaded.max_positions,
-        softmax_dtype="float32",
-        add_bos_token=True if loaded.tokenizer_kind == "bytes" and starts_with_bos else None,
-    )
 
 
 def _ask(

@@ -7,28 +7,21 @@ from typing import Annotated
 import typer
 
 from assay.output.streams import print_text
+from assay_bench.options import AsJson, Model, Output, Run
 
-_Run = Annotated[
-    str, typer.Option(metavar="RUN", help="Where it runs, as DEVICE/DTYPE: cpu/bfloat16.")
-]
-_Model = Annotated[str, typer.Option(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")]
 _Suites = Annotated[
     list[str] | None,
     typer.Option("--suite", metavar="NAME", help="May be given more than once. Default: all."),
 ]
-_Output = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-bench-<command>.")
-]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
 def perf(
     *,
-    run: _Run = "cpu/float32",
-    model: _Model = "micro:llama",
+    run: Run = "cpu/float32",
+    model: Model = "micro:llama",
     suite: _Suites = None,
-    output: _Output = None,
-    as_json: _AsJson = False,
+    output: Output = None,
+    as_json: AsJson = False,
 ) -> None:
     """How long do training, generation and assay itself take here?
 
@@ -40,10 +33,10 @@ def perf(
     """
     from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
-    from assay_bench.performance.faces import performance_table
     from assay_bench.performance.requests import SuiteRequest
     from assay_bench.performance.running import run_suites
     from assay_bench.performance.suite_table import choose_suites
+    from assay_bench.performance.tables import performance_table
 
     chosen = choose_suites(suite or [])
     folder = RunFolder.create("bench perf", output)
@@ -66,8 +59,8 @@ def ab(
         ),
     ],
     *,
-    run: _Run = "cpu/float32",
-    model: _Model = "micro:llama",
+    run: Run = "cpu/float32",
+    model: Model = "micro:llama",
     suite: _Suites = None,
     margin: Annotated[
         float, typer.Option(min=0.0, help="By how much B may be slower, as a share: 0.05 is 5 %.")
@@ -75,8 +68,8 @@ def ab(
     blocks: Annotated[
         int, typer.Option(help="Each is a new process of A and of B; more narrow the interval.")
     ] = 10,
-    output: _Output = None,
-    as_json: _AsJson = False,
+    output: Output = None,
+    as_json: AsJson = False,
 ) -> None:
     """Is B slower than A? Both run the suites in turns, on this machine, at the same time.
 
@@ -88,11 +81,10 @@ def ab(
     from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
     from assay_bench.performance.environments import Environment
-    from assay_bench.performance.faces import comparison_line, comparison_table
-    from assay_bench.performance.paired.records import EXIT_CODES
     from assay_bench.performance.paired.running import compare_environments
     from assay_bench.performance.requests import SuiteRequest
     from assay_bench.performance.suite_table import choose_suites
+    from assay_bench.performance.tables import comparison_line, comparison_table
 
     chosen = choose_suites(suite or [])
     with open_progress() as progress:
@@ -110,4 +102,4 @@ def ab(
         )
     open_console(sys.stderr if as_json else None).print(comparison_table(result))
     print_text(result.to_json() if as_json else comparison_line(result))
-    raise typer.Exit(EXIT_CODES[result.verdict])
+    raise typer.Exit(result.verdict.as_verdict.exit_code)

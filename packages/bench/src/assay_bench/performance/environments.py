@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from assay.errors import MachineError, UsageError
-from assay_bench.performance.suite_table import SUITES, Suite, UnknownSuiteError
+from assay_bench.performance.suite_table import SUITES, SpeedSuite, UnknownSuiteError
 
 # A first start reads torch's metadata from a cold disk.
 _PROBE_SECONDS = 120
@@ -101,7 +101,7 @@ class Environment:
             lines = done.stderr.strip().splitlines() or ["it printed nothing"]
             raise EnvironmentUnusableError.without_suites(python, lines[-1]) from None
 
-    def nodes_of(self, suites: Sequence[Suite]) -> list[str]:
+    def nodes_of(self, suites: Sequence[SpeedSuite]) -> list[str]:
         """What its pytest is given for `suites`. Raises: UnknownSuiteError for one that it lacks."""
         for suite in suites:
             if suite.name not in self.nodes:

@@ -12,11 +12,11 @@ from assay_bench.performance.environments import Environment
 from assay_bench.performance.requests import SuiteRequest
 from assay_bench.performance.results import RESULT_FILE, PerformanceResult, machine_kind
 from assay_bench.performance.suite_process import suite_process
-from assay_bench.performance.suite_table import Suite
+from assay_bench.performance.suite_table import SpeedSuite
 
 
 def run_suites(
-    asked: SuiteRequest, suites: Sequence[Suite], folder: Path, progress: Progress
+    asked: SuiteRequest, suites: Sequence[SpeedSuite], folder: Path, progress: Progress
 ) -> PerformanceResult:
     """Measure `suites` in this environment, and write performance.json into `folder`.
 

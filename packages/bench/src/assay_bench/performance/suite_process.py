@@ -19,7 +19,7 @@ from assay.watchdog import GRACE_SECONDS, watched
 from assay_bench.performance.environments import Environment
 from assay_bench.performance.requests import REQUEST_VARIABLE, SuiteEvent, SuiteRequest
 from assay_bench.performance.results import SuiteResult
-from assay_bench.performance.suite_table import Suite
+from assay_bench.performance.suite_table import SpeedSuite
 
 # For one round, and for what comes before the first: loading and compiling a model.
 _ROUND_SECONDS = 1800.0
@@ -119,7 +119,7 @@ class SuiteProcess:
 
 @contextmanager
 def suite_process(
-    environment: Environment, suites: Sequence[Suite], asked: SuiteRequest, folder: Path
+    environment: Environment, suites: Sequence[SpeedSuite], asked: SuiteRequest, folder: Path
 ) -> Iterator[SuiteProcess]:
     """Start pytest on `suites` in `environment`; it and its children end with the context.
 

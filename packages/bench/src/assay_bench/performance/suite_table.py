@@ -14,7 +14,7 @@ SUITE_FOLDER = Path(__file__).parent / "suites"
 
 
 @dataclass(frozen=True, slots=True)
-class Suite:
+class SpeedSuite:
     """One test of `suites/`.
 
     control: the measurement of the machine by which its times are divided: the matrix product where
@@ -35,14 +35,14 @@ class Suite:
 SUITES = {
     suite.name: suite
     for suite in (
-        Suite("training-step", "test_training.py", "test_training_step", "matmul"),
-        Suite("prefill", "test_generation.py", "test_prefill", "matmul"),
-        Suite("decode", "test_generation.py", "test_decode", "read"),
-        Suite("collectives", "test_collectives.py", "test_all_reduce", "read"),
-        Suite("capture", "test_traces.py", "test_capture", "read"),
-        Suite("compare", "test_traces.py", "test_compare", "read"),
-        Suite("checkpoint-save", "test_checkpoints.py", "test_save", "read"),
-        Suite("checkpoint-load", "test_checkpoints.py", "test_load", "read"),
+        SpeedSuite("training-step", "test_training.py", "test_training_step", "matmul"),
+        SpeedSuite("prefill", "test_generation.py", "test_prefill", "matmul"),
+        SpeedSuite("decode", "test_generation.py", "test_decode", "read"),
+        SpeedSuite("collectives", "test_collectives.py", "test_all_reduce", "read"),
+        SpeedSuite("capture", "test_traces.py", "test_capture", "read"),
+        SpeedSuite("compare", "test_traces.py", "test_compare", "read"),
+        SpeedSuite("checkpoint-save", "test_checkpoints.py", "test_save", "read"),
+        SpeedSuite("checkpoint-load", "test_checkpoints.py", "test_load", "read"),
     )
 }
 
@@ -56,7 +56,7 @@ class UnknownSuiteError(UsageError):
         return cls(f"there is no suite {name!r}{where}; there is: {', '.join(known)}")
 
 
-def choose_suites(names: Sequence[str]) -> tuple[Suite, ...]:
+def choose_suites(names: Sequence[str]) -> tuple[SpeedSuite, ...]:
     """The suites called `names`, in the order in which they run; all where none is named.
 
     Raises: UnknownSuiteError.

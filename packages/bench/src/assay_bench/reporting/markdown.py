@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from assay.foreign_text import escape_markdown, markdown_code
-from assay_bench.comparing.judging import Comparison, TaskComparison
+from assay_bench.comparing.judging import EvaluationComparison, TaskComparison
 from assay_bench.comparing.pairing import Pair
 from assay_bench.comparing.verdicts import measure_in_words
 
@@ -11,12 +11,12 @@ _FLIPS_SHOWN = 5
 _MOST_CHARACTERS = 120
 
 
-def comparison_as_markdown(comparison: Comparison) -> str:
+def comparison_as_markdown(comparison: EvaluationComparison) -> str:
     """A section: a table of measures, why, and the items that only one side got right."""
     return "\n".join(_lines(comparison)) + "\n"
 
 
-def _lines(comparison: Comparison) -> Iterator[str]:
+def _lines(comparison: EvaluationComparison) -> Iterator[str]:
     sides = escape_markdown(f"{comparison.candidate.name} compared with {comparison.base.name}")
     yield f"### {comparison.judged}: {sides}"
     yield ""

@@ -6,8 +6,8 @@ from typing import Any
 
 from assay.files import read_sealed_json, refuse_link, write_whole
 from assay.output.pages import page_environment
-from assay_bench.reporting.comparing import JSON_FILE
-from assay_bench.reporting.pictures import HEIGHT, WIDTH, Curve, Interval
+from assay_bench.reporting.comparison_files import JSON_FILE
+from assay_bench.reporting.pictures import HEIGHT, WIDTH, Interval, LossCurve
 from assay_bench.tuning.records import read_tunings
 
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -22,7 +22,7 @@ def write_page(compared: Sequence[Path], tuned: Sequence[Path], file: Path) -> P
     comparisons = [_read_comparison(folder) for folder in compared]
     page = environment.get_template("bench.html.j2").render(
         comparisons=[(one, _intervals(one)) for one in comparisons],
-        curves=[Curve.of(tuning) for folder in tuned for tuning in read_tunings(folder)],
+        curves=[LossCurve.of(tuning) for folder in tuned for tuning in read_tunings(folder)],
         width=WIDTH,
         height=HEIGHT,
     )

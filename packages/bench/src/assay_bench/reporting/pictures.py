@@ -54,7 +54,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class LossCurve:
     """A line in a picture. points: of an SVG polyline; low, high: of its values, for the axis."""
 
     title: str

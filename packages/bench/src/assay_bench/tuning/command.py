@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from assay_bench.options import AsJson
+
 
 def tune(
     recipe: Annotated[
@@ -26,9 +28,7 @@ def tune(
             help="Default: runs/<time>-bench-tune. One that was interrupted goes on in its folder.",
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the verdict as JSON and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Does a model learn a known text, and do its losses run as those of a baseline?
 

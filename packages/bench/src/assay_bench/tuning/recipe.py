@@ -67,7 +67,7 @@ class Permutation(_RecipePart):
     features: list[str] = Field(default_factory=list)
 
 
-class Recipe(_RecipePart):
+class TuningRecipe(_RecipePart):
     """What is tuned: every model in every permutation with every seed.
 
     models: micro:RECIPE, folders or hub names. run: DEVICE/DTYPE.
@@ -110,7 +110,7 @@ class Recipe(_RecipePart):
 class RecipeFile:
     """A recipe, and the folder that its relative paths begin at."""
 
-    recipe: Recipe
+    recipe: TuningRecipe
     folder: Path
 
 
@@ -131,8 +131,8 @@ def read_recipe(name: str, run: str | None = None) -> RecipeFile:
     return RecipeFile(_validate(path, document), path.parent.resolve())
 
 
-def _validate(path: Path, document: dict[str, Any]) -> Recipe:
-    recipe = validate_record(Recipe, document, path)
+def _validate(path: Path, document: dict[str, Any]) -> TuningRecipe:
+    recipe = validate_record(TuningRecipe, document, path)
     for number, one in enumerate(recipe.data):
         if one.source not in BUILT_IN and not (path.parent / one.source).is_file():
             problem = f"no file {path.parent / one.source}, and none of {', '.join(BUILT_IN)}"

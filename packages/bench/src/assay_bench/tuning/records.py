@@ -17,7 +17,7 @@ from assay.files import (
     refuse_link,
 )
 from assay.verdicts import SCHEMA, Number, Record
-from assay_bench.tuning.recipe import Permutation, Recipe
+from assay_bench.tuning.recipe import Permutation, TuningRecipe
 
 RECORD_FILE, LOSSES_FILE = "tuning.json", "losses.jsonl"
 MODEL_FOLDER, ADAPTER_FOLDER = "model", "adapter"
@@ -59,7 +59,7 @@ class TuneTask(Record):
     done: steps that the newest checkpoint has behind it.
     """
 
-    recipe: Recipe
+    recipe: TuningRecipe
     sources: str
     model: str
     permutation: str
@@ -104,7 +104,7 @@ class TuningRecord(Record):
 
     schema_: int = Field(default=SCHEMA, alias="schema")
     recipe_hash: str
-    recipe: Recipe
+    recipe: TuningRecipe
     model: str
     permutation: str
     seed: int

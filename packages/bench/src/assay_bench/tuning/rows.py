@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from assay.training.batches import IGNORED, MicroBatch, TextCoder
-from assay_bench.tuning.recipe import Recipe
+from assay_bench.tuning.recipe import TuningRecipe
 from assay_bench.tuning.texts import Text, read_training_text
 
 # A token of the tokenizers in use has about 4 characters of English; of spaces it may have more.
@@ -27,7 +27,7 @@ class Source:
     share: float
 
 
-def read_sources(recipe: Recipe, folder: Path) -> list[Source]:
+def read_sources(recipe: TuningRecipe, folder: Path) -> list[Source]:
     """The texts of a recipe; `folder`: at which its relative paths begin. Raises: TextError."""
     total = sum(one.share for one in recipe.data)
     return [
@@ -37,7 +37,13 @@ def read_sources(recipe: Recipe, folder: Path) -> list[Source]:
 
 
 def draw_step(
-    sources: Sequence[Source], recipe: Recipe, coder: TextCoder, *, seed: int, step: int, ranks: int
+    sources: Sequence[Source],
+    recipe: TuningRecipe,
+    coder: TextCoder,
+    *,
+    seed: int,
+    step: int,
+    ranks: int,
 ) -> list[MicroBatch]:
     """The micro-batches of a step, one for each rank; together they have the same rows for any ranks."""
     rng = random.Random(f"{seed}/{step}")  # noqa: S311 - reproducible draws, no secret
@@ -47,7 +53,7 @@ def draw_step(
 
 
 def held_out_rows(
-    source: Source, recipe: Recipe, coder: TextCoder, num_rows: int
+    source: Source, recipe: TuningRecipe, coder: TextCoder, num_rows: int
 ) -> list[MicroBatch]:
     """Rows of the held-out part of `source`, one in each micro-batch; the same for all seeds."""
     rng = random.Random("held out")  # noqa: S311 - as above

@@ -20,7 +20,7 @@ from assay.runs.results import write_results
 from assay.training.check import PRELOAD
 from assay.verdicts import Verdict
 from assay_bench.tuning.judging import judge_tunings
-from assay_bench.tuning.recipe import Recipe, RecipeFile
+from assay_bench.tuning.recipe import RecipeFile, TuningRecipe
 from assay_bench.tuning.records import (
     LOSSES_FILE,
     RECORD_FILE,
@@ -44,7 +44,7 @@ _LIMITS = TimeLimits(start_seconds=300.0, collective_seconds=300.0, body_seconds
 
 _POLL_SECONDS = 0.5
 
-_BODIES = "assay_bench.tuning.bodies"
+_RANK_TASKS = "assay_bench.tuning.rank_tasks"
 
 
 def open_folder(asked: RecipeFile, output: Path | None) -> Path:
@@ -53,7 +53,7 @@ def open_folder(asked: RecipeFile, output: Path | None) -> Path:
     Raises: UsageError for a folder of something else.
     """
     if output is not None and (output / _RECIPE_FILE).is_file():
-        kept = read_sealed(Recipe, output / _RECIPE_FILE)
+        kept = read_sealed(TuningRecipe, output / _RECIPE_FILE)
         if kept.hash != asked.recipe.hash:
             raise UsageError(
                 f"{output} holds tunings of another recipe (hash {kept.hash}, not"
@@ -155,14 +155,14 @@ def _launch(work: str, task: TuneTask, num_ranks: int) -> dict[str, Any]:
         parse_run(task.recipe.run).device,
         threads=max(1, (os.cpu_count() or 1) // num_ranks),
         limits=_LIMITS,
-        preload=(*PRELOAD, _BODIES),
+        preload=(*PRELOAD, _RANK_TASKS),
         log_folder=logs,
     )
     return launch_world(_do, world, work, task.model_dump(mode="json"))[0]
 
 
 def _do(rank: Rank, work: str, task: dict[str, Any]) -> dict[str, Any]:
-    from assay_bench.tuning.bodies import WORKS  # imports torch: in ranks alone
+    from assay_bench.tuning.rank_tasks import WORKS  # imports torch: in ranks alone
 
     return WORKS[work](rank, TuneTask.model_validate(task)).model_dump(mode="json")
 

@@ -6,33 +6,36 @@ from dataclasses import replace
 import pytest
 
 from assay.verdicts import Outcome
-from assay_bench.comparing.judging import Judged, compare
+from assay_bench.comparing.judging import compare
 from assay_bench.comparing.terms import Terms
 from assay_bench.comparing.verdicts import verdict_of
 from assay_bench.evaluations.items import TaskResult
+from assay_bench.outcomes import PairedOutcome
 from assay_bench.reporting.markdown import comparison_as_markdown
 from packages.bench.tests.unit.made import answered, evaluation, item, task
 
 TERMS = Terms(accuracy=0.02, log_probability=0.01)
 
 
-def judged(base: TaskResult, candidate: TaskResult) -> Judged:
+def judged(base: TaskResult, candidate: TaskResult) -> PairedOutcome:
     return compare(evaluation(base), evaluation(candidate), TERMS).judged
 
 
 @pytest.mark.parametrize(
     ("num_lost", "num_items", "expected"),
     [
-        (0, 400, Judged.PASS),
-        (0, 100, Judged.UNDERPOWERED),  # 133 would exclude 2 %
-        (6, 400, Judged.FAIL),  # six heads of six: 1.6 %
-        (4, 400, Judged.UNDERPOWERED),  # 6 %
-        (4, 4000, Judged.PASS),
+        (0, 400, PairedOutcome.PASS),
+        (0, 100, PairedOutcome.UNDERPOWERED),  # 133 would exclude 2 %
+        (6, 400, PairedOutcome.FAIL),  # six heads of six: 1.6 %
+        (4, 400, PairedOutcome.UNDERPOWERED),  # 6 %
+        (4, 4000, PairedOutcome.PASS),
         # Lower by more than chance, and shown to be by less than the margin.
-        (30, 8000, Judged.PASS),
+        (30, 8000, PairedOutcome.PASS),
     ],
 )
-def test_lost_items_decide_by_their_number(num_lost: int, num_items: int, expected: Judged) -> None:
+def test_lost_items_decide_by_their_number(
+    num_lost: int, num_items: int, expected: PairedOutcome
+) -> None:
     base, candidate = answered(num_items, num_items), answered(num_items - num_lost, num_items)
     assert judged(base, candidate) is expected
 
@@ -42,9 +45,10 @@ def with_log_probabilities(values: list[float]) -> TaskResult:
 
 
 @pytest.mark.parametrize(
-    ("drop", "expected"), [(0.0, Judged.PASS), (0.005, Judged.PASS), (0.0095, Judged.FAIL)]
+    ("drop", "expected"),
+    [(0.0, PairedOutcome.PASS), (0.005, PairedOutcome.PASS), (0.0095, PairedOutcome.FAIL)],
 )
-def test_log_probabilities_see_what_no_answer_shows(drop: float, expected: Judged) -> None:
+def test_log_probabilities_see_what_no_answer_shows(drop: float, expected: PairedOutcome) -> None:
     base = [-1 + 0.1 * math.sin(n) for n in range(300)]
     now = [value - drop + 0.02 * math.cos(7 * n) for n, value in enumerate(base)]
     assert judged(with_log_probabilities(base), with_log_probabilities(now)) is expected
@@ -52,16 +56,21 @@ def test_log_probabilities_see_what_no_answer_shows(drop: float, expected: Judge
 
 @pytest.mark.parametrize(
     ("moved", "expected"),
-    [(0.0, Judged.PASS), (0.0005, Judged.PASS), (0.001, Judged.UNDERPOWERED), (0.002, Judged.FAIL)],
+    [
+        (0.0, PairedOutcome.PASS),
+        (0.0005, PairedOutcome.PASS),
+        (0.001, PairedOutcome.UNDERPOWERED),
+        (0.002, PairedOutcome.FAIL),
+    ],
 )
 def test_a_model_that_has_to_be_the_same_may_not_move_up_or_down(
-    moved: float, expected: Judged
+    moved: float, expected: PairedOutcome
 ) -> None:
     base = [-1 + 0.1 * math.sin(n) for n in range(300)]
     now = [value + moved * 2**0.5 * math.cos(7 * n) for n, value in enumerate(base)]
     sides = evaluation(with_log_probabilities(base)), evaluation(with_log_probabilities(now))
     assert compare(*sides, TERMS.model_copy(update={"movement": 0.001})).judged is expected
-    assert compare(*sides, TERMS).judged is Judged.PASS
+    assert compare(*sides, TERMS).judged is PairedOutcome.PASS
 
 
 @pytest.mark.parametrize(
@@ -114,7 +123,7 @@ def test_of_many_tasks_one_that_chance_explains_fails_nothing() -> None:
     base = evaluation(*[named(f"t{n}", 4000) for n in range(12)])
     one_lower = evaluation(*[named(f"t{n}", 4000 - 6 * (n == 3)) for n in range(12)])
     # Alone it would be: p = 1/64 under 5 %; and six of 4,000 are within the margin.
-    assert compare(base, one_lower, Terms(accuracy=0.0005)).judged is not Judged.FAIL
+    assert compare(base, one_lower, Terms(accuracy=0.0005)).judged is not PairedOutcome.FAIL
 
 
 def test_numbers_that_are_none_fail_and_of_the_base_say_nothing() -> None:
@@ -123,13 +132,13 @@ def test_numbers_that_are_none_fail_and_of_the_base_say_nothing() -> None:
     verdict, _ = verdict_of(failed)
     assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, "non-finite")
     assert "1 of 9 log-probabilities of the candidate are NaN" in str(verdict.levels["sums"].reason)
-    assert judged(bad, good) is Judged.NOT_COMPARED
+    assert judged(bad, good) is PairedOutcome.NOT_COMPARED
 
 
 def test_a_task_without_anything_to_compare_is_no_pass() -> None:
     nothing = task([item(n, right=None) for n in range(500)])
-    assert judged(nothing, nothing) is Judged.NOT_COMPARED
-    assert compare(evaluation(), evaluation(), TERMS).judged is Judged.NOT_COMPARED
+    assert judged(nothing, nothing) is PairedOutcome.NOT_COMPARED
+    assert compare(evaluation(), evaluation(), TERMS).judged is PairedOutcome.NOT_COMPARED
 
 
 def test_what_is_told_shows_flips_with_their_texts() -> None:

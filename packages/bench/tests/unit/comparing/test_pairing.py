@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from assay_bench.comparing.judging import Judged, compare
+from assay_bench.comparing.judging import compare
 from assay_bench.comparing.pairing import differences, pairs_of
 from assay_bench.comparing.terms import Terms
 from assay_bench.evaluations.items import TaskResult
+from assay_bench.outcomes import PairedOutcome
 from packages.bench.tests.unit.made import answered, evaluation, item, task
 
 BASE = answered(5, 10)
@@ -36,7 +37,7 @@ def changed(number: int, **update: str) -> TaskResult:
 )
 def test_what_differs_is_named_and_nothing_is_compared(candidate: TaskResult, told: str) -> None:
     found = compare(evaluation(BASE), evaluation(candidate), Terms())
-    assert found.judged is Judged.NOT_COMPARED
+    assert found.judged is PairedOutcome.NOT_COMPARED
     assert list(found.refused) == [told]
 
 

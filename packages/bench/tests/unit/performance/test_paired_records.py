@@ -7,7 +7,6 @@ from assay.runs import SilentProgress
 from assay_bench.performance.environments import Environment
 from assay_bench.performance.paired.judging import Speed, TooFewBlocksError
 from assay_bench.performance.paired.records import (
-    EXIT_CODES,
     Block,
     SuiteComparison,
     compare_suite,
@@ -15,8 +14,8 @@ from assay_bench.performance.paired.records import (
 )
 from assay_bench.performance.paired.running import (
     NUM_QUADS,
+    compare_blocks,
     compare_environments,
-    judge_blocks,
     turn_order,
 )
 from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest
@@ -60,7 +59,7 @@ def test_only_suites_that_are_all_known_to_be_no_slower_pass(
     speeds: list[Speed], not_compared: dict[str, str], outcome: str, code: int
 ) -> None:
     found = overall([comparison(speed) for speed in speeds], not_compared)
-    assert (found, EXIT_CODES[found]) == (outcome, code)
+    assert (found, found.as_verdict.exit_code) == (outcome, code)
 
 
 def test_what_one_side_skips_is_not_compared_and_what_both_skip_is_no_question() -> None:
@@ -70,11 +69,12 @@ def test_what_one_side_skips_is_not_compared_and_what_both_skip_is_no_question()
         for block in blocks_of([(1.0, 1.0)] * 6)
         for skipped_by_b in [{"capture": reason, "decode": reason}]
     ]
-    found = judge_blocks(blocks, choose_suites(["prefill", "decode", "capture"]), 0.05)
-    assert found.not_compared == {"decode": f"only one side could run it; B: {reason}"}
-    assert found.skipped == {"capture": f"A: {reason}; B: {reason}"}
-    assert [suite.suite for suite in found.compared] == ["prefill"]
-    assert found.verdict == "NOT_COMPARED"
+    suites = choose_suites(["prefill", "decode", "capture"])
+    compared, not_compared, skipped = compare_blocks(blocks, suites, 0.05)
+    assert not_compared == {"decode": f"only one side could run it; B: {reason}"}
+    assert skipped == {"capture": f"A: {reason}; B: {reason}"}
+    assert [suite.suite for suite in compared] == ["prefill"]
+    assert overall(compared, not_compared) == "NOT_COMPARED"
 
 
 def test_too_few_blocks_are_refused_before_anything_is_run(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from assay.errors import UsageError
 from assay.files import seal
 from assay_bench.comparing.judging import compare
 from assay_bench.comparing.terms import Terms
-from assay_bench.reporting.comparing import JSON_FILE
-from assay_bench.reporting.json_file import comparison_as_json
+from assay_bench.reporting.comparison_files import JSON_FILE, comparison_as_json
 from assay_bench.reporting.page import write_page
 from assay_bench.reporting.pictures import Interval
 from packages.bench.tests.unit.made import answered, evaluation

@@ -14,9 +14,8 @@ from assay_bench.baselines.records import Acceptance, Baseline
 from assay_bench.comparing.judging import compare
 from assay_bench.comparing.terms import Terms
 from assay_bench.comparing.verdicts import verdict_of
-from assay_bench.performance.faces import performance_table
-from assay_bench.reporting.comparing import JSON_FILE
-from assay_bench.reporting.json_file import comparison_as_json
+from assay_bench.performance.tables import performance_table
+from assay_bench.reporting.comparison_files import JSON_FILE, comparison_as_json
 from assay_bench.reporting.markdown import comparison_as_markdown
 from assay_bench.reporting.page import write_page
 from packages.bench.tests.unit.made import answered, evaluation, item, task

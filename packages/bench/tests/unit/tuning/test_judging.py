@@ -6,10 +6,10 @@ import pytest
 
 from assay.verdicts import Outcome
 from assay_bench.tuning.judging import judge_by_baseline, judge_learning, judge_tunings
-from assay_bench.tuning.recipe import DataSource, Permutation, Recipe
+from assay_bench.tuning.recipe import DataSource, Permutation, TuningRecipe
 from assay_bench.tuning.records import ModelStart, StepLoss, Tuned, Tuning, TuningRecord
 
-RECIPE = Recipe(
+RECIPE = TuningRecipe(
     models=["micro:llama"],
     run="cpu/float32",
     seeds=[0, 1],

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay_bench.tuning.recipe import Recipe, RecipeError, read_recipe
+from assay_bench.tuning.recipe import RecipeError, TuningRecipe, read_recipe
 
 TEXT = """
 models = ["micro:llama"]
@@ -41,7 +41,7 @@ def test_comments_and_the_order_of_keys_do_not_change_the_hash(tmp_path: Path) -
     other = TEXT.replace("steps = 4\n", "").replace("models", "# four\nsteps = 4\nmodels")
     assert read_recipe(write(tmp_path, other)).recipe.hash == recipe.hash
     assert recipe.model_copy(update={"steps": 5}).hash != recipe.hash
-    assert Recipe.model_validate_json(recipe.model_dump_json()).hash == recipe.hash
+    assert TuningRecipe.model_validate_json(recipe.model_dump_json()).hash == recipe.hash
 
 
 def test_another_device_takes_the_place_of_the_recipes(tmp_path: Path) -> None:

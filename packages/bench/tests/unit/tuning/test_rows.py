@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from assay.training.batches import IGNORED, TextCoder
-from assay_bench.tuning.recipe import DataSource, Permutation, Recipe
+from assay_bench.tuning.recipe import DataSource, Permutation, TuningRecipe
 from assay_bench.tuning.rows import Source, draw_step, held_out_rows
 from assay_bench.tuning.texts import Text
 
@@ -12,8 +12,8 @@ SMALL = Text("\n".join("abcdefghij" * 3), "\n".join("ABCDEFGHIJ" * 3))
 LARGE = Text("\n".join("klmnopqrst" * 3), "\n".join("KLMNOPQRST" * 3))
 
 
-def recipe(**changes: object) -> Recipe:
-    return Recipe(
+def recipe(**changes: object) -> TuningRecipe:
+    return TuningRecipe(
         models=["micro:llama"],
         run="cpu/float32",
         seeds=[0],

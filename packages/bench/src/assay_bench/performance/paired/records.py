@@ -1,18 +1,16 @@
 """What a comparison of two environments writes: every sample, the intervals and the verdict."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ConfigDict, Field
 
 from assay.verdicts import SCHEMA, Record
+from assay_bench.outcomes import PairedOutcome
 from assay_bench.performance.paired.judging import Speed, ratio_interval
 from assay_bench.performance.results import SuiteResult
 
 COMPARISON_FILE = "ab.json"
-
-PairedOutcome = Literal["PASS", "FAIL", "UNDERPOWERED", "NOT_COMPARED"]
-EXIT_CODES: dict[PairedOutcome, int] = {"PASS": 0, "FAIL": 1, "UNDERPOWERED": 3, "NOT_COMPARED": 3}
 
 
 class Block(Record):
@@ -91,7 +89,7 @@ def overall(suites: Sequence[SuiteComparison], not_compared: dict[str, str]) -> 
     """FAIL if any suite is slower; PASS only if all are known not to be."""
     speeds = {suite.speed for suite in suites}
     if "slower" in speeds:
-        return "FAIL"
+        return PairedOutcome.FAIL
     if not_compared or not suites:
-        return "NOT_COMPARED"
-    return "UNDERPOWERED" if "UNDERPOWERED" in speeds else "PASS"
+        return PairedOutcome.NOT_COMPARED
+    return PairedOutcome.UNDERPOWERED if "UNDERPOWERED" in speeds else PairedOutcome.PASS

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -16,14 +15,13 @@ from assay_bench.performance.paired.records import (
     COMPARISON_FILE,
     Block,
     EnvironmentComparison,
-    PairedOutcome,
     SuiteComparison,
     compare_suite,
     overall,
 )
 from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest
 from assay_bench.performance.suite_process import SuiteProcess, suite_process
-from assay_bench.performance.suite_table import SUITES, Suite
+from assay_bench.performance.suite_table import SUITES, SpeedSuite
 
 Side = Literal["A", "B"]
 _SIDES: tuple[Side, Side] = ("A", "B")
@@ -47,7 +45,7 @@ def turn_order(rng: random.Random) -> Iterator[Side]:
 
 def compare_environments(
     environments: tuple[Environment, Environment],
-    suites: Sequence[Suite],
+    suites: Sequence[SpeedSuite],
     asked: SuiteRequest,
     *,
     margin: float,
@@ -76,13 +74,13 @@ def compare_environments(
             block_folder = folder / f"block{number}"
             blocks.append(_measure_block(environments, suites, of_block, block_folder, rng))
             task.advance()
-    judged = judge_blocks(blocks, suites, margin)
+    compared, not_compared, skipped = compare_blocks(blocks, suites, margin)
     result = EnvironmentComparison(
-        verdict=judged.verdict,
+        verdict=overall(compared, not_compared),
         margin=margin,
-        suites=judged.compared,
-        not_compared=judged.not_compared,
-        skipped=judged.skipped,
+        suites=compared,
+        not_compared=not_compared,
+        skipped=skipped,
         environments={
             side: {"name": one.name, "versions": dict(one.versions)}
             for side, one in zip(_SIDES, environments, strict=True)
@@ -97,18 +95,13 @@ def compare_environments(
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedBlocks:
-    """What follows from all blocks; the fields are those of EnvironmentComparison."""
+def compare_blocks(
+    blocks: Sequence[Block], suites: Sequence[SpeedSuite], margin: float
+) -> tuple[list[SuiteComparison], dict[str, str], dict[str, str]]:
+    """Compare each suite that both sides ran.
 
-    verdict: PairedOutcome
-    compared: list[SuiteComparison]
-    not_compared: dict[str, str]
-    skipped: dict[str, str]
-
-
-def judge_blocks(blocks: Sequence[Block], suites: Sequence[Suite], margin: float) -> JudgedBlocks:
-    """Compare each of `suites` that both sides ran; a suite that a side skipped has its reasons."""
+    Returns: the comparisons; the reasons of the suites that one side skipped, and of those that both did.
+    """
     compared: list[SuiteComparison] = []
     not_compared: dict[str, str] = {}
     skipped: dict[str, str] = {}
@@ -127,12 +120,12 @@ def judge_blocks(blocks: Sequence[Block], suites: Sequence[Suite], margin: float
                 not_compared[suite.name] = f"only one side could run it; {words}"
             case _:
                 skipped[suite.name] = words
-    return JudgedBlocks(overall(compared, not_compared), compared, not_compared, skipped)
+    return compared, not_compared, skipped
 
 
 def _measure_block(
     environments: tuple[Environment, Environment],
-    suites: Sequence[Suite],
+    suites: Sequence[SpeedSuite],
     asked: SuiteRequest,
     folder: Path,
     rng: random.Random,

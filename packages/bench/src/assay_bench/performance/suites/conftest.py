@@ -13,8 +13,8 @@ from assay.devices.run_string import parse_run
 from assay.errors import AssayError
 from assay_bench.performance.requests import SuiteRequest
 from assay_bench.performance.suite_table import SUITES
-from assay_bench.performance.suites.measurement import Benchmark, Measure
-from assay_bench.performance.suites.turns import Turns
+from assay_bench.performance.suites.measurement import Benchmark, SuiteTimer
+from assay_bench.performance.suites.turn_client import TurnClient
 
 if TYPE_CHECKING:
     from assay.models import LoadedModel
@@ -37,7 +37,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     function = report.nodeid.rpartition("::")[2]
     if report.skipped and function in _NAMES:
         reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else ""
-        turns = Turns(SuiteRequest.of_environment())
+        turns = TurnClient(SuiteRequest.of_environment())
         turns.skip(_NAMES[function], reason.removeprefix("Skipped: "))
 
 
@@ -47,7 +47,7 @@ def _refusals_told(asked: SuiteRequest) -> Iterator[None]:
     try:
         yield
     except AssayError as error:
-        Turns(asked).refuse(error)
+        TurnClient(asked).refuse(error)
         pytest.exit(str(error), returncode=2)
 
 
@@ -93,7 +93,7 @@ def measure(
     asked: SuiteRequest,
     device: Device,
     benchmark: Benchmark,
-) -> Measure:
+) -> SuiteTimer:
     """Times the suite that the test stands for."""
     suite = _NAMES[request.function.__name__]
-    return Measure(suite, asked, device, benchmark, Turns(asked))
+    return SuiteTimer(suite, asked, device, benchmark, TurnClient(asked))

@@ -12,7 +12,7 @@ from assay.devices.registry import describe_run
 from assay.devices.run_string import parse_run
 from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest
 from assay_bench.performance.suites.controls import Controls, ControlTimes
-from assay_bench.performance.suites.turns import Turns
+from assay_bench.performance.suites.turn_client import TurnClient
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def count_flops(work: Callable[[], object]) -> int:
     return num_flops
 
 
-class Measure:
+class SuiteTimer:
     """Times one suite; each test calls it once."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Measure:
         request: SuiteRequest,
         device: Device,
         benchmark: Benchmark,
-        turns: Turns,
+        turns: TurnClient,
     ) -> None:
         self._suite, self._request, self._device = suite, request, device
         self._benchmark, self._turns = benchmark, turns

@@ -10,7 +10,7 @@ from assay.training.batches import coder_of, training_batches
 from assay.training.protocol import TrainingPlan
 from assay.training.trainers.reference import ReferenceTrainer
 from assay_bench.performance.requests import SuiteRequest
-from assay_bench.performance.suites.measurement import Amounts, Measure
+from assay_bench.performance.suites.measurement import Amounts, SuiteTimer
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def _bytes_in(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def test_save(measure: Measure, trainer: ReferenceTrainer, tmp_path: Path) -> None:
+def test_save(measure: SuiteTimer, trainer: ReferenceTrainer, tmp_path: Path) -> None:
     """Model, moments and generators, into a new folder each time."""
     folder = tmp_path / "checkpoint"
     trainer.save(folder)
@@ -42,7 +42,7 @@ def test_save(measure: Measure, trainer: ReferenceTrainer, tmp_path: Path) -> No
     measure(empty, trainer.save, Amounts(num_bytes=num_bytes))
 
 
-def test_load(measure: Measure, trainer: ReferenceTrainer, tmp_path: Path) -> None:
+def test_load(measure: SuiteTimer, trainer: ReferenceTrainer, tmp_path: Path) -> None:
     """The same, back into a trainer that is set up."""
     trainer.save(tmp_path)
     num_bytes = _bytes_in(tmp_path)

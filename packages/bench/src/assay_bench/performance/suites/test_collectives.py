@@ -10,7 +10,7 @@ from assay.devices.base import Device
 from assay.devices.run_string import parse_run
 from assay.launch import Rank, World, launch_world
 from assay_bench.performance.requests import SuiteRequest
-from assay_bench.performance.suites.measurement import Amounts, Measure
+from assay_bench.performance.suites.measurement import Amounts, SuiteTimer
 
 NUM_RANKS = 2
 NUM_ELEMENTS = 1 << 20
@@ -49,7 +49,7 @@ def all_reduce(rank: Rank) -> tuple[float, float]:
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.benchmark(timer=_CLOCK)
-def test_all_reduce(measure: Measure, asked: SuiteRequest, device: Device) -> None:
+def test_all_reduce(measure: SuiteTimer, asked: SuiteRequest, device: Device) -> None:
     """Ten sums of 4 MiB in float32; each round is a world of its own."""
     if device.torch_device != "cpu" and device.count() < NUM_RANKS:
         pytest.skip(f"needs {NUM_RANKS} devices, and {device.name} is one")

@@ -12,7 +12,7 @@ from torch import Tensor
 from assay.devices.base import Device
 from assay.inputs import built_in_texts
 from assay.models import LoadedModel
-from assay_bench.performance.suites.measurement import Amounts, Measure, count_flops
+from assay_bench.performance.suites.measurement import Amounts, SuiteTimer, count_flops
 
 NUM_ROWS = 2
 PROMPT_LENGTH = 128
@@ -56,7 +56,9 @@ class Generation:
         return logits
 
 
-def test_prefill(measure: Measure, loaded: LoadedModel, device: Device, prompts_BT: Tensor) -> None:
+def test_prefill(
+    measure: SuiteTimer, loaded: LoadedModel, device: Device, prompts_BT: Tensor
+) -> None:
     """One forward pass over all prompts."""
     generation = Generation(loaded, device)
     assert generation.prefill(prompts_BT).logits.isfinite().all()
@@ -68,7 +70,9 @@ def test_prefill(measure: Measure, loaded: LoadedModel, device: Device, prompts_
     )
 
 
-def test_decode(measure: Measure, loaded: LoadedModel, device: Device, prompts_BT: Tensor) -> None:
+def test_decode(
+    measure: SuiteTimer, loaded: LoadedModel, device: Device, prompts_BT: Tensor
+) -> None:
     """Some tokens, one after the other; of bytes at least the weights are read for each."""
     generation = Generation(loaded, device)
     output = generation.prefill(prompts_BT)

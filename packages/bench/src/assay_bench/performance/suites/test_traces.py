@@ -12,7 +12,7 @@ from assay.devices.base import Device
 from assay.metrics import PairSums
 from assay.models import LoadedModel
 from assay.trace import Trace
-from assay_bench.performance.suites.measurement import Amounts, Measure
+from assay_bench.performance.suites.measurement import Amounts, SuiteTimer
 
 NUM_ROWS = 2
 LENGTH = 64
@@ -22,7 +22,7 @@ COMPARED_SHAPE = (256, 1024)
 NUM_PAIRS = 8
 
 
-def test_capture(measure: Measure, loaded: LoadedModel, device: Device, tmp_path: Path) -> None:
+def test_capture(measure: SuiteTimer, loaded: LoadedModel, device: Device, tmp_path: Path) -> None:
     """A forward pass with every tensor of every module written."""
     length = min(LENGTH, loaded.max_positions or LENGTH)
     ids_BT = torch.arange(NUM_ROWS * length, device=device.torch_device) % loaded.vocab_size
@@ -44,7 +44,7 @@ def test_capture(measure: Measure, loaded: LoadedModel, device: Device, tmp_path
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_compare(measure: Measure) -> None:
+def test_compare(measure: SuiteTimer) -> None:
     """All sums between two tensors, several times, on the host as in every check."""
     expected = torch.randn(COMPARED_SHAPE, generator=torch.Generator().manual_seed(0))
     actual = expected * (1 + 1e-7)

@@ -7,12 +7,12 @@ from assay.training.batches import coder_of, training_batches
 from assay.training.protocol import TrainingPlan
 from assay.training.trainers.reference import ReferenceTrainer
 from assay_bench.performance.requests import SuiteRequest
-from assay_bench.performance.suites.measurement import Amounts, Measure, count_flops
+from assay_bench.performance.suites.measurement import Amounts, SuiteTimer, count_flops
 
 NUM_MICRO_BATCHES = 2
 
 
-def test_training_step(measure: Measure, asked: SuiteRequest, loaded: LoadedModel) -> None:
+def test_training_step(measure: SuiteTimer, asked: SuiteRequest, loaded: LoadedModel) -> None:
     """Forward, backward, clipping and AdamW over two micro-batches, by the reference trainer."""
     del loaded  # only for the number of threads, which it chooses
     plan = TrainingPlan(model=asked.model, run=asked.run, micro_batches=NUM_MICRO_BATCHES)

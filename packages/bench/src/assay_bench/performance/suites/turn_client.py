@@ -6,7 +6,7 @@ from assay.errors import AssayError, UsageError
 from assay_bench.performance.requests import SuiteEvent, SuiteRequest
 
 
-class Turns:
+class TurnClient:
     """Waits until no other process measures; without pipes every turn is this process's."""
 
     def __init__(self, request: SuiteRequest) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from assay.errors import AssayError, MachineError, UsageError
 from assay_bench.performance.requests import SuiteEvent, SuiteRequest
-from assay_bench.performance.suites.turns import Turns
+from assay_bench.performance.suites.turn_client import TurnClient
 
 
 class Giver:
@@ -14,7 +14,7 @@ class Giver:
     def __init__(self) -> None:
         self.child_go, self.go = os.pipe()
         self.events, self.child_events = os.pipe()
-        self.turns = Turns(SuiteRequest(go=self.child_go, events=self.child_events))
+        self.turns = TurnClient(SuiteRequest(go=self.child_go, events=self.child_events))
 
     def event(self) -> SuiteEvent:
         return SuiteEvent.model_validate_json(os.read(self.events, 1 << 16))
@@ -58,7 +58,7 @@ def test_an_error_is_told_as_whose_it_is(giver: Giver, error: AssayError, kind: 
 
 
 def test_without_pipes_every_turn_is_ones_own() -> None:
-    turns = Turns(SuiteRequest())
+    turns = TurnClient(SuiteRequest())
     turns.wait("decode")
     turns.skip("decode", "no reason")
     assert SuiteRequest().go is None

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from assay_bench.outcomes import PairedOutcome
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -36,12 +38,12 @@ def comparison_line(result: "EnvironmentComparison") -> str:
     """The verdict, what decided it, and what to do where nothing did."""
     limit = 1 + result.margin
     match result.verdict:
-        case "PASS":
+        case PairedOutcome.PASS:
             words = f"no suite takes {limit:g} times as long in B as in A"
-        case "FAIL":
+        case PairedOutcome.FAIL:
             slower = ", ".join(suite.suite for suite in result.suites if suite.speed == "slower")
             words = f"B takes more than {limit:g} times as long as A for {slower}"
-        case "UNDERPOWERED":
+        case PairedOutcome.UNDERPOWERED:
             words = (
                 f"an interval holds the limit of {limit:g}; --blocks {4 * len(result.blocks)} halves"
                 " it, a machine that does nothing else may do more"
