@@ -15,7 +15,7 @@ from assay_expectations.judging.numbers import LIMITS, judge_numbers, limits_ori
 from assay_expectations.processes.requests import (
     AllSeen,
     Captured,
-    CaptureRequest,
+    SignatureRequest,
     VerifyRequest,
 )
 from assay_expectations.records import (
@@ -113,7 +113,7 @@ def _refuse_hidden_change(expectation: Expectation, path: Path, reason: str | No
 
 
 def _ask_for_capture(options: CaptureOptions, folder: Path, progress: Progress) -> Captured:
-    request = CaptureRequest(model=options.model, run=options.run).model_dump()
+    request = SignatureRequest(model=options.model, run=options.run).model_dump()
     folder.mkdir()
     answer = run_process(WORKER, {"capture": request}, folder, name="capture 1", progress=progress)
     return Captured.model_validate(answer.result)

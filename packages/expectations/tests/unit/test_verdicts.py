@@ -95,8 +95,8 @@ def test_other_software_is_compared_and_listed() -> None:
     assert verdict.verdict is Outcome.PASS
     (note,) = verdict.notes
     assert note == (
-        "a: since its capture driver went from 7 to absent, runtime went from absent to 1,"
-        " torch went from 2.13.0 to 2.14.0"
+        "a: changed since its capture: driver is absent, expected 7, runtime is 1, expected absent,"
+        " torch is 2.14.0, expected 2.13.0"
     )
 
 
@@ -104,7 +104,7 @@ def test_other_software_excuses_nothing() -> None:
     now = VERSIONS | {"torch": "2.14.0"}
     verdict, _ = judge_seen(RUN, [EXPECTATION], here(seen(10 * NOISE), versions=now))
     assert verdict.verdict is Outcome.FAIL
-    assert verdict.notes[0] == "a: since its capture torch went from 2.13.0 to 2.14.0"
+    assert verdict.notes[0] == "a: changed since its capture: torch is 2.14.0, expected 2.13.0"
 
 
 def test_expectations_of_other_machines_are_no_pass() -> None:

@@ -11,7 +11,6 @@ from typing import Literal
 from assay.errors import UsageError
 from assay.runs.results import VERDICT_FILE, read_verdict
 from assay.verdicts import Outcome, Verdict
-from assay_expectations.browsing.history import Commit, commits_of
 from assay_expectations.records import Expectation, Machine, Provenance, read_expectation
 from assay_expectations.verifying import find_files
 
@@ -49,7 +48,6 @@ class Cell:
     approved: str = ""
     age_days: int | None = None
     seen: Sighting | None = None
-    history: Sequence[Commit] = ()
 
     @property
     def state(self) -> State:
@@ -84,7 +82,6 @@ def collect_cells(paths: Sequence[Path], runs: Path, page: Path, now: datetime) 
             approved=_approved(expectation.provenance),
             age_days=_days_since(captured, now),
             seen=seen.get(expectation.hash),
-            history=commits_of(file),
         )
     return [
         cells.get((model, _as_key(machine))) or Cell(model, machine)

@@ -1,6 +1,5 @@
 """One model and shape: its reference, captured or used again, and the candidate against it."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -10,6 +9,7 @@ import xxhash
 
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
+from assay.files import content_digest, file_digest
 from assay.generate.check import capture, check_generate
 from assay.generate.processes.requests import CaptureRequest, GenerateCheck, InputOptions
 from assay.models.folders import local_folder
@@ -24,7 +24,6 @@ from assay_expectations.decoders.thresholds import Thresholds
 
 REFERENCE = "cpu/float32"
 _SOFTWARE = ("assay-core", "torch", "transformers")
-_CHUNK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,17 +149,5 @@ class DecoderCheck:
 def content_of_model(model: str) -> str:
     """A hash over the names and bytes of all files of a model."""
     with local_folder(resolve_model(model), "refuse") as folder:
-        lines = [f"{file.relative_to(folder)} {_hash(file)}" for file in _files(folder)]
-    return xxhash.xxh3_128_hexdigest("\n".join(lines).encode())
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    yield from sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _hash(file: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with file.open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        return content_digest({str(file.relative_to(folder)): file_digest(file) for file in files})

@@ -3,8 +3,6 @@
 Shapes: R tokens, K kept ids and the rest.
 """
 
-import math
-
 import numpy as np
 
 from assay.stages import Statistic
@@ -13,6 +11,7 @@ from assay_expectations.judging.numbers import (
     JudgedSignature,
     centred,
     relative_errors,
+    rms,
     rows_of,
 )
 from assay_expectations.records import Observed, Signature
@@ -56,7 +55,7 @@ def describe_likeness(
             else f"the logits are {scale:.4g} times the expected"
         )
     own_RK = rows_of(observed.most_likely)
-    if _rms(relative_errors(own_RK, expected_RK[:, :-1])) <= most:
+    if rms(relative_errors(own_RK, expected_RK[:, :-1])) <= most:
         return "the probabilities are right, and belong to other ids: the vocabulary is permuted"
     return None
 
@@ -72,7 +71,3 @@ def _common_factor(actual_RK: Array, expected_RK: Array, most: float) -> float |
     left = float(np.sum((actual - factor * expected)[used] ** 2)) / square
     is_factor = left**0.5 <= most * max(abs(factor), 1.0) and abs(factor - 1) > most
     return factor if is_factor else None
-
-
-def _rms(values_R: Array) -> float:
-    return math.sqrt(float(np.mean(values_R**2)))

@@ -102,9 +102,9 @@ def _errors(signature: Signature, run: Distributions) -> dict[Statistic, float]:
     spreads_R = _flat(signature.spreads)
     whole_R = np.sqrt(np.mean(difference_RM**2, axis=1)) / np.maximum(spreads_R, _TINY)
     return {
-        "logits-error": _rms(errors_R),
+        "logits-error": rms(errors_R),
         "logits-worst": float(errors_R.max()),  # max passes a NaN on
-        "logits-whole": _rms(whole_R),
+        "logits-whole": rms(whole_R),
     }
 
 
@@ -149,5 +149,6 @@ def _flat(batches: Sequence[Sequence[Sequence[Any]]]) -> Array:
     )
 
 
-def _rms(values_R: Array) -> float:
+def rms(values_R: Array) -> float:
+    """Return the root mean square."""
     return math.sqrt(float(np.mean(values_R**2)))

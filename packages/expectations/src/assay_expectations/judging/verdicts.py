@@ -37,6 +37,7 @@ from assay_expectations.records import (
     Expectation,
     Observed,
     machine_differences,
+    value_differences,
 )
 
 # The level of a machine that nothing was captured on.
@@ -135,11 +136,11 @@ def _judge_one(
     judgement: _Judgement,
 ) -> None:
     judged = _judge(expectation, observed)
-    changed = _changes(expectation.provenance.versions, versions)
+    changed = value_differences(expectation.provenance.versions, versions)
     judgement.judged[name] = judged
     judgement.levels[name] = _level_of(judged, expectation, observed, changed)
     if changed:
-        judgement.notes.append(f"{name}: since its capture {', '.join(changed)}")
+        judgement.notes.append(f"{name}: changed since its capture: {', '.join(changed)}")
     if not judged.passed:
         judgement.notes.append(
             f"to find the place: assay check generate {expectation.model}"
@@ -252,15 +253,6 @@ def _condense(elsewhere: Mapping[str, str]) -> list[str]:
     if len(elsewhere) <= _MOST_NOTES:
         return list(elsewhere.values())
     return [f"{len(elsewhere)} expectations are of other machines: {', '.join(elsewhere)}"]
-
-
-def _changes(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
-    """Which versions are others than at the capture."""
-    return [
-        f"{name} went from {expected.get(name, 'absent')} to {actual.get(name, 'absent')}"
-        for name in sorted(expected.keys() | actual.keys())
-        if expected.get(name) != actual.get(name)
-    ]
 
 
 def _names(seen: Sequence[Seen]) -> list[str]:

@@ -16,7 +16,7 @@ from assay_expectations.records import (
 )
 
 
-class CaptureRequest(Record):
+class SignatureRequest(Record):
     """Capture this model on this device."""
 
     model: str

@@ -26,24 +26,24 @@ from assay_expectations.observing.distributions import observe
 from assay_expectations.processes.requests import (
     AllSeen,
     Captured,
-    CaptureRequest,
     Seen,
+    SignatureRequest,
     VerifyRequest,
 )
 from assay_expectations.records import Expectation, Machine, content_differences, read_expectation
 
 
 def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Answer a CaptureRequest or a VerifyRequest, whichever is wrapped."""
+    """Answer a SignatureRequest or a VerifyRequest, whichever is wrapped."""
     answer: Captured | AllSeen
     if "capture" in request:
-        answer = _capture(CaptureRequest.model_validate(request["capture"]), progress)
+        answer = _capture(SignatureRequest.model_validate(request["capture"]), progress)
     else:
         answer = _look(VerifyRequest.model_validate(request["verify"]), progress)
     return answer.model_dump(mode="json")
 
 
-def _capture(request: CaptureRequest, progress: Progress) -> Captured:
+def _capture(request: SignatureRequest, progress: Progress) -> Captured:
     progress.number_phases(5)
     with progress.step(f"loads {request.model} on {request.run}"):
         candidate = open_candidate(request.model, parse_run(request.run), request.settings)

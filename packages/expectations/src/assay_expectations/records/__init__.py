@@ -1,6 +1,6 @@
 """What a file of expectations holds, and the files themselves. Imports no torch."""
 
-from assay_expectations.records.expectation import Expectation
+from assay_expectations.records.expectation import Expectation, Provenance
 from assay_expectations.records.files import (
     file_for,
     read_expectation,
@@ -18,7 +18,6 @@ from assay_expectations.records.keys import (
     value_differences,
     weight_differences,
 )
-from assay_expectations.records.provenance import Provenance
 from assay_expectations.records.values import (
     Distributions,
     LogProbabilities,
