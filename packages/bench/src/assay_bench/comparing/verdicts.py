@@ -1,4 +1,4 @@
-"""A comparison as a verdict."""
+"""The verdict of a comparison."""
 
 from assay.verdicts import Level, Measurement, Outcome, Unmatched, Verdict
 from assay_bench.comparing.judging import EvaluationComparison, Measure, TaskComparison
@@ -6,13 +6,13 @@ from assay_bench.outcomes import PairedOutcome
 
 
 def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurement]]:
-    """With a level for each task, and a row for each of its measures.
+    """Return the verdict, with a level for each task, and a row for each measure.
 
-    Where there were too few items, `judged` of the level is UNDERPOWERED, and the verdict NOT_COMPARED.
+    An underpowered task has `judged` UNDERPOWERED and verdict NOT_COMPARED.
     """
     base, candidate = comparison.base, comparison.candidate
     if comparison.refused:
-        reason = f"the two were not asked the same: {'; '.join(comparison.refused)}"
+        reason = f"the two sides were asked different questions: {'; '.join(comparison.refused)}"
         levels = {"tasks": Level(verdict=Outcome.NOT_COMPARED, reason=reason)}
     else:
         levels = {task.name: _level(task) for task in comparison.tasks}
@@ -41,7 +41,7 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
 
 
 def measure_in_words(measure: Measure) -> str:
-    """Both sides, the difference with its bounds, and what follows."""
+    """Describe both values, the difference with its bounds, and the conclusion."""
     told = (
         f"{measure.name} {_number(measure, measure.base)} -> {_number(measure, measure.candidate)},"
         f" difference {_signed(measure, measure.difference)} ({_signed(measure, measure.low)} to"
@@ -53,23 +53,23 @@ def measure_in_words(measure: Measure) -> str:
     if measure.judged is PairedOutcome.FAIL:
         return f"{told}lower by more than chance (p = {measure.p_worse:.2g})"
     if measure.judged is PairedOutcome.PASS and measure.low > measure.margin:
-        return f"{told}higher by more than {margin}: were the questions in what it was trained on?"
+        return f"{told}higher by more than {margin}: did the training data contain the questions?"
     if measure.judged is PairedOutcome.PASS:
-        return f"{told}no drop by {margin}"
+        return f"{told}a drop of {margin} is excluded"
     return (
-        f"{told}{measure.num_items:,} items cannot exclude a drop by {margin}; about"
+        f"{told}{measure.num_items:,} items cannot exclude a drop of {margin}; about"
         f" {measure.items_needed:,} would"
     )
 
 
 def _movement_in_words(measure: Measure, margin: str) -> str:
     if measure.judged is PairedOutcome.FAIL:
-        return f"more than {margin}: another model (p = {measure.p_worse:.2g})"
+        return f"more than {margin}, so it is a different model (p = {measure.p_worse:.2g})"
     if measure.judged is PairedOutcome.PASS:
         return f"less than {margin}"
     return (
-        f"{measure.num_items:,} items cannot say whether that is less than {margin}; about"
-        f" {measure.items_needed:,} would for a model that is the same"
+        f"{measure.num_items:,} items cannot decide if this is less than {margin}; about"
+        f" {measure.items_needed:,} would if the models are the same"
     )
 
 
@@ -91,7 +91,7 @@ def _row(task: str, measure: Measure) -> Measurement:
         statistic=measure.name,
         actual=measure.candidate,
         expected=measure.base,
-        # How much of the margin is used up.
+        # The share of the margin that the difference takes.
         ratio=abs(min(0.0, measure.difference) or measure.candidate * (measure.name == "movement"))
         / measure.margin,
         limit=1.0,

@@ -1,4 +1,4 @@
-"""The model of an evaluation as lm-eval's own class for transformers models, with its tokenizer and progress."""
+"""Adapters to lm-eval's class for transformers models: model, byte tokenizer, progress."""
 
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
@@ -24,11 +24,11 @@ _BOS, _PAD = "<bos>", "<pad>"
 
 
 def open_language_model(loaded: LoadedModel, asked: EvaluationRequest) -> "HFLM":
-    """The model as lm-eval's own class for models of transformers."""
+    """Wrap the model as an lm-eval model."""
     from lm_eval.models import huggingface
 
     if loaded.tokenizer_kind == "none":
-        raise UsageError(f"{asked.model} has no tokenizer: lm-eval gives it text")
+        raise UsageError(f"{asked.model} has no tokenizer, which lm-eval needs")
     starts_with_bos = loaded.encode("")[:1] == [BOS_ID]
     if loaded.tokenizer_kind == "bytes":
         tokenizer = byte_tokenizer(loaded.pad_token_id, starts_with_bos=starts_with_bos)
@@ -47,7 +47,7 @@ def open_language_model(loaded: LoadedModel, asked: EvaluationRequest) -> "HFLM"
 
 
 def byte_tokenizer(pad_id: int, *, starts_with_bos: bool) -> PreTrainedTokenizerFast:
-    """Ids are the bytes of UTF-8, after a begin token if asked; as `assay.models` encodes text."""
+    """Make the tokenizer of models that read bytes. Its ids are those of `assay.models`."""
     vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
     vocabulary |= {_BOS: BOS_ID} | ({_PAD: pad_id} if pad_id not in (BOS_ID, *range(256)) else {})
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

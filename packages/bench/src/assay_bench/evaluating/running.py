@@ -1,4 +1,4 @@
-"""Evaluations from the outside: what is asked, what is there already, and the process that asks."""
+"""Evaluations in a folder: skips finished tasks and starts a process for the others."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,25 +20,23 @@ WORKER = "assay_bench.evaluating.worker"
 
 @dataclass(frozen=True, slots=True)
 class EvaluationOptions:
-    """What is evaluated: a model on a device, or one of lm-eval's own backends.
-
-    limit: the first so many documents of each task; None for all.
-    setup: FILE.py:FUNC, called with the model that assay loads.
-    """
+    """The model, the tasks, and how to run them."""
 
     model: str
     run: str
     suite: TaskSuite
     limit: int | None = None
+    """Number of documents of each task; None for all."""
     setup: str | None = None
+    """FILE.py:FUNC to call with the loaded model."""
     remote_code: RemoteCode = "refuse"
     backend: Backend | None = None
+    """A model class of lm-eval that replaces `model` and `run`."""
 
 
 def evaluate(options: EvaluationOptions, folder: Path, progress: Progress) -> Path:
-    """Ask every task that `folder` does not have yet. Returns: the folder, for `read_evaluation`.
+    """Run every task that has no results in `folder` with the same settings. Returns: the folder.
 
-    A run that was interrupted goes on where it was, if it is asked for the same again.
     Raises: UsageError, MachineError or ProcessError.
     """
     suite = options.suite
@@ -60,15 +58,15 @@ def evaluate(options: EvaluationOptions, folder: Path, progress: Progress) -> Pa
         remote_code=options.remote_code,
         folder=str(folder.resolve()),
     )
-    left = [task for task in suite.tasks if not _is_done(task_folder(folder, task), request)]
-    if left:
+    remaining = [task for task in suite.tasks if not _is_done(task_folder(folder, task), request)]
+    if remaining:
         with temporary_folder("assay-bench-") as cache:
             environment = {"HF_DATASETS_CACHE": str(cache), "TQDM_DISABLE": "1"}
-            if source.kind != "hub" and _are_local(left):
+            if source.kind != "hub" and _are_local(remaining):
                 environment["HF_HUB_OFFLINE"] = "1"
             run_process(
                 WORKER,
-                request.model_copy(update={"tasks": left}).model_dump(),
+                request.model_copy(update={"tasks": remaining}).model_dump(),
                 folder,
                 name="evaluation",
                 progress=progress,
@@ -86,7 +84,7 @@ def _are_local(tasks: list[str]) -> bool:
 
 
 def _is_done(folder: Path, request: EvaluationRequest) -> bool:
-    """Whether the task was asked before in the same way; what is there otherwise is put away."""
+    """Return True for results with the same settings; remove any others."""
     done = folder / DONE_FILE
     if done.is_file() and read_sealed_json(refuse_link(done)) == request.key():
         return True
@@ -96,7 +94,7 @@ def _is_done(folder: Path, request: EvaluationRequest) -> bool:
 
 
 def _content_of(source: ModelSource, remote_code: RemoteCode) -> str:
-    """A hash of the model's files where they are on this machine; a name on the hub is not opened."""
+    """Hash the model's files; return "" for a model on the hub, which is not opened."""
     if source.kind == "hub":
         return ""
     with local_folder(source, remote_code) as folder:

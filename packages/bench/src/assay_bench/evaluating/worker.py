@@ -1,4 +1,4 @@
-"""The process that loads a model and has lm-eval ask it, task by task."""
+"""The evaluation process: loads a model and runs lm-eval on it, task by task."""
 
 import logging
 import warnings
@@ -23,7 +23,6 @@ from assay.progress import subtask
 from assay.runs import Progress
 from assay.runs.worker import serve
 from assay_bench.battery.task_files import TaskError, load_task
-from assay_bench.evaluating.lm_eval_model import open_language_model
 from assay_bench.evaluating.requests import DONE_FILE, EvaluationRequest, task_folder
 
 if TYPE_CHECKING:
@@ -33,11 +32,13 @@ if TYPE_CHECKING:
 
 
 def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Answer an EvaluationRequest: results and samples of every task lie in its folder."""
+    """Answer an EvaluationRequest and write results and samples of every task."""
     asked = EvaluationRequest.model_validate(request)
     progress.number_phases(3)
     with progress.step("loads lm-eval"):
         import lm_eval
+
+        from assay_bench.evaluating.lm_eval_model import open_language_model
 
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
     run = parse_run(asked.run)
@@ -62,15 +63,15 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         "clusters": asked.clusters,
     }
     language_model = open_language_model(loaded, asked)
-    with progress.task(f"asks {asked.model}", len(asked.tasks), "tasks") as bar:
+    with progress.task(f"evaluates {asked.model}", len(asked.tasks), "tasks") as bar:
         for task in asked.tasks:
             with subtask(task):
-                _ask(task, asked, language_model, device, facts)
+                _run_task(task, asked, language_model, device, facts)
             bar.advance()
     return {"facts": facts}
 
 
-def _ask(
+def _run_task(
     task: str,
     asked: EvaluationRequest,
     language_model: "HFLM",
@@ -84,8 +85,8 @@ def _ask(
     config = load_task(task, folder / "documents")
     tracker = EvaluationTracker(output_path=str(folder / "results.json"))
     with warnings.catch_warnings(), device.execution():
-        warnings.simplefilter("ignore")  # of libraries, about how they call each other
-        with _told_in_a_line(task):
+        warnings.simplefilter("ignore")  # libraries warn about each other
+        with _one_line_errors(task):
             results: Any = simple_evaluate(
                 model=language_model,
                 tasks=[config],
@@ -99,28 +100,28 @@ def _ask(
     for name in samples:
         tracker.save_results_samples(task_name=name, samples=samples[name])
     if not any(folder.glob("results_*.json")):
-        # Whatever keeps lm-eval from writing, it goes on.
+        # lm-eval only logs that it could not write.
         raise MachineError(f"lm-eval could not write its results into {folder}")
     write_whole(folder / DONE_FILE, seal(asked.key()))
 
 
 @contextmanager
-def _told_in_a_line(task: str) -> Iterator[None]:
-    """Raises: TaskError for a name that lm-eval does not know, or documents that it cannot get."""
+def _one_line_errors(task: str) -> Iterator[None]:
+    """Raise TaskError for a task that lm-eval does not know or cannot download."""
     try:
         yield
     except KeyError as error:
         if "not a registered" not in str(error):
             raise
         raise TaskError.of(
-            task, "lm-eval knows no such task; `lm-eval ls tasks` lists all"
+            task, "lm-eval does not know this task; `lm-eval ls tasks` lists all tasks"
         ) from None
     except (ConnectionError, FileNotFoundError) as error:
         raise TaskError.of(
             task,
-            f"its documents are on the hub of Hugging Face, and that cannot be reached"
-            f" ({first_line(error)}): ask it once where there is a network, with HF_HOME on a disk that"
-            " is seen here, or take --suite offline",
+            f"its documents are on the Hugging Face hub, which cannot be reached ({first_line(error)}):"
+            " run it once on a machine with network access and an HF_HOME that this machine shares, or"
+            " use --suite offline",
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""What `assay bench compare` does, apart from its options: two folders in, a folder out."""
+"""The files that `assay bench compare` writes."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -22,7 +22,7 @@ JSON_FILE, MARKDOWN_FILE = "comparison.json", "comparison.md"
 def compare_folders(
     base: Path, candidate: Path, terms: Terms, clusters: Mapping[str, str], folder: Path
 ) -> str:
-    """Write verdict, JSON and Markdown into `folder`. Returns: the Markdown."""
+    """Compare two evaluations and write verdict, JSON and Markdown. Returns: the Markdown."""
     found = compare(_read(base, clusters), _read(candidate, clusters), terms)
     write_whole(folder / JSON_FILE, comparison_as_json(found))
     text = comparison_as_markdown(found)
@@ -32,14 +32,14 @@ def compare_folders(
 
 
 def _read(path: Path, clusters: Mapping[str, str]) -> Evaluation:
-    """An evaluation, or what was accepted as a baseline."""
+    """Read an evaluation or a baseline."""
     if is_baseline(path):
         return read_baseline(path).evaluation()
     return read_evaluation(path, clusters)
 
 
 def comparison_as_json(comparison: EvaluationComparison) -> str:
-    """Schema 1 of comparison.json."""
+    """Format comparison.json: every measure, and every item that only one side got right."""
     record = {
         "schema": 1,
         "judged": comparison.judged,

@@ -1,4 +1,4 @@
-"""A comparison as a person reads it in a job summary."""
+"""A comparison as Markdown for a job summary."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ _MOST_CHARACTERS = 120
 
 
 def comparison_as_markdown(comparison: EvaluationComparison) -> str:
-    """A section: a table of measures, why, and the items that only one side got right."""
+    """Format the measures as a table, the reasons, and items that only one side got right."""
     return "\n".join(_lines(comparison)) + "\n"
 
 
@@ -21,7 +21,7 @@ def _lines(comparison: EvaluationComparison) -> Iterator[str]:
     yield f"### {comparison.judged}: {sides}"
     yield ""
     if comparison.refused:
-        yield "The two were not asked the same:"
+        yield "The two sides were asked different questions:"
         yield ""
         yield from (f"- {escape_markdown(what)}" for what in comparison.refused)
         return
@@ -69,6 +69,6 @@ def _flip(pair: Pair) -> str:
 
 
 def _shown(text: str) -> str:
-    """The end of a question is what is asked."""
+    """Shorten text from the front, because a prompt ends with the question."""
     short = text if len(text) <= _MOST_CHARACTERS else f"…{text[-_MOST_CHARACTERS:]}"
     return markdown_code(short.replace("\n", "⏎"))

@@ -1,4 +1,4 @@
-"""One page of comparisons, tunings and speeds, for people."""
+"""An HTML page of comparisons and tunings."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +14,10 @@ _TEMPLATES = Path(__file__).with_name("templates")
 
 
 def write_page(compared: Sequence[Path], tuned: Sequence[Path], file: Path) -> Path:
-    """Write the page of folders of `bench compare` and `bench tune`. Returns: the file.
+    """Write the page to `file` and return it.
 
-    Raises: UsageError for a folder that holds no such thing.
+    compared, tuned: output folders of `assay bench compare` and `assay bench tune`.
+    Raises: UsageError for any other folder.
     """
     environment = page_environment(_TEMPLATES)
     comparisons = [_read_comparison(folder) for folder in compared]

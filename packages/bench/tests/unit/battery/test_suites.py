@@ -4,11 +4,11 @@ import pytest
 
 from assay.errors import UsageError
 from assay_bench.battery.documents import TASKS, documents_of
-from assay_bench.battery.suites import read_suite, shipped_suites
+from assay_bench.battery.suites import read_suite
 from assay_bench.battery.task_files import load_task
 
 
-@pytest.mark.parametrize("name", shipped_suites())
+@pytest.mark.parametrize("name", ["core", "leaderboard", "offline", "retrained"])
 def test_every_shipped_suite_is_read(name: str) -> None:
     suite = read_suite(name)
     assert suite.tasks

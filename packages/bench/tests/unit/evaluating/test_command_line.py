@@ -40,10 +40,10 @@ def test_several_processes_are_started_by_accelerate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "processes", "told"),
     [
-        (None, ["a=b"], 1, "--model-args and --processes are of --model-backend"),
-        (None, [], 2, "--model-args and --processes are of --model-backend"),
-        ("hf", ["device=cpu"], 2, "--processes is of accelerators"),
-        ("hf", ["pretrained"], 1, "--model-args pretrained: write it as KEY=VALUE"),
+        (None, ["a=b"], 1, "--model-args and --processes need --model-backend"),
+        (None, [], 2, "--model-args and --processes need --model-backend"),
+        ("hf", ["device=cpu"], 2, "--processes needs accelerators"),
+        ("hf", ["pretrained"], 1, "--model-args pretrained: expected one KEY=VALUE"),
     ],
 )
 def test_arguments_that_go_nowhere_are_refused(
