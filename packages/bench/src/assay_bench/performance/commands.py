@@ -1,4 +1,4 @@
-"""The commands `assay bench perf` and `assay bench ab`, which measure speed."""
+"""The commands `assay bench perf` and `assay bench ab`."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from assay_bench.options import AsJson, Model, Output, Run
 
 _Suites = Annotated[
     list[str] | None,
-    typer.Option("--suite", metavar="NAME", help="May be given more than once. Default: all."),
+    typer.Option("--suite", metavar="NAME", help="Repeatable. Default: all."),
 ]
 
 
@@ -23,13 +23,13 @@ def perf(
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """How long do training, generation and assay itself take here?
+    """Measure the speed of training, generation and assay itself on this machine.
 
-    Times stand beside this machine's own matrix product and read bandwidth, measured between rounds.
+    Times are compared with this machine's own matrix product and read bandwidth, measured between rounds.
 
     Example: assay bench perf --suite training-step --suite decode
 
-    Exit code: 0 measured, 2 usage or environment error, or a suite that failed.
+    Exit code: 0 measured, 2 usage or environment error, or a failed suite.
     """
     from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
@@ -55,7 +55,7 @@ def ab(
     environments: Annotated[
         tuple[Path, Path],
         typer.Argument(
-            metavar="ENV_A ENV_B", help="Folders of virtual environments, or Pythons; B is judged."
+            metavar="ENV_A ENV_B", help="Virtual environments or Python executables; B is judged."
         ),
     ],
     *,
@@ -63,20 +63,20 @@ def ab(
     model: Model = "micro:llama",
     suite: _Suites = None,
     margin: Annotated[
-        float, typer.Option(min=0.0, help="By how much B may be slower, as a share: 0.05 is 5 %.")
+        float, typer.Option(min=0.0, help="Largest acceptable slow-down, as a share: 0.05 is 5 %.")
     ] = 0.05,
     blocks: Annotated[
-        int, typer.Option(help="Each is a new process of A and of B; more narrow the interval.")
+        int, typer.Option(help="New processes of A and of B. More blocks narrow the interval.")
     ] = 10,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """Is B slower than A? Both run the suites in turns, on this machine, at the same time.
+    """Compare the speed of two Python environments, which take turns on this machine.
 
     Example: assay bench ab /opt/torch-2.12 /opt/torch-2.13 --suite training-step
 
-    Exit code: 0 PASS, 1 FAIL (slower by more than the margin), 2 usage or environment error, 3 the
-    interval is too wide to tell, or a suite ran on one side alone.
+    Exit code: 0 PASS, 1 FAIL (B is slower by more than the margin), 2 usage or environment error, 3 the
+    interval is too wide, or a suite ran on only one side.
     """
     from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
@@ -88,7 +88,7 @@ def ab(
 
     chosen = choose_suites(suite or [])
     with open_progress() as progress:
-        with progress.step("asks both environments for their suites"):
+        with progress.step("reads the suites of both environments"):
             sides = Environment.at(environments[0]), Environment.at(environments[1])
         folder = RunFolder.create("bench ab", output)
         result = compare_environments(

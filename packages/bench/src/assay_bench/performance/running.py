@@ -1,4 +1,4 @@
-"""All suites on one machine, one after the other."""
+"""Measurement of suites in this environment, one after the other."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +20,8 @@ def run_suites(
 ) -> PerformanceResult:
     """Measure `suites` in this environment, and write performance.json into `folder`.
 
-    Raises: UsageError for a run or model that there is not; MachineError, with the end of the log,
-        if a suite fails or none can run here.
+    Raises: UsageError for an unknown run or model; MachineError, with the end of the log, if a suite
+        fails or none can run here.
     """
     parse_run(asked.run)
     resolve_model(asked.model)

@@ -1,4 +1,4 @@
-"""How results look in a terminal."""
+"""Results as tables for a terminal."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ _MEBIBYTE = 1 << 20
 
 
 def performance_table(result: "PerformanceResult") -> "Table":
-    """One row for each suite."""
+    """Make a table with one row per suite."""
     table = new_table("SUITE", "FASTEST", "TO CONTROL", "TOKENS/S", "OF MATMUL", "OF READ", "PEAK")
     for suite in result.suites:
         table.add_row(suite.suite, *_cells(suite))
@@ -24,7 +24,7 @@ def performance_table(result: "PerformanceResult") -> "Table":
 
 
 def comparison_table(result: "EnvironmentComparison") -> "Table":
-    """One row for each suite: how many times as long B takes as A."""
+    """Make a table of the time of B relative to A, with one row per suite."""
     table = new_table("SUITE", "B TO A", "95 % INTERVAL", "VERDICT")
     for suite in result.suites:
         interval = f"{suite.lower:.3f} to {suite.upper:.3f}"
@@ -35,26 +35,26 @@ def comparison_table(result: "EnvironmentComparison") -> "Table":
 
 
 def comparison_line(result: "EnvironmentComparison") -> str:
-    """The verdict, what decided it, and what to do where nothing did."""
+    """Describe the verdict, its reason, and what to do if it is undecided."""
     limit = 1 + result.margin
     match result.verdict:
         case PairedOutcome.PASS:
-            words = f"no suite takes {limit:g} times as long in B as in A"
+            words = f"every suite of B takes less than {limit:g} times as long as in A"
         case PairedOutcome.FAIL:
             slower = ", ".join(suite.suite for suite in result.suites if suite.speed == "slower")
-            words = f"B takes more than {limit:g} times as long as A for {slower}"
+            words = f"B takes more than {limit:g} times as long as A in {slower}"
         case PairedOutcome.UNDERPOWERED:
             words = (
-                f"an interval holds the limit of {limit:g}; --blocks {4 * len(result.blocks)} halves"
-                " it, a machine that does nothing else may do more"
+                f"an interval contains the limit of {limit:g}; --blocks {4 * len(result.blocks)} halves"
+                " the intervals, and an idle machine can narrow them further"
             )
         case _:
-            words = "not every suite ran on both sides"
+            words = "some suites ran on only one side"
     return f"{result.verdict}: {words}"
 
 
 def new_table(*headings: str) -> "Table":
-    """An empty one without lines."""
+    """Make an empty table without lines."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")

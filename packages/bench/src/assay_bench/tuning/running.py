@@ -39,7 +39,7 @@ from assay_bench.tuning.records import (
 
 _RECIPE_FILE, _START_FILE, _LOCK, _LOGS = "recipe.json", "start.json", "lock", "logs"
 
-# A tuning can take days, but a collective of a step takes less than minutes.
+# A tuning can take days. A collective of a step never takes five minutes.
 _LIMITS = TimeLimits(start_seconds=300.0, collective_seconds=300.0, body_seconds=7 * 86_400.0)
 
 _POLL_SECONDS = 0.5

@@ -52,7 +52,7 @@ def test_a_skipped_suite_is_told_with_its_reason(giver: Giver) -> None:
     ("error", "kind"), [(UsageError("x"), "usage"), (MachineError("x"), "machine")]
 )
 def test_an_error_is_told_as_whose_it_is(giver: Giver, error: AssayError, kind: str) -> None:
-    giver.turns.refuse(error)
+    giver.turns.report_error(error)
     assert (giver.event().kind, kind) == (kind, kind)
     os.close(giver.go)
 

@@ -1,4 +1,4 @@
-"""Blocks: a new process of each environment, whose rounds take turns in random order."""
+"""Blocks: new processes of both environments, whose rounds take turns in random order."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from assay.devices.run_string import parse_run
 from assay.files import write_whole
 from assay.runs import Progress, provenance
 from assay_bench.performance.environments import Environment
-from assay_bench.performance.paired.judging import FEWEST_BLOCKS, TooFewBlocksError
+from assay_bench.performance.paired.judging import MIN_BLOCKS, TooFewBlocksError
 from assay_bench.performance.paired.records import (
     COMPARISON_FILE,
     Block,
@@ -26,15 +26,15 @@ from assay_bench.performance.suite_table import SUITES, SpeedSuite
 Side = Literal["A", "B"]
 _SIDES: tuple[Side, Side] = ("A", "B")
 
-# Quads in each block. More blocks narrow an interval further than more quads: what a process has for
-# its life, such as where its memory lies, changes times by per cents.
+# Quads per block. More blocks narrow the interval further than more quads, because properties of a process,
+# such as the addresses of its memory, change times by several percent.
 NUM_QUADS = 16
 
 
 def turn_order(rng: random.Random) -> Iterator[Side]:
-    """Whose rounds follow each other in one block: the warm-up, then quads, each ABBA or BAAB.
+    """Yield the order of rounds in one block: the warm-up, then quads, each ABBA or BAAB.
 
-    In a quad both sides have the same mean time, so that a steady drift slows both alike.
+    Both sides of a quad have the same mean position, so a steady drift slows both equally.
     """
     for _ in range(NUM_WARMUP_ROUNDS):
         yield from _SIDES
@@ -53,20 +53,20 @@ def compare_environments(
     folder: Path,
     progress: Progress,
 ) -> EnvironmentComparison:
-    """Measure both, judge whether the second is slower, and write ab.json into `folder`.
+    """Measure both environments, judge if the second is slower, and write ab.json into `folder`.
 
-    asked: run and model; the number of rounds is that of a block. margin: by how much it may be slower,
-        as a share.
-    Raises: TooFewBlocksError; UnknownSuiteError for a suite that one of them lacks; UsageError or
-        MachineError as their processes fail.
+    asked: run and model; its number of rounds is ignored.
+    margin: largest acceptable slow-down, as a share.
+    Raises: TooFewBlocksError; UnknownSuiteError for a missing suite; UsageError or MachineError if a
+        process fails.
     """
     parse_run(asked.run)
-    if num_blocks < FEWEST_BLOCKS:
+    if num_blocks < MIN_BLOCKS:
         raise TooFewBlocksError.of(num_blocks)
     for environment in environments:
         environment.nodes_of(suites)
-    seed = random.randrange(1 << 32)  # noqa: S311 - an order, no secret
-    rng = random.Random(seed)  # noqa: S311 - as above
+    seed = random.randrange(1 << 32)  # noqa: S311 - reproducible
+    rng = random.Random(seed)  # noqa: S311 - reproducible
     of_block = asked.model_copy(update={"num_rounds": 2 * NUM_QUADS})
     blocks = []
     with progress.task("measures A and B", num_blocks, "blocks") as task:
@@ -149,11 +149,11 @@ def _measure_block(
 
 
 def _run_suite(sides: dict[Side, SuiteProcess], rng: random.Random) -> None:
-    """All rounds of one suite; one side alone where the other skips it."""
+    """Run all rounds of one suite on both sides, or on the side that does not skip it."""
     for side in turn_order(rng):
         if side in sides:
             sides[side].run_round()
-    # Both at once: what they do until the next suite's first round is not measured.
+    # Both at once, because the work before the next suite's first round is not measured.
     for process in sides.values():
         process.give_turn()
     for process in sides.values():

@@ -1,4 +1,4 @@
-"""How long a checkpoint takes to be written and to be read."""
+"""Times of writing and reading a checkpoint."""
 
 import shutil
 from pathlib import Path
@@ -15,8 +15,8 @@ from assay_bench.performance.suites.measurement import Amounts, SuiteTimer
 
 @pytest.fixture(scope="module")
 def trainer(asked: SuiteRequest, loaded: LoadedModel) -> ReferenceTrainer:
-    """After one step, so that there are moments to write."""
-    del loaded  # only for the number of threads, which it chooses
+    """Make a trainer after one step, so that its optimizer has moments."""
+    del loaded  # requested because it sets the number of threads
     trainer = ReferenceTrainer()
     trainer.setup(TrainingPlan(model=asked.model, run=asked.run, micro_batches=1))
     (batch,) = training_batches(coder_of(asked.model), steps=1, micro_batches=1)
@@ -29,7 +29,7 @@ def _bytes_in(folder: Path) -> int:
 
 
 def test_save(measure: SuiteTimer, trainer: ReferenceTrainer, tmp_path: Path) -> None:
-    """Model, moments and generators, into a new folder each time."""
+    """Write model, moments and generators into a new folder."""
     folder = tmp_path / "checkpoint"
     trainer.save(folder)
     num_bytes = _bytes_in(folder)
@@ -43,7 +43,7 @@ def test_save(measure: SuiteTimer, trainer: ReferenceTrainer, tmp_path: Path) ->
 
 
 def test_load(measure: SuiteTimer, trainer: ReferenceTrainer, tmp_path: Path) -> None:
-    """The same, back into a trainer that is set up."""
+    """Read the same into a trainer that is set up."""
     trainer.save(tmp_path)
     num_bytes = _bytes_in(tmp_path)
     assert num_bytes > 0

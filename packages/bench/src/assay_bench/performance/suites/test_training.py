@@ -1,4 +1,4 @@
-"""How long a training step takes."""
+"""Time of a training step."""
 
 import math
 
@@ -13,8 +13,8 @@ NUM_MICRO_BATCHES = 2
 
 
 def test_training_step(measure: SuiteTimer, asked: SuiteRequest, loaded: LoadedModel) -> None:
-    """Forward, backward, clipping and AdamW over two micro-batches, by the reference trainer."""
-    del loaded  # only for the number of threads, which it chooses
+    """Run forward, backward, clipping and AdamW over two micro-batches with the reference trainer."""
+    del loaded  # requested because it sets the number of threads
     plan = TrainingPlan(model=asked.model, run=asked.run, micro_batches=NUM_MICRO_BATCHES)
     trainer = ReferenceTrainer()
     trainer.setup(plan)
