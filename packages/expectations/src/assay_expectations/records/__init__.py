@@ -1,4 +1,4 @@
-"""What a file of expectations holds, and the files themselves. Imports no torch."""
+"""Records of an expectation file. Imports no torch."""
 
 from assay_expectations.records.expectation import Expectation, Provenance
 from assay_expectations.records.files import (
