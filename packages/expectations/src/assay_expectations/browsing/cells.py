@@ -1,4 +1,4 @@
-"""Every model and machine: what is expected there, and what was last seen."""
+"""Cells of the page: a model on a machine, its expectation, and its newest verdict."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from assay.verdicts import Outcome, Verdict
 from assay_expectations.records import Expectation, Machine, Provenance, read_expectation
 from assay_expectations.verifying import find_files
 
-# unseen: captured, and no verdict is about it.
+# unseen: captured, but without a verdict.
 State = Literal["pass", "fail", "stale", "unseen", "missing"]
 
 _REPORT = "report.html"
@@ -22,59 +22,56 @@ _REPORT = "report.html"
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What a run says about one expectation.
-
-    date: of the run, in ISO 8601; report: relative to the page.
-    """
+    """The verdict of a run about one expectation."""
 
     state: State
     date: str
+    """Date of the run, in ISO 8601."""
     reason: str
     report: str
+    """Path relative to the page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One model on one machine; without a file where nothing was captured.
-
-    captured: when, as YYYY-MM-DDTHH:MM; age_days: since then.
-    approved: by whom, and why; "" if by nobody.
-    """
+    """One model on one machine."""
 
     model: str
     machine: Machine
     file: Path | None = None
+    """The expectation; None if nothing was captured."""
     captured: str = ""
+    """Date of the capture, as YYYY-MM-DDTHH:MM."""
     approved: str = ""
+    """Who approved it, and why; "" if nobody did."""
     age_days: int | None = None
     seen: Sighting | None = None
 
     @property
     def state(self) -> State:
-        """What was last seen of it."""
+        """Return the newest state."""
         if self.file is None:
             return "missing"
         return self.seen.state if self.seen else "unseen"
 
 
 def collect_cells(paths: Sequence[Path], runs: Path, page: Path, now: datetime) -> list[Cell]:
-    """A cell for each pair of a model and a machine that the expectations in `paths` have.
+    """Make a cell for each pair of a model and a machine in the expectations of `paths`.
 
-    runs: searched for the verdicts of `assay expect verify`; page: the file that will link to them.
-    Raises: UsageError if there is no expectation, one cannot be read, or two are of one cell.
+    runs: folder that is searched for verdicts of `assay expect verify`. page: file that links to them.
+    Raises: UsageError if there is no expectation, one cannot be read, or two belong to one cell.
     """
     expectations = {file: read_expectation(file) for file in find_files(paths)}
     seen = _sightings(runs, page.parent)
     cells: dict[tuple[str, tuple[str, str, str, str]], Cell] = {}
     for file, expectation in expectations.items():
-        place = expectation.model, _as_key(expectation.key.machine)
-        if place in cells:
+        key = expectation.model, _as_key(expectation.key.machine)
+        if key in cells:
             raise UsageError(
-                f"{cells[place].file} and {file} are of one model and machine: one of them is stale,"
-                " delete it"
+                f"{cells[key].file} and {file} are of one model and machine; delete the stale one"
             )
         captured = str(expectation.provenance.process.get("date", ""))
-        cells[place] = Cell(
+        cells[key] = Cell(
             model=expectation.model,
             machine=expectation.key.machine,
             file=file,
@@ -92,7 +89,7 @@ def collect_cells(paths: Sequence[Path], runs: Path, page: Path, now: datetime) 
 
 
 def _sightings(runs: Path, beside: Path) -> dict[str, Sighting]:
-    """The newest sighting of each expectation, by its hash."""
+    """Find the newest sighting of each expectation, by its hash."""
     found: dict[str, Sighting] = {}
     for file in runs.rglob(VERDICT_FILE):
         for hash_, sighting in _seen_in(read_verdict(file.parent), file.parent, beside):
@@ -102,7 +99,7 @@ def _sightings(runs: Path, beside: Path) -> dict[str, Sighting]:
 
 
 def _order(sighting: Sighting) -> tuple[str, bool]:
-    """The newest comes last, and of two at one time the one that does not pass."""
+    """Sort by date; at equal dates, a pass comes first."""
     return sighting.date, sighting.state != "pass"
 
 

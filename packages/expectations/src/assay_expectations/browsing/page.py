@@ -1,4 +1,4 @@
-"""The page: a table of cells, and below it each expectation with its history."""
+"""The page: a table of cells, and each expectation with its git history."""
 
 import subprocess
 from collections import Counter
@@ -11,7 +11,7 @@ from assay_expectations.browsing.cells import Cell, State
 
 _TEMPLATES = Path(__file__).with_name("templates")
 
-# What a reader has to look at comes first.
+# The states that need attention come first.
 _STATES: tuple[State, ...] = ("fail", "stale", "missing", "unseen", "pass")
 
 _TIMEOUT_SECONDS = 20.0
@@ -20,7 +20,7 @@ _FORMAT = ("--date=short", "--format=%ad%x00%an%x00%s")
 
 
 def write_page(cells: Sequence[Cell], date: str, file: Path) -> Path:
-    """Write the page of `cells`, which come row by row. Returns: the file."""
+    """Write the page of `cells`, which are in row order. Returns: the file."""
     environment = page_environment(_TEMPLATES)
     rows: dict[str, list[Cell]] = {}
     for cell in cells:
