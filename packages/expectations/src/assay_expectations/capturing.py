@@ -82,12 +82,11 @@ def _require_agreement_with_host(options: CaptureOptions, captured: Captured) ->
     dtype = captured.key.machine.dtype
     judged = judge_numbers(by_host, captured.signature.captured, dtype, LIMITS)
     if not judged.passed:
-        worst = judged.worst
         raise UsageError(
-            f"{options.run} cannot be trusted: {worst.ratio.statistic} is"
-            f" {worst.ratio.actual:.3g} = {worst.ratio.value:.3g}x the error of cpu/{dtype} (limit {worst.limit:g}x). Nothing was written. To find the cause: assay"
-            f" check generate {options.model} --reference cpu/float32 --candidate {options.run}. If the"
-            " difference is intended: --reason TEXT"
+            f"{options.run} cannot be trusted: {judged.describe_worst(f'the error of cpu/{dtype}')}."
+            " Nothing was written. To find the cause: assay check generate"
+            f" {options.model} --reference cpu/float32 --candidate {options.run}. If the difference is"
+            " intended: --reason TEXT"
         )
 
 
@@ -166,9 +165,8 @@ def _with_capture(expectation: Expectation, observed: Observed, number: int) -> 
         expectation.signature, observed.distributions, expectation.key.machine.dtype, LIMITS
     )
     if not judged.passed:
-        worst = judged.worst
         raise UnrepeatableError(
-            f"captures 1 and {number} do not agree: {worst.ratio.statistic} is"
-            f" {worst.ratio.actual:.3g} = {worst.ratio.value:.3g}x the error of capture 1 (limit {worst.limit:g}x). Nothing was written"
+            f"captures 1 and {number} do not agree: {judged.describe_worst('the error of capture 1')}."
+            " Nothing was written"
         )
     return expectation.model_copy(update={"captures": [*expectation.captures, judged.ratios]})

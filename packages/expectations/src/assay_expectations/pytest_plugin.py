@@ -4,13 +4,14 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from assay_expectations.decoders.options import DecoderOptions
+    from collections.abc import Callable
 
+    from assay_expectations.decoders.options import DecoderOptions
 
 MODELS_VARIABLE = "ASSAY_EXPECTATION_MODELS"
 
@@ -110,29 +111,23 @@ def decoder_options(config: pytest.Config) -> "DecoderOptions":
     from assay_expectations.decoders.shapes import Shape
     from assay_expectations.decoders.thresholds import read_thresholds
 
+    fields: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "models": ("decoder_model", tuple),
+        "shapes": ("decoder_shape", lambda shapes: tuple(map(Shape.parse, shapes))),
+        "attentions": ("decoder_attention", tuple),
+        "prompts": ("decoder_prompts", Path),
+        "references": ("decoder_references", Path),
+    }
+    changes: dict[str, Any] = {
+        "ranks": config.getoption("decoder_ranks") or outer_world_size(os.environ) or 1
+    }
     try:
-        options = options_from()
+        for field, (option, convert) in fields.items():
+            if value := config.getoption(option):
+                changes[field] = convert(value)
         if thresholds := config.getoption("decoder_thresholds"):
             for_all, by_shape = read_thresholds(Path(thresholds))
-            options = replace(options, thresholds=for_all, shape_thresholds=by_shape)
-        if shapes := config.getoption("decoder_shape"):
-            options = replace(options, shapes=tuple(map(Shape.parse, shapes)))
+            changes |= {"thresholds": for_all, "shape_thresholds": by_shape}
+        return replace(options_from(), **changes)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
-    ranks = config.getoption("decoder_ranks") or outer_world_size(os.environ) or 1
-    options = replace(options, ranks=ranks)
-    if models := config.getoption("decoder_model"):
-        options = replace(options, models=tuple(models))
-    if attentions := config.getoption("decoder_attention"):
-        options = replace(options, attentions=tuple(attentions))
-    if prompts := config.getoption("decoder_prompts"):
-        options = replace(options, prompts=Path(prompts))
-    if references := config.getoption("decoder_references"):
-        options = replace(options, references=Path(references))
-    return options
-
-
-def decoder_setup(config: pytest.Config) -> str | None:
-    """Return the setup function of the candidate, as FILE.py:FUNC."""
-    setup: str | None = config.getoption("decoder_setup")
-    return setup

@@ -1,11 +1,12 @@
 """Options of the decoder suite, from published environment variables."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import ceil, isfinite
+from math import ceil, inf
 from pathlib import Path
+from typing import Any, TypeVar
 
 from assay.errors import UsageError
 from assay.models import RECIPES
@@ -17,8 +18,11 @@ _METRICS = ("cross_entropy", "diff_mean")
 # Names of the metrics in FMS_TEST_SHAPES_SKIP_ASSERTIONS.
 _PUBLISHED_NAMES = {"ce": "cross_entropy", "mean_diff": "diff_mean"}
 _DEFAULT_MODEL = "micro:llama"
+_DEFAULT_SIZES = ((1, 4), (16, 64), (8,))
+DEFAULT_SHAPES = tuple(Shape(*sizes) for sizes in product(*_DEFAULT_SIZES))
 
-DEFAULT_SHAPES = tuple(Shape(batch, length, 8) for batch, length in product((1, 4), (16, 64)))
+T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,40 +66,50 @@ def options_from(environment: Mapping[str, str] = os.environ) -> DecoderOptions:
     and outputs of the candidate are always in the folder of its run.
     Raises: UsageError that names the variable.
     """
-    read = _Variables(environment)
-    read.flag("FORCE_VALIDATION_LEVEL_1")
-    read.flag("SAVE_VALIDATION_INFO_OUTPUTS")
-    options = DecoderOptions()
-    is_micro = read.flag("USE_MICRO_MODELS", default=True)
-    if models := read.words("COMMON_MODEL_PATHS"):
-        found = [micro_model(name) if is_micro else name for name in models]
-        options = replace(options, models=tuple(dict.fromkeys(found)))
-    lists = [
-        read.counts(name)
+    variables = _Variables(environment)
+    for name in ("FORCE_VALIDATION_LEVEL_1", "SAVE_VALIDATION_INFO_OUTPUTS"):
+        variables.read_flag(name, default=False)
+    changes: dict[str, Any] = {}
+    uses_micro_models = variables.read_flag("USE_MICRO_MODELS", default=True)
+    if models := variables.words("COMMON_MODEL_PATHS"):
+        found = map(micro_model, models) if uses_micro_models else models
+        changes["models"] = tuple(dict.fromkeys(found))
+    sizes = [
+        variables.read_counts(name)
         for name in ("COMMON_BATCH_SIZES", "COMMON_SEQ_LENGTHS", "COMMON_MAX_NEW_TOKENS")
     ]
-    if any(lists):
-        defaults = ((1, 4), (16, 64), (8,))
-        chosen = [given or default for given, default in zip(lists, defaults, strict=True)]
-        options = replace(options, shapes=tuple(Shape(*sizes) for sizes in product(*chosen)))
-    if tokens := read.counts("CUMULATIVE_TEST_TOKENS_PER_SEQUENCE"):
+    if any(sizes):
+        chosen = [given or default for given, default in zip(sizes, _DEFAULT_SIZES, strict=True)]
+        changes["shapes"] = tuple(Shape(*shape) for shape in product(*chosen))
+    if tokens := variables.read_counts("CUMULATIVE_TEST_TOKENS_PER_SEQUENCE"):
         if len(tokens) > 1:
-            raise read.wrong("CUMULATIVE_TEST_TOKENS_PER_SEQUENCE", "one number")
-        options = replace(options, tokens_per_row=tokens[0])
-    if limits := read.numbers("METRICS_THRESHOLD"):
+            raise variables.error("CUMULATIVE_TEST_TOKENS_PER_SEQUENCE", "one number")
+        changes["tokens_per_row"] = tokens[0]
+    if folder := environment.get(f"{_PREFIX}VALIDATION_INFO_DIR"):
+        changes["references"] = Path(folder)
+    return DecoderOptions(thresholds=_read_thresholds(variables), **changes)
+
+
+def _read_thresholds(variables: "_Variables") -> Thresholds:
+    thresholds = Thresholds()
+    if limits := variables.read_numbers("METRICS_THRESHOLD"):
         if len(limits) != len(_METRICS):
-            raise read.wrong("METRICS_THRESHOLD", "two numbers, for cross_entropy and diff_mean")
-        skipped = {read.metric(name) for name in read.words("SKIP_ASSERTIONS")}
+            raise variables.error(
+                "METRICS_THRESHOLD", "two numbers, for cross_entropy and diff_mean"
+            )
+        skipped = variables.read(
+            "SKIP_ASSERTIONS",
+            lambda word: _PUBLISHED_NAMES[word.lower()],
+            "ce, mean_diff or both",
+        )
         by_name = dict(zip(_METRICS, limits, strict=True))
         kept = {name: limit for name, limit in by_name.items() if name not in skipped}
-        options = replace(options, thresholds=replace(options.thresholds, metrics=kept))
-    if rates := read.numbers("FAILURE_THRESHOLD"):
+        thresholds = replace(thresholds, metrics=kept)
+    if rates := variables.read_numbers("FAILURE_THRESHOLD"):
         if len(rates) > 1 or rates[0] >= 1:
-            raise read.wrong("FAILURE_THRESHOLD", "one share below 1")
-        options = replace(options, thresholds=replace(options.thresholds, failure_rate=rates[0]))
-    if folder := environment.get(f"{_PREFIX}VALIDATION_INFO_DIR"):
-        options = replace(options, references=Path(folder))
-    return options
+            raise variables.error("FAILURE_THRESHOLD", "one share below 1")
+        thresholds = replace(thresholds, failure_rate=rates[0])
+    return thresholds
 
 
 def micro_model(name: str) -> str:
@@ -128,42 +142,37 @@ class _Variables:
     environment: Mapping[str, str]
 
     def words(self, name: str) -> list[str]:
-        """Read comma-separated words."""
+        """Split a variable at commas."""
         text = self.environment.get(_PREFIX + name, "")
         return [word.strip() for word in text.split(",") if word.strip()]
 
-    def flag(self, name: str, *, default: bool = False) -> bool:
+    def read(self, name: str, convert: Callable[[str], T], expected: str) -> list[T]:
+        """Convert the words of a variable. Raises: UsageError."""
+        try:
+            return [convert(word) for word in self.words(name)]
+        except (KeyError, ValueError):
+            raise self.error(name, expected) from None
+
+    def read_flag(self, name: str, *, default: bool) -> bool:
         """Read 1 or 0."""
-        value = self.environment.get(_PREFIX + name, str(int(default)))
-        if value not in ("0", "1"):
-            raise self.wrong(name, "0 or 1")
-        return value == "1"
+        found = self.read(name, ("0", "1").index, "0 or 1")
+        return bool(found[0]) if found else default
 
-    def counts(self, name: str) -> Sequence[int]:
+    def read_counts(self, name: str) -> list[int]:
         """Read positive integers."""
-        words = self.words(name)
-        if not all(word.isdecimal() and int(word) > 0 for word in words):
-            raise self.wrong(name, "comma-separated positive integers")
-        return [int(word) for word in words]
+        return self.read(name, lambda word: _require_positive(int(word)), "positive integers")
 
-    def numbers(self, name: str) -> Sequence[float]:
-        """Read positive numbers. A NaN threshold would never fail."""
-        try:
-            numbers = [float(word) for word in self.words(name)]
-        except ValueError:
-            raise self.wrong(name, "comma-separated numbers") from None
-        if not all(isfinite(number) and number > 0 for number in numbers):
-            raise self.wrong(name, "positive numbers")
-        return numbers
+    def read_numbers(self, name: str) -> list[float]:
+        """Read positive finite numbers. A NaN threshold would never fail."""
+        return self.read(name, lambda word: _require_positive(float(word)), "positive numbers")
 
-    def metric(self, name: str) -> str:
-        """Translate the name of a skipped metric."""
-        try:
-            return _PUBLISHED_NAMES[name.lower()]
-        except KeyError:
-            raise self.wrong("SKIP_ASSERTIONS", "ce, mean_diff or both") from None
-
-    def wrong(self, name: str, wanted: str) -> UsageError:
+    def error(self, name: str, expected: str) -> UsageError:
         """Make the error for an invalid value."""
         value = self.environment.get(_PREFIX + name)
-        return UsageError(f"{_PREFIX}{name} is {value!r}; expected: {wanted}")
+        return UsageError(f"{_PREFIX}{name} is {value!r}; expected: {expected}")
+
+
+def _require_positive(value: N) -> N:
+    if not 0 < value < inf:
+        raise ValueError(value)
+    return value

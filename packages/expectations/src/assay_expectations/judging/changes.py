@@ -81,11 +81,7 @@ class Change:
         """Describe the change."""
         if self.judged is None:
             return f"different content: {'; '.join(self.content)}"
-        worst = self.judged.worst
-        size = (
-            f"{worst.ratio.statistic} {worst.ratio.actual:.3g} is {worst.ratio.value:.3g}x the older noise"
-            f" (limit {worst.limit:g}x)"
-        )
+        size = self.judged.describe_worst("the older noise")
         if self.kind == "noise":
             return f"noise: {size}"
         if self.kind == "drift":

@@ -56,6 +56,14 @@ class JudgedSignature:
         """Return the ratio that is largest relative to its limit."""
         return find_worst(self.judged)
 
+    def describe_worst(self, noise: str) -> str:
+        """Describe the worst ratio. noise: what the error is divided by."""
+        ratio = self.worst.ratio
+        return (
+            f"{ratio.statistic} is {ratio.actual:.3g} = {ratio.value:.3g}x {noise}"
+            f" (limit {self.worst.limit:g}x)"
+        )
+
     @property
     def passed(self) -> bool:
         """Return True if every ratio is within its limit. NaN is not."""

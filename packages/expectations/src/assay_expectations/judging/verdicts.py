@@ -244,11 +244,8 @@ def _describe_elsewhere(name: str, expectation: Expectation, seen: Seen, here: A
     description = f"{name} belongs to another machine: {differing}"
     if seen.observed is None:
         return description
-    worst = _judge(expectation, seen.observed).worst
-    return (
-        f"{description}; it is not judged here, where {worst.ratio.statistic} {worst.ratio.actual:.3g} would be"
-        f" {worst.ratio.value:.3g}x (limit {worst.limit:g}x)"
-    )
+    result = _judge(expectation, seen.observed).describe_worst("its noise")
+    return f"{description}; it is not judged here, where {result}"
 
 
 def _condense(elsewhere: Mapping[str, str]) -> list[str]:

@@ -112,16 +112,13 @@ def after_setup(candidate: Candidate, setup: str) -> Candidate:
     return replace(candidate, side=replace(candidate.side, loaded=changed))
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """The signature of a model, and the relative error of each module."""
+def capture_signature(
+    model: str, candidate: Candidate, progress: Progress
+) -> tuple[Signature, dict[str, float]]:
+    """Run the candidate and its yardstick on the same tokens.
 
-    signature: Signature
-    layers: dict[str, float]
-
-
-def capture_signature(model: str, candidate: Candidate, progress: Progress) -> Observation:
-    """Run the candidate and its yardstick on the same tokens."""
+    Returns: the signature, and the relative error of each module.
+    """
     settings, dtype = candidate.key.content.settings, candidate.side.loaded.dtype
     batches = candidate.plan.batches
     num_tokens = count_tokens(batches)
@@ -149,7 +146,7 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> O
         yardstick=distributions_of(exactly, top_ids),
         captured=distributions_of(captured, top_ids),
     )
-    return Observation(signature, layers)
+    return signature, layers
 
 
 def captured_on_host(

@@ -48,14 +48,13 @@ def _capture(request: SignatureRequest, progress: Progress) -> Captured:
     with progress.step(f"loads {request.model} on {request.run}"):
         candidate = open_candidate(request.model, parse_run(request.run), request.settings)
     device = candidate.side.device
-    observed = capture_signature(request.model, candidate, progress)
-    signature = observed.signature
+    signature, layers = capture_signature(request.model, candidate, progress)
     with progress.step("compares with the host"):
         on_host = captured_on_host(request.model, candidate, signature)
     return Captured(
         key=candidate.key,
         signature=signature,
-        layers=observed.layers,
+        layers=layers,
         on_host=on_host,
         product=device.product(),
         versions=versions_of(device),

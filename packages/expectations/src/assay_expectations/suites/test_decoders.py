@@ -16,7 +16,7 @@ from assay.runs import SilentProgress
 from assay.verdicts import Outcome
 from assay_expectations.decoders.checking import DecoderCheck
 from assay_expectations.decoders.shapes import Shape
-from assay_expectations.pytest_plugin import decoder_options, decoder_setup
+from assay_expectations.pytest_plugin import decoder_options
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -33,7 +33,7 @@ def test_decoders(
     """Require a PASS of `assay check generate`, and of the published thresholds if there are any."""
     run = pytestconfig.getoption("assay_device") or "cpu/float16"
     options = decoder_options(pytestconfig)
-    setup = decoder_setup(pytestconfig)
+    setup = pytestconfig.getoption("decoder_setup")
     check = DecoderCheck(model, shape, run, tmp_path, options, setup, attention)
     try:
         require_one_machine()

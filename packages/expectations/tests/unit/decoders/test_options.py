@@ -80,7 +80,7 @@ def test_a_micro_model_stands_for_its_family(name: str, micro: str) -> None:
 
 def test_a_family_without_a_micro_model_is_an_error() -> None:
     with pytest.raises(
-        UsageError, match=r"^there is no micro model for acme/unknown; there are: bert"
+        UsageError, match=r"^there is no micro model for acme/unknown; micro models: bert"
     ):
         read(COMMON_MODEL_PATHS="acme/unknown")
 
@@ -88,13 +88,13 @@ def test_a_family_without_a_micro_model_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "wanted"),
     [
-        ("COMMON_BATCH_SIZES", "four", "whole numbers from 1, with commas between them"),
-        ("COMMON_SEQ_LENGTHS", "64,0", "whole numbers from 1, with commas between them"),
-        ("METRICS_THRESHOLD", "3.0", "two numbers, of cross_entropy and of diff_mean"),
+        ("COMMON_BATCH_SIZES", "four", "positive integers"),
+        ("COMMON_SEQ_LENGTHS", "64,0", "positive integers"),
+        ("METRICS_THRESHOLD", "3.0", "two numbers, for cross_entropy and diff_mean"),
         ("METRICS_THRESHOLD", "3.0,nan", "positive numbers"),
-        ("FAILURE_THRESHOLD", "1%", "numbers, with commas between them"),
-        ("FAILURE_THRESHOLD", "1", "one share, under 1"),
-        ("FAILURE_THRESHOLD", "0.01,0.5", "one share, under 1"),
+        ("FAILURE_THRESHOLD", "1%", "positive numbers"),
+        ("FAILURE_THRESHOLD", "1", "one share below 1"),
+        ("FAILURE_THRESHOLD", "0.01,0.5", "one share below 1"),
         ("CUMULATIVE_TEST_TOKENS_PER_SEQUENCE", "40,80", "one number"),
         ("USE_MICRO_MODELS", "yes", "0 or 1"),
     ],
