@@ -91,8 +91,8 @@ def test_captures_that_do_not_agree_are_not_written(
     with pytest.raises(UnrepeatableError) as raised:
         capture_expectation(OPTIONS, tmp_path, SilentProgress())
     assert str(raised.value) == (
-        "captures 1 and 3 do not agree: logits-error is 0.04 = 4x that of the first (limit 2x);"
-        " nothing was written"
+        "captures 1 and 3 do not agree: logits-error is 0.04 = 4x the error of capture 1 (limit 2x)."
+        " Nothing was written"
     )
     assert not list(tmp_path.iterdir())
 
@@ -106,7 +106,7 @@ def test_a_device_that_is_further_off_than_the_host_is_not_captured(
     with pytest.raises(UsageError) as raised:
         capture_expectation(options, tmp_path, SilentProgress())
     assert str(raised.value).startswith(
-        "acme/bfloat16 is no device to trust: logits-error is 0.05 = 5x that of cpu/bfloat16 (limit 2x);"
+        "acme/bfloat16 cannot be trusted: logits-error is 0.05 = 5x the error of cpu/bfloat16 (limit 2x)."
     )
 
     answer(monkeypatch, expectation().signature, on_host=distributions(off(NOISE)))
@@ -125,9 +125,8 @@ def test_a_recapture_that_hides_a_break_asks_for_a_reason(
     with pytest.raises(UsageError) as raised:
         capture_expectation(options, tmp_path, SilentProgress())
     assert str(raised.value) == (
-        f"{path} is there, and this would hide a change (over a limit: logits-error 0.05 is 5x"
-        " the noise before (limit 2x));"
-        " nothing was written. If it is meant: --reason TEXT"
+        f"{path} exists, and the new capture differs from it: over a limit: logits-error is 0.05 = 5x"
+        " the older noise (limit 2x). Nothing was written. If the change is intended: --reason TEXT"
     )
     assert path.read_bytes() == before
 

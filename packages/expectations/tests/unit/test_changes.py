@@ -71,13 +71,13 @@ def test_captures_of_other_content_are_not_compared() -> None:
         EXPECTED, captured(NOISE, NOISE, key=Key(machine=MACHINE, content=content))
     )
     assert (change.kind, verdict.verdict, rows) == ("other", Outcome.NOT_COMPARED, [])
-    assert verdict.levels["signature"].reason == "the tokenizer is another one"
+    assert verdict.levels["signature"].reason == "different tokenizer"
 
 
 def test_captures_of_other_tokens_are_not_compared() -> None:
     signature = EXPECTED.signature.model_copy(update={"tokens": [[[2, 3]]]})
     change = find_change(EXPECTED, EXPECTED.model_copy(update={"signature": signature}))
-    assert change.content == ["their yardsticks chose other tokens"]
+    assert change.content == ["different tokens of the yardsticks"]
 
 
 def test_a_pull_request_shows_what_changed_and_around_it() -> None:
@@ -96,25 +96,25 @@ def test_a_pull_request_shows_what_changed_and_around_it() -> None:
         text
         == """### micro:llama on acme/bfloat16: break
 
-Over a limit: logits-error 0.0361 is 3.61x the noise before (limit 2x).
+Over a limit: logits-error is 0.0361 = 3.61x the older noise (limit 2x).
 
-| statistic | error | ratio to the noise before | limit |
+| statistic | error | ratio to the older noise | limit |
 |---|---|---|---|
 | logits-error | 0.0361 | 3.61x **over** | 2x |
 | logits-worst | 0.05 | 5x **over** | 3x |
 | logits-whole | 0.0361 | 3.61x **over** | 2x |
 
-Tokens that moved furthest (in units of the noise before):
+Tokens that moved most (in units of the older noise):
 
 | batch, row, token | units | id | log-probability before | now |
 |---|---|---|---|---|
 | 0, 0, 1 | 4 | 0 | -0.99 | -0.95 |
 
-One of the two was captured before errors of modules were kept.
+One of the captures has no errors of modules.
 
-To see the operation: `assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16`.
+To find the operation: `assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16`.
 
-What else changed since the capture before:
+Other changes since the older capture:
 
 - torch is 2.14.0, expected 2.13.0
 - cpu is C2, expected absent
@@ -122,7 +122,7 @@ What else changed since the capture before:
 
 Provenance:
 
-- before: at an unknown date, 1 captures, approved by nobody
+- before: unknown date, 1 captures, approved by nobody
 - now: 2026-02-01, 1 captures, approved by Ada: new driver
 """
     )

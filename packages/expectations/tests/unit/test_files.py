@@ -56,7 +56,7 @@ def problem_of(path: Path) -> str:
 def test_a_limit_that_was_changed_by_hand_is_seen(tmp_path: Path) -> None:
     path = write_expectation(expectation(), tmp_path / "x.json")
     limits = {"logits-error": 200.0, "logits-worst": 3.0, "logits-whole": 2.0}
-    assert problem_of(edited(path, {"limits": limits})) == "its hash is not that of its content"
+    assert problem_of(edited(path, {"limits": limits})) == "its hash does not match its content"
 
 
 def test_provenance_is_no_part_of_the_hash(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_provenance_is_no_part_of_the_hash(tmp_path: Path) -> None:
         (b"{", "not JSON: "),
         (b"\xff\xfe", "not UTF-8 at byte 0"),
         (b"[]", "not a JSON object"),
-        (b'{"schema": 1}', "its schema is 1, this assay reads 2: capture it again"),
+        (b'{"schema": 1}', "its schema is 1, but this assay reads schema 2: capture it again"),
         (b'{"schema": 2}', "model: Field required"),
     ],
 )

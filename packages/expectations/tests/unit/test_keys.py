@@ -24,20 +24,20 @@ def test_equal_content_has_no_differences() -> None:
 
 
 def test_a_weight_with_another_name_is_told_by_its_values() -> None:
-    assert with_weights(a=WEIGHT, c=OTHER_VALUES) == ["1 weights with another name: b is called c"]
+    assert with_weights(a=WEIGHT, c=OTHER_VALUES) == ["renamed weights (1): b is now c"]
 
 
 def test_weights_that_are_missing_or_new_are_named() -> None:
     assert with_weights(a=WEIGHT, c=TRANSPOSED) == [
-        "1 weights that are missing: b",
-        "1 weights that are new: c",
+        "missing weights (1): b",
+        "new weights (1): c",
     ]
 
 
 def test_changed_values_and_changed_formats_are_told_apart() -> None:
     assert with_weights(a=TRANSPOSED, b=WEIGHT) == [
-        "1 weights of another dtype or shape: a is BF16 [3, 2], expected BF16 [2, 3]",
-        "1 weights with other values, of 2: b",
+        "weights with a different dtype or shape (1): a is BF16 [3, 2], expected BF16 [2, 3]",
+        "weights with different values (1 of 2): b",
     ]
 
 
@@ -47,8 +47,8 @@ def test_other_inputs_and_settings_are_named() -> None:
         update={"tokenizer_hash": "x", "prompts_hash": "x", "settings": settings}
     )
     assert content_differences(CONTENT, other) == [
-        "the tokenizer is another one",
-        "the prompts are other ones",
+        "different tokenizer",
+        "different prompts",
         "seed is 1, expected 0",
     ]
 

@@ -41,17 +41,17 @@ def wrong_elsewhere() -> Distributions:
         (observed(distributions(FALLING)), "the logits are negated"),
         (
             observed(distributions([-0.5, -3.5])),
-            "the logits are 1.5 times the expected",
+            "the logits are 1.5 times the expected logits",
         ),
         (
             # What has the place of each kept id now was never kept.
             observed(distributions([-9.0, -3.0], [-1.0, -8.0], rest=-0.4), most_likely=YARDSTICK),
-            "the probabilities are right, and belong to other ids: the vocabulary is permuted",
+            "the probabilities are right but belong to other ids: the vocabulary is permuted",
         ),
         (
             observed(wrong_elsewhere()),
             (
-                "the 2 most likely ids of each token agree, what is wrong is in the rest of the"
+                "the 2 most likely ids of each token agree; the error is in the rest of the"
                 " vocabulary"
             ),
         ),

@@ -54,11 +54,11 @@ def test_an_expectation_that_is_missed_fails_and_says_how_to_find_the_place() ->
     assert verdict.verdict is Outcome.FAIL
     assert verdict.noise_ratio == pytest.approx(10)
     assert verdict.diagnosis is None
-    assert "is 10.0x what the captured run had (limit 2.0x)" in str(verdict.levels["a"].reason)
+    assert "is 10.0x the error of the captured run (limit 2.0x)" in str(verdict.levels["a"].reason)
     (note,) = verdict.notes
     assert note == (
-        "to find the place: assay check generate micro:llama --reference cpu/float32"
-        " --candidate acme/bfloat16; if that passes, both sides share the fault: it is in the"
+        "to find the module: assay check generate micro:llama --reference cpu/float32"
+        " --candidate acme/bfloat16; if that passes, both sides share the fault, in the"
         " model's code or in assay's, and `git bisect` with this command finds the commit"
     )
 
@@ -71,11 +71,11 @@ def test_nan_is_a_failure_with_its_diagnosis() -> None:
 
 
 def test_a_stale_expectation_fails_and_says_what_differs() -> None:
-    stale = Seen(file="a.json", stale=["the tokenizer is another one", "seed is 1, expected 0"])
+    stale = Seen(file="a.json", stale=["different tokenizer", "seed is 1, expected 0"])
     verdict, rows = judge_seen(RUN, [EXPECTATION], here(stale))
     assert verdict.verdict is Outcome.FAIL
     assert verdict.levels["a"].reason == (
-        "stale, nothing can meet it: the tokenizer is another one; seed is 1, expected 0"
+        "stale, the content changed since the capture: different tokenizer; seed is 1, expected 0"
     )
     assert rows == []
 
@@ -111,7 +111,7 @@ def test_expectations_of_other_machines_are_no_pass() -> None:
     verdict, rows = judge_seen(RUN, [elsewhere()], here(Seen(file="a.json")))
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.levels["expectations"].reason == (
-        "a is of another machine: architecture is a1, expected a2"
+        "a belongs to another machine: architecture is a1, expected a2"
     )
     assert verdict.unmatched.expected == []
     assert rows == []
@@ -121,8 +121,8 @@ def test_what_another_machine_would_say_is_shown_and_decides_nothing() -> None:
     verdict, rows = judge_seen(RUN, [elsewhere()], here(seen()))
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.levels["expectations"].reason == (
-        "a is of another machine: architecture is a1, expected a2; it decides nothing here, where"
-        " logits-error 0.01 would be 1x (limit 2x)"
+        "a belongs to another machine: architecture is a1, expected a2; it is not judged here, where"
+        " logits-error is 0.01 = 1x its noise (limit 2x)"
     )
     assert (verdict.compared, rows) == (0, [])
 
@@ -131,13 +131,13 @@ def test_expectations_of_other_machines_do_not_disturb_those_of_this_one() -> No
     verdict, _ = judge_seen(RUN, [EXPECTATION, elsewhere()], here(seen(), Seen(file="b.json")))
     assert verdict.verdict is Outcome.PASS
     assert list(verdict.levels) == ["a"]
-    assert verdict.notes == ["b is of another machine: architecture is a1, expected a2"]
+    assert verdict.notes == ["b belongs to another machine: architecture is a1, expected a2"]
 
 
 def test_many_of_other_machines_are_one_note() -> None:
     others = [Seen(file=f"{name}.json") for name in "bcde"]
     verdict, _ = judge_seen(RUN, [EXPECTATION, *[elsewhere()] * 4], here(seen(), *others))
-    assert verdict.notes == ["4 expectations are of other machines: b, c, d, e"]
+    assert verdict.notes == ["4 expectations belong to other machines: b, c, d, e"]
 
 
 def test_files_of_one_name_stay_apart() -> None:

@@ -56,9 +56,9 @@ def _differences_of(base: TaskResult, candidate: TaskResult) -> Iterator[str]:
         yield f"metric is {candidate.metric}, base {base.metric}"
     ours, theirs = ({item.key: item for item in side.items} for side in (base, candidate))
     if missing := len(ours.keys() - theirs.keys()):
-        yield f"the candidate lacks {missing} of {len(ours)} documents"
+        yield f"missing from the candidate: {missing} of {len(ours)} documents"
     if extra := len(theirs.keys() - ours.keys()):
-        yield f"the candidate has {extra} extra documents"
+        yield f"only in the candidate: {extra} documents"
     both = [(ours[key], theirs[key]) for key in ours if key in theirs]
     for what, field in (("prompts", "prompt_hash"), ("right answers", "target_hash")):
         if num_different := sum(getattr(one, field) != getattr(two, field) for one, two in both):

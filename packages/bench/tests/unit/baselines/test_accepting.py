@@ -38,9 +38,9 @@ def test_a_baseline_is_read_as_the_evaluation_that_it_was(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("before", "now", "told"),
     [
-        (400, 380, "this is not shown to be as good (sums: FAIL)"),
-        (400, 396, "this is not shown to be as good (sums: UNDERPOWERED)"),
-        (360, 390, "too good to be taken without a word: sums accuracy rose by 0.075"),
+        (400, 380, "is not shown to be as good (sums: FAIL)"),
+        (400, 396, "is not shown to be as good (sums: UNDERPOWERED)"),
+        (360, 390, "suspiciously good: sums accuracy rose by 0.075"),
     ],
 )
 def test_what_surprises_asks_for_a_reason(tmp_path: Path, before: int, now: int, told: str) -> None:
@@ -63,13 +63,15 @@ def test_what_is_as_good_replaces_it_without_a_word(tmp_path: Path) -> None:
 def test_another_question_asks_for_a_reason(tmp_path: Path) -> None:
     path = write(evaluation(answered(390, 400)), tmp_path / "b.json")
     other = replace(answered(390, 400), asked={"version": 9})
-    with pytest.raises(UsageError, match="was asked something else"):
+    with pytest.raises(UsageError, match="holds answers to different questions"):
         write(evaluation(other), path)
 
 
 def test_no_reason_makes_a_baseline_of_what_is_no_number(tmp_path: Path) -> None:
     wrong = evaluation(task([item(0, log_probability=math.nan)]))
-    with pytest.raises(UsageError, match="nothing to hold others to: sums: 1 of 1 log-prob"):
+    with pytest.raises(
+        UsageError, match="this evaluation cannot be a baseline: sums: 1 of 1 log-prob"
+    ):
         write(wrong, tmp_path / "b.json", "please")
     assert not (tmp_path / "b.json").exists()
 

@@ -64,17 +64,20 @@ def test_a_suite_that_cannot_be_read_names_the_key(tmp_path: Path, text: str, to
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[1]", "needs a name under the key task"),
-        ("task: a\ndataset_path: json", "needs dataset_kwargs"),
+        ("[1]", "the key task must hold a name"),
+        ("task: a\ndataset_path: json", "expected dataset_kwargs"),
         (
             "task: a\ndataset_path: json\ndataset_kwargs: {data_files: {test: d}}",
             "cannot be read: No such file",
         ),
-        ("task: a\ndataset_path: json\ndataset_kwargs: {data_files: {test: e}}", "no documents in"),
-        ("task: !function a.b", "not YAML without tags"),
+        (
+            "task: a\ndataset_path: json\ndataset_kwargs: {data_files: {test: e}}",
+            "e has no documents",
+        ),
+        ("task: !function a.b", "not plain YAML"),
         ("task: a/b", "becomes a file name"),
-        ("task: a\ndataset_path: json\ndataset_kwargs: [1]", "needs dataset_kwargs"),
-        ("task: " + "[" * 5000, "not YAML without tags"),
+        ("task: a\ndataset_path: json\ndataset_kwargs: [1]", "expected dataset_kwargs"),
+        ("task: " + "[" * 5000, "not plain YAML"),
     ],
 )
 def test_a_task_that_cannot_be_run_says_why(tmp_path: Path, text: str, told: str) -> None:

@@ -102,7 +102,7 @@ def test_underpowered_says_how_many_items_would_do() -> None:
     verdict, _ = verdict_of(found)
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.levels["sums"].model_extra == {"judged": "UNDERPOWERED"}
-    assert "100 items cannot exclude a drop by 2.0%; about 215 would" in str(
+    assert "100 items cannot exclude a drop of 2.0%; about 215 would" in str(
         verdict.levels["sums"].reason
     )
 
@@ -112,7 +112,7 @@ def test_what_is_far_better_passes_with_a_question() -> None:
     verdict, _ = verdict_of(found)
     assert verdict.verdict is Outcome.PASS
     assert verdict.notes[0].endswith(
-        "higher by more than 2.0%: were the questions in what it was trained on?"
+        "higher by more than 2.0%: did the training data contain the questions?"
     )
 
 

@@ -29,10 +29,10 @@ def changed(number: int, **update: str) -> TaskResult:
         (changed(3, target_hash="other"), "sums: 1 of 10 right answers differ"),
         (
             replace(BASE, items=BASE.items[:-2]),
-            "sums: 2 of 10 documents are not the candidate's",
+            "sums: missing from the candidate: 2 of 10 documents",
         ),
-        (task([*BASE.items, item(99)]), "sums: 1 documents are the candidate's alone"),
-        (replace(BASE, name="other"), "the candidate was not asked sums"),
+        (task([*BASE.items, item(99)]), "sums: only in the candidate: 1 documents"),
+        (replace(BASE, name="other"), "the candidate has no sums"),
     ],
 )
 def test_what_differs_is_named_and_nothing_is_compared(candidate: TaskResult, told: str) -> None:

@@ -159,7 +159,7 @@ def without_hash(folder: Path) -> None:
     ("damage", "told"),
     [
         (lambda folder: next(folder.glob("samples_*")).unlink(), "evaluate with --log_samples"),
-        (lambda folder: next(folder.glob("samples_*")).write_text(""), "it is empty"),
+        (lambda folder: next(folder.glob("samples_*")).write_text(""), "empty: the task"),
         (cut_off, ", line 1: not JSON: Expecting"),
         (without_hash, "sample 1 is not an lm-eval sample: KeyError: 'prompt_hash'"),
         (lambda folder: next(folder.glob("results_*")).unlink(), "no results_*.json"),

@@ -21,8 +21,10 @@ def test_few_items_do_not_tell_a_model_from_a_guess() -> None:
     # Three of four right have p = 0.051 under a guess of a quarter.
     verdict = judge_scores(evaluation(task(answered(3, 4).items, chance=0.25)))
     assert verdict.verdict is Outcome.NOT_COMPARED
-    assert "too few items to tell from a guess (4 of 58)" in (verdict.levels["sums"].reason or "")
-    assert verdict.headline == "sums says nothing."
+    assert "too few items to tell it from a guess (4 of 58)" in (
+        verdict.levels["sums"].reason or ""
+    )
+    assert verdict.headline == "sums: not compared."
     assert judge_scores(evaluation(task(answered(4, 4).items, chance=0.25))).passed
 
 

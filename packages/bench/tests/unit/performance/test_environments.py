@@ -18,7 +18,7 @@ def write_program(path: Path, text: str) -> Path:
 def test_what_holds_no_python_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("no program")
-    with pytest.raises(EnvironmentUnusableError, match=f"{name} is no environment: neither"):
+    with pytest.raises(EnvironmentUnusableError, match=f"{name} is not an environment: neither"):
         Environment.at(tmp_path / name)
 
 
@@ -33,7 +33,7 @@ def test_a_python_without_assay_bench_is_told_what_it_lacks(tmp_path: Path) -> N
 @pytest.mark.parametrize("answer", ["", "hello", "[]", '{"nodes": {}}'])
 def test_a_program_that_answers_otherwise_is_no_python(tmp_path: Path, answer: str) -> None:
     program = write_program(tmp_path / "python", f"echo '{answer}'")
-    with pytest.raises(EnvironmentUnusableError, match="is no Python with the suites"):
+    with pytest.raises(EnvironmentUnusableError, match="lacks the suites of assay-bench"):
         Environment.at(program)
 
 

@@ -44,7 +44,9 @@ def test_equal_blocks_leave_no_doubt() -> None:
 
 
 def test_five_blocks_are_too_few() -> None:
-    with pytest.raises(TooFewBlocksError, match="5 blocks give no interval of 95% confidence; at"):
+    with pytest.raises(
+        TooFewBlocksError, match="5 blocks are too few for an interval of 95% confidence; at"
+    ):
         ratio_interval([1.0] * 5)
 
 

@@ -79,7 +79,7 @@ def test_what_one_side_skips_is_not_compared_and_what_both_skip_is_no_question()
 
 def test_too_few_blocks_are_refused_before_anything_is_run(tmp_path: Path) -> None:
     here = Environment.current()
-    with pytest.raises(TooFewBlocksError, match="5 blocks give no interval"):
+    with pytest.raises(TooFewBlocksError, match="5 blocks are too few"):
         compare_environments(
             (here, here),
             choose_suites([]),

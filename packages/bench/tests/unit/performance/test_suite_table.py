@@ -19,7 +19,7 @@ def test_suites_run_in_the_order_of_the_table() -> None:
 
 
 def test_an_unknown_suite_is_named_with_those_there_are() -> None:
-    with pytest.raises(UnknownSuiteError, match="no suite 'prefil'; there is: training-step, pre"):
+    with pytest.raises(UnknownSuiteError, match="no suite 'prefil'; suites: training-step, pre"):
         choose_suites(["prefill", "prefil"])
 
 

@@ -28,7 +28,9 @@ from packages.core.tests.poison import (
     poisoned,
 )
 
-BASE = evaluation(answered(3, 4), task([item(n, log_probability=-n) for n in (1, 2)], name="texts"))
+BASE = evaluation(
+    answered(3, 4), task([item(n, log_probability=-float(n)) for n in (1, 2)], name="texts")
+)
 ACCEPTED = Baseline.of(
     BASE, Acceptance(by="a", date="2026-01-01", reason="r", command=["assay", "bench"])
 )

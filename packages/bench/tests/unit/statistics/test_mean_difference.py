@@ -37,5 +37,5 @@ def test_what_all_items_differ_by_is_certain() -> None:
 
 
 def test_one_cluster_says_nothing_of_the_spread() -> None:
-    with pytest.raises(UsageError, match="1 clusters of items: a spread needs at least 2"):
+    with pytest.raises(UsageError, match="the items form 1 cluster; a variance needs at least 2"):
         MeanDifference.of([1.0, 2.0], ["a", "a"])

@@ -55,20 +55,20 @@ def test_run_shorter_than_the_windows_is_judged_step_by_step() -> None:
 @pytest.mark.parametrize(
     ("curves", "problem"),
     [
-        ([], "there is 0"),
-        ([[1.0]], "there is 1"),
-        ([[1.0], [1.0, 2.0]], "they have 1, 2 steps"),
-        ([[], []], "they have 0, 0 steps"),
+        ([], "found 0"),
+        ([[1.0]], "found 1"),
+        ([[1.0], [1.0, 2.0]], "found 1, 2 steps"),
+        ([[], []], "found 0, 0 steps"),
         ([[1.0], [NAN]], "a loss is not finite"),
         ([[1.0], [INF]], "a loss is not finite"),
-        ([[1.0], [1.0]], "two are equal, so that their spread says nothing of other seeds"),
+        ([[1.0], [1.0]], "two are equal, so their spread says nothing about other seeds"),
     ],
 )
 def test_curves_without_a_spread_make_no_band(curves: list[list[float]], problem: str) -> None:
     with pytest.raises(BandError) as raised:
         band_of(curves)
     assert str(raised.value) == (
-        f"a band needs at least two finite curves of equally many steps: {problem}"
+        f"a band needs at least two finite curves of equal length: {problem}"
     )
 
 
@@ -89,7 +89,7 @@ def test_higher_loss_fails_at_its_first_step(band: LossBand) -> None:
     assert level.model_extra == {"first_step": 100}
     expected, half_width = band.means[5], band.half_widths[5]
     assert level.reason == (
-        f"loss {expected + 1:.4f} nats per token in the steps 100 to 119, higher than"
+        f"loss {expected + 1:.4f} nats per token in steps 100 to 119 is higher than"
         f" {expected:.4f} ± {half_width:.4f} of 10 seeds"
     )
 
@@ -100,7 +100,7 @@ def test_loss_that_is_too_good_fails_and_is_asked_about(band: LossBand) -> None:
     assert level.reason is not None
     assert "lower than" in level.reason
     assert level.reason.endswith(
-        ": is a label in the input, or a held-out text in the training data?"
+        ": does the input contain the label, or the training data a held-out text?"
     )
 
 
@@ -116,7 +116,7 @@ def test_loss_that_is_not_finite_fails_whatever_its_length(band: LossBand, loss:
 def test_curve_of_another_length_is_not_compared(band: LossBand, length: int) -> None:
     level = judge_losses([1.0] * length, band)
     assert level.verdict is Outcome.NOT_COMPARED
-    assert level.reason == f"it has {length} steps, the band 200"
+    assert level.reason == f"the run has {length} steps, the band 200"
 
 
 def test_pass_says_what_could_not_have_been_seen(band: LossBand) -> None:
@@ -124,8 +124,7 @@ def test_pass_says_what_could_not_have_been_seen(band: LossBand) -> None:
     assert level.verdict is Outcome.PASS
     assert level.compared == 200
     assert level.reason == (
-        f"in the band of 10 seeds; a change of less than {band.resolution:.4f} nats per token could"
-        " not have been seen everywhere"
+        f"inside the band of 10 seeds; changes below {band.resolution:.4f} nats per token can be missed"
     )
 
 

@@ -100,20 +100,23 @@ def test_losses_are_held_to_the_seeds_of_the_baseline() -> None:
     [
         (
             tuning(start={"data_hash": {"sums": "other"}}),
-            "the baseline has other data: {'sums': 's'}, not {'sums': 'other'}",
+            "the baseline has different data: {'sums': 's'}, not {'sums': 'other'}",
         ),
         (
             tuning(start={"weights_hash": "other"}),
-            "the baseline has other weights to start from: w, not other",
+            "the baseline has different initial weights: w, not other",
         ),
-        (tuning(3.0, 2.0, 1.0), "the baseline has other batches: {'steps': 2, 'batch_size': 4,"),
+        (
+            tuning(3.0, 2.0, 1.0),
+            "the baseline has different batches: {'steps': 2, 'batch_size': 4,",
+        ),
         (
             tuning(recipe={"permutations": {"full": Permutation(learning_rate=1e-2)}}),
-            "the baseline has other learning rate or features: {'learning_rate': 0.001,",
+            "the baseline has different learning rate or features: {'learning_rate': 0.001,",
         ),
         (
             tuning(recipe={"data": [DataSource(source="sums")]}, after={"sums": [1.0] * 4}),
-            "the baseline has other shares of the data: ",
+            "the baseline has different shares of the data: ",
         ),
     ],
 )

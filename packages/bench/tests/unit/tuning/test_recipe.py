@@ -65,7 +65,7 @@ def test_relative_paths_begin_at_the_recipe(tmp_path: Path) -> None:
         ("steps = 4", "steps = '4'", "steps: Input should be a valid integer"),
         ("steps = 4", "steps = 4\nepochs = 1", "epochs: Extra inputs are not permitted"),
         ("seeds = [0, 1]", "seeds = []", "seeds: List should have at least 1 item"),
-        ("seeds = [0, 1]", "seeds = [1, 1]", "seeds names one twice"),
+        ("seeds = [0, 1]", "seeds = [1, 1]", "seeds contains a duplicate"),
         (
             "learning_rate = 1e-3",
             "learning_rate = -1",
@@ -74,12 +74,12 @@ def test_relative_paths_begin_at_the_recipe(tmp_path: Path) -> None:
         (
             "learning_rate = 1e-3",
             "learning_rate = 1e-3\nranks = 3",
-            "3 ranks of permutation full cannot share out a batch_size of 4 evenly",
+            "the batch_size 4 is not divisible by the 3 ranks of permutation full",
         ),
         ('"cpu/float32"', '"cpu"', "run: "),
         ('"micro:llama"', '"micro:lama"', "models.0: no recipe 'lama'"),
-        ('"micro:llama"', '"micro:bert"', "models.0: micro:bert predicts no next token"),
-        ('"sums"', '"own.jsonl"', "data.0.source: no file "),
+        ('"micro:llama"', '"micro:bert"', "models.0: micro:bert does not predict next tokens"),
+        ('"sums"', '"own.jsonl"', "data.0.source: "),
         ("steps = 4", "steps = ", "Invalid value (at line 5, column 9)"),
     ],
 )

@@ -59,7 +59,7 @@ def test_folder_of_a_model_bears_its_name(tmp_path: Path, model: str, name: str)
 def test_folder_without_a_finished_tuning_is_no_baseline(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as raised:
         read_tunings(tmp_path)
-    assert str(raised.value) == f"{tmp_path} holds no finished tuning of `assay bench tune`"
+    assert str(raised.value) == f"{tmp_path} has no finished tuning of `assay bench tune`"
 
 
 def test_damaged_record_is_named(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def test_jsonl_and_text_of_the_same_documents_are_the_same(tmp_path: Path) -> No
     [
         ("own.jsonl", '{"text": "a"}\n{"txt": "b"}', ", line 2: text: Field required"),
         ("own.jsonl", '{"text": "a"}\n{"text"', ", line 2: "),
-        ("own.txt", "one document", ": of 1 documents, one in 20 is held out by its content"),
-        ("own.txt", "", ": of 0 documents, one in 20 is held out by its content"),
+        ("own.txt", "one document", ": one in 20 of 1 documents is held out by its content"),
+        ("own.txt", "", ": one in 20 of 0 documents is held out by its content"),
         ("absent.txt", None, ": cannot be read"),
     ],
 )

@@ -6,14 +6,14 @@ import xxhash
 from pydantic import Field
 
 from assay.stages import Statistic
-from assay.verdicts import Number, Record
-from assay_expectations.records.keys import Key
+from assay.verdicts import Number
+from assay_expectations.records.keys import Key, PublishedRecord
 from assay_expectations.records.values import Signature
 
 SCHEMA = 2
 
 
-class Provenance(Record):
+class Provenance(PublishedRecord):
     """Device, software and command of a capture, and its approval."""
 
     run: str
@@ -32,7 +32,7 @@ class Provenance(Record):
     reason: str | None = None
 
 
-class Expectation(Record):
+class Expectation(PublishedRecord):
     """The content of an expectation file."""
 
     schema_: int = Field(default=SCHEMA, alias="schema", ge=SCHEMA, le=SCHEMA)

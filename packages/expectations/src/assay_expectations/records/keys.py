@@ -6,12 +6,20 @@ exists to show the effect of a new version.
 
 from collections.abc import Mapping
 
+from pydantic import ConfigDict
+
 from assay.errors import name_some
 from assay.models.weight_files.hashing import StoredWeight
 from assay.verdicts import Record
 
 
-class Machine(Record):
+class PublishedRecord(Record):
+    """Base of the records in the published JSON Schema, which takes descriptions from docstrings."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class Machine(PublishedRecord):
     """The hardware part of the key."""
 
     vendor: str
@@ -26,7 +34,7 @@ class Machine(Record):
     """Format to which operands of matrix products are rounded."""
 
 
-class Settings(Record):
+class Settings(PublishedRecord):
     """Settings of the run."""
 
     num_prompts: int = 4
@@ -37,7 +45,7 @@ class Settings(Record):
     attention: str = "default"
 
 
-class Weight(Record):
+class Weight(PublishedRecord):
     """A tensor of the checkpoint."""
 
     dtype: str
@@ -52,7 +60,7 @@ class Weight(Record):
         return cls(dtype=stored.dtype, shape=list(stored.shape), hash=stored.hash)
 
 
-class Content(Record):
+class Content(PublishedRecord):
     """The model and its inputs."""
 
     tokenizer_hash: str
@@ -61,7 +69,7 @@ class Content(Record):
     weights: dict[str, Weight]
 
 
-class Key(Record):
+class Key(PublishedRecord):
     """The key of an expectation."""
 
     machine: Machine
@@ -111,10 +119,10 @@ def weight_differences(expected: Mapping[str, Weight], actual: Mapping[str, Weig
         elif before != now:
             values.append(name)
     kinds = [
-        (renamed, "renamed weights"),
-        (list(missing), "missing weights"),
-        (list(new), "new weights"),
-        (formats, "weights with a different dtype or shape"),
-        (values, f"of {len(expected)} weights with different values"),
+        (renamed, f"renamed weights ({len(renamed)})"),
+        (list(missing), f"missing weights ({len(missing)})"),
+        (list(new), f"new weights ({len(new)})"),
+        (formats, f"weights with a different dtype or shape ({len(formats)})"),
+        (values, f"weights with different values ({len(values)} of {len(expected)})"),
     ]
-    return [f"{len(names)} {kind}: {name_some(names)}" for names, kind in kinds if names]
+    return [f"{kind}: {name_some(names)}" for names, kind in kinds if names]

@@ -4,7 +4,8 @@ A model that does not generate has distributions at some positions of its inputs
 Shapes, by batch: B rows, N tokens (can differ between rows), K kept ids, M projections.
 """
 
-from assay.verdicts import Number, Record
+from assay.verdicts import Number
+from assay_expectations.records.keys import PublishedRecord
 
 # Of one batch, (B, N, K + 1). The last value of a token covers all other ids together.
 LogProbabilities = list[list[list[Number]]]
@@ -13,7 +14,7 @@ LogProbabilities = list[list[list[Number]]]
 Projections = list[list[list[Number]]]
 
 
-class Distributions(Record):
+class Distributions(PublishedRecord):
     """Distributions over the vocabulary for each generated token of one run, by batch."""
 
     log_probabilities: list[LogProbabilities]
@@ -22,7 +23,7 @@ class Distributions(Record):
     """Of all log-probabilities. They detect errors outside of the kept ids and in their order."""
 
 
-class Signature(Record):
+class Signature(PublishedRecord):
     """Distributions of the yardstick and of the captured run."""
 
     tokens: list[list[list[int]]]
@@ -40,7 +41,7 @@ class Signature(Record):
     """Its distance from the yardstick is the noise."""
 
 
-class Observed(Record):
+class Observed(PublishedRecord):
     """Distributions of a run that is judged by a signature."""
 
     distributions: Distributions

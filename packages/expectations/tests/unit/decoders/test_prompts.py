@@ -36,11 +36,11 @@ def test_texts_are_joined_until_they_are_long_enough() -> None:
 @pytest.mark.parametrize(
     ("conversations", "problem"),
     [
-        ([], "needs a list of conversations"),
-        ({"a": 1}, "needs a list of conversations"),
-        ([{"text": "no"}], "0: a conversation is an object with a list `conversations`"),
-        ([{"conversations": [{"from": "human"}]}], "0: a message is an object with `from`"),
-        ([asked("I am", "gpt")], "no conversation begins with a person's message"),
+        ([], "expected a list of conversations"),
+        ({"a": 1}, "expected a list of conversations"),
+        ([{"text": "no"}], "0: expected an object with a list `conversations`"),
+        ([{"conversations": [{"from": "human"}]}], "0: expected messages with `from`"),
+        ([asked("I am", "gpt")], "no conversation begins with a human message"),
     ],
 )
 def test_a_file_of_another_form_is_named(

@@ -17,9 +17,9 @@ def test_clean_models_give_the_same_tensors(model: str) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda given: (given[0] * 1.001, *given[1:]), ["tensor 0 of the tuple, [1, 8, 260], is not"]),
+        (lambda given: (given[0] * 1.001, *given[1:]), ["tensor 0 of the tuple, [1, 8, 260], differs"]),
         (lambda given: given[:-1], ["1 tensors in the tuple, 6 by name"]),
-        (list, ["return_dict=False gives a list"]),
+        (list, ["return_dict=False returns a list"]),
     ],
     ids=["other-values", "one-is-missing", "no-tuple"],
 )  # fmt: skip
