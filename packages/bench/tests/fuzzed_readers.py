@@ -1,4 +1,4 @@
-"""Readers of this package for the fuzz: evaluations, baselines, tunings, suites, recipes."""
+"""Fuzzed readers of this package: evaluations, baselines, tunings, suites, recipes."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ from assay_bench.tuning.records import LOSSES_FILE, RECORD_FILE, read_tunings, t
 from assay_bench.tuning.rows import read_sources
 from packages.bench.tests.unit.evaluations.test_reading import KINDS, STAMP, sample
 from packages.bench.tests.unit.evaluations.test_reading import write as write_lm_eval
-from packages.bench.tests.unit.made import answered, evaluation, item, task
+from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 from packages.bench.tests.unit.tuning.test_judging import tuning
 from packages.core.tests.fuzz.reader import NotedError, Reader
 
@@ -149,7 +149,7 @@ def _write_suite(folder: Path) -> None:
 
 
 def _read_suite(folder: Path) -> object:
-    """Read a suite and what it names, as `assay bench run` does before a model is loaded."""
+    """Read a suite and its tasks, as `assay bench run` does first."""
     suite = read_suite(str(folder / "suite.toml"))
     return suite, [load_task(one, folder / "documents") for one in suite.tasks]
 

@@ -1,4 +1,4 @@
-"""`assay bench perf` and `ab` as users type them."""
+"""The commands `assay bench perf` and `ab`."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from assay_bench.performance.results import RESULT_FILE, PerformanceResult
 
 pytestmark = pytest.mark.timeout(600)
 
-# In an environment of its own, in which every suite but one is as it ships: this one needs no torch.
+# Suites without torch, for environments in which only `decode` differs.
 LIGHT_SUITES = """
 import time
 from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest
@@ -51,8 +51,8 @@ suite_table.SUITES = {{
 }}
 """
 
-# What a change of the model's code could do: each product of a linear layer is computed ten times.
-# Other work on the machine changes a suite's ratio by half, so the slow-down is far above that.
+# A planted slow-down: every linear layer computes its product ten times.
+# Other work on the machine can change a ratio by half, far less than this.
 SLOW_LINEAR = """
 import importlib.abc, importlib.machinery, sys
 
@@ -93,7 +93,7 @@ def printed(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def make_environment(folder: Path, seconds: float) -> Path:
-    """A virtual environment with this one's packages, and light suites; decode takes `seconds`."""
+    """A virtual environment with this one's packages and light suites. `decode` takes `seconds`."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     paths = [path for path in sys.path if path]
@@ -120,7 +120,7 @@ def environments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("slow", ["prefill", "decode"], 1, "FAIL", {"prefill": "not slower", "decode": "slower"}),
     ],
 )
-def test_ab_tells_which_suite_is_slower_in_b(
+def test_ab_names_the_slower_suite(
     environments: dict[str, Path],
     tmp_path: Path,
     side: str,
@@ -142,7 +142,7 @@ def test_ab_tells_which_suite_is_slower_in_b(
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two runs of the suites that ship: as they are, and with a slow-down planted into the model."""
+    """Two runs of shipped suites: clean, and with a planted slow-down."""
     folder = tmp_path_factory.mktemp("perf")
     (folder / "plant").mkdir()
     (folder / "plant" / "sitecustomize.py").write_text(SLOW_LINEAR)
@@ -159,21 +159,21 @@ def read_performance(folder: Path) -> PerformanceResult:
     return read_sealed(PerformanceResult, folder / RESULT_FILE)
 
 
-def test_perf_keeps_every_round_with_its_controls(measured: dict[str, Path]) -> None:
+def test_perf_stores_every_round_with_its_controls(measured: dict[str, Path]) -> None:
     result = read_performance(measured["clean"])
     assert [suite.suite for suite in result.suites] == ["prefill", "compare"]
     prefill = result.suites[0]
     assert len(prefill.seconds) == len(prefill.matmul_seconds) == len(prefill.read_seconds) == 20
     assert prefill.num_tokens == 256
-    # At least two operations for each parameter of the layers and each token, and no faster than a
-    # product that does nothing else.
+    # At least two operations per parameter and token, and not faster than a matrix product
+    # alone.
     assert prefill.num_flops > 2 * 256 * 300_000
     assert 0 < prefill.flops_share < 1
     assert prefill.peak_memory_bytes > 0
     assert result.provenance["versions"]["torch"] == result.versions["torch"]
 
 
-def test_a_planted_slow_down_is_seen_where_it_is(measured: dict[str, Path]) -> None:
+def test_planted_slow_down_shows_in_its_suite(measured: dict[str, Path]) -> None:
     clean, planted = (
         {suite.suite: suite.ratio for suite in read_performance(measured[name]).suites}
         for name in ("clean", "planted")
@@ -191,7 +191,7 @@ def test_a_planted_slow_down_is_seen_where_it_is(measured: dict[str, Path]) -> N
         (["ab", "absent", "absent"], "absent is no environment: neither a folder with bin/python"),
     ],
 )
-def test_what_cannot_be_done_exits_with_2_and_one_message(
+def test_usage_error_exits_with_2_and_one_message(
     tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     done = assay(*arguments, "--output", tmp_path / "run")

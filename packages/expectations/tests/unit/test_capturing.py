@@ -1,4 +1,4 @@
-"""Captures by several processes: they have to agree before anything is written."""
+"""Captures by several processes, which must agree."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from assay_expectations import capturing
 from assay_expectations.capturing import CaptureOptions, UnrepeatableError, capture_expectation
 from assay_expectations.processes.requests import AllSeen, Captured, Seen
 from assay_expectations.records import Distributions, Signature, read_expectation
-from packages.expectations.tests.unit.made import (
+from packages.expectations.tests.unit.sample_expectations import (
     CONTENT,
     MACHINE,
     NOISE,
@@ -32,7 +32,7 @@ def answer(
     *errors: float,
     on_host: Distributions | None = None,
 ) -> None:
-    """Have processes answer: the first captures `signature`, later ones are off by `errors`."""
+    """Fake the processes: the first captures `signature`, later ones have `errors`."""
     first = Captured(
         key=expectation().key,
         signature=signature,
@@ -56,7 +56,7 @@ def answer(
     monkeypatch.setattr(capturing, "run_process", run_process)
 
 
-def test_the_limits_are_as_wide_as_the_captures_are_apart(
+def test_limits_scale_with_the_spread_of_captures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer(monkeypatch, expectation().signature, NOISE, 1.5 * NOISE)
@@ -64,7 +64,7 @@ def test_the_limits_are_as_wide_as_the_captures_are_apart(
 
     written = read_expectation(path)
     assert [one["logits-error"] for one in written.captures] == pytest.approx([1.0, 1.0, 1.5])
-    # 2, 3 and 2, each 1.5 times.
+    # 1.5 times 2, 3 and 2.
     assert written.limits == pytest.approx(
         {"logits-error": 3.0, "logits-worst": 4.5, "logits-whole": 3.0}
     )
@@ -72,7 +72,7 @@ def test_the_limits_are_as_wide_as_the_captures_are_apart(
     assert written.key.content == CONTENT
 
 
-def test_a_place_that_cannot_be_written_is_told_before_anything_is_captured(
+def test_unwritable_output_is_refused_before_the_capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_process(*_: object, **__: object) -> Answer:
@@ -84,7 +84,7 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_captured(
         capture_expectation(OPTIONS, tmp_path / "file" / "below", SilentProgress())
 
 
-def test_captures_that_do_not_agree_are_not_written(
+def test_captures_without_agreement_are_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer(monkeypatch, expectation().signature, NOISE, 4 * NOISE)
@@ -97,7 +97,7 @@ def test_captures_that_do_not_agree_are_not_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_device_that_is_further_off_than_the_host_is_not_captured(
+def test_device_with_a_larger_error_than_the_host_is_not_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = CaptureOptions("micro:llama", "acme/bfloat16", num_captures=1)
@@ -113,7 +113,7 @@ def test_a_device_that_is_further_off_than_the_host_is_not_captured(
     assert capture_expectation(options, tmp_path, SilentProgress()).is_file()
 
 
-def test_a_recapture_that_hides_a_break_asks_for_a_reason(
+def test_recapture_that_hides_a_break_needs_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = CaptureOptions("micro:llama", "cpu/bfloat16", num_captures=1)
@@ -149,7 +149,7 @@ def test_a_recapture_within_the_limits_is_written(
     assert kept[:2] == off(1.1 * NOISE)
 
 
-def test_what_is_not_finite_is_not_captured(
+def test_non_finite_outputs_are_not_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poisoned = distributions([float("nan"), -3.0])

@@ -24,14 +24,14 @@ def test_the_offline_suite_needs_no_network(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_documents_are_many_different_and_the_same_again(task: str) -> None:
+def test_documents_are_many_distinct_and_reproducible(task: str) -> None:
     documents = documents_of(task)
     assert len(documents) >= 250
     assert len({str(document) for document in documents}) == len(documents)
     assert documents_of(task) == documents
 
 
-def test_the_right_choice_is_at_no_place_of_its_own() -> None:
+def test_right_choices_are_evenly_distributed() -> None:
     labels = [document["label"] for document in documents_of("next-text")]
     assert all(90 < labels.count(label) < 160 for label in range(4))
     assert all(len(set(one["choices"])) == 4 for one in documents_of("next-text"))
@@ -52,7 +52,7 @@ def test_sums_are_right() -> None:
         ("tasks = [", "Invalid value"),
     ],
 )
-def test_a_suite_that_cannot_be_read_names_the_key(tmp_path: Path, text: str, told: str) -> None:
+def test_invalid_suite_names_the_key(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "s.toml"
     path.write_text(text)
     with pytest.raises(UsageError, match=told):
@@ -80,7 +80,7 @@ def test_a_suite_that_cannot_be_read_names_the_key(tmp_path: Path, text: str, to
         ("task: " + "[" * 5000, "not plain YAML"),
     ],
 )
-def test_a_task_that_cannot_be_run_says_why(tmp_path: Path, text: str, told: str) -> None:
+def test_invalid_task_is_an_error(tmp_path: Path, text: str, told: str) -> None:
     (tmp_path / "e").write_text("[]\n")
     path = tmp_path / "t.yaml"
     path.write_text(text)

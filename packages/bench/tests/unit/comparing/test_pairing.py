@@ -1,4 +1,4 @@
-"""Two evaluations are held to each other only where they were asked the same."""
+"""Two evaluations are compared only if their questions are equal."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from assay_bench.comparing.pairing import differences, pairs_of
 from assay_bench.comparing.terms import Terms
 from assay_bench.evaluations.items import TaskResult
 from assay_bench.outcomes import PairedOutcome
-from packages.bench.tests.unit.made import answered, evaluation, item, task
+from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 
 BASE = answered(5, 10)
 
@@ -35,18 +35,18 @@ def changed(number: int, **update: str) -> TaskResult:
         (replace(BASE, name="other"), "the candidate has no sums"),
     ],
 )
-def test_what_differs_is_named_and_nothing_is_compared(candidate: TaskResult, told: str) -> None:
+def test_different_questions_are_named_and_not_compared(candidate: TaskResult, told: str) -> None:
     found = compare(evaluation(BASE), evaluation(candidate), Terms())
     assert found.judged is PairedOutcome.NOT_COMPARED
     assert list(found.refused) == [told]
 
 
-def test_the_order_of_documents_is_no_difference() -> None:
+def test_order_of_documents_does_not_matter() -> None:
     turned = replace(BASE, items=BASE.items[::-1])
     assert differences(evaluation(BASE), evaluation(turned)) == []
     assert all(one.key == two.key for one, two in pairs_of(BASE, turned))
 
 
-def test_tasks_that_the_candidate_was_asked_beside_are_no_difference() -> None:
+def test_extra_tasks_of_the_candidate_do_not_matter() -> None:
     more = evaluation(BASE, replace(BASE, name="more"))
     assert differences(evaluation(BASE), more) == []

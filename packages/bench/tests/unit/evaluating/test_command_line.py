@@ -46,14 +46,14 @@ def test_several_processes_are_started_by_accelerate(tmp_path: Path) -> None:
         ("hf", ["pretrained"], 1, "--model-args pretrained: expected one KEY=VALUE"),
     ],
 )
-def test_arguments_that_go_nowhere_are_refused(
+def test_useless_arguments_are_refused(
     name: str | None, arguments: list[str], processes: int, told: str
 ) -> None:
     with pytest.raises(UsageError, match=told):
         parse_backend(name, arguments, processes)
 
 
-def test_a_comma_would_be_taken_for_another_argument(tmp_path: Path) -> None:
+def test_comma_in_a_value_is_refused(tmp_path: Path) -> None:
     backend = parse_backend("hf", ["pretrained=a,b"], 1)
     assert backend is not None
     with pytest.raises(UsageError, match="at commas"):

@@ -1,4 +1,4 @@
-"""Hostile text in baselines, evaluations and results of speed reaches no output format."""
+"""Hostile text in baselines, evaluations and performance results stays harmless in every output format."""
 
 import io
 import json
@@ -18,8 +18,8 @@ from assay_bench.performance.tables import performance_table
 from assay_bench.reporting.comparison_files import JSON_FILE, comparison_as_json
 from assay_bench.reporting.markdown import comparison_as_markdown
 from assay_bench.reporting.page import write_page
-from packages.bench.tests.unit.made import answered, evaluation, item, task
-from packages.bench.tests.unit.performance.measured import performance_result
+from packages.bench.tests.unit.performance.sample_results import performance_result
+from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 from packages.core.tests.poison import (
     POISON,
     assert_harmless_html,
@@ -44,7 +44,7 @@ def test_every_free_text_is_poisoned() -> None:
 
 
 @pytest.mark.parametrize("path", BASELINES)
-def test_no_text_of_a_baseline_does_anything(path: str, tmp_path: Path) -> None:
+def test_text_of_a_baseline_is_harmless(path: str, tmp_path: Path) -> None:
     base = BASELINES[path].evaluation()
     for pair in ((base, BASE), (BASE, base)):
         found = compare(*pair, Terms())
@@ -59,7 +59,7 @@ def test_no_text_of_a_baseline_does_anything(path: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["key", "question", "target", "answer", "prompt_hash", "cluster"])
-def test_no_text_of_a_sample_does_anything(field: str, tmp_path: Path) -> None:
+def test_text_of_a_sample_is_harmless(field: str, tmp_path: Path) -> None:
     right, wrong = item(0, right=True), item(0, right=False)
     sides = [
         evaluation(task([replace(one, **{field: POISON})], name=f"t {POISON}"))  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def test_no_text_of_a_sample_does_anything(field: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", RESULTS)
-def test_no_text_of_a_result_of_speed_does_anything(path: str) -> None:
+def test_text_of_a_performance_result_is_harmless(path: str) -> None:
     stream = io.StringIO()
     open_text_console(stream).print(performance_table(RESULTS[path]))
     assert_harmless_text(stream.getvalue())

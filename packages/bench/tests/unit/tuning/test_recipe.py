@@ -28,7 +28,7 @@ def write(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_recipe_that_ships_has_a_full_and_an_adapted_permutation() -> None:
+def test_shipped_recipe_has_full_and_lora_permutations() -> None:
     recipe = read_recipe("micro").recipe
     assert {name: way.features for name, way in recipe.permutations.items()} == {
         "full": [],
@@ -44,13 +44,13 @@ def test_comments_and_the_order_of_keys_do_not_change_the_hash(tmp_path: Path) -
     assert TuningRecipe.model_validate_json(recipe.model_dump_json()).hash == recipe.hash
 
 
-def test_another_device_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
+def test_run_option_overrides_the_recipe(tmp_path: Path) -> None:
     assert read_recipe(write(tmp_path, TEXT), "npu:1/float32").recipe.run == "npu:1/float32"
     with pytest.raises(RecipeError, match="run: "):
         read_recipe(write(tmp_path, TEXT), "float32")
 
 
-def test_relative_paths_begin_at_the_recipe(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "own.jsonl").touch()
     read = read_recipe(write(tmp_path, TEXT.replace('"sums"', '"own.jsonl"')))
     assert read.folder == tmp_path
@@ -94,7 +94,7 @@ def test_error_names_file_and_key_in_one_line(
 
 
 @pytest.mark.parametrize("name", ["absent", "absent.toml"])
-def test_recipe_that_is_not_there_is_answered_with_those_that_are(name: str) -> None:
+def test_missing_recipe_lists_the_shipped_recipes(name: str) -> None:
     with pytest.raises(UsageError) as raised:
         read_recipe(name)
     assert str(raised.value) == f"recipe {name} does not exist; shipped recipes: micro"

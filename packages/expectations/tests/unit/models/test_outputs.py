@@ -1,4 +1,4 @@
-"""The tuple of a model's outputs against the same by name."""
+"""Outputs of a model as a tuple and by name."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from assay_expectations.models.outputs import tuple_differences
 
 
 @pytest.mark.parametrize("model", ["micro:llama", "micro:bert"])
-def test_clean_models_give_the_same_tensors(model: str) -> None:
+def test_clean_models_return_the_same_tensors(model: str) -> None:
     assert tuple_differences(model, "cpu/float32") == []
 
 
