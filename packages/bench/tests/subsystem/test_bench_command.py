@@ -142,7 +142,7 @@ def test_run_of_lm_evals_command_line_is_read_and_different_few_shot_refused(
         (["run", "--task", "absent.yaml"], "absent.yaml: cannot be read: No such file"),
         (["run", "--model", "micro:lama"], "no recipe 'lama'"),
         (["run", "--suite", "absent"], "suite absent does not exist; shipped suites:"),
-        (["compare", "absent", "absent"], "absent: there is no such folder"),
+        (["compare", "absent", "absent"], "absent: no such file or folder"),
     ],
 )
 def test_usage_error_exits_with_2_and_one_message(

@@ -185,10 +185,13 @@ def test_planted_slow_down_shows_in_its_suite(measured: dict[str, Path]) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["perf", "--suite", "prefil"], "there is no suite 'prefil'; there is: training-step,"),
+        (["perf", "--suite", "prefil"], "there is no suite 'prefil'; suites: training-step,"),
         (["perf", "--run", "cpu"], "'cpu' is no run; write one as DEVICE/DTYPE"),
         (["perf", "--model", "micro:lama"], "no recipe 'lama'"),
-        (["ab", "absent", "absent"], "absent is no environment: neither a folder with bin/python"),
+        (
+            ["ab", "absent", "absent"],
+            "absent is not an environment: neither a folder with bin/python",
+        ),
     ],
 )
 def test_usage_error_exits_with_2_and_one_message(

@@ -89,12 +89,12 @@ def capture(
 
 def _capture_metrics(model: str, run: str, shapes: str, seeds: int, output: Path) -> None:
     from assay.runs import open_progress
-    from assay_expectations.decoders.capturing import MetricsCapture, capture_metrics
+    from assay_expectations.decoders.capturing import capture_metrics
     from assay_expectations.decoders.shapes import Shape
 
     parsed = [Shape.parse(text.strip()) for text in shapes.split(",")]
     with open_progress() as progress:
-        for file in capture_metrics(MetricsCapture(model, run, parsed, seeds), output, progress):
+        for file in capture_metrics(model, run, parsed, seeds, output, progress):
             print_text(file)
 
 

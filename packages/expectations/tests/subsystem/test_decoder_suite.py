@@ -13,7 +13,7 @@ from assay.comparing.token_thresholds import calibrate_thresholds, read_clean_to
 from assay.errors import UsageError
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
-from assay_expectations.decoders.capturing import REFERENCES, MetricsCapture, capture_metrics
+from assay_expectations.decoders.capturing import REFERENCES, capture_metrics
 from assay_expectations.decoders.checking import DecoderCheck, content_of_model
 from assay_expectations.decoders.options import DecoderOptions
 from assay_expectations.decoders.shapes import Shape
@@ -70,7 +70,7 @@ def test_the_published_variables_run_the_suite(tmp_path: Path) -> None:
 def test_usage_error_is_one_message(tmp_path: Path) -> None:
     code, output = run_suite(tmp_path, COMMON_BATCH_SIZES="four")
     assert code != 0
-    assert "FMS_TEST_SHAPES_COMMON_BATCH_SIZES is 'four'; expected: whole numbers" in output
+    assert "FMS_TEST_SHAPES_COMMON_BATCH_SIZES is 'four'; expected: positive integers" in output
     assert "passed" not in output
 
 
@@ -142,8 +142,9 @@ def test_reference_is_reused_only_for_the_same_prompts(tmp_path: Path, check: Ch
 
 def test_trusted_device_passes_its_calibrated_thresholds(tmp_path: Path) -> None:
     shape = Shape(2, 16, 4)
-    capture = MetricsCapture("micro:llama", "cpu/float16", [shape], num_seeds=2)
-    files = list(capture_metrics(capture, tmp_path, SilentProgress()))
+    files = list(
+        capture_metrics("micro:llama", "cpu/float16", [shape], 2, tmp_path, SilentProgress())
+    )
     assert [file.name for file in files] == [
         f"micro-llama-cpu-float16-2x16x4-seed{seed}.jsonl" for seed in (0, 1)
     ]
@@ -161,9 +162,11 @@ def test_trusted_device_passes_its_calibrated_thresholds(tmp_path: Path) -> None
 
 
 def test_wrong_device_is_not_calibrated(tmp_path: Path) -> None:
-    capture = MetricsCapture("micro:llama", "sim:fp8/bfloat16", [Shape(1, 16, 2)], num_seeds=1)
-    with pytest.raises(UsageError, match=r"sim:fp8/bfloat16 is no device to trust: .* is FAIL"):
-        list(capture_metrics(capture, tmp_path, SilentProgress()))
+    files = capture_metrics(
+        "micro:llama", "sim:fp8/bfloat16", [Shape(1, 16, 2)], 1, tmp_path, SilentProgress()
+    )
+    with pytest.raises(UsageError, match=r"sim:fp8/bfloat16 cannot be trusted: .* is FAIL"):
+        list(files)
 
 
 def test_shape_beyond_the_context_is_an_error(tmp_path: Path) -> None:

@@ -22,13 +22,13 @@ SETTINGS = Settings(num_prompts=4, max_new_tokens=4)
 def capture(plant: Plant = lambda _model: None) -> Expectation:
     candidate = open_candidate("micro:llama", parse_run("cpu/bfloat16"), SETTINGS)
     plant(candidate.side.loaded.model)
-    observed = capture_signature("micro:llama", candidate, SilentProgress())
+    signature, layers = capture_signature("micro:llama", candidate, SilentProgress())
     made = expectation()
     return made.model_copy(
         update={
             "key": candidate.key,
-            "signature": observed.signature,
-            "layers": observed.layers,
+            "signature": signature,
+            "layers": layers,
         }
     )
 

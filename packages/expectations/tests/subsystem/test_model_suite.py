@@ -35,7 +35,7 @@ def test_captured_model_is_verified_in_every_test(tmp_path: Path) -> None:
 
     code, output = run_suite(tmp_path, *asked, "-k", "weight_keys")
     assert code == 1
-    assert f"there is no expectation of {model} in {kept}" in output
+    assert f"{kept} has no expectation of {model}" in output
 
     code, output = run_suite(tmp_path, *asked, "--capture-expectation")
     (file,) = kept.iterdir()

@@ -75,7 +75,7 @@ def test_stale_expectation_fails_with_the_differences() -> None:
     verdict, rows = judge_seen(RUN, [EXPECTATION], here(stale))
     assert verdict.verdict is Outcome.FAIL
     assert verdict.levels["a"].reason == (
-        "stale, the content changed since the capture: different tokenizer; seed is 1, expected 0"
+        "stale, different content: different tokenizer; seed is 1, expected 0"
     )
     assert rows == []
 

@@ -1,17 +1,16 @@
 """Cells of the page: a model on a machine, its expectation, and its newest verdict."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import product
 from pathlib import Path
 from typing import Literal
 
 from assay.errors import UsageError
 from assay.runs.results import VERDICT_FILE, read_verdict
 from assay.verdicts import Outcome, Verdict
-from assay_expectations.records import Expectation, Machine, Provenance, read_expectation
+from assay_expectations.records import Machine, Provenance, read_expectation
 from assay_expectations.verifying import find_files
 
 # unseen: captured, but without a verdict.
@@ -63,9 +62,9 @@ def collect_cells(paths: Sequence[Path], runs: Path, page: Path, now: datetime) 
     """
     expectations = {file: read_expectation(file) for file in find_files(paths)}
     seen = _sightings(runs, page.parent)
-    cells: dict[tuple[str, tuple[str, str, str, str]], Cell] = {}
+    cells: dict[tuple[str, Machine], Cell] = {}
     for file, expectation in expectations.items():
-        key = expectation.model, _as_key(expectation.key.machine)
+        key = expectation.model, expectation.key.machine
         if key in cells:
             raise UsageError(
                 f"{cells[key].file} and {file} are of one model and machine; delete the stale one"
@@ -80,11 +79,11 @@ def collect_cells(paths: Sequence[Path], runs: Path, page: Path, now: datetime) 
             age_days=_days_since(captured, now),
             seen=seen.get(expectation.hash),
         )
+    models, machines = (set(parts) for parts in zip(*cells, strict=True))
     return [
-        cells.get((model, _as_key(machine))) or Cell(model, machine)
-        for model, machine in product(
-            _models(expectations.values()), _machines(expectations.values())
-        )
+        cells.get((model, machine)) or Cell(model, machine)
+        for model in sorted(models)
+        for machine in sorted(machines, key=lambda one: tuple(one.model_dump().values()))
     ]
 
 
@@ -124,19 +123,6 @@ def _approved(provenance: Provenance) -> str:
     if provenance.approved_by is None:
         return ""
     return provenance.approved_by + (f": {provenance.reason}" if provenance.reason else "")
-
-
-def _models(expectations: Iterable[Expectation]) -> list[str]:
-    return sorted({one.model for one in expectations})
-
-
-def _machines(expectations: Iterable[Expectation]) -> list[Machine]:
-    by_key = {_as_key(one.key.machine): one.key.machine for one in expectations}
-    return [by_key[key] for key in sorted(by_key)]
-
-
-def _as_key(machine: Machine) -> tuple[str, str, str, str]:
-    return machine.vendor, machine.architecture, machine.dtype, machine.precision
 
 
 def _days_since(date: str, now: datetime) -> int | None:

@@ -1,7 +1,7 @@
 """The verdict over the expectations of a machine."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,7 +56,9 @@ class _Judgement:
     coverages: list[Coverage] = field(default_factory=list)
     elsewhere: dict[str, str] = field(default_factory=dict)
 
-    def verdict(self) -> Verdict:
+    def verdict(
+        self, models: Iterable[str], reference: str, candidate: str, location: Location | None
+    ) -> Verdict:
         """Make the verdict of all levels."""
         unmatched = [
             name
@@ -72,7 +74,11 @@ class _Judgement:
             diagnosis = None if math.isfinite(worst.ratio.value) else "non-finite"
         return Verdict(
             verdict=outcome_of_levels(self.levels),
+            model={"name": ", ".join(sorted(set(models)))},
+            reference={"run": reference},
+            candidate={"run": candidate},
             levels=self.levels,
+            location=location,
             diagnosis=diagnosis,
             notes=self.notes,
             compared=sum(level.compared for level in self.levels.values()),
@@ -102,10 +108,7 @@ def judge_seen(
         if expectation.key.machine != here.machine:
             judgement.elsewhere[name] = _describe_elsewhere(name, expectation, seen, here)
         elif seen.observed is None:
-            reason = (
-                seen.problem
-                or f"stale, the content changed since the capture: {'; '.join(seen.stale)}"
-            )
+            reason = seen.problem or f"stale, different content: {'; '.join(seen.stale)}"
             judgement.levels[name] = Level(
                 verdict=Outcome.FAIL,
                 reason=reason,
@@ -120,13 +123,8 @@ def judge_seen(
         judgement.levels[_NO_EXPECTATION] = Level(verdict=Outcome.NOT_COMPARED, reason=reason)
     else:
         judgement.notes += _condense(judgement.elsewhere)
-    verdict = judgement.verdict().model_copy(
-        update={
-            "model": {"name": _joined({expectation.model for expectation in expectations})},
-            "reference": {"run": "the captures"},
-            "candidate": {"run": run},
-        }
-    )
+    models = [expectation.model for expectation in expectations]
+    verdict = judgement.verdict(models, "the captures", run, None)
     return verdict, judgement.measurements()
 
 
@@ -188,17 +186,11 @@ def judge_pair(
             change=change.kind,
         )
     judgement.notes += change.environment
-    failed = change.kind == "break" and change.grown
-    verdict = judgement.verdict().model_copy(
-        update={
-            "model": {"name": _joined({expected.model, actual.model})},
-            "location": Location(phase="forward", module=change.grown[0].module)
-            if failed
-            else None,
-            "reference": {"run": expected.name},
-            "candidate": {"run": actual.name},
-        }
-    )
+    location = None
+    if change.kind == "break" and change.grown:
+        location = Location(phase="forward", module=change.grown[0].module)
+    models = (expected.model, actual.model)
+    verdict = judgement.verdict(models, expected.name, actual.name, location)
     return verdict, judgement.measurements(), change
 
 
@@ -260,7 +252,3 @@ def _names(seen: Sequence[Seen]) -> list[str]:
     stems = [Path(one.file).stem for one in seen]
     unique = len(set(stems)) == len(stems)
     return stems if unique else [one.file for one in seen]
-
-
-def _joined(names: set[str]) -> str:
-    return ", ".join(sorted(names))

@@ -22,6 +22,8 @@ class PublishedRecord(Record):
 class Machine(PublishedRecord):
     """The hardware part of the key."""
 
+    model_config = ConfigDict(frozen=True)
+
     vendor: str
     architecture: str
     """The target of the kernels.
