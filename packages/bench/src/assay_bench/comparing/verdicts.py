@@ -12,7 +12,7 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
     """
     base, candidate = comparison.base, comparison.candidate
     if comparison.refused:
-        reason = f"the two sides were asked different questions: {'; '.join(comparison.refused)}"
+        reason = f"the two sides answered different questions: {'; '.join(comparison.refused)}"
         levels = {"tasks": Level(verdict=Outcome.NOT_COMPARED, reason=reason)}
     else:
         levels = {task.name: _level(task) for task in comparison.tasks}
@@ -42,22 +42,22 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
 
 def measure_in_words(measure: Measure) -> str:
     """Describe both values, the difference with its bounds, and the conclusion."""
-    told = (
+    values = (
         f"{measure.name} {_number(measure, measure.base)} -> {_number(measure, measure.candidate)},"
         f" difference {_signed(measure, measure.difference)} ({_signed(measure, measure.low)} to"
         f" {_signed(measure, measure.high)}): "
     )
     margin = _number(measure, measure.margin)
     if measure.name == "movement":
-        return f"{told}{_movement_in_words(measure, margin)}"
+        return f"{values}{_movement_in_words(measure, margin)}"
     if measure.judged is PairedOutcome.FAIL:
-        return f"{told}lower by more than chance (p = {measure.p_worse:.2g})"
+        return f"{values}lower by more than chance (p = {measure.p_worse:.2g})"
     if measure.judged is PairedOutcome.PASS and measure.low > measure.margin:
-        return f"{told}higher by more than {margin}: did the training data contain the questions?"
+        return f"{values}higher by more than {margin}: did the training data contain the questions?"
     if measure.judged is PairedOutcome.PASS:
-        return f"{told}a drop of {margin} is excluded"
+        return f"{values}a drop of {margin} is excluded"
     return (
-        f"{told}{measure.num_items:,} items cannot exclude a drop of {margin}; about"
+        f"{values}{measure.num_items:,} items cannot exclude a drop of {margin}; about"
         f" {measure.items_needed:,} would"
     )
 

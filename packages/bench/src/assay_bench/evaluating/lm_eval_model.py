@@ -23,18 +23,18 @@ _BATCH_SIZE = 32
 _BOS, _PAD = "<bos>", "<pad>"
 
 
-def open_language_model(loaded: LoadedModel, asked: EvaluationRequest) -> "HFLM":
+def open_language_model(loaded: LoadedModel, options: EvaluationRequest) -> "HFLM":
     """Wrap the model as an lm-eval model."""
     from lm_eval.models import huggingface
 
     if loaded.tokenizer_kind == "none":
-        raise UsageError(f"{asked.model} has no tokenizer, which lm-eval needs")
+        raise UsageError(f"{options.model} has no tokenizer, which lm-eval needs")
     starts_with_bos = loaded.encode("")[:1] == [BOS_ID]
     if loaded.tokenizer_kind == "bytes":
         tokenizer = byte_tokenizer(loaded.pad_token_id, starts_with_bos=starts_with_bos)
     else:
-        with local_folder(loaded.source, asked.remote_code) as folder:
-            tokenizer = load_tokenizer(folder, asked.remote_code)
+        with local_folder(loaded.source, options.remote_code) as folder:
+            tokenizer = load_tokenizer(folder, options.remote_code)
     huggingface.tqdm = BarAsTask
     return huggingface.HFLM(
         pretrained=loaded.model,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Answer an EvaluationRequest and write results and samples of every task."""
-    asked = EvaluationRequest.model_validate(request)
+    options = EvaluationRequest.model_validate(request)
     progress.number_phases(3)
     with progress.step("loads lm-eval"):
         import lm_eval
@@ -41,39 +41,42 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         from assay_bench.evaluating.lm_eval_model import open_language_model
 
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    run = parse_run(asked.run)
+    run = parse_run(options.run)
     device = open_run(run)
-    with progress.step(f"loads {asked.model} on {run}"):
+    with progress.step(f"loads {options.model} on {run}"):
         loaded = load_model(
-            asked.model, dtype=run.dtype, device=device.torch_device, remote_code=asked.remote_code
+            options.model,
+            dtype=run.dtype,
+            device=device.torch_device,
+            remote_code=options.remote_code,
         )
         choose_threads(sum(parameter.numel() for parameter in loaded.model.parameters()))
-        if asked.setup is not None:
-            model = apply_setup(load_object(asked.setup), loaded.model, asked.setup)
+        if options.setup is not None:
+            model = apply_setup(load_object(options.setup), loaded.model, options.setup)
             loaded = replace(loaded, model=model)
     facts = {
-        "name": f"{asked.model} on {asked.run}",
-        "model": asked.model,
-        "run": asked.run,
-        "setup": asked.setup,
+        "name": f"{options.model} on {options.run}",
+        "model": options.model,
+        "run": options.run,
+        "setup": options.setup,
         "machine": f"{device.product()}, {torch.backends.cpu.get_cpu_capability()}",
         "weights_hash": loaded.weights_hash,
         "tokenizer_hash": loaded.tokenizer_hash,
         "versions": {"lm_eval": lm_eval.__version__} | dict(device.versions()),
-        "clusters": asked.clusters,
+        "clusters": options.clusters,
     }
-    language_model = open_language_model(loaded, asked)
-    with progress.task(f"evaluates {asked.model}", len(asked.tasks), "tasks") as bar:
-        for task in asked.tasks:
+    language_model = open_language_model(loaded, options)
+    with progress.task(f"evaluates {options.model}", len(options.tasks), "tasks") as bar:
+        for task in options.tasks:
             with subtask(task):
-                _run_task(task, asked, language_model, device, facts)
+                _run_task(task, options, language_model, device, facts)
             bar.advance()
     return {"facts": facts}
 
 
 def _run_task(
     task: str,
-    asked: EvaluationRequest,
+    options: EvaluationRequest,
     language_model: "HFLM",
     device: "Device",
     facts: dict[str, Any],
@@ -81,7 +84,7 @@ def _run_task(
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
 
-    folder = task_folder(Path(asked.folder), task)
+    folder = task_folder(Path(options.folder), task)
     config = load_task(task, folder / "documents")
     tracker = EvaluationTracker(output_path=str(folder / "results.json"))
     with warnings.catch_warnings(), device.execution():
@@ -90,8 +93,8 @@ def _run_task(
             results: Any = simple_evaluate(
                 model=language_model,
                 tasks=[config],
-                num_fewshot=asked.fewshot,
-                limit=asked.limit,
+                num_fewshot=options.fewshot,
+                limit=options.limit,
                 bootstrap_iters=0,
                 evaluation_tracker=tracker,
             )
@@ -102,7 +105,7 @@ def _run_task(
     if not any(folder.glob("results_*.json")):
         # lm-eval only logs that it could not write.
         raise MachineError(f"lm-eval could not write its results into {folder}")
-    write_whole(folder / DONE_FILE, seal(asked.key()))
+    write_whole(folder / DONE_FILE, seal(options.key()))
 
 
 @contextmanager

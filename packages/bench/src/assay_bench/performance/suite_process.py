@@ -118,7 +118,7 @@ class SuiteProcess:
 
 @contextmanager
 def suite_process(
-    environment: Environment, suites: Sequence[SpeedSuite], asked: SuiteRequest, folder: Path
+    environment: Environment, suites: Sequence[SpeedSuite], request: SuiteRequest, folder: Path
 ) -> Iterator[SuiteProcess]:
     """Start pytest on `suites` in `environment`. The context ends it and its children.
 
@@ -128,12 +128,12 @@ def suite_process(
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")  # hides the user's
     child_go, go = os.pipe()
     events, child_events = os.pipe()
-    request = asked.model_copy(update={"go": child_go, "events": child_events})
+    child_request = request.model_copy(update={"go": child_go, "events": child_events})
     # Drop plugins and options of the user and of a parent pytest: with the variables of pytest-xdist,
     # pytest-benchmark measures nothing.
     variables = {k: v for k, v in environment.variables.items() if not k.startswith("PYTEST_")}
     variables |= {**SAME_HASHES, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    variables[REQUEST_VARIABLE] = request.model_dump_json()
+    variables[REQUEST_VARIABLE] = child_request.model_dump_json()
     with (folder / "suites.log").open("wb") as log:
         process = subprocess.Popen(
             [

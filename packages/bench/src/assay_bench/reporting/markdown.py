@@ -21,7 +21,7 @@ def _lines(comparison: EvaluationComparison) -> Iterator[str]:
     yield f"### {comparison.judged}: {sides}"
     yield ""
     if comparison.refused:
-        yield "The two sides were asked different questions:"
+        yield "The two sides answered different questions:"
         yield ""
         yield from (f"- {escape_markdown(what)}" for what in comparison.refused)
         return

@@ -64,11 +64,11 @@ def judge_by_baseline(tuning: Tuning, baseline: Sequence[Tuning]) -> Level:
     """Compare the losses with the band of the baseline's seeds of the same model and permutation."""
     record = tuning.record
     name = (record.model, record.permutation)
-    alike = [one for one in baseline if (one.record.model, one.record.permutation) == name]
-    if not alike:
+    matching = [one for one in baseline if (one.record.model, one.record.permutation) == name]
+    if not matching:
         reason = f"the baseline has no permutation {record.permutation} of {record.model}"
         return Level(verdict=Outcome.NOT_COMPARED, reason=reason)
-    expected = alike[0].record
+    expected = matching[0].record
     for what, ours, theirs in (
         ("data", record.start.data_hash, expected.start.data_hash),
         ("initial weights", record.start.weights_hash, expected.start.weights_hash),
@@ -80,7 +80,7 @@ def judge_by_baseline(tuning: Tuning, baseline: Sequence[Tuning]) -> Level:
             reason = f"the baseline has different {what}: {theirs}, not {ours}"
             return Level(verdict=Outcome.NOT_COMPARED, reason=reason)
     try:
-        band = band_of([one.curve for one in alike])
+        band = band_of([one.curve for one in matching])
     except BandError as error:
         return Level(verdict=Outcome.NOT_COMPARED, reason=str(error))
     return judge_losses(tuning.curve, band)

@@ -87,11 +87,11 @@ def collect_cells(paths: Sequence[Path], runs: Path, page: Path, now: datetime) 
     ]
 
 
-def _sightings(runs: Path, beside: Path) -> dict[str, Sighting]:
+def _sightings(runs: Path, page_folder: Path) -> dict[str, Sighting]:
     """Find the newest sighting of each expectation, by its hash."""
     found: dict[str, Sighting] = {}
     for file in runs.rglob(VERDICT_FILE):
-        for hash_, sighting in _seen_in(read_verdict(file.parent), file.parent, beside):
+        for hash_, sighting in _seen_in(read_verdict(file.parent), file.parent, page_folder):
             if hash_ not in found or _order(found[hash_]) < _order(sighting):
                 found[hash_] = sighting
     return found
@@ -102,7 +102,7 @@ def _order(sighting: Sighting) -> tuple[str, bool]:
     return sighting.date, sighting.state != "pass"
 
 
-def _seen_in(verdict: Verdict, folder: Path, beside: Path) -> Iterator[tuple[str, Sighting]]:
+def _seen_in(verdict: Verdict, folder: Path, page_folder: Path) -> Iterator[tuple[str, Sighting]]:
     for level in verdict.levels.values():
         details = level.model_extra or {}
         if level.verdict not in (Outcome.PASS, Outcome.FAIL) or "expectation" not in details:
@@ -114,7 +114,7 @@ def _seen_in(verdict: Verdict, folder: Path, beside: Path) -> Iterator[tuple[str
                 state="pass" if level.verdict is Outcome.PASS else failed,
                 date=str(verdict.environment.get("date", "")),
                 reason=level.reason or "",
-                report=Path(os.path.relpath(folder / _REPORT, beside)).as_posix(),
+                report=Path(os.path.relpath(folder / _REPORT, page_folder)).as_posix(),
             ),
         )
 

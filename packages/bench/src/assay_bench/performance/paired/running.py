@@ -46,7 +46,7 @@ def turn_order(rng: random.Random) -> Iterator[Side]:
 def compare_environments(
     environments: tuple[Environment, Environment],
     suites: Sequence[SpeedSuite],
-    asked: SuiteRequest,
+    request: SuiteRequest,
     *,
     margin: float,
     num_blocks: int,
@@ -55,19 +55,19 @@ def compare_environments(
 ) -> EnvironmentComparison:
     """Measure both environments, judge if the second is slower, and write ab.json into `folder`.
 
-    asked: run and model; its number of rounds is ignored.
+    request: run and model; its number of rounds is ignored.
     margin: largest acceptable slow-down, as a share.
     Raises: TooFewBlocksError; UnknownSuiteError for a missing suite; UsageError or MachineError if a
         process fails.
     """
-    parse_run(asked.run)
+    parse_run(request.run)
     if num_blocks < MIN_BLOCKS:
         raise TooFewBlocksError.of(num_blocks)
     for environment in environments:
         environment.nodes_of(suites)
     seed = random.randrange(1 << 32)  # noqa: S311 - reproducible
     rng = random.Random(seed)  # noqa: S311 - reproducible
-    of_block = asked.model_copy(update={"num_rounds": 2 * NUM_QUADS})
+    of_block = request.model_copy(update={"num_rounds": 2 * NUM_QUADS})
     blocks = []
     with progress.task("measures A and B", num_blocks, "blocks") as task:
         for number in range(num_blocks):
@@ -85,8 +85,8 @@ def compare_environments(
             side: {"name": one.name, "versions": dict(one.versions)}
             for side, one in zip(_SIDES, environments, strict=True)
         },
-        run=asked.run,
-        model=asked.model,
+        run=request.run,
+        model=request.model,
         seed=seed,
         blocks=blocks,
         provenance=provenance(),
@@ -126,7 +126,7 @@ def compare_blocks(
 def _measure_block(
     environments: tuple[Environment, Environment],
     suites: Sequence[SpeedSuite],
-    asked: SuiteRequest,
+    request: SuiteRequest,
     folder: Path,
     rng: random.Random,
 ) -> Block:
@@ -134,7 +134,7 @@ def _measure_block(
         sides: dict[Side, SuiteProcess] = {}
         for side, environment in zip(_SIDES, environments, strict=True):
             (folder / side).mkdir(parents=True)
-            started = suite_process(environment, suites, asked, folder / side)
+            started = suite_process(environment, suites, request, folder / side)
             sides[side] = stack.enter_context(started)
         for process in sides.values():
             process.wait_until_ready()

@@ -42,37 +42,39 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 @contextmanager
-def _errors_reported(asked: SuiteRequest) -> Iterator[None]:
+def _errors_reported(suite_request: SuiteRequest) -> Iterator[None]:
     """End all suites on an error of assay in the context, because every suite needs its result."""
     try:
         yield
     except AssayError as error:
-        TurnClient(asked).report_error(error)
+        TurnClient(suite_request).report_error(error)
         pytest.exit(str(error), returncode=2)
 
 
 @pytest.fixture(scope="session")
-def asked() -> SuiteRequest:
+def suite_request() -> SuiteRequest:
     """Return the settings of the suites."""
     return SuiteRequest.of_environment()
 
 
 @pytest.fixture(scope="session")
-def device(asked: SuiteRequest) -> Device:
+def device(suite_request: SuiteRequest) -> Device:
     """Open the device."""
-    with _errors_reported(asked):
-        return open_run(parse_run(asked.run))
+    with _errors_reported(suite_request):
+        return open_run(parse_run(suite_request.run))
 
 
 @pytest.fixture(scope="session")
-def loaded(asked: SuiteRequest, device: Device) -> "LoadedModel":
+def loaded(suite_request: SuiteRequest, device: Device) -> "LoadedModel":
     """Load the model on the device, and choose the number of threads for its size."""
     from assay.models import load_model
     from assay.models.size_policy import choose_threads
 
-    with _errors_reported(asked):
+    with _errors_reported(suite_request):
         loaded = load_model(
-            asked.model, dtype=parse_run(asked.run).dtype, device=device.torch_device
+            suite_request.model,
+            dtype=parse_run(suite_request.run).dtype,
+            device=device.torch_device,
         )
     choose_threads(sum(parameter.numel() for parameter in loaded.model.parameters()))
     return loaded
@@ -90,10 +92,10 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def measure(
     request: pytest.FixtureRequest,
-    asked: SuiteRequest,
+    suite_request: SuiteRequest,
     device: Device,
     benchmark: Benchmark,
 ) -> SuiteTimer:
     """Return the timer of the test's suite."""
     suite = _NAMES[request.function.__name__]
-    return SuiteTimer(suite, asked, device, benchmark, TurnClient(asked))
+    return SuiteTimer(suite, suite_request, device, benchmark, TurnClient(suite_request))

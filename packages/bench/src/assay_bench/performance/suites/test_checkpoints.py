@@ -14,12 +14,12 @@ from assay_bench.performance.suites.measurement import Amounts, SuiteTimer
 
 
 @pytest.fixture(scope="module")
-def trainer(asked: SuiteRequest, loaded: LoadedModel) -> ReferenceTrainer:
+def trainer(suite_request: SuiteRequest, loaded: LoadedModel) -> ReferenceTrainer:
     """Make a trainer after one step, so that its optimizer has moments."""
     del loaded  # requested because it sets the number of threads
     trainer = ReferenceTrainer()
-    trainer.setup(TrainingPlan(model=asked.model, run=asked.run, micro_batches=1))
-    (batch,) = training_batches(coder_of(asked.model), steps=1, micro_batches=1)
+    trainer.setup(TrainingPlan(model=suite_request.model, run=suite_request.run, micro_batches=1))
+    (batch,) = training_batches(coder_of(suite_request.model), steps=1, micro_batches=1)
     trainer.step(batch)
     return trainer
 

@@ -49,11 +49,11 @@ def all_reduce(rank: Rank) -> tuple[float, float]:
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.benchmark(timer=_CLOCK)
-def test_all_reduce(measure: SuiteTimer, asked: SuiteRequest, device: Device) -> None:
+def test_all_reduce(measure: SuiteTimer, suite_request: SuiteRequest, device: Device) -> None:
     """Run ten all-reduces of 4 MiB in float32. Each round starts a new world."""
     if device.torch_device != "cpu" and device.count() < NUM_RANKS:
         pytest.skip(f"needs {NUM_RANKS} devices; {device.name} has {device.count()}")
-    world = World({"dp": NUM_RANKS}, device=parse_run(asked.run).device)
+    world = World({"dp": NUM_RANKS}, device=parse_run(suite_request.run).device)
 
     def run_world(target: World) -> None:
         answers = launch_world(all_reduce, target)
