@@ -5,7 +5,7 @@ import pytest
 
 from assay.errors import AssayError, MachineError, UsageError
 from assay_bench.performance.requests import SuiteEvent, SuiteRequest
-from assay_bench.performance.suites.turns import Turns
+from assay_bench.performance.suites.turn_client import TurnClient
 
 
 class Giver:
@@ -14,7 +14,7 @@ class Giver:
     def __init__(self) -> None:
         self.child_go, self.go = os.pipe()
         self.events, self.child_events = os.pipe()
-        self.turns = Turns(SuiteRequest(go=self.child_go, events=self.child_events))
+        self.turns = TurnClient(SuiteRequest(go=self.child_go, events=self.child_events))
 
     def event(self) -> SuiteEvent:
         return SuiteEvent.model_validate_json(os.read(self.events, 1 << 16))
@@ -28,20 +28,20 @@ def giver() -> Iterator[Giver]:
         os.close(descriptor)
 
 
-def test_a_turn_is_asked_for_and_awaited(giver: Giver) -> None:
+def test_turn_is_requested_and_awaited(giver: Giver) -> None:
     os.write(giver.go, b"g")
     giver.turns.wait("decode")
     assert giver.event() == SuiteEvent(kind="ready", suite="decode")
     os.close(giver.go)
 
 
-def test_nobody_at_the_other_end_is_an_error(giver: Giver) -> None:
+def test_closed_pipe_is_an_error(giver: Giver) -> None:
     os.close(giver.go)
     with pytest.raises(EOFError):
         giver.turns.wait("decode")
 
 
-def test_a_skipped_suite_is_told_with_its_reason(giver: Giver) -> None:
+def test_skipped_suite_is_reported_with_its_reason(giver: Giver) -> None:
     giver.turns.skip("collectives", "needs 2 devices")
     expected = SuiteEvent(kind="skipped", suite="collectives", reason="needs 2 devices")
     assert giver.event() == expected
@@ -51,14 +51,14 @@ def test_a_skipped_suite_is_told_with_its_reason(giver: Giver) -> None:
 @pytest.mark.parametrize(
     ("error", "kind"), [(UsageError("x"), "usage"), (MachineError("x"), "machine")]
 )
-def test_an_error_is_told_as_whose_it_is(giver: Giver, error: AssayError, kind: str) -> None:
-    giver.turns.refuse(error)
+def test_error_is_reported_with_its_kind(giver: Giver, error: AssayError, kind: str) -> None:
+    giver.turns.report_error(error)
     assert (giver.event().kind, kind) == (kind, kind)
     os.close(giver.go)
 
 
-def test_without_pipes_every_turn_is_ones_own() -> None:
-    turns = Turns(SuiteRequest())
+def test_without_pipes_there_is_no_wait() -> None:
+    turns = TurnClient(SuiteRequest())
     turns.wait("decode")
     turns.skip("decode", "no reason")
     assert SuiteRequest().go is None

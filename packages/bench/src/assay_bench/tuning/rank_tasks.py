@@ -1,4 +1,4 @@
-"""What the ranks of a tuning do, world by world: look at the model, train it, write what it became."""
+"""Functions that the ranks of a tuning run: measure the model, train it, write the result."""
 
 import os
 import shutil
@@ -48,13 +48,13 @@ from assay_bench.tuning.records import (
 )
 from assay_bench.tuning.rows import Source, draw_step, held_out_rows, read_sources
 
-# Of each source. With 128 tokens each, the standard error of their mean is 0.06 nats per token for the
-# standard library and 0.01 for sums; before and after are compared row by row.
+# Per source. With 128 tokens per row, the standard error of the mean is 0.06 nats per token for the standard
+# library and 0.01 for sums. Rows are compared pairwise before and after training.
 _HELD_OUT_ROWS = 32
 
 
-def look_at(rank: Rank, task: TuneTask) -> ModelStart:
-    """What a model starts from, in a world of one; trainers that there are not are refused here."""
+def measure_start(rank: Rank, task: TuneTask) -> ModelStart:
+    """Measure the model before training, on one rank. Raises: UsageError for an unknown trainer."""
     for permutation in task.recipe.permutations.values():
         require_trainer(permutation.trainer)
     sources = read_sources(task.recipe, Path(task.sources))
@@ -70,7 +70,7 @@ def look_at(rank: Rank, task: TuneTask) -> ModelStart:
 
 
 def train(rank: Rank, task: TuneTask) -> Trained:
-    """Train from the newest checkpoint on; rank 0 writes losses and answers what trained."""
+    """Train from the newest checkpoint, and write losses on rank 0."""
     recipe, way = task.recipe, task.way
     choose_threads(estimate_size(task.model).num_parameters)
     run = parse_run(recipe.run)
@@ -83,7 +83,7 @@ def train(rank: Rank, task: TuneTask) -> Trained:
         learning_rate=way.learning_rate,
         mesh=dict(rank.axes),
         features=frozenset(way.features),
-        # Ranks would drop other elements than one process, and curves could not be compared.
+        # Dropout depends on the number of ranks, which would make curves incomparable.
         adapter_dropout=0.0,
     )
     opened = open_trainer(way.trainer, plan)
@@ -149,7 +149,7 @@ def _save(opened: OpenedTrainer, folder: Path, rank: Rank, num_done: int) -> Non
 
 
 def write_model(rank: Rank, task: TuneTask) -> Tuned:
-    """Write the trained model as a Hugging Face folder, read it back and measure it; in a world of one."""
+    """Write the trained model as a Hugging Face folder, read it back and measure it, on one rank."""
     trained = checkpoint_folder(task.folder, task.recipe.steps) / TRAINED_MODEL
     target = task.folder / MODEL_FOLDER
     for stale in (target, task.folder / ADAPTER_FOLDER):
@@ -168,12 +168,12 @@ def write_model(rank: Rank, task: TuneTask) -> Tuned:
 
 
 def _write_merged(task: TuneTask, adapter: Path, target: Path) -> None:
-    """Add the adapter to the weights in float32, and write them in the run's dtype."""
+    """Merge the adapter into the weights in float32, and write them in the run's dtype."""
     from peft import PeftModel
 
     base: Any = load_model(task.model, dtype="float32").model
     with warnings.catch_warnings():
-        # peft 0.21 asks transformers 5.23 for an attribute under its old name.
+        # peft 0.21 uses an attribute that transformers 5.23 renamed.
         warnings.simplefilter("ignore", FutureWarning)
         merged: Any = PeftModel.from_pretrained(base, adapter).merge_and_unload()
     dtype = parse_run(task.recipe.run).dtype
@@ -189,7 +189,7 @@ def _load(model: str, task: TuneTask, rank: Rank) -> LoadedModel:
 def _measure(
     loaded: LoadedModel, sources: Sequence[Source], task: TuneTask, rank: Rank
 ) -> dict[str, list[float]]:
-    """Nats per token of each held-out row, by source."""
+    """Measure the nats per token of each held-out row, by source."""
     coder = coder_of(task.model)
     measured: dict[str, list[float]] = {}
     with rank.device.execution(), comparable(loaded.dtype, rank.device):
@@ -205,7 +205,7 @@ def _nats(loaded: LoadedModel, row: MicroBatch, rank: Rank) -> float:
 
 
 WORKS: Mapping[str, Callable[[Rank, TuneTask], Record]] = {
-    "look at": look_at,
+    "measure start": measure_start,
     "train": train,
     "write model": write_model,
 }

@@ -1,4 +1,4 @@
-"""Evaluations made by hand."""
+"""Handmade evaluations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,9 @@ def item(
 
 
 def task(items: Sequence[Item], name: str = "sums", **update: Any) -> TaskResult:
-    return TaskResult(name, "acc", tuple(items), {"version": 1.0, "fewshot": 0}, **update)
+    return TaskResult(
+        name=name, metric="acc", items=tuple(items), asked={"version": 1.0, "fewshot": 0}, **update
+    )
 
 
 def evaluation(*tasks: TaskResult, name: str = "model") -> Evaluation:
@@ -34,5 +36,5 @@ def evaluation(*tasks: TaskResult, name: str = "model") -> Evaluation:
 
 
 def answered(num_right: int, num_items: int) -> TaskResult:
-    """The first so many are right."""
+    """A task whose first `num_right` items are right."""
     return task([item(number, right=number < num_right) for number in range(num_items)])

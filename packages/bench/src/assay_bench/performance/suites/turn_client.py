@@ -1,4 +1,4 @@
-"""This process's side of taking turns with another that is measured at the same time."""
+"""Client side of the turns with another suite process."""
 
 import os
 
@@ -6,29 +6,29 @@ from assay.errors import AssayError, UsageError
 from assay_bench.performance.requests import SuiteEvent, SuiteRequest
 
 
-class Turns:
-    """Waits until no other process measures; without pipes every turn is this process's."""
+class TurnClient:
+    """Waits for turns. Without pipes, all turns belong to this process."""
 
     def __init__(self, request: SuiteRequest) -> None:
         self._go, self._events = request.go, request.events
 
     def wait(self, suite: str) -> None:
-        """Called before each round of `suite`, and once after the last.
+        """Wait for a turn; called before each round of `suite`, and once after the last.
 
-        Raises: EOFError if the process that gives the turns is gone.
+        Raises: EOFError if the process that gives the turns has ended.
         """
         if self._go is None:
             return
         self._send(SuiteEvent(suite=suite, kind="ready"))
         if not os.read(self._go, 1):
-            raise EOFError("nobody gives turns any more")
+            raise EOFError("the process that gives the turns has ended")
 
     def skip(self, suite: str, reason: str) -> None:
-        """Called for a suite that cannot run here."""
+        """Report a suite that cannot run here."""
         self._send(SuiteEvent(suite=suite, kind="skipped", reason=reason))
 
-    def refuse(self, error: AssayError) -> None:
-        """Called for a device or a model with which no suite can run."""
+    def report_error(self, error: AssayError) -> None:
+        """Report an error that prevents all suites from running."""
         kind = "usage" if isinstance(error, UsageError) else "machine"
         self._send(SuiteEvent(kind=kind, reason=str(error)))
 

@@ -1,13 +1,12 @@
-"""How results look in a terminal."""
+"""Results as tables for a terminal."""
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from assay_bench.outcomes import PairedOutcome
 
+if TYPE_CHECKING:
     from rich.table import Table
 
-    from assay_bench.performance.history.series import Series
     from assay_bench.performance.paired.records import EnvironmentComparison
     from assay_bench.performance.results import PerformanceResult, SuiteResult
 
@@ -15,7 +14,7 @@ _MEBIBYTE = 1 << 20
 
 
 def performance_table(result: "PerformanceResult") -> "Table":
-    """One row for each suite."""
+    """Make a table with one row per suite."""
     table = new_table("SUITE", "FASTEST", "TO CONTROL", "TOKENS/S", "OF MATMUL", "OF READ", "PEAK")
     for suite in result.suites:
         table.add_row(suite.suite, *_cells(suite))
@@ -25,7 +24,7 @@ def performance_table(result: "PerformanceResult") -> "Table":
 
 
 def comparison_table(result: "EnvironmentComparison") -> "Table":
-    """One row for each suite: how many times as long B takes as A."""
+    """Make a table of the time of B relative to A, with one row per suite."""
     table = new_table("SUITE", "B TO A", "95 % INTERVAL", "VERDICT")
     for suite in result.suites:
         interval = f"{suite.lower:.3f} to {suite.upper:.3f}"
@@ -36,38 +35,26 @@ def comparison_table(result: "EnvironmentComparison") -> "Table":
 
 
 def comparison_line(result: "EnvironmentComparison") -> str:
-    """The verdict, what decided it, and what to do where nothing did."""
+    """Describe the verdict, its reason, and what to do if it is undecided."""
     limit = 1 + result.margin
     match result.verdict:
-        case "PASS":
-            words = f"no suite takes {limit:g} times as long in B as in A"
-        case "FAIL":
+        case PairedOutcome.PASS:
+            words = f"every suite of B takes less than {limit:g} times as long as in A"
+        case PairedOutcome.FAIL:
             slower = ", ".join(suite.suite for suite in result.suites if suite.speed == "slower")
-            words = f"B takes more than {limit:g} times as long as A for {slower}"
-        case "UNDERPOWERED":
+            words = f"B takes more than {limit:g} times as long as A in {slower}"
+        case PairedOutcome.UNDERPOWERED:
             words = (
-                f"an interval holds the limit of {limit:g}; --blocks {4 * len(result.blocks)} halves"
-                " it, a machine that does nothing else may do more"
+                f"an interval contains the limit of {limit:g}; --blocks {4 * len(result.blocks)} halves"
+                " the intervals, and an idle machine can narrow them further"
             )
         case _:
-            words = "not every suite ran on both sides"
+            words = "some suites ran on only one side"
     return f"{result.verdict}: {words}"
 
 
-def series_table(of_one_kind: "Sequence[Series]") -> "Table":
-    """One row for each suite of one model on one kind of machine."""
-    from statistics import median
-
-    table = new_table("SUITE", "RUNS", "MEDIAN", "LATEST", "OF")
-    for series in of_one_kind:
-        latest = series.points[-1]
-        numbers = (f"{median(series.ratios):.4g}", f"{latest.ratio:.4g}")
-        table.add_row(series.key.suite, str(len(series.points)), *numbers, latest.date)
-    return table
-
-
 def new_table(*headings: str) -> "Table":
-    """An empty one without lines."""
+    """Make an empty table without lines."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")

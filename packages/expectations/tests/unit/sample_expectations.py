@@ -1,4 +1,4 @@
-"""An expectation made by hand: two ids are kept of four, and their log-probabilities are told.
+"""A handmade expectation, which keeps two of four ids.
 
 Shapes: one batch of one row; R tokens, K kept ids and the rest, M projections.
 """
@@ -26,14 +26,14 @@ PROVENANCE = Provenance(
     run="acme/bfloat16", product="Acme 1", versions=VERSIONS, torch_settings={"num_threads": 1}
 )
 
-# The kept ones are 1 away from their mean: their spread is 1, and so is that of the vocabulary.
+# The kept values are 1 away from their mean, so their standard deviation is 1, as is the vocabulary's.
 YARDSTICK = [-1.0, -3.0]
 REST = -2.0
 NOISE = 0.01
 
 
 def distributions(*tokens: list[float], rest: float = REST) -> Distributions:
-    """Of tokens whose kept log-probabilities are given, with as large an error in the projection."""
+    """Distributions with the given kept log-probabilities, and an equal error in the projection."""
     return Distributions(
         log_probabilities=[[[[*kept, rest] for kept in tokens]]],
         projections=[[[[kept[0]] for kept in tokens]]],
@@ -41,12 +41,12 @@ def distributions(*tokens: list[float], rest: float = REST) -> Distributions:
 
 
 def off(error: float) -> list[float]:
-    """The kept log-probabilities, each `error` away from the yardstick."""
+    """Kept log-probabilities that differ from the yardstick by `error`."""
     return [YARDSTICK[0] + error, YARDSTICK[1] - error]
 
 
 def expectation(num_tokens: int = 1, noise: float = NOISE) -> Expectation:
-    """One of `num_tokens` tokens, whose captured run is `noise` away from the yardstick."""
+    """An expectation whose captured run differs from the yardstick by `noise`."""
     return Expectation(
         model="micro:llama",
         key=Key(machine=MACHINE, content=CONTENT),
@@ -67,7 +67,7 @@ def expectation(num_tokens: int = 1, noise: float = NOISE) -> Expectation:
 def observed(
     given: Distributions, most_likely: list[float] | None = None, dtype: str = "bfloat16"
 ) -> Observed:
-    """What a run gave; most_likely: of each token, by default the kept ones."""
+    """An observation. most_likely: values of each token; default: the kept ones."""
     tokens = [
         most_likely or token[:-1]
         for batch in given.log_probabilities

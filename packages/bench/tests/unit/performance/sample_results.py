@@ -1,4 +1,4 @@
-"""Results with chosen times."""
+"""Results with given times."""
 
 from collections.abc import Sequence
 
