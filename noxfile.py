@@ -254,7 +254,7 @@ def _hold_to_baseline(
 
 @nox.session(name="bench-rates", default=False)
 def bench_rates(session: nox.Session) -> None:
-    """Measure how often a slow-down in a history is found, and how often noise is taken for one."""
+    """Measure the error rates of comparisons of models."""
     words = ["packages/bench/tests/rates", "--capture=no"]
     torch_environment(session).run(session, "pytest", *words, *session.posargs)
 

@@ -1,4 +1,4 @@
-"""An option that `assay expect` shares with `assay check`."""
+"""Options of commands that are written by hand."""
 
 from typing import Annotated
 
@@ -10,4 +10,7 @@ AllowUnused = Annotated[
         metavar="GLOB",
         help="Modules, parameters or experts that may stay uncompared: model.visual; repeatable.",
     ),
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
 ]

@@ -8,6 +8,7 @@ from typer.core import TyperCommand
 
 from assay.api.inputs import input_options
 from assay.cli.derived_commands import read_values, with_options_of
+from assay.cli.generation_options import TrustRemoteCode
 from assay.errors import UsageError
 from assay.files import parse_location
 from assay.output.streams import print_text
@@ -96,9 +97,7 @@ def capture(  # noqa: PLR0913 - one for each option
     level: Annotated[
         CapturedLevel, typer.Option(help="What is recorded. Only a command has the level op.")
     ] = "module",
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-    ] = False,
+    trust_remote_code: TrustRemoteCode = False,
     **inputs: Any,  # noqa: ANN401 - the options of `input_options`
 ) -> None:
     """Record MODEL on a trusted device as a golden, or the models of any COMMAND as a trace.
