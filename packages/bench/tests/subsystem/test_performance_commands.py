@@ -224,7 +224,7 @@ def add(database: Path, folder: Path, result: PerformanceResult, days: range) ->
     ("arguments", "message"),
     [
         (["perf", "--suite", "prefil"], "there is no suite 'prefil'; there is: training-step,"),
-        (["perf", "--run", "cpu"], "'cpu' is no run; write one as DEVICE/DTYPE"),
+        (["perf", "--run", "cpu"], "'cpu' is not a run; write one as DEVICE/DTYPE"),
         (["perf", "--model", "micro:lama"], "no recipe 'lama'"),
         (["ab", "absent", "absent"], "absent is no environment: neither a folder with bin/python"),
         (["history", "check", "absent.db"], "absent.db is no history of"),

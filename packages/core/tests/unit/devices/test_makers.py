@@ -14,7 +14,7 @@ import torch
 from assay.devices.apple import AppleDevice
 from assay.devices.ascend import AscendDevice
 from assay.devices.base import AbsentDeviceError, Device
-from assay.devices.conformance import ConformanceError, check_device_protocol
+from assay.devices.conformance.checks import ConformanceError, check_device_protocol
 from assay.devices.detection import isolation
 from assay.devices.gaudi import GaudiDevice
 from assay.devices.intel import IntelDevice

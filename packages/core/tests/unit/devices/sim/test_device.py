@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - as everybody calls it
 from torch import Tensor
 
 from assay.devices.base import suspend_execution
-from assay.devices.conformance import check_device_protocol
+from assay.devices.conformance.checks import check_device_protocol
 from assay.devices.cpu import CpuDevice
 from assay.devices.sim import SimDevice
 from assay.devices.sim.numerics import VARIANTS
