@@ -1,4 +1,4 @@
-"""Readers of foreign files. Each limits what it reads and raises only `UnreadableFileError`."""
+"""Read foreign files within limits. All functions raise only `UnreadableFileError`."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The markers of the pytest plugin as values: what a test needs of the machine, and its budget."""
+"""Parse the markers of the pytest plugin: hardware, ranks, tier and budget of a test."""
 
 import math
 from collections.abc import Mapping
@@ -9,24 +9,24 @@ from assay.errors import UsageError
 
 
 class MarkError(UsageError):
-    """A marker with invalid arguments."""
+    """Error for a marker with invalid arguments."""
 
     @classmethod
     def of(cls, marker: str, example: str, problem: str) -> Self:
-        """`example`: a valid use of the marker; `problem`: what is invalid."""
+        """Make the error from a valid use of the marker and the problem."""
         return cls(f"marker {marker}: {problem}; write it as {example}")
 
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorMark:
-    """`accelerator("nvidia", count=4)`; without a vendor any accelerator is accepted."""
+    """`accelerator("nvidia", count=4)`. Without a vendor, any accelerator is accepted."""
 
     vendor: str | None = None
     count: int = 1
 
     @classmethod
     def read(cls, arguments: tuple[object, ...], options: Mapping[str, object]) -> Self:
-        """The marker's values. Raises: MarkError."""
+        """Parse the marker. Raises: MarkError."""
         example = 'accelerator("nvidia", count=4)'
         unknown = set(options) - {"vendor", "count"}
         if unknown or len(arguments) > 1 or (arguments and "vendor" in options):
@@ -46,13 +46,13 @@ class AcceleratorMark:
 
 @dataclass(frozen=True, slots=True)
 class WorldMark:
-    """`world(dp=2, tp=2)`: the mesh of ranks that a test runs on."""
+    """`world(dp=2, tp=2)`: the mesh of ranks for a test."""
 
     axes: Mapping[str, int]
 
     @classmethod
     def read(cls, arguments: tuple[object, ...], options: Mapping[str, object]) -> Self:
-        """The marker's values. Raises: MarkError."""
+        """Parse the marker. Raises: MarkError."""
         axes: dict[str, int] = {}
         for axis, size in options.items():
             if type(size) is not int or size < 1:
@@ -64,7 +64,7 @@ class WorldMark:
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """Count the ranks."""
         return math.prod(self.axes.values())
 
     def __str__(self) -> str:
@@ -73,14 +73,14 @@ class WorldMark:
 
 
 def read_tier(arguments: tuple[object, ...], options: Mapping[str, object]) -> str:
-    """The name in `tier("smoke")`. Raises: MarkError."""
+    """Return the name in `tier("smoke")`. Raises: MarkError."""
     if options or len(arguments) != 1 or not isinstance(arguments[0], str) or not arguments[0]:
         raise MarkError.of("tier", 'tier("smoke")', "takes one name")
     return arguments[0]
 
 
 def read_budget(arguments: tuple[object, ...], options: Mapping[str, object]) -> float:
-    """The seconds in `budget(30)` or `budget(seconds=30)`. Raises: MarkError."""
+    """Return the seconds in `budget(30)` or `budget(seconds=30)`. Raises: MarkError."""
     values = [*arguments, *options.values()]
     if len(values) != 1 or set(options) - {"seconds"}:
         raise MarkError.of("budget", "budget(seconds=30)", "takes one number of seconds")
