@@ -1,4 +1,4 @@
-"""How large a model is, found without loading its weights."""
+"""Find the size of a model without loading its weights."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,14 +11,14 @@ from assay.models.weight_files.reading import read_tensors, weight_files
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Number of parameters of a model, and bytes of its weight files."""
+    """Size of a model and of its weight files."""
 
     num_parameters: int
     checkpoint_bytes: int
 
 
 def estimate_size(model: ModelSource | str) -> ModelSize:
-    """The size of `model`, from the headers of its files, otherwise from its configuration."""
+    """Read the size of `model` from the headers of its files, otherwise from its configuration."""
     source = resolve_model(model) if isinstance(model, str) else model
     folder = source.recipe.folder if source.recipe and source.trained else source.folder
     if folder is not None:

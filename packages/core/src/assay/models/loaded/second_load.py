@@ -1,7 +1,7 @@
-"""A model's code run once more, under another seed and in memory that holds no zeros by chance.
+"""Load a model again, with another seed and with NaN in uninitialized memory.
 
-What the files hold was compared with them already, so they are not read again: the second model has
-placeholders for it. What its code makes has to be bitwise what the first load made.
+Stored tensors were compared with the files already, so the second load uses placeholders for them. The
+tensors that the model's code computes must be bitwise equal to those of the first load.
 """
 
 import random
@@ -26,10 +26,10 @@ def load_again(
     stored: list[str],
     dtype: torch.dtype,
 ) -> nn.Module:
-    """Another model of the class of `model`, loaded from placeholders for the tensors `stored`.
+    """Load another model of the same class, with placeholders for the tensors `stored`.
 
-    config: a new one from the same config.json.
-    Raises: whatever loading raises.
+    config: a new configuration from the same config.json.
+    Raises: any exception of the loader.
     """
     held = model.state_dict()
 
@@ -48,14 +48,17 @@ def load_again(
         try:
             return load(_one_number)
         except RuntimeError:
-            # Code that writes into what was loaded needs memory of its own.
+            # Code that writes into loaded tensors needs real memory.
             return load(lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype))
 
 
 def compare_made(
     made: dict[str, Tensor], again: nn.Module, dtype: torch.dtype
 ) -> tuple[list[WeightDifference], list[str]]:
-    """Which of the tensors that the first load made differ in the second, and which it lacks."""
+    """Compare the tensors that the first load computed with the second load's.
+
+    Returns: the differences, and sentences about missing tensors.
+    """
     second = {name: tensor.detach().cpu() for name, tensor in all_tensors(again)}
     differences, missing = [], []
     for name, tensor in made.items():
@@ -69,17 +72,17 @@ def compare_made(
 
 
 def _one_number(tensor: Tensor) -> Tensor:
-    """A tensor of this shape that takes no memory."""
+    """Make a tensor of this shape that takes no memory."""
     return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 
 @contextmanager
 def other_random_numbers() -> Iterator[None]:
-    """Seed every generator of the host differently inside this context, then restore them."""
+    """Seed every generator of the host differently inside this context, and restore them on exit."""
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one
     with torch.random.fork_rng(devices=[]):
         random.seed(_OTHER_SEED)
-        np.random.seed(_OTHER_SEED)  # noqa: NPY002 - the one that others draw from
+        np.random.seed(_OTHER_SEED)  # noqa: NPY002 - model code draws from it
         torch.manual_seed(_OTHER_SEED)
         try:
             yield
@@ -90,7 +93,7 @@ def other_random_numbers() -> Iterator[None]:
 
 @contextmanager
 def _dirty_memory() -> Iterator[None]:
-    """Inside, torch fills memory that nothing has written yet with NaN, or the largest integer."""
+    """Make torch fill uninitialized memory with NaN or the largest integer inside this context."""
     was_on = torch.are_deterministic_algorithms_enabled()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
     settings: Any = torch.utils.deterministic

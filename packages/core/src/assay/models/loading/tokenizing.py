@@ -1,4 +1,4 @@
-"""From text to token ids and back, by a folder's own tokenizer or by bytes."""
+"""Convert between text and token ids, with a folder's tokenizer or as bytes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,34 +16,22 @@ from assay.models.weight_files.reading import files_hash
 Message = Mapping[str, str]
 _NUM_BYTES = 256
 _TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tekken.json",
-)
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.jinja", "vocab.json", "merges.txt", "vocab.txt",
+    "spiece.model", "sentencepiece.bpe.model", "tekken.json",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenizing:
-    """The functions that turn text into a model's token ids and back.
-
-    kind: `own`: the folder's tokenizer; `bytes`: ids are the bytes of UTF-8, after the begin
-        token where that is id 256; `none`: only ids can be given.
-    encode_chat: applies the tokenizer's chat template; None where it has none.
-    """
+    """Functions between text and a model's token ids."""
 
     kind: Literal["own", "bytes", "none"]
+    """The folder's tokenizer, UTF-8 bytes (after the BOS token if it has id 256), or ids only."""
     encode: Callable[[str], list[int]]
     decode: Callable[[Sequence[int]], str]
     encode_chat: Callable[[Sequence[Message]], list[int]] | None
+    """Apply the chat template; None if there is none."""
     hash: str
     pad_token_id: int | None = None
 
@@ -51,9 +39,9 @@ class Tokenizing:
 def find_tokenizing(
     folder: Path, name: str, *, vocab_size: int, bos_token_id: int | None, remote_code: RemoteCode
 ) -> Tokenizing:
-    """The tokenizer of the model in `folder`; otherwise bytes if its vocabulary is large enough.
+    """Return the tokenizer in `folder`, otherwise bytes if the vocabulary is large enough.
 
-    name: of the model, in messages.
+    name: the model's name for messages.
     """
     files = {name: folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()}
     if files:
@@ -64,7 +52,7 @@ def find_tokenizing(
 
 
 def byte_tokenizer(*, starts_with_bos: bool) -> Tokenizing:
-    """A tokenizer whose ids are the bytes of UTF-8; ids from 256 on decode to the empty string."""
+    """Make a tokenizer whose ids are UTF-8 bytes; ids from 256 on decode to the empty string."""
     prefix = [BOS_ID] if starts_with_bos else []
 
     def encode(text: str) -> list[int]:
@@ -78,7 +66,7 @@ def byte_tokenizer(*, starts_with_bos: bool) -> Tokenizing:
 
 
 def load_tokenizer(folder: Path, remote_code: RemoteCode) -> Any:  # noqa: ANN401 - transformers
-    """The tokenizer of the model in `folder`, as transformers loads it. Raises: UsageError."""
+    """Load the tokenizer in `folder` with transformers. Raises: UsageError."""
     from transformers import AutoTokenizer
 
     try:
@@ -86,7 +74,7 @@ def load_tokenizer(folder: Path, remote_code: RemoteCode) -> Any:  # noqa: ANN40
             folder, local_files_only=True, **transformers_option(remote_code)
         )
         tokenizer.encode("a")  # fails if a setting has the wrong type
-    except Exception as error:  # any: each tokenizer class has its own ways to fail
+    except Exception as error:  # any: each tokenizer class fails differently
         files = [name for name in _TOKENIZER_FILES if (folder / name).is_file()]
         raise UsageError(
             f"the tokenizer in {folder} ({', '.join(files)}) cannot be loaded: {first_line(error)}"
