@@ -82,77 +82,60 @@ class Device(Protocol):
         May import vendor modules and initialize drivers. `assay.devices.detection.isolation` calls
         it in another process under a timeout.
         """
-        ...
 
     @property
     def name(self) -> str:
         """Return the device part of a RUN, such as "cuda:1" or "sim:fp8"."""
-        ...
 
     @property
     def vendor(self) -> DeviceVendor:
         """Return the constants of the vendor."""
-        ...
 
     @property
     def torch_device(self) -> str:
         """Return the argument for `torch.device`, such as "cuda:1"; "cpu" for the simulated device."""
-        ...
 
     def count(self) -> int:
         """Count the devices of this kind that this process can use."""
-        ...
 
     def product(self) -> str:
         """Return the product name, such as "NVIDIA H200"."""
-        ...
 
     def architecture(self) -> str:
         """Return the architecture that kernels are built for, such as "sm_90"; a key of expectations."""
-        ...
 
     def supported_dtypes(self) -> tuple[str, ...]:
         """Return the dtypes that a model can run in, by their names in `assay.dtypes.FORMATS`."""
-        ...
 
     def effective_precision(self, dtype: str) -> str:
         """Return the format to which operands of matrix products in `dtype` are rounded.
 
         It depends on the current settings: `dtype`, or a format such as "tf32" or "hf32".
         """
-        ...
 
     def seed(self, seed: int) -> None:
         """Seed every generator that a run on this device draws from."""
-        ...
 
     def deterministic(self) -> AbstractContextManager[None]:
         """Use deterministic kernels inside the context where they exist; restore settings on exit."""
-        ...
 
     def execution(self) -> AbstractContextManager[None]:
         """Run model code on this device inside the context. Only simulated devices change arithmetic."""
-        ...
 
     def synchronize(self) -> None:
         """Wait until all submitted work is done."""
-        ...
 
     def reset_peak_memory(self) -> None:
         """Start a new measurement of the memory peak."""
-        ...
 
     def peak_memory_bytes(self) -> int:
         """Return the peak of memory in use since the last reset; 0 if unknown."""
-        ...
 
     def free_memory_bytes(self) -> int:
         """Return the memory that can be allocated now; 0 if unknown."""
-        ...
 
     def versions(self) -> Mapping[str, str]:
         """Return versions of software that affects numbers: torch, driver, runtime, libraries."""
-        ...
 
 
 class AbsentDeviceError(MachineError):

@@ -12,11 +12,7 @@ from assay.devices.host_memory import (
     peak_resident_bytes,
     reset_peak_resident_bytes,
 )
-from assay.devices.torch_settings import (
-    deterministic_algorithms,
-    float32_operand_format,
-    seed_generators,
-)
+from assay.devices.torch_settings import TorchSettings, float32_operand_format
 
 CPU = DeviceVendor(
     name="cpu",
@@ -30,7 +26,7 @@ CPU = DeviceVendor(
 )
 
 
-class CpuDevice:
+class CpuDevice(TorchSettings):
     """The host's processor through torch's own CPU kernels."""
 
     name = "cpu"
@@ -68,14 +64,6 @@ class CpuDevice:
             return dtype
         return float32_operand_format(getattr(torch.backends.mkldnn, "matmul", None))
 
-    def seed(self, seed: int) -> None:
-        """Seed Python's, NumPy's and torch's generators."""
-        seed_generators(seed)
-
-    def deterministic(self) -> AbstractContextManager[None]:
-        """Use deterministic kernels inside the context where torch has them."""
-        return deterministic_algorithms()
-
     def execution(self) -> AbstractContextManager[None]:
         """Return an empty context: the host's arithmetic is unchanged."""
         return nullcontext()
@@ -97,11 +85,7 @@ class CpuDevice:
 
     def versions(self) -> dict[str, str]:
         """Return the versions of torch, Python and the kernel."""
-        return {
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "system": f"{platform.system()} {platform.release()}",
-        }
+        return {**super().versions(), "system": f"{platform.system()} {platform.release()}"}
 
 
 def _processor_name() -> str:

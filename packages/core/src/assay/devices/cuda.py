@@ -128,19 +128,13 @@ class CudaDevice(TorchBackendDevice):
         found = {
             **super().versions(),
             platform_name: torch.version.hip or torch.version.cuda,
-            "miopen" if self.vendor is AMD else "cudnn": _cudnn_version(),
+            "miopen" if self.vendor is AMD else "cudnn": torch.backends.cudnn.version(),
             "driver": _driver_version(self.vendor),
         }
         return {name: str(version) for name, version in found.items() if version}
 
 
-def _cudnn_version() -> int | None:
-    version: int | None = torch.backends.cudnn.version()
-    return version
-
-
 def _driver_version(vendor: DeviceVendor) -> str:
-    """Return the first line of the kernel module's version file, or ""."""
     try:
         lines = _DRIVER_VERSIONS[vendor.name].read_text().splitlines()
     except OSError:

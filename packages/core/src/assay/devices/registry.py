@@ -21,22 +21,9 @@ _MEMBERS = tuple(name for name in vars(Device) if not name.startswith("_"))
 class UnknownDeviceError(UsageError):
     """Error for a name without an adapter."""
 
-    @classmethod
-    def of(cls, kind: str, known: tuple[str, ...]) -> "UnknownDeviceError":
-        """Make the error from the installed adapters."""
-        return cls(
-            f"unknown device {kind!r}; there is: {', '.join(known)}. "
-            f"Others come with a package that registers an adapter (entry-point group {GROUP})"
-        )
-
 
 class UnsupportedDtypeError(UsageError):
     """Error for a device that cannot run a model in the dtype of a RUN."""
-
-    @classmethod
-    def of(cls, run: Run, supported: tuple[str, ...]) -> "UnsupportedDtypeError":
-        """Make the error from the dtypes of the device."""
-        return cls(f"{run.device} has no {run.dtype}; it has: {', '.join(supported)}")
 
 
 class BrokenAdapterError(MachineError):
@@ -72,7 +59,10 @@ def load_adapter(kind: str) -> type[Device]:
     """Load the adapter class called `kind`. Raises: UnknownDeviceError, BrokenAdapterError."""
     found = _registered(kind)
     if not found:
-        raise UnknownDeviceError.of(kind, adapter_names())
+        raise UnknownDeviceError(
+            f"unknown device {kind!r}; there is: {', '.join(adapter_names())}. "
+            f"Others come with a package that registers an adapter (entry-point group {GROUP})"
+        )
     if len(found) > 1:
         values = ", ".join(entry_point.value for entry_point in found)
         raise BrokenAdapterError(f"the adapter for {kind!r} is registered more than once: {values}")
@@ -111,9 +101,13 @@ def open_device(text: str) -> Device:
         adapter cannot open it.
     """
     name = parse_device(text)
-    missing = _missing(name.kind)
-    if missing:
-        raise AbsentDeviceError.of(text, missing, _what_is_here())
+    detections = detect(name.kind)
+    if not any(detection.present for detection in detections):
+        missing = "; or ".join(detection.missing for detection in detections)
+        # Detecting other vendors' devices would import their software, which may hang.
+        host = [kind for kind in adapter_names() if is_own_adapter(kind) and is_host_adapter(kind)]
+        here = f"{', '.join(host)}, and what `assay devices` lists"
+        raise AbsentDeviceError.of(text, missing, here)
     try:
         device = load_adapter(name.kind)(name.variant)
     except AssayError:
@@ -134,16 +128,9 @@ def open_run(run: Run) -> Device:
     except Exception as error:
         raise BrokenAdapterError.of(parse_device(run.device).kind, error) from error
     if run.dtype not in supported:
-        raise UnsupportedDtypeError.of(run, supported)
+        names = ", ".join(supported)
+        raise UnsupportedDtypeError(f"{run.device} has no {run.dtype}; it has: {names}")
     return device
-
-
-def _missing(kind: str) -> str:
-    """Say what this machine lacks for a device called `kind`; return "" if it has one."""
-    detections = detect(kind)
-    if any(detection.present for detection in detections):
-        return ""
-    return "; or ".join(detection.missing for detection in detections)
 
 
 def _registered(kind: str) -> list[EntryPoint]:
@@ -154,12 +141,6 @@ def _registered(kind: str) -> list[EntryPoint]:
         if entry_point.name == kind
     }
     return list(found.values())
-
-
-def _what_is_here() -> str:
-    """Name the host's devices. Detecting others would import vendors' software, which may hang."""
-    names = [kind for kind in adapter_names() if is_own_adapter(kind) and is_host_adapter(kind)]
-    return f"{', '.join(names)}, and what `assay devices` lists"
 
 
 def describe_run(device: Device, run: Run) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from assay.errors import UsageError
 
@@ -11,23 +12,11 @@ RUN_DTYPES = ("float64", "float32", "bfloat16", "float16")
 _DEVICE = re.compile(r"(?P<kind>[a-z][a-z0-9_]*)(?::(?P<variant>[a-z0-9_]+))?")
 
 
-class RunStringError(UsageError):
-    """Error for a text that is not a RUN or a device name."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceName:
-    """A device name: the name of the adapter and the part after the colon.
-
-    >>> str(DeviceName("sim", "fp8"))
-    'sim:fp8'
-    """
+class DeviceName(NamedTuple):
+    """A device name: the name of the adapter and the part after the colon."""
 
     kind: str
     variant: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.kind}:{self.variant}" if self.variant else self.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +40,11 @@ def parse_device(text: str) -> DeviceName:
     >>> parse_device("cuda:1")
     DeviceName(kind='cuda', variant='1')
 
-    Raises: RunStringError if `text` is not KIND or KIND:VARIANT.
+    Raises: UsageError if `text` is not KIND or KIND:VARIANT.
     """
     match = _DEVICE.fullmatch(text)
     if match is None:
-        raise RunStringError(f"{text!r} is not a device; write one as cpu, cuda:1 or sim:fp8")
+        raise UsageError(f"{text!r} is not a device; write one as cpu, cuda:1 or sim:fp8")
     return DeviceName(match["kind"], match["variant"] or "")
 
 
@@ -65,16 +54,14 @@ def parse_run(text: str) -> Run:
     >>> parse_run("sim:fp8/bfloat16")
     Run(device='sim:fp8', dtype='bfloat16')
 
-    Raises: RunStringError if `text` is not DEVICE/DTYPE or names no dtype of `RUN_DTYPES`.
+    Raises: UsageError if `text` is not DEVICE/DTYPE or names no dtype of `RUN_DTYPES`.
     """
     device, slash, dtype = text.partition("/")
     if not slash or not device or not dtype:
-        raise RunStringError(
+        raise UsageError(
             f"{text!r} is not a run; write one as DEVICE/DTYPE, such as cuda:1/bfloat16"
         )
     parse_device(device)
     if dtype not in RUN_DTYPES:
-        raise RunStringError(
-            f"unknown dtype {dtype!r} in run {text!r}; known: {', '.join(RUN_DTYPES)}"
-        )
+        raise UsageError(f"unknown dtype {dtype!r} in run {text!r}; known: {', '.join(RUN_DTYPES)}")
     return Run(device, dtype)

@@ -3,7 +3,6 @@
 torch requires such modules to name their functions as `torch.cuda` does.
 """
 
-import platform
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import ClassVar
@@ -11,10 +10,10 @@ from typing import ClassVar
 import torch
 
 from assay.devices.base import AbsentDeviceError, Detection, DeviceVendor, UnknownVariantError
-from assay.devices.torch_settings import deterministic_algorithms, seed_generators
+from assay.devices.torch_settings import TorchSettings
 
 
-class TorchBackendDevice:
+class TorchBackendDevice(TorchSettings):
     """Base class of adapters over torch's module called `kind`.
 
     A subclass sets `kind` and `maker`, and implements `architecture`, `supported_dtypes`,
@@ -90,14 +89,6 @@ class TorchBackendDevice:
         """Return the product name."""
         return self.product_of(self._index)
 
-    def seed(self, seed: int) -> None:
-        """Seed the generators of Python, NumPy and torch, on all devices."""
-        seed_generators(seed)
-
-    def deterministic(self) -> AbstractContextManager[None]:
-        """Use deterministic kernels inside the context where torch has them."""
-        return deterministic_algorithms()
-
     def execution(self) -> AbstractContextManager[None]:
         """Make this device the current one of its kind inside the context."""
         current: AbstractContextManager[None] = self.module().device(self._index)
@@ -123,7 +114,3 @@ class TorchBackendDevice:
         if not self.vendor.measures_memory:
             return 0
         return int(self.module().mem_get_info(self._index)[0])
-
-    def versions(self) -> dict[str, str]:
-        """Return the versions of torch and Python."""
-        return {"torch": torch.__version__, "python": platform.python_version()}

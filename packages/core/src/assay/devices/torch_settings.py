@@ -1,10 +1,11 @@
-"""Seeds, deterministic kernels, and the precision that torch's settings allow."""
+"""Seeds, deterministic kernels, versions, and the precision that torch's settings allow."""
 
 import os
+import platform
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,22 @@ def deterministic_algorithms() -> Iterator[None]:
     finally:
         torch.set_deterministic_debug_mode(mode)
         settings.fill_uninitialized_memory = fill
+
+
+class TorchSettings:
+    """Methods of the device protocol that are alike for all devices of torch."""
+
+    def seed(self, seed: int) -> None:
+        """Seed the generators of Python, NumPy and torch, on all devices."""
+        seed_generators(seed)
+
+    def deterministic(self) -> AbstractContextManager[None]:
+        """Use deterministic kernels inside the context where torch has them."""
+        return deterministic_algorithms()
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of torch and Python."""
+        return {"torch": torch.__version__, "python": platform.python_version()}
 
 
 def float32_operand_format(matmul_settings: object) -> str:

@@ -132,13 +132,11 @@ def _instance() -> str:
 
 
 def _flags(text: str) -> dict[str, str]:
-    """Parse `--flag=value` and `--flag value`."""
     words = shlex.split(text.replace("=", " "))
     return dict(pairwise(words))
 
 
 def _default_casts() -> str:
-    """Return the value of --auto-cast that the compiler uses by default."""
     release = re.match(r"(\d+)\.(\d+)", version_of("neuronxcc"))
     is_older = release and tuple(map(int, release.groups())) < _FIRST_WITHOUT_CASTS
     return "matmult" if is_older else "none"

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from assay.devices.base import Detection, DeviceVendor
-from assay.devices.conformance.checks import ConformanceError, check_device_protocol
 from assay.devices.cpu import CpuDevice
+from packages.core.tests.unit.devices.protocol_checks import ConformanceError, check_device_protocol
 
 
 def problems_of(device: Any) -> list[str]:

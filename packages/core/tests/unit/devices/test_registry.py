@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from assay.devices.base import AbsentDeviceError
-from assay.devices.conformance.checks import check_device_protocol
 from assay.devices.registry import (
     BrokenAdapterError,
     UnknownDeviceError,
@@ -18,6 +17,7 @@ from assay.devices.registry import (
 )
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError, UsageError
+from packages.core.tests.unit.devices.protocol_checks import check_device_protocol
 
 
 @pytest.fixture(autouse=True)

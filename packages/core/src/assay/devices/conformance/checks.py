@@ -9,7 +9,6 @@ import torch
 from assay.devices.base import Device
 from assay.devices.run_string import RUN_DTYPES, parse_device
 from assay.dtypes import FORMATS
-from assay.errors import AssayError
 
 # Products and sums of small integers are exact in every format and order, also with e4m3 operands.
 _LEFT = ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
@@ -17,28 +16,6 @@ _RIGHT = ((1.0, 0.0), (2.0, 1.0), (0.0, 4.0))
 _PRODUCT = [[5.0, 14.0], [14.0, 29.0]]
 
 _ALLOCATED_BYTES = 4 << 20
-
-
-class ConformanceError(AssayError):
-    """Error for an adapter that violates the protocol."""
-
-    @classmethod
-    def of(cls, device: Device, problems: list[str]) -> "ConformanceError":
-        """Make the error from one line per violation."""
-        lines = "".join(f"\n  {problem}" for problem in problems)
-        return cls(f"{type(device).__name__} does not keep the device protocol:{lines}")
-
-
-def check_device_protocol(device: Device) -> None:
-    """Check an opened device on its hardware. Raises: ConformanceError with every failed check."""
-    problems: list[str] = []
-    for name, check in CHECKS.items():
-        try:
-            problems += check(device)
-        except Exception as error:  # noqa: BLE001 - a check that raises has failed
-            problems.append(f"{name}: {type(error).__name__}: {error}")
-    if problems:
-        raise ConformanceError.of(device, problems)
 
 
 def _names(device: Device) -> list[str]:

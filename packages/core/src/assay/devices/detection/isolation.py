@@ -70,14 +70,9 @@ def detect_isolated(
 def _detect_in_one_process(
     kinds: tuple[str, ...], timeout_seconds: float
 ) -> tuple[DetectionAnswer, ...]:
-    conversation = _ask(["detect", *kinds], timeout_seconds)
-    by_kind = {answer["kind"]: answer for answer in conversation.answers}
-    return tuple(
-        _read_answer(kind, by_kind[kind])
-        if kind in by_kind
-        else DetectionAnswer(kind, problem=str(_silent(kind, conversation.ended)))
-        for kind in kinds
-    )
+    answers, ended = _ask(["detect", *kinds], timeout_seconds)
+    by_kind = {answer["kind"]: answer for answer in answers}
+    return tuple(_read_answer(kind, by_kind.get(kind, {"ended": ended})) for kind in kinds)
 
 
 def require_run(run: Run, timeout_seconds: float = DETECTION_TIMEOUT_SECONDS) -> None:
@@ -90,25 +85,16 @@ def require_run(run: Run, timeout_seconds: float = DETECTION_TIMEOUT_SECONDS) ->
     if registry.is_host_adapter(kind):
         registry.open_run(run)
         return
-    conversation = _ask(["open", run.device, run.dtype], timeout_seconds)
-    if not conversation.answers:
-        raise _silent(kind, conversation.ended)
-    answer = conversation.answers[0]
-    if "error" in answer:
-        error: type[AssayError] = _ERRORS[answer["error"]]
-        raise error(answer["message"])
+    answers, ended = _ask(["open", run.device, run.dtype], timeout_seconds)
+    if not answers:
+        raise _silent(kind, ended)
+    if "error" in answers[0]:
+        error: type[AssayError] = _ERRORS[answers[0]["error"]]
+        raise error(answers[0]["message"])
 
 
-@dataclass(frozen=True, slots=True)
-class _Conversation:
-    """The answers of the probe process, and how it ended."""
-
-    answers: tuple[dict[str, Any], ...]
-    ended: str
-
-
-def _ask(arguments: Sequence[str], timeout_seconds: float) -> _Conversation:
-    """Run `assay.devices.detection.probe`; wait for its answers for `timeout_seconds`."""
+def _ask(arguments: Sequence[str], timeout_seconds: float) -> tuple[list[dict[str, Any]], str]:
+    """Run `assay.devices.detection.probe`; return its answers, and how it ended."""
     pipe, answers_end = os.pipe()
     try:
         process = subprocess.Popen(
@@ -137,16 +123,16 @@ def _ask(arguments: Sequence[str], timeout_seconds: float) -> _Conversation:
     finally:
         os.close(pipe)
         _end(process, _OWN_END_SECONDS if in_time else 0.0)
-    silent = f"did not answer within {timeout_seconds:g} s"
-    if not received:
-        silent = (
-            f"was not asked: Python and torch did not start within {DETECTION_TIMEOUT_SECONDS:g} s"
-        )
     code = process.returncode
     ended = "cannot be ended" if code is None else exit_in_words(code)
+    if not in_time and received:
+        ended = f"did not answer within {timeout_seconds:g} s"
+    elif not in_time:
+        limit = f"{DETECTION_TIMEOUT_SECONDS:g} s"
+        ended = f"was not asked: Python and torch did not start within {limit}"
     # The first line says that the adapters were asked. Text after the last line break is incomplete.
     lines = received.split(b"\n")[1:-1]
-    return _Conversation(tuple(json.loads(line) for line in lines), ended if in_time else silent)
+    return [json.loads(line) for line in lines], ended
 
 
 def _receive(

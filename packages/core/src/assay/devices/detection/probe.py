@@ -69,7 +69,6 @@ def _ask_in_fork(kind: str) -> tuple[int, int]:
 
 
 def _answer_of(received: bytes, code: int) -> dict[str, Any]:
-    """Parse an adapter's answer; without one, say how its process ended."""
     try:
         answer: dict[str, Any] = json.loads(received)
     except ValueError:

@@ -7,11 +7,7 @@ from torch import Tensor
 
 from assay.dtypes import float_format
 
-_INTEGER_OF = {
-    torch.float16: torch.int16,
-    torch.bfloat16: torch.int16,
-    torch.float32: torch.int32,
-}
+_INTEGER_OF = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
 _E4M3_LARGEST = float_format("float8_e4m3fn").largest
 
 # The scale and its inverse must both be normal numbers of float32, or products would underflow.
