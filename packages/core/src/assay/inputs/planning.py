@@ -103,7 +103,6 @@ def plan_batches(
 def _clipped(
     lengths: LengthRange, limits: ModelLimits, new_tokens: int
 ) -> tuple[LengthRange, list[str]]:
-    """Limit the range to the model's context; return a note if that cut it."""
     if limits.max_positions is None:
         return lengths, []
     room = limits.max_positions - new_tokens

@@ -43,10 +43,7 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     progress.number_phases(2)
     with progress.step(f"loads {asked.model} on {run}"):
         loaded = load_model(
-            asked.model,
-            dtype=run.dtype,
-            device=device.torch_device,
-            remote_code=asked.remote_code,
+            asked.model, dtype=run.dtype, device=device.torch_device, remote_code=asked.remote_code
         )
     with progress.step("compares it with its files"):
         report = inspect_load(loaded, asked.remote_code).report

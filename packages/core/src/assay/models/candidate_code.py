@@ -3,6 +3,8 @@
 They are written to a file, which the candidate's process imports as a setup function.
 """
 
+# ruff: noqa: ANN401 - the user's objects
+
 import io
 import pickle
 from dataclasses import dataclass
@@ -97,7 +99,7 @@ def read_model(file: str) -> "Callable[[nn.Module], nn.Module]":
     return replace
 
 
-def _read(file: str) -> Any:  # noqa: ANN401 - any object
+def _read(file: str) -> Any:
     import torch
 
     # Unpickling is safe: this run wrote the file.
@@ -138,7 +140,7 @@ class _ImportCheck(pickle.Pickler):
 
         return "tensor" if isinstance(value, torch.Tensor) else None
 
-    def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - any object
+    def reducer_override(self, value: Any) -> Any:
         name = getattr(value, "__qualname__", "")
         if callable(value) and name and getattr(value, "__module__", None) == "__main__":
             why = f"{name} is defined in this script or notebook, which is not imported again"

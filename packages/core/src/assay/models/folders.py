@@ -85,24 +85,18 @@ def _download(name: str, remote_code: RemoteCode) -> Path:
 
 @contextmanager
 def _hub_errors(name: str) -> Iterator[None]:
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub import errors as hub
 
     try:
         yield
-    except (LocalEntryNotFoundError, ConnectionError) as error:
+    except (hub.LocalEntryNotFoundError, ConnectionError) as error:
         raise MachineError(
             f"model {name!r}: no such folder here, not in the local hub cache, and the hub cannot"
             f" be reached ({error.__class__.__name__})"
         ) from error
-    except (RepositoryNotFoundError, GatedRepoError, EntryNotFoundError) as error:
+    except (hub.RepositoryNotFoundError, hub.GatedRepoError, hub.EntryNotFoundError) as error:
         raise UsageError(
             f"model {name!r}: no such folder here, and the hub raised {error.__class__.__name__}"
         ) from error
-    except (HfHubHTTPError, OSError) as error:
+    except (hub.HfHubHTTPError, OSError) as error:
         raise MachineError(f"model {name!r} cannot be fetched from the hub: {error}") from error

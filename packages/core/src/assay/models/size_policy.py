@@ -28,8 +28,16 @@ def choose_threads(num_parameters: int) -> None:
 @contextmanager
 def chosen_threads(num_parameters: int) -> Iterator[None]:
     """Apply `choose_threads` inside the context, and restore the number on exit."""
+    with limited_threads(torch.get_num_threads()):
+        choose_threads(num_parameters)
+        yield
+
+
+@contextmanager
+def limited_threads(num_threads: int) -> Iterator[None]:
+    """Let torch use this many threads inside the context, and restore the number on exit."""
     before = torch.get_num_threads()
-    choose_threads(num_parameters)
+    torch.set_num_threads(num_threads)
     try:
         yield
     finally:

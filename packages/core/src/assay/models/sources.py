@@ -47,7 +47,7 @@ def resolve_model(reference: str) -> ModelSource:
     if reference.startswith((".", "~", "/")) or not _HUB_NAME.fullmatch(reference):
         raise UsageError(
             f"model {reference!r}: no such folder, and not a valid hub name;"
-            f" the recipes are {_recipe_list()}"
+            f" the recipes are {', '.join(f'micro:{name}' for name in RECIPES)}"
         )
     if len(folder.parts) > 1 and folder.parent.is_dir():
         raise UsageError(f"there is no folder {folder}; {_list_folders(folder.parent)}")
@@ -89,7 +89,6 @@ def require_inside(file: Path) -> Path:
 
 
 def _list_folders(parent: Path) -> str:
-    """Describe the folders in `parent` that are not hidden."""
     names = sorted(
         path.name for path in parent.iterdir() if path.is_dir() and not path.name.startswith(".")
     )
@@ -117,7 +116,3 @@ def _resolve_recipe(reference: str) -> ModelSource:
         raise UsageError(f"model {reference!r}: a seed needs trained=0, trained weights are fixed")
     number = parse_count(f"model micro:{name}: seed", seed, 0, LARGEST_SEED)
     return ModelSource(reference, "micro", recipe=recipe, trained=_TRUTH[trained], seed=number)
-
-
-def _recipe_list() -> str:
-    return ", ".join(f"micro:{name}" for name in RECIPES)

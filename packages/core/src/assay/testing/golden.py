@@ -30,20 +30,6 @@ class GoldenSaved(AssertionError):  # noqa: N818 - not an error
 class GoldenFixtureError(UsageError):
     """Error for a golden that is absent or belongs to no test."""
 
-    @classmethod
-    def absent(cls, folder: Path) -> "GoldenFixtureError":
-        """Make the error for a golden that was never captured."""
-        return cls(
-            f"there is no golden in {folder}; capture it on a trusted device:"
-            " pytest --capture-expectation --assay-device cpu/float32"
-        )
-
-    @classmethod
-    def stale(cls, folders: Sequence[Path]) -> "GoldenFixtureError":
-        """Make the error for goldens that no test uses."""
-        names = " ".join(shlex.quote(str(folder)) for folder in folders)
-        return cls(f"no test uses these goldens; delete them: {names}")
-
 
 @dataclass(frozen=True, slots=True)
 class Golden:
@@ -92,7 +78,10 @@ class Golden:
         from assay.generate.processes.requests import GenerateCheck
 
         if not self.folder.is_dir():
-            raise GoldenFixtureError.absent(self.folder)
+            raise GoldenFixtureError(
+                f"there is no golden in {self.folder}; capture it on a trusted device:"
+                " pytest --capture-expectation --assay-device cpu/float32"
+            )
         self.scratch.mkdir(parents=True, exist_ok=True)
         check = GenerateCheck(
             model=model,
@@ -139,4 +128,5 @@ def refuse_stale_goldens(file: Path, tests: Iterable[str]) -> None:
     asked_for = {golden_folder(file, test) for test in tests}
     stale = sorted(set(folder.glob("*/")) - asked_for)
     if stale:
-        raise GoldenFixtureError.stale(stale)
+        names = " ".join(shlex.quote(str(one)) for one in stale)
+        raise GoldenFixtureError(f"no test uses these goldens; delete them: {names}")

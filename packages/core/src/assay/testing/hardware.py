@@ -38,11 +38,8 @@ def missing_accelerators(mark: AcceleratorMark, listed: "Sequence[ListedDevice]"
         lines = [line for line in listed if line.vendor and line.vendor.name == mark.vendor]
         if not lines:
             known = ", ".join(sorted({line.vendor.name for line in listed if line.vendor}))
-            raise MarkError.of(
-                "accelerator",
-                'accelerator("nvidia", count=4)',
-                f"unknown vendor {mark.vendor!r} (there is: {known})",
-            )
+            problem = f"unknown vendor {mark.vendor!r} (there is: {known})"
+            raise MarkError.of("accelerator", problem)
     if any(line.status == "present" and len(line.products) >= mark.count for line in lines):
         return ""
     present = [line for line in lines if line.status == "present"]

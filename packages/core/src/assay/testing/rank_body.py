@@ -52,13 +52,6 @@ class BodyCall:
 class FixtureLostError(UsageError):
     """Error for a fixture that cannot be unpickled in a rank."""
 
-    @classmethod
-    def of(cls, name: str, error: BaseException) -> "FixtureLostError":
-        """Make the error from the exception of unpickling."""
-        return cls(
-            f"fixture {name!r} cannot be made again in a rank: {type(error).__name__}: {error}"
-        )
-
 
 def run_body(rank: Rank, call: BodyCall) -> None:
     """Run the test of `call` on `rank`. Raises: the test's exception; RankSkipped if it skips."""
@@ -142,7 +135,6 @@ def _import_test_module(call: BodyCall) -> ModuleType:
 
 
 def _find_test(module: ModuleType, name: str) -> Callable[..., object]:
-    """Return the function called `name`; bind a method to a new instance of its class."""
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part)
@@ -159,5 +151,7 @@ def _unpack_fixtures(packed: bytes) -> dict[str, object]:
         try:
             values[name] = unpickler.load()
         except Exception as error:
-            raise FixtureLostError.of(name, error) from error
+            raise FixtureLostError(
+                f"fixture {name!r} cannot be made again in a rank: {type(error).__name__}: {error}"
+            ) from error
     return values

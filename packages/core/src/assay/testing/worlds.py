@@ -52,14 +52,6 @@ class MeshFixtureError(UsageError):
         """Make the error for a test that is not marked `world`."""
         return cls("the fixture mesh needs a world of ranks; mark the test world(dp=2)")
 
-    @classmethod
-    def in_fixture(cls, name: str) -> "MeshFixtureError":
-        """Make the error for a fixture that reads attribute `name` of the mesh."""
-        return cls(
-            f"mesh.{name}: the mesh is made in the ranks, after all fixtures; use it in the test's "
-            "body"
-        )
-
 
 class MeshOfRanks:
     """The value of the fixture `mesh` outside the ranks; any use of it raises."""
@@ -67,7 +59,9 @@ class MeshOfRanks:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):  # read by pytest, pickle and the like
             raise AttributeError(name)
-        raise MeshFixtureError.in_fixture(name)
+        raise MeshFixtureError(
+            f"mesh.{name}: the mesh is made in the ranks, after all fixtures; use it in the test's body"
+        )
 
 
 def run_test_in_world(item: "pytest.Function", world: World) -> None:
@@ -167,7 +161,6 @@ def _rewritten_code(file: str, _changed: int) -> bytes:
 
 
 def _show_log(rank: int, log: Path) -> None:
-    """Print the log of `rank`, so that pytest shows it with the test's output."""
     size = log.stat().st_size if log.exists() else 0
     if not size:
         return

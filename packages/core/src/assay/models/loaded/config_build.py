@@ -4,6 +4,8 @@ A loader, or a patch of one, may change buffers, settings and modules of every m
 second load repeats the change. A model built without a loader does not have it.
 """
 
+# ruff: noqa: ANN401 - objects of transformers
+
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,11 +40,7 @@ class BuiltComparison:
     """Sentences about different settings."""
 
 
-def build_from_config(
-    model: Any,  # noqa: ANN401 - transformers
-    config: Any,  # noqa: ANN401 - transformers
-    dtype: torch.dtype,
-) -> nn.Module:
+def build_from_config(model: Any, config: Any, dtype: torch.dtype) -> nn.Module:
     """Build a second model of the same class, with real buffers and with parameters on meta.
 
     config: a new configuration from the same config.json.
@@ -140,7 +138,6 @@ def _pairs(
 
 
 def _settings(module: nn.Module) -> dict[str, object]:
-    """Return the plain attributes of a module and its numbers of hooks."""
     found: dict[str, object] = {
         key: getattr(value, "__qualname__", value)
         for key, value in vars(module).items()
@@ -160,7 +157,6 @@ def _is_plain(value: object) -> bool:
 
 
 def _keys(settings: Mapping[str, Any]) -> dict[str, object]:
-    """Flatten the keys of a configuration, with dots for nested ones."""
     found: dict[str, object] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -176,7 +172,7 @@ def _parameters_without_memory() -> Iterator[None]:
     module_class: Any = nn.Module
     register = module_class.register_parameter
 
-    def register_on_meta(module: Any, name: str, parameter: nn.Parameter | None) -> None:  # noqa: ANN401
+    def register_on_meta(module: Any, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None and not parameter.is_meta:
             parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
         register(module, name, parameter)

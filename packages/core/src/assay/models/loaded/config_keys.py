@@ -1,5 +1,7 @@
 """Find keys of config.json that no code read, and guess the intended key."""
 
+# ruff: noqa: ANN401 - objects of transformers
+
 import difflib
 import inspect
 import re
@@ -45,10 +47,7 @@ class KeyReader:
     """Its source names keys that it reads only in other cases."""
 
     def find_unread(
-        self,
-        raw: Mapping[str, Any],
-        config: Any,  # noqa: ANN401 - transformers
-        prefix: str = "",
+        self, raw: Mapping[str, Any], config: Any, prefix: str = ""
     ) -> tuple[list[UnreadKey], int]:
         """Return the keys of a config.json that no code reads, and the number of checked keys.
 
@@ -101,12 +100,7 @@ class KeyReader:
                 unread.append(_describe(key, prefix, self.reads.inner, value))
         return unread
 
-    def _has_no_effect(
-        self,
-        config: Any,  # noqa: ANN401 - transformers
-        name: str,
-        value: object,
-    ) -> bool:
+    def _has_no_effect(self, config: Any, name: str, value: object) -> bool:
         """Return True for the default value, or for a key that is read only in other cases."""
         if name in type(config).__dict__ and getattr(type(config), name) == value:
             return True
@@ -118,18 +112,14 @@ def _overridden(key: str, stored: object, used: object) -> UnreadKey:
     return UnreadKey(key=key, problem="overridden", used=repr(used), stored=repr(stored))
 
 
-def _names(config: Any, read: Iterable[str]) -> set[str]:  # noqa: ANN401 - transformers
+def _names(config: Any, read: Iterable[str]) -> set[str]:
     """Return names that a misspelled key could stand for, as in code and as in files."""
     aliases = {alias for alias, name in config.attribute_map.items() if name in read}
     return {name for name in read if not callable(getattr(config, name, None))} | aliases
 
 
 def _describe(
-    key: str,
-    prefix: str,
-    read: Iterable[str],
-    raw: Mapping[str, Any],
-    config: object = None,
+    key: str, prefix: str, read: Iterable[str], raw: Mapping[str, Any], config: object = None
 ) -> UnreadKey:
     near = difflib.get_close_matches(key, sorted(read), n=3, cutoff=NEAREST)
     absent = [

@@ -1,5 +1,7 @@
 """Record which keys of a configuration a model's code reads."""
 
+# ruff: noqa: ANN401 - objects of transformers
+
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -43,7 +45,7 @@ def trace_reads() -> Iterator[ConfigReads]:
     config_class: Any = PretrainedConfig
     original = config_class.__getattribute__
 
-    def read(self: Any, key: str) -> Any:  # noqa: ANN401 - any value
+    def read(self: Any, key: str) -> Any:
         try:
             value = original(self, key)
         except AttributeError:
@@ -81,21 +83,21 @@ def _traced_dict(reads: ConfigReads) -> type[dict[str, Any]]:
             reads.inner.add(key)
 
     class TracedDict(dict[str, Any]):
-        def __init__(self, *given: Any, **named: Any) -> None:  # noqa: ANN401 - as dict
+        def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named)
             for key, value in self.items():
                 if type(value) is dict:  # for each kind of layer
                     super().__setitem__(key, TracedDict(value))
 
-        def __getitem__(self, key: str) -> Any:  # noqa: ANN401 - as dict
+        def __getitem__(self, key: str) -> Any:
             note(key)
             return super().__getitem__(key)
 
-        def get(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - as dict
+        def get(self, key: str, default: Any = None) -> Any:
             note(key)
             return super().get(key, default)
 
-        def pop(self, key: str, *default: Any) -> Any:  # noqa: ANN401 - as dict
+        def pop(self, key: str, *default: Any) -> Any:
             note(key)
             return super().pop(key, *default)
 

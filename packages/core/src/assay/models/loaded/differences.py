@@ -58,17 +58,16 @@ def measure_difference(
     """
     if same_bits(actual, expected):
         return None
-    rows = torch.atleast_1d(actual.detach()).flatten(1) if actual.dim() > 1 else None
-    if rows is None:
-        actual_rows, expected_rows = actual.reshape(-1, 1), expected.reshape(-1, 1)
-    else:
-        actual_rows, expected_rows = rows, expected.flatten(1)
+    actual_rows, expected_rows = (
+        one.detach().flatten(1) if one.dim() > 1 else one.detach().reshape(-1, 1)
+        for one in (actual, expected)
+    )
     # NaN equals NaN.
     differs = (actual_rows != expected_rows) & ~(actual_rows.isnan() & expected_rows.isnan())
     wrong = differs.any(-1).nonzero()[:, 0]
     if not len(wrong):  # zeros of different sign, NaNs of different bits
         return None
-    wide = _wide(actual.dtype)
+    wide = torch.complex128 if actual.is_complex() else torch.float64
     actual_wrong, expected_wrong = actual_rows[wrong].to(wide), expected_rows[wrong].to(wide)
     norm = float(expected_wrong.abs().pow(2).sum().sqrt())
     error = float((actual_wrong - expected_wrong).abs().pow(2).sum().sqrt())
@@ -81,10 +80,6 @@ def measure_difference(
         error=error / norm if norm else (float("inf") if error else 0.0),
         largest=_largest_in_units(actual_wrong, expected_wrong, dtype),
     )
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.complex128 if dtype.is_complex else torch.float64
 
 
 def _largest_in_units(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> float:

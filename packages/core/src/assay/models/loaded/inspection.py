@@ -98,8 +98,9 @@ def _inspect_second_load(
         keys = KeyReader(reads, type(again))
         unread, report.num_keys = keys.find_unread(raw, config)
         if unread:
-            # Only the forward pass reads some keys.
-            _run_few_tokens(again)
+            # Only the forward pass reads some keys. Reads before an error count.
+            with torch.no_grad(), suppress(Exception):
+                again(input_ids=torch.arange(_FEW_TOKENS)[None] % 2)
             unread, report.num_keys = keys.find_unread(raw, config)
     report.keys = unread
     differences, missing = compare_made(weights.made, again, dtype)
@@ -116,8 +117,6 @@ def _inspect_built(
     weights: ComparedWeights,
     remote_code: RemoteCode,
 ) -> None:
-    """Compare with a model built from config.json alone."""
-
     def build(dtype: torch.dtype) -> nn.Module:
         return build_from_config(loaded.model, load_config(folder, remote_code), dtype)
 
@@ -141,13 +140,6 @@ def _computed_dtype(loaded: LoadedModel) -> torch.dtype:
     """Return the dtype of the buffers before `load_model` widened them to float64."""
     widened = loaded.dtype == "float64" and loaded.checkpoint_dtype != "float64"
     return torch.float32 if widened else DTYPES[loaded.dtype]
-
-
-def _run_few_tokens(model: nn.Module) -> None:
-    ids = torch.arange(_FEW_TOKENS)[None] % 2
-    # Reads before an error count.
-    with torch.no_grad(), suppress(Exception):
-        model(input_ids=ids)
 
 
 def inspect_changes(

@@ -4,6 +4,8 @@ Stored tensors were compared with the files already, so the second load uses pla
 tensors that the model's code computes must be bitwise equal to those of the first load.
 """
 
+# ruff: noqa: ANN401 - objects of transformers
+
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,12 +22,7 @@ from assay.models.loaded.weights import all_tensors
 _OTHER_SEED = 0x5EED
 
 
-def load_again(
-    model: Any,  # noqa: ANN401 - transformers
-    config: Any,  # noqa: ANN401 - transformers
-    stored: list[str],
-    dtype: torch.dtype,
-) -> nn.Module:
+def load_again(model: Any, config: Any, stored: list[str], dtype: torch.dtype) -> nn.Module:
     """Load another model of the same class, with placeholders for the tensors `stored`.
 
     config: a new configuration from the same config.json.
@@ -46,7 +43,7 @@ def load_again(
 
     with other_random_numbers(), _dirty_memory():
         try:
-            return load(_one_number)
+            return load(lambda tensor: torch.zeros((), dtype=tensor.dtype).expand(tensor.shape))
         except RuntimeError:
             # Code that writes into loaded tensors needs real memory.
             return load(lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype))
@@ -69,11 +66,6 @@ def compare_made(
             found = measure_difference(name, tensor, other, dtype, "varies")
             differences += [found] if found is not None else []
     return differences, missing
-
-
-def _one_number(tensor: Tensor) -> Tensor:
-    """Make a tensor of this shape that takes no memory."""
-    return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 
 @contextmanager

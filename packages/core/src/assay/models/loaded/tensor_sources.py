@@ -5,6 +5,8 @@ the stored values itself. A tensor stored under the name of a parameter of the s
 parameter, even if a renaming would move it to another layer.
 """
 
+# ruff: noqa: ANN401 - objects of transformers
+
 import copy
 import re
 from collections.abc import Callable, Mapping
@@ -49,7 +51,7 @@ class _Group:
     by_pattern: dict[str, list[str]] = field(default_factory=dict)
 
 
-def find_sources(model: Any, stored: Mapping[str, Tensor]) -> TensorSources:  # noqa: ANN401 - transformers
+def find_sources(model: Any, stored: Mapping[str, Tensor]) -> TensorSources:
     """Match the stored tensors with the parameters and buffers of a transformers model."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming
@@ -76,11 +78,7 @@ def find_sources(model: Any, stored: Mapping[str, Tensor]) -> TensorSources:  # 
 
 
 def _name_in_model(
-    name: str,
-    model: Any,  # noqa: ANN401 - transformers
-    state: dict[str, Tensor],
-    renamings: list[Any],
-    converters: list[Any],
+    name: str, model: Any, state: dict[str, Tensor], renamings: list[Any], converters: list[Any]
 ) -> tuple[str, str | None]:
     """Return the name in the model of the stored tensor `name`, and the pattern of its converter."""
     from transformers.core_model_loading import rename_source_key
@@ -95,7 +93,6 @@ def _name_in_model(
 
 
 def _numbers(name: str) -> list[str]:
-    """Return the numbers of layers and experts in a name."""
     return _NUMBER.findall(name)
 
 
@@ -106,7 +103,7 @@ def _natural_order(name: str) -> list[tuple[int, str]]:
 
 def _convert(
     group: _Group,
-    model: Any,  # noqa: ANN401 - transformers
+    model: Any,
     state: Mapping[str, Tensor],
     stored: Mapping[str, Tensor],
     found: TensorSources,
@@ -134,9 +131,7 @@ def _convert(
 
 
 def _apply(
-    converter: Any,  # noqa: ANN401 - transformers
-    values: Mapping[str, list[Tensor]],
-    num_outputs: int,
+    converter: Any, values: Mapping[str, list[Tensor]], num_outputs: int
 ) -> list[Tensor] | None:
     """Apply the converter's operations to the stored values; return None if one is unknown here."""
     parts: list[list[Tensor]] = [
@@ -159,9 +154,7 @@ def _apply(
 
 
 def _apply_theirs(
-    group: _Group,
-    model: nn.Module,
-    values: Mapping[str, list[Tensor]],
+    group: _Group, model: nn.Module, values: Mapping[str, list[Tensor]]
 ) -> dict[str, Tensor]:
     """Apply transformers' own code for the conversion to the stored values."""
     converter = copy.deepcopy(group.converter)

@@ -1,5 +1,7 @@
 """Check common assumptions about tokenizers, such as one BOS and one pass of the chat template."""
 
+# ruff: noqa: ANN401 - objects of transformers
+
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -12,9 +14,7 @@ _MESSAGES = [{"role": "user", "content": _TEXT}]
 
 
 def check_tokenizer(
-    tokenizer: Any,  # noqa: ANN401 - transformers
-    config: Any,  # noqa: ANN401 - transformers
-    eos_token_ids: Sequence[int],
+    tokenizer: Any, config: Any, eos_token_ids: Sequence[int]
 ) -> tuple[list[str], list[str]]:
     """Return errors of the tokenizer, and correct properties that are easy to misuse."""
     wrong: list[str] = []
@@ -43,7 +43,7 @@ def check_tokenizer(
     return wrong, notes
 
 
-def _check_template(tokenizer: Any) -> tuple[list[str], list[str]]:  # noqa: ANN401 - transformers
+def _check_template(tokenizer: Any) -> tuple[list[str], list[str]]:
     try:
         text = tokenizer.apply_chat_template(_MESSAGES, add_generation_prompt=True, tokenize=False)
         encoded = tokenizer.apply_chat_template(
@@ -67,11 +67,10 @@ def _check_template(tokenizer: Any) -> tuple[list[str], list[str]]:  # noqa: ANN
 
 
 def _leading(ids: Sequence[int], token: int) -> int:
-    """Count the ids at the start that are `token`."""
     return len([*takewhile(lambda id_: id_ == token, ids)])
 
 
-def check_generation_config(folder: Path, model: Any) -> list[str]:  # noqa: ANN401 - transformers
+def check_generation_config(folder: Path, model: Any) -> list[str]:
     """Describe settings of generation_config.json that the loaded model lacks."""
     path = folder / "generation_config.json"
     own = getattr(model, "generation_config", None)

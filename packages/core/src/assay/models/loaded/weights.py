@@ -1,5 +1,7 @@
 """Compare parameters and buffers of a loaded model with the raw values of its files."""
 
+# ruff: noqa: ANN401 - objects of transformers
+
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,9 +36,7 @@ class ComparedWeights:
 
 
 def compare_with_files(
-    model: Any,  # noqa: ANN401 - transformers
-    stored: Mapping[str, Tensor],
-    dtype: torch.dtype,
+    model: Any, stored: Mapping[str, Tensor], dtype: torch.dtype
 ) -> ComparedWeights:
     """Compare every parameter and buffer with the stored tensors that make it up.
 
@@ -47,6 +47,7 @@ def compare_with_files(
     result.not_compared += [f"{name} ({reason})" for name, reason in found.unknown.items()]
     by_name = result.sources = {source.name: source for source in found.sources}
     held = {_identity(tensor): name for name, tensor in all_tensors(model) if name in by_name}
+    may_be_missing = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
     tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     for name, tensor in counted("compares weights", [*all_tensors(model)], "tensors"):
         source = by_name.get(name) or by_name.get(tied.get(name, ""))
@@ -54,7 +55,9 @@ def compare_with_files(
             _compare(result, name, tensor, source, dtype)
         elif name in found.unknown or _identity(tensor) in held:
             continue  # listed above, or compared under its other name
-        elif isinstance(tensor, nn.Parameter) and not _may_be_missing(model, name):
+        elif isinstance(tensor, nn.Parameter) and not any(
+            re.search(pattern, name) for pattern in may_be_missing
+        ):
             result.differences.append(WeightDifference(name=name, problem="not-stored"))
             result.compared += 1
         else:
@@ -67,7 +70,7 @@ def compare_with_files(
     return result
 
 
-def quantisation_of(model: Any) -> str | None:  # noqa: ANN401 - transformers
+def quantisation_of(model: Any) -> str | None:
     """Return the method by which the files of `model` are quantized; None if they are not."""
     settings = getattr(model.config, "quantization_config", None)
     if settings is None:
@@ -158,12 +161,7 @@ def _identity(tensor: Tensor) -> tuple[object, ...]:
     return (address, tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
-def _may_be_missing(model: Any, name: str) -> bool:  # noqa: ANN401 - transformers
-    patterns = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
-    return any(re.search(pattern, name) for pattern in patterns)
-
-
-def _not_ignored(model: Any, unused: list[str]) -> list[str]:  # noqa: ANN401 - transformers
+def _not_ignored(model: Any, unused: list[str]) -> list[str]:
     """Return the unused tensors that the model's class does not declare to ignore."""
     declared = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     buffers = [name for name, _ in model.named_buffers()]

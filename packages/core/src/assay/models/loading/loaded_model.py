@@ -103,9 +103,8 @@ def load_model(
         if load_dtype is torch.float64 and not (tensors and reading.holds_float64(tensors)):
             # float32 represents every stored value, and is the usual dtype of buffers.
             load_dtype = torch.float32
-        module, notes = _load_weights(
-            folder, config, load_dtype, _implementations(attention, experts), remote_code
-        )
+        options = {"attn_implementation": attention, "experts_implementation": experts}
+        module, notes = _load_weights(folder, config, load_dtype, options, remote_code)
         if dtype == "float64":
             _widen(module)
         text_config = module.config.get_text_config()
@@ -164,19 +163,15 @@ def stored_dtype(model: str, remote_code: RemoteCode) -> str:
         return reading.checkpoint_dtype(tensors) if tensors else pickled_dtype(folder)
 
 
-def _implementations(attention: str | None, experts: str | None) -> dict[str, str]:
-    named = {"attn_implementation": attention, "experts_implementation": experts}
-    return {key: value for key, value in named.items() if value is not None}
-
-
 def _load_weights(
     folder: Path,
     config: "PretrainedConfig",
     dtype: torch.dtype,
-    implementations: dict[str, str],
+    options: dict[str, str | None],
     remote_code: RemoteCode,
 ) -> tuple[Any, list[str]]:
     model_class = find_model_class(folder, config, remote_code)
+    given = {key: value for key, value in options.items() if value is not None}
     trusted = transformers_option(remote_code) if remote_code == "trust" else {}
     try:
         # Mismatched sizes are refused by name below.
@@ -187,7 +182,7 @@ def _load_weights(
             output_loading_info=True,
             ignore_mismatched_sizes=True,
             local_files_only=True,
-            **implementations,
+            **given,
             **trusted,
         )
     except torch.OutOfMemoryError as error:

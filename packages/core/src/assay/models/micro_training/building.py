@@ -7,8 +7,7 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from assay.models.micro.recipes import BOS_ID, MASK_ID, PROVENANCE, MicroRecipe,
 from assay.models.micro.untrained import new_model, save_model
 from assay.models.micro_training.encoder_init import attend_to_neighbors
 from assay.models.micro_training.standard_library import standard_library_text
+from assay.models.size_policy import limited_threads
 
 Progress = Callable[[int, int, float], None]
 
@@ -65,7 +65,7 @@ def build_model(
         torch.frombuffer(bytearray(text), dtype=torch.uint8) for text in standard_library_text()
     )
     start = time.perf_counter()
-    with _threads(num_threads):
+    with limited_threads(num_threads):
         model = new_model(recipe, seed).train()
         if recipe.masked:
             attend_to_neighbors(model, model.config.num_attention_heads)
@@ -84,16 +84,6 @@ def build_model(
     )
     _write_provenance(report, recipe, seed=seed, num_threads=num_threads)
     return report
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _train(

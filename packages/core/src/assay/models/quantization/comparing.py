@@ -128,7 +128,9 @@ class _Sides:
         factors: factors of the rows and columns of the expected weight.
         """
         judged, reference = self.load(pair)
-        file = self.actual.files.get(self._stored_name(pair.actual), self.actual.origin).name
+        form, name = self.of_actual[pair.actual], pair.actual
+        stored_name = name if form is None else f"{name.removesuffix('weight')}{form.marker}"
+        file = self.actual.files.get(stored_name, self.actual.origin).name
         if 0 in _shape(judged):
             return WeightResult(pair.name, file, 0, 0.0, 0.0, 0.0)
         if isinstance(judged, Tensor):
@@ -155,15 +157,9 @@ class _Sides:
             expected = _values(expected)[row : row + _num_rows(actual)]
         if _shape(expected) != shape:
             raise _ShapeError(f"{pair.name} (expected {_shape(expected)}, actual {shape})")
-        return (expected, actual) if self._is_reversed else (actual, expected)
-
-    @property
-    def _is_reversed(self) -> bool:
-        return bool(self.expected.quantization) and not self.actual.quantization
-
-    def _stored_name(self, name: str) -> str:
-        form = self.of_actual[name]
-        return name if form is None else f"{name.removesuffix('weight')}{form.marker}"
+        if self.expected.quantization and not self.actual.quantization:
+            return expected, actual
+        return actual, expected
 
 
 def _load(stored: WeightStore, name: str, form: Format | None) -> Tensor | QuantizedWeight:

@@ -96,7 +96,6 @@ class Groups:
         into.view(self.grid_shape).index_add_(0, self._down(rows), values.sum(-1).to(into.dtype))
 
     def _down(self, rows: slice) -> Tensor:
-        """Return the vertical group number of each row."""
         return torch.arange(rows.start, rows.stop) // self.block[0]
 
     def find_range(self, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ from statistics import NormalDist
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from assay.models.quantization.measuring import GroupErrors
 from assay.models.quantization.quantized_weight import QuantizedWeight
@@ -123,10 +124,6 @@ class JudgedWeight:
         usual = torch.minimum(torch.maximum(pooled.usual, -bent), bent)
         return (pooled.slope - usual).abs() > least, float(least.nanmedian())
 
-    def _factor_of(self, group: int) -> float:
-        pooled = self.errors.pooled
-        return float(self.errors.factor[group] if pooled is None else 1 + pooled.slope[group])
-
     def _floor(self) -> float:
         """Return the relative error that the dtypes of weights and scales allow."""
         return float(torch.finfo(self.reference.dtype).eps) / 2 + self.weight.scale_precision
@@ -155,7 +152,6 @@ class JudgedWeight:
         return torch.where(absolute == 0, 0.0, absolute / least)
 
     def _of_whole(self) -> WeightFault:
-        """Describe a weight with mostly wrong groups."""
         errors = self.errors
         cause: Cause = "values"
         amount = float(errors.offset.nanmedian())
@@ -172,6 +168,7 @@ class JudgedWeight:
         self, is_scale: Tensor, is_zero: Tensor, is_other: Tensor, is_unlike: Tensor, over: Tensor
     ) -> list[WeightFault]:
         errors = self.errors
+        factors = errors.factor if errors.pooled is None else 1 + errors.pooled.slope
         severity = torch.where(over.isnan(), torch.inf, over)
         partners = self._find_owners(is_unlike, severity)
         groups = (is_scale | is_zero | is_other).nonzero()[:, 0].tolist()
@@ -187,7 +184,7 @@ class JudgedWeight:
             elif is_zero[group]:
                 cause, amount = "zero-point", float(errors.offset[group])
             elif is_scale[group] and errors.correlation[group] >= self._least_similar:
-                cause, amount = "scale", self._factor_of(group)
+                cause, amount = "scale", float(factors[group])
             found.append(
                 WeightFault(
                     self.name,
@@ -212,8 +209,9 @@ class JudgedWeight:
         suspects = suspects[:_MOST_SEARCHED]
         if not suspects or groups.num_groups == 1:
             return {}
-        values = torch.stack([self._values_of(one) for one in suspects])
-        values = torch.nn.functional.normalize(values, dim=1)
+        values = functional.normalize(
+            torch.stack([self._values_of(one) for one in suspects]), dim=1
+        )
         most = torch.full((len(suspects),), self._least_similar)
         owners: dict[int, int] = {}
         for rows in groups.chunks():
@@ -222,7 +220,7 @@ class JudgedWeight:
             first, blocks = groups.stack(self.reference, rows)
             if blocks.shape[1] != values.shape[1]:
                 continue
-            similar = values @ torch.nn.functional.normalize(blocks, dim=1).t()
+            similar = values @ functional.normalize(blocks, dim=1).t()
             found, index = similar.max(1)
             for number in (found > most).nonzero()[:, 0].tolist():
                 most[number] = found[number]
@@ -233,7 +231,7 @@ class JudgedWeight:
         groups = self.weight.groups
         values = self.weight.dequantize_rows(groups.rows_of(group))[:, group % groups.grid_shape[1]]
         missing = groups.block[0] - len(values)
-        return torch.nn.functional.pad(values, (0, 0, 0, missing)).flatten()
+        return functional.pad(values, (0, 0, 0, missing)).flatten()
 
     def _find_exchanged(self, suspects: list[int]) -> dict[int, int]:
         """Return pairs of groups with each other's scale and zero point."""

@@ -84,7 +84,6 @@ def _load_objects(file: Path) -> object:
 
 
 def _is_plain(content: object) -> TypeGuard[Tensor]:
-    """Return True for a dense tensor without gradient history, attributes or conjugation."""
     return (
         type(content) is Tensor
         and content.layout is torch.strided
@@ -103,21 +102,15 @@ def require_stored(file: Path, name: str, tensor: Tensor) -> Tensor:
     return tensor.detach()
 
 
-def _require_weight(file: Path, name: str, tensor: Tensor) -> Tensor:
-    if tensor.dtype not in _NAMES:
-        raise UnreadableFileError.of(file, f"{name} is a {tensor.layout} of {tensor.dtype}")
-    return require_stored(file, name, tensor)
-
-
 def _load_file(file: Path) -> dict[str, Tensor]:
     state = load_objects(file)
     if not isinstance(state, Mapping):
         raise UnreadableFileError.of(file, f"it holds a {type(state).__name__}, no tensors by name")
-    return {
-        str(key): _require_weight(file, str(key), one)
-        for key, one in state.items()
-        if isinstance(one, Tensor)
-    }
+    tensors = {str(key): one for key, one in state.items() if isinstance(one, Tensor)}
+    for name, one in tensors.items():
+        if one.dtype not in _NAMES:
+            raise UnreadableFileError.of(file, f"{name} is a {one.layout} of {one.dtype}")
+    return {name: require_stored(file, name, one) for name, one in tensors.items()}
 
 
 def read_pickled(folder: Path) -> dict[str, Tensor]:

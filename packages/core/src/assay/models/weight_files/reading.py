@@ -179,7 +179,10 @@ def stored_weights(tensors: list[TensorEntry]) -> dict[str, StoredWeight]:
     found: dict[str, StoredWeight] = {}
     with subtask("hashes its files", sum(one.size_bytes for one in tensors) / 1e6, "MB") as task:
         for file in sorted({tensor.file for tensor in tensors}):
-            with file.open("rb") as stream, _map(stream.fileno()) as data:
+            with (
+                file.open("rb") as stream,
+                mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
+            ):
                 for one in tensors:
                     if one.file == file:
                         with memoryview(data)[one.start : one.end] as values:
@@ -187,10 +190,6 @@ def stored_weights(tensors: list[TensorEntry]) -> dict[str, StoredWeight]:
                         found[one.name] = StoredWeight(one.dtype, one.shape, hashed)
                         task.advance(one.size_bytes / 1e6)
     return found
-
-
-def _map(descriptor: int) -> mmap.mmap:
-    return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
 
 
 def files_hash(files: Mapping[str, Path]) -> str:

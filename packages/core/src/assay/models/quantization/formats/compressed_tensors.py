@@ -95,7 +95,6 @@ def _is_target(target: str, module: str) -> bool:
 def _block_of(
     stored: WeightStore, settings: Mapping[str, object], shape: tuple[int, int]
 ) -> tuple[int, int]:
-    """Return the rows and columns that share a scale."""
     size, block = settings.get("group_size"), settings.get("block_structure")
     strategy = settings.get("strategy") or (
         "tensor" if size is None else "channel" if size == -1 else "group"
