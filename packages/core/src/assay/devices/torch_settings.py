@@ -50,9 +50,7 @@ def _find_uncontrolled() -> list[str]:
             )
         else:
             os.environ[variable] = workspace
-    found += [
-        f"{name} has generators of its own" for name in _OTHER_LIBRARIES if name in sys.modules
-    ]
+    found += [f"{name} has separate generators" for name in _OTHER_LIBRARIES if name in sys.modules]
     if torch.get_num_threads() > 1:
         found.append(
             f"torch uses {torch.get_num_threads()} threads: with another number, sums differ in their last bits"

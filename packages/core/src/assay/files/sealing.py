@@ -63,7 +63,9 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
     """Read the JSON object that `seal` formatted, without its digest. Raises: as in `read_sealed`."""
     content = read_json_object(path)
     if DIGEST not in content:
-        raise UnreadableFileError.of(path, "it has no digest: a change of it could not be seen")
+        raise UnreadableFileError.of(
+            path, "it has no digest, so that a change could not be detected"
+        )
     return check_seal(content, path)
 
 

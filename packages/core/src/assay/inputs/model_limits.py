@@ -42,7 +42,7 @@ class ModelLimits:
         for position, id_ in enumerate(ids):
             if not 0 <= id_ < self.vocab_size:
                 raise UsageError(
-                    f"{where}: token id {shorten(id_)} at position {position} is outside of the"
+                    f"{where}: token id {shorten(id_)} at position {position} is outside the"
                     f" vocabulary of {self.vocab_size}"
                 )
         if self.max_positions is not None and len(ids) + max_new_tokens > self.max_positions:

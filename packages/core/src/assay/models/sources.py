@@ -93,8 +93,8 @@ def _list_folders(parent: Path) -> str:
         path.name for path in parent.iterdir() if path.is_dir() and not path.name.startswith(".")
     )
     if not names:
-        return f"in {parent} there are none"
-    return f"in {parent} there are: {name_some(names, _MOST_FOLDERS_NAMED)}"
+        return f"{parent} has no folders"
+    return f"{parent} has: {name_some(names, _MOST_FOLDERS_NAMED)}"
 
 
 def _resolve_recipe(reference: str) -> ModelSource:

@@ -128,7 +128,7 @@ def test_given_prompts_must_fit_the_model() -> None:
 
 
 def test_vocabulary_too_small_for_the_tokenizer_is_refused() -> None:
-    with pytest.raises(UsageError, match="outside of the vocabulary of 200"):
+    with pytest.raises(UsageError, match="outside the vocabulary of 200"):
         plan(ModelLimits(vocab_size=200))
 
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from assay.devices.base import Detection, DeviceVendor
+from assay.devices.base import DeviceVendor
 from assay.devices.detection.isolation import detect_isolated
 from assay.devices.registry import adapter_names
 
@@ -48,17 +48,16 @@ def list_devices(timeout_seconds: float) -> tuple[ListedDevice, ...]:
     for answer in detect_isolated(adapter_names(), timeout_seconds):
         if answer.problem:
             lines.append(ListedDevice(answer.kind, "broken", missing=answer.problem))
-        lines += [_line(answer.kind, detection) for detection in answer.detections]
+        lines += [
+            ListedDevice(
+                answer.kind,
+                "present" if found.present else "absent",
+                found.vendor,
+                found.products,
+                found.variants,
+                found.missing,
+            )
+            for found in answer.detections
+        ]
     order: list[Status] = ["present", "absent", "broken"]
     return tuple(sorted(lines, key=lambda line: (order.index(line.status), line.device)))
-
-
-def _line(kind: str, detection: Detection) -> ListedDevice:
-    return ListedDevice(
-        device=kind,
-        status="present" if detection.present else "absent",
-        vendor=detection.vendor,
-        products=detection.products,
-        variants=detection.variants,
-        missing=detection.missing,
-    )

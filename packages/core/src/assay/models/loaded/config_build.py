@@ -8,14 +8,13 @@ second load repeats the change. A model built without a loader does not have it.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from assay.models.loaded.differences import measure_difference, same_bits
-from assay.models.loaded.report import WeightDifference
+from assay.models.loaded.report import LoadReport
 from assay.models.loaded.second_load import other_random_numbers
 from assay.models.loaded.weights import all_tensors
 
@@ -27,17 +26,6 @@ _IGNORED_KEYS = frozenset({"_name_or_path", "transformers_version", "architectur
 # Attributes of a module that do not affect the computation. The check sets `training`.
 _IGNORED_ATTRIBUTES = frozenset({"name_or_path", "training"})
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-
-
-@dataclass(slots=True)
-class BuiltComparison:
-    """Differences between a loaded model and one built from the configuration alone."""
-
-    weights: list[WeightDifference] = field(default_factory=list)
-    not_compared: list[str] = field(default_factory=list)
-    """Tensors that the built model lacks."""
-    settings: list[str] = field(default_factory=list)
-    """Sentences about different settings."""
 
 
 def build_from_config(model: Any, config: Any, dtype: torch.dtype) -> nn.Module:
@@ -58,14 +46,15 @@ def build_from_config(model: Any, config: Any, dtype: torch.dtype) -> nn.Module:
 
 def compare_with_built(
     model: nn.Module, made: Mapping[str, Tensor], build: BuildModel, dtype: torch.dtype
-) -> BuiltComparison:
+) -> LoadReport:
     """Compare settings, modules and the tensors that no file holds with those of a built model.
 
     made: the tensors that no file holds.
     dtype: the dtype of the load.
+    Returns: a report with `weights`, `not_compared` and `settings` alone.
     """
     built = build(dtype)
-    result = BuiltComparison(settings=list(_other_settings(model, built)))
+    result = LoadReport(settings=list(_other_settings(model, built)))
     expected = {name: tensor.detach() for name, tensor in all_tensors(built)}
     different = []
     for name, tensor in made.items():

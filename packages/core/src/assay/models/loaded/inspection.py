@@ -1,12 +1,11 @@
 """Compare a loaded model with its files, in one report."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from assay.files import read_json_object
 from assay.models.folders import local_folder
@@ -14,17 +13,16 @@ from assay.models.loaded.config_build import build_from_config, compare_with_bui
 from assay.models.loaded.config_keys import KeyReader
 from assay.models.loaded.config_reads import trace_reads
 from assay.models.loaded.differences import measure_difference
-from assay.models.loaded.report import LoadReport, SetupChanges
+from assay.models.loaded.report import SetupChanges
 from assay.models.loaded.second_load import compare_made, load_again
-from assay.models.loaded.tensor_sources import TensorSource
 from assay.models.loaded.tokenizer import check_generation_config, check_tokenizer
 from assay.models.loaded.weights import (
-    ComparedWeights,
+    Inspection,
     UnknownFormError,
     all_tensors,
     coarser_dtype,
     compare_with_files,
-    quantisation_of,
+    quantization_of,
     value_in_form,
 )
 from assay.models.loading.configs import first_line, load_config
@@ -39,17 +37,6 @@ from assay.sites import unwrapped_path
 _FEW_TOKENS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    """The report on a load, and the expected tensors, to find later changes."""
-
-    report: LoadReport
-    sources: Mapping[str, TensorSource]
-    """Tensors that the files hold, mapped from there."""
-    made: Mapping[str, Tensor]
-    """Tensors that the model's code computed."""
-
-
 def inspect_load(loaded: LoadedModel, remote_code: RemoteCode) -> Inspection:
     """Compare `loaded`, unchanged since `load_model`, with its files.
 
@@ -57,42 +44,32 @@ def inspect_load(loaded: LoadedModel, remote_code: RemoteCode) -> Inspection:
     """
     dtype = DTYPES[loaded.dtype]
     with local_folder(loaded.source, remote_code) as folder, quiet_transformers():
-        weights = compare_with_files(loaded.model, map_folder(folder), dtype)
-        report = LoadReport(
-            compared=weights.compared,
-            weights=weights.differences,
-            unused=weights.unused,
-            not_compared=weights.not_compared,
-            non_finite=weights.non_finite,
-            generation=check_generation_config(folder, loaded.model),
-        )
+        inspection = compare_with_files(loaded.model, map_folder(folder), dtype)
+        report = inspection.report
+        report.generation = check_generation_config(folder, loaded.model)
         with subtask("loads it once more without the files"):
-            _inspect_second_load(report, loaded, folder, weights, remote_code)
+            _inspect_second_load(inspection, loaded, folder, remote_code)
         if loaded.tokenizer_kind == "own":
             tokenizer = load_tokenizer(folder, remote_code)
             report.tokenizer, report.notes = check_tokenizer(
                 tokenizer, loaded.config, loaded.eos_token_ids
             )
-    return Inspection(report, weights.sources, weights.made)
+    return inspection
 
 
 def _inspect_second_load(
-    report: LoadReport,
-    loaded: LoadedModel,
-    folder: Path,
-    weights: ComparedWeights,
-    remote_code: RemoteCode,
+    inspection: Inspection, loaded: LoadedModel, folder: Path, remote_code: RemoteCode
 ) -> None:
     """Load again without the files; compare computed tensors, and find unread keys."""
-    dtype = _computed_dtype(loaded)
+    report, dtype = inspection.report, _computed_dtype(loaded)
     raw = read_json_object(folder / "config.json")
     with trace_reads() as reads:
         config = load_config(folder, remote_code)
         try:
-            again = load_again(loaded.model, config, list(weights.sources), dtype)
+            again = load_again(loaded.model, config, list(inspection.sources), dtype)
         except Exception as error:  # noqa: BLE001 - the code of any model
             reason = f"a second load raised {type(error).__name__}: {first_line(error)}"
-            unknown = [*weights.made, "which keys of config.json are read"]
+            unknown = [*inspection.made, "which keys of config.json are read"]
             report.not_compared += [f"{name} ({reason})" for name in unknown]
             return
         keys = KeyReader(reads, type(again))
@@ -103,25 +80,20 @@ def _inspect_second_load(
                 again(input_ids=torch.arange(_FEW_TOKENS)[None] % 2)
             unread, report.num_keys = keys.find_unread(raw, config)
     report.keys = unread
-    differences, missing = compare_made(weights.made, again, dtype)
-    report.weights += differences
-    report.not_compared += missing
-    report.compared += len(weights.made) - len(missing)
-    _inspect_built(report, loaded, folder, weights, remote_code)
+    compare_made(inspection.made, again, dtype, report)
+    _inspect_built(inspection, loaded, folder, remote_code)
 
 
 def _inspect_built(
-    report: LoadReport,
-    loaded: LoadedModel,
-    folder: Path,
-    weights: ComparedWeights,
-    remote_code: RemoteCode,
+    inspection: Inspection, loaded: LoadedModel, folder: Path, remote_code: RemoteCode
 ) -> None:
+    report = inspection.report
+
     def build(dtype: torch.dtype) -> nn.Module:
         return build_from_config(loaded.model, load_config(folder, remote_code), dtype)
 
     try:
-        found = compare_with_built(loaded.model, weights.made, build, _computed_dtype(loaded))
+        found = compare_with_built(loaded.model, inspection.made, build, _computed_dtype(loaded))
     except Exception as error:  # noqa: BLE001 - the code of any model
         reason = f"building it raised {type(error).__name__}: {first_line(error)}"
         report.not_compared.append(f"what its class makes of config.json alone ({reason})")
@@ -129,7 +101,7 @@ def _inspect_built(
     known = {weight.name for weight in report.weights}
     report.weights += [weight for weight in found.weights if weight.name not in known]
     report.not_compared += found.not_compared
-    if quantisation_of(loaded.model):
+    if quantization_of(loaded.model):
         # Loading replaces modules.
         report.not_compared += found.settings
     else:

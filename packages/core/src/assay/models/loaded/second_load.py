@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from assay.models.loaded.differences import measure_difference, same_bits
-from assay.models.loaded.report import WeightDifference
+from assay.models.loaded.differences import measure_difference
+from assay.models.loaded.report import LoadReport
 from assay.models.loaded.weights import all_tensors
 
 _OTHER_SEED = 0x5EED
@@ -50,22 +50,18 @@ def load_again(model: Any, config: Any, stored: list[str], dtype: torch.dtype) -
 
 
 def compare_made(
-    made: dict[str, Tensor], again: nn.Module, dtype: torch.dtype
-) -> tuple[list[WeightDifference], list[str]]:
-    """Compare the tensors that the first load computed with the second load's.
-
-    Returns: the differences, and sentences about missing tensors.
-    """
+    made: dict[str, Tensor], again: nn.Module, dtype: torch.dtype, report: LoadReport
+) -> None:
+    """Compare the tensors that the first load computed with the second load's; add to `report`."""
     second = {name: tensor.detach().cpu() for name, tensor in all_tensors(again)}
-    differences, missing = [], []
     for name, tensor in made.items():
         other = second.get(name)
         if other is None or other.shape != tensor.shape:
-            missing.append(f"{name} (a second load has no such tensor)")
-        elif not same_bits(tensor, other := other.to(tensor.dtype)):
-            found = measure_difference(name, tensor, other, dtype, "varies")
-            differences += [found] if found is not None else []
-    return differences, missing
+            report.not_compared.append(f"{name} (a second load has no such tensor)")
+            continue
+        report.compared += 1
+        found = measure_difference(name, tensor, other.to(tensor.dtype), dtype, "varies")
+        report.weights += [found] if found is not None else []
 
 
 @contextmanager

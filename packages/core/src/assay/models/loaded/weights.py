@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.models.loaded.differences import count_non_finite, is_cast_of, measure_difference
-from assay.models.loaded.report import WeightDifference
+from assay.models.loaded.report import LoadReport, WeightDifference
 from assay.models.loaded.tensor_sources import TensorSource, find_sources
 from assay.progress import counted
 
@@ -21,30 +21,25 @@ _ONCE_STORED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")
 
 
 @dataclass(slots=True)
-class ComparedWeights:
-    """A comparison of a model's tensors with its files."""
+class Inspection:
+    """The report on a load, and the expected tensors, to find later changes."""
 
+    report: LoadReport
     sources: dict[str, TensorSource] = field(default_factory=dict)
     """Tensors that the files hold, by name."""
-    differences: list[WeightDifference] = field(default_factory=list)
-    compared: int = 0
     made: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that no file holds and that the model's code must compute alike each time."""
-    unused: list[str] = field(default_factory=list)
-    not_compared: list[str] = field(default_factory=list)
-    non_finite: list[str] = field(default_factory=list)
 
 
-def compare_with_files(
-    model: Any, stored: Mapping[str, Tensor], dtype: torch.dtype
-) -> ComparedWeights:
+def compare_with_files(model: Any, stored: Mapping[str, Tensor], dtype: torch.dtype) -> Inspection:
     """Compare every parameter and buffer with the stored tensors that make it up.
 
     dtype: the dtype of the load.
     """
     found = find_sources(model, stored)
-    result = ComparedWeights(unused=_not_ignored(model, found.unused))
-    result.not_compared += [f"{name} ({reason})" for name, reason in found.unknown.items()]
+    report = LoadReport(unused=_not_ignored(model, found.unused))
+    result = Inspection(report)
+    report.not_compared += [f"{name} ({reason})" for name, reason in found.unknown.items()]
     by_name = result.sources = {source.name: source for source in found.sources}
     held = {_identity(tensor): name for name, tensor in all_tensors(model) if name in by_name}
     may_be_missing = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
@@ -58,19 +53,19 @@ def compare_with_files(
         elif isinstance(tensor, nn.Parameter) and not any(
             re.search(pattern, name) for pattern in may_be_missing
         ):
-            result.differences.append(WeightDifference(name=name, problem="not-stored"))
-            result.compared += 1
+            report.weights.append(WeightDifference(name=name, problem="not-stored"))
+            report.compared += 1
         else:
             result.made[name] = tensor.detach().cpu().clone()
-    if method := quantisation_of(model):
+    if method := quantization_of(model):
         # Loading computes with stored scales in ways that only its own code knows.
-        result.not_compared += [f"{one.name} (stored by {method})" for one in result.differences]
-        result.compared -= len(result.differences)
-        result.differences = []
+        report.not_compared += [f"{one.name} (stored by {method})" for one in report.weights]
+        report.compared -= len(report.weights)
+        report.weights = []
     return result
 
 
-def quantisation_of(model: Any) -> str | None:
+def quantization_of(model: Any) -> str | None:
     """Return the method by which the files of `model` are quantized; None if they are not."""
     settings = getattr(model.config, "quantization_config", None)
     if settings is None:
@@ -90,24 +85,24 @@ def all_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _compare(
-    result: ComparedWeights, name: str, tensor: Tensor, source: TensorSource, dtype: torch.dtype
+    result: Inspection, name: str, tensor: Tensor, source: TensorSource, dtype: torch.dtype
 ) -> None:
     actual = tensor.detach().cpu()
     if count := count_non_finite(actual):
-        result.non_finite.append(f"{name} ({count:,} of {actual.numel():,} values)")
+        result.report.non_finite.append(f"{name} ({count:,} of {actual.numel():,} values)")
     try:
         stored = value_in_form(source, actual)
     except UnknownFormError as error:
-        result.not_compared.append(f"{name} ({error})")
+        result.report.not_compared.append(f"{name} ({error})")
         return
-    result.compared += 1
+    result.report.compared += 1
     if is_cast_of(actual, stored):
         return
     rounded = coarser_dtype(actual.dtype, dtype)
     difference = measure_difference(name, actual, stored.to(actual.dtype), rounded)
     if difference is not None:
         difference.values_of = _find_owner(actual, result.sources, name)
-        result.differences.append(difference)
+        result.report.weights.append(difference)
 
 
 def _find_owner(actual: Tensor, sources: Mapping[str, TensorSource], name: str) -> str | None:

@@ -42,7 +42,6 @@ class LoadedModel:
     """Hugging Face configuration, of the text part if there are several."""
     dtype: str
     encode: Callable[[str], list[int]]
-    decode: Callable[[Sequence[int]], str]
     encode_chat: Callable[[Sequence[Message]], list[int]] | None
     """Apply the chat template; None if there is none."""
     tokenizer_kind: Literal["own", "bytes", "none"]
@@ -125,7 +124,6 @@ def load_model(
         config=text_config,
         dtype=dtype,
         encode=tokenizing.encode,
-        decode=tokenizing.decode,
         encode_chat=tokenizing.encode_chat,
         tokenizer_kind=tokenizing.kind,
         tokenizer_hash=tokenizing.hash,

@@ -1,4 +1,4 @@
-"""Convert between text and token ids, with a folder's tokenizer or as bytes."""
+"""Encode text as token ids, with a folder's tokenizer or as bytes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,12 +24,11 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class Tokenizing:
-    """Functions between text and a model's token ids."""
+    """Functions that encode text as a model's token ids."""
 
     kind: Literal["own", "bytes", "none"]
     """The folder's tokenizer, UTF-8 bytes (after the BOS token if it has id 256), or ids only."""
     encode: Callable[[str], list[int]]
-    decode: Callable[[Sequence[int]], str]
     encode_chat: Callable[[Sequence[Message]], list[int]] | None
     """Apply the chat template; None if there is none."""
     hash: str
@@ -52,17 +51,14 @@ def find_tokenizing(
 
 
 def byte_tokenizer(*, starts_with_bos: bool) -> Tokenizing:
-    """Make a tokenizer whose ids are UTF-8 bytes; ids from 256 on decode to the empty string."""
+    """Make a tokenizer whose ids are UTF-8 bytes."""
     prefix = [BOS_ID] if starts_with_bos else []
 
     def encode(text: str) -> list[int]:
         return prefix + list(text.encode())
 
-    def decode(ids: Sequence[int]) -> str:
-        return bytes(id_ for id_ in ids if 0 <= id_ < _NUM_BYTES).decode(errors="replace")
-
     kind = "bytes after a begin token" if starts_with_bos else "bytes"
-    return Tokenizing("bytes", encode, decode, None, xxhash.xxh3_128_hexdigest(kind.encode()))
+    return Tokenizing("bytes", encode, None, xxhash.xxh3_128_hexdigest(kind.encode()))
 
 
 def load_tokenizer(folder: Path, remote_code: RemoteCode) -> Any:  # noqa: ANN401 - transformers
@@ -88,9 +84,6 @@ def _own_tokenizer(folder: Path, files: Mapping[str, Path], remote_code: RemoteC
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text))
 
-    def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
-
     def encode_chat(messages: Sequence[Message]) -> list[int]:
         encoded = tokenizer.apply_chat_template(
             [dict(message) for message in messages], add_generation_prompt=True, return_dict=True
@@ -100,7 +93,6 @@ def _own_tokenizer(folder: Path, files: Mapping[str, Path], remote_code: RemoteC
     return Tokenizing(
         "own",
         encode,
-        decode,
         encode_chat if tokenizer.chat_template else None,
         files_hash(files),
         tokenizer.pad_token_id,
@@ -114,7 +106,4 @@ def _no_tokenizer(name: str, vocab_size: int) -> Tokenizing:
             ' bytes: give prompts as token ids, one {"ids": [...]} a line (--prompts FILE.jsonl)'
         )
 
-    def decode(ids: Sequence[int]) -> str:
-        return " ".join(str(id_) for id_ in ids)
-
-    return Tokenizing("none", encode, decode, None, xxhash.xxh3_128_hexdigest(b"none"))
+    return Tokenizing("none", encode, None, xxhash.xxh3_128_hexdigest(b"none"))

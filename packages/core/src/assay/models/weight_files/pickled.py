@@ -105,7 +105,9 @@ def require_stored(file: Path, name: str, tensor: Tensor) -> Tensor:
 def _load_file(file: Path) -> dict[str, Tensor]:
     state = load_objects(file)
     if not isinstance(state, Mapping):
-        raise UnreadableFileError.of(file, f"it holds a {type(state).__name__}, no tensors by name")
+        raise UnreadableFileError.of(
+            file, f"it holds a {type(state).__name__} instead of named tensors"
+        )
     tensors = {str(key): one for key, one in state.items() if isinstance(one, Tensor)}
     for name, one in tensors.items():
         if one.dtype not in _NAMES:
