@@ -100,30 +100,25 @@ def _other_settings(model: nn.Module, built: nn.Module) -> Iterator[str]:
         if type(module) is not type(other):
             yield f"{name} is a {type(module).__name__}, not a {type(other).__name__}"
             continue
-        for key, sides in _pairs(_settings(module), _settings(other)):
-            yield _sentence(f"{name}.{key}" if path else key, *sides)
+        yield from _differences(f"{path}." if path else "", _settings(module), _settings(other))
         own: Any = getattr(module, "config", None)
         theirs: Any = getattr(other, "config", None)
         if (id(own), id(theirs)) in configs or not hasattr(own, "to_dict"):
             continue
         configs.add((id(own), id(theirs)))
-        for key, sides in _pairs(_keys(own.to_dict()), _keys(theirs.to_dict())):
-            yield _sentence(f"{name}.config.{key}", *sides)
+        yield from _differences(f"{name}.config.", _keys(own.to_dict()), _keys(theirs.to_dict()))
     yield from (f"{path} is missing, a module of its class" for path in expected)
 
 
-def _sentence(name: str, own: object, theirs: object) -> str:
-    return f"{name} is {own}, {theirs} where its class is built from config.json alone"
-
-
-def _pairs(
-    own: Mapping[str, object], theirs: Mapping[str, object]
-) -> Iterator[tuple[str, tuple[object, object]]]:
-    for key in sorted(own.keys() | theirs.keys()):
-        sides = own.get(key, "absent"), theirs.get(key, "absent")
+def _differences(
+    prefix: str, loaded: Mapping[str, object], built: Mapping[str, object]
+) -> Iterator[str]:
+    for key in sorted(loaded.keys() | built.keys()):
+        actual, expected = loaded.get(key, "absent"), built.get(key, "absent")
         # Compared as text, so that NaN equals itself and True differs from 1.
-        if repr(sides[0]) != repr(sides[1]):
-            yield key, sides
+        if repr(actual) != repr(expected):
+            where = "where its class is built from config.json alone"
+            yield f"{prefix}{key} is {actual}, {expected} {where}"
 
 
 def _settings(module: nn.Module) -> dict[str, object]:
