@@ -33,10 +33,6 @@ def seed_all(seed: int) -> list[str]:
     seed_generators(seed)
     torch.set_deterministic_debug_mode("warn")
     torch.backends.cudnn.benchmark = False
-    return _find_uncontrolled()
-
-
-def _find_uncontrolled() -> list[str]:
     variable, workspace = CUBLAS_WORKSPACE
     found = []
     if os.environ.get("PYTHONHASHSEED", "random") == "random":

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import xxhash
+from pydantic import TypeAdapter
 
 from assay.inputs.prompts import Prompt
 
@@ -77,15 +78,4 @@ class InputPlan:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "InputPlan":
         """Make the plan from the result of `to_json`."""
-        batches = tuple(
-            Batch(
-                **batch
-                | {
-                    "rows": tuple(tuple(row) for row in batch["rows"]),
-                    "prompts": tuple(batch["prompts"]),
-                }
-            )
-            for batch in record["batches"]
-        )
-        prompts = tuple(Prompt(item["text"], tuple(item["ids"])) for item in record["prompts"])
-        return cls(batches, prompts, tuple(record["notes"]))
+        return TypeAdapter(cls).validate_python(record)
