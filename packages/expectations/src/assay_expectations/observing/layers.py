@@ -13,7 +13,7 @@ from torch import Tensor
 from assay.generate.passes.generation_loop import timeline_of
 from assay.generate.passes.passes import Side, run_forced, whole_batches
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer
-from assay.hooks.timeline import RowIndex
+from assay.hooks.row_positions import RowIndex
 from assay.hooks.values.nested import iterate_tensors
 from assay.inputs import Batch
 from assay_expectations.observing.projections import project

@@ -38,7 +38,7 @@ def test_capture(measure: Measure, loaded: LoadedModel, device: Device, tmp_path
         return folder
 
     record(folder)
-    size_bytes = Trace.open(folder).describe().unique_bytes
+    size_bytes = Trace.open(folder).unique_bytes
     assert size_bytes > 0
     measure(remove, record, Amounts(num_tokens=ids_BT.numel(), num_bytes=size_bytes))
 
