@@ -8,7 +8,7 @@ from pathlib import Path
 
 from assay.dumps.protocol import Dump
 from assay.dumps.recognizing import open_dump
-from assay.inputs import PlanOptions
+from assay.inputs import BatchOptions
 from assay.offline.check import Comparison, compare_dumps
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
@@ -139,7 +139,7 @@ def judge(work: Work) -> list[Judged]:
 def _write(work: Work, run: str) -> None:
     way, _, dtype = run.rpartition(" ")
     is_plain = way in (PLAIN, YARDSTICK, *BATCHES)
-    options = PlanOptions(batch_size=BATCHES.get(way, 4), max_new_tokens=6)
+    options = BatchOptions(batch_size=BATCHES.get(way, 4), max_new_tokens=6)
     task = DumpTask(work.recipe, dtype, work.folder / run, options, texts=TEXTS)
     if way == YARDSTICK:
         task = replace(task, dtype=YARDSTICK, rounded_to=dtype)

@@ -87,7 +87,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
     from assay.generate.processes.ranks import AXES
     from assay.generate.processes.requests import GenerateCheck
     from assay.launch.mesh_string import parse_mesh
-    from assay.models.given import candidate_code
+    from assay.models.candidate_code import candidate_code
     from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder, open_progress
 

@@ -32,9 +32,8 @@ def check_load(
     Raises: UsageError for what cannot be loaded, MachineError for what this machine lacks.
     """
     arguments = dict(locals())
-    from assay.load.check import LoadCheck
     from assay.load.check import check_load as run_check
-    from assay.load.requests import LoadRequest
+    from assay.load.worker import LoadRequest
     from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder, open_progress
 
@@ -42,9 +41,8 @@ def check_load(
     request = LoadRequest(
         model=str(model), run=run, remote_code=remote_code_of(trusted=trust_remote_code)
     )
-    check = LoadCheck(request, command_line(check_load, arguments))
     with open_progress() as progress:
-        run_check(check, folder, progress)
+        run_check(request, folder, progress, command_line(check_load, arguments))
         with progress.step("writes the report"):
             from assay.api.verdict import CheckedVerdict  # jinja2 and rich are not needed before
 

@@ -14,7 +14,7 @@ from assay.generate.passes.generation_loop import count_tokens, limits_of_genera
 from assay.generate.passes.passes import Side, run_free, whole_batches
 from assay.hooks.module_tracer import NullHandler
 from assay.hooks.usage import UsageWatch
-from assay.inputs import InputPlan, PlanOptions, plan_batches
+from assay.inputs import BatchOptions, InputPlan, plan_batches
 from assay.models import LoadedModel, load_model
 from assay.models.candidate_setup import apply_setup
 from assay.models.size_policy import choose_threads, yardstick_dtype
@@ -88,7 +88,7 @@ def open_candidate(model: str, run: Run, settings: Settings) -> Candidate:
     device = open_run(run)
     loaded = _load(model, run.dtype, device, settings, None)
     choose_threads(sum(parameter.numel() for parameter in loaded.model.parameters()))
-    options = PlanOptions(
+    options = BatchOptions(
         batch_size=settings.batch_size,
         max_new_tokens=settings.max_new_tokens,
         num_prompts=settings.num_prompts,

@@ -1,7 +1,9 @@
-"""Models and functions of this process, for the candidate's, which is another.
+"""Pass models and functions of this process to the candidate's process.
 
-They go through a file, and arrive there as the setup function that they amount to.
+They are written to a file, which the candidate's process imports as a setup function.
 """
+
+# ruff: noqa: ANN401 - the user's objects
 
 import io
 import pickle
@@ -16,43 +18,41 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-_STUB = '''"""Written by assay: what was given to it from Python as {option}."""
+_STUB = '''"""Written by assay for the Python argument {option}."""
 
-from assay.models.given import {reader}
+from assay.models.candidate_code import {reader}
 
 {name} = {reader}(__file__)
 '''
 
 
 class NotImportableError(UsageError):
-    """Code that another process cannot get at."""
+    """Error for code that another process cannot import."""
 
     @classmethod
     def of(cls, option: str, why: str) -> "NotImportableError":
-        """The error for `option`; `why` is a clause."""
+        """Make the error; `why` is a clause."""
         return cls(
-            f"{option}: {why}. The candidate runs in a process of its own: put the code into a"
+            f"{option}: {why}. The candidate runs in another process: put the code into a"
             " file, and import it from there or give FILE.py:FUNC as candidate_setup"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateCode:
-    """What changes or replaces the candidate's model.
-
-    given: FILE.py:FUNC, None for nothing, or an object that a file can hold.
-    option: the parameter that it was given as.
-    """
+    """Code that changes or replaces the candidate's model."""
 
     given: Any
+    """FILE.py:FUNC, an object that can be pickled, or None."""
     option: str
+    """The parameter that the user passed."""
     dtype: str
 
     def write(self, folder: Path) -> str | None:
-        """FILE.py:FUNC of it; an object is written into `folder`."""
+        """Return FILE.py:FUNC, after writing an object into `folder`."""
         if self.given is None or isinstance(self.given, str):
             return self.given
-        import torch  # the command line gives no objects
+        import torch  # not needed on the command line
 
         file = folder / f"{self.option}.py"
         torch.save((self.given, self.dtype), file.with_suffix(".pt"))
@@ -67,9 +67,9 @@ def candidate_code(
     model: "nn.Module | Callable[[], nn.Module] | None",
     run: str,
 ) -> CandidateCode:
-    """At most one of the two, for a candidate on `run`.
+    """Wrap the setup or the model, of which at most one is given, for a candidate on `run`.
 
-    Raises: UsageError if both are given, NotImportableError for what no file can hold.
+    Raises: UsageError if both are given; NotImportableError for an object that cannot be pickled.
     """
     if setup is not None and model is not None:
         raise UsageError("give either candidate_setup or candidate_model")
@@ -81,13 +81,13 @@ def candidate_code(
 
 
 def read_setup(file: str) -> "Callable[[nn.Module], nn.Module | None]":
-    """The setup function that a check has written next to `file`."""
+    """Read the setup function stored next to `file`."""
     setup: Callable[[nn.Module], nn.Module | None] = _read(file)[0]
     return setup
 
 
 def read_model(file: str) -> "Callable[[nn.Module], nn.Module]":
-    """A setup function that returns the model stored next to `file` instead of the loaded one."""
+    """Make a setup function that replaces the loaded model by the one stored next to `file`."""
 
     def replace(loaded: "nn.Module") -> "nn.Module":
         from torch import nn
@@ -99,17 +99,17 @@ def read_model(file: str) -> "Callable[[nn.Module], nn.Module]":
     return replace
 
 
-def _read(file: str) -> Any:  # noqa: ANN401 - whatever was given
+def _read(file: str) -> Any:
     import torch
 
-    # By pickle: the file is our own, of the run that reads it.
+    # Unpickling is safe: this run wrote the file.
     return torch.load(Path(file).with_suffix(".pt"), map_location="cpu", weights_only=False)
 
 
 def _match_device_and_dtype(loaded: "nn.Module", model: "nn.Module", dtype: str) -> "nn.Module":
-    """`model` on the device of `loaded`, each tensor in the dtype that it has there.
+    """Move `model` to the device of `loaded`, and cast each tensor to its dtype there.
 
-    dtype: the candidate's. A model that is run in float64 holds values rounded to it.
+    dtype: the candidate's. In a model that runs in float64, parameters are first rounded to it.
     """
     import torch
 
@@ -129,7 +129,7 @@ def _tensors(model: "nn.Module") -> "Iterator[tuple[str, Tensor]]":
 
 
 class _ImportCheck(pickle.Pickler):
-    """Refuses functions and classes that only this process has; leaves the tensors out."""
+    """Pickler that refuses functions and classes of this process alone, and skips tensors."""
 
     def __init__(self, option: str) -> None:
         super().__init__(io.BytesIO())
@@ -140,7 +140,7 @@ class _ImportCheck(pickle.Pickler):
 
         return "tensor" if isinstance(value, torch.Tensor) else None
 
-    def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - any object
+    def reducer_override(self, value: Any) -> Any:
         name = getattr(value, "__qualname__", "")
         if callable(value) and name and getattr(value, "__module__", None) == "__main__":
             why = f"{name} is defined in this script or notebook, which is not imported again"
@@ -150,7 +150,7 @@ class _ImportCheck(pickle.Pickler):
 
 def _require_importable(option: str, given: object) -> None:
     if not callable(given):
-        raise UsageError(f"{option}: {type(given).__name__} is no model and no function")
+        raise UsageError(f"{option}: {type(given).__name__} is neither a model nor a function")
     try:
         _ImportCheck(option).dump(given)
     except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from assay.errors import UsageError
-from assay.models.given import NotImportableError, candidate_code
+from assay.models.candidate_code import NotImportableError, candidate_code
 from assay.plugins import load_object
 
 MODULE = """
@@ -145,5 +145,7 @@ def test_a_model_with_a_hook_of_this_notebook_is_refused() -> None:
 
 
 def test_what_is_neither_model_nor_function_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"candidate_model: dict is no model and no function"):
+    with pytest.raises(
+        UsageError, match=r"candidate_model: dict is neither a model nor a function"
+    ):
         candidate_code(None, {}, "cpu/float32")  # type: ignore[arg-type]

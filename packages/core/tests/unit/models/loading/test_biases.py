@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from assay.models.biases import add_biases_last
+from assay.models.loading.loaded_model import add_biases_last
 
 
 def test_product_is_rounded_before_its_bias_is_added() -> None:

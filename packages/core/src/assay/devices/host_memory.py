@@ -1,4 +1,4 @@
-"""Memory of this process and of the machine, where the operating system reports it."""
+"""Memory of this process and of the machine, as the operating system reports it."""
 
 import os
 import resource
@@ -8,8 +8,8 @@ from pathlib import Path
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
 
-# The highest peak read since the last reset. Linux adds it up over processors as approximate
-# counters, so that a later reading may be a little lower.
+# The highest peak read since the last reset. Linux sums approximate counters over processors, so a
+# later reading may be a little lower.
 _highest = [0]
 
 
@@ -23,7 +23,7 @@ def reset_peak_resident_bytes() -> None:
 
 
 def peak_resident_bytes() -> int:
-    """Most resident memory since the last reset, otherwise since the process began."""
+    """Return the peak of resident memory since the last reset, or since the process started."""
     from_proc = _kibibyte_field(_PROC / "self/status", "VmHWM")
     if from_proc is not None:
         _highest[0] = max(_highest[0], from_proc)
@@ -34,7 +34,7 @@ def peak_resident_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Memory that can be allocated without swapping, within the limit of the control group."""
+    """Return the memory that can be allocated without swapping, within the limit of the cgroup."""
     available = _kibibyte_field(_PROC / "meminfo", "MemAvailable")
     if available is None:
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -55,7 +55,7 @@ def _kibibyte_field(path: Path, field: str) -> int | None:
 
 
 def _control_group_headroom() -> int | None:
-    """Bytes left in a version 2 control group, None where there is no limit."""
+    """Return the bytes left in a version 2 cgroup; None without a limit."""
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         current = (_CGROUP / "memory.current").read_text().strip()
