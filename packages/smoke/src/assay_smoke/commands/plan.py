@@ -27,23 +27,6 @@ def plan(  # noqa: PLR0913 - one for each option
         str | None,
         typer.Option(metavar="30m", help="At most so long, the most valuable cases first."),
     ] = None,
-    shards: Annotated[
-        int, typer.Option(metavar="N", help="Share the cases out over N machines.")
-    ] = 1,
-    shard: Annotated[
-        int | None,
-        typer.Option(metavar="K", help="Show only what machine K of them, from 1, runs."),
-    ] = None,
-    changed: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE", help="Only what these files can touch; may be given more than once."
-        ),
-    ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option(metavar="REV", help="Only what files that changed since can touch (git)."),
-    ] = None,
     expression: Annotated[
         str | None,
         typer.Option("-k", metavar="EXPR", help="Only ids that match, as pytest has it."),
@@ -71,27 +54,15 @@ def plan(  # noqa: PLR0913 - one for each option
 
     Exit code: 0; 2 for options that mean nothing.
     """
-    from assay.errors import UsageError
-    from assay_smoke.matrix.choosing.changes import files_since, listed_files
     from assay_smoke.matrix.choosing.schedules import parse_budget
     from assay_smoke.matrix.planning import PlanOptions, plan_smoke
 
-    if changed is not None and since is not None:
-        raise UsageError("--changed and --since: give one of them")
-    files = None
-    if changed is not None:
-        files = tuple(listed_files(changed))
-    elif since is not None:
-        files = tuple(files_since(since))
     planned = plan_smoke(
         PlanOptions(
             vendor=vendor,
             cards=cards,
             coverage=coverage,
             budget_seconds=None if budget is None else parse_budget(budget),
-            shards=shards,
-            shard=shard,
-            files=files,
             expression=expression,
             history=history,
             machine=machine,

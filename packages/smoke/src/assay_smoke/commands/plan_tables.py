@@ -25,13 +25,11 @@ _MINUTE = 60
 def print_plan(plan: "SmokePlan") -> None:
     """What is run and why, what is left out, and what all of it covers and takes."""
     console = open_console()
-    shards = plan.shards > 1 and plan.shard is None
-    table = _new_table("SECONDS", "PAIRS", "CASE", *(["SHARD"] if shards else []), "WHY")
+    table = _new_table("SECONDS", "PAIRS", "CASE", "WHY")
     for case in plan.cases[:_CASES_SHOWN]:
-        shard = [str(case.shard)] if shards else []
         pairs = f"+{case.new_pairs}" if case.new_pairs else ""
         why = "; ".join(case.reasons)
-        table.add_row(*map(Text, (_seconds(case), pairs, case.id, *shard, why)))
+        table.add_row(*map(Text, (_seconds(case), pairs, case.id, why)))
     if plan.cases:
         _print_whole(console, table)
     _print_rest(console, len(plan.cases), "cases")
@@ -88,13 +86,8 @@ def _summary(plan: "SmokePlan") -> str:
     cases = plan.cases
     sources = Counter("recorded" if case.recorded else "estimated" for case in cases)
     known = ", ".join(f"{number} {source}" for source, number in sources.items())
-    of_shard = (
-        f" in shard {plan.shard} of {plan.shards} of plan {plan.digest}" if plan.shard else ""
-    )
-    if plan.shards > 1 and plan.shard is None:
-        of_shard = f" in {plan.shards} shards of plan {plan.digest}"
     return (
-        f"\n{len(cases):,} cases{of_shard}, {plan.pairs.covered} of {plan.pairs.possible} pairs of"
+        f"\n{len(cases):,} cases, {plan.pairs.covered} of {plan.pairs.possible} pairs of"
         f" values that can meet, about {_time(plan.expected_seconds)} on {plan.machine}"
         + (f" (times: {known})" if known else "")
     )

@@ -13,7 +13,6 @@ class PlannedCase(Record):
     reasons: why it was chosen, and why at its place.
     new_pairs: how many pairs of words it has that no case before it has.
     expected_seconds: from recorded runs on such a machine where `recorded`, else an estimate.
-    shard: from 1, where there are several.
     command: what repeats it.
     """
 
@@ -23,7 +22,6 @@ class PlannedCase(Record):
     new_pairs: int
     expected_seconds: float
     recorded: bool
-    shard: int | None = None
     command: str
 
 
@@ -70,8 +68,7 @@ class SmokePlan(Record):
 
     machine: the kind of machine whose recorded runs count.
     cases: the most valuable first.
-    expected_seconds: until the last case ends, on the slowest shard.
-    digest: of all cases and their shards: plans that are to complement each other have the same.
+    expected_seconds: until the last case ends.
     """
 
     schema_: int = Field(default=SCHEMA, alias="schema")
@@ -80,9 +77,6 @@ class SmokePlan(Record):
     machine: str
     coverage: Coverage
     budget_seconds: float | None
-    shards: int
-    shard: int | None
-    digest: str
     cases: list[PlannedCase]
     expected_seconds: float
     pairs: PairCount
