@@ -1,6 +1,5 @@
 """DeepSpeed's engine with ZeRO, in the methods that a training check calls."""
 
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import (
@@ -79,10 +78,6 @@ class DeepSpeedTrainer(ReferenceTrainer):
             self._gather()
             self._closing = opening.pop_all()
 
-    def configure(self, plan: TrainingPlan, num_elements: int) -> dict[str, Any]:
-        """The configuration of the engine, as in a ds_config.json; num_elements: that are trained."""
-        return deepspeed_config(plan, self.stage, num_elements, self.first_scale)
-
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """DeepSpeed's engine around AdamW; what is returned is a view of its optimizer."""
         import deepspeed
@@ -91,7 +86,8 @@ class DeepSpeedTrainer(ReferenceTrainer):
         parameters = [p for group in inner.param_groups for p in group["params"]]
         if "cpu-offload" in self.plan.features:
             inner = cpu_adam(parameters, inner.defaults)
-        config = self.configure(self.plan, sum(p.numel() for p in parameters))
+        num_elements = sum(p.numel() for p in parameters)
+        config = deepspeed_config(self.plan, self.stage, num_elements, self.first_scale)
         with redirect_stdout(sys.stderr):
             self.engine: Any = deepspeed.initialize(model=model, optimizer=inner, config=config)[0]
         if LOSS_SCALING in self.plan.features and parse_run(self.plan.run).dtype != "float16":
@@ -164,7 +160,6 @@ class DeepSpeedTrainer(ReferenceTrainer):
         max_norm: is in the configuration.
         """
         del max_norm
-        norm = _total_norm(self.partitions.parameters)
         self._gradients.hide(self.partitions.set_gradient)
         self._partition()
         paused = PausedCall(self.engine.step)
@@ -174,8 +169,7 @@ class DeepSpeedTrainer(ReferenceTrainer):
         self._gather()
         if self._paused is not None:
             self._gradients.show(self.partitions.clipped_gradient)
-        found = self.partitions.grad_norm()
-        return norm if math.isnan(found) else found
+        return self.partitions.grad_norm()
 
     def adapt_scale(self) -> bool:
         """Whether DeepSpeed has skipped the step, as it does where scaled gradients overflow."""
@@ -281,12 +275,6 @@ class DeepSpeedTrainer(ReferenceTrainer):
         self._closing.close()
 
 
-class Zero0Trainer(DeepSpeedTrainer):
-    """DeepSpeed without ZeRO: every rank has everything."""
-
-    stage = 0
-
-
 class Zero1Trainer(DeepSpeedTrainer):
     """ZeRO-1: moments and float32 copies are divided over ranks."""
 
@@ -309,8 +297,3 @@ def _take_apart(engine: Any, parameters: Sequence[nn.Parameter]) -> None:  # noq
         vars(parameter).clear()
     for owner in (engine.optimizer, engine):
         vars(owner).clear()
-
-
-def _total_norm(parameters: Sequence[nn.Parameter]) -> float:
-    """The global norm of the gradients, which stand whole in `.grad`."""
-    return float(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
