@@ -47,9 +47,6 @@ class Partitions(ABC):
         self._engine, self._optimizer = engine, engine.optimizer
         held = {id(p) for group in getattr(self._optimizer, self.groups) for p in group}
         self.parameters = [p for p in engine.module.parameters() if id(p) in held]
-        # DeepSpeed's BF16_Optimizer steps once to allocate the moments.
-        states = engine.basic_optimizer.state.values()
-        self._first_count = max((float(state[COUNT]) for state in states), default=0.0)
 
     @abstractmethod
     def piece(self, parameter: nn.Parameter) -> Piece | None:
@@ -126,13 +123,9 @@ class Partitions(ABC):
         return {COUNT: torch.tensor(float(kept[COUNT]))} | moments
 
     def set_moments(self, moments: Sequence[Mapping[str, Any]]) -> None:
-        """Replace all moments: one state per parameter, empty for a parameter without a step.
-
-        If all are empty, restore the moments and the count of a fresh engine.
-        """
+        """Replace all moments: one state per parameter, empty for a parameter without a step."""
         states = self._engine.basic_optimizer.state
-        counts = [float(values[COUNT]) for values in moments if COUNT in values]
-        count = max(counts, default=self._first_count)
+        count = max((float(one[COUNT]) for one in moments if COUNT in one), default=0.0)
         for flat in self.flats():
             states[flat] = {
                 COUNT: self._as_counted(count),
