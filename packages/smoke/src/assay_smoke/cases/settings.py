@@ -1,10 +1,12 @@
 """What a case means in the terms of core: options, mesh, trainer and features of a training run."""
 
+import math
+
 from assay.devices.run_string import parse_run
 from assay.training.check import options_for
 from assay.training.processes.requests import CandidateRequest, TrainOptions
 from assay.training.protocol import MIXED_PRECISION
-from assay_smoke.matrix.cases import Case, Feature, Framework
+from assay_smoke.matrix.cases import FEATURES, Case, FeatureEntry, Framework
 
 # 00000.00000.00000: two steps, a checkpoint, two steps.
 STEPS, RESUME_AT = 4, 2
@@ -21,12 +23,6 @@ TRAINERS: dict[Framework, str] = {
     "zero1": "deepspeed-zero1",
     "zero2": "deepspeed-zero2",
     "zero3": "deepspeed-zero3",
-}
-
-_FEATURES: dict[Feature, str] = {
-    "offload": "cpu-offload",
-    "recompute": "recompute",
-    "compile": "compile",
 }
 
 
@@ -49,21 +45,24 @@ def mesh_of(case: Case) -> dict[str, int]:
 def options_of(case: Case) -> TrainOptions:
     """What is trained: every rank of dp, and every stage of a pipeline, has a micro-batch or two."""
     shares = 1 if case.framework == "tensor-parallel" else case.cards
+    changed = {key: value for entry in _entries(case) for key, value in entry.options.items()}
     options = TrainOptions(
         model=f"micro:{case.family}",
         steps=STEPS,
         resume_at=RESUME_AT,
-        micro_batches=shares * (2 if "accumulation" in case.features else 1),
-        lora="lora" in case.features,
-        # Every shape is compiled anew: here one is enough.
-        shapes="equal-in-all-steps" if "compile" in case.features else "unequal",
+        micro_batches=shares * math.prod(entry.micro_batches for entry in _entries(case)),
+        **changed,
     )
     return options_for(options, mesh_of(case), features_of(case))
 
 
+def _entries(case: Case) -> list[FeatureEntry]:
+    return [entry for name, entry in FEATURES.items() if name in case.features]
+
+
 def features_of(case: Case) -> list[str]:
     """The features of the trainer's plan, beyond LoRA."""
-    features = [name for feature, name in _FEATURES.items() if feature in case.features]
+    features = [one.trainer_feature for one in _entries(case) if one.trainer_feature is not None]
     if case.precision == "float16":
         features += [MIXED_PRECISION, "loss-scaling"]
     if case.batches == "packed":

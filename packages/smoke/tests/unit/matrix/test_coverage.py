@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay_smoke.matrix.axes import AXES, NAMES, axes_for
-from assay_smoke.matrix.cases import Case, Feature, Framework
+from assay_smoke.matrix.cases import FEATURES, Case, Framework
 from assay_smoke.matrix.coverage import choose_cases, covered_pairs
 from assay_smoke.matrix.planning import PlanOptions, plan_smoke
 from assay_smoke.matrix.plans import SmokePlan
@@ -41,7 +41,7 @@ def words_of(case: Case) -> dict[str, str]:
     fields: dict[str, Any] = case.model_dump(mode="json")
     features = fields.pop("features")
     words = {name: str(value) for name, value in fields.items()}
-    words |= {name: name if name in features else "no" for name in get_args(Feature)}
+    words |= {name: name if name in features else "no" for name in FEATURES}
     return {name: words[name] for name in NAMES}
 
 
