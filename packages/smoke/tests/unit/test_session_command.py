@@ -57,7 +57,7 @@ def test_a_file_that_is_not_there_is_refused_also_where_k_leaves_its_name_out(
         ),
         (
             SessionOptions(("mine/good.toml",)),
-            "mine/good.toml is no case; a file that describes a library is command:mine/good.toml",
+            "mine/good.toml is not a case; for a library's file write command:mine/good.toml",
         ),
         (SessionOptions(("fsdp-2",), cards=1), "fsdp-2 needs 2 cards, and --cards is 1"),
     ],

@@ -10,8 +10,8 @@ from assay.verdicts import SCHEMA
 from assay_smoke.matrix.axes import axes_for, case_with, values_of
 from assay_smoke.matrix.cases import Case
 from assay_smoke.matrix.choosing.expressions import compile_expression
+from assay_smoke.matrix.choosing.ordering import OrderedCase, order_by_value
 from assay_smoke.matrix.choosing.schedules import Job, schedule_jobs
-from assay_smoke.matrix.choosing.values import ValuedCase, by_value
 from assay_smoke.matrix.coverage import Coverage, choose_cases, covered_pairs
 from assay_smoke.matrix.durations import Durations, history_file, machine_kind, read_history
 from assay_smoke.matrix.plans import (
@@ -57,15 +57,12 @@ def plan_smoke(options: PlanOptions) -> SmokePlan:
     left_out: list[tuple[Case, str]] = []
     if options.expression is not None:
         cases, left_out = _match(options.expression, cases, matrix, options.coverage)
-    ordered = by_value(cases, _urgency(durations), durations.expected_seconds)
-    jobs = [
-        Job(valued.case, valued.case.cards, durations.expected_seconds(valued.case))
-        for valued in ordered
-    ]
+    ordered = order_by_value(cases, _urgency(durations), durations.expected_seconds)
+    jobs = [Job(one.case, one.case.cards, durations.expected_seconds(one.case)) for one in ordered]
     num_slots = 1 if options.vendor == HOST else options.cards
     schedule = schedule_jobs(jobs, num_slots, options.budget_seconds)
     scheduled = {job.item for job in schedule.jobs}
-    chosen = [valued for valued in ordered if valued.case in scheduled]
+    chosen = [one for one in ordered if one.case in scheduled]
     over_budget = f"over the budget of {options.budget_seconds or 0:g} s"
     left_out += [(case, over_budget) for case in cases if case not in scheduled]
     if not any(map(durations.is_recorded, scheduled)):
@@ -75,7 +72,7 @@ def plan_smoke(options: PlanOptions) -> SmokePlan:
         )
     if options.vendor != HOST and not rules_of_vendor(options.vendor):
         notes.append(f"no limits of {options.vendor} cards are known: no rule excludes any case")
-    covered = covered_pairs(values_of(valued.case) for valued in chosen)
+    covered = covered_pairs(values_of(one.case) for one in chosen)
     return SmokePlan(
         schema=SCHEMA,
         vendor=options.vendor,
@@ -83,7 +80,7 @@ def plan_smoke(options: PlanOptions) -> SmokePlan:
         machine=durations.machine,
         coverage=options.coverage,
         budget_seconds=options.budget_seconds,
-        cases=[_planned(valued, durations) for valued in chosen],
+        cases=[_planned(one, durations) for one in chosen],
         expected_seconds=schedule.seconds,
         pairs=PairCount(
             covered=len(covered),
@@ -141,20 +138,20 @@ def _urgency(durations: Durations) -> Callable[[Case], tuple[bool, ...]]:
     return lambda case: (durations.num_failures(case) > 0, not durations.is_recorded(case))
 
 
-def _planned(valued: ValuedCase, durations: Durations) -> PlannedCase:
-    case = valued.case
+def _planned(ordered: OrderedCase, durations: Durations) -> PlannedCase:
+    case = ordered.case
     reasons = []
     if failures := durations.num_failures(case):
         reasons.append(f"failed in {failures} of its last {durations.num_runs(case)} runs")
     if not durations.is_recorded(case):
         reasons.append("never ran")
-    if valued.new_pairs and not reasons:
+    if ordered.new_pairs and not reasons:
         reasons.append("for its new pairs")
     return PlannedCase(
         id=case.id,
         case=case,
         reasons=reasons or ["its pairs are covered already"],
-        new_pairs=len(valued.new_pairs),
+        new_pairs=len(ordered.new_pairs),
         expected_seconds=durations.expected_seconds(case),
         recorded=durations.is_recorded(case),
         command=f"assay smoke run {case.id}",
