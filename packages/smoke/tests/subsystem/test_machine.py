@@ -74,10 +74,10 @@ _FIRST_WORLD = """
 import sys
 from pathlib import Path
 from assay.launch import World, launch_world
-from assay_smoke.cases.left_behind import leftovers_noted
+from assay_smoke.cases.leftovers import record_leftovers
 
 found = []
-with leftovers_noted(Path(sys.argv[1]), found):
+with record_leftovers(Path(sys.argv[1]), found):
     launch_world(repr, World({"dp": 1}))
 print(found)
 """

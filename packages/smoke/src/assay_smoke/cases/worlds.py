@@ -32,7 +32,7 @@ from assay_smoke.cases.requests import (
     TerminateAnswer,
     TrainAnswer,
 )
-from assay_smoke.cases.watching import (
+from assay_smoke.cases.watched_side import (
     WatchedSide,
     hash_held,
     hash_model,
