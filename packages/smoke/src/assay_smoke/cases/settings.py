@@ -1,4 +1,4 @@
-"""What a case means in the terms of core: options, mesh, trainer and features of a training run."""
+"""Translates a case to core's terms: options, mesh, trainer and features of a training run."""
 
 import math
 
@@ -8,10 +8,9 @@ from assay.training.processes.requests import CandidateRequest, TrainOptions
 from assay.training.protocol import MIXED_PRECISION
 from assay_smoke.matrix.cases import FEATURES, Case, FeatureEntry, Framework
 
-# 00000.00000.00000: two steps, a checkpoint, two steps.
+# Two steps, a checkpoint, two steps.
 STEPS, RESUME_AT = 4, 2
 
-# The trusted side: what every case is held to.
 REFERENCE = "cpu/float32"
 
 TRAINERS: dict[Framework, str] = {
@@ -27,23 +26,23 @@ TRAINERS: dict[Framework, str] = {
 
 
 def needs_deepspeed(case: Case) -> bool:
-    """Whether the framework's own trainer is DeepSpeed."""
+    """Return whether the framework's own trainer is one of DeepSpeed's."""
     return is_deepspeed(TRAINERS[case.framework])
 
 
 def is_deepspeed(trainer: str) -> bool:
-    """Whether a trainer, by its name, is one of DeepSpeed's."""
+    """Return whether the named trainer is one of DeepSpeed's."""
     return trainer.startswith("deepspeed")
 
 
 def mesh_of(case: Case) -> dict[str, int]:
-    """How many ranks each axis has: the one that the framework spreads training over."""
+    """Return the mesh: all cards on the axis over which the framework spreads training."""
     axis = {"tensor-parallel": "tp", "pipeline": "pp"}.get(case.framework, "dp")
     return {axis: case.cards}
 
 
 def options_of(case: Case) -> TrainOptions:
-    """What is trained: every rank of dp, and every stage of a pipeline, has a micro-batch or two."""
+    """Return the training options. Every dp rank and every pipeline stage has at least one micro-batch."""
     shares = 1 if case.framework == "tensor-parallel" else case.cards
     changed = {key: value for entry in _entries(case) for key, value in entry.options.items()}
     options = TrainOptions(
@@ -61,7 +60,7 @@ def _entries(case: Case) -> list[FeatureEntry]:
 
 
 def features_of(case: Case) -> list[str]:
-    """The features of the trainer's plan, beyond LoRA."""
+    """Return the features of the training plan, without LoRA."""
     features = [one.trainer_feature for one in _entries(case) if one.trainer_feature is not None]
     if case.precision == "float16":
         features += [MIXED_PRECISION, "loss-scaling"]
@@ -73,9 +72,9 @@ def features_of(case: Case) -> list[str]:
 def request_of(
     case: Case, device: str, golden: str, folder: str, trainer: str | None
 ) -> CandidateRequest:
-    """The request to the ranks of a case.
+    """Make the request to the ranks of a case.
 
-    device: as in a RUN; golden: what the reference left; trainer: in place of the framework's own.
+    device: as in a RUN; golden: folder of the reference states; trainer: replaces the framework's own.
     """
     run = f"{device}/{case.precision}"
     parse_run(run)
