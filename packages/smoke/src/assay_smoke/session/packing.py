@@ -1,4 +1,4 @@
-"""Which case runs on which devices: the largest first, on devices that no other case uses."""
+"""Assigns devices to items: the largest item first, on devices that no other item uses."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,17 +9,14 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Packing(Generic[T]):
-    """Hands out devices to items, as they become free.
-
-    cards_of: how many devices an item needs; of an item that needs more than there are the ranks
-        share all of them.
-    running: each item that has devices, by which.
-    """
+    """Hands out devices to items as devices become free."""
 
     items: Sequence[T]
     cards_of: Callable[[T], int]
+    """Returns the number of devices of an item. The ranks of a larger item share all devices."""
     num_devices: int
     running: dict[T, tuple[int, ...]] = field(default_factory=dict)
+    """The devices of each running item."""
     _waiting: list[T] = field(init=False)
     _free: list[int] = field(init=False)
 
@@ -28,7 +25,7 @@ class Packing(Generic[T]):
         self._free = list(range(self.num_devices))
 
     def start(self) -> list[tuple[T, tuple[int, ...]]]:
-        """Items that can run now, each with its devices, which they have until `finish`."""
+        """Return the items that can run now with their devices, which they keep until `finish`."""
         started = []
         for item in list(self._waiting):
             needed = min(self.cards_of(item), self.num_devices)
@@ -41,5 +38,5 @@ class Packing(Generic[T]):
         return started
 
     def finish(self, item: T) -> None:
-        """Give the devices of an item back."""
+        """Take the devices of an item back."""
         self._free = sorted([*self._free, *self.running.pop(item)])

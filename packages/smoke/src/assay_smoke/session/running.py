@@ -1,4 +1,4 @@
-"""A session: every item run, and its result written down at once."""
+"""Runs the items of a session and collects their results."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,35 +8,34 @@ from assay.files import write_whole
 from assay.runs import Progress
 from assay_smoke.session.items import SessionItem
 from assay_smoke.session.results import CaseResult, SessionReport
+from assay_smoke.session.retries import run_with_retry
 from assay_smoke.session.side_by_side import Devices, run_side_by_side
-from assay_smoke.session.trying import try_item
 
 REPORT_FILE = "session.json"
 
 
 @dataclass
 class Session:
-    """Runs items: one after the other, or on disjoint devices where there are several.
-
-    folder: of the session; each item has one of its own below it.
-    device: as in a RUN; devices: None where all items share what there is.
-    tell: called with every result, as soon as it is there.
-    """
+    """Runs items in turn, or side by side on disjoint devices."""
 
     folder: Path
+    """Each item has a subfolder."""
     device: str
+    """As in a RUN."""
     tell: Callable[[CaseResult, int, int], None]
+    """Called with each result, its number and the number of items."""
     devices: Devices | None = None
+    """None: items share all devices and run in turn."""
     results: list[CaseResult] = field(default_factory=list)
 
     def run(self, items: Sequence[SessionItem], progress: Progress) -> None:
-        """Run all. After an interruption the results so far can be written."""
+        """Run all items. Results so far survive an interruption."""
         for result in self._results_of(items, progress):
             self.results.append(result)
             self.tell(result, len(self.results), len(items))
 
     def write(self, seconds: float, pairs: tuple[int, int]) -> SessionReport:
-        """Write the report of what has run; pairs: how many values meet, of how many that can."""
+        """Write the report. pairs: numbers of pairs of values that met and that are possible."""
         report = SessionReport(
             schema=1,
             device=self.device,
@@ -53,4 +52,4 @@ class Session:
             yield from run_side_by_side(items, self.devices, self.folder, progress)
             return
         for item in items:
-            yield try_item(item, self.folder, progress)
+            yield run_with_retry(item, self.folder, progress)

@@ -1,4 +1,4 @@
-"""Items at the same time, each in a process that sees only its own devices."""
+"""Runs items at the same time, each in a process that sees only its own devices."""
 
 import json
 import time
@@ -13,30 +13,28 @@ from assay.errors import AssayError
 from assay.runs import Progress, run_process
 from assay.runs.worker import serve
 from assay.verdicts import Outcome
-from assay_smoke.session.infrastructure import failed_part
+from assay_smoke.machine.failures import failed_part
 from assay_smoke.session.items import SessionItem
 from assay_smoke.session.packing import Packing
 from assay_smoke.session.results import CaseResult
-from assay_smoke.session.trying import try_item
+from assay_smoke.session.retries import run_with_retry
 
 _MODULE = "assay_smoke.session.side_by_side"
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Those of this machine.
-
-    visible: the variable by which a process is given some of them, by number.
-    """
+    """Devices of this machine."""
 
     count: int
     visible: str
+    """Environment variable with the numbers of the devices that a process may use."""
 
 
 def run_side_by_side(
     items: Sequence[SessionItem], devices: Devices, folder: Path, progress: Progress
 ) -> Iterator[CaseResult]:
-    """The result of each item, as soon as it is there; the largest begin first."""
+    """Yield the result of each item when it ends. The largest items start first."""
     packing = Packing(
         range(len(items)),
         lambda number: items[number].num_cards or devices.count,
@@ -71,7 +69,7 @@ def _run_beside(
         answer = run_process(
             _MODULE, request, logs, name=item.name, progress=progress, environment=visible
         )
-    except AssayError as error:  # its process was killed, as where memory is short
+    except AssayError as error:  # the process was killed, for example for lack of memory
         return CaseResult(
             name=item.name,
             outcome=Outcome.FAIL,
@@ -85,7 +83,7 @@ def _run_beside(
 
 
 def _end_all() -> None:
-    """End the processes of items, which then end their own."""
+    """End the processes of all items. They end their own children."""
     for child in psutil.Process().children():
         try:
             if _MODULE in child.cmdline():
@@ -96,7 +94,7 @@ def _end_all() -> None:
 
 def _work(request: dict[str, object], progress: Progress) -> dict[str, object]:
     item = SessionItem.model_validate(request["item"])
-    result = try_item(item, Path(str(request["folder"])), progress)
+    result = run_with_retry(item, Path(str(request["folder"])), progress)
     made: dict[str, object] = json.loads(result.model_dump_json(by_alias=True))
     return made
 

@@ -2,9 +2,7 @@
 
 from assay.errors import exit_in_words
 from assay_smoke.external.running.launches import RunEvidence
-
-# As libraries tell that a disk, a quota or a limit of file size is full.
-_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
+from assay_smoke.machine.failures import FULL_DISK
 
 
 def describe_bad_end(run: RunEvidence) -> str | None:
@@ -18,13 +16,13 @@ def describe_bad_end(run: RunEvidence) -> str | None:
     if not run.exit_code:
         return None
     reason = f"the {name} run {exit_in_words(run.exit_code)} {_where(run)}; {run.last_line}"
-    full = next((words for words in _FULL if words in run.last_lines), None)
+    full = next((words for words in FULL_DISK if words in run.last_lines), None)
     return reason if full is None else f"{full}: {reason}"
 
 
 def is_out_of_disk(reason: str) -> bool:
     """Whether what `describe_bad_end` returned tells of a full disk."""
-    return reason.startswith(_FULL)
+    return reason.startswith(FULL_DISK)
 
 
 def steps_made(run: RunEvidence) -> int:
