@@ -20,7 +20,7 @@ from assay_smoke.machine.leftovers import (
     find_leftovers,
     ports_taken,
 )
-from assay_smoke.machine.memory import MemoryUse, MemoryWatch, in_words
+from assay_smoke.machine.memory import MemoryUse, MemoryWatch, format_size
 from assay_smoke.machine.process_tree import ProcessTree
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ def test_device_memory_that_is_not_given_back_is_seen(tree: ProcessTree) -> None
     assert watch.device == MemoryUse(0, 600 * MIB, 300 * MIB)
     assert not watch.device.is_back(299 * MIB)
     assert watch.device.is_back(300 * MIB)
-    assert str(watch.device) == "600 MiB at most, 300 MiB not given back"
+    assert str(watch.device) == "peak 600 MiB, 300 MiB not released"
 
 
 def test_device_that_does_not_tell_what_is_free_is_not_measured(tree: ProcessTree) -> None:
@@ -271,4 +271,4 @@ def test_device_that_does_not_tell_what_is_free_is_not_measured(tree: ProcessTre
     [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (MIB, "1 MiB"), (3 << 30, "3 GiB")],
 )
 def test_sizes_are_told_in_their_largest_unit(size: int, words: str) -> None:
-    assert in_words(size) == words
+    assert format_size(size) == words
