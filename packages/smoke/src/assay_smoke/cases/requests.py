@@ -83,12 +83,6 @@ class ResumeAnswer(Record):
     """Why the checkpoint could not be loaded."""
 
 
-class RestartAnswer(Record):
-    """Answer of a rank of `restart`: the first loss."""
-
-    loss: Number
-
-
 class ReadAnswer(Record):
     """Measurements of the last checkpoint's model in plain transformers and peft. None: not measured."""
 

@@ -12,7 +12,7 @@ from assay.runs import Progress
 from assay.runs.caches import locked
 from assay.runs.results import write_results
 from assay.training.check import load_training_limits
-from assay.training.processes.requests import ReferenceRequest
+from assay.training.processes.requests import ReferenceRequest, StepRecord
 from assay.verdicts import Outcome, Record, Verdict
 from assay_smoke.cases import reading, worlds
 from assay_smoke.cases.judging.evidence import CaseEvidence
@@ -26,7 +26,6 @@ from assay_smoke.cases.requests import (
     CaseRequest,
     ReadAnswer,
     ReferenceAnswer,
-    RestartAnswer,
     ResumeAnswer,
     TerminateAnswer,
     TrainAnswer,
@@ -138,7 +137,7 @@ class CaseRun:
         launcher = _Launcher(self, request, progress, left_behind)
         terminated: list[TerminateAnswer] = []
         resumed: list[ResumeAnswer] = []
-        restarted: list[RestartAnswer] = []
+        restarted: list[StepRecord] = []
         read = None
         with record_leftovers(self.folder / "temporary", left_behind):
             trained = launcher.launch("train", worlds.train, TrainAnswer)
@@ -149,7 +148,7 @@ class CaseRun:
             if (self.folder / checkpoint).is_dir():
                 resumed = launcher.launch("resume", worlds.resume, ResumeAnswer, checkpoint)
             if case.checkpoint == "hugging-face" and (self.folder / CHECKPOINT).is_dir():
-                restarted = launcher.launch("restart", worlds.restart, RestartAnswer, CHECKPOINT)
+                restarted = launcher.launch("restart", worlds.restart, StepRecord, CHECKPOINT)
             if (self.folder / LAST_CHECKPOINT).is_dir():
                 (read,) = launcher.launch("read", reading.read, ReadAnswer, LAST_CHECKPOINT)
         return CaseEvidence(

@@ -27,7 +27,6 @@ from assay_smoke.cases.requests import (
     LAST_CHECKPOINT,
     TERMINATED_CHECKPOINT,
     CaseRequest,
-    RestartAnswer,
     ResumeAnswer,
     TerminateAnswer,
     TrainAnswer,
@@ -175,7 +174,7 @@ def restart(rank: Rank, body: Answer) -> Answer:
     with comparable(side.run.dtype, side.device):
         step = make_step(opened, batch)
     opened.trainer.teardown()
-    return RestartAnswer(loss=step.loss).model_dump(mode="json")
+    return step.model_dump(mode="json")
 
 
 def make_step(opened: OpenedTrainer, batch: Sequence[MicroBatch]) -> StepRecord:

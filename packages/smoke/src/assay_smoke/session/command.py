@@ -12,9 +12,10 @@ from assay.devices.detection.isolation import require_run
 from assay.devices.registry import open_device
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
-from assay.files import DiskError, read_record
+from assay.files import DiskError, read_record, write_whole
 from assay.runs import RunFolder, open_progress
 from assay.training.trainers.registry import require_trainer
+from assay.verdicts import SCHEMA
 from assay_smoke.cases.running import prepare
 from assay_smoke.cases.settings import needs_deepspeed
 from assay_smoke.external.cycle import require_runnable
@@ -38,12 +39,13 @@ from assay_smoke.session.items import (
 )
 from assay_smoke.session.page import write_page
 from assay_smoke.session.results import CaseResult, SessionReport
-from assay_smoke.session.running import Session
-from assay_smoke.session.side_by_side import Devices
+from assay_smoke.session.side_by_side import Devices, run_items
 from assay_smoke.trainers.deepspeed.process import require_deepspeed
 
 _COLLECTIVE_SECONDS = 60.0
 _HOST_CARDS = 4
+
+REPORT_FILE = "session.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,10 @@ def run_session(
     output: Path | None,
     tell: Callable[[CaseResult, int, int], None],
 ) -> tuple[SessionReport, Path]:
-    """Run the session that `options` request. Report and page are written to `output`.
+    """Run the session that `options` request. Report and page are written even if it is interrupted.
+
+    output: folder for them; None for a new one. tell: called with each result, its number and the
+        number of items.
 
     Raises: UsageError or MachineError before any run if an item cannot run.
     """
@@ -87,17 +92,26 @@ def run_session(
     require_run(parse_run(f"{options.device}/{options.precision or 'float32'}"))
     folder = RunFolder.create("smoke run", output).path
     chosen = _choose(options, str(folder / "references"))
-    session = Session(folder, options.device, tell, _devices(options.device))
+    results: list[CaseResult] = []
     begun = time.monotonic()
     try:
         with open_progress() as progress:
             with progress.step("compiles extensions of trainers"):
                 for case in chosen.cases:
                     prepare(case, options.trainer, folder, progress)
-            session.run(chosen.items, progress)
+            for result in run_items(chosen.items, _devices(options.device), folder, progress):
+                results.append(result)
+                tell(result, len(results), len(chosen.items))
     finally:
-        met = _num_pairs_met(chosen, session.results)
-        report = session.write(time.monotonic() - begun, (met, chosen.num_pairs))
+        report = SessionReport(
+            schema=SCHEMA,
+            device=options.device,
+            cases=results,
+            seconds=time.monotonic() - begun,
+            pairs_covered=_num_pairs_met(chosen, results),
+            pairs_possible=chosen.num_pairs,
+        )
+        write_whole(folder / REPORT_FILE, report.model_dump_json(by_alias=True, indent=1))
         page = write_page(report, folder)
         if options.trainer is None:
             _record(options, chosen.cases, report)

@@ -1,10 +1,10 @@
-"""Runs items at the same time, each in a process that sees only its own devices."""
+"""Runs the items of a session in turn, or side by side in processes with their own devices."""
 
 import json
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -15,7 +15,6 @@ from assay.runs.worker import serve
 from assay.verdicts import Outcome
 from assay_smoke.machine.failures import failed_part
 from assay_smoke.session.items import SessionItem
-from assay_smoke.session.packing import Packing
 from assay_smoke.session.results import CaseResult
 from assay_smoke.session.retries import run_with_retry
 
@@ -31,15 +30,59 @@ class Devices:
     """Environment variable with the numbers of the devices that a process may use."""
 
 
-def run_side_by_side(
+@dataclass(slots=True)
+class Packing:
+    """Hands out devices to items as devices become free, to the largest item first."""
+
+    cards: Sequence[int]
+    """Number of devices of each item. The ranks of a larger item share all devices."""
+    num_devices: int
+    running: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """The devices of each running item, by its number."""
+    _waiting: list[int] = field(init=False)
+    _free: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        numbers = range(len(self.cards))
+        self._waiting = sorted(numbers, key=self.cards.__getitem__, reverse=True)
+        self._free = list(range(self.num_devices))
+
+    def start(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Return the items that can run now with their devices, which they keep until `finish`."""
+        started = []
+        for number in list(self._waiting):
+            needed = min(self.cards[number], self.num_devices)
+            if needed > len(self._free):
+                continue
+            devices, self._free = tuple(self._free[:needed]), self._free[needed:]
+            self._waiting.remove(number)
+            self.running[number] = devices
+            started.append((number, devices))
+        return started
+
+    def finish(self, number: int) -> None:
+        """Take the devices of an item back."""
+        self._free = sorted([*self._free, *self.running.pop(number)])
+
+
+def run_items(
+    items: Sequence[SessionItem], devices: Devices | None, folder: Path, progress: Progress
+) -> Iterator[CaseResult]:
+    """Yield the result of each item when it ends.
+
+    devices: None runs the items in turn on shared devices.
+    """
+    if devices is not None and len(items) > 1:
+        yield from _run_side_by_side(items, devices, folder, progress)
+        return
+    for item in items:
+        yield run_with_retry(item, folder, progress)
+
+
+def _run_side_by_side(
     items: Sequence[SessionItem], devices: Devices, folder: Path, progress: Progress
 ) -> Iterator[CaseResult]:
-    """Yield the result of each item when it ends. The largest items start first."""
-    packing = Packing(
-        range(len(items)),
-        lambda number: items[number].num_cards or devices.count,
-        devices.count,
-    )
+    packing = Packing([item.num_cards or devices.count for item in items], devices.count)
     running: dict[Future[CaseResult], int] = {}
     with ThreadPoolExecutor(devices.count) as pool:
         try:

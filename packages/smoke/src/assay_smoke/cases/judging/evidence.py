@@ -5,11 +5,11 @@ from functools import cached_property
 
 from assay.comparing.limits import Limits
 from assay.training.judging.evidence import FreeEvidence
+from assay.training.processes.requests import StepRecord
 from assay_smoke.cases.requests import (
     CaseRequest,
     ReadAnswer,
     ReferenceAnswer,
-    RestartAnswer,
     ResumeAnswer,
     TerminateAnswer,
     TrainAnswer,
@@ -25,7 +25,7 @@ class CaseEvidence:
     trained: list[TrainAnswer]
     terminated: list[TerminateAnswer]
     resumed: list[ResumeAnswer]
-    restarted: list[RestartAnswer]
+    restarted: list[StepRecord]
     read: ReadAnswer | None
     dtype: str
     """Dtype of the judged run."""
