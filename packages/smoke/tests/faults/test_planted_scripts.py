@@ -1,4 +1,4 @@
-"""The plain training script of examples/ with a fault each: found by its name from outside."""
+"""Faults planted in examples/plain_training fail at their level."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +16,17 @@ END = '\n\nif __name__ == "__main__":\n'
 
 @dataclass(frozen=True)
 class Plant:
-    """A line of train.py, and what stands there instead; `keys`: of smoke.toml, replaced alike.
-
-    level: the first that has to fail; says: what its reason has to have.
-    """
+    """A line of train.py and its faulty replacement."""
 
     name: str
     line: str
     fault: str
     level: str
+    """First level that has to fail."""
     says: str
+    """Part of its reason."""
     keys: tuple[str, str] = ("", "")
+    """Part of smoke.toml and its replacement."""
 
 
 PLANTS = (

@@ -1,4 +1,4 @@
-"""`assay smoke data` as users type it."""
+"""`assay smoke data` from the command line."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Random numbers in data loader workers, which are processes, and iterable data sets in them."""
+"""Random numbers in data loader workers, and iterable datasets in them."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""DeepSpeed with ZeRO, checked phase by phase; its neighbours with a fault are in tests/faults."""
+"""DeepSpeed with ZeRO, checked phase by phase. tests/faults has faulty variants."""
 
 from pathlib import Path
 

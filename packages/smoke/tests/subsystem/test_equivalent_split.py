@@ -1,4 +1,4 @@
-"""Scripts whose training depends on how the rows of a step are split: each fault by its name."""
+"""Scripts whose training depends on the split of a step's rows: each fault is named."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ SPLIT = "--batch-size {batch_size} --accumulation {accumulation} --ranks {ranks}
 
 
 def run(folder: Path, fault: str = "", *, split: str = SPLIT, keys: str = "") -> Verdict:
-    """The verdict on the script with a fault; split: how its launch line says it; keys: more lines."""
+    """Judge the script with a fault. split: part of its launch line; keys: more lines of its file."""
     toml = folder / "split.toml"
     toml.write_text(
         f'launch = "{sys.executable} {SCRIPT} --model {{model}} --output {{output}} --steps {{steps}}'

@@ -1,4 +1,4 @@
-"""Training libraries by their command line: clean ones, and each fault by its name."""
+"""Training libraries by their command line: correct ones pass, and each fault is named."""
 
 import json
 import shutil
@@ -52,7 +52,7 @@ def nothing_left_running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def write_toml(
     folder: Path, fault: str = "", *, keys: str = "", arguments: tuple[str, ...] = ()
 ) -> Path:
-    """The description of the toy with a fault; `keys`: more lines of it."""
+    """Write the toy's file with a fault and more lines `keys`."""
     toml = folder / "toy.toml"
     toml.write_text(
         f"launch = {json.dumps([*WORDS, *arguments])}\n"
@@ -72,7 +72,7 @@ def write_toml(
 def run(
     folder: Path, fault: str = "", *, keys: str = "", arguments: tuple[str, ...] = ()
 ) -> Verdict:
-    """The verdict on the toy with a fault."""
+    """Judge the toy with a fault."""
     toml = write_toml(folder, fault, keys=keys, arguments=arguments)
     results = folder / "results"
     results.mkdir()

@@ -1,4 +1,4 @@
-"""What processes leave behind and take, each planted by a small program of its own."""
+"""Leftovers and memory of processes, each planted by a small program."""
 
 import mmap
 import os
@@ -48,14 +48,14 @@ def tree() -> Iterator[ProcessTree]:
 def shared_memory(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """A folder in place of /dev/shm, where other tests would see what is planted."""
+    """Replace /dev/shm by a folder that other tests do not see."""
     folder = tmp_path_factory.mktemp("shm")
     monkeypatch.setattr("assay_smoke.machine.leftovers.SHARED_MEMORY", folder)
     return folder
 
 
 def run(tree: ProcessTree, child: str, temporary: Path) -> list[Leftover]:
-    """What a program leaves that starts `child` and ends."""
+    """Return what a program leaves that starts `child` and ends."""
     before = Snapshot.take(temporary)
     environment = os.environ | tree.environment | {"TMPDIR": str(temporary)}
     parent = subprocess.Popen(
@@ -206,7 +206,7 @@ tempfile.mkstemp(prefix="shard-")
 
 @contextmanager
 def allocating(tree: ProcessTree, size: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has `size` bytes in use inside of the block."""
+    """Run a process that holds `size` bytes during the block."""
     code = f"held = bytearray(b'x') * {size}; {READY}; import time; time.sleep(60)"
     process = subprocess.Popen(
         [sys.executable, "-c", code],

@@ -1,4 +1,4 @@
-"""`assay smoke` as users type it."""
+"""`assay smoke` from the command line."""
 
 import json
 import subprocess

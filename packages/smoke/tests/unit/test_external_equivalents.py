@@ -1,4 +1,4 @@
-"""The equivalent run: what is left unchecked, and how finely losses are logged."""
+"""The equivalent run: unchecked parts, and the precision of logged losses."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""TOML files of training libraries: what they mean, and what is said of those that mean nothing."""
+"""TOML files of training libraries, and messages for wrong ones."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Losses in what a library logs."""
+"""Losses in the log of a library."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a session is refused for before any of its cases runs."""
+"""Sessions that are refused before any case runs."""
 
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec

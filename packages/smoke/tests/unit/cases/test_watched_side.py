@@ -1,4 +1,4 @@
-"""What is alive after a tear-down."""
+"""Tensors that are alive after a teardown."""
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode

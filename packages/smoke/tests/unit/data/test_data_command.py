@@ -1,4 +1,4 @@
-"""From reports to the verdict, and what is printed of it."""
+"""The verdict from reports, and its output."""
 
 import io
 from importlib.metadata import PackageNotFoundError

@@ -1,4 +1,4 @@
-"""The code of docs/smoke-data.md does what the page says of it."""
+"""The code of docs/smoke-data.md behaves as the page says."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ PAGE = (Path(__file__).parents[5] / "docs/smoke-data.md").read_text(encoding="ut
 
 
 def documented(name: str, folder: Path) -> Any:
-    """The function `name` from the page's code."""
+    """Load the function `name` from the page."""
     (code,) = [
         block
         for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -1,4 +1,4 @@
-"""For all shapes: what is right has no finding, and what is wrong has one wherever it has an effect."""
+"""For all shapes, correct code has no finding, and a fault is found wherever it has an effect."""
 
 from collections.abc import Iterator
 from pathlib import Path

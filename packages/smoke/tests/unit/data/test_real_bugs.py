@@ -1,4 +1,4 @@
-"""Known mistakes, planted one by one: each is found, by the property that it breaks."""
+"""Known mistakes, each found by the property that it breaks."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,16 +23,16 @@ Check = Callable[[Subject, Any], SubjectReport]
 
 
 class Bug(NamedTuple):
-    """A mistake, the property that it breaks, a part of the words that tell it, and where it was.
-
-    source: behind https://github.com/; "" of a mistake that was not published as a bug.
-    """
+    """A known mistake."""
 
     check: Check
     plant: str
     breaks: str
+    """The broken property."""
     words: str
+    """Part of the reason."""
     source: str = ""
+    """Path on https://github.com/; empty if it was not published as a bug."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The rules as data: what they refuse, and that what they cite is there."""
+"""Rules as data: what they refuse, and whether their citations exist."""
 
 import ast
 import re

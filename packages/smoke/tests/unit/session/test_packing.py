@@ -1,4 +1,4 @@
-"""Devices are handed out largest first, and none to two at once."""
+"""Devices go to the largest item first, and never to two items at once."""
 
 import pytest
 

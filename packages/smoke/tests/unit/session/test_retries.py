@@ -1,4 +1,4 @@
-"""Items that are run again, what a session's exit code says of them, and its page."""
+"""Retried items, exit codes of a session, and its page."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ ITEM = SessionItem(name="fsdp-2", command="assay smoke run fsdp-2")
 def _try_with(
     monkeypatch: pytest.MonkeyPatch, folder: Path, *ends: str | Exception | None
 ) -> CaseResult:
-    """The result of an item whose tries end one after the other: with a reason, an error, or well."""
+    """Run an item whose tries end in turn with a reason, an error, or None for a pass."""
     left = list(ends)
 
     def run(item: SessionItem, at: Path, progress: object) -> Verdict:

@@ -1,4 +1,4 @@
-"""Items run at the same time on disjoint devices, and those that need all of them alone."""
+"""Items run side by side on disjoint devices, or alone on all of them."""
 
 import os
 import sys

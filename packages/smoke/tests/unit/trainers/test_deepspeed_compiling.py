@@ -1,4 +1,4 @@
-"""DeepSpeed's CPU Adam: where it is kept, and what is said where it cannot be compiled."""
+"""DeepSpeed's CPU Adam: its cache, and messages if it cannot be compiled."""
 
 from pathlib import Path
 

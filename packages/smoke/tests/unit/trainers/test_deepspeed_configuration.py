@@ -1,4 +1,4 @@
-"""A plan in the words of DeepSpeed's configuration."""
+"""A training plan as DeepSpeed's configuration."""
 
 from typing import Any
 
