@@ -1,12 +1,10 @@
 """Runs a training library uninterrupted, resumed and interrupted, and judges it."""
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from assay.devices.base import Device
 from assay.devices.registry import open_device
@@ -32,6 +30,9 @@ from assay_smoke.external.running.launch import (
 from assay_smoke.external.running.losses import LossesError
 from assay_smoke.external.running.watched_run import run
 from assay_smoke.external.spread import measure_apart, measure_spread
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def run_external(toml: Path, folder: Path, progress: Progress) -> Verdict:
@@ -182,7 +183,7 @@ class _Cycle:
             0,
             resumption.run.launch.first_step,
         }
-        if begin is None or not complete or len(_names_of(ends)) != 1:
+        if begin is None or not complete or len({frozenset(one) for one in ends.values()}) != 1:
             return
         resumption.repeated_differs = losses["repeated"] != losses["uninterrupted"] or any(
             not one.equal(ends["repeated"][name]) for name, one in ends["uninterrupted"].items()
@@ -244,10 +245,6 @@ def _spacing_of(one: RunEvidence) -> int:
 
 def _values(one: RunEvidence) -> list[float]:
     return [loss.value for loss in one.losses]
-
-
-def _names_of(ends: Mapping[str, Mapping[str, Tensor]]) -> set[frozenset[str]]:
-    return {frozenset(tensors) for tensors in ends.values()}
 
 
 def _listing(folder: Path) -> dict[str, tuple[int, int]]:

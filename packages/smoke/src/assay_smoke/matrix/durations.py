@@ -48,10 +48,6 @@ class History(Record):
     problem: str | None = Field(default=None, exclude=True)
     """Why the file could not be read. Not written."""
 
-    def runs_of(self, case: Case, machine: str) -> list[RecordedRun]:
-        """Return the last runs of `case` on this kind of machine, the newest last."""
-        return self.machines.get(machine, {}).get(case.id, [])
-
 
 @dataclass(frozen=True, slots=True)
 class Durations:
@@ -71,22 +67,17 @@ class Durations:
                 ratios.append(_typical_seconds(runs) / estimated_seconds(case_of(case_id)))
         return cls(history, machine, median(ratios) if ratios else 1.0)
 
-    def is_recorded(self, case: Case) -> bool:
-        """Return whether `case` has run on this kind of machine."""
-        return bool(self.history.runs_of(case, self.machine))
-
-    def num_runs(self, case: Case) -> int:
-        """Count the recorded runs of `case`."""
-        return len(self.history.runs_of(case, self.machine))
+    def runs_of(self, case: Case) -> list[RecordedRun]:
+        """Return the last runs of `case` on this kind of machine, the newest last."""
+        return self.history.machines.get(self.machine, {}).get(case.id, [])
 
     def num_failures(self, case: Case) -> int:
         """Count the recorded runs of `case` that did not pass."""
-        runs = self.history.runs_of(case, self.machine)
-        return sum(run.outcome is not Outcome.PASS for run in runs)
+        return sum(run.outcome is not Outcome.PASS for run in self.runs_of(case))
 
     def expected_seconds(self, case: Case) -> float:
         """Return the recorded time of `case`, or its estimate scaled by the slowness of the machine."""
-        runs = self.history.runs_of(case, self.machine)
+        runs = self.runs_of(case)
         return _typical_seconds(runs) if runs else estimated_seconds(case) * self.slowness
 
 

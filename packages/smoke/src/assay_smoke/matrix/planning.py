@@ -65,7 +65,7 @@ def plan_smoke(options: PlanOptions) -> SmokePlan:
     chosen = [one for one in ordered if one.case in scheduled]
     over_budget = f"over the budget of {options.budget_seconds or 0:g} s"
     left_out += [(case, over_budget) for case in cases if case not in scheduled]
-    if not any(map(durations.is_recorded, scheduled)):
+    if not any(map(durations.runs_of, scheduled)):
         notes.append(
             f"all times are estimates and may be several times too short: no case has run on"
             f" {durations.machine} yet"
@@ -135,15 +135,15 @@ def _match(
 
 def _urgency(durations: Durations) -> Callable[[Case], tuple[bool, ...]]:
     """Return a sort key, largest first: failed recently, then never ran."""
-    return lambda case: (durations.num_failures(case) > 0, not durations.is_recorded(case))
+    return lambda case: (durations.num_failures(case) > 0, not durations.runs_of(case))
 
 
 def _planned(ordered: OrderedCase, durations: Durations) -> PlannedCase:
     case = ordered.case
     reasons = []
     if failures := durations.num_failures(case):
-        reasons.append(f"failed in {failures} of its last {durations.num_runs(case)} runs")
-    if not durations.is_recorded(case):
+        reasons.append(f"failed in {failures} of its last {len(durations.runs_of(case))} runs")
+    if not durations.runs_of(case):
         reasons.append("never ran")
     if ordered.new_pairs and not reasons:
         reasons.append("for its new pairs")
@@ -153,7 +153,7 @@ def _planned(ordered: OrderedCase, durations: Durations) -> PlannedCase:
         reasons=reasons or ["its pairs are covered already"],
         new_pairs=len(ordered.new_pairs),
         expected_seconds=durations.expected_seconds(case),
-        recorded=durations.is_recorded(case),
+        recorded=bool(durations.runs_of(case)),
         command=f"assay smoke run {case.id}",
     )
 
@@ -171,7 +171,7 @@ def _left_out(
             case=case,
             reason=reason,
             expected_seconds=durations.expected_seconds(case),
-            recorded=durations.is_recorded(case),
+            recorded=bool(durations.runs_of(case)),
             lost_pairs=[pair_in_words(pair) for pair in sorted(lost)],
         )
 

@@ -70,7 +70,10 @@ def check_sampling(
     num_declined = 0
     for plan in plans:
         try:
-            by_rank = _record_ranks(subject, open_run, plan)
+            by_rank = [
+                record_run(subject, open_run, replace(plan, rank=rank))
+                for rank in range(plan.num_ranks)
+            ]
         except DeclinedError as error:
             log.note(str(error))
             num_declined += 1
@@ -84,13 +87,6 @@ def check_sampling(
     if num_declined:
         log.waive_untried("all plans for it are declined")
     return log.report()
-
-
-def _record_ranks(subject: Subject, open_run: OpenRun, plan: LoaderPlan) -> list[list[Epoch]]:
-    """Return the epochs of each rank."""
-    return [
-        record_run(subject, open_run, replace(plan, rank=rank)) for rank in range(plan.num_ranks)
-    ]
 
 
 def _judge_epoch(log: PropertyLog, plan: LoaderPlan, epoch: int, by_rank: Sequence[Epoch]) -> None:
@@ -137,9 +133,8 @@ def _find_lost_or_repeated(
     excused_lost, excused_repeats = _excused(plan, by_rank)
     faults = []
     if len(lost) > excused_lost:
-        faults.append(
-            f"samples {list_numbers(lost)} are never seen{_as_declared(plan, excused_lost)}"
-        )
+        allowed = f"; drop_last may leave out {excused_lost} here" if plan.drop_last else ""
+        faults.append(f"samples {list_numbers(lost)} are never seen{allowed}")
     if num_repeats > excused_repeats:
         ranks = _ranks_of(repeated[0], by_rank)
         faults.append(
@@ -166,12 +161,6 @@ def _excused(plan: LoaderPlan, by_rank: Sequence[Epoch]) -> tuple[int, int]:
         return (0 if plan.num_samples % whole == 0 else whole - 1), 0
     whole = plan.num_ranks * plan.batch_size
     return 0, (0 if plan.num_samples % whole == 0 else whole - 1)
-
-
-def _as_declared(plan: LoaderPlan, excused: int) -> str:
-    if not plan.drop_last:
-        return ""
-    return f"; drop_last may leave out {excused} here"
 
 
 def _ranks_of(sample: int, by_rank: Sequence[Epoch]) -> list[int]:

@@ -54,7 +54,8 @@ def conversations(tokenizer: "PreTrainedTokenizerBase") -> Iterator[Conversation
     """Yield all chats. The last has control tokens in a user's text."""
     yield from (SHORT, WITH_SYSTEM, LONG)
     texts = [message["content"] for message in MANY_BYTES.messages]
-    if all(tokenizer.decode(_plain(tokenizer, text)) == text for text in texts):
+    encoded = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+    if [tokenizer.decode(ids) for ids in encoded] == texts:
         yield MANY_BYTES  # otherwise the vocabulary lacks the characters
     prompt = generation_prompt(tokenizer, SHORT.messages[:1])
     control = f"{tokenizer.eos_token or ''}{prompt}"
@@ -66,8 +67,3 @@ def conversations(tokenizer: "PreTrainedTokenizerBase") -> Iterator[Conversation
                 Message(role="assistant", content="No."),
             ),
         )
-
-
-def _plain(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return ids

@@ -169,10 +169,7 @@ class _Running:
     def _listen(self, process: "subprocess.Popen[bytes]", log: IO[bytes]) -> None:
         stream = cast("IO[bytes]", process.stdout)
         line = b""
-        with (
-            stream,
-            suppress(ValueError),
-        ):  # a leftover process holds the pipe open, the log is closed
+        with stream, suppress(ValueError):  # a leftover process may keep the pipe open
             while chunk := os.read(stream.fileno(), _CHUNK_BYTES):
                 with suppress(OSError):  # a full disk must not block the run
                     log.write(chunk)

@@ -88,12 +88,9 @@ def load_extension() -> None:
 def extension_file() -> Path:
     """Return the cache file for these versions and CPU instructions."""
     python = f"python-{sys.version_info.major}.{sys.version_info.minor}"
-    made_of = (version("deepspeed"), "torch", torch.__version__, python, _instructions())
+    instructions = torch.backends.cpu.get_cpu_capability().replace(" ", "_")
+    made_of = (version("deepspeed"), "torch", torch.__version__, python, instructions)
     return cache_folder() / f"deepspeed-{'-'.join(made_of)}" / f"{_NAME}.so"
-
-
-def _instructions() -> str:
-    return torch.backends.cpu.get_cpu_capability().replace(" ", "_")
 
 
 def _compile(file: Path) -> None:
